@@ -1,0 +1,182 @@
+"""Adam, AdamW and AMSGrad.
+
+Kingma, Ba, "Adam: A Method for Stochastic Optimization", https://arxiv.org/abs/1412.6980,
+Algorithm 1. Loshchilov, Hutter, "Decoupled Weight Decay Regularization",
+https://arxiv.org/abs/1711.05101, Algorithm 2. Reddi, Kale, Kumar, "On the Convergence of Adam and
+Beyond", https://arxiv.org/abs/1904.09237, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.base import GradientTransformation
+from functional_optim.combine import chain
+from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+
+Betas = tuple[numeric.Hyper, numeric.Hyper]
+
+
+class AdamSlots(NamedTuple):
+    exp_avg: Tensor
+    """First moment m, like p."""
+    exp_avg_sq: Tensor
+    """Second moment v, like p."""
+
+
+class AmsgradSlots(NamedTuple):
+    exp_avg: Tensor
+    """First moment m, like p."""
+    exp_avg_sq: Tensor
+    """Second moment v, like p."""
+    max_exp_avg_sq: Tensor
+    """Largest v so far, like p."""
+
+
+def scale_by_adam(
+    betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8, *, amsgrad: bool = False
+) -> Leafwise:
+    """Divide the average gradient by the root of the average squared gradient.
+
+    Args:
+        betas: decay rates of the two averages, each in [0, 1).
+        eps: added to the root, ≥ 0.
+        amsgrad: divide by the largest second moment seen so far.
+
+    State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
+
+    Raises:
+        ValueError: torch.optim.Adam's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.scale_by_adam(), fo.scale_by_lr(0.1))
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
+        tensor([-0.1000,  0.1000])
+    """
+    b1, b2 = check_betas(betas)
+    if numeric.is_static(eps) and not eps >= 0.0:
+        raise ValueError(f"Invalid epsilon value: {eps}")
+    slot_type = AmsgradSlots if amsgrad else AdamSlots
+
+    def init(p: Tensor) -> Any:
+        return slot_type(*[torch.zeros_like(p) for _ in slot_type._fields])
+
+    def scalars(t: Any) -> tuple[Any, ...]:
+        beta1, beta2 = numeric.at(b1, t), numeric.at(b2, t)
+        return 1 - beta1, 1 - beta2, 1 - beta1**t, 1 - beta2**t, numeric.at(eps, t)
+
+    def update(
+        g: Tensor, slots: Any, p: Tensor, a1: Any, a2: Any, c1: Any, c2: Any, eps: Any
+    ) -> tuple[Tensor, Any]:
+        m = slots.exp_avg + a1 * (g - slots.exp_avg)
+        v = slots.exp_avg_sq + a2 * (g * g - slots.exp_avg_sq)
+        if amsgrad:
+            top = torch.maximum(slots.max_exp_avg_sq, v)
+            return (m / c1) / ((top / c2).sqrt() + eps), AmsgradSlots(m, v, top)
+        return (m / c1) / ((v / c2).sqrt() + eps), AdamSlots(m, v)
+
+    return leafwise(init, update, scalars, name="scale_by_adam")
+
+
+def adam(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+    amsgrad: bool = False,
+    *,
+    maximize: bool = False,
+    decoupled_weight_decay: bool = False,
+) -> GradientTransformation:
+    """Adam, with torch.optim.Adam's arguments and defaults.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the averages of g and g², each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: L2 coefficient, ≥ 0.
+        amsgrad: divide by the largest second moment seen so far.
+        maximize: ascend instead of descend.
+        decoupled_weight_decay: decay the weights apart from the gradient, which is `adamw`.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
+
+    Raises:
+        ValueError: torch.optim.Adam's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adam(lr=0.1)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9000, 1.1000])
+    """
+    descend = scale_by_lr(lr)
+    adapt = scale_by_adam(betas, eps, amsgrad=amsgrad)
+    decay = add_decayed_weights(weight_decay)
+    sign = scale(-1 if maximize else 1)
+    if decoupled_weight_decay:
+        return chain(sign, adapt, decay, descend)
+    return chain(sign, decay, adapt, descend)
+
+
+def adamw(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 1e-2,
+    amsgrad: bool = False,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """AdamW: Adam with decoupled weight decay, with torch.optim.AdamW's arguments and defaults.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the averages of g and g², each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: decay coefficient, ≥ 0; a step takes `lr * weight_decay` of each weight away.
+            Default 1e-2, torch's.
+        amsgrad: divide by the largest second moment seen so far.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
+
+    Raises:
+        ValueError: torch.optim.AdamW's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adamw(lr=0.1, weight_decay=0.5)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.8500, 1.0500])
+    """
+    return adam(
+        lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True
+    )
+
+
+def check_betas(betas: Betas) -> Betas:
+    """Return the pair of betas, or raise torch's error for one out of range."""
+    for i, beta in enumerate(betas):
+        if numeric.is_static(beta) and not 0.0 <= beta < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+    b1, b2 = betas
+    return b1, b2

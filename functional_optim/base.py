@@ -1,0 +1,119 @@
+"""The protocol: a gradient transformation is a pair of pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+
+Tree: TypeAlias = Any
+"""Any optree pytree of tensors: a dict of parameters, a list, a tensor, nested as you like."""
+
+
+class GradientTransformation(NamedTuple):
+    """A pair of pure functions, `init` and `update`, that turns gradients into updates.
+
+    ::
+
+        state = tx.init(params)
+        updates, state = tx.update(grads, state, params, **extra)
+        params = apply_updates(params, updates)
+
+    Neither function touches its arguments. `params`, `grads` and `updates` are pytrees of one
+    structure; `state` is a pytree of tensors. Extra arguments that `update` takes are its
+    keyword-only parameters; `chain` routes each to the parts that declare it.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def init(params):
+        ...     return fo.EmptyState()
+        >>> def update(grads, state, params=None):
+        ...     return fo.tree.map(torch.sign, grads), state
+        >>> sign = fo.GradientTransformation(init, update)
+        >>> sign.update({"w": torch.tensor([-2.0, 3.0])}, sign.init(None))[0]
+        {'w': tensor([-1.,  1.])}
+    """
+
+    init: Callable[[Tree], Tree]
+    update: Callable[..., tuple[Tree, Tree]]
+
+
+class EmptyState(NamedTuple):
+    """The state of a transformation that remembers nothing."""
+
+
+def apply_updates(params: Tree, updates: Tree) -> Tree:
+    """Return `params + updates`, each sum rounded once to its parameter's dtype.
+
+    Args:
+        params: pytree of tensors.
+        updates: pytree of the same structure, from a transformation's `update`. Its tensors may
+            have a wider dtype than the parameters'; `None` leaves a parameter as it is.
+
+    Returns:
+        A pytree like `params`. Nothing is changed in place.
+
+    Raises:
+        ValueError: if the two structures differ.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> fo.apply_updates({"w": torch.ones(2)}, {"w": torch.tensor([0.5, -1.0])})
+        {'w': tensor([1.5000, 0.0000])}
+    """
+    tree.check_same(params, updates, "params", "updates", "pass the updates computed for these")
+    return tree.map(lambda p, u: p if u is None else add(p, u), params, updates)
+
+
+def add(p: Tensor, u: Tensor) -> Tensor:
+    """`p + u` in the wider of the two dtypes, rounded once to p's."""
+    return (p + u).to(p.dtype)
+
+
+def check_params(params: Tree) -> None:
+    """Raise TypeError unless every leaf is a floating-point or complex tensor."""
+    for path, p in tree.items(params):
+        if not isinstance(p, Tensor):
+            raise TypeError(
+                f"parameter {path!r} is a {type(p).__name__}, not a tensor; pass a pytree of "
+                "tensors such as dict(model.named_parameters())."
+            )
+        if not (p.is_floating_point() or p.is_complex()):
+            raise TypeError(
+                f"parameter {path!r} has dtype {p.dtype}; only floating-point and complex tensors "
+                "can be optimized. Leave it out of the tree that you pass to init."
+            )
+
+
+def extra_names(update: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the keyword-only parameters of a plain Python function.
+
+    Read from the code object, because `inspect.signature` cannot be traced by torch.compile.
+    """
+    code = getattr(update, "__code__", None)
+    if code is None:
+        return ()
+    start = code.co_argcount
+    return tuple(code.co_varnames[start : start + code.co_kwonlyargcount])
+
+
+def check_extra(extra: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Raise TypeError for an extra argument that no part of a transformation declares."""
+    unknown = [name for name in extra if name not in known]
+    if unknown:
+        takes = ", ".join(known) if known else "none"
+        raise TypeError(
+            f"update got the extra argument {', '.join(unknown)}, which no part of this "
+            f"transformation takes (it takes: {takes}). Check the spelling, or leave it out."
+        )
+
+
+def default_device(leaves: list[Tensor]) -> torch.device:
+    """Where the step count of a tree lives: with its first leaf."""
+    return leaves[0].device if leaves else torch.get_default_device()

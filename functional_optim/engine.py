@@ -1,0 +1,422 @@
+"""Running fused chains in place: compiled once whatever the model, or eagerly.
+
+A cohort is a list of tensors that share rules and numbers. Its tensors are gone through in chunks;
+every chunk of one kind uses the same kernel, whatever the sizes. Results are written into the old
+buffers inside the kernel: allocating new ones costs page faults and memory at every step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, kernels, leafwise, tree
+from functional_optim.combine import extra_names
+from functional_optim.leafwise import Leafwise, Link, Numbers, Slots
+
+CHUNK = 4
+"""Tensors a serial kernel takes at once: 2 µs a call instead of 1.3 each, for 0.9 s of compiling."""
+
+
+class Cohort:
+    """Tensors that share rules and numbers, ready to be stepped in place again and again.
+
+    Args:
+        links: the rules.
+        params: their tensors; all different.
+        slots: for each tensor, the slots of each link.
+        compiled: use compiled kernels where the layout of a tensor allows.
+    """
+
+    def __init__(
+        self,
+        links: tuple[Link, ...],
+        params: list[Tensor],
+        slots: list[list[Slots]],
+        *,
+        compiled: bool,
+    ) -> None:
+        self.links = links
+        self.params = params
+        self.slots = slots
+        self.chunks: list[Chunk] = []
+        self.loose: list[int] = []
+        self.strides = [p.stride() for p in params]
+        self.written: list[Tensor] = []
+        flat = all(link.flat for link in links)
+        kinds: dict[Any, list[int]] = {}
+        for i, p in enumerate(params):
+            mine = [slot for link_slots in slots[i] for slot in link_slots if slot is not None]
+            if not (compiled and _fits([p, *mine], flat)):
+                self.loose.append(i)
+                continue
+            dtypes = tuple([x.dtype for x in (p, *mine)])
+            band = kernels.band_of(_numel(p))
+            holes = tuple([tuple([slot is None for slot in own]) for own in slots[i]])
+            shape = None if flat else (tuple(p.shape), p.stride())
+            kinds.setdefault((dtypes, holes, p.device, band, shape), []).append(i)
+            self.written += [p, *mine]
+        for (_, _, _, band, shape), members in kinds.items():
+            size = 1 if band == 2 or shape is not None else CHUNK
+            whole = len(members) - len(members) % size
+            cuts = [members[k : k + size] for k in range(0, whole, size)]
+            cuts += [[i] for i in members[whole:]]
+            self.chunks += [Chunk(self, cut, band, flat=shape is None) for cut in cuts]
+
+    def measure(self, grads: list[Tensor], numbers: list[Numbers]) -> list[Sequence[Tensor]]:
+        """What the link after the known numbers measures, in parts still to be summed."""
+        upto = self.links[: len(numbers)]
+        casts = leafwise.Caster(numbers)
+        parts = [
+            leafwise.measure(upto, grads[i], p, self.slots[i], casts(p))
+            for i, p in ((i, self.params[i]) for i in self.loose)
+        ]
+        pack = Pack(numbers)
+        return parts + [chunk.run(grads, pack, measuring=len(numbers)) for chunk in self.chunks]
+
+    def apply(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
+        """Step every tensor and its slots, in place."""
+        casts = leafwise.Caster(numbers)
+        for i in self.loose:
+            p, mine = self.params[i], self.slots[i]
+            u, new = leafwise.run_stored(self.links, grads[i], p, mine, casts(p))
+            _write(p, base.add(p, u), mine, new)
+        pack = Pack(numbers)
+        for chunk in self.chunks:
+            chunk.run(grads, pack, measuring=None)
+        if self.written:
+            torch.autograd.graph.increment_version(self.written)
+
+
+class Chunk:
+    """A few tensors of a cohort that one kernel call steps or measures."""
+
+    def __init__(self, cohort: Cohort, members: list[int], band: int, *, flat: bool) -> None:
+        self.links = cohort.links
+        self.members = members
+        self.first = cohort.params[members[0]]
+        self.slots = [cohort.slots[i] for i in members]
+        self.params = [cohort.params[i] for i in members]
+        self.strides = [cohort.strides[i] for i in members]
+        self.flat = flat
+        self.band = band
+        self.threads = torch.get_num_threads() if band == 2 else 1
+        self.fixed: list[Any] = [_numel(p) for p in self.params] if flat else []
+        self.gradients: list[int] = []
+        for p, mine in zip(self.params, self.slots, strict=True):
+            self.gradients.append(len(self.fixed))
+            self.fixed += [None, p, *[slot for own in mine for slot in own if slot is not None]]
+        self.fixed = [_plain(x) for x in self.fixed]
+        self.fixed.append(None)
+        self.ready: dict[Any, kernels.Kernel] = {}
+
+    def run(self, grads: list[Tensor], pack: Pack, measuring: int | None) -> Any:
+        """Call the kernel: step the tensors, or measure with the first `measuring` links."""
+        args = self.fixed.copy()
+        dtypes = []
+        for at, i, p, strides in zip(
+            self.gradients, self.members, self.params, self.strides, strict=True
+        ):
+            g = grads[i]
+            if g.stride() != strides:
+                g = torch.empty_like(p).copy_(g)
+            args[at] = _plain(g)
+            dtypes.append(g.dtype)
+        numbers = pack(leafwise.compute_dtype(self.first), self.first.device)
+        args[-1] = numbers
+        key = (measuring, pack.shape, *dtypes)
+        kernel = self.ready.get(key)
+        if kernel is None:
+            kernel = self.ready[key] = self._kernel(dtypes, pack, measuring, numbers)
+        return kernel(args)
+
+    def _kernel(
+        self, dtypes: list[torch.dtype], pack: Pack, measuring: int | None, numbers: Tensor
+    ) -> kernels.Kernel:
+        links = self.links if measuring is None else self.links[:measuring]
+        holes = [[[slot is None for slot in own] for own in mine] for mine in self.slots]
+        complex_leaf = self.first.is_complex()
+        counts = pack.shape
+
+        def body(leaves: list[list[Tensor]], vector: Tensor) -> Any:
+            supply = iter(vector.unbind())
+            nums = [tuple([next(supply) for _ in range(n)]) for n in counts]
+            sums: list[tuple[Tensor, ...]] = []
+            for (g, p, *rest), gaps in zip(leaves, holes, strict=True):
+                given = iter(rest)
+                mine = [tuple([None if gap else next(given) for gap in own]) for own in gaps]
+                if measuring is not None:
+                    sums.append(leafwise.measure(links, g, p, mine, nums))
+                    continue
+                u, new = leafwise.run_stored(links, g, p, mine, nums)
+                _write(p, base.add(p, u), mine, new)
+            return tuple([torch.stack(column).sum() for column in zip(*sums, strict=True)])
+
+        leaf_dtypes = tuple(
+            [
+                (dtype, *[x.dtype for x in (p, *_present(mine))])
+                for dtype, p, mine in zip(dtypes, self.params, self.slots, strict=True)
+            ]
+        )
+        if complex_leaf:
+            leaf_dtypes = tuple([tuple([_real(d) for d in leaf]) for leaf in leaf_dtypes])
+        shapes = None
+        if not self.flat:
+            shapes = tuple([(tuple(p.shape), p.stride()) for p in self.params])
+        sizes = kernels.BANDS[self.band]
+        if measuring is None and self.band < 2:  # only sums differ between the two lower classes
+            sizes = (kernels.BANDS[0][0], kernels.BANDS[1][1])
+        signature = kernels.Signature(
+            leaves=leaf_dtypes,
+            shapes=shapes,
+            sizes=sizes,
+            numbers=(len(numbers), numbers.dtype),
+            device=self.first.device,
+            threads=self.threads,
+        )
+        code = tuple([(kernels.static_key(_code(link, measuring)), link.tail) for link in links])
+        gaps = tuple([tuple([tuple(own) for own in mine]) for mine in holes])
+        return kernels.build((code, measuring, counts, gaps), body, signature)
+
+
+class Pack:
+    """The numbers of a step as one small vector per compute dtype: what kernels read."""
+
+    def __init__(self, numbers: Sequence[Numbers]) -> None:
+        self.flat = [x for nums in numbers for x in nums]
+        self.shape = tuple([len(nums) for nums in numbers])
+        self.vectors: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    def __call__(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        found = self.vectors.get((dtype, device))
+        if found is None:
+            if any(isinstance(x, Tensor) for x in self.flat):
+                wide = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in self.flat]
+                found = torch.stack([x.detach().reshape(()) for x in wide]).to(dtype)
+            else:
+                found = torch.tensor(self.flat, dtype=dtype, device=device)
+            self.vectors[(dtype, device)] = found
+        return found
+
+
+def advance(
+    cohorts: Sequence[Cohort],
+    grads: Sequence[list[Tensor]],
+    times: Sequence[Any],
+    carries: Sequence[list[Numbers]],
+    extra: dict[str, Any],
+) -> list[list[Numbers]]:
+    """Step all cohorts of an optimizer once, in place; returns what each link carries on.
+
+    A measurement of one name is summed over all cohorts, so a global norm spans parameter groups.
+    """
+    steps = [
+        leafwise.Progress(cohort.links, t, carry, extra)
+        for cohort, t, carry in zip(cohorts, times, carries, strict=True)
+    ]
+    while True:
+        waiting = []
+        for k, step in enumerate(steps):
+            while (link := step.following()) is not None and link.reduce is None:
+                step.advance()
+            if link is not None:
+                waiting.append(k)
+        if not waiting:
+            break
+        name, meeting = _next_measurement(cohorts, steps, waiting)
+        parts: list[Sequence[Tensor]] = []
+        for k in meeting:
+            parts += cohorts[k].measure(grads[k], steps[k].to_measure())
+        total = leafwise.sum_parts(parts, name)
+        if all(x.device.type == "cpu" for x in total):
+            total = tuple([x.item() for x in total])
+        for k in meeting:
+            steps[k].advance(total)
+    for cohort, mine, step in zip(cohorts, grads, steps, strict=True):
+        cohort.apply(mine, step.numbers)
+    return [step.carried for step in steps]
+
+
+def _next_measurement(
+    cohorts: Sequence[Cohort], steps: Sequence[leafwise.Progress], waiting: list[int]
+) -> tuple[Link, list[int]]:
+    """The measurement that no waiting cohort has still before it but out of reach."""
+
+    def ahead(k: int) -> list[tuple[str, int]]:
+        seen: Counter[str] = Counter()
+        keys = []
+        for i, link in enumerate(cohorts[k].links):
+            if link.reduce is not None:
+                seen[link.name] += 1
+                if i >= len(steps[k].numbers):
+                    keys.append((link.name, seen[link.name]))
+        return keys
+
+    plans = {k: ahead(k) for k in waiting}
+    for k in waiting:
+        key = plans[k][0]
+        if all(key not in plan[1:] for plan in plans.values()):
+            link = steps[k].following()
+            assert link is not None
+            return link, [j for j in waiting if plans[j][0] == key]
+    names = " and ".join(sorted({plan[0][0] for plan in plans.values()}))
+    raise ValueError(
+        f"two parameter groups measure {names} in different orders, so no sum over both exists; "
+        "put these links in the same order in both."
+    )
+
+
+def compile(
+    tx: base.GradientTransformation, *, donate: bool = True
+) -> Callable[..., tuple[Any, Any]]:
+    """Compile a transformation into a step: `params, state = step(grads, state, params, **extra)`.
+
+    One kernel is compiled for the recipe and serves every size of tensor, every model and every
+    value of the hyperparameters: compiling `adamw(lr=1e-3)` and then `adamw(lr=1e-4)` costs one
+    compilation. A transformation that is not made of one-tensor rules alone is compiled whole, with
+    torch.compile.
+
+    Args:
+        tx: a transformation.
+        donate: write the results into the tensors of `params` and `state`, which are then the ones
+            returned (about five times faster than making new ones). False leaves both untouched.
+
+    Returns:
+        The step. Gradients are never changed. A `None` gradient leaves its parameter as it is.
+
+    Raises:
+        TypeError: if tx is not a transformation; from the step, for an unknown extra argument.
+        ValueError: from the step, if grads, state and params do not fit together, or two parameters
+            share memory.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.sgd(lr=0.5)
+        >>> step = fo.compile(tx)
+        >>> params = {"w": torch.ones(2)}
+        >>> params, state = step({"w": torch.ones(2)}, tx.init(params), params)
+        >>> params
+        {'w': tensor([0.5000, 0.5000])}
+    """
+    if not isinstance(tx, base.GradientTransformation):
+        raise TypeError(
+            f"compile takes a transformation, but got a {type(tx).__name__}; call the factory "
+            "first, e.g. compile(adamw(lr=1e-3))."
+        )
+    return FusedStep(tx, donate) if isinstance(tx, Leafwise) else _whole(tx)
+
+
+class FusedStep:
+    """The compiled step of a chain of one-tensor rules."""
+
+    def __init__(self, tx: Leafwise, donate: bool) -> None:
+        self.tx = tx
+        self.donate = donate
+        self.cohort: Cohort | None = None
+        self.tensors: list[Any] = []
+
+    @torch.no_grad()
+    def __call__(
+        self, grads: Any, state: leafwise.State, params: Any, **extra: Any
+    ) -> tuple[Any, leafwise.State]:
+        layout, links = self.tx.layout, self.tx.links
+        base.check_extra(extra, extra_names(self.tx))
+        leafwise.check_state(links, layout, state)
+        if not self.donate:
+            params, state = tree.map(torch.clone, params), tree.map(torch.clone, state)
+        keys = [key for own in layout.slots for key in own]
+        rows = tree.rows(params, grads, *[state.slots[key] for key in keys])
+        live = [row for row in rows if row[1] is not None]
+        tensors = [x for p, _, *slots in live for x in (p, *slots)]
+        if self.cohort is None or not _same(tensors, self.tensors):
+            tree.check_same(params, grads, "params", "grads", "pass one gradient (or None) each")
+            base.check_params(params)
+            _check_apart([row[0] for row in live])
+            sizes = [len(own) for own in layout.slots]
+            slots = [leafwise.split(mine, sizes) for _, _, *mine in live]
+            self.cohort = Cohort(links, [row[0] for row in live], slots, compiled=True)
+            self.tensors = tensors
+        here = state.step.device.type == "cpu"
+        t = float(state.step.item() + 1) if here else (state.step + 1).to(torch.float64)
+        carry = leafwise.carry_of(layout, state.carry)
+        if here:
+            carry = [tuple([x.item() for x in own]) for own in carry]
+        if live:
+            (carry,) = advance([self.cohort], [[row[1] for row in live]], [t], [carry], extra)
+        state.step.add_(1)
+        for own, values in zip(layout.carry, carry, strict=True):
+            for key, value in zip(own, values, strict=True):
+                state.carry[key].fill_(value)
+        return params, state
+
+
+def _whole(tx: base.GradientTransformation) -> Callable[..., tuple[Any, Any]]:
+    def step(grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        updates, state = tx.update(grads, state, params, **extra)
+        return base.apply_updates(params, updates), state
+
+    return torch.no_grad()(torch.compile(step, fullgraph=True))
+
+
+def _write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) -> None:
+    p.copy_(new_p)
+    for mine, fresh in zip(old, new, strict=True):
+        for slot, value in zip(mine, fresh, strict=True):
+            if slot is not None:
+                slot.copy_(value)
+
+
+def _present(mine: Sequence[Slots]) -> list[Tensor]:
+    return [slot for own in mine for slot in own if slot is not None]
+
+
+def _code(link: Link, measuring: int | None) -> tuple[Any, ...]:
+    return (link.update, link.slots, link.reduce if measuring is not None else None)
+
+
+def _plain(x: Any) -> Any:
+    """A tensor as a kernel sees it: complex numbers as pairs."""
+    return torch.view_as_real(x) if isinstance(x, Tensor) and x.is_complex() else x
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+
+
+def _numel(p: Tensor) -> int:
+    return p.numel() * 2 if p.is_complex() else p.numel()
+
+
+def _fits(tensors: list[Tensor], flat: bool) -> bool:
+    """Can a kernel see these tensors, all of one leaf, through their memory alone?"""
+    first = tensors[0]
+    dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
+    return dense and all(
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.layout == torch.strided
+        and x.device == first.device
+        and x.is_complex() == first.is_complex()
+        and not x.is_conj()
+        and (not flat or (x.shape == first.shape and x.stride() == first.stride()))
+        for x in tensors
+    )
+
+
+def _same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _check_apart(params: list[Tensor]) -> None:
+    seen: set[int] = set()
+    for p in params:
+        if p.numel() and p.data_ptr() in seen:
+            raise ValueError(
+                f"two parameters of shape {tuple(p.shape)} share their memory, so a step in place "
+                "would move it twice; pass tied weights once."
+            )
+        seen.add(p.data_ptr())

@@ -1,0 +1,94 @@
+"""Arithmetic on numbers that are Python floats in one place and float64 tensors in another.
+
+A rule's `scalars` is written once. The optimizer object and the engine call it with Python floats
+(a step costs no tensor operation), a traced or vmapped update calls it with 0-dim float64 tensors.
+These helpers do the same in both, always in float64: `torch.where(c, 0.0, 0.9)`,
+`torch.as_tensor(0.9)` and a power of an integer tensor would silently compute in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Number: TypeAlias = "float | Tensor"
+"""A Python number or a 0-dim tensor."""
+
+Schedule: TypeAlias = Callable[[Any], Any]
+"""A function from the number of finished steps (0 at the first) to a number."""
+
+Hyper: TypeAlias = "float | Tensor | Schedule"
+"""A hyperparameter: a number, a 0-dim tensor, or a schedule."""
+
+
+def float64(x: Any) -> Any:
+    """x as a Python float or, if it is a tensor, as a 0-dim float64 tensor."""
+    if isinstance(x, Tensor):
+        return x.to(torch.float64).reshape(())
+    return float(x)
+
+
+def at(hyper: Hyper, t: Number) -> Any:
+    """The value of a hyperparameter at step t (t = 1 at the first step; a schedule gets t - 1)."""
+    return float64(hyper(t - 1) if callable(hyper) else hyper)
+
+
+def is_static(x: Any) -> bool:
+    """Is x a Python number, so that its value may choose the graph?"""
+    return isinstance(x, (bool, int, float))
+
+
+def is_zero(x: Any) -> bool:
+    """Is x the Python number 0? A tensor or a schedule never is: its value may change."""
+    return is_static(x) and x == 0
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """a where the condition holds, else b."""
+    if isinstance(condition, Tensor):
+        return torch.where(condition, _tensor(a, condition), _tensor(b, condition))
+    return a if condition else b
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger of two numbers."""
+    tensor = _first_tensor(a, b)
+    return max(a, b) if tensor is None else torch.maximum(_tensor(a, tensor), _tensor(b, tensor))
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller of two numbers."""
+    tensor = _first_tensor(a, b)
+    return min(a, b) if tensor is None else torch.minimum(_tensor(a, tensor), _tensor(b, tensor))
+
+
+def clip(x: Any, low: Any, high: Any) -> Any:
+    """x, but not below `low` and not above `high`."""
+    return minimum(maximum(x, low), high)
+
+
+def sqrt(x: Any) -> Any:
+    """The square root."""
+    return float64(x).sqrt() if isinstance(x, Tensor) else math.sqrt(x)
+
+
+def cos(x: Any) -> Any:
+    """The cosine of x radians."""
+    return float64(x).cos() if isinstance(x, Tensor) else math.cos(x)
+
+
+def _first_tensor(*values: Any) -> Tensor | None:
+    for value in values:
+        if isinstance(value, Tensor):
+            return value
+    return None
+
+
+def _tensor(x: Any, like: Tensor) -> Tensor:
+    if isinstance(x, Tensor):
+        return x.to(torch.float64)
+    return torch.full((), x, dtype=torch.float64, device=like.device)

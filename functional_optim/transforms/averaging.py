@@ -1,0 +1,59 @@
+"""Averages over time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.leafwise import Leafwise, leafwise
+
+
+class ParamsEmaSlots(NamedTuple):
+    params_ema: Tensor
+    """Average of the parameter, like p; it starts from p."""
+
+
+def params_ema(decay: numeric.Hyper) -> Leafwise:
+    """Keep an exponential moving average of the parameters after each update.
+
+    Leaves the updates alone. It reads p + u, so it stands at the end of a chain.
+
+    Args:
+        decay: weight of the old average, in [0, 1]: a number, a 0-dim tensor, or a schedule. 0.999
+            remembers about a thousand steps.
+
+    State: `params_ema`, like the parameters, equal to them before the first step. This is what
+    `torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))` holds
+    when it is updated once before training and after every step.
+
+    Raises:
+        ValueError: if decay is a number outside [0, 1]; from `chain`, if another link follows.
+
+    Paper: Polyak, Juditsky, "Acceleration of stochastic approximation by averaging",
+    https://doi.org/10.1137/0330046.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.scale_by_lr(1.0), fo.params_ema(0.75))
+        >>> w = torch.tensor([4.0])
+        >>> u, state = tx.update(torch.tensor([4.0]), tx.init(w), w)
+        >>> state.slots["params_ema"]
+        tensor([3.])
+    """
+    if numeric.is_static(decay) and not 0.0 <= decay <= 1.0:
+        raise ValueError(f"params_ema needs a decay in [0, 1], but got {decay}.")
+
+    def init(p: Tensor) -> ParamsEmaSlots:
+        return ParamsEmaSlots(p.detach().clone())
+
+    def scalars(t: Any) -> tuple[Any]:
+        return (1 - numeric.at(decay, t),)
+
+    def update(u: Tensor, slots: ParamsEmaSlots, p: Tensor, a: Any) -> tuple[Tensor, Any]:
+        ema = slots.params_ema
+        return u, ParamsEmaSlots(ema + a * (p - ema))
+
+    return leafwise(init, update, scalars, tail=True, name="params_ema")

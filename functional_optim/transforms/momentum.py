@@ -1,0 +1,59 @@
+"""Accumulating updates over time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.leafwise import Leafwise, leafwise
+
+
+class TraceSlots(NamedTuple):
+    momentum_buffer: Tensor
+    """Running sum of updates, like p."""
+
+
+def trace(
+    momentum: numeric.Hyper, dampening: numeric.Hyper = 0.0, nesterov: bool = False
+) -> Leafwise:
+    """Momentum as torch.optim.SGD has it: b ← μ b + (1 − τ) u, and b ← u at the first step.
+
+    Args:
+        momentum: μ, ≥ 0: a number, a 0-dim tensor, or a schedule.
+        dampening: τ, likewise. 0 is torch's default.
+        nesterov: return u + μ b instead of b.
+
+    State: `momentum_buffer`, like the parameters.
+
+    Raises:
+        ValueError: if momentum is a negative number.
+
+    Paper: Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in
+    deep learning", http://proceedings.mlr.press/v28/sutskever13.html.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.trace(0.5)
+        >>> w = torch.zeros(1)
+        >>> u, state = tx.update(torch.ones(1), tx.init(w), w)
+        >>> tx.update(torch.ones(1), state, w)[0]
+        tensor([1.5000])
+    """
+    if numeric.is_static(momentum) and not momentum >= 0.0:
+        raise ValueError(f"Invalid momentum value: {momentum}")
+
+    def init(p: Tensor) -> TraceSlots:
+        return TraceSlots(torch.zeros_like(p))
+
+    def scalars(t: Any) -> tuple[Any, Any]:
+        return numeric.at(momentum, t), numeric.where(t == 1, 1.0, 1 - numeric.at(dampening, t))
+
+    def update(u: Tensor, slots: TraceSlots, p: Tensor, mu: Any, a: Any) -> tuple[Tensor, Any]:
+        b = mu * slots.momentum_buffer + a * u
+        return (u + mu * b if nesterov else b), TraceSlots(b)
+
+    return leafwise(init, update, scalars, name="trace")

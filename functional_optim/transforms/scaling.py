@@ -1,0 +1,96 @@
+"""Multiplying updates by a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.leafwise import Leafwise, identity, leafwise
+
+
+def scale(factor: numeric.Hyper) -> Leafwise:
+    """Multiply every update by `factor`.
+
+    Args:
+        factor: a number, a 0-dim tensor, or a schedule. The Python number 1 drops the link.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale(-0.5)
+        >>> w = torch.ones(2)
+        >>> tx.update(torch.tensor([2.0, 4.0]), tx.init(w), w)[0]
+        tensor([-1., -2.])
+    """
+    if numeric.is_static(factor) and factor == 1:
+        return identity()
+    return _multiply(factor, 1, "scale")
+
+
+def scale_by_lr(lr: numeric.Hyper) -> Leafwise:
+    """Multiply every update by −lr: the last link of a descent method.
+
+    Args:
+        lr: learning rate, ≥ 0: a number, a 0-dim tensor (one compiled graph for all its values,
+            and a meta-gradient), or a schedule from the number of finished steps.
+
+    Raises:
+        ValueError: if lr is a negative number, or a tensor of more than one element.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_lr(fo.schedules.linear(1.0, 0.0, 4))
+        >>> w = torch.ones(1)
+        >>> u, state = tx.update(torch.ones(1), tx.init(w), w)
+        >>> u, tx.update(torch.ones(1), state, w)[0]
+        (tensor([-1.]), tensor([-0.7500]))
+    """
+    check_lr(lr)
+    return _multiply(lr, -1, "scale_by_lr")
+
+
+def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
+    """Multiply every update by `schedule(count)`, count = 0 at the first step.
+
+    Args:
+        schedule: a function of the number of finished steps, see `functional_optim.schedules`.
+
+    Raises:
+        TypeError: if `schedule` is not callable.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_schedule(lambda count: 1 / (1 + count))
+        >>> w = torch.ones(1)
+        >>> u, state = tx.update(torch.ones(1), tx.init(w), w)
+        >>> tx.update(torch.ones(1), state, w)[0]
+        tensor([0.5000])
+    """
+    if not callable(schedule):
+        raise TypeError(
+            f"scale_by_schedule takes a function of the step count, but got {schedule!r}; "
+            "use scale for a number."
+        )
+    return _multiply(schedule, 1, "scale_by_schedule")
+
+
+def check_lr(lr: numeric.Hyper) -> None:
+    """Raise torch's errors for a bad learning rate."""
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    if numeric.is_static(lr) and not lr >= 0.0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+
+
+def _multiply(factor: numeric.Hyper, sign: int, name: str) -> Leafwise:
+    def scalars(t: Any) -> tuple[Any]:
+        return (sign * numeric.at(factor, t),)
+
+    def update(u: Tensor, slots: Any, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
+        return factor * u, slots
+
+    return leafwise(None, update, scalars, name=name)

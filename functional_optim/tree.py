@@ -1,0 +1,107 @@
+"""Pytree helpers over optree, in the few shapes that optimizers need.
+
+`None` is an empty subtree, as in JAX: a missing gradient is `None` where a parameter has a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+__all__ = ["check_same", "global_norm", "items", "leaves", "map", "map_unzip", "rows", "summary"]
+
+
+def map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """Apply `fn` to every leaf of `tree` and what stands in its place in `rest`.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> fo.tree.map(lambda a, b: a + b, {"x": 1, "y": 2}, {"x": 10, "y": 20})
+        {'x': 11, 'y': 22}
+    """
+    return optree.tree_map(fn, tree, *rest)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree, in optree's order (dicts by sorted key)."""
+    return optree.tree_leaves(tree)
+
+
+def rows(tree: Any, *rest: Any) -> list[tuple[Any, ...]]:
+    """One tuple per leaf of `tree`: the leaf, and what stands in its place in each of `rest`."""
+    found, spec = optree.tree_flatten(tree)
+    return list(zip(found, *[spec.flatten_up_to(other) for other in rest], strict=True))
+
+
+def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any) -> list[Any]:
+    """`map` for a function that returns n values: n trees.
+
+    Built from `tree_map` alone: under torch.compile `treespec.unflatten` fails where no leaf is a
+    tensor, and `tree_map` visits a dict in another order than `tree_flatten`.
+    """
+    results = optree.tree_map(fn, tree, *rest)
+    return [optree.tree_map(lambda _, result, i=i: result[i], tree, results) for i in range(n)]
+
+
+def items(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Pairs of (path, leaf); a path is the keys joined by dots, "" for a lone leaf."""
+    paths, found, _ = optree.tree_flatten_with_path(tree)
+    for path, leaf in zip(paths, found, strict=True):
+        yield ".".join(str(key) for key in path), leaf
+
+
+def global_norm(tree: Any) -> Tensor:
+    """The Euclidean norm of all leaves together: 0-dim, float64.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> fo.tree.global_norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])})
+        tensor(5., dtype=torch.float64)
+    """
+    squares = [x.abs().to(torch.float64).square().sum() for x in leaves(tree)]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+
+
+def check_same(a: Any, b: Any, a_name: str, b_name: str, advice: str) -> None:
+    """Raise ValueError, naming both sides, unless `b` has a subtree at every leaf of `a`.
+
+    Under torch.compile the check is left to optree itself, which raises a terser error.
+    """
+    if torch.compiler.is_compiling():
+        return
+    found, spec = optree.tree_flatten(a)
+    try:
+        others = spec.flatten_up_to(b)
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"{a_name} and {b_name} have different structures:\n  {a_name}: {summary(a)}\n"
+            f"  {b_name}: {summary(b)}\n{advice[0].upper()}{advice[1:]}."
+        ) from None
+    for i, (x, y) in enumerate(zip(found, others, strict=True)):
+        ours = getattr(x, "shape", None)
+        if y is not None and getattr(y, "shape", None) != ours:
+            path = ".".join(str(key) for key in optree.tree_paths(a)[i])
+            theirs = getattr(y, "shape", type(y).__name__)
+            raise ValueError(
+                f"{a_name} and {b_name} differ at {path!r}: {_shape(ours)} against {_shape(theirs)}. "
+                f"{advice[0].upper()}{advice[1:]}."
+            )
+
+
+def summary(tree: Any, most: int = 6) -> str:
+    """The first paths of a tree with their shapes, in one line for an error message."""
+    parts = [
+        f"{path or '(root)'} {_shape(getattr(leaf, 'shape', leaf))}" for path, leaf in items(tree)
+    ]
+    more = f", … {len(parts) - most} more" if len(parts) > most else ""
+    return f"{len(parts)} leaves: {', '.join(parts[:most])}{more}" if parts else "no leaves"
+
+
+def _shape(shape: Any) -> str:
+    return str(tuple(shape)) if isinstance(shape, torch.Size) else str(shape)
