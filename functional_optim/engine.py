@@ -14,9 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import base, kernels, leafwise, tree
+from functional_optim import base, kernels, tree
 from functional_optim.combine import extra_names
-from functional_optim.leafwise import Leafwise, Link, Numbers, Slots
+from functional_optim.leafwise import (
+    Caster,
+    Leafwise,
+    Link,
+    Numbers,
+    Progress,
+    Slots,
+    State,
+    carry_of,
+    check_state,
+    compute_dtype,
+    measure,
+    run_stored,
+    split,
+    sum_parts,
+)
 
 CHUNK = 4
 """Tensors a serial kernel takes at once: 2 µs a call instead of 1.3 each, for 0.9 s of compiling."""
@@ -30,6 +45,8 @@ class Cohort:
         params: their tensors; all different.
         slots: for each tensor, the slots of each link.
         compiled: use compiled kernels where the layout of a tensor allows.
+        replace: put new tensors into `slots` instead of writing into the old ones, so that autograd
+            can go back through the step.
     """
 
     def __init__(
@@ -39,10 +56,12 @@ class Cohort:
         slots: list[list[Slots]],
         *,
         compiled: bool,
+        replace: bool = False,
     ) -> None:
         self.links = links
         self.params = params
         self.slots = slots
+        self.replace = replace
         self.chunks: list[Chunk] = []
         self.loose: list[int] = []
         self.strides = [p.stride() for p in params]
@@ -67,12 +86,21 @@ class Cohort:
             cuts += [[i] for i in members[whole:]]
             self.chunks += [Chunk(self, cut, band, flat=shape is None) for cut in cuts]
 
+    def relink(self, links: tuple[Link, ...]) -> bool:
+        """Take links with other numbers; False, and nothing done, if their code differs."""
+        if len(links) != len(self.links) or not all(
+            _same_code(a, b) for a, b in zip(links, self.links, strict=True)
+        ):
+            return False
+        self.links = links
+        return True
+
     def measure(self, grads: list[Tensor], numbers: list[Numbers]) -> list[Sequence[Tensor]]:
         """What the link after the known numbers measures, in parts still to be summed."""
         upto = self.links[: len(numbers)]
-        casts = leafwise.Caster(numbers)
+        casts = Caster(numbers)
         parts = [
-            leafwise.measure(upto, grads[i], p, self.slots[i], casts(p))
+            measure(upto, grads[i], p, self.slots[i], casts(p))
             for i, p in ((i, self.params[i]) for i in self.loose)
         ]
         pack = Pack(numbers)
@@ -80,11 +108,15 @@ class Cohort:
 
     def apply(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
         """Step every tensor and its slots, in place."""
-        casts = leafwise.Caster(numbers)
+        casts = Caster(numbers)
         for i in self.loose:
             p, mine = self.params[i], self.slots[i]
-            u, new = leafwise.run_stored(self.links, grads[i], p, mine, casts(p))
-            _write(p, base.add(p, u), mine, new)
+            u, new = run_stored(self.links, grads[i], p, mine, casts(p))
+            if self.replace:
+                p.add_(u)
+                self.slots[i] = new
+            else:
+                _write(p, base.add(p, u), mine, new)
         pack = Pack(numbers)
         for chunk in self.chunks:
             chunk.run(grads, pack, measuring=None)
@@ -96,7 +128,7 @@ class Chunk:
     """A few tensors of a cohort that one kernel call steps or measures."""
 
     def __init__(self, cohort: Cohort, members: list[int], band: int, *, flat: bool) -> None:
-        self.links = cohort.links
+        self.cohort = cohort
         self.members = members
         self.first = cohort.params[members[0]]
         self.slots = [cohort.slots[i] for i in members]
@@ -126,7 +158,7 @@ class Chunk:
                 g = torch.empty_like(p).copy_(g)
             args[at] = _plain(g)
             dtypes.append(g.dtype)
-        numbers = pack(leafwise.compute_dtype(self.first), self.first.device)
+        numbers = pack(compute_dtype(self.first), self.first.device)
         args[-1] = numbers
         key = (measuring, pack.shape, *dtypes)
         kernel = self.ready.get(key)
@@ -137,7 +169,7 @@ class Chunk:
     def _kernel(
         self, dtypes: list[torch.dtype], pack: Pack, measuring: int | None, numbers: Tensor
     ) -> kernels.Kernel:
-        links = self.links if measuring is None else self.links[:measuring]
+        links = self.cohort.links if measuring is None else self.cohort.links[:measuring]
         holes = [[[slot is None for slot in own] for own in mine] for mine in self.slots]
         complex_leaf = self.first.is_complex()
         counts = pack.shape
@@ -150,9 +182,9 @@ class Chunk:
                 given = iter(rest)
                 mine = [tuple([None if gap else next(given) for gap in own]) for own in gaps]
                 if measuring is not None:
-                    sums.append(leafwise.measure(links, g, p, mine, nums))
+                    sums.append(measure(links, g, p, mine, nums))
                     continue
-                u, new = leafwise.run_stored(links, g, p, mine, nums)
+                u, new = run_stored(links, g, p, mine, nums)
                 _write(p, base.add(p, u), mine, new)
             return tuple([torch.stack(column).sum() for column in zip(*sums, strict=True)])
 
@@ -215,7 +247,7 @@ def advance(
     A measurement of one name is summed over all cohorts, so a global norm spans parameter groups.
     """
     steps = [
-        leafwise.Progress(cohort.links, t, carry, extra)
+        Progress(cohort.links, t, carry, extra)
         for cohort, t, carry in zip(cohorts, times, carries, strict=True)
     ]
     while True:
@@ -231,7 +263,7 @@ def advance(
         parts: list[Sequence[Tensor]] = []
         for k in meeting:
             parts += cohorts[k].measure(grads[k], steps[k].to_measure())
-        total = leafwise.sum_parts(parts, name)
+        total = sum_parts(parts, name)
         if all(x.device.type == "cpu" for x in total):
             total = tuple([x.item() for x in total])
         for k in meeting:
@@ -242,7 +274,7 @@ def advance(
 
 
 def _next_measurement(
-    cohorts: Sequence[Cohort], steps: Sequence[leafwise.Progress], waiting: list[int]
+    cohorts: Sequence[Cohort], steps: Sequence[Progress], waiting: list[int]
 ) -> tuple[Link, list[int]]:
     """The measurement that no waiting cohort has still before it but out of reach."""
 
@@ -321,12 +353,10 @@ class FusedStep:
         self.tensors: list[Any] = []
 
     @torch.no_grad()
-    def __call__(
-        self, grads: Any, state: leafwise.State, params: Any, **extra: Any
-    ) -> tuple[Any, leafwise.State]:
+    def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         layout, links = self.tx.layout, self.tx.links
         base.check_extra(extra, extra_names(self.tx))
-        leafwise.check_state(links, layout, state)
+        check_state(links, layout, state)
         if not self.donate:
             params, state = tree.map(torch.clone, params), tree.map(torch.clone, state)
         keys = [key for own in layout.slots for key in own]
@@ -338,12 +368,12 @@ class FusedStep:
             base.check_params(params)
             _check_apart([row[0] for row in live])
             sizes = [len(own) for own in layout.slots]
-            slots = [leafwise.split(mine, sizes) for _, _, *mine in live]
+            slots = [split(mine, sizes) for _, _, *mine in live]
             self.cohort = Cohort(links, [row[0] for row in live], slots, compiled=True)
             self.tensors = tensors
         here = state.step.device.type == "cpu"
         t = float(state.step.item() + 1) if here else (state.step + 1).to(torch.float64)
-        carry = leafwise.carry_of(layout, state.carry)
+        carry = carry_of(layout, state.carry)
         if here:
             carry = [tuple([x.item() for x in own]) for own in carry]
         if live:
@@ -377,6 +407,29 @@ def _present(mine: Sequence[Slots]) -> list[Tensor]:
 
 def _code(link: Link, measuring: int | None) -> tuple[Any, ...]:
     return (link.update, link.slots, link.reduce if measuring is not None else None)
+
+
+def _same_code(a: Link, b: Link) -> bool:
+    """Do two links differ in their numbers at most?"""
+    return (
+        a.name == b.name
+        and a.slots is b.slots
+        and a.tail == b.tail
+        and a.flat == b.flat
+        and _same_function(a.update, b.update)
+        and _same_function(a.reduce, b.reduce)
+    )
+
+
+def _same_function(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    code = getattr(a, "__code__", None)
+    if code is None or code is not getattr(b, "__code__", None):
+        return False
+    if a.__closure__ is None:
+        return a.__defaults__ == b.__defaults__
+    return kernels.static_key(a) == kernels.static_key(b)
 
 
 def _plain(x: Any) -> Any:

@@ -8,6 +8,7 @@ here, the engine (compiled kernels), and the optimizer object in `adapters`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -186,7 +187,7 @@ def name_slots(links: tuple[Link, ...]) -> Layout:
         ValueError: if two links share a slot name and no two different names tell them apart, or
             if a link follows a tail without being one.
     """
-    for first, second in zip(links, links[1:], strict=False):
+    for first, second in pairwise(links):
         if first.tail and not second.tail:
             raise ValueError(
                 f"{second.name or 'a link'} stands after {first.name}, which reads the parameters "

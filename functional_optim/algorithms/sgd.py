@@ -10,8 +10,8 @@ from __future__ import annotations
 from functional_optim import numeric
 from functional_optim.base import GradientTransformation
 from functional_optim.combine import chain
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr, trace
 from functional_optim.leafwise import identity
+from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr, trace
 
 
 def sgd(

@@ -1,0 +1,277 @@
+"""The torch.optim.Optimizer that runs any recipe."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import base
+from functional_optim.adapters.plan import Plan, step_apart
+from functional_optim.leafwise import Leafwise, init_slots
+
+Recipe = Callable[..., base.GradientTransformation]
+"""Any function from hyperparameters to a transformation."""
+
+
+class Runs(torch.optim.Optimizer):
+    """The part that every optimizer object shares: `step` and loading, over `transform(group)`.
+
+    A drop-in inherits from this class and, after it, from torch's own, which gives it torch's
+    signature, errors, defaults and `isinstance`.
+
+    compile: run compiled kernels; False runs the rules eagerly.
+    counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD.
+    """
+
+    compile: bool = True
+    counts_steps: bool = True
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The transformation that a parameter group asks for."""
+        raise NotImplementedError
+
+    def fused_transform(self, group: dict[str, Any]) -> Leafwise:
+        """`transform`, checked.
+
+        Raises:
+            TypeError: if it is not a transformation, or not one made of one-tensor rules.
+        """
+        tx = self.transform(group)
+        if isinstance(tx, Leafwise):
+            return tx
+        if isinstance(tx, base.GradientTransformation):
+            raise TypeError(
+                f"{type(self).__name__} runs recipes made of one-tensor rules, and this one also "
+                "has a transformation of whole trees; write it with fo.leafwise, or use the "
+                "functional loop (init, update, apply_updates) for it."
+            )
+        raise TypeError(
+            f"the recipe returned a {type(tx).__name__}; it must return a transformation, such as "
+            "fo.adamw(lr) or fo.chain(...)."
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every parameter that has a gradient.
+
+        Args:
+            closure: reevaluates the model and returns the loss. Called once, with gradients
+                enabled, before the gradients are read.
+
+        Returns:
+            The closure's loss; None without a closure.
+
+        Raises:
+            RuntimeError: for a sparse gradient.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if torch.compiler.is_compiling():
+            step_apart(self, replace=False)
+        elif self.defaults.get("differentiable"):
+            with torch.enable_grad():
+                step_apart(self, replace=True)
+        else:
+            plan = self.__dict__.get("_plan")
+            if plan is None or not plan.holds(self):
+                plan = Plan(self)
+            self.__dict__["_plan"] = None  # a step that raises leaves no plan behind
+            plan.run()
+            self.__dict__["_plan"] = plan
+        return loss
+
+    def check_gradient(self, g: Tensor) -> None:
+        """Raise torch's error for a gradient that the rules cannot take."""
+        if g.layout != torch.strided:
+            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, as torch does; its hyperparameters are checked first.
+
+        Args:
+            param_group: `params`, and values that differ from the defaults.
+
+        Raises:
+            TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
+                optimizer is then as it was.
+        """
+        if isinstance(param_group, dict):
+            self.fused_transform({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        try:
+            self.check_parameters(self.param_groups[-1])
+        except TypeError:
+            self.param_groups.pop()
+            raise
+
+    def check_parameters(self, group: dict[str, Any]) -> None:
+        """Raise TypeError for an integer parameter."""
+        names = group.get("param_names") or [str(i) for i in range(len(group["params"]))]
+        base.check_params(dict(zip(names, group["params"], strict=True)))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this class or of the torch.optim class that it stands for.
+
+        Args:
+            state_dict: from `state_dict()`. A slot that it lacks starts anew at the next step.
+
+        Raises:
+            ValueError, TypeError, KeyError: if it does not fit. The optimizer is then as it was.
+        """
+        before = {"state": self.state, "param_groups": self.param_groups}
+        try:
+            super().load_state_dict(state_dict)
+            self._check_loaded()
+        except BaseException:
+            self.__dict__.update(before)
+            raise
+
+    def _check_loaded(self) -> None:
+        for group in self.param_groups:
+            tx = self.fused_transform(group)
+            expected = {key for keys in (*tx.layout.slots, *tx.layout.carry) for key in keys}
+            names = group.get("param_names") or []
+            for i, p in enumerate(group["params"]):
+                found = self.state.get(p)
+                if not found:
+                    continue
+                name = names[i] if i < len(names) else f"{i} of its group"
+                if expected and expected.isdisjoint(found):
+                    raise ValueError(
+                        f"the loaded state of parameter {name} has the slots {sorted(found)}, but "
+                        f"{type(self).__name__} keeps {sorted(expected)}; load a checkpoint of "
+                        "the same kind of optimizer."
+                    )
+                self._check_shapes(name, p, found, tx)
+
+    def _check_shapes(self, name: str, p: Tensor, found: dict[str, Any], tx: Leafwise) -> None:
+        for link, keys in zip(tx.links, tx.layout.slots, strict=True):
+            wanted = init_slots(link, torch.empty_like(p, device="meta"))
+            for key, slot in zip(keys, wanted, strict=True):
+                loaded = found.get(key)
+                if slot is None or loaded is None:
+                    continue
+                if not isinstance(loaded, Tensor) or loaded.shape != slot.shape:
+                    shape = tuple(loaded.shape) if isinstance(loaded, Tensor) else repr(loaded)
+                    raise ValueError(
+                        f"the loaded {key} of parameter {name} has shape {shape}, but the "
+                        f"parameter needs {tuple(slot.shape)}; load a checkpoint of this model."
+                    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "compile": self.compile}
+
+
+class Optimizer(Runs):
+    """A torch.optim.Optimizer that runs a recipe over parameter groups.
+
+    Args:
+        params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
+        recipe: a function from hyperparameters to a transformation made of one-tensor rules.
+        compile: run compiled kernels (the default); False runs the rules eagerly.
+        hyperparameters: values for the recipe's parameters; those with a default may be left out.
+            They become the entries of the parameter groups, so torch's LR schedulers find
+            `group["lr"]`, and a group may have its own.
+
+    State of each parameter: `step` and the recipe's slots, under their names.
+
+    Raises:
+        TypeError: for a recipe that is not callable, does not return a transformation, or does not
+            take a given hyperparameter, and for integer parameters.
+        ValueError: from the recipe, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim.adapters import Optimizer
+        >>> def recipe(lr, decay=0.99):
+        ...     return fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr), fo.params_ema(decay))
+        >>> model = torch.nn.Linear(2, 1)
+        >>> opt = Optimizer(model.parameters(), recipe, lr=1e-2)
+        >>> model(torch.ones(2)).sum().backward()
+        >>> opt.step()
+        >>> sorted(opt.state[model.bias])
+        ['exp_avg', 'exp_avg_sq', 'params_ema', 'step']
+    """
+
+    def __init__(
+        self, params: Any, recipe: Recipe, *, compile: bool = True, **hyperparameters: Any
+    ) -> None:
+        if not callable(recipe):
+            raise TypeError(
+                f"recipe must be a function from hyperparameters to a transformation, but got a "
+                f"{type(recipe).__name__}; pass e.g. fo.adamw, or lambda lr: fo.chain(...)."
+            )
+        self.recipe = ByReference(recipe)
+        self.compile = compile
+        super().__init__(params, recipe_defaults(recipe, hyperparameters))
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The recipe, called with a group's hyperparameters."""
+        return self.recipe(**{name: group[name] for name in self.defaults})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "recipe": self.recipe}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        defaults = state.get("defaults") or self.defaults
+        for group in state["param_groups"]:
+            for name, value in defaults.items():
+                group.setdefault(name, value)
+        super().__setstate__(state)
+
+
+class ByReference:
+    """A recipe that pickle stores by its name, and deepcopy shares."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.call = recipe
+
+    def __call__(self, **hyperparameters: Any) -> Any:
+        return self.call(**hyperparameters)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByReference:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            pickle.dumps(self.call)
+        except Exception as error:
+            name = getattr(self.call, "__qualname__", repr(self.call))
+            raise pickle.PicklingError(
+                f"the optimizer's recipe {name} cannot be pickled ({error}); define it with def at "
+                "the top level of a module, or save opt.state_dict() instead of the optimizer."
+            ) from None
+        return ByReference, (self.call,)
+
+
+def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's hyperparameters: those given, and the recipe's own defaults for the others."""
+    parameters = inspect.signature(recipe).parameters.values()
+    if any(p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise TypeError("a recipe takes its hyperparameters by name; it has positional-only ones.")
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    if len(named) == len(list(parameters)):
+        unknown = sorted(set(given) - {p.name for p in named})
+        if unknown:
+            takes = ", ".join(p.name for p in named) or "none"
+            raise TypeError(
+                f"the recipe does not take the hyperparameter {', '.join(unknown)} (it takes: "
+                f"{takes}). Check the spelling, or leave it out."
+            )
+    missing = [p.name for p in named if p.default is p.empty and p.name not in given]
+    if missing:
+        raise TypeError(
+            f"the recipe needs the hyperparameter {', '.join(missing)}; pass "
+            f"{', '.join(f'{name}=…' for name in missing)} to the optimizer."
+        )
+    own = {p.name: copy.copy(p.default) for p in named if p.default is not p.empty}
+    return {**own, **given}
