@@ -34,7 +34,7 @@ from functional_optim.leafwise import (
 )
 
 CHUNK = 4
-"""Tensors a serial kernel takes at once: 2 µs a call instead of 1.3 each, for 0.9 s of compiling."""
+"""Tensors a serial kernel takes at once: 1.9 µs a call instead of 1.3 for each one alone."""
 
 
 class Cohort:
@@ -98,26 +98,26 @@ class Cohort:
     def measure(self, grads: list[Tensor], numbers: list[Numbers]) -> list[Sequence[Tensor]]:
         """What the link after the known numbers measures, in parts still to be summed."""
         upto = self.links[: len(numbers)]
-        casts = Caster(numbers)
-        parts = [
-            measure(upto, grads[i], p, self.slots[i], casts(p))
-            for i, p in ((i, self.params[i]) for i in self.loose)
-        ]
-        pack = Pack(numbers)
-        return parts + [chunk.run(grads, pack, measuring=len(numbers)) for chunk in self.chunks]
+        cast, pack = Caster(numbers), Pack(numbers)
+        parts: list[Sequence[Tensor]] = []
+        for i in self.loose:
+            p = self.params[i]
+            parts.append(measure(upto, grads[i], p, self.slots[i], cast(p)))
+        for chunk in self.chunks:
+            parts.append(chunk.run(grads, pack, measuring=len(numbers)))
+        return parts
 
     def apply(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
         """Step every tensor and its slots, in place."""
-        casts = Caster(numbers)
+        cast, pack = Caster(numbers), Pack(numbers)
         for i in self.loose:
             p, mine = self.params[i], self.slots[i]
-            u, new = run_stored(self.links, grads[i], p, mine, casts(p))
+            u, new = run_stored(self.links, grads[i], p, mine, cast(p))
             if self.replace:
                 p.add_(u)
                 self.slots[i] = new
             else:
                 _write(p, base.add(p, u), mine, new)
-        pack = Pack(numbers)
         for chunk in self.chunks:
             chunk.run(grads, pack, measuring=None)
         if self.written:

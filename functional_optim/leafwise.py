@@ -100,9 +100,9 @@ def leafwise(
             in-place ones. It may close over bools, strings and ints, never over a number that may
             change: those come in as `numbers`. Half types arrive as float32, complex tensors as
             real pairs; slots go back to their own dtype by themselves.
-        scalars: `scalars(t)` returns the tuple of numbers that all tensors share at step t = 1, 2, …
-            `t` is a float, or a 0-dim float64 tensor; use `functional_optim.numeric` for functions
-            of it. With `carry` and `reduce` it is called as `scalars(t, carry, total)`. Its
+        scalars: `scalars(t)` returns the tuple of numbers that all tensors share at step t, which
+            is 1 at the first. `t` is a float, or a 0-dim float64 tensor; for functions of it use
+            `functional_optim.numeric`. With `carry` and `reduce` it is called as `scalars(t, carry, total)`. Its
             keyword-only parameters are the extra arguments of `update` that it reads.
         reduce: `reduce(u, slots, p, *numbers)` measures one tensor: a tuple of 0-dim tensors.
             They are summed over the whole tree in float64 and handed to `scalars` as `total`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def at(hyper: Hyper, t: Number) -> Any:
     return float64(hyper(t - 1) if callable(hyper) else hyper)
 
 
-def is_static(x: Any) -> bool:
+def is_static(x: Any) -> TypeGuard[float]:
     """Is x a Python number, so that its value may choose the graph?"""
     return isinstance(x, (bool, int, float))
 

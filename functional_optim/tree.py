@@ -89,8 +89,8 @@ def check_same(a: Any, b: Any, a_name: str, b_name: str, advice: str) -> None:
             path = ".".join(str(key) for key in optree.tree_paths(a)[i])
             theirs = getattr(y, "shape", type(y).__name__)
             raise ValueError(
-                f"{a_name} and {b_name} differ at {path!r}: {_shape(ours)} against {_shape(theirs)}. "
-                f"{advice[0].upper()}{advice[1:]}."
+                f"{a_name} and {b_name} differ at {path!r}: {_shape(ours)} against "
+                f"{_shape(theirs)}. {advice[0].upper()}{advice[1:]}."
             )
 
 

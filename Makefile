@@ -1,0 +1,41 @@
+# make test    everything is checked          make train   train a small GPT on the standard library
+# make check   lint, format and types         make bench   time the steps against torch.optim
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+ARGS ?=
+
+.PHONY: train test check bench clean
+
+train: $(VENV)/.examples
+	$(BIN)/python examples/train_gpt.py $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/typed
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --target build/typed .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(VENV)/.examples
+	$(BIN)/python benchmarks/step.py $(ARGS)
+
+# torch comes first and through the constraints: unpinned, it would bring gigabytes of CUDA along
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	touch $@
+
+$(VENV)/.examples: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[examples]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@ $(VENV)/.examples
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info out
