@@ -36,25 +36,15 @@ class Runs(torch.optim.Optimizer):
         """The transformation that a parameter group asks for."""
         raise NotImplementedError
 
-    def fused_transform(self, group: dict[str, Any]) -> Leafwise:
-        """`transform`, checked.
-
-        Raises:
-            TypeError: if it is not a transformation, or not one made of one-tensor rules.
-        """
+    def checked_transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """`transform`; raises TypeError if that is none."""
         tx = self.transform(group)
-        if isinstance(tx, Leafwise):
-            return tx
-        if isinstance(tx, base.GradientTransformation):
+        if not isinstance(tx, base.GradientTransformation):
             raise TypeError(
-                f"{type(self).__name__} runs recipes made of one-tensor rules, and this one also "
-                "has a transformation of whole trees; write it with fo.leafwise, or use the "
-                "functional loop (init, update, apply_updates) for it."
+                f"the recipe returned a {type(tx).__name__}; it must return a transformation, such "
+                "as fo.adamw(lr) or fo.chain(...)."
             )
-        raise TypeError(
-            f"the recipe returned a {type(tx).__name__}; it must return a transformation, such as "
-            "fo.adamw(lr) or fo.chain(...)."
-        )
+        return tx
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -104,7 +94,7 @@ class Runs(torch.optim.Optimizer):
                 optimizer is then as it was.
         """
         if isinstance(param_group, dict):
-            self.fused_transform({**self.defaults, **param_group})
+            self.checked_transform({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
             self.check_parameters(self.param_groups[-1])
@@ -136,7 +126,9 @@ class Runs(torch.optim.Optimizer):
 
     def _check_loaded(self) -> None:
         for group in self.param_groups:
-            tx = self.fused_transform(group)
+            tx = self.checked_transform(group)
+            if not isinstance(tx, Leafwise):
+                continue
             expected = {key for keys in (*tx.layout.slots, *tx.layout.carry) for key in keys}
             names = group.get("param_names") or []
             for i, p in enumerate(group["params"]):
@@ -175,13 +167,15 @@ class Optimizer(Runs):
 
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
-        recipe: a function from hyperparameters to a transformation made of one-tensor rules.
-        compile: run compiled kernels (the default); False runs the rules eagerly.
+        recipe: a function from hyperparameters to a transformation.
+        compile: run compiled kernels (the default); False runs the rules eagerly. A recipe with
+            parts that are not made of one-tensor rules always runs eagerly, group by group.
         hyperparameters: values for the recipe's parameters; those with a default may be left out.
             They become the entries of the parameter groups, so torch's LR schedulers find
             `group["lr"]`, and a group may have its own.
 
-    State of each parameter: `step` and the recipe's slots, under their names.
+    State of each parameter: `step` and the recipe's slots, under their names. What is not made of
+    one-tensor rules keeps its state, by path, with the first parameter of the group.
 
     Raises:
         TypeError: for a recipe that is not callable, does not return a transformation, or does not
@@ -210,33 +204,36 @@ class Optimizer(Runs):
                 f"recipe must be a function from hyperparameters to a transformation, but got a "
                 f"{type(recipe).__name__}; pass e.g. fo.adamw, or lambda lr: fo.chain(...)."
             )
-        self.recipe = ByReference(recipe)
+        defaults = recipe_defaults(recipe, hyperparameters)
+        self.recipe = ByReference(recipe, tuple(defaults))
         self.compile = compile
-        super().__init__(params, recipe_defaults(recipe, hyperparameters))
+        super().__init__(params, defaults)
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""
-        return self.recipe(**{name: group[name] for name in self.defaults})
+        return self.recipe(group)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "recipe": self.recipe}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        recipe = state.get("recipe") or self.recipe
         defaults = state.get("defaults") or self.defaults
         for group in state["param_groups"]:
-            for name, value in defaults.items():
-                group.setdefault(name, value)
+            for name in recipe.names:
+                group.setdefault(name, defaults[name])
         super().__setstate__(state)
 
 
 class ByReference:
-    """A recipe that pickle stores by its name, and deepcopy shares."""
+    """A recipe that pickle stores by its name, and deepcopy shares; names: its hyperparameters."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, names: tuple[str, ...]) -> None:
         self.call = recipe
+        self.names = names
 
-    def __call__(self, **hyperparameters: Any) -> Any:
-        return self.call(**hyperparameters)
+    def __call__(self, group: dict[str, Any]) -> Any:
+        return self.call(**{name: group[name] for name in self.names})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ByReference:
         return self
@@ -250,7 +247,7 @@ class ByReference:
                 f"the optimizer's recipe {name} cannot be pickled ({error}); define it with def at "
                 "the top level of a module, or save opt.state_dict() instead of the optimizer."
             ) from None
-        return ByReference, (self.call,)
+        return ByReference, (self.call, self.names)
 
 
 def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:

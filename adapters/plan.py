@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.adapters.whole import WholeTree
 from functional_optim.engine import Cohort, advance
 from functional_optim.leafwise import Leafwise, Numbers, init_slots
 
@@ -80,10 +81,15 @@ class Plan:
         self.entries: list[list[Entry]] = []
         self.hyper: list[dict[str, Any]] = []
         self.teams: list[Team] = []
+        self.wholes: list[WholeTree] = []
         for k, group in enumerate(optimizer.param_groups):
             hyper = host_values(group)
-            tx = optimizer.fused_transform({**group, **hyper})
+            tx = optimizer.checked_transform({**group, **hyper})
             self.hyper.append(hyper)
+            if not isinstance(tx, Leafwise):
+                self.wholes.append(WholeTree(optimizer, k, tx))
+                self.entries.append([_entry(optimizer, p, None) for p in group["params"]])
+                continue
             teams: dict[Any, list[Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
@@ -149,10 +155,13 @@ class Plan:
             hyper = host_values(group)
             if same_values(hyper, self.hyper[k]):
                 continue
-            tx = optimizer.fused_transform({**group, **hyper})
+            tx = optimizer.checked_transform({**group, **hyper})
+            for whole in self.wholes:
+                if whole.group == k:
+                    whole.tx = tx
             for team in self.teams:
                 if team.group == k:
-                    if not team.cohort.relink(tx.links):
+                    if not (isinstance(tx, Leafwise) and team.cohort.relink(tx.links)):
                         return False
                     team.tx = tx
             self.hyper[k] = hyper
@@ -160,12 +169,9 @@ class Plan:
 
     def run(self) -> None:
         """Step every tensor."""
-        grads: list[list[Tensor]] = [
-            [p.grad for p in team.cohort.params]  # type: ignore[misc]
-            for team in self.teams
-        ]
-        if not self.teams:
-            return
+        grads = [[p.grad for p in team.cohort.params if p.grad is not None] for team in self.teams]
+        for whole in self.wholes:
+            whole.run()
         carries = advance(
             [team.cohort for team in self.teams],
             grads,
@@ -244,9 +250,9 @@ def _signature(optimizer: Runs, p: Tensor, tx: Leafwise, new: bool) -> tuple[flo
     return (time, *[float(mine[key]) for keys in tx.layout.carry for key in keys])
 
 
-def _entry(optimizer: Runs, p: Tensor, tx: Leafwise) -> Entry:
+def _entry(optimizer: Runs, p: Tensor, tx: Leafwise | None) -> Entry:
     mine = optimizer.state.get(p)
-    keys = [key for keys in tx.layout.slots for key in keys]
+    keys = [key for keys in tx.layout.slots for key in keys] if tx else []
     slots = [(key, mine[key]) for key in keys if key in mine] if mine else []
     return Entry(p, p.data_ptr(), p.dtype, p.grad is not None, mine, slots)
 
@@ -268,7 +274,12 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
     """
     cohorts, grads, times, carries, layouts = [], [], [], [], []
     for group in optimizer.param_groups:
-        tx = optimizer.fused_transform(group)
+        tx = optimizer.checked_transform(group)
+        if not isinstance(tx, Leafwise):
+            raise TypeError(
+                "a step that is traced by torch.compile or recorded by autograd needs a recipe "
+                "made of one-tensor rules; this one also has a transformation of whole trees."
+            )
         for p in group["params"]:
             if p.grad is None:
                 continue

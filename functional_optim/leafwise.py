@@ -102,8 +102,8 @@ def leafwise(
             real pairs; slots go back to their own dtype by themselves.
         scalars: `scalars(t)` returns the tuple of numbers that all tensors share at step t, which
             is 1 at the first. `t` is a float, or a 0-dim float64 tensor; for functions of it use
-            `functional_optim.numeric`. With `carry` and `reduce` it is called as `scalars(t, carry, total)`. Its
-            keyword-only parameters are the extra arguments of `update` that it reads.
+            `functional_optim.numeric`. With `carry` and `reduce` it is called as
+            `scalars(t, carry, total)`. Its keyword-only parameters are the extra arguments of `update` that it reads.
         reduce: `reduce(u, slots, p, *numbers)` measures one tensor: a tuple of 0-dim tensors.
             They are summed over the whole tree in float64 and handed to `scalars` as `total`.
             Without `scalars`, `update` gets the totals themselves.

@@ -48,6 +48,11 @@ def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any)
     return [optree.tree_map(lambda _, result, i=i: result[i], tree, results) for i in range(n)]
 
 
+def with_leaves(like: Any, new: list[Any]) -> Any:
+    """A tree of the structure of `like` with the leaves `new`, in optree's order."""
+    return optree.tree_unflatten(optree.tree_structure(like), new)
+
+
 def items(tree: Any) -> Iterator[tuple[str, Any]]:
     """Pairs of (path, leaf); a path is the keys joined by dots, "" for a lone leaf."""
     paths, found, _ = optree.tree_flatten_with_path(tree)

@@ -1,0 +1,46 @@
+"""Stepping a group with a transformation of whole trees, which knows no single tensors.
+
+Its state has no slots per parameter, so all of it is kept with the group's first parameter, as
+torch's LBFGS does: a flat dict from each tensor's path in the state to the tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from functional_optim import base, tree
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.optimizer import Runs
+
+
+class WholeTree:
+    """One parameter group, stepped as one tree, eagerly."""
+
+    def __init__(self, optimizer: Runs, group: int, tx: base.GradientTransformation) -> None:
+        self.optimizer = optimizer
+        self.group = group
+        self.tx = tx
+        self.params: list[Tensor] = list(optimizer.param_groups[group]["params"])
+        self.fresh = tx.init(self.params)
+
+    def run(self) -> None:
+        """Step the group's parameters, in place, and keep the new state."""
+        grads = [p.grad for p in self.params]
+        if all(g is None for g in grads):
+            return
+        kept = self.optimizer.state[self.params[0]]
+        state = tree.with_leaves(
+            self.fresh,
+            [
+                kept[path].to(leaf.dtype).reshape(leaf.shape) if path in kept else leaf
+                for path, leaf in tree.items(self.fresh)
+            ],
+        )
+        updates, state = self.tx.update(grads, state, self.params)
+        for p, u in zip(self.params, updates, strict=True):
+            if u is not None:
+                p.copy_(base.add(p, u))
+        kept.update(tree.items(state))
