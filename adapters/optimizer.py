@@ -13,7 +13,8 @@ from torch import Tensor
 
 from functional_optim import base
 from functional_optim.adapters.plan import Plan, step_apart
-from functional_optim.leafwise import Leafwise, init_slots
+from functional_optim.leafwise import Leafwise
+from functional_optim.rules import init_slots
 
 Recipe = Callable[..., base.GradientTransformation]
 """Any function from hyperparameters to a transformation."""
@@ -26,11 +27,14 @@ class Runs(torch.optim.Optimizer):
     signature, errors, defaults and `isinstance`.
 
     compile: run compiled kernels; False runs the rules eagerly.
-    counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD.
+    counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD
+        and Muon.
+    integer_steps: keep it as a Python int, as torch's SparseAdam does.
     """
 
     compile: bool = True
     counts_steps: bool = True
+    integer_steps: bool = False
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation that a parameter group asks for."""
@@ -58,7 +62,7 @@ class Runs(torch.optim.Optimizer):
             The closure's loss; None without a closure.
 
         Raises:
-            RuntimeError: for a sparse gradient.
+            RuntimeError: for a gradient that the algorithm does not take.
         """
         loss = None
         if closure is not None:
@@ -74,14 +78,16 @@ class Runs(torch.optim.Optimizer):
             if plan is None or not plan.holds(self):
                 plan = Plan(self)
             self.__dict__["_plan"] = None  # a step that raises leaves no plan behind
-            plan.run()
+            plan.run(self)
             self.__dict__["_plan"] = plan
         return loss
 
-    def check_gradient(self, g: Tensor) -> None:
-        """Raise torch's error for a gradient that the rules cannot take."""
-        if g.layout != torch.strided:
-            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        """Raise RuntimeError for a gradient that the rules cannot take."""
+
+    def dense_gradient(self, g: Tensor, group: dict[str, Any]) -> Tensor:
+        """A sparse gradient as the rules of this group take it."""
+        return g
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, as torch does; its hyperparameters are checked first.

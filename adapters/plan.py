@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim import numeric
 from functional_optim.adapters.whole import WholeTree
 from functional_optim.engine import Cohort, advance
-from functional_optim.leafwise import Leafwise, Numbers, init_slots
+from functional_optim.leafwise import Leafwise
+from functional_optim.rules import Numbers, init_slots
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import Runs
@@ -26,7 +28,7 @@ class Entry(NamedTuple):
     p: Tensor
     pointer: int
     dtype: torch.dtype
-    live: bool
+    layout: torch.layout | None
     state: dict[str, Any] | None
     slots: list[tuple[str, Tensor]]
 
@@ -45,12 +47,15 @@ class Team:
         self.time = time
         self.carry: list[Numbers] = []
         self.step: Tensor | None = None
+        self.integers: list[dict[str, Any]] = []
         self.carried: dict[str, Tensor] = {}
         self.versions: list[tuple[Tensor, int]] = []
 
     def untouched(self) -> bool:
         """Has nobody else written to the step counts or the carried numbers?"""
-        return all(vector._version == version for vector, version in self.versions)
+        return all(vector._version == version for vector, version in self.versions) and all(
+            state["step"] == self.time for state in self.integers
+        )
 
     def finish(self, carry: list[Numbers]) -> None:
         """Write the step count and the carried numbers back."""
@@ -58,6 +63,8 @@ class Team:
         self.carry = carry
         if self.step is not None:
             self.step.fill_(self.time)
+        for state in self.integers:
+            state["step"] = int(self.time)
         for keys, values in zip(self.tx.layout.carry, carry, strict=True):
             for key, value in zip(keys, values, strict=True):
                 self.carried[key].fill_(value)
@@ -93,12 +100,12 @@ class Plan:
             teams: dict[Any, list[Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
-                    optimizer.check_gradient(p.grad)
+                    optimizer.check_gradient(p, p.grad, group)
                     new = not optimizer.state.get(p)
                     fill_state(optimizer, p, tx)
-                    signature = _signature(optimizer, p, tx, new)
+                    signature = (p.grad.layout, *_signature(optimizer, p, tx, new))
                     teams.setdefault(signature, []).append(p)
-            for (time, *carried), members in teams.items():
+            for (_, time, *carried), members in teams.items():
                 self.teams.append(self._team(optimizer, k, tx, time, carried, members))
             self.entries.append([_entry(optimizer, p, tx) for p in group["params"]])
 
@@ -116,9 +123,12 @@ class Plan:
             [tuple([state.get(key) for key in keys]) for keys in tx.layout.slots]
             for state in states
         ]
-        cohort = Cohort(tx.links, members, slots, compiled=optimizer.compile)
+        dense = all(p.grad is None or p.grad.layout is torch.strided for p in members)
+        cohort = Cohort(tx.links, members, slots, compiled=optimizer.compile and dense)
         team = Team(k, tx, cohort, time)
-        if optimizer.counts_steps:
+        if optimizer.integer_steps:
+            team.integers = states
+        elif optimizer.counts_steps:
             team.step = _share(states, "step")
         supply = iter(carried)
         team.carry = [tuple([next(supply) for _ in keys]) for keys in tx.layout.carry]
@@ -137,10 +147,10 @@ class Plan:
             params = group["params"]
             if len(params) != len(entries):
                 return False
-            for p, (same, pointer, dtype, live, mine, slots) in zip(params, entries, strict=True):
-                if p is not same or (p.grad is not None) is not live:
+            for p, (same, pointer, dtype, layout, mine, slots) in zip(params, entries, strict=True):
+                if p is not same or (None if p.grad is None else p.grad.layout) is not layout:
                     return False
-                if not live:
+                if layout is None:
                     continue
                 if p.data_ptr() != pointer or p.dtype is not dtype or state.get(p) is not mine:
                     return False
@@ -167,9 +177,13 @@ class Plan:
             self.hyper[k] = hyper
         return True
 
-    def run(self) -> None:
+    def run(self, optimizer: Runs) -> None:
         """Step every tensor."""
         grads = [[p.grad for p in team.cohort.params if p.grad is not None] for team in self.teams]
+        for team, mine in zip(self.teams, grads, strict=True):
+            if mine[0].layout is not torch.strided:
+                group = optimizer.param_groups[team.group]
+                mine[:] = [optimizer.dense_gradient(g, group) for g in mine]
         for whole in self.wholes:
             whole.run()
         carries = advance(
@@ -189,20 +203,15 @@ def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise) -> None:
         return
     mine = optimizer.state[p]
     if optimizer.counts_steps and "step" not in mine:
-        mine["step"] = torch.tensor(0.0, dtype=scalar_dtype())
+        mine["step"] = 0 if optimizer.integer_steps else numeric.stored(0.0)
     for link, slot_keys, carry_keys in zip(tx.links, tx.layout.slots, tx.layout.carry, strict=True):
         for key, value in zip(carry_keys, link.carry or (), strict=True):
             if key not in mine:
-                mine[key] = torch.tensor(value, dtype=scalar_dtype())
+                mine[key] = numeric.stored(value).clone()
         if any(mine.get(key) is None for key in slot_keys):
             for key, slot in zip(slot_keys, init_slots(link, p.detach()), strict=True):
                 if mine.get(key) is None and slot is not None:
                     mine[key] = slot
-
-
-def scalar_dtype() -> torch.dtype:
-    """The dtype of step counts, as torch.optim chooses it."""
-    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
 def host_values(group: dict[str, Any]) -> dict[str, Any]:
@@ -254,7 +263,8 @@ def _entry(optimizer: Runs, p: Tensor, tx: Leafwise | None) -> Entry:
     mine = optimizer.state.get(p)
     keys = [key for keys in tx.layout.slots for key in keys] if tx else []
     slots = [(key, mine[key]) for key in keys if key in mine] if mine else []
-    return Entry(p, p.data_ptr(), p.dtype, p.grad is not None, mine, slots)
+    layout = None if p.grad is None else p.grad.layout
+    return Entry(p, p.data_ptr(), p.dtype, layout, mine, slots)
 
 
 def _share(states: list[dict[str, Any]], key: str) -> Tensor:
@@ -283,7 +293,7 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
         for p in group["params"]:
             if p.grad is None:
                 continue
-            optimizer.check_gradient(p.grad)
+            optimizer.check_gradient(p, p.grad, group)
             new = not optimizer.state.get(p)
             fill_state(optimizer, p, tx)
             mine = optimizer.state.get(p) or {}
@@ -291,7 +301,7 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
             cohorts.append(Cohort(tx.links, [p], [slots], compiled=False, replace=replace))
             grads.append([p.grad])
             if optimizer.counts_steps:
-                times.append((mine["step"] + 1).to(torch.float64))
+                times.append(numeric.float64(mine["step"] + 1))
             else:
                 times.append(1.0 if new else 2.0)
             carries.append(
@@ -305,10 +315,10 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
             continue
         if optimizer.counts_steps:
             with torch.no_grad():
-                mine["step"].add_(1)
+                mine["step"] += 1
         for keys, values in zip(layout.carry, numbers, strict=True):
             for key, value in zip(keys, values, strict=True):
-                mine[key] = torch.as_tensor(value, dtype=mine[key].dtype)
+                mine[key] = numeric.stored(value)
         if replace:
             for keys, values in zip(layout.slots, cohort.slots[0], strict=True):
                 mine.update(zip(keys, values, strict=True))

@@ -1,4 +1,4 @@
-"""Running fused chains in place: compiled once whatever the model, or eagerly.
+"""Stepping many tensors in place: with compiled kernels whatever the model, or eagerly.
 
 A cohort is a list of tensors that share rules and numbers. Its tensors are gone through in chunks;
 every chunk of one kind uses the same kernel, whatever the sizes. Results are written into the old
@@ -8,28 +8,23 @@ buffers inside the kernel: allocating new ones costs page faults and memory at e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim import base, kernels, tree
-from functional_optim.combine import extra_names
-from functional_optim.leafwise import (
+from functional_optim import base, kernels
+from functional_optim.rules import (
     Caster,
-    Leafwise,
     Link,
     Numbers,
     Progress,
     Slots,
-    State,
-    carry_of,
-    check_state,
     compute_dtype,
     measure,
+    rows_of,
     run_stored,
-    split,
     sum_parts,
 )
 
@@ -112,7 +107,11 @@ class Cohort:
         cast, pack = Caster(numbers), Pack(numbers)
         for i in self.loose:
             p, mine = self.params[i], self.slots[i]
-            u, new = run_stored(self.links, grads[i], p, mine, cast(p))
+            g, numbers_here = grads[i], cast(p)
+            if g.layout is not torch.strided:
+                _write_rows(self.links, g, p, mine, numbers_here)
+                continue
+            u, new = run_stored(self.links, g, p, mine, numbers_here)
             if self.replace:
                 p.add_(u)
                 self.slots[i] = new
@@ -302,103 +301,25 @@ def _next_measurement(
     )
 
 
-def compile(
-    tx: base.GradientTransformation, *, donate: bool = True
-) -> Callable[..., tuple[Any, Any]]:
-    """Compile a transformation into a step: `params, state = step(grads, state, params, **extra)`.
-
-    One kernel is compiled for the recipe and serves every size of tensor, every model and every
-    value of the hyperparameters: compiling `adamw(lr=1e-3)` and then `adamw(lr=1e-4)` costs one
-    compilation. A transformation that is not made of one-tensor rules alone is compiled whole, with
-    torch.compile.
-
-    Args:
-        tx: a transformation.
-        donate: write the results into the tensors of `params` and `state`, which are then the ones
-            returned (about five times faster than making new ones). False leaves both untouched.
-
-    Returns:
-        The step. Gradients are never changed. A `None` gradient leaves its parameter as it is.
-
-    Raises:
-        TypeError: if tx is not a transformation; from the step, for an unknown extra argument.
-        ValueError: from the step, if grads, state and params do not fit together, or two parameters
-            share memory.
-
-    Example::
-
-        >>> import torch, functional_optim as fo
-        >>> tx = fo.sgd(lr=0.5)
-        >>> step = fo.compile(tx)
-        >>> params = {"w": torch.ones(2)}
-        >>> params, state = step({"w": torch.ones(2)}, tx.init(params), params)
-        >>> params
-        {'w': tensor([0.5000, 0.5000])}
-    """
-    if not isinstance(tx, base.GradientTransformation):
-        raise TypeError(
-            f"compile takes a transformation, but got a {type(tx).__name__}; call the factory "
-            "first, e.g. compile(adamw(lr=1e-3))."
-        )
-    return FusedStep(tx, donate) if isinstance(tx, Leafwise) else _whole(tx)
-
-
-class FusedStep:
-    """The compiled step of a chain of one-tensor rules."""
-
-    def __init__(self, tx: Leafwise, donate: bool) -> None:
-        self.tx = tx
-        self.donate = donate
-        self.cohort: Cohort | None = None
-        self.tensors: list[Any] = []
-
-    @torch.no_grad()
-    def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
-        layout, links = self.tx.layout, self.tx.links
-        base.check_extra(extra, extra_names(self.tx))
-        check_state(links, layout, state)
-        if not self.donate:
-            params, state = tree.map(torch.clone, params), tree.map(torch.clone, state)
-        keys = [key for own in layout.slots for key in own]
-        rows = tree.rows(params, grads, *[state.slots[key] for key in keys])
-        live = [row for row in rows if row[1] is not None]
-        tensors = [x for p, _, *slots in live for x in (p, *slots)]
-        if self.cohort is None or not _same(tensors, self.tensors):
-            tree.check_same(params, grads, "params", "grads", "pass one gradient (or None) each")
-            base.check_params(params)
-            _check_apart([row[0] for row in live])
-            sizes = [len(own) for own in layout.slots]
-            slots = [split(mine, sizes) for _, _, *mine in live]
-            self.cohort = Cohort(links, [row[0] for row in live], slots, compiled=True)
-            self.tensors = tensors
-        here = state.step.device.type == "cpu"
-        t = float(state.step.item() + 1) if here else (state.step + 1).to(torch.float64)
-        carry = carry_of(layout, state.carry)
-        if here:
-            carry = [tuple([x.item() for x in own]) for own in carry]
-        if live:
-            (carry,) = advance([self.cohort], [[row[1] for row in live]], [t], [carry], extra)
-        state.step.add_(1)
-        for own, values in zip(layout.carry, carry, strict=True):
-            for key, value in zip(own, values, strict=True):
-                state.carry[key].fill_(value)
-        return params, state
-
-
-def _whole(tx: base.GradientTransformation) -> Callable[..., tuple[Any, Any]]:
-    def step(grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
-        updates, state = tx.update(grads, state, params, **extra)
-        return base.apply_updates(params, updates), state
-
-    return torch.no_grad()(torch.compile(step, fullgraph=True))
-
-
 def _write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) -> None:
     p.copy_(new_p)
     for mine, fresh in zip(old, new, strict=True):
         for slot, value in zip(mine, fresh, strict=True):
             if slot is not None:
                 slot.copy_(value)
+
+
+def _write_rows(
+    links: tuple[Link, ...], g: Tensor, p: Tensor, mine: list[Slots], numbers: list[Numbers]
+) -> None:
+    """Step the rows that have a sparse gradient, in place."""
+    rows = rows_of(g, p, mine)
+    u, new = run_stored(links, rows.g, rows.p, rows.slots, numbers)
+    p.index_put_(rows.at, base.add(rows.p, u))
+    for own, fresh in zip(mine, new, strict=True):
+        for slot, value in zip(own, fresh, strict=True):
+            if slot is not None:
+                slot.index_put_(rows.at, value)
 
 
 def _present(mine: Sequence[Slots]) -> list[Tensor]:
@@ -458,18 +379,3 @@ def _fits(tensors: list[Tensor], flat: bool) -> bool:
         and (not flat or (x.shape == first.shape and x.stride() == first.stride()))
         for x in tensors
     )
-
-
-def _same(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
-def _check_apart(params: list[Tensor]) -> None:
-    seen: set[int] = set()
-    for p in params:
-        if p.numel() and p.data_ptr() in seen:
-            raise ValueError(
-                f"two parameters of shape {tuple(p.shape)} share their memory, so a step in place "
-                "would move it twice; pass tied weights once."
-            )
-        seen.add(p.data_ptr())

@@ -178,6 +178,7 @@ def _direct(body: Callable[[list[list[Tensor]], Tensor], Any], signature: Signat
     options = {
         "size_asserts": False,
         "alignment_asserts": False,
+        "emulate_precision_casts": True,
         "cpp.threads": signature.threads,
         "cpp.dynamic_threads": False,
     }

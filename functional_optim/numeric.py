@@ -8,6 +8,7 @@ These helpers do the same in both, always in float64: `torch.where(c, 0.0, 0.9)`
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeGuard
@@ -79,6 +80,35 @@ def sqrt(x: Any) -> Any:
 def cos(x: Any) -> Any:
     """The cosine of x radians."""
     return float64(x).cos() if isinstance(x, Tensor) else math.cos(x)
+
+
+def rounded(x: Any) -> Any:
+    """x as it would be kept in a state: rounded to `storage_dtype`, then widened again."""
+    if isinstance(x, Tensor):
+        return x.to(storage_dtype()).to(torch.float64)
+    return x if storage_dtype() is torch.float64 else ctypes.c_float(x).value
+
+
+def storage_dtype() -> torch.dtype:
+    """The dtype of numbers kept in a state, as torch.optim has it: float32, or float64 if that is
+    torch's default dtype."""
+    return torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
+
+
+def stored(x: Any, device: torch.device | None = None) -> Tensor:
+    """x as a 0-dim tensor in the dtype of states."""
+    if isinstance(x, Tensor):
+        return x.to(device=device, dtype=storage_dtype()).reshape(())
+    return torch.full((), x, dtype=storage_dtype(), device=device)
+
+
+def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
+    """Raise ValueError if a Python number is out of range; tensors and schedules pass.
+
+    `{}` in the message stands for the value: formatting a tensor here would break a trace.
+    """
+    if is_static(value) and not ok(value):
+        raise ValueError(message.format(value))
 
 
 def _first_tensor(*values: Any) -> Tensor | None:

@@ -62,8 +62,7 @@ def scale_by_adam(
         tensor([-0.1000,  0.1000])
     """
     b1, b2 = check_betas(betas)
-    if numeric.is_static(eps) and not eps >= 0.0:
-        raise ValueError(f"Invalid epsilon value: {eps}")
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     slot_type = AmsgradSlots if amsgrad else AdamSlots
 
     def init(p: Tensor) -> Any:
@@ -123,13 +122,8 @@ def adam(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    descend = scale_by_lr(lr)
     adapt = scale_by_adam(betas, eps, amsgrad=amsgrad)
-    decay = add_decayed_weights(weight_decay)
-    sign = scale(-1 if maximize else 1)
-    if decoupled_weight_decay:
-        return chain(sign, adapt, decay, descend)
-    return chain(sign, decay, adapt, descend)
+    return adam_chain(adapt, lr, weight_decay, decoupled_weight_decay, maximize)
 
 
 def adamw(
@@ -173,10 +167,25 @@ def adamw(
     )
 
 
+def adam_chain(
+    adapt: Leafwise,
+    lr: numeric.Hyper,
+    weight_decay: numeric.Hyper,
+    decoupled: bool,
+    maximize: bool,
+) -> GradientTransformation:
+    """An adaptive link with what the whole family puts around it."""
+    descend = scale_by_lr(lr)
+    decay = add_decayed_weights(weight_decay)
+    sign = scale(-1 if maximize else 1)
+    if decoupled:
+        return chain(sign, adapt, decay, descend)
+    return chain(sign, decay, adapt, descend)
+
+
 def check_betas(betas: Betas) -> Betas:
     """Return the pair of betas, or raise torch's error for one out of range."""
-    for i, beta in enumerate(betas):
-        if numeric.is_static(beta) and not 0.0 <= beta < 1.0:
-            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
     b1, b2 = betas
+    for i, beta in enumerate((b1, b2)):
+        numeric.check(lambda x: 0.0 <= x < 1.0, beta, f"Invalid beta parameter at index {i}: {{}}")
     return b1, b2

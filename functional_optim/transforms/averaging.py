@@ -43,8 +43,9 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
         >>> state.slots["params_ema"]
         tensor([3.])
     """
-    if numeric.is_static(decay) and not 0.0 <= decay <= 1.0:
-        raise ValueError(f"params_ema needs a decay in [0, 1], but got {decay}.")
+    numeric.check(
+        lambda x: 0.0 <= x <= 1.0, decay, "params_ema needs a decay in [0, 1], but got {}."
+    )
 
     def init(p: Tensor) -> ParamsEmaSlots:
         return ParamsEmaSlots(p.detach().clone())

@@ -79,5 +79,4 @@ def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
 
 
 def _check_bound(link: str, name: str, bound: numeric.Hyper) -> None:
-    if numeric.is_static(bound) and not bound > 0:
-        raise ValueError(f"{link} needs a positive {name}, but got {bound}.")
+    numeric.check(lambda x: x > 0, bound, f"{link} needs a positive {name}, but got {{}}.")

@@ -43,8 +43,7 @@ def trace(
         >>> tx.update(torch.ones(1), state, w)[0]
         tensor([1.5000])
     """
-    if numeric.is_static(momentum) and not momentum >= 0.0:
-        raise ValueError(f"Invalid momentum value: {momentum}")
+    numeric.check(lambda x: x >= 0.0, momentum, "Invalid momentum value: {}")
 
     def init(p: Tensor) -> TraceSlots:
         return TraceSlots(torch.zeros_like(p))

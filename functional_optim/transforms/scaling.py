@@ -78,12 +78,11 @@ def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
     return _multiply(schedule, 1, "scale_by_schedule")
 
 
-def check_lr(lr: numeric.Hyper) -> None:
+def check_lr(lr: numeric.Hyper, says: str = "Invalid learning rate: {}") -> None:
     """Raise torch's errors for a bad learning rate."""
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
-    if numeric.is_static(lr) and not lr >= 0.0:
-        raise ValueError(f"Invalid learning rate: {lr}")
+    numeric.check(lambda x: x >= 0.0, lr, says)
 
 
 def _multiply(factor: numeric.Hyper, sign: int, name: str) -> Leafwise:

@@ -34,8 +34,7 @@ def add_decayed_weights(weight_decay: numeric.Hyper) -> Leafwise:
         >>> tx.update(torch.zeros(1), tx.init(w), w)[0]
         tensor([-1.])
     """
-    if numeric.is_static(weight_decay) and not weight_decay >= 0.0:
-        raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
     if numeric.is_zero(weight_decay):
         return identity()
 

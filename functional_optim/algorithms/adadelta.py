@@ -1,0 +1,104 @@
+"""Adadelta.
+
+Zeiler, "ADADELTA: An Adaptive Learning Rate Method", https://arxiv.org/abs/1212.5701, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.base import GradientTransformation
+from functional_optim.combine import chain
+from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+
+
+class AdadeltaSlots(NamedTuple):
+    square_avg: Tensor
+    """Average of g², like p."""
+    acc_delta: Tensor
+    """Average of Δ², like p."""
+
+
+def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Leafwise:
+    """Δ = g · RMS(Δ) / RMS(g), so that the step has the units of the parameter.
+
+    Args:
+        rho: decay rate of both averages, in [0, 1].
+        eps: added under both roots, ≥ 0.
+
+    State: `square_avg` and `acc_delta`, like the parameters.
+
+    Raises:
+        ValueError: torch.optim.Adadelta's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_adadelta(rho=0.75, eps=1e-6)
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -2.0]), tx.init(w), w)[0]
+        tensor([ 0.0020, -0.0020])
+    """
+    numeric.check(lambda x: 0.0 <= x <= 1.0, rho, "Invalid rho value: {}")
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+
+    def init(p: Tensor) -> AdadeltaSlots:
+        return AdadeltaSlots(torch.zeros_like(p), torch.zeros_like(p))
+
+    def scalars(t: Any) -> tuple[Any, Any]:
+        return 1 - numeric.at(rho, t), numeric.at(eps, t)
+
+    def update(
+        g: Tensor, slots: AdadeltaSlots, p: Tensor, a: Any, eps: Any
+    ) -> tuple[Tensor, AdadeltaSlots]:
+        v = slots.square_avg + a * (g * g - slots.square_avg)
+        d = (slots.acc_delta + eps).sqrt() / (v + eps).sqrt() * g
+        return d, AdadeltaSlots(v, slots.acc_delta + a * (d * d - slots.acc_delta))
+
+    return leafwise(init, update, scalars, name="scale_by_adadelta")
+
+
+def adadelta(
+    lr: numeric.Hyper = 1.0,
+    rho: numeric.Hyper = 0.9,
+    eps: numeric.Hyper = 1e-6,
+    weight_decay: numeric.Hyper = 0.0,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """Adadelta, with torch.optim.Adadelta's arguments and defaults.
+
+    Args:
+        lr: factor on the step, ≥ 0; 1 in the paper.
+        rho: decay rate of both averages, in [0, 1].
+        eps: added under both roots, ≥ 0.
+        weight_decay: L2 coefficient, ≥ 0.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `square_avg` and `acc_delta`, like the parameters.
+
+    Raises:
+        ValueError: torch.optim.Adadelta's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adadelta(rho=0.75)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9980, 1.0020])
+    """
+    return chain(
+        scale(-1 if maximize else 1),
+        add_decayed_weights(weight_decay),
+        scale_by_adadelta(rho, eps),
+        scale_by_lr(lr),
+    )

@@ -1,0 +1,148 @@
+"""Adafactor: second moments kept as one row and one column.
+
+Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
+https://arxiv.org/abs/1804.04235, Algorithms 4 and 5, with torch.optim's relative step
+min(lr, 1/√t).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.base import GradientTransformation
+from functional_optim.combine import chain
+from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.transforms import scale
+from functional_optim.transforms.scaling import check_lr
+
+
+class AdafactorSlots(NamedTuple):
+    row_var: Tensor | None
+    """Average R of the rows' mean squares, (…, m, 1); None below two dimensions."""
+    col_var: Tensor | None
+    """Average C of the columns' mean squares, (…, 1, n); None below two dimensions."""
+    variance: Tensor | None
+    """Average V of g², like p; None from two dimensions on."""
+
+
+def scale_by_adafactor(
+    lr: numeric.Hyper = 1e-2,
+    beta2_decay: numeric.Hyper = -0.8,
+    eps: tuple[float | None, numeric.Hyper] = (None, 1e-3),
+    d: numeric.Hyper = 1.0,
+    weight_decay: numeric.Hyper = 0.0,
+) -> Leafwise:
+    """The whole of Adafactor, up to the sign: its step sizes depend on the parameter itself.
+
+    Args:
+        lr: largest relative step size ρ, ≥ 0.
+        beta2_decay: γ ≤ 0 in β₂(t) = 1 − t^γ.
+        eps: (ε₁, ε₂): least root of the second moment (None: the spacing of numbers at 1 in the
+            dtype of the computation), and least scale of a parameter.
+        d: clipping threshold, ≥ 1.
+        weight_decay: decoupled decay, ≥ 0.
+
+    State: `row_var` and `col_var`, or `variance`, see `AdafactorSlots`.
+
+    Raises:
+        ValueError: torch.optim.Adafactor's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_adafactor()
+        >>> state = tx.init({"w": torch.zeros(3, 2), "b": torch.zeros(2)})
+        >>> state.slots["row_var"]["w"].shape, state.slots["row_var"]["b"]
+        (torch.Size([3, 1]), None)
+    """
+    eps1, eps2 = eps
+    check_lr(lr, "Learning rate should be >= 0 but is: {}")
+    numeric.check(lambda x: x <= 0.0, beta2_decay, "beta2_decay should be <= 0 but is: {}")
+    numeric.check(lambda x: x >= 0.0, eps1, "epsilon1 should be >= 0 but is: {}")
+    numeric.check(lambda x: x >= 0.0, eps2, "epsilon2 should be >= 0 but is: {}")
+    numeric.check(lambda x: x >= 1.0, d, "Clipping threshold d should be >= 1 but is: {}")
+    numeric.check(lambda x: x >= 0.0, weight_decay, "weight_decay should be >= 0 but is: {}")
+
+    def init(p: Tensor) -> AdafactorSlots:
+        if p.is_complex():
+            raise RuntimeError("Adafactor does not support complex parameters")
+        if p.dim() < 2:
+            return AdafactorSlots(None, None, torch.zeros_like(p))
+        row, col = torch.zeros_like(p[..., :1]), torch.zeros_like(p[..., :1, :])
+        return AdafactorSlots(row.contiguous(), col.contiguous(), None)
+
+    def scalars(t: Any) -> tuple[Any, ...]:
+        rate = numeric.at(lr, t)
+        rho = numeric.minimum(rate, 1 / numeric.sqrt(t))
+        decay = rate * numeric.at(weight_decay, t)
+        return t ** numeric.at(beta2_decay, t), rho, decay, numeric.at(eps2, t), numeric.at(d, t)
+
+    def update(
+        g: Tensor, slots: AdafactorSlots, p: Tensor, a: Any, rho: Any, decay: Any, eps2: Any, d: Any
+    ) -> tuple[Tensor, AdafactorSlots]:
+        least = torch.finfo(p.dtype).eps if eps1 is None else eps1
+        if slots.row_var is None or slots.col_var is None:
+            R, C = slots.row_var, slots.col_var
+            V = S = slots.variance + a * (g * g - slots.variance)
+        else:
+            R = slots.row_var + a * ((g * g).mean(-1, keepdim=True) - slots.row_var)
+            C = slots.col_var + a * ((g * g).mean(-2, keepdim=True) - slots.col_var)
+            V = (R @ C) / R.mean(-2, keepdim=True).clamp(min=least)
+            S = slots.variance
+        U = g * V.clamp(min=least * least).rsqrt()
+        alpha = rms(p).clamp(min=eps2) * rho
+        return decay * p + U * (alpha / (rms(U) / d).clamp(min=1.0)), AdafactorSlots(R, C, S)
+
+    return leafwise(init, update, scalars, flat=False, name="scale_by_adafactor")
+
+
+def rms(x: Tensor) -> Tensor:
+    """The root of the mean square; 0 for an empty tensor."""
+    return ((x * x).sum() / max(x.numel(), 1)).sqrt()
+
+
+def adafactor(
+    lr: numeric.Hyper = 1e-2,
+    beta2_decay: numeric.Hyper = -0.8,
+    eps: tuple[float | None, numeric.Hyper] = (None, 1e-3),
+    d: numeric.Hyper = 1.0,
+    weight_decay: numeric.Hyper = 0.0,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """Adafactor, with torch.optim.Adafactor's arguments and defaults.
+
+    Args:
+        lr: largest relative step size, ≥ 0; the step is relative to the parameter's scale.
+        beta2_decay: γ ≤ 0 in β₂(t) = 1 − t^γ.
+        eps: (ε₁, ε₂): least root of the second moment (None: the spacing of numbers at 1 in the
+            dtype of the computation), and least scale of a parameter.
+        d: clipping threshold, ≥ 1.
+        weight_decay: decoupled decay, ≥ 0.
+        maximize: ascend instead of descend.
+
+    State: `row_var` (…, m, 1) and `col_var` (…, 1, n) for a parameter of two or more dimensions,
+    `variance`, like it, for others.
+
+    Raises:
+        ValueError: torch.optim.Adafactor's messages, for numbers out of range.
+        RuntimeError: for complex parameters.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adafactor(lr=0.1)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9000, 1.1000])
+    """
+    return chain(
+        scale(-1 if maximize else 1),
+        scale_by_adafactor(lr, beta2_decay, eps, d, weight_decay),
+        scale(-1),
+    )

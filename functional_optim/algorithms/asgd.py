@@ -1,0 +1,146 @@
+"""ASGD: averaged stochastic gradient descent.
+
+Polyak, Juditsky, "Acceleration of stochastic approximation by averaging",
+https://doi.org/10.1137/0330046, with the decaying step size of Bottou, "Stochastic Gradient Descent
+Tricks", https://leon.bottou.org/publications/pdf/tricks-2012.pdf, section 5.1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.base import GradientTransformation
+from functional_optim.combine import chain
+from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.transforms import add_decayed_weights, scale
+from functional_optim.transforms.scaling import check_lr
+
+
+class EtaCarry(NamedTuple):
+    eta: Any
+    """Step size of the next step, 0-dim; lr at the first."""
+
+
+class MuCarry(NamedTuple):
+    mu: Any
+    """Weight of the next parameters in the average, 0-dim; 1 until averaging starts."""
+
+
+class AsgdSlots(NamedTuple):
+    ax: Tensor
+    """Average of the parameter, like p."""
+
+
+def scale_by_asgd(
+    lr: numeric.Hyper = 1e-2, lambd: numeric.Hyper = 1e-4, alpha: numeric.Hyper = 0.75
+) -> Leafwise:
+    """−η (g + λ p), with the step size η = lr / (1 + λ lr t)^α of the step before.
+
+    Args:
+        lr: first step size, ≥ 0.
+        lambd: λ, decay of the parameters and of the step size.
+        alpha: power in the decay of the step size.
+
+    State: `eta`, a number.
+
+    Raises:
+        ValueError: torch.optim.ASGD's message, for a negative lr.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_asgd(lr=0.5, lambd=0.0)
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -2.0]), tx.init(w), w)[0]
+        tensor([-2.5000,  1.0000])
+    """
+    check_lr(lr)
+
+    def scalars(t: Any, carry: EtaCarry) -> tuple[Any, ...]:
+        rate, decay = numeric.at(lr, t), numeric.at(lambd, t)
+        eta = rate / (1 + decay * rate * t) ** numeric.at(alpha, t)
+        return (carry.eta, decay), EtaCarry(eta)
+
+    def update(g: Tensor, slots: Any, p: Tensor, eta: Any, decay: Any) -> tuple[Tensor, Any]:
+        return -eta * (g + decay * p), slots
+
+    return leafwise(None, update, scalars, carry=EtaCarry(numeric.at(lr, 1)), name="scale_by_asgd")
+
+
+def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
+    """Keep the mean of the parameters over all steps after t0; a copy of them before.
+
+    Leaves the updates alone. It reads p + u, so it stands at the end of a chain.
+
+    Args:
+        t0: step after which averaging starts.
+
+    State: `mu`, a number; `ax`, like the parameters, 0 before the first step.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.scale_by_lr(1.0), fo.polyak_average(t0=0))
+        >>> w = torch.tensor([4.0])
+        >>> u, state = tx.update(torch.tensor([1.0]), tx.init(w), w)
+        >>> state.slots["ax"]
+        tensor([3.])
+    """
+
+    def init(p: Tensor) -> AsgdSlots:
+        return AsgdSlots(torch.zeros_like(p))
+
+    def scalars(t: Any, carry: MuCarry) -> tuple[Any, ...]:
+        return (carry.mu,), MuCarry(1 / numeric.maximum(1.0, t - numeric.at(t0, t)))
+
+    def update(u: Tensor, slots: AsgdSlots, p: Tensor, mu: Any) -> tuple[Tensor, AsgdSlots]:
+        return u, AsgdSlots(slots.ax + mu * (p - slots.ax))
+
+    return leafwise(init, update, scalars, carry=MuCarry(1.0), tail=True, name="polyak_average")
+
+
+def asgd(
+    lr: numeric.Hyper = 1e-2,
+    lambd: numeric.Hyper = 1e-4,
+    alpha: numeric.Hyper = 0.75,
+    t0: numeric.Hyper = 1e6,
+    weight_decay: numeric.Hyper = 0.0,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """ASGD, with torch.optim.ASGD's arguments and defaults. The average is the slot `ax`.
+
+    Args:
+        lr: first step size, ≥ 0.
+        lambd: λ, decay of the parameters and of the step size.
+        alpha: power in the decay of the step size.
+        t0: step after which averaging starts.
+        weight_decay: L2 coefficient, ≥ 0.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `eta` and `mu`, numbers; `ax`, like the parameters.
+
+    Raises:
+        ValueError: torch.optim.ASGD's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.asgd(lr=0.1, lambd=0.0)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.7000, 1.2000])
+    """
+    return chain(
+        scale(-1 if maximize else 1),
+        add_decayed_weights(weight_decay),
+        scale_by_asgd(lr, lambd, alpha),
+        polyak_average(t0),
+    )

@@ -1,0 +1,105 @@
+"""RAdam: Adam whose adaptive step waits until its variance is known.
+
+Liu, Jiang, He, Chen, Liu, Gao, Han, "On the Variance of the Adaptive Learning Rate and Beyond",
+https://arxiv.org/abs/1908.03265, Algorithm 2. The threshold is ρ_t > 5, torch.optim's (in the
+paper: 4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_chain, check_betas
+from functional_optim.base import GradientTransformation
+from functional_optim.leafwise import Leafwise, leafwise
+
+
+def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Leafwise:
+    """The average gradient, divided by the root of the second moment once that can be trusted.
+
+    Args:
+        betas: decay rates of the averages of g and g², each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: torch.optim.RAdam's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_radam()
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]  # not adaptive yet
+        tensor([ 5.0000, -0.0100])
+    """
+    b1, b2 = check_betas(betas)
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+
+    def init(p: Tensor) -> AdamSlots:
+        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
+
+    def scalars(t: Any) -> tuple[Any, ...]:
+        beta1, beta2 = numeric.at(b1, t), numeric.at(b2, t)
+        c2 = 1 - beta2**t
+        rho_inf = 2 / (1 - beta2) - 1
+        rho = rho_inf - 2 * t * beta2**t / c2
+        known = rho > 5.0
+        r, r_inf = numeric.maximum(rho, 5.0), numeric.maximum(rho_inf, 5.0)
+        rect = numeric.sqrt((r - 4) * (r - 2) * r_inf / ((r_inf - 4) * (r_inf - 2) * r))
+        adaptive = numeric.where(known, rect * numeric.sqrt(c2), 0.0)
+        plain = numeric.where(known, 0.0, 1.0)
+        return 1 - beta1, 1 - beta2, 1 - beta1**t, adaptive, plain, numeric.at(eps, t)
+
+    def update(
+        g: Tensor, slots: AdamSlots, p: Tensor, a1: Any, a2: Any, c1: Any, r: Any, s: Any, eps: Any
+    ) -> tuple[Tensor, AdamSlots]:
+        m = slots.exp_avg + a1 * (g - slots.exp_avg)
+        v = slots.exp_avg_sq + a2 * (g * g - slots.exp_avg_sq)
+        return (m / c1) * (r / (v.sqrt() + eps) + s), AdamSlots(m, v)
+
+    return leafwise(init, update, scalars, name="scale_by_radam")
+
+
+def radam(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+    decoupled_weight_decay: bool = False,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """RAdam, with torch.optim.RAdam's arguments and defaults.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the averages of g and g², each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: coefficient, ≥ 0.
+        decoupled_weight_decay: decay the weights apart from the gradient, as AdamW does.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: torch.optim.RAdam's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.radam(lr=0.1)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.7000, 1.2000])
+    """
+    adapt = scale_by_radam(betas, eps)
+    return adam_chain(adapt, lr, weight_decay, decoupled_weight_decay, maximize)

@@ -1,0 +1,123 @@
+"""RMSprop.
+
+Hinton, "Neural Networks for Machine Learning", lecture 6e,
+https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf. The centered version:
+Graves, "Generating Sequences With Recurrent Neural Networks", https://arxiv.org/abs/1308.0850,
+equations 38–45.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.base import GradientTransformation
+from functional_optim.combine import chain
+from functional_optim.leafwise import Leafwise, identity, leafwise
+from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr, trace
+
+
+class RmsSlots(NamedTuple):
+    square_avg: Tensor
+    """Average v of g², like p."""
+
+
+class CenteredSlots(NamedTuple):
+    square_avg: Tensor
+    """Average v of g², like p."""
+    grad_avg: Tensor
+    """Average m of g, like p."""
+
+
+def scale_by_rms(
+    alpha: numeric.Hyper = 0.99, eps: numeric.Hyper = 1e-8, *, centered: bool = False
+) -> Leafwise:
+    """Divide by the root of the average squared gradient, or of the gradient's variance.
+
+    Args:
+        alpha: decay rate of the averages, ≥ 0.
+        eps: added to the root, ≥ 0.
+        centered: subtract the square of the average gradient. Rounding can make that difference
+            negative; it is then taken as 0 (torch.optim's turns NaN).
+
+    State: `square_avg`, and if centered `grad_avg`, like the parameters.
+
+    Raises:
+        ValueError: torch.optim.RMSprop's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_rms(alpha=0.75)
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
+        tensor([ 2.0000, -2.0000])
+    """
+    numeric.check(lambda x: x >= 0.0, alpha, "Invalid alpha value: {}")
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    slot_type = CenteredSlots if centered else RmsSlots
+
+    def init(p: Tensor) -> Any:
+        return slot_type(*[torch.zeros_like(p) for _ in slot_type._fields])
+
+    def scalars(t: Any) -> tuple[Any, Any]:
+        return 1 - numeric.at(alpha, t), numeric.at(eps, t)
+
+    def update(g: Tensor, slots: Any, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:
+        v = slots.square_avg + a * (g * g - slots.square_avg)
+        if not centered:
+            return g / (v.sqrt() + eps), RmsSlots(v)
+        m = slots.grad_avg + a * (g - slots.grad_avg)
+        return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
+
+    return leafwise(init, update, scalars, name="scale_by_rms")
+
+
+def rmsprop(
+    lr: numeric.Hyper = 1e-2,
+    alpha: numeric.Hyper = 0.99,
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+    momentum: numeric.Hyper = 0.0,
+    centered: bool = False,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """RMSprop, with torch.optim.RMSprop's arguments and defaults.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        alpha: decay rate of the averages, ≥ 0.
+        eps: added to the root, ≥ 0.
+        weight_decay: L2 coefficient, ≥ 0.
+        momentum: momentum of the scaled gradients, ≥ 0. The Python number 0 drops the buffer.
+        centered: divide by the root of the gradient's variance instead of its second moment.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `square_avg`, `grad_avg` if centered, `momentum_buffer` if there is momentum, like the
+    parameters.
+
+    Raises:
+        ValueError: torch.optim.RMSprop's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.rmsprop(lr=0.1, alpha=0.75)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.8000, 1.2000])
+    """
+    return chain(
+        scale(-1 if maximize else 1),
+        add_decayed_weights(weight_decay),
+        scale_by_rms(alpha, eps, centered=centered),
+        identity() if numeric.is_zero(momentum) else trace(momentum),
+        scale_by_lr(lr),
+    )

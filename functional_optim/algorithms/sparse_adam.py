@@ -1,0 +1,61 @@
+"""SparseAdam: Adam that touches only the rows that have a gradient.
+
+Kingma, Ba, "Adam: A Method for Stochastic Optimization", https://arxiv.org/abs/1412.6980, with ε
+added to the uncorrected root (section 2, last remark), as torch.optim has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import Betas, adam_chain, check_betas, scale_by_adam
+from functional_optim.base import GradientTransformation
+
+
+def sparse_adam(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """Adam for sparse gradients, with torch.optim.SparseAdam's arguments and defaults.
+
+    Every rule of this library takes sparse COO gradients lazily: it sees the rows that have one,
+    and leaves the others and their slots alone. So this is `adam` but for ε, which is divided by
+    √(1 − β₂^t).
+
+    Args:
+        lr: learning rate, > 0.
+        betas: decay rates of the averages of g and g², each in [0, 1).
+        eps: added to the root of the uncorrected second moment, > 0.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters, dense.
+
+    Raises:
+        ValueError: torch.optim.SparseAdam's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.sparse_adam(lr=0.1)
+        >>> w = torch.ones(3, 2)
+        >>> g = torch.sparse_coo_tensor([[1]], [[3.0, -2.0]], (3, 2))
+        >>> updates, state = tx.update(g, tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([[1.0000, 1.0000],
+                [0.9000, 1.1000],
+                [1.0000, 1.0000]])
+    """
+    numeric.check(lambda x: x > 0.0, lr, "Invalid learning rate: {}")
+    numeric.check(lambda x: x > 0.0, eps, "Invalid epsilon value: {}")
+    _, b2 = check_betas(betas)
+
+    def corrected(count: Any) -> Any:
+        t = count + 1
+        return numeric.at(eps, t) / numeric.sqrt(1 - numeric.at(b2, t) ** t)
+
+    return adam_chain(scale_by_adam(betas, corrected), lr, 0.0, False, maximize)
