@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import base
+from functional_optim.adapters.loading import check_loaded
 from functional_optim.adapters.plan import Plan, step_apart
-from functional_optim.leafwise import Leafwise
-from functional_optim.rules import init_slots
 
 Recipe = Callable[..., base.GradientTransformation]
 """Any function from hyperparameters to a transformation."""
@@ -125,44 +124,10 @@ class Runs(torch.optim.Optimizer):
         before = {"state": self.state, "param_groups": self.param_groups}
         try:
             super().load_state_dict(state_dict)
-            self._check_loaded()
+            check_loaded(self, state_dict)
         except BaseException:
             self.__dict__.update(before)
             raise
-
-    def _check_loaded(self) -> None:
-        for group in self.param_groups:
-            tx = self.checked_transform(group)
-            if not isinstance(tx, Leafwise):
-                continue
-            expected = {key for keys in (*tx.layout.slots, *tx.layout.carry) for key in keys}
-            names = group.get("param_names") or []
-            for i, p in enumerate(group["params"]):
-                found = self.state.get(p)
-                if not found:
-                    continue
-                name = names[i] if i < len(names) else f"{i} of its group"
-                if expected and expected.isdisjoint(found):
-                    raise ValueError(
-                        f"the loaded state of parameter {name} has the slots {sorted(found)}, but "
-                        f"{type(self).__name__} keeps {sorted(expected)}; load a checkpoint of "
-                        "the same kind of optimizer."
-                    )
-                self._check_shapes(name, p, found, tx)
-
-    def _check_shapes(self, name: str, p: Tensor, found: dict[str, Any], tx: Leafwise) -> None:
-        for link, keys in zip(tx.links, tx.layout.slots, strict=True):
-            wanted = init_slots(link, torch.empty_like(p, device="meta"))
-            for key, slot in zip(keys, wanted, strict=True):
-                loaded = found.get(key)
-                if slot is None or loaded is None:
-                    continue
-                if not isinstance(loaded, Tensor) or loaded.shape != slot.shape:
-                    shape = tuple(loaded.shape) if isinstance(loaded, Tensor) else repr(loaded)
-                    raise ValueError(
-                        f"the loaded {key} of parameter {name} has shape {shape}, but the "
-                        f"parameter needs {tuple(slot.shape)}; load a checkpoint of this model."
-                    )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "compile": self.compile}
