@@ -111,7 +111,9 @@ class Cohort:
             if g.layout is not torch.strided:
                 _write_rows(self.links, g, p, mine, numbers_here)
                 continue
-            u, new = run_stored(self.links, g, p, mine, numbers_here)
+            # autograd keeps what the rule reads, and p itself is about to change
+            seen = p.clone() if self.replace else p
+            u, new = run_stored(self.links, g, seen, mine, numbers_here)
             if self.replace:
                 p.add_(u)
                 self.slots[i] = new

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,8 @@ def newton_schulz(
 ) -> Tensor:
     """Bring all singular values of a matrix near 1: about U Vᵀ of its decomposition U S Vᵀ.
 
-    Repeats X ← a X + (b A + c A²) X with A = X Xᵀ, in bfloat16.
+    Repeats X ← a X + (b A + c A²) X with A = X Xᵀ, in bfloat16. Every rank gathers the whole of a
+    sharded matrix (a DTensor), so that the result is that of a single process, and keeps its shard.
 
     Args:
         G: a matrix (m, n), or a batch of them.
@@ -38,6 +41,8 @@ def newton_schulz(
         >>> bool((torch.linalg.svdvals(X.float()) > 0.6).all())
         True
     """
+    if hasattr(G, "full_tensor"):
+        return _sharded_like(G, newton_schulz(_gathered(G), coefficients, steps, eps))
     a, b, c = coefficients
     product = torch.addmm if G.dim() == 2 else torch.baddbmm
     X = G.to(torch.bfloat16)
@@ -50,3 +55,13 @@ def newton_schulz(
         B = product(A, A, A, beta=b, alpha=c)
         X = product(X, B, X, beta=a)
     return X.mT if tall else X
+
+
+def _gathered(G: Any) -> Tensor:
+    return G.full_tensor()
+
+
+def _sharded_like(G: Any, X: Tensor) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(X, G.device_mesh, G.placements, src_data_rank=None)

@@ -91,7 +91,7 @@ def scale_by_adafactor(
         else:
             R = slots.row_var + a * ((g * g).mean(-1, keepdim=True) - slots.row_var)
             C = slots.col_var + a * ((g * g).mean(-2, keepdim=True) - slots.col_var)
-            V = (R @ C) / R.mean(-2, keepdim=True).clamp(min=least)
+            V = (R * C) / R.mean(-2, keepdim=True).clamp(min=least)
             S = slots.variance
         U = g * V.clamp(min=least * least).rsqrt()
         alpha = rms(p).clamp(min=eps2) * rho
