@@ -199,7 +199,12 @@ class Chunk:
             leaf_dtypes = tuple([tuple([_real(d) for d in leaf]) for leaf in leaf_dtypes])
         shapes = None
         if not self.flat:
-            shapes = tuple([(tuple(p.shape), p.stride()) for p in self.params])
+            shapes = tuple(
+                [
+                    tuple([(tuple(x.shape), x.stride()) for x in map(_plain, (p, p, *slots))])
+                    for p, slots in zip(self.params, map(_present, self.slots), strict=True)
+                ]
+            )
         sizes = kernels.BANDS[self.band]
         if measuring is None and self.band < 2:  # only sums differ between the two lower classes
             sizes = (kernels.BANDS[0][0], kernels.BANDS[1][1])

@@ -36,14 +36,14 @@ def band_of(numel: int) -> int:
 class Signature(NamedTuple):
     """What a kernel is specialized on, beside its code.
 
-    leaves: for each leaf the dtypes of its tensors. shapes: for each leaf its (shape, strides), or
-    None if the leaves are seen as 1-D of any size. sizes: the least and the largest number of
+    leaves: for each leaf the dtypes of its tensors. shapes: for each leaf the (shape, strides) of
+    its tensors, or None if the leaves are seen as 1-D of any size. sizes: the least and the largest number of
     elements it must do. numbers: length of the vector of numbers, and its dtype. threads: 1 for a
     serial kernel.
     """
 
     leaves: tuple[tuple[torch.dtype, ...], ...]
-    shapes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] | None
+    shapes: tuple[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], ...] | None
     sizes: tuple[int, int]
     numbers: tuple[int, torch.dtype]
     device: torch.device
@@ -156,12 +156,12 @@ def _direct(body: Callable[[list[list[Tensor]], Tensor], Any], signature: Signat
                 )
                 size = env.create_symintnode(symbol, hint=hint, source=None)
                 sizes.append(size)
-                shape, strides = (size,), (1,)
+                layouts: Any = [((size,), (1,))] * len(dtypes)
             else:
-                shape, strides = signature.shapes[i]
+                layouts = signature.shapes[i]
             tensors += [
                 torch.empty_strided(shape, strides, dtype=dtype, device=signature.device)
-                for dtype in dtypes
+                for (shape, strides), dtype in zip(layouts, dtypes, strict=True)
             ]
         length, dtype = signature.numbers
         numbers = torch.empty(length, dtype=dtype, device=signature.device)
