@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.adapters.numbers import owned
 from functional_optim.leafwise import Leafwise
 from functional_optim.rules import init_slots
 
@@ -71,4 +72,4 @@ def _keep_numbers(found: dict[str, Any], saved: dict[str, Any], tx: Leafwise) ->
             x, old = found.get(key), saved.get(key)
             if isinstance(x, Tensor) and x.dtype is not numeric.storage_dtype():
                 unhooked = isinstance(old, Tensor) and torch.equal(old.to(x), x)
-                found[key] = numeric.stored(old if unhooked else x, x.device)
+                found[key] = owned(numeric.stored(old if unhooked else x, x.device))

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import base
+from functional_optim.adapters.apart import step_apart
 from functional_optim.adapters.loading import check_loaded
-from functional_optim.adapters.plan import Plan, step_apart
+from functional_optim.adapters.numbers import owned
+from functional_optim.adapters.plan import Plan
 
 Recipe = Callable[..., base.GradientTransformation]
 """Any function from hyperparameters to a transformation."""
@@ -131,6 +133,13 @@ class Runs(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "compile": self.compile}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for mine in self.state.values():
+            for key, value in mine.items():
+                if isinstance(value, Tensor) and value.dim() == 0:
+                    mine[key] = owned(value)
 
 
 class Optimizer(Runs):

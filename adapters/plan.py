@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.adapters.numbers import Column, Integers, owned
 from functional_optim.adapters.whole import WholeTree
 from functional_optim.engine import Cohort, advance
 from functional_optim.leafwise import Leafwise
@@ -26,59 +27,58 @@ class Entry(NamedTuple):
     """A parameter as the plan saw it."""
 
     p: Tensor
-    pointer: int
+    memory: Memory
     dtype: torch.dtype
     layout: torch.layout | None
     state: dict[str, Any] | None
-    slots: list[tuple[str, Tensor]]
+    slots: list[tuple[str, Tensor, Memory]]
+    numbers: list[tuple[str, Any]]
+
+
+Memory = tuple[int, tuple[int, ...]]
+"""Where a tensor lies, and how: an assignment to `.data` changes one of them."""
 
 
 class Team:
     """Tensors of one group that have stepped together: one cohort, one step count.
 
-    Their `step` tensors, and those of each carried number, are views of one vector: advancing all
-    of them is one `fill_`, and one version counter tells whether somebody else changed one.
+    step: None if the optimizer counts none. carried: the columns of carried numbers, by key.
     """
 
-    def __init__(self, group: int, tx: Leafwise, cohort: Cohort, time: float) -> None:
+    def __init__(
+        self,
+        group: int,
+        tx: Leafwise,
+        cohort: Cohort,
+        time: float,
+        step: Column | Integers | None,
+        carried: dict[str, Column],
+    ) -> None:
         self.group = group
         self.tx = tx
         self.cohort = cohort
         self.time = time
-        self.carry: list[Numbers] = []
-        self.step: Tensor | None = None
-        self.integers: list[dict[str, Any]] = []
-        self.carried: dict[str, Tensor] = {}
-        self.versions: list[tuple[Tensor, int]] = []
+        self.step = step
+        self.carried = carried
+
+    def carry(self) -> list[Numbers]:
+        """What each link carries, as it is kept."""
+        layout = self.tx.layout
+        return [tuple([self.carried[key].read() for key in keys]) for keys in layout.carry]
 
     def untouched(self) -> bool:
         """Has nobody else written to the step counts or the carried numbers?"""
-        return all(vector._version == version for vector, version in self.versions) and all(
-            state["step"] == self.time for state in self.integers
-        )
+        columns = self.carried.values()
+        return (self.step is None or self.step.untouched()) and all(c.untouched() for c in columns)
 
     def finish(self, carry: list[Numbers]) -> None:
         """Write the step count and the carried numbers back."""
         self.time += 1
-        self.carry = carry
         if self.step is not None:
-            self.step.fill_(self.time)
-        for state in self.integers:
-            state["step"] = int(self.time)
+            self.step.write(self.time)
         for keys, values in zip(self.tx.layout.carry, carry, strict=True):
             for key, value in zip(keys, values, strict=True):
-                self.carried[key].fill_(value)
-        self.note_versions()
-        if self.carried:
-            self.carry = [
-                tuple([self.carried[key][0].item() for key in keys])
-                for keys in self.tx.layout.carry
-            ]
-
-    def note_versions(self) -> None:
-        """Remember the vectors as they are now."""
-        vectors = [self.step] if self.step is not None else []
-        self.versions = [(v, v._version) for v in [*vectors, *self.carried.values()]]
+                self.carried[key].write(value)
 
 
 class Plan:
@@ -105,18 +105,12 @@ class Plan:
                     fill_state(optimizer, p, tx)
                     signature = (p.grad.layout, *_signature(optimizer, p, tx, new))
                     teams.setdefault(signature, []).append(p)
-            for (_, time, *carried), members in teams.items():
-                self.teams.append(self._team(optimizer, k, tx, time, carried, members))
+            for (_, time, *_), members in teams.items():
+                self.teams.append(self._team(optimizer, k, tx, time, members))
             self.entries.append([_entry(optimizer, p, tx) for p in group["params"]])
 
     def _team(
-        self,
-        optimizer: Runs,
-        k: int,
-        tx: Leafwise,
-        time: float,
-        carried: list[float],
-        members: list[Tensor],
+        self, optimizer: Runs, k: int, tx: Leafwise, time: float, members: list[Tensor]
     ) -> Team:
         states = [optimizer.state.get(p) or {} for p in members]
         slots = [
@@ -125,18 +119,11 @@ class Plan:
         ]
         dense = all(p.grad is None or p.grad.layout is torch.strided for p in members)
         cohort = Cohort(tx.links, members, slots, compiled=optimizer.compile and dense)
-        team = Team(k, tx, cohort, time)
-        if optimizer.integer_steps:
-            team.integers = states
-        elif optimizer.counts_steps:
-            team.step = _share(states, "step")
-        supply = iter(carried)
-        team.carry = [tuple([next(supply) for _ in keys]) for keys in tx.layout.carry]
-        for keys in tx.layout.carry:
-            for key in keys:
-                team.carried[key] = _share(states, key)
-        team.note_versions()
-        return team
+        step = None
+        if optimizer.counts_steps:
+            step = (Integers if optimizer.integer_steps else Column)(states, "step")
+        carried = {key: Column(states, key) for keys in tx.layout.carry for key in keys}
+        return Team(k, tx, cohort, time, step, carried)
 
     def holds(self, optimizer: Runs) -> bool:
         """Is all as it was? New numbers in the groups are taken over here."""
@@ -147,17 +134,23 @@ class Plan:
             params = group["params"]
             if len(params) != len(entries):
                 return False
-            for p, (same, pointer, dtype, layout, mine, slots) in zip(params, entries, strict=True):
+            for p, (same, memory, dtype, layout, mine, slots, numbers) in zip(
+                params, entries, strict=True
+            ):
                 if p is not same or (None if p.grad is None else p.grad.layout) is not layout:
                     return False
                 if layout is None:
                     continue
-                if p.data_ptr() != pointer or p.dtype is not dtype or state.get(p) is not mine:
+                if (p.data_ptr(), p.stride()) != memory or p.dtype is not dtype:
                     return False
-                if mine is not None:
-                    for key, slot in slots:
-                        if mine.get(key) is not slot:
-                            return False
+                if state.get(p) is not mine:
+                    return False
+                for key, number in numbers:
+                    if mine.get(key) is not number:
+                        return False
+                for key, slot, place in slots:
+                    if mine.get(key) is not slot or (slot.data_ptr(), slot.stride()) != place:
+                        return False
         return all(team.untouched() for team in self.teams) and self._take_numbers(optimizer)
 
     def _take_numbers(self, optimizer: Runs) -> bool:
@@ -190,7 +183,7 @@ class Plan:
             [team.cohort for team in self.teams],
             grads,
             [team.time + 1 for team in self.teams],
-            [team.carry for team in self.teams],
+            [team.carry() for team in self.teams],
             {},
         )
         for team, carry in zip(self.teams, carries, strict=True):
@@ -203,11 +196,11 @@ def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise) -> None:
         return
     mine = optimizer.state[p]
     if optimizer.counts_steps and "step" not in mine:
-        mine["step"] = 0 if optimizer.integer_steps else numeric.stored(0.0)
+        mine["step"] = 0 if optimizer.integer_steps else owned(numeric.stored(0.0))
     for link, slot_keys, carry_keys in zip(tx.links, tx.layout.slots, tx.layout.carry, strict=True):
         for key, value in zip(carry_keys, link.carry or (), strict=True):
             if key not in mine:
-                mine[key] = numeric.stored(value).clone()
+                mine[key] = owned(numeric.stored(value))
         if any(mine.get(key) is None for key in slot_keys):
             for key, slot in zip(slot_keys, init_slots(link, p.detach()), strict=True):
                 if mine.get(key) is None and slot is not None:
@@ -224,7 +217,7 @@ def host_values(group: dict[str, Any]) -> dict[str, Any]:
 def _host(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.item() if value.device.type == "cpu" and value.numel() == 1 else value
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):  # a new one: a list may be edited in place
         return tuple([_host(x) for x in value])
     return value
 
@@ -261,64 +254,16 @@ def _signature(optimizer: Runs, p: Tensor, tx: Leafwise, new: bool) -> tuple[flo
 
 def _entry(optimizer: Runs, p: Tensor, tx: Leafwise | None) -> Entry:
     mine = optimizer.state.get(p)
-    keys = [key for keys in tx.layout.slots for key in keys] if tx else []
-    slots = [(key, mine[key]) for key in keys if key in mine] if mine else []
     layout = None if p.grad is None else p.grad.layout
-    return Entry(p, p.data_ptr(), p.dtype, layout, mine, slots)
+    slots: list[tuple[str, Tensor, Memory]] = []
+    numbers: list[tuple[str, Any]] = []
+    if mine and tx is not None:
+        keys = [key for keys in tx.layout.slots for key in keys if key in mine]
+        slots = [(key, mine[key], _memory(mine[key])) for key in keys]
+        keys = ["step", *[key for keys in tx.layout.carry for key in keys]]
+        numbers = [(key, mine[key]) for key in keys if isinstance(mine.get(key), Tensor)]
+    return Entry(p, _memory(p), p.dtype, layout, mine, slots, numbers)
 
 
-def _share(states: list[dict[str, Any]], key: str) -> Tensor:
-    """Make the 0-dim tensors under one key views of one new vector."""
-    first = states[0][key]
-    vector = torch.stack([torch.as_tensor(state[key], device=first.device) for state in states])
-    for i, state in enumerate(states):
-        state[key] = vector[i]
-    return vector
-
-
-def step_apart(optimizer: Runs, *, replace: bool) -> None:
-    """Step without a plan: traced by torch.compile, or (replace) recorded by autograd.
-
-    Each parameter is a cohort of its own, with its own `step` tensor as the time: in a graph there
-    is no comparing of tensors' values.
-    """
-    cohorts, grads, times, carries, layouts = [], [], [], [], []
-    for group in optimizer.param_groups:
-        tx = optimizer.checked_transform(group)
-        if not isinstance(tx, Leafwise):
-            raise TypeError(
-                "a step that is traced by torch.compile or recorded by autograd needs a recipe "
-                "made of one-tensor rules; this one also has a transformation of whole trees."
-            )
-        for p in group["params"]:
-            if p.grad is None:
-                continue
-            optimizer.check_gradient(p, p.grad, group)
-            new = not optimizer.state.get(p)
-            fill_state(optimizer, p, tx)
-            mine = optimizer.state.get(p) or {}
-            slots = [tuple([mine.get(key) for key in keys]) for keys in tx.layout.slots]
-            cohorts.append(Cohort(tx.links, [p], [slots], compiled=False, replace=replace))
-            grads.append([p.grad])
-            if optimizer.counts_steps:
-                times.append(numeric.float64(mine["step"] + 1))
-            else:
-                times.append(1.0 if new else 2.0)
-            carries.append(
-                [tuple([mine[key].to(torch.float64) for key in keys]) for keys in tx.layout.carry]
-            )
-            layouts.append(tx.layout)
-    carried = advance(cohorts, grads, times, carries, {})
-    for cohort, layout, numbers in zip(cohorts, layouts, carried, strict=True):
-        mine = optimizer.state.get(cohort.params[0])
-        if not mine:
-            continue
-        if optimizer.counts_steps:
-            with torch.no_grad():
-                mine["step"] += 1
-        for keys, values in zip(layout.carry, numbers, strict=True):
-            for key, value in zip(keys, values, strict=True):
-                mine[key] = numeric.stored(value)
-        if replace:
-            for keys, values in zip(layout.slots, cohort.slots[0], strict=True):
-                mine.update(zip(keys, values, strict=True))
+def _memory(x: Tensor) -> Memory:
+    return x.data_ptr(), x.stride()

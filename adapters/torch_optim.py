@@ -52,7 +52,7 @@ class DropIn(Runs):
         super().__init_subclass__()
         if "recipe" in cls.__dict__:
             cls._names = tuple(inspect.signature(cls.recipe).parameters)
-        theirs = next(c for c in cls.__mro__ if c.__module__.startswith("torch.optim."))
+        theirs = next(c for c in cls.__mro__ if c.__module__.startswith("torch.optim"))
         signature = inspect.signature(theirs)
         flag = inspect.Parameter("compile", inspect.Parameter.KEYWORD_ONLY, default=True)
         cls.__signature__ = signature.replace(parameters=[*signature.parameters.values(), flag])
@@ -449,7 +449,7 @@ class SparseAdam(DropIn, torch.optim.SparseAdam):
         >>> from functional_optim.adapters import SparseAdam
         >>> w = torch.nn.Parameter(torch.ones(2))
         >>> opt = SparseAdam([w], lr=0.1, compile=False)
-        >>> w.grad = torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (2,))
+        >>> w.grad = torch.ones(2).to_sparse()
         >>> opt.step()
         >>> bool((w < 1).all())
         True

@@ -91,6 +91,17 @@ def check_params(params: Tree) -> None:
             )
 
 
+def check_grads(params: Tree, grads: Tree) -> None:
+    """Raise unless there is one gradient (or None) of the right kind for each parameter."""
+    tree.check_same(params, grads, "params", "grads", "pass one gradient (or None) per parameter")
+    for (path, p), (_, g) in zip(tree.items(params), tree.rows(params, grads), strict=True):
+        if g is not None and g.is_complex() != p.is_complex():
+            raise TypeError(
+                f"the gradient of {path!r} has dtype {g.dtype} and the parameter {p.dtype}; pass a "
+                "complex gradient for a complex parameter, and a real one for a real one."
+            )
+
+
 def extra_names(update: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the keyword-only parameters of a plain Python function.
 

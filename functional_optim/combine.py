@@ -40,6 +40,8 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
     for tx in transforms:
         for part in _parts(tx):
             last = parts[-1] if parts else None
+            if isinstance(part, Leafwise) and not part.links:
+                continue
             if isinstance(part, Leafwise) and isinstance(last, Leafwise):
                 parts[-1] = Leafwise(last.links + part.links)
             else:
@@ -81,6 +83,12 @@ class Sequence(base.GradientTransformation):
     parts: tuple[base.GradientTransformation, ...]
 
     def __new__(cls, parts: tuple[base.GradientTransformation, ...]) -> Sequence:
+        for part in parts[:-1]:
+            if isinstance(part, Leafwise) and part.links[-1].tail:
+                raise ValueError(
+                    f"a transformation stands after {part.links[-1].name}, which reads the "
+                    f"parameters after the update; put {part.links[-1].name} last in the chain."
+                )
         known = [extra_names(part) for part in parts]
         every = tuple([name for names in known for name in names])
 

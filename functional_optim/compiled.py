@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim import base, tree
 from functional_optim.combine import extra_names
 from functional_optim.engine import Cohort, advance
-from functional_optim.leafwise import Leafwise, State, carry_of, check_state
+from functional_optim.leafwise import Leafwise, State, carry_of, check_state, check_trees
 from functional_optim.rules import split
 
 
@@ -77,8 +77,8 @@ class FusedStep:
         live = [row for row in rows if row[1] is not None]
         tensors = [x for p, _, *slots in live for x in (p, *slots)]
         if self.cohort is None or not _same(tensors, self.tensors):
-            tree.check_same(params, grads, "params", "grads", "pass one gradient (or None) each")
             base.check_params(params)
+            check_trees(links, layout, params, grads, state)
             _check_apart([row[0] for row in live])
             sizes = [len(own) for own in layout.slots]
             slots = [split(mine, sizes) for _, _, *mine in live]

@@ -158,7 +158,16 @@ def leafwise(
 
 
 def identity() -> Leafwise:
-    """The transformation that changes nothing; what a link with a zero coefficient becomes."""
+    """The transformation that changes nothing; what a link with a zero coefficient becomes.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.identity()
+        >>> w = torch.ones(2)
+        >>> tx.update(torch.tensor([2.0, 4.0]), tx.init(w), w)[0]
+        tensor([2., 4.])
+    """
     return Leafwise(())
 
 
@@ -189,9 +198,8 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
         check_state(links, layout, state)
         if params is None:
             raise ValueError("update needs the parameters: call update(grads, state, params).")
-        tree.check_same(
-            params, grads, "params", "grads", "pass one gradient (or None) per parameter"
-        )
+        if not torch.compiler.is_compiling():
+            check_trees(links, layout, params, grads, state)
         columns = [state.slots[key] for key in slot_keys]
 
         t = (state.step + 1).to(torch.float64)
@@ -237,6 +245,23 @@ def stored_carry(
         for keys, values in zip(layout.carry, new, strict=True)
         for key, value in zip(keys, values, strict=True)
     }
+
+
+def check_trees(
+    links: Sequence[Link], layout: Layout, params: Any, grads: Any, state: State
+) -> None:
+    """Raise unless gradients and slots are those of these parameters."""
+    base.check_grads(params, grads)
+    for link, keys in zip(links, layout.slots, strict=True):
+        for key in keys:
+            tree.check_same(
+                params,
+                state.slots[key],
+                "params",
+                f"the slot {key!r} of the state",
+                "pass the state that this chain's own init returned for these parameters",
+                shapes=link.flat,
+            )
 
 
 def check_state(links: Sequence[Link], layout: Layout, state: Any) -> None:

@@ -186,7 +186,9 @@ def run_rows(
         )
         for fresh, own in zip(new, slots, strict=True)
     ]
-    sparse = torch.sparse_coo_tensor(torch.stack(rows.at), u, p.shape, is_coalesced=True)
+    sparse = torch.sparse_coo_tensor(
+        torch.stack(rows.at), u, p.shape, check_invariants=False, is_coalesced=True
+    )
     return sparse, full
 
 

@@ -73,7 +73,9 @@ def global_norm(tree: Any) -> Tensor:
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
 
 
-def check_same(a: Any, b: Any, a_name: str, b_name: str, advice: str) -> None:
+def check_same(
+    a: Any, b: Any, a_name: str, b_name: str, advice: str, *, shapes: bool = True
+) -> None:
     """Raise ValueError, naming both sides, unless `b` has a subtree at every leaf of `a`.
 
     Under torch.compile the check is left to optree itself, which raises a terser error.
@@ -88,7 +90,7 @@ def check_same(a: Any, b: Any, a_name: str, b_name: str, advice: str) -> None:
             f"{a_name} and {b_name} have different structures:\n  {a_name}: {summary(a)}\n"
             f"  {b_name}: {summary(b)}\n{advice[0].upper()}{advice[1:]}."
         ) from None
-    for i, (x, y) in enumerate(zip(found, others, strict=True)):
+    for i, (x, y) in enumerate(zip(found, others, strict=True) if shapes else ()):
         ours = getattr(x, "shape", None)
         if y is not None and getattr(y, "shape", None) != ours:
             path = ".".join(str(key) for key in optree.tree_paths(a)[i])

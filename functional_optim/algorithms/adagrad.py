@@ -43,8 +43,8 @@ def scale_by_adagrad(
         >>> import torch, functional_optim as fo
         >>> tx = fo.scale_by_adagrad()
         >>> w = torch.zeros(2)
-        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
-        tensor([ 1.0000, -1.0000])
+        >>> tx.update(torch.tensor([5.0, -2.0]), tx.init(w), w)[0]
+        tensor([ 1., -1.])
     """
     start = initial_accumulator_value
     numeric.check(lambda x: x >= 0.0, start, "Invalid initial_accumulator_value value: {}")

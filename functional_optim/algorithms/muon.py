@@ -49,7 +49,8 @@ def scale_by_muon(
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Muon's messages; for a parameter that is not a real matrix.
+        ValueError: torch.optim.Muon's messages; for a parameter that is not a matrix.
+        RuntimeError: for a complex parameter.
 
     Example::
 
@@ -69,7 +70,9 @@ def scale_by_muon(
         raise ValueError("Coefficients must be a tuple of exactly 3 values")
 
     def init(p: Tensor) -> MuonSlots:
-        if p.dim() != 2 or p.is_complex():
+        if p.is_complex():
+            raise RuntimeError("Muon does not support complex parameters")
+        if p.dim() != 2:
             raise ValueError(
                 "Muon only supports 2D parameters whereas we found a parameter with size: "
                 f"{p.size()}"
@@ -123,7 +126,8 @@ def muon(
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Muon's messages; for a parameter that is not a real matrix.
+        ValueError: torch.optim.Muon's messages; for a parameter that is not a matrix.
+        RuntimeError: for a complex parameter.
 
     Example::
 

@@ -43,7 +43,7 @@ def sparse_adam(
         >>> import torch, functional_optim as fo
         >>> tx = fo.sparse_adam(lr=0.1)
         >>> w = torch.ones(3, 2)
-        >>> g = torch.sparse_coo_tensor([[1]], [[3.0, -2.0]], (3, 2))
+        >>> g = torch.tensor([[0.0, 0.0], [3.0, -2.0], [0.0, 0.0]]).to_sparse(1)
         >>> updates, state = tx.update(g, tx.init(w), w)
         >>> fo.apply_updates(w, updates)
         tensor([[1.0000, 1.0000],

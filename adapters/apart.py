@@ -1,0 +1,63 @@
+"""Stepping without a plan: traced by torch.compile, or recorded by autograd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from functional_optim import numeric
+from functional_optim.adapters.plan import fill_state
+from functional_optim.engine import Cohort, advance
+from functional_optim.leafwise import Leafwise
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.optimizer import Runs
+
+
+def step_apart(optimizer: Runs, *, replace: bool) -> None:
+    """Step every parameter; with `replace`, put new tensors into the state for autograd.
+
+    Each parameter is a cohort of its own, with its own `step` tensor as the time: in a graph there
+    is no comparing of tensors' values.
+    """
+    cohorts, grads, times, carries, layouts = [], [], [], [], []
+    for group in optimizer.param_groups:
+        tx = optimizer.checked_transform(group)
+        if not isinstance(tx, Leafwise):
+            raise TypeError(
+                "a step that is traced by torch.compile or recorded by autograd needs a recipe "
+                "made of one-tensor rules; this one also has a transformation of whole trees."
+            )
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            optimizer.check_gradient(p, p.grad, group)
+            new = not optimizer.state.get(p)
+            fill_state(optimizer, p, tx)
+            mine = optimizer.state.get(p) or {}
+            slots = [tuple([mine.get(key) for key in keys]) for keys in tx.layout.slots]
+            cohorts.append(Cohort(tx.links, [p], [slots], compiled=False, replace=replace))
+            grads.append([p.grad])
+            if optimizer.counts_steps:
+                times.append(numeric.float64(mine["step"] + 1))
+            else:
+                times.append(1.0 if new else 2.0)
+            carries.append(
+                [tuple([mine[key].to(torch.float64) for key in keys]) for keys in tx.layout.carry]
+            )
+            layouts.append(tx.layout)
+    carried = advance(cohorts, grads, times, carries, {})
+    for cohort, layout, numbers in zip(cohorts, layouts, carried, strict=True):
+        mine = optimizer.state.get(cohort.params[0])
+        if not mine:
+            continue
+        if optimizer.counts_steps:
+            with torch.no_grad():
+                mine["step"] += 1
+        for keys, values in zip(layout.carry, numbers, strict=True):
+            for key, value in zip(keys, values, strict=True):
+                mine[key] = numeric.stored(value)
+        if replace:
+            for keys, values in zip(layout.slots, cohort.slots[0], strict=True):
+                mine.update(zip(keys, values, strict=True))
