@@ -60,6 +60,7 @@ def scale_by_rprop(
 
     def init(p: Tensor) -> RpropSlots:
         first = numeric.at(lr, 1)
+        first = first.to(p.device) if isinstance(first, Tensor) else first
         size = torch.zeros_like(p) + (first * (1 + 1j) if p.is_complex() else first)
         return RpropSlots(torch.zeros_like(p), size.to(p.dtype))
 
