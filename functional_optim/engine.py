@@ -265,11 +265,11 @@ def advance(
                 waiting.append(k)
         if not waiting:
             break
-        name, meeting = _next_measurement(cohorts, steps, waiting)
+        meeting = _next_measurement(cohorts, steps, waiting)
         parts: list[Sequence[Tensor]] = []
         for k in meeting:
             parts += cohorts[k].measure(grads[k], steps[k].to_measure())
-        total = sum_parts(parts, name)
+        total = sum_parts(parts)
         if all(x.device.type == "cpu" for x in total):
             total = tuple([x.item() for x in total])
         for k in meeting:
@@ -281,7 +281,7 @@ def advance(
 
 def _next_measurement(
     cohorts: Sequence[Cohort], steps: Sequence[Progress], waiting: list[int]
-) -> tuple[Link, list[int]]:
+) -> list[int]:
     """The measurement that no waiting cohort has still before it but out of reach."""
 
     def ahead(k: int) -> list[tuple[str, int]]:
@@ -298,9 +298,7 @@ def _next_measurement(
     for k in waiting:
         key = plans[k][0]
         if all(key not in plan[1:] for plan in plans.values()):
-            link = steps[k].following()
-            assert link is not None
-            return link, [j for j in waiting if plans[j][0] == key]
+            return [j for j in waiting if plans[j][0] == key]
     names = " and ".join(sorted({plan[0][0] for plan in plans.values()}))
     raise ValueError(
         f"two parameter groups measure {names} in different orders, so no sum over both exists; "

@@ -202,6 +202,14 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
             check_trees(links, layout, params, grads, state)
         columns = [state.slots[key] for key in slot_keys]
 
+        rows = tree.rows(params, grads, *columns)
+        if not rows:
+            return grads, state._replace(step=state.step + 1)
+        # no gradient at all measures as one that is zero
+        p, _, *slots = rows[0]
+        measured = [row for row in rows if row[1] is not None]
+        measured = measured or [(p, torch.zeros_like(p), *slots)]
+
         t = (state.step + 1).to(torch.float64)
         step = Progress(links, t, carry_of(layout, state.carry), extra)
         for i, link in enumerate(links):
@@ -211,10 +219,9 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
             cast = Caster(step.to_measure())
             parts = [
                 measure(links[: i + 1], g, p, split(slots, sizes), cast(p))
-                for p, g, *slots in tree.rows(params, grads, *columns)
-                if g is not None
+                for p, g, *slots in measured
             ]
-            step.advance(sum_parts(parts, link))
+            step.advance(sum_parts(parts))
         cast = Caster(step.numbers)
 
         def leaf(p: Tensor, g: Tensor | None, *slots: Any) -> tuple[Any, ...]:

@@ -307,13 +307,11 @@ class Caster:
         return self.cast[key]
 
 
-def sum_parts(parts: Sequence[Sequence[Tensor]], link: Link) -> Numbers:
+def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
     """Sum what `reduce` measured on each tensor, entry by entry, in float64.
 
     A measurement of a sharded tensor is itself sharded (a DTensor); it is completed first.
     """
-    if not parts:
-        raise ValueError(f"{link.name or 'a link'} measures the gradients, but every one is None.")
     return tuple(
         [torch.stack([_whole(x) for x in column]).sum() for column in zip(*parts, strict=True)]
     )

@@ -72,8 +72,8 @@ def scale_by_adafactor(
             raise RuntimeError("Adafactor does not support complex parameters")
         if p.dim() < 2:
             return AdafactorSlots(None, None, torch.zeros_like(p))
-        row, col = torch.zeros_like(p[..., :1]), torch.zeros_like(p[..., :1, :])
-        return AdafactorSlots(row.contiguous(), col.contiguous(), None)
+        zero = torch.zeros_like(p)  # summed, so that shards and strides are those of later steps
+        return AdafactorSlots(zero.sum(-1, keepdim=True), zero.sum(-2, keepdim=True), None)
 
     def scalars(t: Any) -> tuple[Any, ...]:
         rate = numeric.at(lr, t)
