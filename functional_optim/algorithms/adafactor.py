@@ -89,15 +89,20 @@ def scale_by_adafactor(
             R, C = slots.row_var, slots.col_var
             V = S = slots.variance + a * (g * g - slots.variance)
         else:
-            R = slots.row_var + a * ((g * g).mean(-1, keepdim=True) - slots.row_var)
-            C = slots.col_var + a * ((g * g).mean(-2, keepdim=True) - slots.col_var)
-            V = (R * C) / R.mean(-2, keepdim=True).clamp(min=least)
+            R = slots.row_var + a * (mean(g * g, -1) - slots.row_var)
+            C = slots.col_var + a * (mean(g * g, -2) - slots.col_var)
+            V = (R * C) / mean(R, -2).clamp(min=least)
             S = slots.variance
         U = g * V.clamp(min=least * least).rsqrt()
         alpha = rms(p).clamp(min=eps2) * rho
         return decay * p + U * (alpha / (rms(U) / d).clamp(min=1.0)), AdafactorSlots(R, C, S)
 
     return leafwise(init, update, scalars, flat=False, name="scale_by_adafactor")
+
+
+def mean(x: Tensor, dim: int) -> Tensor:
+    """The mean along one dimension, which is kept; 0 where that is empty."""
+    return x.sum(dim, keepdim=True) / max(x.shape[dim], 1)
 
 
 def rms(x: Tensor) -> Tensor:
