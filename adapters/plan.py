@@ -87,12 +87,14 @@ class Plan:
     def __init__(self, optimizer: Runs) -> None:
         self.entries: list[list[Entry]] = []
         self.hyper: list[dict[str, Any]] = []
+        self.seen: list[dict[str, Any] | None] = []
         self.teams: list[Team] = []
         self.wholes: list[WholeTree] = []
         for k, group in enumerate(optimizer.param_groups):
             hyper = host_values(group)
             tx = optimizer.checked_transform({**group, **hyper})
             self.hyper.append(hyper)
+            self.seen.append(_constants(group))
             if not isinstance(tx, Leafwise):
                 self.wholes.append(WholeTree(optimizer, k, tx))
                 self.entries.append([_entry(optimizer, p, None) for p in group["params"]])
@@ -155,7 +157,10 @@ class Plan:
 
     def _take_numbers(self, optimizer: Runs) -> bool:
         for k, group in enumerate(optimizer.param_groups):
+            if _identical(group, self.seen[k]):
+                continue
             hyper = host_values(group)
+            self.seen[k] = _constants(group)
             if same_values(hyper, self.hyper[k]):
                 continue
             tx = optimizer.checked_transform({**group, **hyper})
@@ -212,6 +217,21 @@ def host_values(group: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _host(value) for key, value in group.items() if key not in ("params", "param_names")
     }
+
+
+def _constants(group: dict[str, Any]) -> dict[str, Any] | None:
+    """A group's entries, if none of them can change in place."""
+    values = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    inner = [x for value in values.values() for x in (value if type(value) is tuple else (value,))]
+    return None if any(isinstance(x, (Tensor, list, dict)) for x in inner) else dict(group)
+
+
+def _identical(group: dict[str, Any], seen: dict[str, Any] | None) -> bool:
+    """Are a group's entries the very objects that were seen?"""
+    if seen is None or len(seen) != len(group):
+        return False
+    get = group.get
+    return all(get(key) is value for key, value in seen.items())
 
 
 def _host(value: Any) -> Any:

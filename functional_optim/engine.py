@@ -59,7 +59,6 @@ class Cohort:
         self.replace = replace
         self.chunks: list[Chunk] = []
         self.loose: list[int] = []
-        self.strides = [p.stride() for p in params]
         self.written: list[Tensor] = []
         flat = all(link.flat for link in links)
         kinds: dict[Any, list[int]] = {}
@@ -130,41 +129,43 @@ class Chunk:
 
     def __init__(self, cohort: Cohort, members: list[int], band: int, *, flat: bool) -> None:
         self.cohort = cohort
-        self.members = members
         self.first = cohort.params[members[0]]
         self.slots = [cohort.slots[i] for i in members]
         self.params = [cohort.params[i] for i in members]
-        self.strides = [cohort.strides[i] for i in members]
         self.flat = flat
         self.band = band
         self.threads = torch.get_num_threads() if band == 2 else 1
         self.fixed: list[Any] = [_numel(p) for p in self.params] if flat else []
-        self.gradients: list[int] = []
-        for p, mine in zip(self.params, self.slots, strict=True):
-            self.gradients.append(len(self.fixed))
+        self.gradients: list[tuple[int, int, Tensor, tuple[int, ...], torch.dtype]] = []
+        for i, p, mine in zip(members, self.params, self.slots, strict=True):
+            self.gradients.append((len(self.fixed), i, p, p.stride(), p.dtype))
             self.fixed += [None, p, *[slot for own in mine for slot in own if slot is not None]]
         self.fixed = [_plain(x) for x in self.fixed]
         self.fixed.append(None)
-        self.ready: dict[Any, kernels.Kernel] = {}
+        self.numbers_in = (compute_dtype(self.first), self.first.device)
+        self.usual: dict[int | None, kernels.Kernel] = {}
 
     def run(self, grads: list[Tensor], pack: Pack, measuring: int | None) -> Any:
         """Call the kernel: step the tensors, or measure with the first `measuring` links."""
         args = self.fixed.copy()
-        dtypes = []
-        for at, i, p, strides in zip(
-            self.gradients, self.members, self.params, self.strides, strict=True
-        ):
+        usual = True
+        for at, i, p, strides, dtype in self.gradients:
             g = grads[i]
             if g.stride() != strides:
-                g = torch.empty_like(p).copy_(g)
-            args[at] = _plain(g)
-            dtypes.append(g.dtype)
-        numbers = pack(compute_dtype(self.first), self.first.device)
-        args[-1] = numbers
-        key = (measuring, pack.shape, *dtypes)
-        kernel = self.ready.get(key)
+                g = torch.empty_like(p, dtype=g.dtype).copy_(g)
+            if g.dtype is not dtype:
+                usual = False
+            args[at] = g
+        args[-1] = numbers = pack(*self.numbers_in)
+        if self.first.is_complex():
+            for at, *_ in self.gradients:
+                args[at] = _plain(args[at])
+        kernel = self.usual.get(measuring) if usual else None
         if kernel is None:
-            kernel = self.ready[key] = self._kernel(dtypes, pack, measuring, numbers)
+            dtypes = [grads[i].dtype for _, i, *_ in self.gradients]
+            kernel = self._kernel(dtypes, pack, measuring, numbers)
+            if usual:
+                self.usual[measuring] = kernel
         return kernel(args)
 
     def _kernel(
