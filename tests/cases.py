@@ -1,0 +1,175 @@
+"""The table of cases: one row sends a recipe through every property and every reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import optree
+import pytest
+import reference
+import torch
+from helpers import make_params
+from torch import Tensor, optim
+
+import functional_optim as fo
+from functional_optim import adapters, schedules
+
+ABILITIES = {"complex", "ensemble", "graph", "half", "meta", "object", "rest", "schedule", "vmap"}
+"""What a row may say that it cannot do; `test_properties` then asks for an error instead.
+
+complex: complex parameters, treated as pairs. ensemble: vmap over a batch of parameters, states
+and gradients. graph: one full graph while hyperparameters change. half: bfloat16 and float16.
+meta: the gradient with respect to its hyperparameters. object: run by `adapters.Optimizer`.
+rest: a learning rate of 0. schedule: a schedule for every hyperparameter. vmap: a batch of
+hyperparameters.
+"""
+
+
+class Case(NamedTuple):
+    """A row.
+
+    hyper: the recipe's arguments. Floats, and those in tuples, are the ones that may change while
+    training: they become tensors and schedules here. All else is static.
+    stock: the counterpart in torch.optim, which takes the same arguments. naive: the paper's loop.
+    cannot: some of ABILITIES. dim: the only number of dimensions of a tensor that it takes.
+    rounding: how far equal float64 results may part.
+    """
+
+    name: str
+    recipe: Callable[..., fo.GradientTransformation]
+    hyper: dict[str, Any]
+    stock: Any = None
+    naive: Callable[..., Any] | None = None
+    cannot: frozenset[str] = frozenset()
+    dim: int | None = None
+    rounding: float = 1e-12
+
+    def params(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
+        """A tree of all shapes that it takes."""
+        every = make_params(dtype, seed)
+        return {n: p for n, p in every.items() if self.dim is None or p.dim() == self.dim}
+
+    def tx(self, **changed: Any) -> fo.GradientTransformation:
+        return self.recipe(**{**self.hyper, **changed})
+
+    def knobs(self, turn: Callable[[float], Any]) -> dict[str, Any]:
+        """The hyperparameters that may change, each sent through `turn`."""
+        return {
+            name: optree.tree_map(turn, value)
+            for name, value in self.hyper.items()
+            if all(isinstance(x, float) for x in optree.tree_leaves(value))
+        }
+
+    @property
+    def static(self) -> dict[str, Any]:
+        """The hyperparameters that choose the graph."""
+        return {name: self.hyper[name] for name in self.hyper.keys() - self.knobs(float).keys()}
+
+    @property
+    def drop_in(self) -> Any:
+        return getattr(adapters, self.stock.__name__)
+
+    @property
+    def sign(self) -> int:
+        """The direction in which the recipe goes: −1 is down."""
+        return 1 if self.hyper.get("maximize") else -1
+
+
+def scaled(lr, factor):
+    return fo.chain(fo.scale(factor), fo.scale_by_lr(lr))
+
+
+def scheduled(lr, rate):
+    slow = fo.scale_by_schedule(lambda count: 1 / (1 + fo.numeric.at(rate, count + 1) * count))
+    return fo.chain(slow, fo.scale_by_lr(lr))
+
+
+def clipped_by_norm(lr, max_norm):
+    return fo.chain(fo.clip_by_global_norm(max_norm), fo.scale_by_lr(lr))
+
+
+def clipped_by_value(lr, max_value):
+    return fo.chain(fo.clip_by_value(max_value), fo.scale_by_lr(lr))
+
+
+def decayed(lr, weight_decay):
+    return fo.chain(fo.add_decayed_weights(weight_decay), fo.scale_by_lr(lr))
+
+
+def traced(lr, momentum, dampening):
+    return fo.chain(fo.trace(momentum, dampening, nesterov=True), fo.scale_by_lr(lr))
+
+
+def averaged(lr, decay):
+    return fo.chain(fo.scale_by_lr(lr), fo.params_ema(decay))
+
+
+def composed(lr, max_norm, decay):
+    """The training recipe of the README: clip, AdamW on a schedule, average."""
+    warm = schedules.warmup_cosine(0.1 * lr, lr, 3, 1000)
+    return fo.chain(fo.clip_by_global_norm(max_norm), fo.adamw(warm), fo.params_ema(decay))
+
+
+def row(name, recipe, stock=None, naive=None, cannot=(), dim=None, rounding=1e-12, **hyper):
+    return Case(name, recipe, hyper, stock, naive, frozenset(cannot), dim, rounding)
+
+
+SGD = (fo.sgd, optim.SGD, reference.sgd)
+ADAM = (fo.adam, optim.Adam, reference.adam)
+ADAMW = (fo.adamw, optim.AdamW, reference.adamw)
+# eps is large enough here for a finite difference to see it; torch's own is in test_drop_ins.
+SMOOTH: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3}
+# torch.vmap refuses the None of a slot that a tensor does without
+NO_SLOT = ["complex", "ensemble", "vmap"]
+# Muon's iteration is in bfloat16
+BFLOAT16: dict[str, Any] = {"cannot": ["complex"], "rounding": 2e-2}
+
+CASES = (
+    row("sgd", *SGD, lr=0.1),
+    row("sgd-momentum", *SGD, lr=0.05, momentum=0.9),
+    row("sgd-dampening", *SGD, lr=0.1, momentum=0.8, dampening=0.3),
+    row("sgd-nesterov", *SGD, lr=0.05, momentum=0.9, nesterov=True),
+    row("sgd-decay", *SGD, lr=0.05, momentum=0.9, weight_decay=0.1),
+    row("sgd-maximize", *SGD, lr=0.1, weight_decay=0.1, maximize=True),
+    row("adam", *ADAM, **SMOOTH),
+    row("adam-l2", *ADAM, **SMOOTH, weight_decay=0.1),
+    row("adam-amsgrad", *ADAM, **SMOOTH, amsgrad=True),
+    row("adam-maximize", *ADAM, **SMOOTH, weight_decay=0.1, maximize=True),
+    row("adamw", *ADAMW, **SMOOTH, weight_decay=0.1),
+    row("adamw-amsgrad", *ADAMW, **SMOOTH, amsgrad=True),
+    row("adadelta", fo.adadelta, optim.Adadelta, lr=0.5, rho=0.9, eps=1e-3, weight_decay=0.1),
+    row("adafactor", fo.adafactor, optim.Adafactor, cannot=NO_SLOT, lr=0.05, weight_decay=0.1),
+    row("adagrad", fo.adagrad, optim.Adagrad, lr=0.3, lr_decay=0.01, weight_decay=0.1, eps=1e-3),
+    row("adamax", fo.adamax, optim.Adamax, **SMOOTH, weight_decay=0.1),
+    row("asgd", fo.asgd, optim.ASGD, lr=0.1, lambd=0.01, alpha=0.75, t0=0.5, weight_decay=0.1),
+    row("muon", fo.muon, optim.Muon, **BFLOAT16, dim=2, lr=0.05, momentum=0.9),
+    row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
+    row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
+    row("radam", fo.radam, optim.RAdam, **SMOOTH, weight_decay=0.1),
+    row("rmsprop", fo.rmsprop, optim.RMSprop, lr=0.02, alpha=0.9, eps=1e-3, momentum=0.5),
+    row("rmsprop-centered", fo.rmsprop, optim.RMSprop, lr=0.02, alpha=0.9, eps=1e-3, centered=True),
+    row("rprop", fo.rprop, optim.Rprop, lr=0.03125, etas=(0.5, 1.2), step_sizes=(1e-6, 50.0)),
+    row("sparse_adam", fo.sparse_adam, cannot=["rest"], **SMOOTH),
+    row("scale", scaled, lr=0.1, factor=0.5),
+    row("scale_by_schedule", scheduled, lr=0.1, rate=0.01),
+    row("clip_by_global_norm", clipped_by_norm, lr=0.1, max_norm=0.5),
+    row("clip_by_value", clipped_by_value, lr=0.1, max_value=0.7),
+    row("add_decayed_weights", decayed, lr=0.1, weight_decay=0.1),
+    row("trace", traced, lr=0.05, momentum=0.9, dampening=0.2),
+    row("params_ema", averaged, lr=0.1, decay=0.9),
+    row("composed", composed, lr=0.02, max_norm=0.5, decay=0.9, cannot=["schedule"]),
+)
+
+
+def able(*abilities: str) -> list[Any]:
+    """The rows that can do all of these, as parameters of a test."""
+    return [pytest.param(c, id=c.name) for c in CASES if c.cannot.isdisjoint(abilities)]
+
+
+def with_torch(*abilities: str) -> list[Any]:
+    return [param for param in able(*abilities) if param.values[0].stock is not None]
+
+
+def with_naive() -> list[Any]:
+    return [pytest.param(c, id=c.name) for c in CASES if c.naive is not None]

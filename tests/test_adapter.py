@@ -1,0 +1,372 @@
+"""The contract of torch.optim.Optimizer, beside torch's own classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import (
+    as_parameters,
+    assert_close,
+    assert_same,
+    copy_of,
+    make_grads,
+    make_params,
+    step_object,
+)
+from objects import every_pair
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+import functional_optim as fo
+from functional_optim import adapters
+
+EXACT = 1e-12
+
+# ---------------------------------------------------------------- hooks and closures
+
+
+@every_pair
+def test_step_hooks_run_once_and_in_torchs_order(pair):
+    logs = []
+    ours, _, theirs, _ = pair.make()
+    for opt in (ours, theirs):
+        logs.append(log := [])
+        say = lambda word, log=log: lambda *_: log.append(word)  # noqa: E731
+        handles = [
+            opt.register_step_pre_hook(say("own pre")),
+            opt.register_step_post_hook(say("own post")),
+            register_optimizer_step_pre_hook(say("global pre")),
+            register_optimizer_step_post_hook(say("global post")),
+        ]
+        opt.step(say("closure"))
+        for handle in handles:
+            handle.remove()
+        opt.step()
+    assert logs[0] == ["global pre", "own pre", "closure", "own post", "global post"]
+    assert logs[0] == logs[1]
+
+
+@every_pair
+def test_a_pre_hook_may_replace_the_arguments(pair):
+    ours, *_ = pair.make()
+    ours.register_step_pre_hook(lambda opt, args, kwargs: ((opt, lambda: "theirs"), {}))
+    assert ours.step(lambda: "mine") == "theirs"
+
+
+@every_pair
+def test_state_dict_hooks_run_once_and_in_order(pair):
+    ours, *_ = pair.make()
+    log = []
+    say = lambda word: lambda *_: log.append(word)  # noqa: E731
+    ours.register_state_dict_pre_hook(say("save 2"))
+    ours.register_state_dict_pre_hook(say("save 1"), prepend=True)
+    ours.register_state_dict_post_hook(say("saved 2"))
+    ours.register_state_dict_post_hook(say("saved 1"), prepend=True)
+    ours.register_load_state_dict_pre_hook(say("load 2"))
+    ours.register_load_state_dict_pre_hook(say("load 1"), prepend=True)
+    ours.register_load_state_dict_post_hook(say("loaded 2"))
+    ours.register_load_state_dict_post_hook(say("loaded 1"), prepend=True)
+    ours.load_state_dict(ours.state_dict())
+    assert log == [f"{do} {i}" for do in ("save", "saved", "load", "loaded") for i in (1, 2)]
+
+
+@every_pair
+def test_a_closure_is_called_once_with_gradients_enabled_and_its_loss_returned(pair):
+    ours, mine, theirs, other = pair.make()
+    for opt, params in ((ours, mine), (theirs, other)):
+        calls = []
+
+        def closure(params=params, opt=opt, calls=calls):
+            calls.append(torch.is_grad_enabled())
+            opt.zero_grad()
+            loss = sum(p.square().sum() for p in params)
+            loss.backward()
+            return loss
+
+        with torch.no_grad():
+            loss = opt.step(closure)
+        assert calls == [True]
+        assert loss.requires_grad
+        assert not torch.equal(loss, sum(p.square().sum() for p in params))
+    assert_close(copy_of(mine), copy_of(other), EXACT)
+
+
+@every_pair
+def test_step_without_a_closure_returns_none(pair):
+    ours, *_ = pair.make()
+    assert ours.step() is None
+    assert ours.step(None) is None
+    assert ours.step(closure=None) is None
+
+
+@every_pair
+def test_a_step_leaves_gradients_and_identities_alone(pair):
+    ours, mine, *_ = pair.make()
+    (grads,) = make_grads(make_params(), 1)
+    step_object(ours, [grads])
+    pointers, held = [p.data_ptr() for p in mine], [p.grad for p in mine]
+    ours.step()
+    assert [p.data_ptr() for p in mine] == pointers
+    assert all(p.grad is g for p, g in zip(mine, held, strict=True))
+    assert_same([p.grad for p in mine], list(grads.values()))
+
+
+# ---------------------------------------------------------------- parameters come and go
+
+
+@every_pair
+def test_a_group_added_mid_run(pair):
+    params = make_params()
+    ours, mine, theirs, other = pair.make(params)
+    grads = make_grads(params, 6)
+    step_object(ours, grads[:3])
+    step_object(theirs, grads[:3])
+    extra = torch.randn(3, dtype=torch.float64)
+    for opt, known in ((ours, mine), (theirs, other)):
+        known += as_parameters({"extra": extra})
+        opt.add_param_group({"params": known[-1:], "lr": 0.5})
+    longer = [[*g.values(), torch.randn(3, dtype=torch.float64)] for g in grads[3:]]
+    step_object(ours, longer)
+    step_object(theirs, longer)
+    assert_close(copy_of(mine), copy_of(other), EXACT)
+
+
+@every_pair
+def test_the_parameters_of_a_group_may_be_exchanged(pair):
+    """As FSDP, Accelerate and fine-tuning callbacks do, which write to param_groups."""
+    params = make_params()
+    ours, mine, theirs, other = pair.make(params)
+    grads = make_grads(params, 5)
+    for opt, known in ((ours, mine), (theirs, other)):
+        step_object(opt, grads[:2])
+        known[1] = torch.nn.Parameter(known[1].detach() + 1)
+        opt.param_groups[0]["params"] = list(known)
+        step_object(opt, grads[2:3])
+        opt.param_groups[0]["params"].reverse()
+        step_object(opt, [list(g.values())[::-1] for g in grads[3:]])
+    assert_close(copy_of(mine), copy_of(other), EXACT)
+
+
+@every_pair
+def test_groups_have_their_own_hyperparameters(pair):
+    def split(params):
+        known = as_parameters(params)
+        return known, [{"params": known[:2], "lr": 0.3}, {"params": known[2:], "weight_decay": 0.0}]
+
+    params = make_params()
+    (mine, ours), (other, theirs) = split(params), split(params)
+    a, b = pair.ours(ours, **pair.hyper), pair.theirs(theirs, **pair.hyper)
+    step_object(a, make_grads(params, 5))
+    step_object(b, make_grads(params, 5))
+    assert_close(copy_of(mine), copy_of(other), EXACT)
+
+
+def test_a_global_norm_in_a_recipe_spans_the_groups():
+    def recipe(lr, max_norm):
+        return fo.chain(fo.clip_by_global_norm(max_norm, eps=1e-6), fo.sgd(lr))
+
+    params = make_params()
+    (grads,) = make_grads(params, 1)
+    mine, other = as_parameters(params), as_parameters(params)
+    groups = [{"params": mine[:2], "lr": 0.3}, {"params": mine[2:]}]
+    step_object(adapters.Optimizer(groups, recipe, compile=False, lr=0.1, max_norm=0.5), [grads])
+    theirs = torch.optim.SGD([{"params": other[:2], "lr": 0.3}, {"params": other[2:]}], lr=0.1)
+    for p, g in zip(other, grads.values(), strict=True):
+        p.grad = g.clone()
+    assert torch.nn.utils.clip_grad_norm_(other, 0.5) > 1
+    theirs.step()
+    assert_close(copy_of(mine), copy_of(other), EXACT)
+
+
+# ---------------------------------------------------------------- learning rates
+
+SCHEDULERS = {
+    "StepLR": lambda opt: schedulers.StepLR(opt, 2, gamma=0.5),
+    "LambdaLR": lambda opt: schedulers.LambdaLR(opt, lambda t: 1 / (1 + t)),
+    "CosineAnnealingLR": lambda opt: schedulers.CosineAnnealingLR(opt, 6),
+    "OneCycleLR": lambda opt: schedulers.OneCycleLR(opt, max_lr=0.2, total_steps=10),
+    "CyclicLR": lambda opt: schedulers.CyclicLR(opt, 0.01, 0.2, step_size_up=2),
+    "ReduceLROnPlateau": lambda opt: schedulers.ReduceLROnPlateau(opt, patience=0, factor=0.5),
+}
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+@every_pair
+def test_torchs_schedulers_drive_the_learning_rate(pair, name, as_tensor):
+    if name in ("OneCycleLR", "CyclicLR") and pair.name == "SGD":
+        pair = pair._replace(hyper={"lr": 0.05, "momentum": 0.9})  # they cycle it, too
+    lr = torch.tensor(0.05, dtype=torch.float64) if as_tensor else 0.05
+    params = make_params()
+    ours, mine, theirs, other = pair.make(params, lr=lr)
+    given = ours.param_groups[0]["lr"]
+    a, b = SCHEDULERS[name](ours), SCHEDULERS[name](theirs)
+    rates = set()
+    for g in make_grads(params, 8):
+        for opt, scheduler in ((ours, a), (theirs, b)):
+            step_object(opt, [g])
+            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+        rates.add(float(ours.param_groups[0]["lr"]))
+        assert float(ours.param_groups[0]["lr"]) == float(theirs.param_groups[0]["lr"])
+        assert_close(copy_of(mine), copy_of(other), 1e-10)
+    assert len(rates) > 2
+    if as_tensor:
+        assert ours.param_groups[0]["lr"] is given
+
+
+@every_pair
+def test_hyperparameters_edited_in_a_group_count_from_the_next_step(pair):
+    params = make_params()
+    ours, mine, theirs, other = pair.make(params)
+    edits = [{"lr": 0.01}, {"weight_decay": 0.5}, {"weight_decay": 0}, {"maximize": True}]
+    edits += [{"betas": (0.5, 0.6)}, {"eps": 0.1}, {"betas": [0.8, 0.9]}]
+    edits += [{"momentum": 0.5}, {"momentum": 0}, {"momentum": 0.7}, {"dampening": 0.2}]
+    for g, edit in zip(make_grads(params, len(edits)), edits, strict=True):
+        for opt in (ours, theirs):
+            if set(edit) <= set(opt.param_groups[0]):
+                opt.param_groups[0].update(edit)
+            step_object(opt, [g])
+        assert_close(copy_of(mine), copy_of(other), EXACT)
+
+
+def test_betas_edited_inside_a_list_count():
+    """A group that came through JSON has lists for tuples."""
+    params = make_params()
+    mine, other = as_parameters(params), as_parameters(params)
+    ours, theirs = adapters.AdamW(mine, compile=False), torch.optim.AdamW(other)
+    grads = make_grads(params, 4)
+    for opt in (ours, theirs):
+        opt.param_groups[0]["betas"] = [0.9, 0.99]
+        step_object(opt, grads[:2])
+        opt.param_groups[0]["betas"][0] = 0.5
+        step_object(opt, grads[2:])
+    assert_close(copy_of(mine), copy_of(other), EXACT)
+
+
+# ---------------------------------------------------------------- inside torch.compile and autograd
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@every_pair
+def test_step_compiles_into_a_full_graph(pair):
+    lr = torch.tensor(0.05, dtype=torch.float64)
+    params = make_params()
+    del params["scalar"]  # torch 2.13 loses writes to 0-dim tensors here, its own SGD's as well
+    ours, mine, theirs, other = pair.make(params, lr=lr)
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(ours.step, fullgraph=True, backend=counter)
+    frames = []
+    for i, g in enumerate(make_grads(params, 5)):
+        for opt, known in ((ours, mine), (theirs, other)):
+            opt.param_groups[0]["lr"].fill_(0.05 / (i + 1))
+            for p, x in zip(known, g.values(), strict=True):
+                p.grad = x.clone()
+        step()
+        theirs.step()
+        assert_close(copy_of(mine), copy_of(other), 1e-10)
+        frames.append(counter.frame_count)
+    # the first step makes the state; from the second on there is one graph
+    assert frames[1:] == [frames[1]] * 4
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_differentiable_steps_carry_the_gradient(name):
+    """Of p, lr and the gradients, through three steps; torch's own SGD cuts it at the momentum."""
+    hyper = {"momentum": 0.9} if name == "SGD" else {"eps": 1e-2}
+
+    def moved(p, lr, *grads):
+        p = p.clone()  # not a leaf, as in torch's own tests: a leaf cannot be moved in place
+        opt = getattr(adapters, name)([p], lr=lr, differentiable=True, compile=False, **hyper)
+        for g in grads:
+            p.grad = g
+            opt.step()
+        return p
+
+    p, *grads = [torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(4)]
+    lr = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(moved, (p, lr, *grads))
+
+
+def test_a_step_that_is_not_differentiable_records_nothing():
+    p = torch.nn.Parameter(torch.ones(2))
+    lr = torch.tensor(0.1, requires_grad=True)
+    opt = adapters.AdamW([p], lr=lr, compile=False)
+    p.grad = torch.ones(2)
+    opt.step()
+    assert p.is_leaf
+    assert not any(x.requires_grad for x in opt.state[p].values())
+
+
+# ---------------------------------------------------------------- the recipe
+
+
+def build(recipe, *args, params=None, **hyper):
+    params = as_parameters(make_params()) if params is None else params
+    return adapters.Optimizer(params, recipe, *args, compile=False, **hyper)
+
+
+def test_hyperparameters_are_the_recipes_with_its_defaults():
+    opt = build(lambda lr, decay=0.5: fo.chain(fo.sgd(lr), fo.params_ema(decay)), lr=0.1)
+    assert opt.defaults.items() >= {"lr": 0.1, "decay": 0.5}.items()
+    group = {k: v for k, v in opt.param_groups[0].items() if k != "params"}
+    assert group == {"lr": 0.1, "decay": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "hyper", "kind", "words"),
+    [
+        (0.1, {}, TypeError, "recipe must be a function .* but got a float"),
+        (fo.adamw(1e-3), {}, TypeError, "recipe must be a function .* but got a Leafwise"),
+        (lambda lr: lr, {"lr": 0.1}, TypeError, "recipe returned a float; it must return"),
+        (lambda lr: torch.optim.SGD, {"lr": 0.1}, TypeError, "it must return a transformation"),
+        (fo.adamw, {"learning_rate": 1}, TypeError, "does not take .* learning_rate .*takes: lr, "),
+        (lambda lr: fo.sgd(lr), {}, TypeError, "needs the hyperparameter lr; pass lr="),
+        (lambda lr, /: fo.sgd(lr), {"lr": 0.1}, TypeError, "takes its hyperparameters by name"),
+        (fo.adamw, {"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
+    ],
+)
+def test_what_is_no_recipe_raises(recipe, hyper, kind, words):
+    with pytest.raises(kind, match=words):
+        build(recipe, **hyper)
+
+
+@every_pair
+def test_integer_parameters_raise(pair):
+    with pytest.raises(
+        TypeError, match=r"parameter '1' has dtype torch.int64; only floating-point"
+    ):
+        pair.ours([torch.zeros(2), torch.zeros(2, dtype=torch.int64)], **pair.hyper)
+
+
+@every_pair
+def test_a_refused_group_leaves_the_optimizer_as_it_was(pair):
+    ours, mine, *_ = pair.make()
+    step_object(ours, make_grads(make_params(), 1))
+    new = torch.nn.Parameter(torch.zeros(2))
+    for group, words in (
+        ({"params": [new], "lr": -1.0}, "learning rate"),
+        ({"params": [torch.zeros(2, dtype=torch.int64)]}, "int64"),
+        ({"params": [mine[0]]}, "more than one parameter group"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            ours.add_param_group(group)
+        assert len(ours.param_groups) == 1
+    step_object(ours, make_grads(make_params(), 1))
+    ours.add_param_group({"params": [new]})
+    assert len(ours.param_groups) == 2
+
+
+def test_named_parameters_keep_their_names():
+    model = torch.nn.Linear(2, 1)
+    opt = adapters.Optimizer(model.named_parameters(), fo.adamw, compile=False, lr=0.1)
+    assert opt.state_dict()["param_groups"][0]["param_names"] == ["weight", "bias"]
+    model(torch.ones(2)).sum().backward()
+    before = copy_of(list(model.parameters()))
+    opt.step()
+    assert not torch.equal(before[0], model.weight)
+    with pytest.raises(TypeError, match="parameter 'index' has dtype"):
+        adapters.Optimizer([("index", torch.zeros(1, dtype=torch.int32))], fo.adamw)

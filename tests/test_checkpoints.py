@@ -1,0 +1,321 @@
+"""State: torch's own format, both ways; copies, pickles, and edits from outside."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import cases
+import pytest
+import torch
+from helpers import (
+    as_parameters,
+    assert_close,
+    assert_same,
+    copy_of,
+    make_grads,
+    make_params,
+    step_object,
+)
+from objects import DROP_INS, GENERAL, check_edit, edits, every_drop_in, every_pair, parameters
+
+import functional_optim as fo
+from functional_optim import adapters
+
+EXACT = 1e-12
+
+
+def through_file(state_dict):
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def form(opt, params):
+    """Per parameter: each state key with its shape and dtype; None for a parameter without."""
+    return [
+        {k: (tuple(v.shape), v.dtype) for k, v in opt.state[p].items()} if p in opt.state else None
+        for p in params
+    ]
+
+
+# ---------------------------------------------------------------- torch's format
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
+@every_drop_in
+def test_the_state_has_torchs_keys_shapes_and_dtypes_after_every_step(pair, default):
+    params = make_params(torch.float32)
+    ours, mine, theirs, other = pair.make(params)
+    torch.set_default_dtype(default)
+    try:
+        for i, g in enumerate(make_grads(params, 4)):
+            late = [x if k < 2 or i > 1 else None for k, x in enumerate(g.values())]
+            step_object(ours, [late])
+            step_object(theirs, [late])
+            assert form(ours, mine) == form(theirs, other)
+            a, b = ours.state_dict(), theirs.state_dict()
+            assert a.keys() == b.keys()
+            assert a["state"].keys() == b["state"].keys()
+            assert a["param_groups"] == b["param_groups"]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("ours_first", [True, False], ids=["ours-to-torch", "torch-to-ours"])
+@every_drop_in
+def test_a_checkpoint_moves_between_torch_and_us_mid_run(pair, ours_first):
+    params = make_params()
+    grads = make_grads(params, 8)
+    grads[0] = {**grads[0], "matrix": None}  # one parameter is a step behind
+    ours, mine, theirs, other = pair.make(params)
+    step_object(theirs, grads)
+
+    first, second = (ours, mine), (pair.theirs, as_parameters(params))
+    if not ours_first:
+        _, _, torchs, known = pair.make(params)
+        first, second = (torchs, known), (pair.ours, as_parameters(params))
+    step_object(first[0], grads[:4])
+    make, moved = second
+    for p, x in zip(moved, first[1], strict=True):
+        p.data.copy_(x.detach())
+    opt = make(moved, **{**pair.hyper, "lr": 0.9})  # the checkpoint's rate counts
+    opt.load_state_dict(through_file(first[0].state_dict()))
+    step_object(opt, grads[4:])
+    assert_close(copy_of(moved), copy_of(other), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "theirs", "hyper"),
+    [
+        (fo.sgd, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (fo.adamw, torch.optim.AdamW, {"lr": 0.1}),
+    ],
+)
+def test_a_slot_that_a_checkpoint_lacks_starts_anew(recipe, theirs, hyper):
+    """torch's checkpoint into the same recipe with an average of the parameters."""
+
+    def averaged(lr, momentum=0.0):
+        tx = recipe(lr, momentum) if momentum else recipe(lr)
+        return fo.chain(tx, fo.params_ema(0.5))
+
+    params = make_params()
+    grads = make_grads(params, 2)
+    other = as_parameters(params)
+    step_object(stock := theirs(other, **hyper), grads[:1])
+    mine = as_parameters(dict(zip(params, other, strict=True)))
+    before = copy_of(mine)
+    opt = adapters.Optimizer(mine, averaged, compile=False, **hyper)
+    opt.load_state_dict(copy.deepcopy(stock.state_dict()))
+    step_object(opt, grads[1:])
+    step_object(stock, grads[1:])
+    assert_close(copy_of(mine), copy_of(other), EXACT)
+    for p, old in zip(mine, before, strict=True):
+        assert_close(opt.state[p]["params_ema"], (old + p.detach()) / 2, EXACT)
+
+
+@every_drop_in
+def test_loading_casts_slots_to_the_parameters_dtype_as_torch_does(pair):
+    params = make_params(torch.float32)
+    _, _, source, _ = pair.make(params)
+    step_object(source, make_grads(params, 2))
+    ours, mine, theirs, other = pair.make(make_params(torch.bfloat16))
+    for opt in (ours, theirs):
+        opt.load_state_dict(state_dict=copy.deepcopy(source.state_dict()))
+    assert form(ours, mine) == form(theirs, other)
+
+
+# ---------------------------------------------------------------- a load that fails
+
+
+def spoil_groups(state):
+    state["param_groups"].append(copy.deepcopy(state["param_groups"][0]))
+
+
+def spoil_group(state):
+    state["param_groups"][0]["params"].pop()
+
+
+def spoil_shape(state):
+    slot = next(k for k in state["state"][2] if k != "step")
+    state["state"][2][slot] = torch.zeros(7)
+
+
+def spoil_slots(state):
+    state["state"][2] = {"step": torch.tensor(3.0), "square_avg": torch.zeros(3, 4)}
+
+
+def spoil_number(state):
+    state["param_groups"][0]["lr"] = -1.0
+
+
+def spoil_dict(state):
+    del state["param_groups"]
+
+
+SPOILS = [
+    (spoil_groups, ValueError, "different number of parameter groups"),
+    (spoil_group, ValueError, "doesn't match the size of optimizer's group"),
+    (spoil_number, ValueError, "Invalid learning rate: -1.0"),
+    (spoil_dict, KeyError, "param_groups"),
+    (spoil_shape, ValueError, r"of parameter 2 .*has shape \(7,\), but .* needs \(3, 4\)"),
+    (spoil_slots, ValueError, r"slots \['square_avg', 'step'\], but .* keeps \["),
+]
+
+
+@pytest.mark.parametrize(
+    ("pair", "spoil", "kind", "words"),
+    [
+        pytest.param(pair, *spoil, id=f"{pair.name}-{spoil[0].__name__}")
+        for pair in DROP_INS + GENERAL
+        for spoil in (SPOILS if pair.keeps else SPOILS[:4])
+    ],
+)
+def test_a_load_that_fails_changes_nothing(pair, spoil, kind, words):
+    params = make_params()
+    ours, mine, through, other = pair.make(params)
+    grads = make_grads(params, 4)
+    step_object(ours, grads[:2])
+    step_object(through, grads)
+    bad = copy.deepcopy(ours.state_dict())
+    spoil(bad)
+    before, groups, held = copy.deepcopy(ours.state_dict()), ours.param_groups[0], ours.state
+    with pytest.raises(kind, match=words):
+        ours.load_state_dict(bad)
+    assert ours.param_groups[0] is groups
+    assert ours.state is held
+    assert_same(ours.state_dict()["state"], before["state"])
+    assert ours.state_dict()["param_groups"] == before["param_groups"]
+    step_object(ours, grads[2:])
+    assert_close(copy_of(mine), copy_of(other), EXACT)
+
+
+# ---------------------------------------------------------------- copies and pickles
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@every_pair
+def test_a_copy_continues_alone(pair, copied):
+    params = make_params()
+    ours, mine, _, _ = pair.make(params)
+    grads = make_grads(params, 6)
+    step_object(ours, grads[:3])
+    twin, known = copied((ours, mine))
+    assert type(twin) is type(ours)
+    assert not twin.compile
+    before = copy_of(known)
+    step_object(ours, grads[3:])
+    assert_same(copy_of(known), before)
+    step_object(twin, grads[3:])
+    assert_same(copy_of(known), copy_of(mine))
+    assert_same([twin.state[p] for p in known], [ours.state[p] for p in mine])
+    step_object(twin, grads[:1])
+    assert not torch.equal(known[0], mine[0])
+
+
+def test_an_unused_optimizer_can_be_copied():
+    hyper = {"lr": 0.1, "max_norm": 1.0, "decay": 0.9}
+    opt = adapters.Optimizer(as_parameters(make_params()), cases.composed, **hyper)
+    for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        assert twin.defaults.items() >= hyper.items()
+        assert twin.param_groups[0].keys() == opt.param_groups[0].keys()
+        assert twin.compile
+
+
+def test_a_lambda_can_be_copied_but_not_pickled():
+    opt = adapters.Optimizer(as_parameters(make_params()), lambda lr: fo.sgd(lr), lr=0.1)
+    copy.deepcopy(opt)
+    with pytest.raises(
+        pickle.PicklingError, match=r"recipe .*<lambda> cannot .* define it with def"
+    ):
+        pickle.dumps(opt)
+
+
+# ---------------------------------------------------------------- edits from outside
+
+
+@pytest.mark.parametrize(("pair", "edit"), edits(DROP_INS + GENERAL))
+def test_an_edit_counts_from_the_next_step(pair, edit):
+    check_edit(pair, edit, EXACT)
+
+
+def test_edited_state_of_half_precision_is_read():
+    """A state pre-hook of torch's own tests turns the slots of float32 parameters to bfloat16."""
+    params = make_params(torch.float32)
+    mine = as_parameters(params)
+    opt = adapters.AdamW(mine, compile=False)
+    step_object(opt, make_grads(params, 2))
+    for p in mine:
+        opt.state[p]["exp_avg"] = opt.state[p]["exp_avg"].bfloat16()
+    step_object(opt, make_grads(params, 2))
+    assert all(opt.state[p]["exp_avg"].dtype == torch.bfloat16 for p in mine)
+    assert all(opt.state[p]["exp_avg_sq"].dtype == torch.float32 for p in mine)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.optim, "swap_in_optimizer_params_and_state"), reason="new in torch 2.13"
+)
+@pytest.mark.parametrize("pair", parameters([*DROP_INS[1:], GENERAL[1]]))
+def test_swapped_in_parameters_and_state_are_stepped(pair):
+    swap = torch.optim.swap_in_optimizer_params_and_state
+    params = make_params()
+    ours, mine, theirs, other = pair.make(params)
+    grads = make_grads(params, 5)
+    swapped = []
+    for opt, known in ((ours, mine), (theirs, other)):
+        step_object(opt, grads[:2])
+        held = copy.deepcopy(opt.state_dict())
+        inside = {name: p.detach() + 1 for name, p in zip(params, known, strict=True)}
+        with swap(opt, inside, held):
+            for name, p in inside.items():
+                p.grad = grads[2][name].clone()
+            opt.step()
+        swapped.append((inside, held["state"]))
+        step_object(opt, grads[3:])
+    assert_close(copy_of(mine), copy_of(other), EXACT)
+    assert_close(swapped[0][0], swapped[1][0], EXACT)
+    assert_close(swapped[0][1], swapped[1][1], EXACT)
+
+
+# ---------------------------------------------------------------- recipes of whole trees
+
+
+def with_whole_trees(lr, momentum):
+    """A chain whose middle is no one-tensor rule: it gives every leaf the tree's mean."""
+
+    def init(params):
+        return (torch.zeros((), dtype=torch.float64), fo.EmptyState())
+
+    def update(grads, state, params=None):
+        mean = torch.stack([g.mean() for g in fo.tree.leaves(grads)]).mean()
+        return fo.tree.map(lambda g: g - mean, grads), (state[0] + mean, state[1])
+
+    middle = fo.GradientTransformation(init, update)
+    return fo.chain(fo.trace(momentum), middle, fo.sgd(lr))
+
+
+def test_a_recipe_of_whole_trees_runs_resumes_and_equals_the_functional_loop():
+    params = make_params()
+    del params["empty"]  # has no mean
+    grads = make_grads(params, 6)
+    state, moved = with_whole_trees(0.1, 0.9).init(params), params
+    for i, g in enumerate(grads):
+        tx = with_whole_trees(0.1 if i < 2 else 0.05, 0.9)
+        updates, state = tx.update(g, state, moved)
+        moved = fo.apply_updates(moved, updates)
+
+    def make(known):
+        return adapters.Optimizer(known, with_whole_trees, compile=False, lr=0.1, momentum=0.9)
+
+    mine = as_parameters(params)
+    opt = make(mine)
+    step_object(opt, grads[:2])
+    opt.param_groups[0]["lr"] = 0.05
+    step_object(opt, grads[2:3])
+    again = [torch.nn.Parameter(p.detach().clone()) for p in mine]
+    resumed = make(again)
+    resumed.load_state_dict(through_file(opt.state_dict()))
+    step_object(resumed, grads[3:])
+    assert_close(copy_of(again), list(moved.values()), EXACT)

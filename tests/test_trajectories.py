@@ -1,0 +1,267 @@
+"""Ten steps against torch.optim, torch's utilities, and the papers' loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases import composed, with_naive, with_torch
+from helpers import (
+    as_parameters,
+    assert_close,
+    clone,
+    copy_of,
+    make_grads,
+    make_params,
+    run,
+    step_object,
+)
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import functional_optim as fo
+from functional_optim import adapters, schedules
+
+STEPS = 10
+RUNS = [
+    pytest.param(*param.values, dtype, tolerance, id=f"{param.id}-{str(dtype)[6:]}")
+    for dtype, tolerance, needs in (
+        (torch.float64, 1e-10, ()),
+        (torch.float32, 1e-5, ()),
+        (torch.complex128, 1e-10, ("complex",)),
+    )
+    for param in with_torch(*needs)
+]
+
+
+def filled(case, dtype):
+    """Parameters with entries: torch's Adafactor divides by the size of an empty one."""
+    return {name: p for name, p in case.params(dtype).items() if p.numel()}
+
+
+def patchy(grads):
+    """Gradients of which two come late, one is missing for two steps, and one only comes once."""
+    absent = {
+        "cube": lambda t: t < 2,
+        "transposed": lambda t: t < 5,
+        "matrix": lambda t: t in (3, 4),
+        "vector": lambda t: t != 6,
+    }
+    return [
+        [None if absent.get(name, lambda t: False)(t) else g for name, g in tree.items()]
+        for t, tree in enumerate(grads)
+    ]
+
+
+@pytest.mark.parametrize(("case", "dtype", "tolerance"), RUNS)
+def test_the_functional_loop_equals_torch(case, dtype, tolerance):
+    params = filled(case, dtype)
+    grads = make_grads(params, STEPS)
+    theirs = as_parameters(params)
+    step_object(case.stock(theirs, **case.hyper), grads)
+    moved, _ = run(case.tx(), params, grads)
+    assert_close(list(moved.values()), copy_of(theirs), tolerance)
+
+
+@pytest.mark.parametrize("general", [True, False], ids=["general", "drop-in"])
+@pytest.mark.parametrize(("case", "dtype", "tolerance"), RUNS)
+def test_the_object_equals_torch_with_late_and_missing_gradients(case, general, dtype, tolerance):
+    params = filled(case, dtype)
+    grads = patchy(make_grads(params, STEPS))
+    theirs, mine = as_parameters(params), as_parameters(params)
+    a = case.stock(theirs, **case.hyper)
+    b = (
+        adapters.Optimizer(mine, case.recipe, compile=False, **case.hyper)
+        if general
+        else case.drop_in(mine, compile=False, **case.hyper)
+    )
+    for g in grads:
+        step_object(a, [g])
+        step_object(b, [g])
+        assert_close(copy_of(mine), copy_of(theirs), tolerance)
+
+
+@pytest.mark.parametrize("case", with_naive())
+def test_the_functional_loop_equals_the_paper(case):
+    params = case.params()
+    grads = make_grads(params, STEPS)
+    moved, _ = run(case.tx(), params, grads)
+    for name, p in params.items():
+        ours = case.naive(p.numpy(), [g[name].numpy() for g in grads], **case.hyper)
+        assert_close(moved[name], torch.as_tensor(ours), 1e-12)
+
+
+# ---------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 5.0, 100.0])
+def test_clip_by_global_norm_equals_clip_grad_norm(max_norm):
+    params = make_params()
+    (grads,) = make_grads(params, 1)
+    theirs = as_parameters(params)
+    for p, g in zip(theirs, grads.values(), strict=True):
+        p.grad = g.clone()
+    norm = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    assert (norm > max_norm) == (max_norm < 100)  # clipped in two of the three cases
+    tx = fo.clip_by_global_norm(max_norm, eps=1e-6)
+    clipped, _ = tx.update(grads, tx.init(params), params)
+    assert_close(list(clipped.values()), [p.grad for p in theirs], 1e-12)
+
+
+def test_clip_by_value_equals_clip_grad_value():
+    params = make_params()
+    (grads,) = make_grads(params, 1)
+    theirs = as_parameters(params)
+    for p, g in zip(theirs, grads.values(), strict=True):
+        p.grad = g.clone()
+    torch.nn.utils.clip_grad_value_(theirs, 0.5)
+    tx = fo.clip_by_value(0.5)
+    clipped, _ = tx.update(grads, tx.init(params), params)
+    assert_close(list(clipped.values()), [p.grad for p in theirs], 0.0)
+
+
+def test_params_ema_equals_an_averaged_model():
+    model = torch.nn.Linear(3, 2, dtype=torch.float64)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    average.update_parameters(model)
+    params = clone(dict(model.named_parameters()))
+    grads = make_grads(params, STEPS)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for g in grads:
+        step_object(opt, [g])
+        average.update_parameters(model)
+    _, state = run(fo.chain(fo.sgd(0.1), fo.params_ema(0.9)), params, grads)
+    assert_close(state.slots["params_ema"], dict(average.module.named_parameters()), 1e-12)
+
+
+def test_params_ema_of_half_precision_averages_the_rounded_parameters():
+    p, g = torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([1e-3], dtype=torch.bfloat16)
+    moved, state = run(fo.chain(fo.sgd(1.0), fo.params_ema(0.0)), p, [g])
+    assert moved == 1.0  # 0.999 is nearer to 1 than to the number below it
+    assert state.slots["params_ema"] == 1.0
+
+
+# ---------------------------------------------------------------- schedules
+
+
+def factors(schedule, steps=STEPS):
+    """What a schedule multiplies an update of 1 by, step after step, inside a chain."""
+    tx, w = fo.scale_by_schedule(schedule), torch.zeros((), dtype=torch.float64)
+    state, seen = tx.init(w), []
+    for _ in range(steps):
+        u, state = tx.update(torch.ones_like(w), state, w)
+        seen.append(u.item())
+    return seen
+
+
+def rates(make_scheduler, steps=STEPS):
+    """torch's learning rates for a base rate of 1."""
+    opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler, seen = make_scheduler(opt), []
+    for _ in range(steps):
+        seen.append(opt.param_groups[0]["lr"])
+        opt.step()
+        scheduler.step()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("schedule", "make_scheduler"),
+    [
+        (
+            schedules.linear(0.2, 1.0, 6),
+            lambda opt: LinearLR(opt, start_factor=0.2, total_iters=6),
+        ),
+        (
+            schedules.linear(1.0, 0.25, 4),
+            lambda opt: LinearLR(opt, start_factor=1.0, end_factor=0.25, total_iters=4),
+        ),
+        (
+            schedules.linear(1.0, 0.0, 4, transition_begin=3),
+            lambda opt: LambdaLR(opt, lambda t: 1 - min(max(t - 3, 0), 4) / 4),
+        ),
+        (schedules.cosine(1.0, STEPS - 1), lambda opt: CosineAnnealingLR(opt, STEPS - 1)),
+        (
+            schedules.cosine(1.0, STEPS - 1, alpha=0.3),
+            lambda opt: CosineAnnealingLR(opt, STEPS - 1, eta_min=0.3),
+        ),
+        (schedules.constant(1.0), lambda opt: LambdaLR(opt, lambda t: 1.0)),
+        (lambda count: 0.5**count, lambda opt: LambdaLR(opt, lambda t: 0.5**t)),
+    ],
+)
+def test_schedules_equal_torchs_schedulers(schedule, make_scheduler):
+    assert factors(schedule) == pytest.approx(rates(make_scheduler), abs=1e-12)
+
+
+def test_warmup_cosine_equals_its_formula():
+    def formula(t):
+        if t < 4:
+            return 0.1 + 0.9 * t / 4
+        return 0.2 + 0.8 * (1 + math.cos(math.pi * min((t - 4) / 8, 1))) / 2
+
+    schedule = schedules.warmup_cosine(0.1, 1.0, 4, 12, end_value=0.2)
+    wanted = [formula(t) for t in range(15)]
+    assert factors(schedule, 15) == pytest.approx(wanted, abs=1e-12)
+    assert [schedule(t) for t in range(15)] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_schedule_stays_at_its_end():
+    for schedule in (schedules.linear(1.0, 0.5, 3), schedules.cosine(1.0, 3, alpha=0.5)):
+        assert schedule(3) == schedule(1000) == pytest.approx(0.5)
+    assert schedules.warmup_cosine(0.0, 1.0, 0, 3)(0) == 1.0
+
+
+def test_every_hyperparameter_takes_a_schedule():
+    """momentum 0.5 and 0.9, decay 0.1 and 0.2 by turns, against two optimizers' hand-made steps."""
+    turn = lambda a, b: lambda count: a + (b - a) * (count % 2)  # noqa: E731
+    params = make_params()
+    grads = make_grads(params, 4)
+    theirs = as_parameters(params)
+    opt = torch.optim.SGD(theirs, lr=0.1, momentum=0.5, weight_decay=0.1)
+    for i, g in enumerate(grads):
+        opt.param_groups[0].update(
+            lr=turn(0.1, 0.3)(i), momentum=turn(0.5, 0.9)(i), weight_decay=turn(0.1, 0.2)(i)
+        )
+        step_object(opt, [g])
+    tx = fo.sgd(turn(0.1, 0.3), turn(0.5, 0.9), weight_decay=turn(0.1, 0.2))
+    assert_close(list(run(tx, params, grads)[0].values()), copy_of(theirs), 1e-12)
+
+
+# ---------------------------------------------------------------- the whole recipe
+
+
+@pytest.mark.parametrize("functional", [True, False], ids=["functional", "object"])
+def test_the_composed_recipe_equals_torchs_parts(functional):
+    """clip_grad_norm_, AdamW, LambdaLR and an averaged model, each from torch."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4, dtype=torch.float64), torch.nn.Linear(4, 2, dtype=torch.float64)
+    )
+    params = clone(dict(model.named_parameters()))
+    params = {name: p.detach() for name, p in params.items()}
+    grads = make_grads(params, STEPS)
+    hyper = {"lr": 0.02, "max_norm": 0.5, "decay": 0.9}
+
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    average.update_parameters(model)
+    opt = torch.optim.AdamW(model.parameters(), lr=1.0)
+    scheduler = LambdaLR(opt, schedules.warmup_cosine(0.002, 0.02, 3, 1000))
+    for g in grads:
+        for p, x in zip(model.parameters(), g.values(), strict=True):
+            p.grad = x.clone()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        opt.step()
+        scheduler.step()
+        average.update_parameters(model)
+
+    if functional:
+        moved, state = run(composed(**hyper), params, grads)
+        ema = state.slots["params_ema"]
+    else:
+        mine = dict(zip(params, as_parameters(params), strict=True))
+        step_object(b := adapters.Optimizer(mine.values(), composed, compile=False, **hyper), grads)
+        moved = {name: p.detach() for name, p in mine.items()}
+        ema = {name: b.state[p]["params_ema"] for name, p in mine.items()}
+    # torch adds 1e-6 to the norm, of about 5, before dividing
+    assert_close(moved, {n: p.detach() for n, p in model.named_parameters()}, 1e-6)
+    assert_close(ema, {n: p.detach() for n, p in average.module.named_parameters()}, 1e-6)
