@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     memory: Memory
     dtype: torch.dtype
     layout: torch.layout | None
-    state: dict[str, Any] | None
+    state: Any
     slots: list[tuple[str, Tensor, Memory]]
     numbers: list[tuple[str, Any]]
 

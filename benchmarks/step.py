@@ -60,12 +60,12 @@ def composed_torch(params: list[Tensor]) -> Callable[[], Any]:
     """The same from torch's parts: clip_grad_norm_, fused AdamW, a foreach lerp."""
     opt = torch.optim.AdamW(params, fused=True)
     average = [p.detach().clone() for p in params]
+    lerp = torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
 
     def step() -> None:
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         opt.step()
-        with torch.no_grad():
-            torch._foreach_lerp_(average, params, 0.001)
+        lerp(average, params, None)
 
     return step
 
@@ -149,7 +149,8 @@ def main() -> None:
         for name, (ours, theirs) in PAIRS.items():
             a, b = ours(parameters(shapes)), theirs(parameters(shapes))
             for _ in range(3):
-                a(), b()
+                a()
+                b()
             pairs = [(timed(a), timed(b)) for _ in range(flags.repeats or repeats)]
             mine, other = [x for x, _ in pairs], [y for _, y in pairs]
             table.add_row(

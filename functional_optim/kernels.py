@@ -37,9 +37,9 @@ class Signature(NamedTuple):
     """What a kernel is specialized on, beside its code.
 
     leaves: for each leaf the dtypes of its tensors. shapes: for each leaf the (shape, strides) of
-    its tensors, or None if the leaves are seen as 1-D of any size. sizes: the least and the largest number of
-    elements it must do. numbers: length of the vector of numbers, and its dtype. threads: 1 for a
-    serial kernel.
+    its tensors, or None if the leaves are seen as 1-D of any size. sizes: the least and the largest
+    number of elements it must do. numbers: length of the vector of numbers, and its dtype.
+    threads: 1 for a serial kernel.
     """
 
     leaves: tuple[tuple[torch.dtype, ...], ...]

@@ -85,14 +85,14 @@ def scale_by_adafactor(
         g: Tensor, slots: AdafactorSlots, p: Tensor, a: Any, rho: Any, decay: Any, eps2: Any, d: Any
     ) -> tuple[Tensor, AdafactorSlots]:
         least = torch.finfo(p.dtype).eps if eps1 is None else eps1
-        if slots.row_var is None or slots.col_var is None:
-            R, C = slots.row_var, slots.col_var
-            V = S = slots.variance + a * (g * g - slots.variance)
-        else:
-            R = slots.row_var + a * (mean(g * g, -1) - slots.row_var)
-            C = slots.col_var + a * (mean(g * g, -2) - slots.col_var)
+        R, C, S = slots
+        if R is not None and C is not None:
+            R = R + a * (mean(g * g, -1) - R)
+            C = C + a * (mean(g * g, -2) - C)
             V = (R * C) / mean(R, -2).clamp(min=least)
-            S = slots.variance
+        else:
+            assert S is not None
+            V = S = S + a * (g * g - S)
         U = g * V.clamp(min=least * least).rsqrt()
         alpha = rms(p).clamp(min=eps2) * rho
         return decay * p + U * (alpha / (rms(U) / d).clamp(min=1.0)), AdafactorSlots(R, C, S)
