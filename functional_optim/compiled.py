@@ -64,6 +64,7 @@ class FusedStep:
         self.donate = donate
         self.cohort: Cohort | None = None
         self.tensors: list[Any] = []
+        self.shapes: list[Any] = []
 
     @torch.no_grad()
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
@@ -73,10 +74,16 @@ class FusedStep:
         if not self.donate:
             params, state = tree.map(torch.clone, params), tree.map(torch.clone, state)
         keys = [key for own in layout.slots for key in own]
-        rows = tree.rows(params, grads, *[state.slots[key] for key in keys])
+        try:
+            rows = tree.rows(params, grads, *[state.slots[key] for key in keys])
+        except (ValueError, TypeError):
+            check_trees(links, layout, params, grads, state)
+            raise
         live = [row for row in rows if row[1] is not None]
         tensors = [x for p, _, *slots in live for x in (p, *slots)]
-        if self.cohort is None or not _same(tensors, self.tensors):
+        # a kernel looks at memory alone: a gradient of another shape must not reach it
+        fits = [(row[1].shape, row[1].is_complex()) for row in live] == self.shapes
+        if self.cohort is None or not fits or not _same(tensors, self.tensors):
             base.check_params(params)
             check_trees(links, layout, params, grads, state)
             _check_apart([row[0] for row in live])
@@ -84,6 +91,7 @@ class FusedStep:
             slots = [split(mine, sizes) for _, _, *mine in live]
             self.cohort = Cohort(links, [row[0] for row in live], slots, compiled=True)
             self.tensors = tensors
+            self.shapes = [(row[0].shape, row[0].is_complex()) for row in live]
         here = state.step.device.type == "cpu"
         t = float(state.step.item() + 1) if here else (state.step + 1).to(torch.float64)
         carry = carry_of(layout, state.carry)
