@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     numbers: list[tuple[str, Any]]
 
 
-Memory = tuple[int, tuple[int, ...]]
+Memory = tuple[int, int, tuple[int, ...]]
 """Where a tensor lies, and how: an assignment to `.data` changes one of them."""
 
 
@@ -143,7 +143,7 @@ class Plan:
                     return False
                 if layout is None:
                     continue
-                if (p.data_ptr(), p.stride()) != memory or p.dtype is not dtype:
+                if _memory(p) != memory or p.dtype is not dtype:
                     return False
                 if state.get(p) is not mine:
                     return False
@@ -151,7 +151,7 @@ class Plan:
                     if mine.get(key) is not number:
                         return False
                 for key, slot, place in slots:
-                    if mine.get(key) is not slot or (slot.data_ptr(), slot.stride()) != place:
+                    if mine.get(key) is not slot or _memory(slot) != place:
                         return False
         return all(team.untouched() for team in self.teams) and self._take_numbers(optimizer)
 
@@ -286,4 +286,4 @@ def _entry(optimizer: Runs, p: Tensor, tx: Leafwise | None) -> Entry:
 
 
 def _memory(x: Tensor) -> Memory:
-    return x.data_ptr(), x.stride()
+    return x.data_ptr(), x.numel(), x.stride()

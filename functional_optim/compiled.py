@@ -82,16 +82,17 @@ class FusedStep:
         live = [row for row in rows if row[1] is not None]
         tensors = [x for p, _, *slots in live for x in (p, *slots)]
         # a kernel looks at memory alone: a gradient of another shape must not reach it
-        fits = [(row[1].shape, row[1].is_complex()) for row in live] == self.shapes
+        fits = [(row[1].shape, row[1].is_complex(), row[1].layout) for row in live] == self.shapes
         if self.cohort is None or not fits or not _same(tensors, self.tensors):
             base.check_params(params)
             check_trees(links, layout, params, grads, state)
             _check_apart([row[0] for row in live])
             sizes = [len(own) for own in layout.slots]
             slots = [split(mine, sizes) for _, _, *mine in live]
-            self.cohort = Cohort(links, [row[0] for row in live], slots, compiled=True)
+            dense = all(row[1].layout is torch.strided for row in live)
+            self.cohort = Cohort(links, [row[0] for row in live], slots, compiled=dense)
             self.tensors = tensors
-            self.shapes = [(row[0].shape, row[0].is_complex()) for row in live]
+            self.shapes = [(row[1].shape, row[1].is_complex(), row[1].layout) for row in live]
         here = state.step.device.type == "cpu"
         t = float(state.step.item() + 1) if here else (state.step + 1).to(torch.float64)
         carry = carry_of(layout, state.carry)
