@@ -53,7 +53,7 @@ def load(folder: Path | None, context: int) -> Corpus:
     for part, data in (("train", corpus.train), ("validate", corpus.valid)):
         if len(data) <= context:
             raise BadInput(
-                f"{where} has only {len(data)} bytes to {part} on, and one window of text is "
+                f"{where} has only {len(data)} bytes to {part} on, and one window takes "
                 f"{context + 1}; name a folder with more text."
             )
     return corpus

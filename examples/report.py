@@ -86,9 +86,9 @@ class Display:
 
 def table(records: dict[str, Record]) -> Table:
     """One row per run."""
-    found = Table(title="One optimizer, three ways: validation loss in nats a byte, and times")
+    found = Table(title="Validation loss in nats a byte, and median times")
     found.add_column("run")
-    for heading in ("weights", "average", "whole step", "optimizer", "compiling"):
+    for heading in ("weights", "averaged", "step, ms", "optimizer, ms", "compiling, s"):
         found.add_column(heading, justify="right")
     for name, record in records.items():
         own = record.optimizer_seconds
@@ -98,9 +98,8 @@ def table(records: dict[str, Record]) -> Table:
             f"{record.valid_average:.4f}",
             f"{1000 * median(record.step_seconds):.1f}",
             f"{1000 * median(own):.1f}" if own else "in the step",
-            f"{compile_seconds(record):.1f} s",
+            f"{compile_seconds(record):.1f}",
         )
-    found.caption = "average: loss of the averaged weights; step and optimizer: median milliseconds"
     return found
 
 

@@ -85,6 +85,7 @@ def work(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
         if live is not None:
             checkpoint.current, checkpoint.state = live[0], live[1].state_dict()
         return stop(checkpoint, out)
+    interrupts.ignore()
     return conclude(checkpoint, out, console)
 
 

@@ -33,7 +33,7 @@ class Size:
         return self.batch * self.shape.context
 
 
-FULL = Size(Shape(layers=4, heads=4, width=160, context=64), batch=16, steps=600, valid=512)
+FULL = Size(Shape(layers=4, heads=4, width=160, context=64), batch=16, steps=500, valid=512)
 QUICK = Size(Shape(layers=2, heads=2, width=32, context=32), batch=8, steps=60, valid=64)
 
 

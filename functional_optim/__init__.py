@@ -11,6 +11,7 @@ from functional_optim.algorithms import adam as adam
 from functional_optim.algorithms import adamax as adamax
 from functional_optim.algorithms import adamw as adamw
 from functional_optim.algorithms import asgd as asgd
+from functional_optim.algorithms import lbfgs as lbfgs
 from functional_optim.algorithms import muon as muon
 from functional_optim.algorithms import nadam as nadam
 from functional_optim.algorithms import polyak_average as polyak_average
@@ -23,6 +24,7 @@ from functional_optim.algorithms import scale_by_adagrad as scale_by_adagrad
 from functional_optim.algorithms import scale_by_adam as scale_by_adam
 from functional_optim.algorithms import scale_by_adamax as scale_by_adamax
 from functional_optim.algorithms import scale_by_asgd as scale_by_asgd
+from functional_optim.algorithms import scale_by_lbfgs as scale_by_lbfgs
 from functional_optim.algorithms import scale_by_muon as scale_by_muon
 from functional_optim.algorithms import scale_by_nadam as scale_by_nadam
 from functional_optim.algorithms import scale_by_radam as scale_by_radam
@@ -44,6 +46,9 @@ from functional_optim.transforms import clip_by_global_norm as clip_by_global_no
 from functional_optim.transforms import clip_by_value as clip_by_value
 from functional_optim.transforms import params_ema as params_ema
 from functional_optim.transforms import scale as scale
+from functional_optim.transforms import (
+    scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
+)
 from functional_optim.transforms import scale_by_lr as scale_by_lr
 from functional_optim.transforms import scale_by_schedule as scale_by_schedule
 from functional_optim.transforms import trace as trace

@@ -11,6 +11,12 @@ from torch import Tensor
 from functional_optim import base, tree
 from functional_optim.rules import as_real, as_stored, as_update, compute_dtype
 
+REAL = {
+    torch.complex128: torch.float64,
+    torch.complex64: torch.float32,
+    torch.complex32: torch.float16,
+}
+
 
 class Flat:
     """The way between trees like `like` and vectors of one dtype; complex numbers become pairs.
@@ -19,9 +25,10 @@ class Flat:
         like: pytree of floating-point or complex tensors, of any strides.
         batched: every leaf has a leading dimension of independent problems. Trees then become
             matrices with one row for each problem.
+        dtype: of the vectors. Default: float64 if any leaf is double, else float32.
 
-    dtype: float64 if any leaf is double, else float32. size: length of a vector. problems: their
-    number, () if not batched.
+    size: the length of a vector. problems: (their number,), or () if not batched. layout: a value
+    that two trees of the same kind share. exact: do the leaves have the vectors' precision?
 
     Raises:
         TypeError: for a leaf that is not a floating-point or complex tensor.
@@ -39,7 +46,9 @@ class Flat:
         tensor(3.+4.j)
     """
 
-    def __init__(self, like: Any, *, batched: bool = False) -> None:
+    def __init__(
+        self, like: Any, *, batched: bool = False, dtype: torch.dtype | None = None
+    ) -> None:
         base.check_params(like)
         self.like = like
         self.leaves: list[Tensor] = tree.leaves(like)
@@ -54,12 +63,12 @@ class Flat:
                 f"({tree.summary(like)})."
             )
         wide = any(compute_dtype(p) is torch.float64 for p in self.leaves)
-        self.dtype = torch.float64 if wide else torch.float32
+        self.dtype = dtype or (torch.float64 if wide else torch.float32)
         self.device = self.leaves[0].device
         self.layout = tuple(
             [(p.dtype, shape) for p, shape in zip(self.leaves, self.shapes, strict=True)]
         )
-        self.exact = all(p.dtype in (self.dtype, self.dtype.to_complex()) for p in self.leaves)
+        self.exact = all(real_dtype(p) is self.dtype for p in self.leaves)
 
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of zeros, for every problem."""
@@ -75,20 +84,26 @@ class Flat:
             if x.layout != torch.strided:
                 x = x.to_dense()
             real = as_real(x.resolve_conj(), self.dtype)
-            parts.append(real.reshape(*self.problems, n))
+            parts.append(real.reshape((*self.problems, n)))
         return torch.cat(parts, -1)
 
     def tree(self, vector: Tensor, *, stored: bool = True) -> Any:
         """A vector as a tree, in the leaves' own dtypes, or (stored=False) as wide as it is."""
         parts = []
         for x, p, shape in zip(vector.split(self.sizes, -1), self.leaves, self.shapes, strict=True):
-            x = x.reshape(*self.problems, *shape)
+            x = x.reshape((*self.problems, *shape))
+            x = x.clone() if p.is_complex() else x  # view_as_complex wants an even offset
             parts.append(as_stored(x, p) if stored else as_update(x, p))
         return tree.with_leaves(self.like, parts)
 
     def snap(self, vector: Tensor) -> Tensor:
         """The vector as it is after being stored in the leaves' own dtypes."""
         return vector if self.exact else self.vector(self.tree(vector))
+
+
+def real_dtype(p: Tensor) -> torch.dtype:
+    """The dtype of a tensor's numbers, or of a complex tensor's pairs."""
+    return REAL.get(p.dtype, p.dtype)
 
 
 def _problems(like: Any) -> tuple[int]:

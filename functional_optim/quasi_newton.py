@@ -115,13 +115,13 @@ def two_loop(q: Tensor, memory: Memory) -> tuple[Tensor, list[Number]]:
     alphas = []
     for s, y, rho in reversed(pairs):
         alpha = dot(s, q) * rho
-        q = torch.addcmul(q, y, alpha, value=-1)
+        q = axpy(-alpha, y, q)
         alphas.append(alpha)
     alphas.reverse()
     r = q * memory.gamma
     for (s, y, rho), alpha in zip(pairs, alphas, strict=True):
         beta = dot(y, r) * rho
-        r = torch.addcmul(r, s, alpha - beta)
+        r = axpy(alpha - beta, s, r)
     return r, alphas
 
 
@@ -146,7 +146,8 @@ class Settings(NamedTuple):
 
     def transitions(self) -> int:
         """The most evaluations that a run can need after its first."""
-        return max(self.max_eval, 1)
+        most = max(self.max_eval, 1)
+        return most if self.wolfe else min(most, max(self.max_iter - 1, 0))
 
 
 class Past(NamedTuple):

@@ -50,6 +50,10 @@ class Case(NamedTuple):
         every = make_params(dtype, seed)
         return {n: p for n, p in every.items() if self.dim is None or p.dim() == self.dim}
 
+    def filled(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        """Those with entries: torch's Adafactor divides by the size of an empty one."""
+        return {name: p for name, p in self.params(dtype).items() if p.numel()}
+
     def tx(self, **changed: Any) -> fo.GradientTransformation:
         return self.recipe(**{**self.hyper, **changed})
 

@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
     )
     # Dynamo's trace log has a record for every step of tracing, which a failing test would print
-    logging.getLogger("torch.__trace").propagate = False
+    logging.getLogger("torch.__trace").addFilter(lambda record: False)
 
 
 @pytest.fixture(autouse=True)

@@ -36,23 +36,34 @@ def through_file(state_dict):
 def form(opt, params):
     """Per parameter: each state key with its shape and dtype; None for a parameter without."""
     return [
-        {k: (tuple(v.shape), v.dtype) for k, v in opt.state[p].items()} if p in opt.state else None
-        for p in params
+        {k: kind(v) for k, v in opt.state[p].items()} if p in opt.state else None for p in params
     ]
+
+
+def kind(x):
+    return (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x)
 
 
 # ---------------------------------------------------------------- torch's format
 
 
+def both(case, params):
+    """The drop-in and torch's class over equal parameters."""
+    mine, other = as_parameters(params), as_parameters(params)
+    ours = case.drop_in(mine, compile=False, **case.hyper)
+    return ours, mine, case.stock(other, **case.hyper), other
+
+
 @pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
-@every_drop_in
-def test_the_state_has_torchs_keys_shapes_and_dtypes_after_every_step(pair, default):
-    params = make_params(torch.float32)
-    ours, mine, theirs, other = pair.make(params)
+@pytest.mark.parametrize("case", cases.with_torch())
+def test_the_state_has_torchs_keys_shapes_and_dtypes_after_every_step(case, default):
+    params = case.filled(torch.float32)
     torch.set_default_dtype(default)
     try:
+        ours, mine, theirs, other = both(case, params)
+        assert form(ours, mine) == form(theirs, other)
         for i, g in enumerate(make_grads(params, 4)):
-            late = [x if k < 2 or i > 1 else None for k, x in enumerate(g.values())]
+            late = [x if k < 1 or i > 1 else None for k, x in enumerate(g.values())]
             step_object(ours, [late])
             step_object(theirs, [late])
             assert form(ours, mine) == form(theirs, other)
@@ -65,26 +76,23 @@ def test_the_state_has_torchs_keys_shapes_and_dtypes_after_every_step(pair, defa
 
 
 @pytest.mark.parametrize("ours_first", [True, False], ids=["ours-to-torch", "torch-to-ours"])
-@every_drop_in
-def test_a_checkpoint_moves_between_torch_and_us_mid_run(pair, ours_first):
-    params = make_params()
+@pytest.mark.parametrize("case", cases.with_torch())
+def test_a_checkpoint_moves_between_torch_and_us_mid_run(case, ours_first):
+    params = case.filled()
     grads = make_grads(params, 8)
     grads[0] = {**grads[0], "matrix": None}  # one parameter is a step behind
-    ours, mine, theirs, other = pair.make(params)
-    step_object(theirs, grads)
-
-    first, second = (ours, mine), (pair.theirs, as_parameters(params))
-    if not ours_first:
-        _, _, torchs, known = pair.make(params)
-        first, second = (torchs, known), (pair.ours, as_parameters(params))
-    step_object(first[0], grads[:4])
-    make, moved = second
-    for p, x in zip(moved, first[1], strict=True):
+    ours, mine, theirs, other = both(case, params)
+    _, _, through, wanted = both(case, params)
+    step_object(through, grads)
+    first, known = (ours, mine) if ours_first else (theirs, other)
+    second, moved = (theirs, other) if ours_first else (ours, mine)
+    step_object(first, grads[:4])
+    for p, x in zip(moved, known, strict=True):
         p.data.copy_(x.detach())
-    opt = make(moved, **{**pair.hyper, "lr": 0.9})  # the checkpoint's rate counts
-    opt.load_state_dict(through_file(first[0].state_dict()))
-    step_object(opt, grads[4:])
-    assert_close(copy_of(moved), copy_of(other), 1e-10)
+    second.param_groups[0]["lr"] = 0.9  # the checkpoint's rate counts
+    second.load_state_dict(through_file(first.state_dict()))
+    step_object(second, grads[4:])
+    assert_close(copy_of(moved), copy_of(wanted), 1e-10)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_new_numbers_and_a_new_model_build_no_kernel(recipe):
     params = model()
     fo.compile(recipe())(gradients(params, 1)[0], recipe().init(params), params)
     known = kernels.count()
+    assert known > 0
     params = model(seed=2, more=5)
     wanted, state = clone(params), recipe().init(params)
     reference = clone(state)
@@ -99,6 +100,25 @@ def test_new_numbers_and_a_new_model_build_no_kernel(recipe):
         params, state = fo.compile(tx)(g, state, params)
     assert_near((params, state), (wanted, reference))
     assert kernels.count() == known
+
+
+def test_a_view_of_every_other_column_leaves_its_neighbours_alone():
+    """Plain SGD has no slot whose layout would betray that of the parameter."""
+    whole = torch.randn(3, 8)
+    before, params = whole.clone(), {"w": whole[:, ::2]}
+    tx, (grads,) = fo.sgd(0.1), gradients(params, 1)
+    fo.compile(tx)(grads, tx.init(params), params)
+    assert_near(whole[:, ::2], before[:, ::2] - 0.1 * grads["w"])
+    assert_same(whole[:, 1::2], before[:, 1::2])
+
+
+def kept(factor):
+    """A rule with its constant in a keyword-only default."""
+
+    def update(u, slots, p, *, factor=factor):
+        return factor * u, slots
+
+    return fo.leafwise(None, update, name="kept")
 
 
 def test_recipes_of_one_code_and_other_constants_have_other_kernels():
@@ -111,6 +131,8 @@ def test_recipes_of_one_code_and_other_constants_have_other_kernels():
         fo.trace(0.9, nesterov=False),
         fo.named_chain(("a", fo.trace(0.9)), ("b", fo.trace(0.9, nesterov=True))),
         fo.named_chain(("a", fo.trace(0.9, nesterov=True)), ("b", fo.trace(0.9))),
+        kept(-1),
+        kept(-2),
     ):
         got, state = clone(params), tx.init(params)
         for _ in range(2):

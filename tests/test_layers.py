@@ -67,6 +67,10 @@ def test_imports_point_one_way(path):
             assert DEPTH[rest[0]] < DEPTH[mine], f"{mine} imports {rest[0]}"
 
 
+def test_the_package_does_not_import_its_adapters():
+    assert not any("adapters" in name for name in imported(CORE / "__init__.py"))
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_only_kernels_know_the_compiler_from_the_inside(path):
     if path.name != "kernels.py":

@@ -35,11 +35,6 @@ RUNS = [
 ]
 
 
-def filled(case, dtype):
-    """Parameters with entries: torch's Adafactor divides by the size of an empty one."""
-    return {name: p for name, p in case.params(dtype).items() if p.numel()}
-
-
 def patchy(grads):
     """Gradients of which two come late, one is missing for two steps, and one only comes once."""
     absent = {
@@ -56,7 +51,7 @@ def patchy(grads):
 
 @pytest.mark.parametrize(("case", "dtype", "tolerance"), RUNS)
 def test_the_functional_loop_equals_torch(case, dtype, tolerance):
-    params = filled(case, dtype)
+    params = case.filled(dtype)
     grads = make_grads(params, STEPS)
     theirs = as_parameters(params)
     step_object(case.stock(theirs, **case.hyper), grads)
@@ -67,7 +62,7 @@ def test_the_functional_loop_equals_torch(case, dtype, tolerance):
 @pytest.mark.parametrize("general", [True, False], ids=["general", "drop-in"])
 @pytest.mark.parametrize(("case", "dtype", "tolerance"), RUNS)
 def test_the_object_equals_torch_with_late_and_missing_gradients(case, general, dtype, tolerance):
-    params = filled(case, dtype)
+    params = case.filled(dtype)
     grads = patchy(make_grads(params, STEPS))
     theirs, mine = as_parameters(params), as_parameters(params)
     a = case.stock(theirs, **case.hyper)

@@ -74,9 +74,9 @@ def scale_by_backtracking_linesearch(
         ...     return 10 * (x * x).sum()
         >>> x = torch.tensor([1.0, 2.0])
         >>> g = 20 * x
-        >>> u, _ = tx.update(g, tx.init(x), x, value=fn(x), grad=g, value_fn=fn)
-        >>> fn(x + u) < 0.3 * fn(x)
-        tensor(True)
+        >>> u, state = tx.update(g, tx.init(x), x, value=fn(x), grad=g, value_fn=fn)
+        >>> bool(fn(x + u) < fn(x)), round(float(state.learning_rate), 4)  # 0.8¹¹
+        (True, 0.0859)
     """
     if not 0 < slope_rtol < 1:
         raise ValueError(f"slope_rtol must be between 0 and 1, but got {slope_rtol}.")

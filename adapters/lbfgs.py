@@ -1,0 +1,247 @@
+"""The drop-in for torch.optim.LBFGS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import base
+from functional_optim.adapters.optimizer import Runs
+from functional_optim.algorithms.lbfgs import lbfgs
+from functional_optim.flat import Flat, real_dtype
+from functional_optim.quasi_newton import Memory, Past, Run, Settings, advance, begin
+
+NAMES = (
+    "lr",
+    "max_iter",
+    "max_eval",
+    "tolerance_grad",
+    "tolerance_change",
+    "history_size",
+    "line_search_fn",
+)
+
+
+class LBFGS(Runs, torch.optim.LBFGS):
+    """torch.optim.LBFGS, run by the transitions of `functional_optim.lbfgs`.
+
+    Takes torch's arguments with torch's defaults, and evaluates at the same points. Other than
+    torch's it also takes parameters of any strides, steps after deepcopy and pickle, and leaves
+    parameters and state as they were before the step if the closure raises.
+
+    State, with the first parameter, as torch keeps it: `func_evals`, `n_iter`, `d`, `t`,
+    `old_dirs`, `old_stps`, `ro`, `al`, `H_diag`, `prev_flat_grad`, `prev_loss`.
+
+    Raises:
+        ValueError: torch's, for a bad lr and for more than one parameter group; from the step, if
+            `history_size` is less than 1.
+        RuntimeError: torch's, from the step, for an unknown `line_search_fn`.
+        TypeError: from a step without a closure.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import LBFGS
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> opt = LBFGS([w], line_search_fn="strong_wolfe")
+        >>> def closure():
+        ...     opt.zero_grad()
+        ...     loss = (w - 3).square().sum()
+        ...     loss.backward()
+        ...     return loss
+        >>> opt.step(closure).item()
+        5.0
+        >>> torch.allclose(w, torch.tensor(3.0))
+        True
+    """
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        return lbfgs(**{name: group[name] for name in NAMES})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the one parameter group; a second one raises ValueError, and is not added.
+
+        Args:
+            param_group: `params`, and values that differ from the defaults.
+        """
+        torch.optim.Optimizer.add_param_group(self, param_group)
+        try:
+            if len(self.param_groups) > 1:
+                raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
+            self.check_parameters(self.param_groups[0])
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this class or of torch.optim.LBFGS.
+
+        Args:
+            state_dict: from `state_dict()`.
+
+        Raises:
+            ValueError, TypeError, KeyError: if it does not fit. The optimizer is then as it was.
+        """
+        before = {"state": self.state, "param_groups": self.param_groups}
+        try:
+            super().load_state_dict(state_dict)
+            self._check_sizes()
+        except BaseException:
+            self.__dict__.update(before)
+            raise
+
+    def _check_sizes(self) -> None:
+        params = self.param_groups[0]["params"]
+        mine = self.state.get(params[0]) or {}
+        size = Flat(params).size
+        for key in ("d", "prev_flat_grad"):
+            found = mine.get(key)
+            if found is not None and found.numel() != size:
+                raise ValueError(
+                    f"the loaded {key} has {found.numel()} elements, but the parameters have "
+                    f"{size}; load a checkpoint of this model."
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make up to `max_iter` iterations.
+
+        Args:
+            closure: clears the gradients, computes the loss, calls its backward, and returns it.
+                Called up to `max_eval` times (a line search may need one more) with gradients
+                enabled.
+
+        Returns:
+            The loss that the first call returned.
+
+        Raises:
+            TypeError: without a closure.
+        """
+        if closure is None:
+            raise TypeError(
+                "LBFGS evaluates the loss several times, so step needs a closure: a function that "
+                "clears the gradients, computes the loss, calls its backward, and returns it."
+            )
+        if len(self.param_groups) != 1:
+            raise AssertionError(
+                f"Expected exactly one param_group, but got {len(self.param_groups)}"
+            )
+        group = self.param_groups[0]
+        self.checked_transform(group)
+        params: list[Tensor] = group["params"]
+        had, old = params[0] in self.state, dict(self.state.get(params[0]) or {})
+        before = [p.detach().clone() for p in params]
+        try:
+            return self._run(torch.enable_grad()(closure), group, params, old)
+        except BaseException:
+            for p, b in zip(params, before, strict=True):
+                p.copy_(b)
+            if had:
+                self.state[params[0]] = old
+            else:
+                self.state.pop(params[0], None)
+            raise
+
+    def _run(
+        self,
+        closure: Callable[[], Any],
+        group: dict[str, Any],
+        params: list[Tensor],
+        old: dict[str, Any],
+    ) -> Any:
+        flat = flat_of(params)
+        loss = closure()
+        run = begin(
+            settings_of(group, flat),
+            flat.vector(params),
+            number(loss),
+            flat.vector([p.grad for p in params]),
+            past_of(old, flat),
+        )
+        while not run.done:
+            move(params, flat, run.trial())
+            f = number(closure())
+            g = flat.vector([p.grad for p in params])
+            run = advance(settings_of(group, flat), run, f, g)
+        if run.here:
+            move(params, flat, run.x)
+        self.state[params[0]].update(state_of(run, old, group["history_size"]))
+        return loss
+
+
+def flat_of(params: list[Tensor]) -> Flat:
+    """The parameters as one vector in the widest of their dtypes, as torch computes."""
+    return Flat(params, dtype=reduce(torch.promote_types, [real_dtype(p) for p in params]))
+
+
+def settings_of(group: dict[str, Any], flat: Flat) -> Settings:
+    """A parameter group's hyperparameters."""
+    lr = group["lr"]
+    return Settings(
+        lr=lr.squeeze() if isinstance(lr, Tensor) and lr.dim() else lr,
+        max_iter=group["max_iter"],
+        max_eval=group["max_eval"],
+        tolerance_grad=group["tolerance_grad"],
+        tolerance_change=group["tolerance_change"],
+        history_size=group["history_size"],
+        wolfe=group["line_search_fn"] is not None,
+        snap=flat.snap,
+    )
+
+
+def past_of(old: dict[str, Any], flat: Flat) -> Past:
+    """What the state of the first parameter says of the steps before this one."""
+
+    def wide(x: Any) -> Any:
+        return x.to(flat.dtype) if isinstance(x, Tensor) else x
+
+    def vectors(key: str) -> list[Any]:
+        return [wide(x) for x in old.get(key) or ()]
+
+    nothing = flat.zeros(flat.size)
+    return Past(
+        memory=Memory(
+            vectors("old_stps"), vectors("old_dirs"), vectors("ro"), wide(old.get("H_diag", 1))
+        ),
+        d=wide(old.get("d", nothing)),
+        t=old.get("t", 0.0),
+        g=wide(old.get("prev_flat_grad", nothing)),
+        n_iter=old.get("n_iter", 0),
+    )
+
+
+def state_of(run: Run, old: dict[str, Any], history_size: int) -> dict[str, Any]:
+    """What torch keeps of a run, in its types."""
+    counts = {"func_evals": old.get("func_evals", 0) + run.evals, "n_iter": run.n_iter}
+    if not run.here:
+        return counts
+    past = run.past()
+    kept = {
+        **counts,
+        "d": past.d,
+        "t": past.t,
+        "old_dirs": past.memory.y,
+        "old_stps": past.memory.s,
+        "ro": past.memory.rho,
+        "H_diag": past.memory.gamma,
+        "prev_flat_grad": past.g,
+        "prev_loss": run.line.origin.f,
+    }
+    if run.n_iter > 1:
+        kept["al"] = run.alphas + [None] * (history_size - len(run.alphas))
+    return kept
+
+
+def move(params: list[Tensor], flat: Flat, x: Tensor) -> None:
+    """Write a point into the parameters."""
+    for p, value in zip(params, flat.tree(x), strict=True):
+        p.copy_(value)
+
+
+def number(loss: Any) -> float:
+    """A loss as a Python number."""
+    return float(loss.detach() if isinstance(loss, Tensor) else loss)

@@ -1,0 +1,491 @@
+"""L-BFGS as a pure transformation: one problem, many at once, traced, differentiated, chained."""
+
+from __future__ import annotations
+
+import optree
+import pytest
+import torch
+from helpers import assert_close, assert_finite, assert_same, clone
+
+import functional_optim as fo
+from functional_optim import adapters, quasi_newton
+from functional_optim.flat import Flat
+from functional_optim.linesearch import C1, C2, End, Point, cubic, start, strong_wolfe
+
+SEARCHES = pytest.mark.parametrize("search", [None, "strong_wolfe"])
+
+
+def rosenbrock(x):
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def with_grad(f):
+    """Evaluate one problem; keeps a list of where."""
+
+    def fn(x):
+        fn.points.append(x)
+        grads, value = torch.func.grad_and_value(f)(x)
+        return value, grads
+
+    fn.points = []
+    return fn
+
+
+def minimize(tx, fn, x, updates=1):
+    """The functional loop."""
+    state = tx.init(x)
+    for _ in range(updates):
+        value, grads = fn(x)
+        u, state = tx.update(grads, state, x, value=value, value_and_grad=fn)
+        x = fo.apply_updates(x, u)
+    return x, state
+
+
+def starts(problems=6, n=4):
+    return torch.randn(problems, n, dtype=torch.float64)
+
+
+def one_by_one(tx, f, xs, updates=1):
+    """Solve the problems in a loop, and stack the results."""
+    results = [minimize(tx, with_grad(f), x, updates) for x in xs]
+    return optree.tree_map(lambda *leaves: torch.stack(leaves), *results)
+
+
+# ---------------------------------------------------------------- one problem
+
+
+@SEARCHES
+@pytest.mark.parametrize("history_size", [1, 4, 100])
+def test_it_evaluates_where_the_object_does(history_size, search):
+    options = {"max_iter": 40, "history_size": history_size, "line_search_fn": search}
+    for x in starts():
+        fn = with_grad(rosenbrock)
+        end, state = minimize(fo.lbfgs(**options), fn, x, 2)
+        first = minimize(fo.lbfgs(**options), with_grad(rosenbrock), x)[1].func_evals
+        for cls in (torch.optim.LBFGS, adapters.LBFGS):
+            p, points = torch.nn.Parameter(x.clone()), []
+            opt = cls([p], **options)
+            for _ in range(2):
+                opt.step(lambda opt=opt, p=p, points=points: closure(opt, p, points))
+            assert int(state.func_evals) == opt.state[p]["func_evals"] == len(points)
+            assert int(state.n_iter) == opt.state[p]["n_iter"]
+            assert_close(fn.points[:first], points[:first], 1e-10)
+            # then comes one rounding, of params + updates, which a run without a search blows up
+            if search:
+                assert_close(end, p.detach(), 1e-7)
+
+
+def closure(opt, p, points):
+    opt.zero_grad()
+    points.append(p.detach().clone())
+    loss = rosenbrock(p)
+    loss.backward()
+    return loss
+
+
+def tree_problem(dtype=torch.float64):
+    target = torch.randn(3, 2, dtype=dtype)
+    params = {
+        "a": [torch.randn(3, 2, dtype=dtype).t().contiguous().t(), torch.randn((), dtype=dtype)],
+        "z": torch.randn(2, dtype=torch.complex128),
+    }
+
+    def f(p):
+        main = ((p["a"][0] - target) ** 2 * p["a"][1].cosh()).sum() + (p["z"] - 1j).abs().pow(
+            4
+        ).sum()
+        return main.to(torch.float64)
+
+    return params, f
+
+
+@SEARCHES
+def test_trees_strides_and_complex_numbers(search):
+    params, f = tree_problem()
+    tx = fo.lbfgs(line_search_fn=search, max_iter=200, tolerance_change=0)
+    before = clone(params)
+    (end, state), _ = minimize(tx, with_grad(f), params), None
+    assert_same(params, before)
+    assert optree.tree_structure(end) == optree.tree_structure(params)
+    assert float(f(end)) < 1e-8 < float(f(params))
+    assert state.d.shape == (6 + 1 + 2 * 2,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_narrow_parameters_are_stepped_in_float32(dtype):
+    target = torch.linspace(-1, 1, 8)
+
+    def f(p):
+        return ((p["x"].float() - target) ** 2).sum()
+
+    params = {"x": torch.zeros(8, dtype=dtype)}
+    end, state = minimize(fo.lbfgs(), with_grad(f), params, 2)
+    assert end["x"].dtype == dtype
+    assert state.d.dtype == torch.float32
+    assert_close(end["x"], target.to(dtype), 1e-2 if dtype != torch.float32 else 1e-5)
+
+
+@SEARCHES
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_state_keeps_its_structure_and_nobody_its_arguments_change(batched, search):
+    tx = fo.lbfgs(max_iter=3, history_size=4, line_search_fn=search, batched=batched)
+    fn = torch.vmap(with_grad(rosenbrock)) if batched else with_grad(rosenbrock)
+    x = starts() if batched else starts()[0]
+    state = tx.init(x)
+    for _ in range(5):
+        value, grads = fn(x)
+        before = clone((grads, state, x))
+        u, new = tx.update(grads, state, x, value=value, value_and_grad=fn)
+        assert_same((grads, state, x), before)
+        for a, b in zip(new, state, strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        x, state = fo.apply_updates(x, u), new
+    assert (state.ro[..., -3:] != 0).all()
+
+
+def test_missing_gradients_count_as_zero():
+    params = {"a": starts()[0], "b": torch.ones(2, dtype=torch.float64)}
+
+    def fn(p):
+        value, grads = with_grad(rosenbrock)(p["a"])
+        return value, {"a": grads, "b": None}
+
+    end, _ = minimize(fo.lbfgs(max_iter=50, line_search_fn="strong_wolfe"), fn, params)
+    assert_same(end["b"], params["b"])
+    assert rosenbrock(end["a"]) < 0.1 * rosenbrock(params["a"])
+
+
+# ---------------------------------------------------------------- many problems
+
+
+@SEARCHES
+@pytest.mark.parametrize("how", ["batched", "vmap", "blocks"])
+def test_many_at_once_are_as_one_by_one(how, search, monkeypatch):
+    options = {"max_iter": 12, "history_size": 5, "line_search_fn": search, "lr": 0.7}
+    options["tolerance_change"] = 1e-2
+    xs = torch.cat([starts(), torch.ones(1, 4), 3 * starts(2)]).to(torch.float64)
+    expected = one_by_one(fo.lbfgs(**options), rosenbrock, xs, 2)
+    if how == "vmap":
+        tx = fo.lbfgs(**options)
+        found = torch.vmap(lambda x: minimize(tx, with_grad(rosenbrock), x, 2))(xs)
+    else:
+        if how == "blocks":
+            monkeypatch.setattr(quasi_newton, "GRAIN", 2 * xs.numel())
+        tx = fo.lbfgs(**options, batched=True)
+        found = minimize(tx, torch.vmap(with_grad(rosenbrock)), xs, 2)
+    assert_same(found[1].func_evals, expected[1].func_evals)
+    assert_same(found[1].n_iter, expected[1].n_iter)
+    assert len(set(expected[1].func_evals.tolist())) > 2
+    scale = {"old_dirs": 100.0, "old_stps": 1.0, "ro": 1e4}
+    assert_close(found[0], expected[0], 1e-9)
+    for name, a, b in zip(found[1]._fields, found[1], expected[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * scale.get(name, 1.0))
+
+
+def test_a_batch_is_solved_to_the_last_problem():
+    xs = starts(16, 10)
+    tx = fo.lbfgs(max_iter=500, tolerance_change=0, line_search_fn="strong_wolfe", batched=True)
+    end, state = minimize(tx, torch.vmap(with_grad(rosenbrock)), xs)
+    _, grads = torch.vmap(with_grad(rosenbrock))(end)
+    assert grads.norm(dim=1).max() < 1e-6
+    assert state.func_evals.min() < state.func_evals.max() < 400
+
+
+def test_batched_trees_of_parameters():
+    xs = {"head": starts(5, 1), "tail": starts(5, 6).reshape(5, 3, 2)}
+
+    def f(p):
+        return rosenbrock(torch.cat([p["head"], p["tail"].flatten()]))
+
+    options = {"max_iter": 6, "line_search_fn": "strong_wolfe"}
+    found, _ = minimize(fo.lbfgs(**options, batched=True), torch.vmap(with_grad(f)), xs)
+    tx = fo.lbfgs(**options)
+    for i in range(5):
+        x = optree.tree_map(lambda leaf, i=i: leaf[i], xs)
+        expected, _ = minimize(tx, with_grad(f), x)
+        assert_close(optree.tree_map(lambda leaf, i=i: leaf[i], found), expected, 1e-9)
+
+
+def test_vmap_over_the_learning_rate():
+    x = starts()[0]
+
+    def end(lr):
+        return minimize(fo.lbfgs(lr=lr, max_iter=4, history_size=3), with_grad(rosenbrock), x)[0]
+
+    rates = torch.tensor([0.01, 0.1, 0.5], dtype=torch.float64)
+    found = torch.vmap(end)(rates)
+    assert_close(found, torch.stack([end(float(lr)) for lr in rates]), 1e-10)
+    assert not torch.allclose(found[0], found[2])
+
+
+# ---------------------------------------------------------------- compiled
+
+
+@SEARCHES
+def test_a_transition_and_an_update_are_one_graph(search, fresh_dynamo):
+    tx = fo.lbfgs(max_iter=3, history_size=3, line_search_fn=search)
+
+    def end(x):
+        return minimize(tx, with_grad(rosenbrock), x)
+
+    compiled = torch.compile(end, backend="aot_eager", fullgraph=True)
+    for x in starts(3):
+        assert_close(compiled(x), end(x), 1e-10)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_compiled_transitions_give_the_same(batched):
+    options = {"max_iter": 30, "history_size": 4, "line_search_fn": "strong_wolfe"}
+    xs = starts()
+    expected = one_by_one(fo.lbfgs(**options), rosenbrock, xs, 2)
+    tx = fo.lbfgs(**options, batched=batched, compile=True)
+    if batched:
+        end, state = minimize(tx, torch.vmap(with_grad(rosenbrock)), xs, 2)
+    else:
+        end, state = one_by_one(tx, rosenbrock, xs, 2)
+    assert_close(end, expected[0], 1e-7)
+    assert (state.func_evals - expected[1].func_evals).abs().max() <= 1
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+def bowl(x):
+    return (torch.arange(1.0, 5, dtype=x.dtype) * x**2).sum() + (x**4).sum()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@SEARCHES
+def test_the_derivative_of_a_run(search):
+    x = starts()[0]
+
+    def end(lr, x):
+        tx = fo.lbfgs(lr=lr, max_iter=3, history_size=3, line_search_fn=search)
+        return bowl(minimize(tx, with_grad(bowl), x, 2)[0])
+
+    lr = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    slope = torch.autograd.grad(end(lr, x), lr)[0]
+    assert_close(torch.func.grad(end)(lr.detach(), x), slope, 1e-10)
+    if search is None:
+        assert abs(slope) > 0.1
+        assert torch.autograd.gradcheck(end, (lr, x.clone().requires_grad_()))
+        assert torch.autograd.gradcheck(end, (lr, x), check_forward_ad=True)
+
+
+# ---------------------------------------------------------------- the parts
+
+
+def test_the_two_loops_are_the_dense_bfgs_matrix():
+    """Nocedal and Wright, equations 7.16 to 7.19."""
+    n, m = 6, 4
+    eye = torch.eye(n, dtype=torch.float64)
+    memory = quasi_newton.Memory([], [], [], 1)
+    a = torch.randn(n, n, dtype=torch.float64)
+    curvature = a @ a.T + eye
+    pairs = []
+    for _ in range(7):
+        s = torch.randn(n, dtype=torch.float64)
+        memory = quasi_newton.remember(memory, s, curvature @ s, m, True)
+        pairs.append((s, curvature @ s))
+    s, y = pairs[-1]
+    h = eye * (s @ y) / (y @ y)
+    for s, y in pairs[-m:]:
+        v = eye - torch.outer(y, s) / (y @ s)
+        h = v.T @ h @ v + torch.outer(s, s) / (y @ s)
+    g = torch.randn(n, dtype=torch.float64)
+    found, _ = quasi_newton.two_loop(g, memory)
+    assert_close(found, h @ g, 1e-12)
+    refused = quasi_newton.remember(memory, s, -y, m, True)
+    assert refused is memory
+
+
+def test_the_minimizer_of_a_cubic():
+    coefficients = torch.tensor([1.0, -2.0, -1.5, 0.7], dtype=torch.float64)  # minimum inside
+
+    def f(t):
+        return sum(c * t**k for k, c in enumerate(coefficients))
+
+    def df(t):
+        return sum(k * c * t ** (k - 1) for k, c in enumerate(coefficients) if k)
+
+    low, high = End(0.0, f(0.0), df(0.0)), End(3.0, f(3.0), df(3.0))
+    for pair in ((low, high), (high, low)):
+        t = cubic(*pair, 0.0, 3.0)
+        assert abs(df(t)) < 1e-12
+        assert cubic(*pair, 0.0, 0.5) == 0.5
+    hill = End(0.0, 0.0, torch.tensor(1.0)), End(1.0, 0.8, torch.tensor(1.0))
+    assert cubic(*hill, 0.0, 1.0) == 0.5
+
+
+@pytest.mark.parametrize("first", [1e-3, 0.1, 1.0, 30.0])
+def test_a_search_ends_where_the_wolfe_conditions_hold(first):
+    def f(t):
+        return -t / (t**2 + 2) + 0.01 * torch.sin(9 * t)  # Moré and Thuente's, made rough
+
+    def point(t):
+        slope, value = torch.func.grad_and_value(f)(torch.as_tensor(t, dtype=torch.float64))
+        return Point(t, float(value), torch.ones(1), slope)
+
+    origin = point(0.0)
+    search, t, over, evaluations = start(origin), first, False, 0
+    while not over:
+        evaluations += 1
+        search, t, over = strong_wolfe(search, origin, point(t), 1.0, evaluations == 25)
+    found = search.low
+    assert evaluations < 25
+    assert found.f <= origin.f + C1 * found.t * origin.slope
+    assert abs(found.slope) <= -C2 * origin.slope
+
+
+# ---------------------------------------------------------------- links
+
+
+def test_the_link_alone_goes_where_torch_goes():
+    """With max_iter=1 and no search, torch takes one step of length lr at a time."""
+    x = 0.01 * starts()[0]
+    p = torch.nn.Parameter(x.clone())
+    opt = torch.optim.LBFGS([p], lr=0.1, max_iter=1, history_size=3)
+    tx = fo.chain(fo.scale_by_lbfgs(3), fo.scale_by_lr(0.1))
+    state = tx.init(x)
+
+    def closure():
+        opt.zero_grad()
+        loss = bowl(p) + p.sum() / 8  # |g|₁ < 1: torch's first step is not shortened
+        loss.backward()
+        return loss
+
+    for _ in range(8):
+        opt.step(closure)
+        g = torch.func.grad(lambda x: bowl(x) + x.sum() / 8)(x)
+        u, state = tx.update(g, state, x)
+        x = fo.apply_updates(x, u)
+        assert_close(x, p.detach(), 1e-10)
+
+
+def descent(f, **options):
+    tx = fo.chain(
+        fo.scale_by_lbfgs(5), fo.scale(-1), fo.scale_by_backtracking_linesearch(**options)
+    )
+
+    def step(x, state):
+        grads, value = torch.func.grad_and_value(f)(x)
+        u, state = tx.update(grads, state, x, value=value, grad=grads, value_fn=f)
+        return fo.apply_updates(x, u), state
+
+    return tx, step
+
+
+def test_backtracking_makes_it_a_method():
+    tx, step = descent(rosenbrock)
+    for x in starts(3):
+        state, value = tx.init(x), rosenbrock(x)
+        for _ in range(100):
+            x, state = step(x, state)
+            assert rosenbrock(x) <= value
+            value = rosenbrock(x)
+        assert torch.func.grad(rosenbrock)(x).norm() < 1e-6
+
+
+def test_the_first_step_length_that_decreases_enough():
+    tried = []
+
+    def f(x):
+        tried.append(float(x))
+        return 10 * x.square().sum()
+
+    tx = fo.scale_by_backtracking_linesearch(decrease_factor=0.5)
+    x = torch.tensor([1.0], dtype=torch.float64)
+    extra = {"value": f(x), "grad": 20 * x, "value_fn": f}
+    tried.clear()
+    u, state = tx.update(-20 * x, tx.init(x), x, **extra)
+    lengths = [0.5**k for k in range(5)]
+    assert tried == [1 - 20 * t for t in lengths]  # 1/16 is the first below 1/10
+    assert_close(u, -20 * x / 16, 1e-12)
+    assert float(state.learning_rate) == 1 / 16
+    tried.clear()
+    tx.update(-20 * x, state, x, **extra)
+    assert tried == [1 - 20 * 1.5 / 16]
+    up, _ = tx.update(20 * x, tx.init(x), x, **extra)
+    assert_same(up, torch.zeros_like(x))
+
+    def both(x):
+        return f(x), None
+
+    again, _ = tx.update(-20 * x, tx.init(x), x, value=f(x), grad=20 * x, value_and_grad=both)
+    assert_same(again, u)
+
+
+def test_links_under_vmap_and_compile(fresh_dynamo):
+    xs = starts(4)
+
+    def end(x):
+        tx, step = descent(rosenbrock, max_backtracking_steps=6)
+        state = tx.init(x)
+        for _ in range(4):
+            x, state = step(x, state)
+        return x, state
+
+    expected = optree.tree_map(lambda *leaves: torch.stack(leaves), *[end(x) for x in xs])
+    assert_close(torch.vmap(end)(xs), expected, 1e-9)
+    compiled = torch.compile(end, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(xs[0]), end(xs[0]), 1e-9)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_errors():
+    x = torch.ones(2)
+    with pytest.raises(ValueError, match="Invalid learning rate: -1"):
+        fo.lbfgs(lr=-1.0)
+    with pytest.raises(RuntimeError, match="only 'strong_wolfe' is supported"):
+        fo.lbfgs(line_search_fn="armijo")
+    for factory in (fo.lbfgs, fo.scale_by_lbfgs):
+        with pytest.raises(ValueError, match="history_size must be at least 1, but got 0"):
+            factory(history_size=0)
+    with pytest.raises(TypeError, match="lr must be a number or a 0-dim tensor"):
+        fo.lbfgs(lr=lambda count: 1.0)
+    for name, bad in (
+        ("slope_rtol", 0.0),
+        ("decrease_factor", 1.0),
+        ("increase_factor", 0.5),
+        ("max_learning_rate", 0.0),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            fo.scale_by_backtracking_linesearch(**{name: bad})
+    with pytest.raises(ValueError, match="nothing to optimize"):
+        fo.lbfgs().init({"x": torch.ones(0)})
+    with pytest.raises(TypeError, match="int64"):
+        fo.lbfgs().init({"x": torch.ones(2, dtype=torch.int64)})
+    with pytest.raises(ValueError, match="one leading dimension in common"):
+        fo.lbfgs(batched=True).init([torch.ones(2, 3), torch.ones(3)])
+    link = fo.scale_by_backtracking_linesearch()
+    with pytest.raises(TypeError, match="value_fn"):
+        link.update(x, link.init(x), x, value=x.sum(), grad=x)
+    tx = fo.lbfgs()
+    for wrong, message in (
+        (torch.func.grad_and_value(torch.sum), "grad_and_value has them in reverse"),
+        (torch.sum, r"return \(value, gradients\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            tx.update(x, tx.init(x), x, value=x.sum(), value_and_grad=wrong)
+    extra = {"value": x.sum(), "value_and_grad": torch.sum}
+    with pytest.raises(TypeError, match="a state of type tuple; pass the state"):
+        tx.update(x, (), x, **extra)
+    with pytest.raises(ValueError, match="places for 7 pairs, but history_size is 100"):
+        tx.update(x, fo.lbfgs(history_size=7).init(x), x, **extra)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(x, tx.init(x), **extra)
+    with pytest.raises(ValueError, match="different structures"):
+        tx.update([x], tx.init(x), {"x": x}, **extra)
+
+
+def test_flat_is_there_and_back():
+    params, _ = tree_problem(torch.float32)
+    flat = Flat(params)
+    assert flat.dtype == torch.float64
+    assert not flat.exact
+    assert_same(flat.tree(flat.vector(params)), params)
+    conjugate = {**params, "z": params["z"].conj()}
+    assert_close(flat.tree(flat.vector(conjugate))["z"], params["z"].conj().resolve_conj(), 0.0)
+    assert_finite(flat.snap(flat.vector(params)))
