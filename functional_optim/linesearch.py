@@ -252,7 +252,8 @@ def axpy(a: Number, x: Tensor, y: Tensor) -> Tensor:
     """
     if isinstance(a, Tensor) and y.dtype not in (torch.bfloat16, torch.float16):
         return torch.addcmul(y, x, a)
-    return torch.add(y, x, alpha=a)
+    alpha: Any = a
+    return torch.add(y, x, alpha=alpha)
 
 
 def largest(x: Tensor) -> Number:

@@ -89,7 +89,8 @@ def make_room(memory: Memory, size: int) -> Memory:
     if taken >= size or not (taken == 0 or bool((memory.rho[0][:, 0] != 0).any())):
         return memory
     more = min(4, size - taken)
-    return Memory(*[_widen(places, more) for places in memory[:3]], memory.gamma)
+    s, y, rho = [_widen(places, more) for places in memory[:3]]
+    return Memory(s, y, rho, memory.gamma)
 
 
 def _widen(places: list[Tensor], more: int) -> list[Tensor]:

@@ -321,12 +321,14 @@ def run_blindly(settings: Settings, run: Run, evaluate: Evaluate) -> Run:
 
 def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) -> Run:
     """Until the last problem is done, each transition one call of a kernel."""
-    state, spec = optree.tree_flatten(run)
+    whole: Any = run  # optree's types do not know that a NamedTuple is a tree
+    state, spec = optree.tree_flatten(whole)
 
     def transition(leaves: list[list[Tensor]], lr: Tensor) -> list[Tensor]:
         *before, f, g = leaves[0]
         now = settings._replace(lr=lr.reshape(1, 1))
-        after = advance(now, optree.tree_unflatten(spec, before), f, g)
+        old: Any = optree.tree_unflatten(spec, before)
+        after: Any = advance(now, old, f, g)
         return [*optree.tree_leaves(after), after.trial(), after.done.all()]
 
     inputs = [x.contiguous() for x in (*state, run.line.origin.f, run.line.origin.g)]
@@ -343,7 +345,8 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
     while not over:
         inputs = [x.detach().contiguous() for x in (*state, *evaluate(point), lr)]
         *state, point, over = kernel(inputs)
-    return optree.tree_unflatten(spec, state)
+    ended: Any = optree.tree_unflatten(spec, state)
+    return ended
 
 
 def is_over(done: Any) -> bool:

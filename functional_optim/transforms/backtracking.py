@@ -100,7 +100,14 @@ def scale_by_backtracking_linesearch(
         value_fn: Callable[[Any], Tensor] | None = None,
         value_and_grad: Callable[[Any], tuple[Tensor, Any]] | None = None,
     ) -> tuple[Any, BacktrackingState]:
-        if value_fn is None and value_and_grad is None:
+        if value_fn is not None:
+            tried = value_fn
+        elif value_and_grad is not None:
+            both = value_and_grad
+
+            def tried(there: Any) -> Tensor:
+                return both(there)[0]
+        else:
             raise TypeError("backtracking needs value_fn, or value_and_grad, to try steps with.")
         flat = Flat(params)
         u = flat.vector(updates)
@@ -112,7 +119,7 @@ def scale_by_backtracking_linesearch(
 
         def decreases(t: Number) -> Condition:
             there = apply_updates(params, flat.tree(t * u, stored=False))
-            f = value_and_grad(there)[0] if value_fn is None else value_fn(there)
+            f = tried(there)
             return decide(number(f.to(u.dtype)) <= number(start) + slope_rtol * t * number(slope))
 
         t = smaller(
