@@ -75,7 +75,7 @@ def scale_by_backtracking_linesearch(
         >>> x = torch.tensor([1.0, 2.0])
         >>> g = 20 * x
         >>> u, state = tx.update(g, tx.init(x), x, value=fn(x), grad=g, value_fn=fn)
-        >>> bool(fn(x + u) < fn(x)), round(float(state.learning_rate), 4)  # 0.8¹¹
+        >>> bool(fn(x + u) < fn(x)), round(float(state[1].learning_rate), 4)  # 0.8¹¹
         (True, 0.0859)
     """
     if not 0 < slope_rtol < 1:
@@ -100,15 +100,13 @@ def scale_by_backtracking_linesearch(
         value_fn: Callable[[Any], Tensor] | None = None,
         value_and_grad: Callable[[Any], tuple[Tensor, Any]] | None = None,
     ) -> tuple[Any, BacktrackingState]:
-        if value_fn is not None:
-            tried = value_fn
-        elif value_and_grad is not None:
-            both = value_and_grad
-
-            def tried(there: Any) -> Tensor:
-                return both(there)[0]
-        else:
+        def tried(there: Any) -> Tensor:
+            if value_fn is not None:
+                return value_fn(there)
+            if value_and_grad is not None:
+                return value_and_grad(there)[0]
             raise TypeError("backtracking needs value_fn, or value_and_grad, to try steps with.")
+
         flat = Flat(params)
         u = flat.vector(updates)
         slope, last, start = dot(flat.vector(grad), u), state.learning_rate, value.to(u.dtype)
