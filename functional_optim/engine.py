@@ -355,7 +355,7 @@ def _same_function(a: Any, b: Any) -> bool:
     if code is None or code is not getattr(b, "__code__", None):
         return False
     if a.__closure__ is None:
-        return a.__defaults__ == b.__defaults__
+        return a.__defaults__ == b.__defaults__ and a.__kwdefaults__ == b.__kwdefaults__
     return kernels.static_key(a) == kernels.static_key(b)
 
 

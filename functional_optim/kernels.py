@@ -85,7 +85,9 @@ def static_key(fn: Any) -> Any:
     """
     if isinstance(fn, types.FunctionType):
         cells = [cell.cell_contents for cell in fn.__closure__ or ()]
-        return (fn.__code__, *[static_key(x) for x in cells], static_key(fn.__defaults__))
+        named = tuple(sorted((fn.__kwdefaults__ or {}).items()))
+        constants = [static_key(x) for x in (*cells, fn.__defaults__, named)]
+        return (fn.__code__, *constants)
     if isinstance(fn, Tensor):
         raise TypeError(
             "the update of a rule closes over a tensor, which a compiled kernel would freeze; "
@@ -132,10 +134,12 @@ def _unflatten(args: Sequence[Any], signature: Signature) -> list[list[Tensor]]:
 
 def _direct(body: Callable[[list[list[Tensor]], Tensor], Any], signature: Signature) -> Kernel:
     """Trace with make_fx, compile with Inductor, and return Inductor's own callable."""
+    with warnings.catch_warnings():  # Inductor's imports warn of torch's own deprecations
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch._inductor.compile_fx import compile_fx_inner
     from torch._dynamo.source import ConstantSource
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.virtualized import V
     from torch._subclasses.fake_tensor import FakeTensorMode
