@@ -37,8 +37,10 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
             fill_state(optimizer, p, tx)
             mine = optimizer.state.get(p) or {}
             slots = [tuple([mine.get(key) for key in keys]) for keys in tx.layout.slots]
-            cohorts.append(Cohort(tx.links, [p], [slots], compiled=False, replace=replace))
             grads.append([p.grad])
+            cohorts.append(
+                Cohort(tx.links, [p], [slots], [p.grad], compiled=False, replace=replace)
+            )
             if optimizer.counts_steps:
                 times.append(numeric.float64(mine["step"] + 1))
             else:

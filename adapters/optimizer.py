@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.optim.optimizer as every_optimizer
 from torch import Tensor
 
 from functional_optim import base
@@ -19,6 +21,29 @@ from functional_optim.adapters.plan import Plan
 
 Recipe = Callable[..., base.GradientTransformation]
 """Any function from hyperparameters to a transformation."""
+
+
+def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step with torch's hooks and its entry in profiles, without their 5 µs where nobody asks."""
+    announced = torch.optim.Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def quick(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            torch.compiler.is_compiling()
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or every_optimizer._global_optimizer_pre_hooks
+            or every_optimizer._global_optimizer_post_hooks
+            or torch.autograd._profiler_enabled()
+        ):
+            return announced(self, *args, **kwargs)
+        return step(self, *args, **kwargs)
+
+    quick.__name__ = "step"
+    quick.__qualname__ = "Runs.step"
+    quick.hooked = True  # torch would wrap it again
+    return quick
 
 
 class Runs(torch.optim.Optimizer):
@@ -51,8 +76,7 @@ class Runs(torch.optim.Optimizer):
             )
         return tx
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient.
 
         Args:
@@ -70,18 +94,31 @@ class Runs(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if torch.compiler.is_compiling():
-            step_apart(self, replace=False)
+            with torch.no_grad():
+                step_apart(self, replace=False)
         elif self.defaults.get("differentiable"):
             with torch.enable_grad():
                 step_apart(self, replace=True)
         else:
-            plan = self.__dict__.get("_plan")
-            if plan is None or not plan.holds(self):
-                plan = Plan(self)
-            self.__dict__["_plan"] = None  # a step that raises leaves no plan behind
-            plan.run(self)
-            self.__dict__["_plan"] = plan
+            recording = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)  # what no_grad does, for 0.1 µs instead of 1.3
+            try:
+                self._step_in_place()
+            finally:
+                torch._C._set_grad_enabled(recording)
         return loss
+
+    step = _with_hooks(_step)
+
+    def _step_in_place(self) -> None:
+        plan = self.__dict__.get("_plan")
+        grads = None if plan is None else plan.gradients(self)
+        if plan is None or grads is None:
+            plan = Plan(self)
+            grads = plan.fresh()
+        self.__dict__["_plan"] = None  # a step that raises leaves no plan behind
+        plan.run(self, grads)
+        self.__dict__["_plan"] = plan
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         """Raise RuntimeError for a gradient that the rules cannot take."""

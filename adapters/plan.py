@@ -7,7 +7,10 @@ as long as they are still the same objects; the smallest difference discards the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection
+from itertools import chain
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.adapters.numbers import Column, Integers, owned
 from functional_optim.adapters.whole import WholeTree
+from functional_optim.banks import Layouts, Memory
 from functional_optim.engine import Cohort, advance
 from functional_optim.leafwise import Leafwise
 from functional_optim.rules import Numbers, init_slots
@@ -22,27 +26,14 @@ from functional_optim.rules import Numbers, init_slots
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import Runs
 
-
-class Entry(NamedTuple):
-    """A parameter as the plan saw it."""
-
-    p: Tensor
-    memory: Memory
-    dtype: torch.dtype
-    layout: torch.layout | None
-    state: Any
-    slots: list[tuple[str, Tensor, Memory]]
-    numbers: list[tuple[str, Any]]
-
-
-Memory = tuple[int, int, tuple[int, ...]]
-"""Where a tensor lies, and how: an assignment to `.data` changes one of them."""
+grad_of = attrgetter("grad")
 
 
 class Team:
     """Tensors of one group that have stepped together: one cohort, one step count.
 
-    step: None if the optimizer counts none. carried: the columns of carried numbers, by key.
+    places: which they are among all parameters that have a gradient. step: None if the
+    optimizer counts none. carried: the columns of carried numbers, by key.
     """
 
     def __init__(
@@ -50,6 +41,7 @@ class Team:
         group: int,
         tx: Leafwise,
         cohort: Cohort,
+        places: list[int],
         time: float,
         step: Column | Integers | None,
         carried: dict[str, Column],
@@ -57,9 +49,14 @@ class Team:
         self.group = group
         self.tx = tx
         self.cohort = cohort
+        self.places = places
         self.time = time
         self.step = step
         self.carried = carried
+
+    def pick(self, grads: list[Tensor]) -> list[Tensor]:
+        """The gradients of this team, out of all."""
+        return grads if len(grads) == len(self.places) else [grads[i] for i in self.places]
 
     def carry(self) -> list[Numbers]:
         """What each link carries, as it is kept."""
@@ -81,86 +78,129 @@ class Team:
                 self.carried[key].write(value)
 
 
+class Seen:
+    """The objects of an optimizer as they were: parameters, their gradients' looks, state.
+
+    Compared by identity, with functions that go through a whole list in C.
+    numbers: keys of the state whose tensors hold step counts and carried numbers.
+    """
+
+    def __init__(self, optimizer: Runs, numbers: set[str]) -> None:
+        self.lists = _param_lists(optimizer)
+        self.params = list(map(list, self.lists))
+        grads = list(map(grad_of, chain.from_iterable(self.params)))
+        self.kinds = list(map(type, grads))
+        self.live = [i for i, g in enumerate(grads) if g is not None]
+        self.layouts = Layouts([g for g in grads if g is not None])
+        self.states = list(optimizer.state.values())
+        self.dicts = [x for x in self.states if isinstance(x, dict)]
+        self.values = list(chain.from_iterable(map(dict.values, self.dicts)))
+        params = list(chain.from_iterable(self.params))
+        live = [params[i] for i in self.live]
+        slots = [
+            x
+            for name, x in zip(chain.from_iterable(self.dicts), self.values, strict=True)
+            if name not in numbers and isinstance(x, Tensor)
+        ]
+        self.memory = Memory([*live, *slots])
+
+    def gradients(self, optimizer: Runs) -> list[Tensor] | None:
+        """The gradients, if everything else is as it was: of parameters that have one."""
+        lists = _param_lists(optimizer)
+        grads = list(map(grad_of, chain.from_iterable(lists)))
+        if list(map(type, grads)) != self.kinds:
+            return None
+        if len(self.live) < len(grads):
+            grads = [g for g in grads if g is not None]
+        unchanged = (
+            len(lists) == len(self.params)
+            and all(map(_same_objects, lists, self.params))
+            and self.layouts.fit(grads)
+            and _same_objects(optimizer.state.values(), self.states)
+            and _same_objects(list(chain.from_iterable(map(dict.values, self.dicts))), self.values)
+            and self.memory.same()
+        )
+        return grads if unchanged else None
+
+
 class Plan:
     """Everything that a step needs, built from an optimizer's groups and state."""
 
     def __init__(self, optimizer: Runs) -> None:
-        self.entries: list[list[Entry]] = []
         self.hyper: list[dict[str, Any]] = []
-        self.seen: list[dict[str, Any] | None] = []
+        self.constants: list[dict[str, Any] | None] = []
         self.teams: list[Team] = []
         self.wholes: list[WholeTree] = []
+        numbers = {"step"}
+        at = 0
         for k, group in enumerate(optimizer.param_groups):
             hyper = host_values(group)
             tx = optimizer.checked_transform({**group, **hyper})
             self.hyper.append(hyper)
-            self.seen.append(_constants(group))
+            self.constants.append(_constants(group))
             if not isinstance(tx, Leafwise):
                 self.wholes.append(WholeTree(optimizer, k, tx))
-                self.entries.append([_entry(optimizer, p, None) for p in group["params"]])
+                at += sum(p.grad is not None for p in group["params"])
                 continue
-            teams: dict[Any, list[Tensor]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    optimizer.check_gradient(p, p.grad, group)
-                    new = not optimizer.state.get(p)
-                    fill_state(optimizer, p, tx)
-                    signature = (p.grad.layout, *_signature(optimizer, p, tx, new))
-                    teams.setdefault(signature, []).append(p)
+            numbers.update(chain.from_iterable(tx.layout.carry))
+            teams: dict[Any, list[int]] = {}
+            live = [p for p in group["params"] if p.grad is not None]
+            for i, p in enumerate(live):
+                optimizer.check_gradient(p, p.grad, group)
+                new = not optimizer.state.get(p)
+                fill_state(optimizer, p, tx)
+                signature = (p.grad.layout, *_signature(optimizer, p, tx, new))
+                teams.setdefault(signature, []).append(i)
             for (_, time, *_), members in teams.items():
-                self.teams.append(self._team(optimizer, k, tx, time, members))
-            self.entries.append([_entry(optimizer, p, tx) for p in group["params"]])
+                params = [live[i] for i in members]
+                places = [at + i for i in members]
+                self.teams.append(self._team(optimizer, k, tx, time, params, places))
+            at += len(live)
+        self.numbers = numbers
+        self.seen = Seen(optimizer, numbers)
+        self.restless = bool(self.wholes) or optimizer.integer_steps
 
     def _team(
-        self, optimizer: Runs, k: int, tx: Leafwise, time: float, members: list[Tensor]
+        self,
+        optimizer: Runs,
+        k: int,
+        tx: Leafwise,
+        time: float,
+        params: list[Tensor],
+        places: list[int],
     ) -> Team:
-        states = [optimizer.state.get(p) or {} for p in members]
+        states = [optimizer.state.get(p) or {} for p in params]
         slots = [
             [tuple([state.get(key) for key in keys]) for keys in tx.layout.slots]
             for state in states
         ]
-        dense = all(p.grad is None or p.grad.layout is torch.strided for p in members)
-        cohort = Cohort(tx.links, members, slots, compiled=optimizer.compile and dense)
+        grads = [p.grad for p in params if p.grad is not None]
+        dense = grads[0].layout is torch.strided
+        cohort = Cohort(tx.links, params, slots, grads, compiled=optimizer.compile and dense)
         step = None
         if optimizer.counts_steps:
             step = (Integers if optimizer.integer_steps else Column)(states, "step")
         carried = {key: Column(states, key) for keys in tx.layout.carry for key in keys}
-        return Team(k, tx, cohort, time, step, carried)
+        return Team(k, tx, cohort, places, time, step, carried)
 
-    def holds(self, optimizer: Runs) -> bool:
-        """Is all as it was? New numbers in the groups are taken over here."""
-        groups, state = optimizer.param_groups, optimizer.state
-        if len(groups) != len(self.entries):
-            return False
-        for group, entries in zip(groups, self.entries, strict=True):
-            params = group["params"]
-            if len(params) != len(entries):
-                return False
-            for p, (same, memory, dtype, layout, mine, slots, numbers) in zip(
-                params, entries, strict=True
-            ):
-                if p is not same or (None if p.grad is None else p.grad.layout) is not layout:
-                    return False
-                if layout is None:
-                    continue
-                if _memory(p) != memory or p.dtype is not dtype:
-                    return False
-                if state.get(p) is not mine:
-                    return False
-                for key, number in numbers:
-                    if mine.get(key) is not number:
-                        return False
-                for key, slot, place in slots:
-                    if mine.get(key) is not slot or _memory(slot) != place:
-                        return False
-        return all(team.untouched() for team in self.teams) and self._take_numbers(optimizer)
+    def fresh(self) -> list[Tensor]:
+        """The gradients, right after the plan was made."""
+        grads = map(grad_of, chain.from_iterable(self.seen.params))
+        return [g for g in grads if g is not None]
+
+    def gradients(self, optimizer: Runs) -> list[Tensor] | None:
+        """The gradients, if the plan still holds; new numbers in the groups are taken over here."""
+        grads = self.seen.gradients(optimizer)
+        if grads is None or not all(team.untouched() for team in self.teams):
+            return None
+        return grads if self._take_numbers(optimizer) else None
 
     def _take_numbers(self, optimizer: Runs) -> bool:
         for k, group in enumerate(optimizer.param_groups):
-            if _identical(group, self.seen[k]):
+            if _identical(group, self.constants[k]):
                 continue
             hyper = host_values(group)
-            self.seen[k] = _constants(group)
+            self.constants[k] = _constants(group)
             if same_values(hyper, self.hyper[k]):
                 continue
             tx = optimizer.checked_transform({**group, **hyper})
@@ -175,10 +215,10 @@ class Plan:
             self.hyper[k] = hyper
         return True
 
-    def run(self, optimizer: Runs) -> None:
-        """Step every tensor."""
-        grads = [[p.grad for p in team.cohort.params if p.grad is not None] for team in self.teams]
-        for team, mine in zip(self.teams, grads, strict=True):
+    def run(self, optimizer: Runs, grads: list[Tensor]) -> None:
+        """Step every tensor. grads: as the plan's `gradients` gave them."""
+        given = [team.pick(grads) for team in self.teams]
+        for team, mine in zip(self.teams, given, strict=True):
             if mine[0].layout is not torch.strided:
                 group = optimizer.param_groups[team.group]
                 mine[:] = [optimizer.dense_gradient(g, group) for g in mine]
@@ -186,13 +226,15 @@ class Plan:
             whole.run()
         carries = advance(
             [team.cohort for team in self.teams],
-            grads,
+            given,
             [team.time + 1 for team in self.teams],
             [team.carry() for team in self.teams],
             {},
         )
         for team, carry in zip(self.teams, carries, strict=True):
             team.finish(carry)
+        if self.restless:
+            self.seen = Seen(optimizer, self.numbers)
 
 
 def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise) -> None:
@@ -230,8 +272,7 @@ def _identical(group: dict[str, Any], seen: dict[str, Any] | None) -> bool:
     """Are a group's entries the very objects that were seen?"""
     if seen is None or len(seen) != len(group):
         return False
-    get = group.get
-    return all(get(key) is value for key, value in seen.items())
+    return list(group) == list(seen) and all(map(is_, group.values(), seen.values()))
 
 
 def _host(value: Any) -> Any:
@@ -272,18 +313,9 @@ def _signature(optimizer: Runs, p: Tensor, tx: Leafwise, new: bool) -> tuple[flo
     return (time, *[float(mine[key]) for keys in tx.layout.carry for key in keys])
 
 
-def _entry(optimizer: Runs, p: Tensor, tx: Leafwise | None) -> Entry:
-    mine = optimizer.state.get(p)
-    layout = None if p.grad is None else p.grad.layout
-    slots: list[tuple[str, Tensor, Memory]] = []
-    numbers: list[tuple[str, Any]] = []
-    if mine and tx is not None:
-        keys = [key for keys in tx.layout.slots for key in keys if key in mine]
-        slots = [(key, mine[key], _memory(mine[key])) for key in keys]
-        keys = ["step", *[key for keys in tx.layout.carry for key in keys]]
-        numbers = [(key, mine[key]) for key in keys if isinstance(mine.get(key), Tensor)]
-    return Entry(p, _memory(p), p.dtype, layout, mine, slots, numbers)
+def _param_lists(optimizer: Runs) -> list[list[Tensor]]:
+    return [group["params"] for group in optimizer.param_groups]
 
 
-def _memory(x: Tensor) -> Memory:
-    return x.data_ptr(), x.numel(), x.stride()
+def _same_objects(a: Collection[Any], b: Collection[Any]) -> bool:
+    return len(a) == len(b) and all(map(is_, a, b))

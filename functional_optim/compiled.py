@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim import base, tree
+from functional_optim.banks import Layouts, Memory
 from functional_optim.combine import extra_names
 from functional_optim.engine import Cohort, advance
 from functional_optim.leafwise import Leafwise, State, carry_of, check_state, check_trees
@@ -62,49 +65,74 @@ class FusedStep:
     def __init__(self, tx: Leafwise, donate: bool) -> None:
         self.tx = tx
         self.donate = donate
-        self.cohort: Cohort | None = None
-        self.tensors: list[Any] = []
-        self.shapes: list[Any] = []
+        self.extra = extra_names(tx)
+        self.slots = [key for own in tx.layout.slots for key in own]
+        self.seen: Seen | None = None
 
     @torch.no_grad()
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         layout, links = self.tx.layout, self.tx.links
-        base.check_extra(extra, extra_names(self.tx))
+        if extra:
+            base.check_extra(extra, self.extra)
         check_state(links, layout, state)
         if not self.donate:
             params, state = tree.map(torch.clone, params), tree.map(torch.clone, state)
-        keys = [key for own in layout.slots for key in own]
         try:
-            rows = tree.rows(params, grads, *[state.slots[key] for key in keys])
+            columns = tree.columns(params, grads, *[state.slots[key] for key in self.slots])
         except (ValueError, TypeError):
             check_trees(links, layout, params, grads, state)
             raise
-        live = [row for row in rows if row[1] is not None]
-        tensors = [x for p, _, *slots in live for x in (p, *slots)]
-        # a kernel looks at memory alone: a gradient of another shape must not reach it
-        fits = [(row[1].shape, row[1].is_complex(), row[1].layout) for row in live] == self.shapes
-        if self.cohort is None or not fits or not _same(tensors, self.tensors):
+        given = [g for g in columns[1] if g is not None]
+        if self.seen is None or not self.seen.same(columns, given):
             base.check_params(params)
             check_trees(links, layout, params, grads, state)
-            _check_apart([row[0] for row in live])
-            sizes = [len(own) for own in layout.slots]
-            slots = [split(mine, sizes) for _, _, *mine in live]
-            dense = all(row[1].layout is torch.strided for row in live)
-            self.cohort = Cohort(links, [row[0] for row in live], slots, compiled=dense)
-            self.tensors = tensors
-            self.shapes = [(row[1].shape, row[1].is_complex(), row[1].layout) for row in live]
+            self.seen = Seen(self.tx, columns, given)
         here = state.step.device.type == "cpu"
         t = float(state.step.item() + 1) if here else (state.step + 1).to(torch.float64)
         carry = carry_of(layout, state.carry)
         if here:
             carry = [tuple([x.item() for x in own]) for own in carry]
-        if live:
-            (carry,) = advance([self.cohort], [[row[1] for row in live]], [t], [carry], extra)
+        if given:
+            (carry,) = advance([self.seen.cohort], [given], [t], [carry], extra)
+            torch.autograd.graph.increment_version(self.seen.slots)
         state.step.add_(1)
         for own, values in zip(layout.carry, carry, strict=True):
             for key, value in zip(own, values, strict=True):
                 state.carry[key].fill_(value)
         return params, state
+
+
+class Seen:
+    """The tensors of the last step, ready for the next one if it gets the same.
+
+    columns: parameters, gradients (or None), and each slot's tensors. grads: without the Nones.
+    """
+
+    def __init__(self, tx: Leafwise, columns: list[list[Any]], grads: list[Tensor]) -> None:
+        params, given, *slots = self.columns = columns
+        self.kinds = list(map(type, given))
+        live = [i for i, g in enumerate(given) if g is not None]
+        mine = [params[i] for i in live]
+        _check_apart(mine)
+        sizes = [len(own) for own in tx.layout.slots]
+        rows = [split([column[i] for column in slots], sizes) for i in live]
+        self.layouts = Layouts(grads)
+        self.memory = Memory([x for x in chain(params, *slots) if isinstance(x, Tensor)])
+        dense = self.layouts.layouts is None
+        self.cohort = Cohort(tx.links, mine, rows, grads, compiled=dense)
+        self.slots = [slot for row in rows for own in row for slot in own if slot is not None]
+
+    def same(self, columns: list[list[Any]], grads: list[Tensor]) -> bool:
+        """Are these the same tensors, and the gradients like those?"""
+        (params, given, *slots), (old, _, *old_slots) = columns, self.columns
+        return (
+            len(params) == len(old)
+            and all(map(is_, params, old))
+            and all(map(is_, chain(*slots), chain(*old_slots)))
+            and list(map(type, given)) == self.kinds
+            and self.layouts.fit(grads)
+            and self.memory.same()
+        )
 
 
 def _whole(tx: base.GradientTransformation) -> Callable[..., tuple[Any, Any]]:
@@ -113,10 +141,6 @@ def _whole(tx: base.GradientTransformation) -> Callable[..., tuple[Any, Any]]:
         return base.apply_updates(params, updates), state
 
     return torch.no_grad()(torch.compile(step, fullgraph=True))
-
-
-def _same(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def _check_apart(params: list[Tensor]) -> None:

@@ -212,13 +212,11 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
 
         t = (state.step + 1).to(torch.float64)
         step = Progress(links, t, carry_of(layout, state.carry), extra)
-        for i, link in enumerate(links):
-            if link.reduce is None:
-                step.advance()
-                continue
-            cast = Caster(step.to_measure())
+        while step.proceed():
+            numbers = step.to_measure()
+            cast = Caster(numbers)
             parts = [
-                measure(links[: i + 1], g, p, split(slots, sizes), cast(p))
+                measure(links[: len(numbers)], g, p, split(slots, sizes), cast(p))
                 for p, g, *slots in measured
             ]
             step.advance(sum_parts(parts))

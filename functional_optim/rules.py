@@ -245,10 +245,21 @@ class Progress:
         self.numbers: list[Numbers] = []
         self.carried: list[Numbers] = []
 
-    def following(self) -> Link | None:
-        """The link whose numbers come next; None when all are known."""
-        done = len(self.numbers)
-        return self.links[done] if done < len(self.links) else None
+    def proceed(self) -> bool:
+        """Go on to the next link that measures; False if all numbers are known."""
+        while len(self.numbers) < len(self.links):
+            link = self.links[len(self.numbers)]
+            if link.reduce is not None:
+                return True
+            if link.scalars is None:
+                self.carried.append(self.carry[len(self.numbers)])
+                self.numbers.append(())
+            elif link.carry is None and not link.extra:
+                self.numbers.append(link.scalars(self.time))
+                self.carried.append(())
+            else:
+                self.advance()
+        return False
 
     def to_measure(self) -> list[Numbers]:
         """The numbers so far, and those that the next link's reduce needs."""

@@ -34,8 +34,13 @@ def leaves(tree: Any) -> list[Any]:
 
 def rows(tree: Any, *rest: Any) -> list[tuple[Any, ...]]:
     """One tuple per leaf of `tree`: the leaf, and what stands in its place in each of `rest`."""
+    return list(zip(*columns(tree, *rest), strict=True))
+
+
+def columns(tree: Any, *rest: Any) -> list[list[Any]]:
+    """The leaves of `tree`, and for each of `rest` what stands in their places."""
     found, spec = optree.tree_flatten(tree)
-    return list(zip(found, *[spec.flatten_up_to(other) for other in rest], strict=True))
+    return [found, *[spec.flatten_up_to(other) for other in rest]]
 
 
 def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any) -> list[Any]:

@@ -435,6 +435,7 @@ def no_kernels(monkeypatch):
     """As if this process had built none, and warned of nothing."""
     monkeypatch.setattr(kernels, "_built", {})
     monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
 
 
 def step_and_listen(tx, params, steps=3):
@@ -450,18 +451,31 @@ def step_and_listen(tx, params, steps=3):
     return [str(w.message) for w in heard if issubclass(w.category, RuntimeWarning)]
 
 
-def broken(*args):
+def broken(*args, **options):
     raise RuntimeError("the interface has moved")
+
+
+def kinds_of_tensors():
+    return {"w": torch.randn(10), "t": torch.randn(3, 4).t(), "c": torch.randn(3) + 1j}
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_without_native_kernels_they_are_called_one_by_one(monkeypatch):
+    monkeypatch.setattr(kernels.native, "write", broken)
+    heard = step_and_listen(momentum(), kinds_of_tensors())
+    assert len(heard) == 1
+    assert "no native kernel can be built here" in heard[0]
+    assert "the interface has moved" in heard[0]
 
 
 @pytest.mark.usefixtures("no_kernels")
 def test_without_the_direct_call_torch_compile_runs_the_kernels(monkeypatch):
-    monkeypatch.setattr(kernels, "_direct", broken)
-    params = {"w": torch.randn(10), "t": torch.randn(3, 4).t(), "c": torch.randn(3) + 1j}
-    heard = step_and_listen(momentum(), params)
-    assert len(heard) == 1
-    assert "direct call of compiled kernels is not available" in heard[0]
-    assert "the interface has moved" in heard[0]
+    monkeypatch.setattr(kernels, "trace", broken)
+    monkeypatch.setattr(kernels.native, "trace", broken)
+    heard = step_and_listen(momentum(), kinds_of_tensors())
+    assert len(heard) == 2
+    assert "direct call of compiled kernels is not available" in heard[1]
+    assert "the interface has moved" in heard[1]
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -472,10 +486,10 @@ def test_without_any_compiler_the_steps_run_eagerly(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(kernels, "_direct", broken)
+    monkeypatch.setattr(kernels, "trace", broken)
+    monkeypatch.setattr(kernels.native, "trace", broken)
     monkeypatch.setattr(torch, "compile", compile)
-    params = {"w": torch.randn(10), "t": torch.randn(3, 4).t(), "c": torch.randn(3) + 1j}
-    heard = step_and_listen(momentum(), params)
-    assert len(heard) == 2
-    assert "torch.compile failed" in heard[1]
-    assert "the steps run eagerly" in heard[1]
+    heard = step_and_listen(momentum(), kinds_of_tensors())
+    assert len(heard) == 3
+    assert "torch.compile failed" in heard[2]
+    assert "the steps run eagerly" in heard[2]

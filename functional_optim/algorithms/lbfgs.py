@@ -335,7 +335,6 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
     signature = kernels.Signature(
         leaves=(tuple([x.dtype for x in inputs]),),
         shapes=(tuple([(tuple(x.shape), x.stride()) for x in inputs]),),
-        sizes=(0, max(x.numel() for x in inputs)),
         numbers=(1, run.x.dtype),
         device=run.x.device,
         threads=1,

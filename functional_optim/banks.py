@@ -1,0 +1,333 @@
+"""Tensors that one kernel serves: how their gradients, their memory and their numbers reach it.
+
+Results are written into the old buffers inside the kernel: allocating new ones costs page faults
+and memory at every step.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, kernels
+from functional_optim.rules import Link, Numbers, Slots, compute_dtype, measure, run_stored
+
+GRAIN = 1 << 15
+"""Elements from which threads share the work: torch's own grain size for CPU loops."""
+
+CHUNK = 16
+"""Tensors that one launch steps on a device where launches are dear."""
+
+dtype_of = attrgetter("dtype")
+
+
+PLAIN = {Tensor, torch.nn.Parameter}
+"""Types of tensors whose memory is all there is to them."""
+
+
+class Memory:
+    """Where tensors lie and how: an assignment to `.data` changes it.
+
+    A vector that keeps its address is taken to keep its length, as its gradient's would not.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.addresses = kernels.Addresses([x for x in tensors if type(x) in PLAIN])
+        self.others = [x for x in tensors if type(x) not in PLAIN]
+        self.known = list(map(Tensor.data_ptr, self.others))
+        self.wide = [x for x in tensors if x.dim() > 1]
+        self.strides = list(map(Tensor.stride, self.wide))
+
+    def same(self) -> bool:
+        """Is all where it was?"""
+        return (
+            self.addresses.same()
+            and list(map(Tensor.stride, self.wide)) == self.strides
+            and list(map(Tensor.data_ptr, self.others)) == self.known
+        )
+
+
+class Layouts:
+    """How gradients look: dtypes, sizes and strides, or that they are sparse."""
+
+    def __init__(self, grads: list[Tensor]) -> None:
+        layouts = [g.layout for g in grads]
+        self.layouts = layouts if any(x is not torch.strided for x in layouts) else None
+        grads = self._dense(grads)
+        self.strides = list(map(Tensor.stride, grads))
+        self.sizes = list(map(Tensor.numel, grads))
+        self.dtypes = list(map(dtype_of, grads))
+
+    def fit(self, grads: list[Tensor]) -> bool:
+        """Do these look the same?"""
+        if self.layouts is not None and [g.layout for g in grads] != self.layouts:
+            return False
+        grads = self._dense(grads)
+        try:
+            return (
+                list(map(Tensor.stride, grads)) == self.strides
+                and list(map(Tensor.numel, grads)) == self.sizes
+                and list(map(dtype_of, grads)) == self.dtypes
+            )
+        except RuntimeError:  # a sparse tensor has no strides
+            return False
+
+    def _dense(self, grads: list[Tensor]) -> list[Tensor]:
+        return grads if self.layouts is None else [g for g in grads if g.layout is torch.strided]
+
+
+class Pack:
+    """The numbers of a step, in the form each kind of kernel reads."""
+
+    def __init__(self, numbers: Sequence[Numbers]) -> None:
+        self.flat = [x for nums in numbers for x in nums]
+        self.shape = tuple(map(len, numbers))
+        self.made: dict[Any, Any] = {}
+
+    def vector(self, dtype: torch.dtype) -> array.array[float]:
+        """For a native kernel."""
+        found = self.made.get(dtype)
+        if found is None:
+            found = self.made[dtype] = kernels.vector(list(map(float, self.flat)), dtype)
+        return found
+
+    def tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """For a kernel that is called with tensors."""
+        found = self.made.get((dtype, device))
+        if found is None:
+            if any(isinstance(x, Tensor) for x in self.flat):
+                wide = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in self.flat]
+                found = torch.stack([x.detach().reshape(()) for x in wide]).to(dtype)
+            else:
+                found = torch.tensor(self.flat, dtype=dtype, device=device)
+            self.made[dtype, device] = found
+        return found
+
+
+class Bank:
+    """Tensors with the same dtypes, slots and device, stepped or measured by one kernel.
+
+    members: their places among the tensors of the cohort. grads: gradients like those to come.
+    flat: elementwise rules see a tensor as 1-D; otherwise all tensors of a bank have one shape and
+    stride.
+    """
+
+    def __init__(
+        self,
+        links: tuple[Link, ...],
+        members: list[int],
+        params: list[Tensor],
+        slots: list[list[Slots]],
+        grads: list[Tensor],
+        *,
+        flat: bool,
+    ) -> None:
+        self.links = links
+        self.members = members
+        self.whole = members == list(range(len(params)))
+        self.params = [params[i] for i in members]
+        self.slots = [slots[i] for i in members]
+        self.flat = flat
+        first = self.params[0]
+        self.compute = compute_dtype(first)
+        self.device = first.device
+        self.dtypes = [grads[members[0]].dtype, first.dtype]
+        self.dtypes += [x.dtype for x in _present(self.slots[0])]
+        self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
+        # the memory of a conjugate or negative view is not what it says; one of a single element
+        # can have the parameter's strides
+        self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
+        self.apart = any(grads[i].stride() != params[i].stride() for i in members)
+        self.kernels: dict[int | None, Any] = {}
+        self.rows: array.array[int] | None = None
+        self.blocks: array.array[int] | None = None
+        self.threads = 1
+
+    def step(self, grads: list[Tensor], pack: Pack) -> None:
+        """Step every tensor and its slots, in place."""
+        self._run(grads, pack, None)
+
+    def measure(self, grads: list[Tensor], pack: Pack, links: int) -> Sequence[Any]:
+        """What the last of the first `links` links measures, summed over the bank."""
+        return self._run(grads, pack, links)
+
+    def _run(self, grads: list[Tensor], pack: Pack, measuring: int | None) -> Sequence[Any]:
+        mine = grads if self.whole else [grads[i] for i in self.members]
+        if self.lazy:
+            mine = [g.resolve_conj().resolve_neg() for g in mine]
+        if self.apart:
+            mine = [
+                g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)
+                for g, p in zip(mine, self.params, strict=True)
+            ]
+        kernel = self.kernels.get(measuring)
+        if kernel is None:
+            kernel = self.kernels[measuring] = self._kernel(pack, measuring)
+        if isinstance(kernel, kernels.Native):
+            if self.rows is None or self.blocks is None:
+                self._lay_out()
+            numbers = pack.vector(self.compute)
+            return kernel.sweep(self.blocks, self.rows, mine, numbers, self.threads)
+        return self._call(kernel, mine, pack.tensor(self.compute, self.device))
+
+    def _lay_out(self) -> None:
+        sizes = [kernel_size(p) for p in self.params]
+        self.blocks = kernels.cut(sizes)
+        self.rows = array.array("q")
+        for p, mine in zip(self.params, self.slots, strict=True):
+            self.rows.extend(map(Tensor.data_ptr, (p, *_present(mine))))
+        self.threads = torch.get_num_threads() if sum(sizes) >= GRAIN else 1
+
+    def _kernel(self, pack: Pack, measuring: int | None) -> Any:
+        links = self.links if measuring is None else self.links[:measuring]
+        rule = Rule(links, self.holes, pack.shape, measuring is not None)
+        dtypes = tuple(map(_real, self.dtypes))
+        numbers = (len(pack.flat), self.compute)
+        if self.flat:
+            signature = kernels.Signature((dtypes,), None, numbers, self.device, 1)
+            native = kernels.sweep(
+                rule.key(), rule.functions(), rule.one, signature, rule.outputs(self.params[0])
+            )
+            if native is not None:
+                return native
+        return self._callable(rule, dtypes, numbers)
+
+    def _callable(
+        self, rule: Rule, dtypes: tuple[torch.dtype, ...], numbers: tuple[int, torch.dtype]
+    ) -> list[tuple[kernels.Kernel, list[int]]]:
+        """Kernels that are called with tensors, and which tensors each gets."""
+        size = 1 if self.device.type == "cpu" else CHUNK
+        count, parts = len(self.params), []
+        for cut in [range(at, min(at + size, count)) for at in range(0, count, size)]:
+            shapes = None
+            if not self.flat:
+                views = [
+                    [_plain(x) for x in (self.params[i], self.params[i], *_present(self.slots[i]))]
+                    for i in cut
+                ]
+                shapes = tuple(
+                    [tuple([(tuple(x.shape), x.stride()) for x in leaf]) for leaf in views]
+                )
+            large = max(kernel_size(self.params[i]) for i in cut) >= GRAIN
+            threads = torch.get_num_threads() if large and self.device.type == "cpu" else 1
+            signature = kernels.Signature(
+                (dtypes,) * len(cut), shapes, numbers, self.device, threads
+            )
+            parts.append((kernels.build(rule.key(), rule.many, signature), list(cut)))
+        return parts
+
+    def _call(self, parts: Any, grads: list[Tensor], numbers: Tensor) -> Sequence[Any]:
+        sums = []
+        for kernel, members in parts:
+            args: list[Any] = [kernel_size(self.params[i]) for i in members] if self.flat else []
+            for i in members:
+                args += map(_plain, (grads[i], self.params[i], *_present(self.slots[i])))
+            sums.append(kernel([*args, numbers]))
+        return [torch.stack(list(column)).sum() for column in zip(*sums, strict=True)]
+
+
+class Rule:
+    """What a kernel does to a leaf: the links, run on it in place or measured on it.
+
+    holes: which slots a leaf lacks, link by link. counts: how many numbers each link reads.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        holes: list[tuple[bool, ...]],
+        counts: tuple[int, ...],
+        measuring: bool,
+    ) -> None:
+        self.links = links
+        self.holes = holes
+        self.counts = counts
+        self.measuring = measuring
+
+    def key(self) -> Any:
+        """Stands for the rule in this process."""
+        code = tuple([(kernels.static_key(self._code(link)), link.tail) for link in self.links])
+        return (code, self.measuring, self.counts, tuple(self.holes))
+
+    def functions(self) -> tuple[Any, ...]:
+        """All that the rule depends on."""
+        code = [(*self._code(link), link.tail) for link in self.links]
+        return (code, self.measuring, self.counts, self.holes)
+
+    def _code(self, link: Link) -> tuple[Any, ...]:
+        return (link.update, link.slots, link.reduce if self.measuring else None)
+
+    def outputs(self, p: Tensor) -> int:
+        """How many numbers it measures on a leaf like p."""
+        if not self.measuring:
+            return 0
+        leaf = torch.zeros(1, dtype=compute_dtype(p))
+        given = [leaf, leaf, *[leaf for own in self.holes for gap in own if not gap]]
+        with torch.no_grad():
+            return len(self.one([given], torch.ones(sum(self.counts), dtype=leaf.dtype)))
+
+    def one(self, leaves: list[list[Tensor]], vector: Tensor) -> tuple[Tensor, ...]:
+        """The body of a kernel for one leaf."""
+        supply = iter(vector.unbind())
+        numbers = [tuple([next(supply) for _ in range(n)]) for n in self.counts]
+        ((g, p, *rest),) = leaves
+        given = iter(rest)
+        mine = [tuple([None if gap else next(given) for gap in own]) for own in self.holes]
+        if self.measuring:
+            return tuple(measure(self.links, g, p, mine, numbers))
+        u, new = run_stored(self.links, g, p, mine, numbers)
+        write(p, base.add(p, u), mine, new)
+        return ()
+
+    def many(self, leaves: list[list[Tensor]], vector: Tensor) -> tuple[Tensor, ...]:
+        """The body of a kernel for several leaves: sums over all of them."""
+        sums = [self.one([leaf], vector) for leaf in leaves]
+        return tuple([torch.stack(column).sum() for column in zip(*sums, strict=True)])
+
+
+def write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) -> None:
+    """Put the results of a step into the old buffers."""
+    p.copy_(new_p)
+    for mine, fresh in zip(old, new, strict=True):
+        for slot, value in zip(mine, fresh, strict=True):
+            if slot is not None:
+                slot.copy_(value)
+
+
+def kernel_size(p: Tensor) -> int:
+    """How many real numbers a tensor holds."""
+    return p.numel() * 2 if p.is_complex() else p.numel()
+
+
+def fits(tensors: list[Tensor], flat: bool) -> bool:
+    """Can a kernel see these tensors, all of one leaf, through their memory alone?"""
+    first = tensors[0]
+    dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
+    return dense and all(
+        type(x) in PLAIN
+        and x.layout == torch.strided
+        and x.device == first.device
+        and x.is_complex() == first.is_complex()
+        and not x.is_conj()
+        and not x.is_neg()
+        and (not flat or (x.shape == first.shape and x.stride() == first.stride()))
+        for x in tensors
+    )
+
+
+def _present(mine: Sequence[Slots]) -> list[Tensor]:
+    return [slot for own in mine for slot in own if slot is not None]
+
+
+def _plain(x: Tensor) -> Tensor:
+    """A tensor as a kernel sees it: complex numbers as pairs."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

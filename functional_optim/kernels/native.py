@@ -1,0 +1,380 @@
+"""A kernel as a small library of its own, which goes over any number of tensors in one call.
+
+Inductor writes the C++ of a rule for one tensor. Here it is taken before Inductor compiles it, and
+put into a library with a loop over blocks of many tensors: a step is then one call of 2 µs and one
+parallel region, however many tensors there are, and the library can be kept on disk.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import shlex
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.kernels import store
+from functional_optim.kernels.tracing import BLOCK, Body, Signature, Trace, lower, quiet, trace
+
+SYMBOL = "functional_optim_sweep"
+PROBE = 37
+"""Elements of the tensors that a new library is tried on."""
+
+CTYPES = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.bfloat16: "at::BFloat16",
+    torch.float16: "at::Half",
+}
+"""The C++ type of each dtype that a native kernel takes."""
+
+
+class Unsuitable(Exception):
+    """A rule that Inductor does not turn into one loop over one tensor's memory."""
+
+
+class Native:
+    """A loaded library. outputs: how many sums it returns."""
+
+    def __init__(self, path: Path, outputs: int) -> None:
+        self.path = path
+        self.outputs = outputs
+        self.call = getattr(ctypes.CDLL(str(path)), SYMBOL)
+        self.call.restype = None
+        self.call.argtypes = [ctypes.c_void_p]
+        Addresses.take(path)
+
+    def sweep(
+        self,
+        blocks: array.array[int],
+        rows: array.array[int],
+        grads: list[Tensor],
+        numbers: array.array[float],
+        threads: int,
+    ) -> list[float]:
+        """Go over all blocks; returns the sums over them.
+
+        Args:
+            blocks: for each block its tensor's index, its first element and its length.
+            rows: for each tensor the addresses of the parameter and its slots.
+            grads: each tensor's gradient, plain tensors.
+            numbers: in compute dtype.
+            threads: how many share the blocks.
+        """
+        totals = array.array("d", bytes(8 * self.outputs))
+        given = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
+        call = array.array(
+            "q",
+            (
+                blocks.buffer_info()[0],
+                len(blocks) // 3,
+                rows.buffer_info()[0],
+                given.buffer_info()[0],
+                len(given),
+                numbers.buffer_info()[0],
+                threads,
+                totals.buffer_info()[0],
+                READER,
+            ),
+        )
+        self.call(call.buffer_info()[0])
+        return totals.tolist()
+
+
+def _reader() -> int:
+    """The address of torch's function from a tensor object to its data, which Inductor's own
+    kernels use; 0 where this torch has none."""
+    guards = getattr(torch._C._dynamo, "guards", None)
+    return getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", 0)
+
+
+READER = _reader()
+
+
+class Addresses:
+    """Where plain tensors lie, so that any move is noticed: 4 ns a tensor, or 50 without a library.
+
+    The tensors must live as long as this does.
+    """
+
+    moved: Any = None
+    """The function of the first library that was loaded; the same in all."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        self.ids = array.array("q", map(id, tensors))
+        self.known = array.array("q", map(Tensor.data_ptr, tensors))
+
+    def same(self) -> bool:
+        """Are all where they were?"""
+        if self.moved is None:
+            return array.array("q", map(Tensor.data_ptr, self.tensors)) == self.known
+        ids, known = self.ids.buffer_info()[0], self.known.buffer_info()[0]
+        return not self.moved(ids, known, len(self.ids), READER)
+
+    @classmethod
+    def take(cls, path: Path) -> None:
+        """Use a library's function from now on."""
+        if READER and cls.moved is None:
+            # PyDLL: too short a call to let go of the interpreter for it
+            function = ctypes.PyDLL(str(path)).functional_optim_moved
+            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+            cls.moved = staticmethod(function)
+
+
+def cut(sizes: Sequence[int]) -> array.array[int]:
+    """Blocks that cover tensors of these sizes."""
+    blocks = array.array("q")
+    for i, size in enumerate(sizes):
+        for at in range(0, size, BLOCK):
+            blocks.extend((i, at, min(BLOCK, size - at)))
+    return blocks
+
+
+def vector(numbers: Sequence[float], dtype: torch.dtype) -> array.array[float]:
+    """Numbers as a library reads them."""
+    return array.array("d" if dtype is torch.float64 else "f", numbers)
+
+
+def load(name: str, outputs: int) -> Native | None:
+    """The library that an earlier process kept under this name."""
+    path = store.find(name)
+    if path is None:
+        return None
+    try:
+        return Native(path, outputs)
+    except (OSError, AttributeError):
+        return None
+
+
+def compile(name: str | None, body: Body, signature: Signature, outputs: int) -> Native:
+    """Build the library of a rule, try it against the rule itself, and keep it under a name.
+
+    Raises:
+        Unsuitable: if the rule is no single loop, or the library does something else than the rule.
+        Exception: whatever goes wrong in Inductor or the C++ compiler.
+    """
+    source = write(trace(body, signature), signature, outputs)
+    with tempfile.TemporaryDirectory(prefix="functional_optim-") as scratch:
+        library = _build(source, Path(scratch))
+        native = Native(library, outputs)
+        _try(native, body, signature)
+        if name is not None:
+            store.keep(name, library)
+    return native
+
+
+class Call(NamedTuple):
+    """A kernel as Inductor wrote it, and what its wrapper handed to it."""
+
+    types: list[str]
+    source: str
+    given: list[tuple[Any, ...]]
+
+
+def write(traced: Trace, signature: Signature, outputs: int) -> str:
+    """The C++ source of a library: Inductor's kernel, and the loop over blocks around it."""
+    with _captured() as calls:
+        kernel = lower(traced, 1, fx_graph_cache=False, force_disable_caches=True)
+        (dtypes,) = signature.leaves
+        tensors = [torch.empty(PROBE, dtype=dtype) for dtype in dtypes]
+        numbers = torch.empty(signature.numbers[0], dtype=signature.numbers[1])
+        results = kernel([PROBE, *tensors, numbers])
+    if len(calls) != 1 or len(calls[0].given) != 1:
+        raise Unsuitable(f"{len(calls)} kernels instead of one")
+    types, source, (given,) = calls[0]
+    known = {id(numbers): f"({_type(numbers)}*)numbers", id(tensors[0]): _at(tensors[0], "grad")}
+    known |= {id(x): _at(x, f"row[{i}]") for i, x in enumerate(tensors[1:])}
+    known |= {id(x): f"&sum{i}" for i, x in enumerate(results)}
+    arguments = []
+    for kind, x in zip(types, given, strict=True):
+        if isinstance(x, Tensor) and id(x) in known:
+            arguments.append(f"({kind}){known[id(x)]}")
+        elif type(x) is int and x == PROBE:
+            arguments.append("length")
+        else:
+            raise Unsuitable("a kernel with memory of its own")
+    sums = "".join(f"        {_type(x)} sum{i} = 0;\n" for i, x in enumerate(results))
+    stores = "".join(
+        f"        parts[{outputs} * b + {i}] = (double)sum{i};\n" for i in range(outputs)
+    )
+    return source + LOOP.format(
+        symbol=SYMBOL,
+        width=len(tensors) - 1,
+        outputs=outputs,
+        sums=sums,
+        stores=stores,
+        arguments=", ".join(arguments),
+    )
+
+
+LOOP = """
+#include <cstdint>
+#include <vector>
+
+typedef void* (*Reader)(void*);
+
+extern "C" void {symbol}(const int64_t* call)
+{{
+    const int64_t* blocks = (const int64_t*)call[0];
+    const int64_t count = call[1];
+    const int64_t* rows = (const int64_t*)call[2];
+    const int64_t* given = (const int64_t*)call[3];
+    void* numbers = (void*)call[5];
+    const int64_t threads = call[6];
+    double* totals = (double*)call[7];
+    Reader read = (Reader)call[8];
+    std::vector<int64_t> grads(given, given + call[4]);
+    if (read)
+        for (auto& grad : grads) grad = (int64_t)read((void*)grad);
+    std::vector<double> parts({outputs} * count);
+    auto block = [&](int64_t b) {{
+        const int64_t* row = rows + {width} * blocks[3 * b];
+        const int64_t grad = grads[blocks[3 * b]];
+        const int64_t start = blocks[3 * b + 1];
+        const int64_t length = blocks[3 * b + 2];
+{sums}        kernel({arguments});
+{stores}    }};
+    if (threads > 1) {{
+        #pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
+        for (int64_t b = 0; b < count; ++b) block(b);
+    }} else {{
+        for (int64_t b = 0; b < count; ++b) block(b);
+    }}
+    for (int64_t b = 0; b < count; ++b)
+        for (int64_t i = 0; i < {outputs}; ++i) totals[i] += parts[{outputs} * b + i];
+}}
+
+extern "C" int functional_optim_moved(
+    const int64_t* tensors, const int64_t* known, int64_t count, Reader read)
+{{
+    for (int64_t i = 0; i < count; ++i)
+        if ((int64_t)read((void*)tensors[i]) != known[i]) return 1;
+    return 0;
+}}
+"""
+
+
+def _type(x: Tensor) -> str:
+    try:
+        return CTYPES[x.dtype]
+    except KeyError:
+        raise Unsuitable(f"tensors of {x.dtype}") from None
+
+
+def _at(x: Tensor, address: str) -> str:
+    return f"(({_type(x)}*){address} + start)"
+
+
+@contextmanager
+def _captured() -> Iterator[list[Call]]:
+    """Inside, this thread's kernels are recorded instead of compiled.
+
+    Other threads compile as ever; everything is afterwards as it was.
+    """
+    with quiet():
+        from torch._inductor.async_compile import AsyncCompile
+
+    here = threading.get_ident()
+    real = AsyncCompile.cpp_pybinding
+    calls: list[Call] = []
+
+    def record(self: Any, argtypes: list[str], source_code: str) -> Callable[..., None]:
+        if threading.get_ident() != here:
+            return real(self, argtypes, source_code)
+        call = Call(argtypes, source_code, [])
+        calls.append(call)
+        return lambda *args: call.given.append(args)
+
+    AsyncCompile.cpp_pybinding = record
+    try:
+        with _vectors_known(here):
+            yield calls
+    finally:
+        AsyncCompile.cpp_pybinding = real
+
+
+@contextmanager
+def _vectors_known(thread: int) -> Iterator[None]:
+    """Take the processor's word for its vector units; Inductor builds six probes, 5 s in all."""
+    from torch._inductor import cpu_vec_isa
+
+    real = cpu_vec_isa.valid_vec_isa_list
+
+    def told() -> list[Any]:
+        if threading.get_ident() != thread:
+            return real()
+        flags = cpu_vec_isa.x86_isa_checker()
+        fitting = [
+            isa
+            for isa in cpu_vec_isa.supported_vec_isa_list
+            if all(flag in flags for flag in str(isa).split())
+        ]
+        return [_trusted(type(isa)) for isa in fitting] or real()
+
+    cpu_vec_isa.valid_vec_isa_list = told
+    try:
+        yield
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = real
+
+
+def _trusted(kind: Any) -> Any:
+    same = {"__bool__": lambda self: True, "__hash__": kind.__hash__}
+    return type(kind.__name__, (kind,), same)()
+
+
+def _build(source: str, scratch: Path) -> Path:
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+
+    path = scratch / "kernel.cpp"
+    path.write_text(source)
+    with _vectors_known(threading.get_ident()):
+        options = CppTorchDeviceOptions(
+            vec_isa=cpu_vec_isa.pick_vec_isa(),
+            include_pytorch=False,
+            shared=True,
+            device_type="cpu",
+            extra_flags=["-Wl,-Bsymbolic"],
+        )
+    builder = CppBuilder("kernel", str(path), options, output_dir=str(scratch))
+    done = subprocess.run(
+        shlex.split(builder.get_command_line()), cwd=scratch, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"the C++ compiler failed: {done.stderr.strip()[:500]}")
+    return Path(builder.get_target_file_path())
+
+
+def _try(native: Native, body: Body, signature: Signature) -> None:
+    """Raise Unsuitable unless the library does to a tensor what the rule does."""
+    (dtypes,) = signature.leaves
+    random = torch.Generator().manual_seed(0)
+    real = [torch.rand(PROBE, generator=random).add_(0.1).to(dtype) for dtype in dtypes]
+    expected = [x.clone() for x in real]
+    length, dtype = signature.numbers
+    numbers = torch.rand(length, generator=random).add_(0.1).to(dtype)
+    with torch.no_grad():
+        sums = body([expected], numbers)
+    totals = native.sweep(
+        cut([PROBE]),
+        array.array("q", [x.data_ptr() for x in real[1:]]),
+        real[:1],
+        vector(numbers.tolist(), dtype),
+        1,
+    )
+    results = [*real, torch.tensor(totals, dtype=torch.float64)]
+    wanted = [*expected, torch.tensor([float(x) for x in sums], dtype=torch.float64)]
+    for x, y in zip(results, wanted, strict=True):
+        loose = 1e-2 if x.element_size() == 2 else 1e-4
+        if not torch.allclose(x, y, rtol=loose, atol=loose, equal_nan=True):
+            raise Unsuitable("a library that does something else than the rule")
