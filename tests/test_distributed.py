@@ -50,6 +50,7 @@ SHARDED = {
 
 
 DROP_INS = [case for case in cases.CASES if case.stock is not None]
+ZERO = [case for case in DROP_INS if case.name in ("sgd-momentum", "adamw", "nadam", "adafactor")]
 
 
 def tensors(case, seed):
@@ -191,6 +192,18 @@ def train_fully_sharded(mesh):
     }
 
 
+def train_with_divided_state(case):
+    """ZeRO: each process steps its share of the parameters, and sends them to the other."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model, data = model_and_data()
+    opt = ZeroRedundancyOptimizer(
+        model.parameters(), optimizer_class=case.drop_in, compile=False, **case.hyper
+    )
+    step_model(model, opt, data)
+    return {name: whole(p) for name, p in model.named_parameters()}, len(opt.optim.state)
+
+
 def work(rank: int, folder: str) -> None:
     """What one process does: each part's result, or how it failed, goes into its file."""
     torch.set_num_threads(1)
@@ -206,6 +219,8 @@ def work(rank: int, folder: str) -> None:
     parts["fully_shard"] = lambda: train_fully_sharded(mesh)
     for case in DROP_INS:
         parts[f"saved-{case.name}"] = lambda case=case: save_and_load(case, mesh, folder)
+    for case in ZERO:
+        parts[f"zero-{case.name}"] = lambda case=case: train_with_divided_state(case)
     parts["adafactor-row"] = lambda: step_single_row(mesh)
     results: dict[str, Any] = {}
     for name, part in parts.items():
@@ -310,6 +325,19 @@ def test_a_fully_sharded_model_trains_as_a_whole_one(both):
     wanted = {name: p.detach() for name, p in model.named_parameters()}
     for mine in results(both, "fully_shard"):
         assert_close(mine["end"], wanted, EXACT)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in ZERO])
+def test_divided_optimizer_state_changes_nothing(case, both):
+    model, data = model_and_data()
+    opt = case.drop_in(model.parameters(), compile=False, **case.hyper)
+    step_model(model, opt, data)
+    wanted = {name: p.detach() for name, p in model.named_parameters()}
+    mine = results(both, f"zero-{case.name}")
+    for end, _ in mine:
+        assert_close(end, wanted, EXACT)
+    assert sum(kept for _, kept in mine) == len(opt.state)
+    assert all(kept < 4 for _, kept in mine)
 
 
 def test_a_fully_sharded_checkpoint_goes_on_in_one_process(both):
