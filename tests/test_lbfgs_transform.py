@@ -1,55 +1,24 @@
-"""L-BFGS as a pure transformation: one problem, many at once, traced, differentiated, chained."""
+"""L-BFGS as a pure transformation: one problem, many at once, traced, differentiated."""
 
 from __future__ import annotations
 
 import optree
 import pytest
 import torch
-from helpers import assert_close, assert_finite, assert_same, clone
+from helpers import assert_close, assert_same, clone
+from lbfgs_runs import (
+    SEARCHES,
+    bowl,
+    minimize,
+    one_by_one,
+    rosenbrock,
+    starts,
+    tree_problem,
+    with_grad,
+)
 
 import functional_optim as fo
 from functional_optim import adapters, quasi_newton
-from functional_optim.flat import Flat
-from functional_optim.linesearch import C1, C2, End, Point, cubic, start, strong_wolfe
-
-SEARCHES = pytest.mark.parametrize("search", [None, "strong_wolfe"])
-
-
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
-
-
-def with_grad(f):
-    """Evaluate one problem; keeps a list of where."""
-
-    def fn(x):
-        fn.points.append(x)
-        grads, value = torch.func.grad_and_value(f)(x)
-        return value, grads
-
-    fn.points = []
-    return fn
-
-
-def minimize(tx, fn, x, updates=1):
-    """The functional loop."""
-    state = tx.init(x)
-    for _ in range(updates):
-        value, grads = fn(x)
-        u, state = tx.update(grads, state, x, value=value, value_and_grad=fn)
-        x = fo.apply_updates(x, u)
-    return x, state
-
-
-def starts(problems=6, n=4):
-    return torch.randn(problems, n, dtype=torch.float64)
-
-
-def one_by_one(tx, f, xs, updates=1):
-    """Solve the problems in a loop, and stack the results."""
-    results = [minimize(tx, with_grad(f), x, updates) for x in xs]
-    return optree.tree_map(lambda *leaves: torch.stack(leaves), *results)
-
 
 # ---------------------------------------------------------------- one problem
 
@@ -81,22 +50,6 @@ def closure(opt, p, points):
     loss = rosenbrock(p)
     loss.backward()
     return loss
-
-
-def tree_problem(dtype=torch.float64):
-    target = torch.randn(3, 2, dtype=dtype)
-    params = {
-        "a": [torch.randn(3, 2, dtype=dtype).t().contiguous().t(), torch.randn((), dtype=dtype)],
-        "z": torch.randn(2, dtype=torch.complex128),
-    }
-
-    def f(p):
-        main = ((p["a"][0] - target) ** 2 * p["a"][1].cosh()).sum() + (p["z"] - 1j).abs().pow(
-            4
-        ).sum()
-        return main.to(torch.float64)
-
-    return params, f
 
 
 @SEARCHES
@@ -250,10 +203,6 @@ def test_compiled_transitions_give_the_same(batched):
 # ---------------------------------------------------------------- derivatives
 
 
-def bowl(x):
-    return (torch.arange(1.0, 5, dtype=x.dtype) * x**2).sum() + (x**4).sum()
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @SEARCHES
 def test_the_derivative_of_a_run(search):
@@ -270,165 +219,6 @@ def test_the_derivative_of_a_run(search):
         assert abs(slope) > 0.1
         assert torch.autograd.gradcheck(end, (lr, x.clone().requires_grad_()))
         assert torch.autograd.gradcheck(end, (lr, x), check_forward_ad=True)
-
-
-# ---------------------------------------------------------------- the parts
-
-
-def test_the_two_loops_are_the_dense_bfgs_matrix():
-    """Nocedal and Wright, equations 7.16 to 7.19."""
-    n, m = 6, 4
-    eye = torch.eye(n, dtype=torch.float64)
-    memory = quasi_newton.Memory([], [], [], 1)
-    a = torch.randn(n, n, dtype=torch.float64)
-    curvature = a @ a.T + eye
-    pairs = []
-    for _ in range(7):
-        s = torch.randn(n, dtype=torch.float64)
-        memory = quasi_newton.remember(memory, s, curvature @ s, m, True)
-        pairs.append((s, curvature @ s))
-    s, y = pairs[-1]
-    h = eye * (s @ y) / (y @ y)
-    for s, y in pairs[-m:]:
-        v = eye - torch.outer(y, s) / (y @ s)
-        h = v.T @ h @ v + torch.outer(s, s) / (y @ s)
-    g = torch.randn(n, dtype=torch.float64)
-    found, _ = quasi_newton.two_loop(g, memory)
-    assert_close(found, h @ g, 1e-12)
-    refused = quasi_newton.remember(memory, s, -y, m, True)
-    assert refused is memory
-
-
-def test_the_minimizer_of_a_cubic():
-    coefficients = torch.tensor([1.0, -2.0, -1.5, 0.7], dtype=torch.float64)  # minimum inside
-
-    def f(t):
-        return sum(c * t**k for k, c in enumerate(coefficients))
-
-    def df(t):
-        return sum(k * c * t ** (k - 1) for k, c in enumerate(coefficients) if k)
-
-    low, high = End(0.0, f(0.0), df(0.0)), End(3.0, f(3.0), df(3.0))
-    for pair in ((low, high), (high, low)):
-        t = cubic(*pair, 0.0, 3.0)
-        assert abs(df(t)) < 1e-12
-        assert cubic(*pair, 0.0, 0.5) == 0.5
-    hill = End(0.0, 0.0, torch.tensor(1.0)), End(1.0, 0.8, torch.tensor(1.0))
-    assert cubic(*hill, 0.0, 1.0) == 0.5
-
-
-@pytest.mark.parametrize("first", [1e-3, 0.1, 1.0, 30.0])
-def test_a_search_ends_where_the_wolfe_conditions_hold(first):
-    def f(t):
-        return -t / (t**2 + 2) + 0.01 * torch.sin(9 * t)  # Moré and Thuente's, made rough
-
-    def point(t):
-        slope, value = torch.func.grad_and_value(f)(torch.as_tensor(t, dtype=torch.float64))
-        return Point(t, float(value), torch.ones(1), slope)
-
-    origin = point(0.0)
-    search, t, over, evaluations = start(origin), first, False, 0
-    while not over:
-        evaluations += 1
-        search, t, over = strong_wolfe(search, origin, point(t), 1.0, evaluations == 25)
-    found = search.low
-    assert evaluations < 25
-    assert found.f <= origin.f + C1 * found.t * origin.slope
-    assert abs(found.slope) <= -C2 * origin.slope
-
-
-# ---------------------------------------------------------------- links
-
-
-def test_the_link_alone_goes_where_torch_goes():
-    """With max_iter=1 and no search, torch takes one step of length lr at a time."""
-    x = 0.01 * starts()[0]
-    p = torch.nn.Parameter(x.clone())
-    opt = torch.optim.LBFGS([p], lr=0.1, max_iter=1, history_size=3)
-    tx = fo.chain(fo.scale_by_lbfgs(3), fo.scale_by_lr(0.1))
-    state = tx.init(x)
-
-    def closure():
-        opt.zero_grad()
-        loss = bowl(p) + p.sum() / 8  # |g|₁ < 1: torch's first step is not shortened
-        loss.backward()
-        return loss
-
-    for _ in range(8):
-        opt.step(closure)
-        g = torch.func.grad(lambda x: bowl(x) + x.sum() / 8)(x)
-        u, state = tx.update(g, state, x)
-        x = fo.apply_updates(x, u)
-        assert_close(x, p.detach(), 1e-10)
-
-
-def descent(f, **options):
-    tx = fo.chain(
-        fo.scale_by_lbfgs(5), fo.scale(-1), fo.scale_by_backtracking_linesearch(**options)
-    )
-
-    def step(x, state):
-        grads, value = torch.func.grad_and_value(f)(x)
-        u, state = tx.update(grads, state, x, value=value, grad=grads, value_fn=f)
-        return fo.apply_updates(x, u), state
-
-    return tx, step
-
-
-def test_backtracking_makes_it_a_method():
-    tx, step = descent(rosenbrock)
-    for x in starts(3):
-        state, value = tx.init(x), rosenbrock(x)
-        for _ in range(100):
-            x, state = step(x, state)
-            assert rosenbrock(x) <= value
-            value = rosenbrock(x)
-        assert torch.func.grad(rosenbrock)(x).norm() < 1e-6
-
-
-def test_the_first_step_length_that_decreases_enough():
-    tried = []
-
-    def f(x):
-        tried.append(float(x))
-        return 10 * x.square().sum()
-
-    tx = fo.scale_by_backtracking_linesearch(decrease_factor=0.5)
-    x = torch.tensor([1.0], dtype=torch.float64)
-    extra = {"value": f(x), "grad": 20 * x, "value_fn": f}
-    tried.clear()
-    u, state = tx.update(-20 * x, tx.init(x), x, **extra)
-    lengths = [0.5**k for k in range(5)]
-    assert tried == [1 - 20 * t for t in lengths]  # 1/16 is the first below 1/10
-    assert_close(u, -20 * x / 16, 1e-12)
-    assert float(state.learning_rate) == 1 / 16
-    tried.clear()
-    tx.update(-20 * x, state, x, **extra)
-    assert tried == [1 - 20 * 1.5 / 16]
-    up, _ = tx.update(20 * x, tx.init(x), x, **extra)
-    assert_same(up, torch.zeros_like(x))
-
-    def both(x):
-        return f(x), None
-
-    again, _ = tx.update(-20 * x, tx.init(x), x, value=f(x), grad=20 * x, value_and_grad=both)
-    assert_same(again, u)
-
-
-def test_links_under_vmap_and_compile(fresh_dynamo):
-    xs = starts(4)
-
-    def end(x):
-        tx, step = descent(rosenbrock, max_backtracking_steps=6)
-        state = tx.init(x)
-        for _ in range(4):
-            x, state = step(x, state)
-        return x, state
-
-    expected = optree.tree_map(lambda *leaves: torch.stack(leaves), *[end(x) for x in xs])
-    assert_close(torch.vmap(end)(xs), expected, 1e-9)
-    compiled = torch.compile(end, backend="aot_eager", fullgraph=True)
-    assert_close(compiled(xs[0]), end(xs[0]), 1e-9)
 
 
 # ---------------------------------------------------------------- errors
@@ -478,14 +268,3 @@ def test_errors():
         tx.update(x, tx.init(x), **extra)
     with pytest.raises(ValueError, match="different structures"):
         tx.update([x], tx.init(x), {"x": x}, **extra)
-
-
-def test_flat_is_there_and_back():
-    params, _ = tree_problem(torch.float32)
-    flat = Flat(params)
-    assert flat.dtype == torch.float64
-    assert not flat.exact
-    assert_same(flat.tree(flat.vector(params)), params)
-    conjugate = {**params, "z": params["z"].conj()}
-    assert_close(flat.tree(flat.vector(conjugate))["z"], params["z"].conj().resolve_conj(), 0.0)
-    assert_finite(flat.snap(flat.vector(params)))
