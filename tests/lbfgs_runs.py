@@ -52,6 +52,13 @@ def network(dtype=torch.float64):
     return params, lambda p: ((torch.tanh(x @ p[0] + p[1]) @ p[2] - y).abs() ** 2).mean()
 
 
+def two_precisions():
+    """A network whose first parameter is narrower than the others."""
+    params, f = network()
+    params[0] = torch.nn.Parameter(params[0].detach().float())
+    return params, lambda p: f([p[0].double(), *p[1:]])
+
+
 PROBLEMS = {
     "quadratic": quadratic,
     "rosenbrock-2": lambda dtype=torch.float64: valley(2, dtype),

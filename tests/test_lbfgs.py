@@ -181,3 +181,45 @@ def test_schedulers_drive_lr(lr):
         assert float(run.opt.param_groups[0]["lr"]) == 0.5**5
         runs.append(run)
     assert_agree(runs[1], runs[0])
+
+
+@SEARCHES
+@pytest.mark.parametrize("problem", [quadratic, network], ids=lambda p: p.__name__)
+def test_a_closure_may_project_the_parameters(problem, search):
+    """As neural style transfer does: what torch keeps of the projection is kept."""
+    runs, projected = [], 0
+    for cls in (Torch, Ours):
+        run = Run(cls, problem, lr=0.3, max_iter=8, line_search_fn=search)
+
+        def closure(run=run):
+            nonlocal projected
+            with torch.no_grad():
+                for p in run.params:
+                    projected += int((p.abs() > 0.5).sum())
+                    p.clamp_(-0.5, 0.5)
+            return run.closure()
+
+        for _ in range(3):
+            run.opt.step(closure)
+        runs.append(run)
+    assert projected > 50
+    assert_agree(runs[1], runs[0])
+
+
+@SEARCHES
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_closure_that_changes_settings_changes_the_next_step(at, search):
+    runs = []
+    for cls in (Torch, Ours):
+        run = Run(cls, network, max_iter=8, line_search_fn=search)
+        calls = iter(range(1000))
+
+        def closure(run=run, calls=calls):
+            if next(calls) == at:
+                run.opt.param_groups[0].update(lr=0.1, max_iter=4)
+            return run.closure()
+
+        for _ in range(2):
+            run.opt.step(closure)
+        runs.append(run)
+    assert_agree(runs[1], runs[0])

@@ -9,7 +9,7 @@ import pickle
 
 import pytest
 import torch
-from helpers import as_parameters, assert_same, copy_of
+from helpers import as_parameters, assert_close, assert_same, copy_of
 from lbfgs_runs import (
     SEARCHES,
     Ours,
@@ -20,6 +20,7 @@ from lbfgs_runs import (
     network,
     pair,
     quadratic,
+    two_precisions,
 )
 
 # ---------------------------------------------------------------- state
@@ -49,6 +50,61 @@ def test_checkpoints_go_both_ways(first, second, search):
     resumed.losses = begun.losses + resumed.losses
     resumed.points = begun.points + resumed.points
     assert_agree(resumed, whole)
+
+
+def test_a_checkpoint_of_torchs_without_an_iteration_is_taken():
+    """torch then saves None for what it does not know."""
+    begun = Run(Torch, network, max_iter=0)
+    begun.steps(1)
+    assert begun.opt.state_dict()["state"][0]["H_diag"] is None
+    fresh, resumed = [Run(Ours, network, line_search_fn="strong_wolfe") for _ in range(2)]
+    resumed.opt.load_state_dict(saved(begun.opt))
+    resumed.opt.param_groups[0].update(fresh.opt.param_groups[0], params=resumed.params)
+    for run in (fresh, resumed):
+        run.steps(2)
+    assert_same(resumed.losses, fresh.losses)
+
+
+def test_resuming_parameters_of_two_precisions_is_bitwise():
+    """torch's loading rounds the state to the first parameter's dtype."""
+    whole, resumed = [Run(Ours, two_precisions, max_iter=4) for _ in range(2)]
+    whole.steps(2)
+    resumed.opt.load_state_dict(saved(whole.opt))
+    for p, q in zip(resumed.params, whole.params, strict=True):
+        p.data.copy_(q.data)
+    assert_alike(resumed.opt.state_dict(), whole.opt.state_dict(), 0.0)
+    for run in (whole, resumed):
+        run.steps(2)
+    assert_same(copy_of(resumed.params), copy_of(whole.params))
+
+
+def test_a_hook_may_change_what_is_loaded():
+    run, other = [Run(Ours, two_precisions) for _ in range(2)]
+    run.steps(1)
+    state = saved(run.opt)
+    other.opt.register_load_state_dict_pre_hook(halved)
+    other.opt.load_state_dict(state)
+    found = other.opt.state_dict()["state"][0]["d"]
+    assert_close(found.double(), run.opt.state_dict()["state"][0]["d"] / 2, 1e-6)
+
+
+def halved(opt, state_dict):
+    state = copy.deepcopy(state_dict)
+    state["state"][0]["d"] /= 2
+    return state
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_history_longer_than_asked_for_is_cut(size):
+    begun = Run(Torch, network, history_size=9, line_search_fn="strong_wolfe")
+    begun.steps(1)
+    assert len(begun.opt.state_dict()["state"][0]["ro"]) == 9
+    resumed = Run(Ours, network, line_search_fn="strong_wolfe")
+    resumed.opt.load_state_dict(saved(begun.opt))
+    resumed.opt.param_groups[0]["history_size"] = size
+    resumed.steps(1)
+    state = resumed.opt.state_dict()["state"][0]
+    assert [len(state[key]) for key in ("old_dirs", "old_stps", "ro", "al")] == [size] * 4
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
@@ -116,9 +172,18 @@ def test_a_load_that_fails_leaves_all_as_it_was():
     other.steps(1)
     state = copy.deepcopy(run.opt.state_dict())
     short, wrong = copy.deepcopy(state), copy.deepcopy(state)
+    lost, thin = copy.deepcopy(state), copy.deepcopy(state)
     short["param_groups"][0]["params"] = [0]
     wrong["state"][0]["d"] = torch.ones(3)
-    for bad, message in ((short, "size"), (wrong, "loaded d has 3 elements"), ({}, "group")):
+    lost["state"][0]["ro"].pop()
+    thin["state"][0]["old_stps"][1] = torch.ones(4)
+    for bad, message in (
+        (short, "size"),
+        (wrong, "loaded d has 3 elements"),
+        (lost, "old_stps and ro differ in length"),
+        (thin, "loaded old_stps has 4 elements"),
+        ({}, "group"),
+    ):
         with pytest.raises((ValueError, KeyError), match=message):
             run.opt.load_state_dict(bad)
         assert_alike(run.opt.state_dict(), state, 0.0)
@@ -156,6 +221,21 @@ def test_errors_are_torchs():
             opt.step(closure)
         with pytest.raises(TypeError):
             opt.step()
+
+
+def test_numbers_out_of_range_are_refused_at_construction():
+    p = torch.nn.Parameter(torch.ones(2))
+    for name, bad in (("history_size", 0), ("history_size", 2.5), ("max_iter", -1)):
+        with pytest.raises(ValueError, match=f"{name} must be an integer .*, but got {bad}"):
+            Ours([p], **{name: bad})
+    with pytest.raises(ValueError, match="max_eval must be an integer of at least 0"):
+        Ours([p], max_eval=-1)
+
+
+def test_nothing_to_optimize_is_said():
+    for nothing in ([], [torch.nn.Parameter(torch.ones(0, 2))]):
+        with pytest.raises(ValueError, match="nothing to optimize"):
+            Ours([{"params": nothing}]).step(lambda: torch.ones(()))
 
 
 def test_a_second_group_is_refused_later_too():
@@ -197,13 +277,8 @@ def test_names_are_kept():
 
 
 def test_parameters_of_two_precisions():
-    def problem():
-        params, f = network()
-        params[0] = torch.nn.Parameter(params[0].detach().float())
-        return params, lambda p: f([p[0].double(), *p[1:]])
-
     for search in (None, "strong_wolfe"):
-        theirs, ours = pair(problem, line_search_fn=search)
+        theirs, ours = pair(two_precisions, line_search_fn=search)
         assert_agree(ours, theirs)
 
 

@@ -231,7 +231,9 @@ def test_errors():
     with pytest.raises(RuntimeError, match="only 'strong_wolfe' is supported"):
         fo.lbfgs(line_search_fn="armijo")
     for factory in (fo.lbfgs, fo.scale_by_lbfgs):
-        with pytest.raises(ValueError, match="history_size must be at least 1, but got 0"):
+        with pytest.raises(
+            ValueError, match="history_size must be an integer of at least 1, but got 0"
+        ):
             factory(history_size=0)
     with pytest.raises(TypeError, match="lr must be a number or a 0-dim tensor"):
         fo.lbfgs(lr=lambda count: 1.0)

@@ -25,6 +25,7 @@ from functional_optim.quasi_newton import (
     Run,
     Settings,
     advance,
+    aim,
     begin,
     make_room,
     remember,
@@ -106,7 +107,7 @@ def scale_by_lbfgs(history_size: int = 100) -> GradientTransformation:
         >>> bool(w.abs().max() < 1e-5)
         True
     """
-    check_history(history_size)
+    check_whole("history_size", history_size, 1)
 
     def init(params: Any) -> ScaleByLbfgsState:
         flat = Flat(params)
@@ -190,8 +191,8 @@ def lbfgs(
     State: `LbfgsState`.
 
     Raises:
-        ValueError: torch's message for a bad lr; if `history_size` is less than 1, or the
-            parameters have no elements.
+        ValueError: torch's message for a bad lr; if `history_size` is less than 1, `max_iter` or
+            `max_eval` negative, or the parameters have no elements.
         RuntimeError: torch's message for an unknown `line_search_fn`.
         TypeError: for a schedule as lr; if `fn` does not return a value for each problem and
             gradients.
@@ -217,7 +218,7 @@ def lbfgs(
         43
     """
     check_lr(lr)
-    check_history(history_size)
+    check_whole("history_size", history_size, 1)
     if callable(lr):
         raise TypeError(
             "lr must be a number or a 0-dim tensor; for a schedule call lbfgs again at every step, "
@@ -226,6 +227,8 @@ def lbfgs(
     if line_search_fn not in (None, "strong_wolfe"):
         raise RuntimeError("only 'strong_wolfe' is supported")
     most = max_iter * 5 // 4 if max_eval is None else max_eval
+    check_whole("max_iter", max_iter, 0)
+    check_whole("max_eval", most, 0)
     tolerances = (tolerance_grad, tolerance_change)
 
     def init(params: Any) -> LbfgsState:
@@ -308,14 +311,14 @@ def run_eagerly(settings: Settings, run: Run, evaluate: Evaluate) -> Run:
     while not is_over(run.done):
         if is_column(run.done):
             run = run._replace(memory=make_room(run.memory, settings.history_size))
-        run = advance(settings, run, *evaluate(run.trial()))
+        run = advance(settings, run, *evaluate(aim(settings, run)))
     return run
 
 
 def run_blindly(settings: Settings, run: Run, evaluate: Evaluate) -> Run:
     """As long as any problem could take: under torch.vmap and torch.compile."""
     for _ in range(settings.transitions()):
-        run = advance(settings, run, *evaluate(run.trial()))
+        run = advance(settings, run, *evaluate(aim(settings, run)))
     return run
 
 
@@ -329,7 +332,7 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
         now = settings._replace(lr=lr.reshape(1, 1))
         old: Any = optree.tree_unflatten(spec, before)
         after: Any = advance(now, old, f, g)
-        return [*optree.tree_leaves(after), after.trial(), after.done.all()]
+        return [*optree.tree_leaves(after), aim(now, after), after.done.all()]
 
     inputs = [x.contiguous() for x in (*state, run.line.origin.f, run.line.origin.g)]
     signature = kernels.Signature(
@@ -341,7 +344,7 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
         threads=1,
     )
     kernel = kernels.build(("lbfgs", settings[1:-1], spec, layout), transition, signature)
-    lr, point, over = settings.lr.reshape(1), run.trial(), is_over(run.done)
+    lr, point, over = settings.lr.reshape(1), aim(settings, run), is_over(run.done)
     while not over:
         inputs = [x.detach().contiguous() for x in (*state, *evaluate(point), lr)]
         *state, point, over = kernel(inputs)
@@ -368,10 +371,10 @@ def has_grad(run: Run) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def check_history(size: int) -> None:
-    """Raise ValueError for a history without a place."""
-    if size < 1:
-        raise ValueError(f"history_size must be at least 1, but got {size}.")
+def check_whole(name: str, x: Any, least: int) -> None:
+    """Raise ValueError unless x is an integer, and not too small."""
+    if not hasattr(x, "__index__") or x < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, but got {x}.")
 
 
 def check_state(state: Any, kind: type, history_size: int) -> None:
