@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import optree
+import pytest
 import torch
 from helpers import assert_close, assert_same
 from lbfgs_runs import bowl, rosenbrock, starts
@@ -99,3 +102,61 @@ def test_links_under_vmap_and_compile(fresh_dynamo):
     assert_close(torch.vmap(end)(xs), expected, 1e-9)
     compiled = torch.compile(end, backend="aot_eager", fullgraph=True)
     assert_close(compiled(xs[0]), end(xs[0]), 1e-9)
+
+
+@pytest.mark.parametrize("where", ["start", "trials"])
+def test_a_value_that_is_nan_is_no_decrease(where):
+    x = torch.ones(3)
+    tx = fo.scale_by_backtracking_linesearch()
+    value = torch.tensor(math.nan if where == "start" else 3.0)
+    u, state = tx.update(-x, tx.init(x), x, value=value, grad=2 * x, value_fn=lambda _: 3 * value)
+    assert_same(u, torch.zeros(3))
+    assert state.learning_rate > 0
+
+
+def test_searches_that_fail_do_not_wear_the_step_length_down_to_zero():
+    """From zero there would be no way back."""
+    x = torch.ones(1)
+    tx = fo.scale_by_backtracking_linesearch(increase_factor=4.0)
+    state, extra = tx.init(x), {"value": x.sum(), "grad": x}
+    for _ in range(60):
+        u, state = tx.update(-x, state, x, **extra, value_fn=lambda x: 2 + x.sum())
+        assert_same(u, torch.zeros(1))
+    assert state.learning_rate > 0
+    for _ in range(80):
+        _, state = tx.update(-x, state, x, **extra, value_fn=lambda x: x.sum() - 1)
+    assert state.learning_rate == 1
+
+
+def test_values_may_be_python_numbers():
+    x = torch.ones(2)
+
+    def f(x):
+        return x.square().sum()
+
+    tx = fo.scale_by_backtracking_linesearch()
+    found = tx.update(-x, tx.init(x), x, value=2.0, grad=2 * x, value_fn=lambda x: f(x).item())
+    assert_same(found, tx.update(-x, tx.init(x), x, value=f(x), grad=2 * x, value_fn=f))
+
+
+def test_errors_of_backtracking():
+    for name, bad in (
+        ("max_backtracking_steps", -1),
+        ("slope_rtol", 0.0),
+        ("decrease_factor", 1.0),
+        ("increase_factor", 0.5),
+        ("max_learning_rate", 0.0),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            fo.scale_by_backtracking_linesearch(**{name: bad})
+    x = torch.ones(2)
+    tx = fo.scale_by_backtracking_linesearch()
+    given = {"value": x.sum(), "grad": x}
+    with pytest.raises(TypeError, match="value_fn"):
+        tx.update(x, tx.init(x), x, **given)
+    with pytest.raises(ValueError, match=r"one number, but got one of shape \(2,\)"):
+        tx.update(x, tx.init(x), x, **given, value_fn=lambda x: x)
+    with pytest.raises(ValueError, match=r"one number, but got one of shape \(2,\)"):
+        tx.update(x, tx.init(x), x, value=x, grad=x, value_fn=torch.sum)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(x, tx.init(x), **given, value_fn=torch.sum)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import optree
 import pytest
 import torch
@@ -144,6 +146,34 @@ def test_a_batch_is_solved_to_the_last_problem():
     assert state.func_evals.min() < state.func_evals.max() < 400
 
 
+@SEARCHES
+@pytest.mark.parametrize("how", ["batched", "vmap"])
+def test_a_problem_that_fails_leaves_the_others_alone(how, search):
+    options = {"max_iter": 25, "line_search_fn": search}
+    good = starts().to(torch.float64)
+    lost = [torch.full((4,), x, dtype=torch.float64) for x in (math.nan, math.inf, 1e200)]
+    xs = torch.stack([*lost, *good])
+
+    def solve(xs):
+        if how == "vmap":
+            tx = fo.lbfgs(**options)
+            return torch.vmap(lambda x: minimize(tx, with_grad(rosenbrock), x, 2)[0])(xs)
+        return minimize(fo.lbfgs(**options, batched=True), torch.vmap(with_grad(rosenbrock)), xs)[0]
+
+    assert_same(solve(xs)[3:], solve(good))
+
+
+def test_an_empty_batch_is_solved():
+    def fn(x):
+        return (x**2).sum(1), 2 * x
+
+    for compiled in (False, True):
+        tx = fo.lbfgs(batched=True, compile=compiled)
+        end, state = minimize(tx, fn, torch.empty(0, 3))
+        assert end.shape == (0, 3)
+        assert state.ro.shape == (0, 100)
+
+
 def test_batched_trees_of_parameters():
     xs = {"head": starts(5, 1), "tail": starts(5, 6).reshape(5, 3, 2)}
 
@@ -237,23 +267,12 @@ def test_errors():
             factory(history_size=0)
     with pytest.raises(TypeError, match="lr must be a number or a 0-dim tensor"):
         fo.lbfgs(lr=lambda count: 1.0)
-    for name, bad in (
-        ("slope_rtol", 0.0),
-        ("decrease_factor", 1.0),
-        ("increase_factor", 0.5),
-        ("max_learning_rate", 0.0),
-    ):
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            fo.scale_by_backtracking_linesearch(**{name: bad})
     with pytest.raises(ValueError, match="nothing to optimize"):
         fo.lbfgs().init({"x": torch.ones(0)})
     with pytest.raises(TypeError, match="int64"):
         fo.lbfgs().init({"x": torch.ones(2, dtype=torch.int64)})
     with pytest.raises(ValueError, match="one leading dimension in common"):
         fo.lbfgs(batched=True).init([torch.ones(2, 3), torch.ones(3)])
-    link = fo.scale_by_backtracking_linesearch()
-    with pytest.raises(TypeError, match="value_fn"):
-        link.update(x, link.init(x), x, value=x.sum(), grad=x)
     tx = fo.lbfgs()
     for wrong, message in (
         (torch.func.grad_and_value(torch.sum), "grad_and_value has them in reverse"),
@@ -270,3 +289,37 @@ def test_errors():
         tx.update(x, tx.init(x), **extra)
     with pytest.raises(ValueError, match="different structures"):
         tx.update([x], tx.init(x), {"x": x}, **extra)
+    with pytest.raises(TypeError, match="pass a complex gradient for a complex parameter"):
+        tx.update(x, tx.init(x), x.to(torch.complex64), **extra)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda g: [g], "different structures"),
+        (lambda g: {"x": g["x"][:1]}, r"differ at 'x': \(2,\) against \(1,\)"),
+        (lambda g: {"x": g["x"] * 1j}, "pass a complex gradient for a complex parameter"),
+    ],
+)
+def test_gradients_that_do_not_fit_are_named(bad, message):
+    def fn(x):
+        value, grads = with_grad(lambda x: (x["x"] ** 2).sum())(x)
+        return value, bad(grads)
+
+    x = {"x": torch.ones(2)}
+    tx = fo.lbfgs()
+    with pytest.raises((TypeError, ValueError), match=message):
+        tx.update(x, tx.init(x), x, value=torch.ones(()), value_and_grad=fn)
+
+
+@pytest.mark.parametrize("factory", [fo.lbfgs, fo.scale_by_lbfgs])
+def test_a_state_of_other_parameters_is_refused(factory):
+    tx, x = factory(), torch.ones(2)
+    extra = {"value": x.sum(), "value_and_grad": torch.sum} if factory is fo.lbfgs else {}
+    for other in (torch.ones(3), x.double()):
+        with pytest.raises(ValueError, match="pass the state that init returned for these"):
+            tx.update(x, tx.init(other), x, **extra)
+    if extra:
+        xs = torch.ones(4, 2)
+        with pytest.raises(ValueError, match="pass the state that init returned for these"):
+            fo.lbfgs(batched=True).update(xs, tx.init(xs), xs, **extra)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels, numeric, tree
-from functional_optim.base import GradientTransformation
+from functional_optim.base import GradientTransformation, check_grads
 from functional_optim.flat import Flat
 from functional_optim.forms import Form, like
 from functional_optim.linesearch import can_branch, is_column
@@ -124,8 +124,8 @@ def scale_by_lbfgs(history_size: int = 100) -> GradientTransformation:
     def update(
         grads: Any, state: ScaleByLbfgsState, params: Any = None
     ) -> tuple[Any, ScaleByLbfgsState]:
-        check_state(state, ScaleByLbfgsState, history_size)
         flat = flat_of(params, grads)
+        check_state(state, ScaleByLbfgsState, history_size, flat)
         x, g = flat.vector(params), flat.vector(grads)
         many = not can_branch(x, g, state.prev_flat_grad)
         form = Form(flat, many=many, whole=many)
@@ -253,8 +253,8 @@ def lbfgs(
         value: Tensor,
         value_and_grad: ValueAndGrad,
     ) -> tuple[Any, LbfgsState]:
-        check_state(state, LbfgsState, history_size)
         flat = flat_of(params, grads, batched=batched)
+        check_state(state, LbfgsState, history_size, flat)
         x, g = flat.vector(params), flat.vector(grads)
         look = can_branch(x, g, value, lr, state.t, state.prev_flat_grad)
         whole = compile or not look
@@ -270,7 +270,10 @@ def lbfgs(
                 raise TypeError(
                     f"value_and_grad returned a {type(pair).__name__}; return (value, gradients)."
                 )
-            return form.value(pair[0]), form.vector(flat.vector(pair[1]))
+            value, grads = pair
+            f = form.value(value)
+            check_grads(params, grads)
+            return f, form.vector(flat.vector(grads))
 
         past = Past(
             form.memory(state),
@@ -361,7 +364,7 @@ def flat_of(params: Any, grads: Any, *, batched: bool = False) -> Flat:
     """The vector view of the parameters, after a check of the gradients' structure."""
     if params is None:
         raise ValueError("update needs the parameters: call update(grads, state, params).")
-    tree.check_same(params, grads, "params", "grads", "pass one gradient (or None) per parameter")
+    check_grads(params, grads)
     return Flat(params, batched=batched)
 
 
@@ -377,8 +380,8 @@ def check_whole(name: str, x: Any, least: int) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}, but got {x}.")
 
 
-def check_state(state: Any, kind: type, history_size: int) -> None:
-    """Raise unless the state is of this kind and size."""
+def check_state(state: Any, kind: type, history_size: int, flat: Flat) -> None:
+    """Raise unless the state is of this kind and size, and for such parameters."""
     if not isinstance(state, kind):
         raise TypeError(
             f"update got a state of type {type(state).__name__}; pass the state that this "
@@ -389,4 +392,11 @@ def check_state(state: Any, kind: type, history_size: int) -> None:
         raise ValueError(
             f"update got a state with places for {places} pairs, but history_size is "
             f"{history_size}; pass the state that this transformation's own init returned."
+        )
+    found, needed = state.prev_flat_grad, (*flat.problems, flat.size)
+    if found.shape != needed or found.dtype != flat.dtype:
+        raise ValueError(
+            f"update got a state with vectors of shape {tuple(found.shape)} in {found.dtype}, but "
+            f"the parameters need {needed} in {flat.dtype}; pass the state that init returned for "
+            "these parameters."
         )
