@@ -24,6 +24,7 @@ NAMES = (
     "history_size",
     "line_search_fn",
 )
+PAIRS = ("old_stps", "old_dirs", "ro")
 
 
 class LBFGS(Runs, torch.optim.LBFGS):
@@ -107,16 +108,14 @@ class LBFGS(Runs, torch.optim.LBFGS):
         params = self.param_groups[0]["params"]
         mine = self.state.get(params[0]) or {}
         size = Flat(params).size
-        pairs = {key: mine.get(key) or [] for key in ("old_dirs", "old_stps", "ro")}
-        if len({len(places) for places in pairs.values()}) != 1:
+        if len({len(mine.get(key) or ()) for key in PAIRS}) > 1:
             raise ValueError(
-                "the loaded old_dirs, old_stps and ro differ in length; load an undamaged "
-                "checkpoint."
+                f"the loaded {', '.join(PAIRS[:-1])} and {PAIRS[-1]} differ in length; load an "
+                "undamaged checkpoint."
             )
-        vectors = {**pairs, "d": [mine.get("d")], "prev_flat_grad": [mine.get("prev_flat_grad")]}
-        del vectors["ro"]
-        for key, found in vectors.items():
-            for x in found:
+        for key in ("d", "prev_flat_grad", "old_dirs", "old_stps"):
+            found = mine.get(key)
+            for x in found if isinstance(found, list) else [found]:
                 if x is not None and x.numel() != size:
                     raise ValueError(
                         f"the loaded {key} has {x.numel()} elements, but the parameters have "
@@ -149,30 +148,19 @@ class LBFGS(Runs, torch.optim.LBFGS):
             )
         group = self.param_groups[0]
         self.checked_transform(group)
-        params: list[Tensor] = group["params"]
-        flat = flat_of(params)
-        settings = settings_of(group, flat)
-        had, old = params[0] in self.state, dict(self.state.get(params[0]) or {})
-        before = [p.detach().clone() for p in params]
+        flat = flat_of(group["params"])
+        before = [p.detach().clone() for p in flat.leaves]
         try:
-            return self._run(torch.enable_grad()(closure), settings, flat, old)
+            return self._run(torch.enable_grad()(closure), settings_of(group, flat), flat)
         except BaseException:
-            for p, b in zip(params, before, strict=True):
+            for p, b in zip(flat.leaves, before, strict=True):
                 p.copy_(b)
-            if had:
-                self.state[params[0]] = old
-            else:
-                self.state.pop(params[0], None)
             raise
 
-    def _run(
-        self,
-        closure: Callable[[], Any],
-        settings: Settings,
-        flat: Flat,
-        old: dict[str, Any],
-    ) -> Any:
+    def _run(self, closure: Callable[[], Any], settings: Settings, flat: Flat) -> Any:
+        """The run; writes the state at its end, when nothing can raise any more."""
         loss = closure()
+        old = self.state.get(flat.leaves[0], {})
         run = begin(settings, point(flat), number(loss), gradient(flat), past_of(old, flat))
         while not run.done:
             write(flat, aim(settings, run))
@@ -182,7 +170,8 @@ class LBFGS(Runs, torch.optim.LBFGS):
             run = advance(settings, run, f, gradient(flat))
         if run.here:
             write(flat, run.x)
-        self.state[flat.leaves[0]].update(state_of(run, old, settings.history_size))
+        new = state_of(run, old, settings.history_size)
+        self.state[flat.leaves[0]].update(new)
         return loss
 
 
@@ -214,7 +203,7 @@ def past_of(old: dict[str, Any], flat: Flat) -> Past:
         return x.to(flat.dtype) if isinstance(x, Tensor) else x
 
     known = {key: value for key, value in old.items() if value is not None}
-    s, y, rho = [[wide(x) for x in known.get(key, ())] for key in ("old_stps", "old_dirs", "ro")]
+    s, y, rho = [[wide(x) for x in known.get(key, ())] for key in PAIRS]
     nothing = flat.zeros(flat.size)
     return Past(
         memory=Memory(s, y, rho, wide(known.get("H_diag", 1))),

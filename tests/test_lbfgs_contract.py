@@ -180,7 +180,7 @@ def test_a_load_that_fails_leaves_all_as_it_was():
     for bad, message in (
         (short, "size"),
         (wrong, "loaded d has 3 elements"),
-        (lost, "old_stps and ro differ in length"),
+        (lost, "ro differ in length"),
         (thin, "loaded old_stps has 4 elements"),
         ({}, "group"),
     ):
