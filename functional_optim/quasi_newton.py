@@ -64,6 +64,8 @@ def remember(memory: Memory, s: Tensor, y: Tensor, size: int, going: Condition) 
     if curved is False:
         return memory
     ys = where(curved, ys, 1.0)
+    if is_column(curved):
+        memory = make_room(memory, size)
     return Memory(
         push(memory.s, s, size, curved),
         push(memory.y, y, size, curved),

@@ -137,6 +137,20 @@ def test_many_at_once_are_as_one_by_one(how, search, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * scale.get(name, 1.0))
 
 
+@SEARCHES
+@pytest.mark.parametrize("max_iter", [1, 3])
+def test_a_batch_remembers_from_update_to_update(max_iter, search):
+    """A history that is not full at the end of an update."""
+    options = {"max_iter": max_iter, "lr": 0.1, "line_search_fn": search}
+    xs = starts()
+    expected, state = one_by_one(fo.lbfgs(**options), rosenbrock, xs, 4)
+    tx = fo.lbfgs(**options, batched=True)
+    found, new = minimize(tx, torch.vmap(with_grad(rosenbrock)), xs, 4)
+    assert_close(found, expected, 1e-8)
+    assert_same((new.ro != 0).sum(1), (state.ro != 0).sum(1))
+    assert (new.ro != 0).sum(1).max() > max_iter
+
+
 def test_a_batch_is_solved_to_the_last_problem():
     xs = starts(16, 10)
     tx = fo.lbfgs(max_iter=500, tolerance_change=0, line_search_fn="strong_wolfe", batched=True)

@@ -27,7 +27,6 @@ from functional_optim.quasi_newton import (
     advance,
     aim,
     begin,
-    make_room,
     remember,
     two_loop,
 )
@@ -312,8 +311,6 @@ Evaluate = Callable[[Tensor], tuple[Any, Tensor]]
 def run_eagerly(settings: Settings, run: Run, evaluate: Evaluate) -> Run:
     """Until the last problem is done."""
     while not is_over(run.done):
-        if is_column(run.done):
-            run = run._replace(memory=make_room(run.memory, settings.history_size))
         run = advance(settings, run, *evaluate(aim(settings, run)))
     return run
 
