@@ -13,7 +13,7 @@ from functional_optim import base
 from functional_optim.adapters.optimizer import Runs
 from functional_optim.algorithms.lbfgs import lbfgs
 from functional_optim.flat import Flat, real_dtype
-from functional_optim.quasi_newton import Memory, Past, Run, Settings, advance, begin
+from functional_optim.quasi_newton import Memory, Past, Run, Settings, advance, aim, begin
 
 NAMES = (
     "lr",
@@ -24,6 +24,7 @@ NAMES = (
     "history_size",
     "line_search_fn",
 )
+PAIRS = ("old_stps", "old_dirs", "ro")
 
 
 class LBFGS(Runs, torch.optim.LBFGS):
@@ -37,8 +38,8 @@ class LBFGS(Runs, torch.optim.LBFGS):
     `old_dirs`, `old_stps`, `ro`, `al`, `H_diag`, `prev_flat_grad`, `prev_loss`.
 
     Raises:
-        ValueError: torch's, for a bad lr and for more than one parameter group; from the step, if
-            `history_size` is less than 1.
+        ValueError: torch's, for a bad lr and for more than one parameter group; for a
+            `history_size` less than 1, and a negative `max_iter` or `max_eval`.
         RuntimeError: torch's, from the step, for an unknown `line_search_fn`.
         TypeError: from a step without a closure.
 
@@ -68,6 +69,8 @@ class LBFGS(Runs, torch.optim.LBFGS):
         Args:
             param_group: `params`, and values that differ from the defaults.
         """
+        if isinstance(param_group, dict):  # the step refuses an unknown search, as torch's does
+            self.checked_transform({**self.defaults, **param_group, "line_search_fn": None})
         torch.optim.Optimizer.add_param_group(self, param_group)
         try:
             if len(self.param_groups) > 1:
@@ -89,22 +92,35 @@ class LBFGS(Runs, torch.optim.LBFGS):
         before = {"state": self.state, "param_groups": self.param_groups}
         try:
             super().load_state_dict(state_dict)
+            self._unround(state_dict)
             self._check_sizes()
         except BaseException:
             self.__dict__.update(before)
             raise
 
+    def _unround(self, state_dict: dict[str, Any]) -> None:
+        """Undo torch's cast of the state to the dtype of the first parameter."""
+        first, index = self.param_groups[0]["params"][0], state_dict["param_groups"][0]["params"][0]
+        mine, saved = self.state.get(first) or {}, state_dict["state"].get(index) or {}
+        mine.update({key: unrounded(x, saved.get(key)) for key, x in mine.items()})
+
     def _check_sizes(self) -> None:
         params = self.param_groups[0]["params"]
         mine = self.state.get(params[0]) or {}
         size = Flat(params).size
-        for key in ("d", "prev_flat_grad"):
+        if len({len(mine.get(key) or ()) for key in PAIRS}) > 1:
+            raise ValueError(
+                f"the loaded {', '.join(PAIRS[:-1])} and {PAIRS[-1]} differ in length; load an "
+                "undamaged checkpoint."
+            )
+        for key in ("d", "prev_flat_grad", "old_dirs", "old_stps"):
             found = mine.get(key)
-            if found is not None and found.numel() != size:
-                raise ValueError(
-                    f"the loaded {key} has {found.numel()} elements, but the parameters have "
-                    f"{size}; load a checkpoint of this model."
-                )
+            for x in found if isinstance(found, list) else [found]:
+                if x is not None and x.numel() != size:
+                    raise ValueError(
+                        f"the loaded {key} has {x.numel()} elements, but the parameters have "
+                        f"{size}; load a checkpoint of this model."
+                    )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -132,50 +148,37 @@ class LBFGS(Runs, torch.optim.LBFGS):
             )
         group = self.param_groups[0]
         self.checked_transform(group)
-        params: list[Tensor] = group["params"]
-        had, old = params[0] in self.state, dict(self.state.get(params[0]) or {})
-        before = [p.detach().clone() for p in params]
+        flat = flat_of(group["params"])
+        before = [p.detach().clone() for p in flat.leaves]
         try:
-            return self._run(torch.enable_grad()(closure), group, params, old)
+            return self._run(torch.enable_grad()(closure), settings_of(group, flat), flat)
         except BaseException:
-            for p, b in zip(params, before, strict=True):
+            for p, b in zip(flat.leaves, before, strict=True):
                 p.copy_(b)
-            if had:
-                self.state[params[0]] = old
-            else:
-                self.state.pop(params[0], None)
             raise
 
-    def _run(
-        self,
-        closure: Callable[[], Any],
-        group: dict[str, Any],
-        params: list[Tensor],
-        old: dict[str, Any],
-    ) -> Any:
-        flat = flat_of(params)
+    def _run(self, closure: Callable[[], Any], settings: Settings, flat: Flat) -> Any:
+        """The run; writes the state at its end, when nothing can raise any more."""
         loss = closure()
-        run = begin(
-            settings_of(group, flat),
-            flat.vector(params),
-            number(loss),
-            flat.vector([p.grad for p in params]),
-            past_of(old, flat),
-        )
+        old = self.state.get(flat.leaves[0], {})
+        run = begin(settings, point(flat), number(loss), gradient(flat), past_of(old, flat))
         while not run.done:
-            move(params, flat, run.trial())
+            write(flat, aim(settings, run))
             f = number(closure())
-            g = flat.vector([p.grad for p in params])
-            run = advance(settings_of(group, flat), run, f, g)
+            if not settings.wolfe:
+                run = run._replace(x=point(flat))  # a closure may project the parameters
+            run = advance(settings, run, f, gradient(flat))
         if run.here:
-            move(params, flat, run.x)
-        self.state[params[0]].update(state_of(run, old, group["history_size"]))
+            write(flat, run.x)
+        new = state_of(run, old, settings.history_size)
+        self.state[flat.leaves[0]].update(new)
         return loss
 
 
 def flat_of(params: list[Tensor]) -> Flat:
     """The parameters as one vector in the widest of their dtypes, as torch computes."""
-    return Flat(params, dtype=reduce(torch.promote_types, [real_dtype(p) for p in params]))
+    dtypes = [real_dtype(p) for p in params]
+    return Flat(params, dtype=reduce(torch.promote_types, dtypes) if dtypes else None)
 
 
 def settings_of(group: dict[str, Any], flat: Flat) -> Settings:
@@ -199,19 +202,25 @@ def past_of(old: dict[str, Any], flat: Flat) -> Past:
     def wide(x: Any) -> Any:
         return x.to(flat.dtype) if isinstance(x, Tensor) else x
 
-    def vectors(key: str) -> list[Any]:
-        return [wide(x) for x in old.get(key) or ()]
-
+    known = {key: value for key, value in old.items() if value is not None}
+    s, y, rho = [[wide(x) for x in known.get(key, ())] for key in PAIRS]
     nothing = flat.zeros(flat.size)
     return Past(
-        memory=Memory(
-            vectors("old_stps"), vectors("old_dirs"), vectors("ro"), wide(old.get("H_diag", 1))
-        ),
-        d=wide(old.get("d", nothing)),
-        t=old.get("t", 0.0),
-        g=wide(old.get("prev_flat_grad", nothing)),
-        n_iter=old.get("n_iter", 0),
+        memory=Memory(s, y, rho, wide(known.get("H_diag", 1))),
+        d=wide(known.get("d", nothing)),
+        t=known.get("t", 0.0),
+        g=wide(known.get("prev_flat_grad", nothing)),
+        n_iter=known.get("n_iter", 0),
     )
+
+
+def unrounded(x: Any, saved: Any) -> Any:
+    """What was saved, where loading has done no more to it than round it."""
+    if isinstance(x, list) and isinstance(saved, list) and len(x) == len(saved):
+        return [unrounded(a, b) for a, b in zip(x, saved, strict=True)]
+    if not (isinstance(x, Tensor) and isinstance(saved, Tensor)) or x.dtype is saved.dtype:
+        return x
+    return saved.to(x.device, copy=True) if torch.equal(saved.to(x), x) else x
 
 
 def state_of(run: Run, old: dict[str, Any], history_size: int) -> dict[str, Any]:
@@ -236,9 +245,19 @@ def state_of(run: Run, old: dict[str, Any], history_size: int) -> dict[str, Any]
     return kept
 
 
-def move(params: list[Tensor], flat: Flat, x: Tensor) -> None:
-    """Write a point into the parameters."""
-    for p, value in zip(params, flat.tree(x), strict=True):
+def point(flat: Flat) -> Tensor:
+    """The parameters."""
+    return flat.vector(flat.leaves)
+
+
+def gradient(flat: Flat) -> Tensor:
+    """Their gradients."""
+    return flat.vector([p.grad for p in flat.leaves])
+
+
+def write(flat: Flat, x: Tensor) -> None:
+    """Set the parameters."""
+    for p, value in zip(flat.leaves, flat.tree(x), strict=True):
         p.copy_(value)
 
 

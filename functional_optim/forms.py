@@ -61,7 +61,7 @@ class Form:
     def memory(self, state: Any) -> Memory:
         """The pairs that a state holds, without its empty places unless they are wanted."""
         m = state.ro.shape[-1]
-        used = m if self.whole else int((state.ro != 0).sum(-1).max())
+        used = m if self.whole else max((state.ro != 0).sum(-1).flatten().tolist(), default=0)
         stacks = [state.old_stps, state.old_dirs, state.ro]
         if self.many:
             widths = (self.flat.size, self.flat.size, 1)
@@ -74,12 +74,12 @@ class Form:
     def stored(self, memory: Memory, state: Any) -> dict[str, Tensor]:
         """The pairs as a state keeps them, empty places in front."""
         pairs = zip(("old_stps", "old_dirs", "ro"), memory[:3], strict=True)
-        stacks = {name: self._stack(places, getattr(state, name)) for name, places in pairs}
+        m = state.ro.shape[-1]
+        stacks = {name: self._stack(places, getattr(state, name), m) for name, places in pairs}
         return {**stacks, "H_diag": like(memory.gamma, state.H_diag)}
 
-    def _stack(self, places: list[Tensor], old: Tensor) -> Tensor:
+    def _stack(self, places: list[Tensor], old: Tensor, m: int) -> Tensor:
         if self.many:
-            m = old.numel() // math.prod(places[0].shape[::2])
             stack = torch.cat(places, 1)
             room = stack.new_zeros(stack.shape[0], m - stack.shape[1], stack.shape[2])
             return torch.cat([room, stack], 1).reshape(old.shape)

@@ -94,7 +94,7 @@ def strong_wolfe(
     gives_up = spent & negate(zooming)
     turned = gives_up | (no_lower & decide(k > 1)) | (rising & negate(flat))
     worse = steep | where(zooming, no_lower, turned)
-    void = flat & negate(worse | zooming) & decide(new.f != new.f)  # torch's own fails here
+    void = flat & negate(worse | zooming) & decide(new.f != new.f)  # NaN: torch's fails here
 
     old = choose(gives_up, origin, low)
     first = where(low_first, decide(old.f <= new.f), negate(decide(new.f <= old.f)))

@@ -64,6 +64,8 @@ def remember(memory: Memory, s: Tensor, y: Tensor, size: int, going: Condition) 
     if curved is False:
         return memory
     ys = where(curved, ys, 1.0)
+    if is_column(curved):
+        memory = make_room(memory, size)
     return Memory(
         push(memory.s, s, size, curved),
         push(memory.y, y, size, curved),
@@ -182,9 +184,9 @@ class Line(NamedTuple):
 class Run(NamedTuple):
     """A run between two evaluations.
 
-    x: where the line starts; when the run is over, the result. alphas: those of the last two-loop
-    recursion, for one problem. here: iterations of this run. n_iter: of all runs. evals:
-    evaluations of this run. done: is it over?
+    x: with a search, where the line starts; without one, the point to evaluate next. When the run
+    is over, the result. alphas: those of the last two-loop recursion, for one problem. here:
+    iterations of this run. n_iter: of all runs. evals: evaluations of this run. done: is it over?
     """
 
     x: Tensor
@@ -196,15 +198,17 @@ class Run(NamedTuple):
     evals: Number
     done: Condition
 
-    def trial(self) -> Tensor:
-        """The point to evaluate next."""
-        t = self.line.t
-        return axpy(where(self.done, nought(t), t), self.line.d, self.x)
-
     def past(self) -> Past:
         """What the next run takes over."""
         line = self.line
         return Past(self.memory, line.d, line.t, line.origin.g, self.n_iter)
+
+
+def aim(settings: Settings, run: Run) -> Tensor:
+    """The point to evaluate next; of a problem that is done, its result."""
+    if not settings.wolfe:
+        return run.x
+    return where(run.done, run.x, axpy(run.line.t, run.line.d, run.x))
 
 
 def begin(settings: Settings, x: Tensor, f: Number, g: Tensor, past: Past) -> Run:
@@ -219,7 +223,7 @@ def begin(settings: Settings, x: Tensor, f: Number, g: Tensor, past: Past) -> Ru
 
 
 def advance(settings: Settings, run: Run, f: Number, g: Tensor) -> Run:
-    """Take a run across the evaluation of its trial point, which gave f and g."""
+    """Take a run across the evaluation of the point that it aims at, which gave f and g."""
     line, search, live = run.line, run.line.search, negate(run.done)
     evals = run.evals + live
     new = Point(line.t, f, g, dot(g, line.d))
@@ -245,11 +249,10 @@ def land(settings: Settings, run: Run, found: Condition) -> Run:
         | decide(largest(line.d * t) <= settings.tolerance_change)
         | decide(abs(f - line.origin.f) < settings.tolerance_change)
     )
-    run = run._replace(
-        x=where(found, settings.snap(axpy(t, line.d, run.x)), run.x),
-        line=line._replace(t=where(found, t, line.t)),
-        done=run.done | (found & stops),
-    )
+    if settings.wolfe:
+        line = line._replace(t=where(found, t, line.t))
+        run = run._replace(x=move(settings, run.x, line, found), line=line)
+    run = run._replace(done=run.done | (found & stops))
     going = found & negate(stops)
     return run if going is False else turn(settings, run, f, g, going)
 
@@ -268,7 +271,12 @@ def turn(settings: Settings, run: Run, f: Number, g: Tensor, going: Condition) -
     level = going & decide(origin.slope > -settings.tolerance_change)
     x, done = run.x, run.done | level
     if not settings.wolfe:
-        last = going & negate(level) & decide(here == settings.max_iter)
-        x = where(last, settings.snap(axpy(line.t, line.d, x)), x)
-        done = done | last
+        steps = going & negate(level)
+        x = move(settings, x, line, steps)
+        done = done | (steps & decide(here == settings.max_iter))
     return Run(x, line, memory, [] if is_column(t) else alphas, here, n_iter, run.evals, done)
+
+
+def move(settings: Settings, x: Tensor, line: Line, going: Condition) -> Tensor:
+    """The end of a line that starts at x, as the parameters store it."""
+    return x if going is False else where(going, settings.snap(axpy(line.t, line.d, x)), x)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels, numeric, tree
-from functional_optim.base import GradientTransformation
+from functional_optim.base import GradientTransformation, check_grads
 from functional_optim.flat import Flat
 from functional_optim.forms import Form, like
 from functional_optim.linesearch import can_branch, is_column
@@ -25,8 +25,8 @@ from functional_optim.quasi_newton import (
     Run,
     Settings,
     advance,
+    aim,
     begin,
-    make_room,
     remember,
     two_loop,
 )
@@ -106,7 +106,7 @@ def scale_by_lbfgs(history_size: int = 100) -> GradientTransformation:
         >>> bool(w.abs().max() < 1e-5)
         True
     """
-    check_history(history_size)
+    check_whole("history_size", history_size, 1)
 
     def init(params: Any) -> ScaleByLbfgsState:
         flat = Flat(params)
@@ -123,8 +123,8 @@ def scale_by_lbfgs(history_size: int = 100) -> GradientTransformation:
     def update(
         grads: Any, state: ScaleByLbfgsState, params: Any = None
     ) -> tuple[Any, ScaleByLbfgsState]:
-        check_state(state, ScaleByLbfgsState, history_size)
         flat = flat_of(params, grads)
+        check_state(state, ScaleByLbfgsState, history_size, flat)
         x, g = flat.vector(params), flat.vector(grads)
         many = not can_branch(x, g, state.prev_flat_grad)
         form = Form(flat, many=many, whole=many)
@@ -190,8 +190,8 @@ def lbfgs(
     State: `LbfgsState`.
 
     Raises:
-        ValueError: torch's message for a bad lr; if `history_size` is less than 1, or the
-            parameters have no elements.
+        ValueError: torch's message for a bad lr; if `history_size` is less than 1, `max_iter` or
+            `max_eval` negative, or the parameters have no elements.
         RuntimeError: torch's message for an unknown `line_search_fn`.
         TypeError: for a schedule as lr; if `fn` does not return a value for each problem and
             gradients.
@@ -217,7 +217,7 @@ def lbfgs(
         43
     """
     check_lr(lr)
-    check_history(history_size)
+    check_whole("history_size", history_size, 1)
     if callable(lr):
         raise TypeError(
             "lr must be a number or a 0-dim tensor; for a schedule call lbfgs again at every step, "
@@ -226,6 +226,8 @@ def lbfgs(
     if line_search_fn not in (None, "strong_wolfe"):
         raise RuntimeError("only 'strong_wolfe' is supported")
     most = max_iter * 5 // 4 if max_eval is None else max_eval
+    check_whole("max_iter", max_iter, 0)
+    check_whole("max_eval", most, 0)
     tolerances = (tolerance_grad, tolerance_change)
 
     def init(params: Any) -> LbfgsState:
@@ -250,8 +252,8 @@ def lbfgs(
         value: Tensor,
         value_and_grad: ValueAndGrad,
     ) -> tuple[Any, LbfgsState]:
-        check_state(state, LbfgsState, history_size)
         flat = flat_of(params, grads, batched=batched)
+        check_state(state, LbfgsState, history_size, flat)
         x, g = flat.vector(params), flat.vector(grads)
         look = can_branch(x, g, value, lr, state.t, state.prev_flat_grad)
         whole = compile or not look
@@ -267,7 +269,10 @@ def lbfgs(
                 raise TypeError(
                     f"value_and_grad returned a {type(pair).__name__}; return (value, gradients)."
                 )
-            return form.value(pair[0]), form.vector(flat.vector(pair[1]))
+            value, grads = pair
+            f = form.value(value)
+            check_grads(params, grads)
+            return f, form.vector(flat.vector(grads))
 
         past = Past(
             form.memory(state),
@@ -306,16 +311,14 @@ Evaluate = Callable[[Tensor], tuple[Any, Tensor]]
 def run_eagerly(settings: Settings, run: Run, evaluate: Evaluate) -> Run:
     """Until the last problem is done."""
     while not is_over(run.done):
-        if is_column(run.done):
-            run = run._replace(memory=make_room(run.memory, settings.history_size))
-        run = advance(settings, run, *evaluate(run.trial()))
+        run = advance(settings, run, *evaluate(aim(settings, run)))
     return run
 
 
 def run_blindly(settings: Settings, run: Run, evaluate: Evaluate) -> Run:
     """As long as any problem could take: under torch.vmap and torch.compile."""
     for _ in range(settings.transitions()):
-        run = advance(settings, run, *evaluate(run.trial()))
+        run = advance(settings, run, *evaluate(aim(settings, run)))
     return run
 
 
@@ -329,7 +332,7 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
         now = settings._replace(lr=lr.reshape(1, 1))
         old: Any = optree.tree_unflatten(spec, before)
         after: Any = advance(now, old, f, g)
-        return [*optree.tree_leaves(after), after.trial(), after.done.all()]
+        return [*optree.tree_leaves(after), aim(now, after), after.done.all()]
 
     inputs = [x.contiguous() for x in (*state, run.line.origin.f, run.line.origin.g)]
     signature = kernels.Signature(
@@ -340,7 +343,7 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
         threads=1,
     )
     kernel = kernels.build(("lbfgs", settings[1:-1], spec, layout), transition, signature)
-    lr, point, over = settings.lr.reshape(1), run.trial(), is_over(run.done)
+    lr, point, over = settings.lr.reshape(1), aim(settings, run), is_over(run.done)
     while not over:
         inputs = [x.detach().contiguous() for x in (*state, *evaluate(point), lr)]
         *state, point, over = kernel(inputs)
@@ -357,7 +360,7 @@ def flat_of(params: Any, grads: Any, *, batched: bool = False) -> Flat:
     """The vector view of the parameters, after a check of the gradients' structure."""
     if params is None:
         raise ValueError("update needs the parameters: call update(grads, state, params).")
-    tree.check_same(params, grads, "params", "grads", "pass one gradient (or None) per parameter")
+    check_grads(params, grads)
     return Flat(params, batched=batched)
 
 
@@ -367,14 +370,14 @@ def has_grad(run: Run) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def check_history(size: int) -> None:
-    """Raise ValueError for a history without a place."""
-    if size < 1:
-        raise ValueError(f"history_size must be at least 1, but got {size}.")
+def check_whole(name: str, x: Any, least: int) -> None:
+    """Raise ValueError unless x is an integer, and not too small."""
+    if not hasattr(x, "__index__") or x < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, but got {x}.")
 
 
-def check_state(state: Any, kind: type, history_size: int) -> None:
-    """Raise unless the state is of this kind and size."""
+def check_state(state: Any, kind: type, history_size: int, flat: Flat) -> None:
+    """Raise unless the state is of this kind and size, and for such parameters."""
     if not isinstance(state, kind):
         raise TypeError(
             f"update got a state of type {type(state).__name__}; pass the state that this "
@@ -385,4 +388,11 @@ def check_state(state: Any, kind: type, history_size: int) -> None:
         raise ValueError(
             f"update got a state with places for {places} pairs, but history_size is "
             f"{history_size}; pass the state that this transformation's own init returned."
+        )
+    found, needed = state.prev_flat_grad, (*flat.problems, flat.size)
+    if found.shape != needed or found.dtype != flat.dtype:
+        raise ValueError(
+            f"update got a state with vectors of shape {tuple(found.shape)} in {found.dtype}, but "
+            f"the parameters need {needed} in {flat.dtype}; pass the state that init returned for "
+            "these parameters."
         )

@@ -49,7 +49,8 @@ def scale_by_backtracking_linesearch(
     A link for the end of a chain, after `scale(-1)`: what reaches it must lead downhill.
 
     Args:
-        max_backtracking_steps: how many shorter steps to try.
+        max_backtracking_steps: how many shorter steps to try, ≥ 0. A search that fails leaves the
+            next one to go on from the shortest.
         slope_rtol: the share of the decrease foretold by the slope to ask for, in (0, 1). Default
             1e-4, Nocedal and Wright's.
         decrease_factor: in (0, 1). Default 0.8, optax's, as are the next two.
@@ -63,7 +64,7 @@ def scale_by_backtracking_linesearch(
     State: `learning_rate`.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for numbers out of range; if a value is not one number.
         TypeError: if update gets neither `value_fn` nor `value_and_grad`.
 
     Example::
@@ -78,6 +79,10 @@ def scale_by_backtracking_linesearch(
         >>> bool(fn(x + u) < fn(x)), round(float(state[1].learning_rate), 4)  # 0.8¹¹
         (True, 0.0859)
     """
+    if not max_backtracking_steps >= 0:
+        raise ValueError(
+            f"max_backtracking_steps must be at least 0, but got {max_backtracking_steps}."
+        )
     if not 0 < slope_rtol < 1:
         raise ValueError(f"slope_rtol must be between 0 and 1, but got {slope_rtol}.")
     if not 0 < decrease_factor < 1:
@@ -95,41 +100,59 @@ def scale_by_backtracking_linesearch(
         state: BacktrackingState,
         params: Any = None,
         *,
-        value: Tensor,
+        value: Any,
         grad: Any,
-        value_fn: Callable[[Any], Tensor] | None = None,
-        value_and_grad: Callable[[Any], tuple[Tensor, Any]] | None = None,
+        value_fn: Callable[[Any], Any] | None = None,
+        value_and_grad: Callable[[Any], tuple[Any, Any]] | None = None,
     ) -> tuple[Any, BacktrackingState]:
-        def tried(there: Any) -> Tensor:
-            if value_fn is not None:
-                return value_fn(there)
-            if value_and_grad is not None:
-                return value_and_grad(there)[0]
-            raise TypeError("backtracking needs value_fn, or value_and_grad, to try steps with.")
-
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        fn = value_alone(value_fn, value_and_grad)
         flat = Flat(params)
-        u = flat.vector(updates)
-        slope, last, start = dot(flat.vector(grad), u), state.learning_rate, value.to(u.dtype)
+        u, last = flat.vector(updates), state.learning_rate
+        start, slope = one_number(value, u), dot(flat.vector(grad), u)
         alone = can_branch(u, slope, last, start)
 
         def number(x: Tensor) -> Tensor:
             return x.reshape(()) if alone else x.reshape(1)
 
         def decreases(t: Number) -> Condition:
-            there = apply_updates(params, flat.tree(t * u, stored=False))
-            f = tried(there)
-            return decide(number(f.to(u.dtype)) <= number(start) + slope_rtol * t * number(slope))
+            f = one_number(fn(apply_updates(params, flat.tree(t * u, stored=False))), u)
+            return decide(number(f) <= number(start) + slope_rtol * t * number(slope))
 
-        t = smaller(
-            number(last) * increase_factor, torch.full_like(number(last), max_learning_rate)
-        )
+        longest = torch.full_like(number(last), max_learning_rate)
+        t = smaller(number(last) * increase_factor, longest)
         found = decreases(t)
         for _ in range(max_backtracking_steps):
             if found is True:
                 break
             t = where(found, t, t * decrease_factor)
             found = found | (negate(found) & decreases(t))
-        taken = where(found, t, 0.0 * t)
-        return flat.tree(taken * u, stored=False), BacktrackingState(t.reshape(last.shape))
+        kept = t.clamp(min=torch.finfo(t.dtype).tiny)  # from zero there is no way back
+        step = where(found, t * u, torch.zeros_like(u))
+        return flat.tree(step, stored=False), BacktrackingState(kept.reshape(last.shape))
 
     return GradientTransformation(init, update)
+
+
+def value_alone(
+    value_fn: Callable[[Any], Any] | None,
+    value_and_grad: Callable[[Any], tuple[Any, Any]] | None,
+) -> Callable[[Any], Any]:
+    """The function params → value out of the two that update may be given."""
+    if value_fn is not None:
+        return value_fn
+    if value_and_grad is None:
+        raise TypeError("backtracking needs value_fn, or value_and_grad, to try steps with.")
+    return lambda params: value_and_grad(params)[0]
+
+
+def one_number(value: Any, like: Tensor) -> Tensor:
+    """A value as a tensor like another; raises ValueError if it is more than one."""
+    f = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if f.numel() != 1:
+        raise ValueError(
+            f"the value must be one number, but got one of shape {tuple(f.shape)}; for many "
+            "problems call update under torch.vmap."
+        )
+    return f
