@@ -38,9 +38,7 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
             mine = optimizer.state.get(p) or {}
             slots = [tuple([mine.get(key) for key in keys]) for keys in tx.layout.slots]
             grads.append([p.grad])
-            cohorts.append(
-                Cohort(tx.links, [p], [slots], [p.grad], compiled=False, replace=replace)
-            )
+            cohorts.append(Cohort(tx.links, [p], [slots], [p.grad], how="apart", replace=replace))
             if optimizer.counts_steps:
                 times.append(numeric.float64(mine["step"] + 1))
             else:

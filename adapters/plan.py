@@ -175,8 +175,11 @@ class Plan:
             for state in states
         ]
         grads = [p.grad for p in params if p.grad is not None]
-        dense = grads[0].layout is torch.strided
-        cohort = Cohort(tx.links, params, slots, grads, compiled=optimizer.compile and dense)
+        if grads[0].layout is not torch.strided:
+            how = "apart"
+        else:
+            how = "compiled" if optimizer.compile else "eager"
+        cohort = Cohort(tx.links, params, slots, grads, how=how)
         step = None
         if optimizer.counts_steps:
             step = (Integers if optimizer.integer_steps else Column)(states, "step")

@@ -118,8 +118,8 @@ class Seen:
         rows = [split([column[i] for column in slots], sizes) for i in live]
         self.layouts = Layouts(grads)
         self.memory = Memory([x for x in chain(params, *slots) if isinstance(x, Tensor)])
-        dense = self.layouts.layouts is None
-        self.cohort = Cohort(tx.links, mine, rows, grads, compiled=dense)
+        how = "compiled" if self.layouts.layouts is None else "apart"
+        self.cohort = Cohort(tx.links, mine, rows, grads, how=how)
         self.slots = [slot for row in rows for own in row for slot in own if slot is not None]
 
     def same(self, columns: list[list[Any]], grads: list[Tensor]) -> bool:

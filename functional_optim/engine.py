@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from functional_optim import base, kernels
 from functional_optim.banks import PLAIN, Bank, Pack, fits, write
+from functional_optim.bundles import Bundle
 from functional_optim.rules import (
     Caster,
     Link,
@@ -36,7 +37,8 @@ class Cohort:
         params: their tensors; all different.
         slots: for each tensor, the slots of each link.
         grads: gradients like those of the steps to come: in type, dtype, shape and strides.
-        compiled: use compiled kernels where the layout of a tensor allows.
+        how: "compiled" uses kernels where the layout of a tensor allows; "eager" runs the rules on
+            tensors joined or cut; "apart" on every tensor as it is, which can be traced.
         replace: put new tensors into `slots` instead of writing into the old ones, so that autograd
             can go back through the step.
     """
@@ -48,7 +50,7 @@ class Cohort:
         slots: list[list[Slots]],
         grads: list[Tensor],
         *,
-        compiled: bool,
+        how: Literal["compiled", "eager", "apart"],
         replace: bool = False,
     ) -> None:
         self.links = links
@@ -61,7 +63,8 @@ class Cohort:
         kinds: dict[Any, list[int]] = {}
         for i, p in enumerate(params):
             mine = [slot for own in slots[i] for slot in own if slot is not None]
-            if not (compiled and type(grads[i]) in PLAIN and fits([p, *mine], flat)):
+            joined = how == "compiled" or (how == "eager" and flat)
+            if not (joined and type(grads[i]) in PLAIN and fits([p, *mine], flat)):
                 self.loose.append(i)
                 continue
             dtypes = tuple([x.dtype for x in (grads[i], p, *mine)])
@@ -69,10 +72,14 @@ class Cohort:
             shape = None if flat else (tuple(p.shape), p.stride())
             kinds.setdefault((dtypes, holes, p.device, shape), []).append(i)
             self.written.append(p)
-        self.banks = [
-            Bank(links, members, params, slots, grads, flat=shape is None)
-            for (*_, shape), members in kinds.items()
-        ]
+        self.banks: list[Bank] = []
+        self.bundles: list[Bundle] = []
+        for (*_, shape), members in kinds.items():
+            if how == "compiled":
+                bank = Bank(links, members, params, slots, grads, flat=shape is None)
+                self.banks.append(bank)
+            else:
+                self.bundles.append(Bundle(links, members, params, slots))
 
     def relink(self, links: tuple[Link, ...]) -> bool:
         """Take links with other numbers; False, and nothing done, if their code differs."""
@@ -87,11 +94,12 @@ class Cohort:
         """What the link after the known numbers measures, in parts still to be summed."""
         upto = self.links[: len(numbers)]
         parts: list[Sequence[Any]] = []
-        if self.loose:
-            cast = Caster(numbers)
-            for i in self.loose:
-                p = self.params[i]
-                parts.append(measure(upto, grads[i], p, self.slots[i], cast(p)))
+        cast = Caster(numbers)
+        for i in self.loose:
+            p = self.params[i]
+            parts.append(measure(upto, grads[i], p, self.slots[i], cast(p)))
+        for bundle in self.bundles:
+            parts += bundle.measure(upto, grads, cast(bundle.params[0]))
         if self.banks:
             pack = Pack(numbers)
             parts += [bank.measure(grads, pack, len(numbers)) for bank in self.banks]
@@ -99,16 +107,18 @@ class Cohort:
 
     def apply(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
         """Step every tensor and its slots, in place."""
-        if self.loose:
-            self._apply_loose(grads, numbers)
+        if self.loose or self.bundles:
+            self._apply_eagerly(grads, Caster(numbers))
         if self.banks:
             pack = Pack(numbers)
             for bank in self.banks:
                 bank.step(grads, pack)
+        if self.written:  # through memory alone, or through views made without autograd
             torch.autograd.graph.increment_version(self.written)
 
-    def _apply_loose(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
-        cast = Caster(numbers)
+    def _apply_eagerly(self, grads: list[Tensor], cast: Caster) -> None:
+        for bundle in self.bundles:
+            bundle.step(grads, cast(bundle.params[0]))
         for i in self.loose:
             p, mine = self.params[i], self.slots[i]
             g, numbers_here = grads[i], cast(p)

@@ -18,7 +18,7 @@ LAYERS = (
     {"numeric", "tree", "kernels", "linalg"},
     {"base", "schedules", "linesearch"},
     {"rules", "quasi_newton"},
-    {"banks"},
+    {"banks", "bundles"},
     {"leafwise", "engine", "flat"},
     {"combine", "forms"},
     {"transforms", "compiled"},

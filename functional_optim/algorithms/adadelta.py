@@ -56,9 +56,9 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
     def update(
         g: Tensor, slots: AdadeltaSlots, p: Tensor, a: Any, eps: Any
     ) -> tuple[Tensor, AdadeltaSlots]:
-        v = slots.square_avg + a * (g * g - slots.square_avg)
+        v = slots.square_avg.lerp(g * g, a)
         d = (slots.acc_delta + eps).sqrt() / (v + eps).sqrt() * g
-        return d, AdadeltaSlots(v, slots.acc_delta + a * (d * d - slots.acc_delta))
+        return d, AdadeltaSlots(v, slots.acc_delta.lerp(d * d, a))
 
     return leafwise(init, update, scalars, name="scale_by_adadelta")
 

@@ -87,12 +87,12 @@ def scale_by_adafactor(
         least = torch.finfo(p.dtype).eps if eps1 is None else eps1
         R, C, S = slots
         if R is not None and C is not None:
-            R = R + a * (mean(g * g, -1) - R)
-            C = C + a * (mean(g * g, -2) - C)
+            R = R.lerp(mean(g * g, -1), a)
+            C = C.lerp(mean(g * g, -2), a)
             V = (R * C) / mean(R, -2).clamp(min=least)
         else:
             assert S is not None
-            V = S = S + a * (g * g - S)
+            V = S = S.lerp(g * g, a)
         U = g * V.clamp(min=least * least).rsqrt()
         alpha = rms(p).clamp(min=eps2) * rho
         return decay * p + U * (alpha / (rms(U) / d).clamp(min=1.0)), AdafactorSlots(R, C, S)

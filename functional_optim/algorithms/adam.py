@@ -75,8 +75,8 @@ def scale_by_adam(
     def update(
         g: Tensor, slots: Any, p: Tensor, a1: Any, a2: Any, c1: Any, c2: Any, eps: Any
     ) -> tuple[Tensor, Any]:
-        m = slots.exp_avg + a1 * (g - slots.exp_avg)
-        v = slots.exp_avg_sq + a2 * (g * g - slots.exp_avg_sq)
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(g * g, a2)
         if amsgrad:
             top = torch.maximum(slots.max_exp_avg_sq, v)
             return (m / c1) / ((top / c2).sqrt() + eps), AmsgradSlots(m, v, top)

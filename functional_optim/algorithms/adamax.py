@@ -57,7 +57,7 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
     def update(
         g: Tensor, slots: AdamaxSlots, p: Tensor, a1: Any, b2: Any, c1: Any, eps: Any
     ) -> tuple[Tensor, AdamaxSlots]:
-        m = slots.exp_avg + a1 * (g - slots.exp_avg)
+        m = slots.exp_avg.lerp(g, a1)
         top = torch.maximum(b2 * slots.exp_inf, g.abs() + eps)
         return (m / c1) / top, AdamaxSlots(m, top)
 

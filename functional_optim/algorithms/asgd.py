@@ -98,7 +98,7 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
         return (carry.mu,), MuCarry(1 / numeric.maximum(1.0, t - numeric.at(t0, t)))
 
     def update(u: Tensor, slots: AsgdSlots, p: Tensor, mu: Any) -> tuple[Tensor, AsgdSlots]:
-        return u, AsgdSlots(slots.ax + mu * (p - slots.ax))
+        return u, AsgdSlots(slots.ax.lerp(p, mu))
 
     return leafwise(init, update, scalars, carry=MuCarry(1.0), tail=True, name="polyak_average")
 

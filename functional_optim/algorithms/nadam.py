@@ -67,8 +67,8 @@ def scale_by_nadam(
     def update(
         g: Tensor, slots: AdamSlots, p: Tensor, a1: Any, a2: Any, c2: Any, k: Any, n: Any, eps: Any
     ) -> tuple[Tensor, AdamSlots]:
-        m = slots.exp_avg + a1 * (g - slots.exp_avg)
-        v = slots.exp_avg_sq + a2 * (g * g - slots.exp_avg_sq)
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(g * g, a2)
         return (k * g + n * m) / ((v / c2).sqrt() + eps), AdamSlots(m, v)
 
     return leafwise(init, update, scalars, carry=NadamCarry(1.0), name="scale_by_nadam")

@@ -59,8 +59,8 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
     def update(
         g: Tensor, slots: AdamSlots, p: Tensor, a1: Any, a2: Any, c1: Any, r: Any, s: Any, eps: Any
     ) -> tuple[Tensor, AdamSlots]:
-        m = slots.exp_avg + a1 * (g - slots.exp_avg)
-        v = slots.exp_avg_sq + a2 * (g * g - slots.exp_avg_sq)
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(g * g, a2)
         return (m / c1) * (r / (v.sqrt() + eps) + s), AdamSlots(m, v)
 
     return leafwise(init, update, scalars, name="scale_by_radam")

@@ -67,10 +67,10 @@ def scale_by_rms(
         return 1 - numeric.at(alpha, t), numeric.at(eps, t)
 
     def update(g: Tensor, slots: Any, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:
-        v = slots.square_avg + a * (g * g - slots.square_avg)
+        v = slots.square_avg.lerp(g * g, a)
         if not centered:
             return g / (v.sqrt() + eps), RmsSlots(v)
-        m = slots.grad_avg + a * (g - slots.grad_avg)
+        m = slots.grad_avg.lerp(g, a)
         return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
 
     return leafwise(init, update, scalars, name="scale_by_rms")

@@ -90,11 +90,17 @@ def trace(body: Body, signature: Signature) -> Trace:
         return body(split_leaves(args[known:-1], signature), args[-1])
 
     inputs = [*sizes, *tensors, numbers]
+    # Inductor's own goes through a function that takes no symbolic sizes (seen with torch 2.13)
+    table = {**select_decomp_table(), torch.ops.aten.lerp.Tensor: _lerp}
     with mode, torch.no_grad():
-        graph = make_fx(flat, tracing_mode="real", decomposition_table=select_decomp_table())(
-            *inputs
-        )
+        graph = make_fx(flat, tracing_mode="real", decomposition_table=table)(*inputs)
     return Trace(graph, inputs, mode)
+
+
+def _lerp(start: Tensor, end: Tensor, weight: Tensor) -> Tensor:
+    """torch.lerp as it is computed: from the nearer end, so that weights 0 and 1 are exact."""
+    near = weight.abs() < 0.5
+    return torch.where(near, start, end) + torch.where(near, weight, weight - 1) * (end - start)
 
 
 def lower(traced: Trace, threads: int, **options: Any) -> Callable[[list[Any]], Any]:

@@ -55,6 +55,6 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
 
     def update(u: Tensor, slots: ParamsEmaSlots, p: Tensor, a: Any) -> tuple[Tensor, Any]:
         ema = slots.params_ema
-        return u, ParamsEmaSlots(ema + a * (p - ema))
+        return u, ParamsEmaSlots(ema.lerp(p, a))
 
     return leafwise(init, update, scalars, tail=True, name="params_ema")
