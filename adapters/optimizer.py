@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,18 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     quick.__qualname__ = "Runs.step"
     quick.hooked = True  # torch would wrap it again
     return quick
+
+
+def _without_compiler(method: Any, *args: Any) -> Any:
+    """Call a method of torch's Optimizer.
+
+    torch hides some from its compiler, whose import that takes is a second long. A process that has
+    not imported it needs no hiding.
+    """
+    hidden = method.__func__
+    if "torch._dynamo" in sys.modules or hidden.__globals__["__name__"] != "torch._compile":
+        return method(*args)
+    return hidden.__wrapped__(method.__self__, *args)
 
 
 class Runs(torch.optim.Optimizer):
@@ -139,7 +152,7 @@ class Runs(torch.optim.Optimizer):
         """
         if isinstance(param_group, dict):
             self.checked_transform({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+        _without_compiler(super().add_param_group, param_group)
         try:
             self.check_parameters(self.param_groups[-1])
         except TypeError:
@@ -150,6 +163,18 @@ class Runs(torch.optim.Optimizer):
         """Raise TypeError for an integer parameter."""
         names = group.get("param_names") or [str(i) for i in range(len(group["params"]))]
         base.check_params(dict(zip(names, group["params"], strict=True)))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, as torch does.
+
+        Args:
+            set_to_none: set each to None (the default), or fill it with zeros.
+        """
+        _without_compiler(super().zero_grad, set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State and parameter groups, as torch has them; see torch.optim.Optimizer.state_dict."""
+        return _without_compiler(super().state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of the torch.optim class that it stands for.
@@ -162,7 +187,7 @@ class Runs(torch.optim.Optimizer):
         """
         before = {"state": self.state, "param_groups": self.param_groups}
         try:
-            super().load_state_dict(state_dict)
+            _without_compiler(super().load_state_dict, state_dict)
             check_loaded(self, state_dict)
         except BaseException:
             self.__dict__.update(before)

@@ -130,7 +130,7 @@ def leafwise(
     """
     slots = None
     if init is not None:
-        probe = init(torch.empty((1, 1), device="meta"))
+        probe = init(torch.zeros((1, 1), device="cpu"))
         if not hasattr(probe, "_fields"):
             raise TypeError(
                 f"init of the rule {name!r} returned a {type(probe).__name__}; return a NamedTuple "
