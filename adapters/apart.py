@@ -1,4 +1,4 @@
-"""Stepping without a plan: traced by torch.compile, or recorded by autograd."""
+"""Stepping without a plan: traced by torch.compile or make_fx, or recorded by autograd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
         tx = optimizer.checked_transform(group)
         if not isinstance(tx, Leafwise):
             raise TypeError(
-                "a step that is traced by torch.compile or recorded by autograd needs a recipe "
+                "a step that torch.compile or make_fx traces, or autograd records, needs a recipe "
                 "made of one-tensor rules; this one also has a transformation of whole trees."
             )
         for p in group["params"]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from functional_optim import base
 from functional_optim.adapters.apart import step_apart
@@ -69,7 +70,7 @@ class Runs(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or get_proxy_mode() is not None:
             step_apart(self, replace=False)
         elif self.defaults.get("differentiable"):
             with torch.enable_grad():
