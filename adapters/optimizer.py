@@ -133,7 +133,8 @@ class Runs(torch.optim.Optimizer):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "compile": self.compile}
+        own = {"compile": self.compile} if "compile" in self.__dict__ else {}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
