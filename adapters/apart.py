@@ -1,4 +1,4 @@
-"""Stepping without a plan: traced by torch.compile or make_fx, or recorded by autograd."""
+"""Stepping without a plan: traced, inside a transform of torch.func, or recorded by autograd."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from functional_optim import base
+from functional_optim import base, kernels
 from functional_optim.adapters.apart import step_apart
 from functional_optim.adapters.loading import check_loaded
 from functional_optim.adapters.numbers import owned
@@ -70,11 +69,12 @@ class Runs(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling() or get_proxy_mode() is not None:
-            step_apart(self, replace=False)
-        elif self.defaults.get("differentiable"):
+        compiling = torch.compiler.is_compiling()
+        if self.defaults.get("differentiable") and not compiling:
             with torch.enable_grad():
                 step_apart(self, replace=True)
+        elif compiling or kernels.bypass():
+            step_apart(self, replace=False)
         else:
             plan = self.__dict__.get("_plan")
             if plan is None or not plan.holds(self):

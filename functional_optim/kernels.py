@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 Kernel = Callable[[list[Any]], Any]
 """Called with one flat list: a size for each leaf (if sizes are dynamic), its tensors, numbers."""
@@ -70,6 +72,15 @@ def build(
             if found is None:
                 found = _built[full] = _compile(body, signature)
     return found
+
+
+def bypass() -> bool:
+    """Would a kernel, which reads and writes memory directly, pass by something that must see it?
+
+    make_fx records what goes through the dispatcher; tensors inside a transform of torch.func, such
+    as vmap, have no memory of their own.
+    """
+    return get_proxy_mode() is not None or peek_interpreter_stack() is not None
 
 
 def count() -> int:

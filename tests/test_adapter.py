@@ -13,9 +13,8 @@ from helpers import (
     make_params,
     step_object,
 )
-from objects import DROP_INS, every_pair, parameters
+from objects import every_pair
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -272,28 +271,6 @@ def test_step_compiles_into_a_full_graph(pair):
         frames.append(counter.frame_count)
     # the first step makes the state; from the second on there is one graph
     assert frames[1:] == [frames[1]] * 4
-
-
-@pytest.mark.parametrize("pair", parameters([DROP_INS[1], DROP_INS[3]]))
-def test_a_step_that_make_fx_traces_is_in_its_graph(pair):
-    """A kernel writes past the tracer: its step would be missing. The step count is in it, too."""
-    params = {"matrix": torch.randn(3, 2, dtype=torch.float64)}
-    ours, mine, theirs, other = pair.make(params)
-    ours.compile = True
-    grads = make_grads(params, 6)
-    step_object(ours, grads[:2])
-
-    def step(g):
-        mine[0].grad = g
-        ours.step()
-
-    graph = make_fx(step)(grads[2]["matrix"].clone())  # tracing is a step, too
-    with torch.no_grad():
-        for g in grads[3:5]:
-            graph(g["matrix"])
-    step_object(ours, grads[5:])
-    step_object(theirs, grads)
-    assert_close(copy_of(mine), copy_of(other), EXACT)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
