@@ -1,4 +1,4 @@
-"""Stepping without a plan: traced by torch.compile, or recorded by autograd."""
+"""Stepping without a plan: traced, inside a transform of torch.func, or recorded by autograd."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
     """
     cohorts, grads, times, carries, layouts = [], [], [], [], []
     for group in optimizer.param_groups:
-        tx = optimizer.checked_transform(group)
+        tx = optimizer.checked_transform(group, in_step=True)
         if not isinstance(tx, Leafwise):
             raise TypeError(
-                "a step that is traced by torch.compile or recorded by autograd needs a recipe "
+                "a step that torch.compile or make_fx traces, or autograd records, needs a recipe "
                 "made of one-tensor rules; this one also has a transformation of whole trees."
             )
         for p in group["params"]:

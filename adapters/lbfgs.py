@@ -147,7 +147,7 @@ class LBFGS(Runs, torch.optim.LBFGS):
                 f"Expected exactly one param_group, but got {len(self.param_groups)}"
             )
         group = self.param_groups[0]
-        self.checked_transform(group)
+        self.checked_transform(group, in_step=True)
         flat = flat_of(group["params"])
         before = [p.detach().clone() for p in flat.leaves]
         try:

@@ -26,7 +26,7 @@ def check_loaded(optimizer: Runs, state_dict: dict[str, Any]) -> None:
     saved_groups = state_dict["param_groups"]
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
         try:
-            tx = optimizer.checked_transform(group)
+            tx = optimizer.checked_transform(group, in_step=True)
         except KeyError as missing:
             raise ValueError(
                 f"the loaded parameter groups have no {missing}, which {kind} needs; load a "

@@ -14,7 +14,7 @@ import torch
 import torch.optim.optimizer as every_optimizer
 from torch import Tensor
 
-from functional_optim import base
+from functional_optim import base, kernels, numeric
 from functional_optim.adapters.apart import step_apart
 from functional_optim.adapters.loading import check_loaded
 from functional_optim.adapters.numbers import owned
@@ -79,9 +79,16 @@ class Runs(torch.optim.Optimizer):
         """The transformation that a parameter group asks for."""
         raise NotImplementedError
 
-    def checked_transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        """`transform`; raises TypeError if that is none."""
-        tx = self.transform(group)
+    def checked_transform(
+        self, group: dict[str, Any], *, in_step: bool = False
+    ) -> base.GradientTransformation:
+        """`transform`; raises TypeError if that is none.
+
+        in_step: take numbers that are out of range, as torch does after construction: its own
+        LinearLR comes to a learning rate of -2e-19.
+        """
+        with numeric.trusting(in_step):
+            tx = self.transform(group)
         if not isinstance(tx, base.GradientTransformation):
             raise TypeError(
                 f"the recipe returned a {type(tx).__name__}; it must return a transformation, such "
@@ -106,12 +113,13 @@ class Runs(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling():
-            with torch.no_grad():
-                step_apart(self, replace=False)
-        elif self.defaults.get("differentiable"):
+        compiling = torch.compiler.is_compiling()
+        if self.defaults.get("differentiable") and not compiling:
             with torch.enable_grad():
                 step_apart(self, replace=True)
+        elif compiling or kernels.bypass():
+            with torch.no_grad():
+                step_apart(self, replace=False)
         else:
             recording = torch.is_grad_enabled()
             torch._C._set_grad_enabled(False)  # what no_grad does, for 0.1 µs instead of 1.3
@@ -194,7 +202,8 @@ class Runs(torch.optim.Optimizer):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "compile": self.compile}
+        own = {"compile": self.compile} if "compile" in self.__dict__ else {}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

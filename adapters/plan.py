@@ -135,7 +135,7 @@ class Plan:
         at = 0
         for k, group in enumerate(optimizer.param_groups):
             hyper = host_values(group)
-            tx = optimizer.checked_transform({**group, **hyper})
+            tx = optimizer.checked_transform({**group, **hyper}, in_step=True)
             self.hyper.append(hyper)
             self.constants.append(_constants(group))
             if not isinstance(tx, Leafwise):
@@ -206,7 +206,7 @@ class Plan:
             self.constants[k] = _constants(group)
             if same_values(hyper, self.hyper[k]):
                 continue
-            tx = optimizer.checked_transform({**group, **hyper})
+            tx = optimizer.checked_transform({**group, **hyper}, in_step=True)
             for whole in self.wholes:
                 if whole.group == k:
                     whole.tx = tx

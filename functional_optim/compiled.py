@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import base, tree
+from functional_optim import base, kernels, tree
 from functional_optim.banks import Layouts, Memory
 from functional_optim.combine import extra_names
 from functional_optim.engine import Cohort, advance
@@ -35,6 +35,7 @@ def compile(
 
     Returns:
         The step. Gradients are never changed. A `None` gradient leaves its parameter as it is.
+        Traced by make_fx, or inside a transform of torch.func, it runs as plain operations.
 
     Raises:
         TypeError: if tx is not a transformation; from the step, for an unknown extra argument.
@@ -69,8 +70,14 @@ class FusedStep:
         self.slots = [key for own in tx.layout.slots for key in own]
         self.seen: Seen | None = None
 
-    @torch.no_grad()
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
+        run = self._by_operations if kernels.bypass() else self._by_kernels
+        return run(grads, state, params, extra)
+
+    @torch.no_grad()
+    def _by_kernels(
+        self, grads: Any, state: State, params: Any, extra: dict[str, Any]
+    ) -> tuple[Any, State]:
         layout, links = self.tx.layout, self.tx.links
         if extra:
             base.check_extra(extra, self.extra)
@@ -99,6 +106,18 @@ class FusedStep:
         for own, values in zip(layout.carry, carry, strict=True):
             for key, value in zip(own, values, strict=True):
                 state.carry[key].fill_(value)
+        return params, state
+
+    def _by_operations(
+        self, grads: Any, state: State, params: Any, extra: dict[str, Any]
+    ) -> tuple[Any, State]:
+        """The step where a tracer or a transform of torch.func must see it."""
+        updates, new_state = self.tx.update(grads, state, params, **extra)
+        new_params = base.apply_updates(params, updates)
+        if not self.donate:
+            return new_params, new_state
+        with torch.no_grad():
+            tree.map(Tensor.copy_, (params, state), (new_params, new_state))
         return params, state
 
 

@@ -1,4 +1,4 @@
-"""Compiled steps. The only module that uses Inductor: kernels are shared, recipes kept few."""
+"""Compiled steps. Only this module and test_bypass use Inductor: recipes are kept few."""
 
 from __future__ import annotations
 

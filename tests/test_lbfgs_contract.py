@@ -116,7 +116,9 @@ def test_copies_go_on_alone(copied):
     whole.steps(4)
     run.steps(2)
     left, points = copy_of(run.params), len(run.points)
+    named = [name for name in sorted(vars(run.opt)) if not name.startswith("_")]
     run.opt = copied(run.opt)
+    assert [name for name in sorted(vars(run.opt)) if not name.startswith("_")] == named
     original, run.params = run.params, run.opt.param_groups[0]["params"]
     run.steps(2)
     assert len(run.points) > points

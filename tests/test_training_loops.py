@@ -309,3 +309,27 @@ def test_a_model_converted_mid_run_is_stepped_in_its_new_dtype(case, swap):
         torch.__future__.set_swap_module_params_on_conversion(before)
     assert all(x.dtype is torch.float32 for x in results[1])
     assert_close(results[1], results[0], max(1e-4, case.rounding))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_rate_that_a_scheduler_rounds_below_zero_ends_no_training(compile):
+    """torch checks numbers at construction only, and its LinearLR comes to -2e-19 in the end."""
+
+    def trained(kind, **options):
+        p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        opt = kind([p], lr=0.1, **options)
+        scheduler = torch.optim.lr_scheduler.LinearLR(opt, 0.1, 0.0, 10)
+        for _ in range(12):
+            p.grad = p.detach().clone()
+            opt.step()
+            scheduler.step()
+        assert opt.param_groups[0]["lr"] < 0
+        again = kind([p], lr=0.1, **options)
+        again.load_state_dict(opt.state_dict())
+        again.step()
+        return p.detach()
+
+    ours = trained(adapters.SGD, compile=compile)
+    torch.testing.assert_close(ours, trained(torch.optim.SGD), rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match="Invalid learning rate: -0.1"):
+        adapters.SGD([torch.nn.Parameter(torch.ones(3))], lr=-0.1)

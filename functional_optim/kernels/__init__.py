@@ -31,6 +31,7 @@ __all__ = [
     "Native",
     "Signature",
     "build",
+    "bypass",
     "count",
     "cut",
     "static_key",
@@ -69,6 +70,19 @@ def sweep(
     if signature.device.type != "cpu" or not set(signature.leaves[0]) <= native.CTYPES.keys():
         return None
     return _once(("native", key, signature), lambda: _native(functions, body, signature, outputs))
+
+
+def bypass() -> bool:
+    """Would a kernel, which reads and writes memory directly, pass by something that must see it?
+
+    A mode such as make_fx's sees what goes through the dispatcher; tensors inside a transform of
+    torch.func, such as vmap, have no memory of their own.
+    """
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
+    )
 
 
 def count() -> int:
