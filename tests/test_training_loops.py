@@ -331,5 +331,5 @@ def test_a_rate_that_a_scheduler_rounds_below_zero_ends_no_training(compile):
 
     ours = trained(adapters.SGD, compile=compile)
     torch.testing.assert_close(ours, trained(torch.optim.SGD), rtol=1e-12, atol=0)
-    with pytest.raises(ValueError, match="Invalid learning rate: -0.1"):
+    with pytest.raises(ValueError, match=r"Invalid learning rate: -0\.1"):
         adapters.SGD([torch.nn.Parameter(torch.ones(3))], lr=-0.1)
