@@ -121,6 +121,9 @@ class Seen:
         dense = self.layouts.layouts is None
         self.cohort = Cohort(tx.links, mine, rows, grads, compiled=dense)
         self.slots = [slot for row in rows for own in row for slot in own if slot is not None]
+        for slot in self.slots:
+            if slot.grad_fn is not None:  # of a recorded init; what is written here is not recorded
+                slot.detach_()
 
     def same(self, columns: list[list[Any]], grads: list[Tensor]) -> bool:
         """Are these the same tensors, and the gradients like those?"""
