@@ -34,7 +34,7 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
                 continue
             optimizer.check_gradient(p, p.grad, group)
             new = not optimizer.state.get(p)
-            fill_state(optimizer, p, tx)
+            fill_state(optimizer, p, tx, recorded=replace)
             mine = optimizer.state.get(p) or {}
             slots = [tuple([mine.get(key) for key in keys]) for keys in tx.layout.slots]
             grads.append([p.grad])

@@ -240,8 +240,11 @@ class Plan:
             self.seen = Seen(optimizer, self.numbers)
 
 
-def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise) -> None:
-    """Give p what its state lacks: everything at its first step, a new slot after a load."""
+def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise, *, recorded: bool = False) -> None:
+    """Give p what its state lacks: everything at its first step, a new slot after a load.
+
+    recorded: by autograd, back to the parameter and the hyperparameters that it is made from.
+    """
     if not _keeps_state(optimizer, tx):
         return
     mine = optimizer.state[p]
@@ -250,9 +253,11 @@ def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise) -> None:
     for link, slot_keys, carry_keys in zip(tx.links, tx.layout.slots, tx.layout.carry, strict=True):
         for key, value in zip(carry_keys, link.carry or (), strict=True):
             if key not in mine:
-                mine[key] = owned(numeric.stored(value))
+                first = numeric.stored(value)
+                mine[key] = first.clone() if recorded else owned(first)
         if any(mine.get(key) is None for key in slot_keys):
-            for key, slot in zip(slot_keys, init_slots(link, p.detach()), strict=True):
+            start = init_slots(link, p if recorded else p.detach())
+            for key, slot in zip(slot_keys, start, strict=True):
                 if mine.get(key) is None and slot is not None:
                     mine[key] = slot
 

@@ -132,7 +132,7 @@ class Adagrad(DropIn, torch.optim.Adagrad):
     eager). `foreach` and `fused` are checked and kept, but choose nothing here.
 
     State: `step` and `sum`, made at construction, as in torch. Sparse gradients move their rows
-    only.
+    only; with weight decay or `fused` they are refused, as in torch.
 
     Raises:
         ValueError, RuntimeError: torch's, for arguments and gradients that it refuses.
@@ -154,7 +154,11 @@ class Adagrad(DropIn, torch.optim.Adagrad):
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         super().check_gradient(p, g, group)
-        if g.layout != torch.strided and group["weight_decay"] != 0:
+        if g.layout == torch.strided:
+            return
+        if group["fused"]:
+            raise RuntimeError("`fused` does not support sparse grad or complex param")
+        if group["weight_decay"] != 0:
             raise RuntimeError("weight_decay option is not compatible with sparse gradients")
 
 
@@ -407,7 +411,8 @@ class SGD(DropIn, torch.optim.SGD):
     eager). `foreach` and `fused` are checked and kept, but choose nothing here.
 
     State: `momentum_buffer`, if there is momentum. No step count, as in torch.
-    Sparse gradients move their rows only; with momentum or weight decay they are made dense.
+    Sparse gradients move their rows only; with momentum or weight decay they are made dense, and
+    with `fused` refused, as in torch.
 
     Raises:
         ValueError, RuntimeError: torch's, for arguments and gradients that it refuses.
@@ -427,6 +432,11 @@ class SGD(DropIn, torch.optim.SGD):
     recipe = algorithms.sgd
     counts_steps = False
     sparse = "lazy"
+
+    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        super().check_gradient(p, g, group)
+        if g.layout != torch.strided and group["fused"]:
+            raise RuntimeError("`_fused_sgd` does not support sparse gradients")
 
     def dense_gradient(self, g: Tensor, group: dict[str, Any]) -> Tensor:
         return g.to_dense() if group["momentum"] != 0 or group["weight_decay"] != 0 else g

@@ -140,6 +140,9 @@ class Seen:
         how = "compiled" if self.layouts.layouts is None else "apart"
         self.cohort = Cohort(tx.links, mine, rows, grads, how=how)
         self.slots = [slot for row in rows for own in row for slot in own if slot is not None]
+        for slot in self.slots:
+            if slot.grad_fn is not None:  # of a recorded init; what is written here is not recorded
+                slot.detach_()
 
     def same(self, columns: list[list[Any]], grads: list[Tensor]) -> bool:
         """Are these the same tensors, and the gradients like those?"""

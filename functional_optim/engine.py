@@ -96,7 +96,7 @@ class Cohort:
         parts: list[Sequence[Any]] = []
         cast = Caster(numbers)
         for i in self.loose:
-            p = self.params[i]
+            p = self._seen(i)
             parts.append(measure(upto, grads[i], p, self.slots[i], cast(p)))
         for bundle in self.bundles:
             parts += bundle.measure(upto, grads, cast(bundle.params[0]))
@@ -125,14 +125,16 @@ class Cohort:
             if g.layout is not torch.strided:
                 _write_rows(self.links, g, p, mine, numbers_here)
                 continue
-            # autograd keeps what the rule reads, and p itself is about to change
-            seen = p.clone() if self.replace else p
-            u, new = run_stored(self.links, g, seen, mine, numbers_here)
+            u, new = run_stored(self.links, g, self._seen(i), mine, numbers_here)
             if self.replace:
                 p.add_(u)
                 self.slots[i] = new
             else:
                 write(p, base.add(p, u), mine, new)
+
+    def _seen(self, i: int) -> Tensor:
+        """A parameter as rules read it: autograd keeps that, and the tensor is about to change."""
+        return self.params[i].clone() if self.replace else self.params[i]
 
 
 def advance(
@@ -166,14 +168,16 @@ def advance(
 def _total(parts: list[Sequence[Any]]) -> Numbers:
     """The sum of measurements, some of them Python numbers: such a number itself where it can be.
 
-    On another device it stays a tensor, so that nobody waits for it.
+    On another device it stays a tensor, so that nobody waits for it, and so it does where autograd
+    records it.
     """
     numbers = [part for part in parts if isinstance(part[0], float)]
     total = [sum(column) for column in zip(*numbers, strict=True)]
     tensors = [part for part in parts if not isinstance(part[0], float)]
     if tensors:
         sums = sum_parts(tensors)
-        sums = tuple([x.item() if x.device.type == "cpu" else x for x in sums])
+        if not torch.is_grad_enabled():
+            sums = tuple([x.item() if x.device.type == "cpu" else x for x in sums])
         total = [x + y for x, y in zip(total, sums, strict=True)] if numbers else list(sums)
     return tuple(total)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from functional_optim import sharded
 
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic with the steepest slope at 0, https://kellerjordan.github.io/posts/muon/."""
@@ -42,7 +42,8 @@ def newton_schulz(
         True
     """
     if hasattr(G, "full_tensor"):
-        return _sharded_like(G, newton_schulz(_gathered(G), coefficients, steps, eps))
+        X = newton_schulz(sharded.whole(G), coefficients, steps, eps)
+        return sharded.placed_like(X, G)
     a, b, c = coefficients
     product = torch.addmm if G.dim() == 2 else torch.baddbmm
     X = G.to(torch.bfloat16)
@@ -55,13 +56,3 @@ def newton_schulz(
         B = product(A, A, A, beta=b, alpha=c)
         X = product(X, B, X, beta=a)
     return X.mT if tall else X
-
-
-def _gathered(G: Any) -> Tensor:
-    return G.full_tensor()
-
-
-def _sharded_like(G: Any, X: Tensor) -> Tensor:
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(X, G.device_mesh, G.placements, src_data_rank=None)

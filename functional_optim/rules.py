@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, numeric
+from functional_optim import base, numeric, sharded
 
 Numbers = tuple[Any, ...]
 Slots = tuple[Any, ...]
@@ -98,7 +98,7 @@ def as_real(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def as_stored(x: Tensor, like: Tensor) -> Tensor:
     """The way back from `as_real`, into the dtype of `like`."""
-    return (torch.view_as_complex(x) if like.is_complex() else x).to(like.dtype)
+    return as_update(x, like).to(like.dtype)
 
 
 def init_slots(link: Link, p: Tensor) -> Slots:
@@ -221,8 +221,8 @@ def real_slots(link: Link, mine: Slots, dtype: torch.dtype) -> Any:
 
 
 def as_update(u: Tensor, p: Tensor) -> Tensor:
-    """An update in compute dtype, complex again for a complex parameter."""
-    return torch.view_as_complex(u) if p.is_complex() else u
+    """An update in compute dtype, complex again and sharded as the parameter is."""
+    return sharded.placed_like(torch.view_as_complex(u) if p.is_complex() else u, p)
 
 
 # ---------------------------------------------------------------- numbers
@@ -324,13 +324,11 @@ def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
     A measurement of a sharded tensor is itself sharded (a DTensor); it is completed first.
     """
     return tuple(
-        [torch.stack([_whole(x) for x in column]).sum() for column in zip(*parts, strict=True)]
+        [
+            torch.stack([numeric.float64(sharded.whole(x)) for x in column]).sum()
+            for column in zip(*parts, strict=True)
+        ]
     )
-
-
-def _whole(x: Tensor) -> Tensor:
-    full = getattr(x, "full_tensor", None)
-    return numeric.float64(x if full is None else full())
 
 
 def split(slots: Sequence[Any], sizes: Sequence[int]) -> list[Slots]:

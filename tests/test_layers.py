@@ -15,8 +15,8 @@ CORE, ADAPTERS = ROOT / "functional_optim", ROOT / "adapters"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 LAYERS = (
-    {"numeric", "tree", "kernels", "linalg"},
-    {"base", "schedules", "linesearch"},
+    {"numeric", "tree", "kernels", "sharded"},
+    {"base", "schedules", "linesearch", "linalg"},
     {"rules", "quasi_newton"},
     {"banks", "bundles"},
     {"leafwise", "engine", "flat"},

@@ -235,8 +235,6 @@ def test_a_global_norm_adds_duplicates_before_it_squares(as_object):
 
 # ---------------------------------------------------------------- refusals
 
-fused_takes_it = pytest.mark.xfail(reason="with fused=True, a sparse gradient is taken here")
-
 
 @pytest.mark.parametrize(
     ("name", "hyper", "dense"),
@@ -246,8 +244,11 @@ fused_takes_it = pytest.mark.xfail(reason="with fused=True, a sparse gradient is
         ("AdamW", {"amsgrad": True}, False),
         ("RAdam", {}, False),
         ("SparseAdam", {}, True),
-        pytest.param("SGD", {"fused": True}, False, marks=fused_takes_it),
-        pytest.param("Adagrad", {"fused": True}, False, marks=fused_takes_it),
+        ("SGD", {"fused": True}, False),
+        ("SGD", {"fused": True, "momentum": 0.9}, False),
+        ("Adagrad", {"fused": True}, False),
+        ("Adagrad", {"fused": True, "weight_decay": 0.1}, False),
+        ("Adam", {"fused": True}, False),
     ],
 )
 def test_what_torch_refuses_beside_a_good_gradient_is_refused_in_its_words(name, hyper, dense):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import numeric
+from functional_optim import numeric, sharded
 from functional_optim.base import GradientTransformation
 from functional_optim.combine import chain
 from functional_optim.leafwise import Leafwise, leafwise
@@ -72,8 +72,8 @@ def scale_by_adafactor(
             raise RuntimeError("Adafactor does not support complex parameters")
         if p.dim() < 2:
             return AdafactorSlots(None, None, torch.zeros_like(p))
-        zero = torch.zeros_like(p)  # summed, so that shards and strides are those of later steps
-        return AdafactorSlots(zero.sum(-1, keepdim=True), zero.sum(-2, keepdim=True), None)
+        zero = torch.zeros_like(p)  # averaged, so that shards and strides are those of later steps
+        return AdafactorSlots(mean(zero, -1), mean(zero, -2), None)
 
     def scalars(t: Any) -> tuple[Any, ...]:
         rate = numeric.at(lr, t)
@@ -102,7 +102,7 @@ def scale_by_adafactor(
 
 def mean(x: Tensor, dim: int) -> Tensor:
     """The mean along one dimension, which is kept; 0 where that is empty."""
-    return x.sum(dim, keepdim=True) / max(x.shape[dim], 1)
+    return sharded.complete(x.sum(dim, keepdim=True)) / max(x.shape[dim], 1)
 
 
 def rms(x: Tensor) -> Tensor:

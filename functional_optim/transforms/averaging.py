@@ -48,7 +48,7 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
     )
 
     def init(p: Tensor) -> ParamsEmaSlots:
-        return ParamsEmaSlots(p.detach().clone())
+        return ParamsEmaSlots(p.clone())
 
     def scalars(t: Any) -> tuple[Any]:
         return (1 - numeric.at(decay, t),)
