@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, kernels
-from functional_optim.rules import Link, Numbers, Slots, compute_dtype, measure, run_stored
+from functional_optim.rules import (
+    Leaf,
+    Link,
+    Numbers,
+    Slots,
+    at_once,
+    compute_dtype,
+    measure,
+    run_all_stored,
+)
 
 GRAIN = 1 << 15
 """Elements from which threads share the work: torch's own grain size for CPU loops."""
@@ -24,7 +33,6 @@ CHUNK = 16
 """Tensors that one launch steps on a device where launches are dear."""
 
 dtype_of = attrgetter("dtype")
-
 
 PLAIN = {Tensor, torch.nn.Parameter}
 """Types of tensors whose memory is all there is to them."""
@@ -202,6 +210,8 @@ class Bank:
     ) -> list[tuple[kernels.Kernel, list[int]]]:
         """Kernels that are called with tensors, and which tensors each gets."""
         size = 1 if self.device.type == "cpu" else CHUNK
+        if rule.stacks():
+            size = at_once(self.params[0].numel())
         count, parts = len(self.params), []
         for cut in [range(at, min(at + size, count)) for at in range(0, count, size)]:
             shapes = None
@@ -271,23 +281,41 @@ class Rule:
         with torch.no_grad():
             return len(self.one([given], torch.ones(sum(self.counts), dtype=leaf.dtype)))
 
+    def stacks(self) -> bool:
+        """Does it gain from several leaves in one call?"""
+        return not self.measuring and any(link.stack for link in self.links)
+
     def one(self, leaves: list[list[Tensor]], vector: Tensor) -> tuple[Tensor, ...]:
         """The body of a kernel for one leaf."""
-        supply = iter(vector.unbind())
-        numbers = [tuple([next(supply) for _ in range(n)]) for n in self.counts]
-        ((g, p, *rest),) = leaves
-        given = iter(rest)
-        mine = [tuple([None if gap else next(given) for gap in own]) for own in self.holes]
+        (leaf,) = self._leaves(leaves, vector)
         if self.measuring:
-            return tuple(measure(self.links, g, p, mine, numbers))
-        u, new = run_stored(self.links, g, p, mine, numbers)
-        write(p, base.add(p, u), mine, new)
+            return tuple(measure(self.links, *leaf))
+        self._step([leaf])
         return ()
 
     def many(self, leaves: list[list[Tensor]], vector: Tensor) -> tuple[Tensor, ...]:
         """The body of a kernel for several leaves: sums over all of them."""
-        sums = [self.one([leaf], vector) for leaf in leaves]
-        return tuple([torch.stack(column).sum() for column in zip(*sums, strict=True)])
+        given = self._leaves(leaves, vector)
+        if self.measuring:
+            sums = [measure(self.links, *leaf) for leaf in given]
+            return tuple([torch.stack(column).sum() for column in zip(*sums, strict=True)])
+        self._step(given)
+        return ()
+
+    def _leaves(self, leaves: list[list[Tensor]], vector: Tensor) -> list[Leaf]:
+        supply = iter(vector.unbind())
+        numbers = [tuple([next(supply) for _ in range(n)]) for n in self.counts]
+        found = []
+        for g, p, *rest in leaves:
+            given = iter(rest)
+            mine = [tuple([None if gap else next(given) for gap in own]) for own in self.holes]
+            found.append(Leaf(g, p, mine, numbers))
+        return found
+
+    def _step(self, leaves: list[Leaf]) -> None:
+        results = run_all_stored(self.links, leaves)
+        for (_, p, slots, _), (u, new) in zip(leaves, results, strict=True):
+            write(p, base.add(p, u), slots, new)
 
 
 def write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) -> None:

@@ -18,12 +18,14 @@ from functional_optim.banks import PLAIN, Bank, Pack, fits, write
 from functional_optim.bundles import Bundle
 from functional_optim.rules import (
     Caster,
+    Leaf,
     Link,
     Numbers,
     Progress,
     Slots,
     measure,
     rows_of,
+    run_all_stored,
     run_stored,
     sum_parts,
 )
@@ -119,13 +121,20 @@ class Cohort:
     def _apply_eagerly(self, grads: list[Tensor], cast: Caster) -> None:
         for bundle in self.bundles:
             bundle.step(grads, cast(bundle.params[0]))
+        dense = [i for i in self.loose if grads[i].layout is torch.strided]
         for i in self.loose:
+            if grads[i].layout is not torch.strided:
+                p = self.params[i]
+                _write_rows(self.links, grads[i], p, self.slots[i], cast(p))
+        for some in [dense] if any(link.stack for link in self.links) else [[i] for i in dense]:
+            self._apply_loose(some, grads, cast)
+
+    def _apply_loose(self, members: list[int], grads: list[Tensor], cast: Caster) -> None:
+        leaves = [
+            Leaf(grads[i], self._seen(i), self.slots[i], cast(self.params[i])) for i in members
+        ]
+        for i, (u, new) in zip(members, run_all_stored(self.links, leaves), strict=True):
             p, mine = self.params[i], self.slots[i]
-            g, numbers_here = grads[i], cast(p)
-            if g.layout is not torch.strided:
-                _write_rows(self.links, g, p, mine, numbers_here)
-                continue
-            u, new = run_stored(self.links, g, self._seen(i), mine, numbers_here)
             if self.replace:
                 p.add_(u)
                 self.slots[i] = new

@@ -12,12 +12,14 @@ from functional_optim import base, numeric, tree
 from functional_optim.rules import (
     Caster,
     Layout,
+    Leaf,
     Link,
     Numbers,
     Progress,
     init_slots,
     measure,
     name_slots,
+    run_all_stored,
     run_rows,
     run_stored,
     split,
@@ -70,6 +72,7 @@ def leafwise(
     flat: bool = True,
     tail: bool = False,
     shared: bool = False,
+    stack: bool = False,
     name: str = "",
 ) -> Leafwise:
     """Lift a rule for one tensor to a transformation of trees.
@@ -97,6 +100,9 @@ def leafwise(
         tail: True for a rule that reads the parameter *after* the update (it gets it as `p`, and
             must return `u` as it came). Only tails may follow it.
         shared: one carry for all tensors of an optimizer, however late they joined.
+        stack: True for a rule without slots that takes several tensors of one shape at once: `u`
+            may have one more dimension in front, and `p` is None then. For products of matrices,
+            which are faster in batches.
         name: tells two rules with the same slot names apart.
 
     Returns:
@@ -104,6 +110,7 @@ def leafwise(
 
     Raises:
         TypeError: at once, if `init` returns something other than a NamedTuple.
+        ValueError: at once, if a rule that takes stacks has slots.
 
     Example::
 
@@ -137,6 +144,11 @@ def leafwise(
                 "of tensors, or pass init=None for a rule without slots."
             )
         slots = type(probe)
+        if stack:
+            raise ValueError(
+                f"the rule {name!r} takes stacks of tensors but has slots; keep them in another "
+                "rule, and chain the two."
+            )
     return Leafwise(
         (
             Link(
@@ -150,6 +162,7 @@ def leafwise(
                 flat=flat,
                 tail=tail,
                 shared=shared,
+                stack=stack,
                 name=name,
                 extra=() if scalars is None else base.extra_names(scalars),
             ),
@@ -222,18 +235,53 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
             step.advance(sum_parts(parts))
         cast = Caster(step.numbers)
 
-        def leaf(p: Tensor, g: Tensor | None, *slots: Any) -> tuple[Any, ...]:
-            if g is None:
-                return (None, *slots)
-            go = run_stored if g.layout is torch.strided else run_rows
-            u, new = go(links, g, p, split(slots, sizes), cast(p))
-            return (u, *[slot for mine in new for slot in mine])
-
+        leaf = _one_by_one(links, sizes, cast)
+        if any(link.stack for link in links):
+            leaf = _all_at_once(links, sizes, cast, leaf, (params, grads, *columns))
         updates, *new = tree.map_unzip(1 + len(columns), leaf, params, grads, *columns)
         carried = stored_carry(layout, state.carry, step.carried)
         return updates, State(state.step + 1, carried, dict(zip(slot_keys, new, strict=True)))
 
     return init, update
+
+
+def _one_by_one(links: tuple[Link, ...], sizes: list[int], cast: Caster) -> Callable[..., Any]:
+    """From a leaf's parameter, gradient and slots to its update and new slots."""
+
+    def leaf(p: Tensor, g: Tensor | None, *slots: Any) -> tuple[Any, ...]:
+        if g is None:
+            return (None, *slots)
+        go = run_stored if g.layout is torch.strided else run_rows
+        u, new = go(links, g, p, split(slots, sizes), cast(p))
+        return (u, *[slot for mine in new for slot in mine])
+
+    return leaf
+
+
+def _all_at_once(
+    links: tuple[Link, ...],
+    sizes: list[int],
+    cast: Caster,
+    leaf: Callable[..., Any],
+    trees: tuple[Any, ...],
+) -> Callable[..., Any]:
+    """The same, worked out for all dense leaves together, in the order in which a map visits."""
+    dense: list[Leaf] = []
+
+    def visit(p: Tensor, g: Tensor | None, *slots: Any) -> None:
+        if g is not None and g.layout is torch.strided:
+            dense.append(Leaf(g, p, split(slots, sizes), cast(p)))
+
+    tree.map(visit, *trees)
+    results = iter(run_all_stored(links, dense))
+
+    def known(p: Tensor, g: Tensor | None, *slots: Any) -> tuple[Any, ...]:
+        if g is None or g.layout is not torch.strided:
+            return leaf(p, g, *slots)
+        u, new = next(results)
+        return (u, *[slot for mine in new for slot in mine])
+
+    return known
 
 
 def carry_of(layout: Layout, stored: dict[str, Tensor]) -> list[Numbers]:

@@ -8,6 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 
+def is_sharded(x: Any) -> bool:
+    """Do several processes share it?"""
+    return hasattr(x, "placements")
+
+
 def whole(x: Any) -> Any:
     """All of a sharded tensor, as a plain one."""
     full = getattr(x, "full_tensor", None)

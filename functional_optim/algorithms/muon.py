@@ -82,13 +82,18 @@ def scale_by_muon(
     def scalars(t: Any) -> tuple[Any]:
         return (1 - numeric.at(momentum, t),)
 
-    def update(g: Tensor, slots: MuonSlots, p: Tensor, a: Any) -> tuple[Tensor, MuonSlots]:
+    def average(g: Tensor, slots: MuonSlots, p: Tensor, a: Any) -> tuple[Tensor, MuonSlots]:
         m = slots.momentum_buffer.lerp(g, a)
-        G = m.lerp(g, a) if nesterov else m
-        X = newton_schulz(G, ns_coefficients, ns_steps, eps)
-        return shape_factor(adjust_lr_fn, *p.shape) * X.to(g.dtype), MuonSlots(m)
+        return m.lerp(g, a) if nesterov else m, MuonSlots(m)
 
-    return leafwise(init, update, scalars, flat=False, name="scale_by_muon")
+    def orthogonalize(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
+        X = newton_schulz(G, ns_coefficients, ns_steps, eps)
+        return shape_factor(adjust_lr_fn, *G.shape[-2:]) * X.to(G.dtype), slots
+
+    return Leafwise(
+        leafwise(init, average, scalars, name="scale_by_muon").links
+        + leafwise(None, orthogonalize, flat=False, stack=True, name="orthogonalize").links
+    )
 
 
 def shape_factor(adjust_lr_fn: str | None, m: int, n: int) -> float:
