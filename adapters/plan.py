@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from functional_optim import numeric
+from functional_optim import kernels, numeric
 from functional_optim.adapters.numbers import Column, Integers, owned
 from functional_optim.adapters.whole import WholeTree
 from functional_optim.banks import Layouts, Memory
@@ -61,6 +61,8 @@ class Team:
     def carry(self) -> list[Numbers]:
         """What each link carries, as it is kept."""
         layout = self.tx.layout
+        if not self.carried:
+            return [()] * len(layout.carry)
         return [tuple([self.carried[key].read() for key in keys]) for keys in layout.carry]
 
     def untouched(self) -> bool:
@@ -73,6 +75,8 @@ class Team:
         self.time += 1
         if self.step is not None:
             self.step.write(self.time)
+        if not self.carried:
+            return
         for keys, values in zip(self.tx.layout.carry, carry, strict=True):
             for key, value in zip(keys, values, strict=True):
                 self.carried[key].write(value)
@@ -81,43 +85,61 @@ class Team:
 class Seen:
     """The objects of an optimizer as they were: parameters, their gradients' looks, state.
 
-    Compared by identity, with functions that go through a whole list in C.
+    Compared by identity, in C where the library for it is there.
     numbers: keys of the state whose tensors hold step counts and carried numbers.
     """
 
     def __init__(self, optimizer: Runs, numbers: set[str]) -> None:
-        self.lists = _param_lists(optimizer)
-        self.params = list(map(list, self.lists))
-        grads = list(map(grad_of, chain.from_iterable(self.params)))
-        self.kinds = list(map(type, grads))
-        self.live = [i for i, g in enumerate(grads) if g is not None]
-        self.layouts = Layouts([g for g in grads if g is not None])
-        self.states = list(optimizer.state.values())
-        self.dicts = [x for x in self.states if isinstance(x, dict)]
-        self.values = list(chain.from_iterable(map(dict.values, self.dicts)))
+        self.params = tuple(map(tuple, _param_lists(optimizer)))
         params = list(chain.from_iterable(self.params))
-        live = [params[i] for i in self.live]
+        grads = list(map(grad_of, params))
+        self.kinds = tuple(map(type, grads))
+        self.layouts = Layouts([g for g in grads if g is not None])
+        self.states = tuple(optimizer.state.values())
+        dicts = [x if isinstance(x, dict) else {} for x in self.states]
+        self.values = tuple([tuple(x.values()) for x in dicts])
         slots = [
-            x
-            for name, x in zip(chain.from_iterable(self.dicts), self.values, strict=True)
-            if name not in numbers and isinstance(x, Tensor)
+            value
+            for mine in dicts
+            for name, value in mine.items()
+            if name not in numbers and isinstance(value, Tensor)
         ]
+        live = [p for p, g in zip(params, grads, strict=True) if g is not None]
         self.memory = Memory([*live, *slots])
+        self.whole = (
+            self.params,
+            self.kinds,
+            tuple(self.layouts.strides),
+            tuple(self.layouts.sizes),
+            tuple(self.layouts.dtypes),
+            self.states,
+            self.values,
+            tuple(self.memory.wide),
+            tuple(self.memory.strides),
+        )
 
     def gradients(self, optimizer: Runs) -> list[Tensor] | None:
         """The gradients, if everything else is as it was: of parameters that have one."""
+        if self.layouts.layouts is None:
+            grads = kernels.gradients(optimizer.param_groups, optimizer.state, self.whole)
+            if grads is not NotImplemented:
+                return grads if grads is not None and self.memory.stays() else None
         lists = _param_lists(optimizer)
         grads = list(map(grad_of, chain.from_iterable(lists)))
-        if list(map(type, grads)) != self.kinds:
+        if tuple(map(type, grads)) != self.kinds:
             return None
-        if len(self.live) < len(grads):
-            grads = [g for g in grads if g is not None]
+        grads = [g for g in grads if g is not None]
+        states = optimizer.state.values()
         unchanged = (
             len(lists) == len(self.params)
             and all(map(_same_objects, lists, self.params))
             and self.layouts.fit(grads)
-            and _same_objects(optimizer.state.values(), self.states)
-            and _same_objects(list(chain.from_iterable(map(dict.values, self.dicts))), self.values)
+            and _same_objects(states, self.states)
+            and all(
+                _same_objects(mine.values(), known)
+                for mine, known in zip(states, self.values, strict=True)
+                if isinstance(mine, dict)
+            )
             and self.memory.same()
         )
         return grads if unchanged else None
@@ -280,7 +302,7 @@ def _identical(group: dict[str, Any], seen: dict[str, Any] | None) -> bool:
     """Are a group's entries the very objects that were seen?"""
     if seen is None or len(seen) != len(group):
         return False
-    return list(group) == list(seen) and all(map(is_, group.values(), seen.values()))
+    return all(map(is_, group, seen)) and all(map(is_, group.values(), seen.values()))
 
 
 def _host(value: Any) -> Any:

@@ -52,11 +52,13 @@ class Memory:
         self.strides = list(map(Tensor.stride, self.wide))
 
     def same(self) -> bool:
+        """Is all where and how it was?"""
+        return self.stays() and list(map(Tensor.stride, self.wide)) == self.strides
+
+    def stays(self) -> bool:
         """Is all where it was?"""
-        return (
-            self.addresses.same()
-            and list(map(Tensor.stride, self.wide)) == self.strides
-            and list(map(Tensor.data_ptr, self.others)) == self.known
+        return self.addresses.same() and (
+            not self.others or list(map(Tensor.data_ptr, self.others)) == self.known
         )
 
 
@@ -101,7 +103,7 @@ class Pack:
         """For a native kernel."""
         found = self.made.get(dtype)
         if found is None:
-            found = self.made[dtype] = kernels.vector(list(map(float, self.flat)), dtype)
+            found = self.made[dtype] = kernels.vector(self.flat, dtype)
         return found
 
     def tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -152,9 +154,6 @@ class Bank:
         self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
         self.apart = any(grads[i].stride() != params[i].stride() for i in members)
         self.kernels: dict[int | None, Any] = {}
-        self.rows: array.array[int] | None = None
-        self.blocks: array.array[int] | None = None
-        self.threads = 1
 
     def step(self, grads: list[Tensor], pack: Pack) -> None:
         """Step every tensor and its slots, in place."""
@@ -176,20 +175,17 @@ class Bank:
         kernel = self.kernels.get(measuring)
         if kernel is None:
             kernel = self.kernels[measuring] = self._kernel(pack, measuring)
-        if isinstance(kernel, kernels.Native):
-            if self.rows is None or self.blocks is None:
-                self._lay_out()
-            numbers = pack.vector(self.compute)
-            return kernel.sweep(self.blocks, self.rows, mine, numbers, self.threads)
+        if isinstance(kernel, kernels.Sweep):
+            return kernel(mine, pack.vector(self.compute))
         return self._call(kernel, mine, pack.tensor(self.compute, self.device))
 
-    def _lay_out(self) -> None:
+    def _sweep(self, native: kernels.Native) -> kernels.Sweep:
         sizes = [kernel_size(p) for p in self.params]
-        self.blocks = kernels.cut(sizes)
-        self.rows = array.array("q")
+        rows = array.array("q")
         for p, mine in zip(self.params, self.slots, strict=True):
-            self.rows.extend(map(Tensor.data_ptr, (p, *_present(mine))))
-        self.threads = torch.get_num_threads() if sum(sizes) >= GRAIN else 1
+            rows.extend(map(Tensor.data_ptr, (p, *_present(mine))))
+        threads = torch.get_num_threads() if sum(sizes) >= GRAIN else 1
+        return native.sweep(kernels.cut(sizes), rows, len(sizes), threads)
 
     def _kernel(self, pack: Pack, measuring: int | None) -> Any:
         links = self.links if measuring is None else self.links[:measuring]
@@ -202,7 +198,7 @@ class Bank:
                 rule.key(), rule.functions(), rule.one, signature, rule.outputs(self.params[0])
             )
             if native is not None:
-                return native
+                return self._sweep(native)
         return self._callable(rule, dtypes, numbers)
 
     def _callable(

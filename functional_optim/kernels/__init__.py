@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from functional_optim.kernels import native, store
+from functional_optim.kernels import native, store, watch
 from functional_optim.kernels.keys import fingerprint, static_key
-from functional_optim.kernels.native import Addresses, Native, cut, vector
+from functional_optim.kernels.native import Addresses, Native, Sweep, cut, vector
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
 __all__ = [
@@ -30,10 +30,12 @@ __all__ = [
     "Kernel",
     "Native",
     "Signature",
+    "Sweep",
     "build",
     "bypass",
     "count",
     "cut",
+    "gradients",
     "static_key",
     "sweep",
     "vector",
@@ -70,6 +72,15 @@ def sweep(
     if signature.device.type != "cpu" or not set(signature.leaves[0]) <= native.CTYPES.keys():
         return None
     return _once(("native", key, signature), lambda: _native(functions, body, signature, outputs))
+
+
+def gradients(groups: list[Any], state: Any, seen: tuple[Any, ...]) -> Any:
+    """The gradients of an optimizer if all its objects are those in `seen`, else None.
+
+    NotImplemented where there is no library to look (see `watch`).
+    """
+    look = watch.gradients
+    return NotImplemented if look is None else look(groups, state, seen)
 
 
 def bypass() -> bool:

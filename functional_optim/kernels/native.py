@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.kernels import store
+from functional_optim.kernels import store, watch
 from functional_optim.kernels.tracing import BLOCK, Body, Signature, Trace, lower, quiet, trace
 
 SYMBOL = "functional_optim_sweep"
@@ -53,40 +53,54 @@ class Native:
         Addresses.take(path)
 
     def sweep(
+        self, blocks: array.array[int], rows: array.array[int], tensors: int, threads: int
+    ) -> Sweep:
+        """The library, ready to go over these tensors again and again."""
+        return Sweep(self, blocks, rows, tensors, threads)
+
+
+class Sweep:
+    """A library with the tensors that it goes over; one thread may call it at a time.
+
+    blocks: for each block its tensor's index, its first element and its length. rows: for each
+    tensor the addresses of the parameter and its slots. tensors: how many. threads: how many share
+    the blocks.
+    """
+
+    def __init__(
         self,
+        native: Native,
         blocks: array.array[int],
         rows: array.array[int],
-        grads: list[Tensor],
-        numbers: array.array[float],
+        tensors: int,
         threads: int,
-    ) -> list[float]:
+    ) -> None:
+        self.kept = native, blocks, rows
+        self.totals = array.array("d", bytes(8 * native.outputs))
+        self.nothing = bytes(8 * native.outputs)
+        self.run = native.call
+        self.call = array.array("q", bytes(8 * 9))
+        self.call[0], self.call[1] = blocks.buffer_info()[0], len(blocks) // 3
+        self.call[2], self.call[4] = rows.buffer_info()[0], tensors
+        self.call[6], self.call[7] = threads, self.totals.buffer_info()[0]
+        self.call[8] = READER
+        self.address = self.call.buffer_info()[0]
+
+    def __call__(self, grads: list[Tensor], numbers: array.array[float]) -> list[float]:
         """Go over all blocks; returns the sums over them.
 
         Args:
-            blocks: for each block its tensor's index, its first element and its length.
-            rows: for each tensor the addresses of the parameter and its slots.
             grads: each tensor's gradient, plain tensors.
             numbers: in compute dtype.
-            threads: how many share the blocks.
         """
-        totals = array.array("d", bytes(8 * self.outputs))
         given = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
-        call = array.array(
-            "q",
-            (
-                blocks.buffer_info()[0],
-                len(blocks) // 3,
-                rows.buffer_info()[0],
-                given.buffer_info()[0],
-                len(given),
-                numbers.buffer_info()[0],
-                threads,
-                totals.buffer_info()[0],
-                READER,
-            ),
-        )
-        self.call(call.buffer_info()[0])
-        return totals.tolist()
+        self.call[3], self.call[5] = given.buffer_info()[0], numbers.buffer_info()[0]
+        if not self.nothing:
+            self.run(self.address)
+            return []
+        memoryview(self.totals).cast("B")[:] = self.nothing
+        self.run(self.address)
+        return self.totals.tolist()
 
 
 def _reader() -> int:
@@ -150,9 +164,11 @@ def load(name: str, outputs: int) -> Native | None:
     if path is None:
         return None
     try:
-        return Native(path, outputs)
+        native = Native(path, outputs)
     except (OSError, AttributeError):
         return None
+    watch.load()
+    return native
 
 
 def compile(name: str | None, body: Body, signature: Signature, outputs: int) -> Native:
@@ -162,13 +178,20 @@ def compile(name: str | None, body: Body, signature: Signature, outputs: int) ->
         Unsuitable: if the rule is no single loop, or the library does something else than the rule.
         Exception: whatever goes wrong in Inductor or the C++ compiler.
     """
-    source = write(trace(body, signature), signature, outputs)
-    with tempfile.TemporaryDirectory(prefix="functional_optim-") as scratch:
-        library = _build(source, Path(scratch))
-        native = Native(library, outputs)
-        _try(native, body, signature)
-        if name is not None:
-            store.keep(name, library)
+    with quiet():
+        from torch._inductor.cpp_builder import get_cpp_compiler
+    beside = watch.Build()
+    beside.start(get_cpp_compiler())
+    try:
+        source = write(trace(body, signature), signature, outputs)
+        with tempfile.TemporaryDirectory(prefix="functional_optim-") as scratch:
+            library = _build(source, Path(scratch))
+            native = Native(library, outputs)
+            _try(native, body, signature)
+            if name is not None:
+                store.keep(name, library)
+    finally:
+        beside.finish()
     return native
 
 
@@ -365,13 +388,8 @@ def _try(native: Native, body: Body, signature: Signature) -> None:
     numbers = torch.rand(length, generator=random).add_(0.1).to(dtype)
     with torch.no_grad():
         sums = body([expected], numbers)
-    totals = native.sweep(
-        cut([PROBE]),
-        array.array("q", [x.data_ptr() for x in real[1:]]),
-        real[:1],
-        vector(numbers.tolist(), dtype),
-        1,
-    )
+    rows = array.array("q", [x.data_ptr() for x in real[1:]])
+    totals = native.sweep(cut([PROBE]), rows, 1, 1)(real[:1], vector(numbers.tolist(), dtype))
     results = [*real, torch.tensor(totals, dtype=torch.float64)]
     wanted = [*expected, torch.tensor([float(x) for x in sums], dtype=torch.float64)]
     for x, y in zip(results, wanted, strict=True):
