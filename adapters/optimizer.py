@@ -121,12 +121,7 @@ class Runs(torch.optim.Optimizer):
             with torch.no_grad():
                 step_apart(self, replace=False)
         else:
-            recording = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(False)  # what no_grad does, for 0.1 µs instead of 1.3
-            try:
-                self._step_in_place()
-            finally:
-                torch._C._set_grad_enabled(recording)
+            base.unrecorded(self._step_in_place)
         return loss
 
     step = _with_hooks(_step)

@@ -109,9 +109,9 @@ class Seen:
         self.whole = (
             self.params,
             self.kinds,
-            tuple(self.layouts.strides),
-            tuple(self.layouts.sizes),
-            tuple(self.layouts.dtypes),
+            self.layouts.strides,
+            self.layouts.sizes,
+            self.layouts.dtypes,
             self.states,
             self.values,
             tuple(self.memory.wide),

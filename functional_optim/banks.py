@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -31,8 +30,6 @@ GRAIN = 1 << 15
 
 CHUNK = 16
 """Tensors that one launch steps on a device where launches are dear."""
-
-dtype_of = attrgetter("dtype")
 
 PLAIN = {Tensor, torch.nn.Parameter}
 """Types of tensors whose memory is all there is to them."""
@@ -69,21 +66,16 @@ class Layouts:
         layouts = [g.layout for g in grads]
         self.layouts = layouts if any(x is not torch.strided for x in layouts) else None
         grads = self._dense(grads)
-        self.strides = list(map(Tensor.stride, grads))
-        self.sizes = list(map(Tensor.numel, grads))
-        self.dtypes = list(map(dtype_of, grads))
+        self.strides = tuple(map(Tensor.stride, grads))
+        self.sizes = tuple(map(Tensor.numel, grads))
+        self.dtypes = tuple([g.dtype for g in grads])
 
     def fit(self, grads: list[Tensor]) -> bool:
         """Do these look the same?"""
         if self.layouts is not None and [g.layout for g in grads] != self.layouts:
             return False
-        grads = self._dense(grads)
         try:
-            return (
-                list(map(Tensor.stride, grads)) == self.strides
-                and list(map(Tensor.numel, grads)) == self.sizes
-                and list(map(dtype_of, grads)) == self.dtypes
-            )
+            return kernels.alike(self._dense(grads), self.strides, self.sizes, self.dtypes)
         except RuntimeError:  # a sparse tensor has no strides
             return False
 

@@ -125,6 +125,16 @@ def check_extra(extra: dict[str, Any], known: tuple[str, ...]) -> None:
         )
 
 
+def unrecorded(fn: Callable[..., Any], *args: Any) -> Any:
+    """Call a function as under `torch.no_grad()`, for 0.2 µs instead of 1.3."""
+    recording = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        return fn(*args)
+    finally:
+        torch._C._set_grad_enabled(recording)
+
+
 def default_device(leaves: list[Tensor]) -> torch.device:
     """Where the step count of a tree lives: with its first leaf."""
     return leaves[0].device if leaves else torch.get_default_device()

@@ -15,7 +15,7 @@ from functional_optim.banks import Layouts, Memory
 from functional_optim.combine import extra_names
 from functional_optim.engine import Cohort, advance
 from functional_optim.leafwise import Leafwise, State, carry_of, check_state, check_trees
-from functional_optim.rules import split
+from functional_optim.rules import Numbers, split
 
 
 def compile(
@@ -71,38 +71,34 @@ class FusedStep:
         self.seen: Seen | None = None
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
-        run = self._by_operations if kernels.bypass() else self._by_kernels
-        return run(grads, state, params, extra)
+        if kernels.bypass():
+            return self._by_operations(grads, state, params, extra)
+        return base.unrecorded(self._by_kernels, grads, state, params, extra)
 
-    @torch.no_grad()
     def _by_kernels(
         self, grads: Any, state: State, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, State]:
-        layout, links = self.tx.layout, self.tx.links
         if extra:
             base.check_extra(extra, self.extra)
-        check_state(links, layout, state)
         if not self.donate:
             params, state = tree.map(torch.clone, params), tree.map(torch.clone, state)
-        try:
-            columns = tree.columns(params, grads, *[state.slots[key] for key in self.slots])
-        except (ValueError, TypeError):
-            check_trees(links, layout, params, grads, state)
-            raise
-        given = [g for g in columns[1] if g is not None]
-        if self.seen is None or not self.seen.same(columns, given):
-            base.check_params(params)
-            check_trees(links, layout, params, grads, state)
-            self.seen = Seen(self.tx, columns, given)
+        seen = self.seen
+        given = None if seen is None else seen.gradients(grads, state, params)
+        if seen is None or given is None:
+            seen = self.seen = Seen(self.tx, grads, state, params)
+            given = seen.given
+        layout = self.tx.layout
         here = state.step.device.type == "cpu"
-        t = float(state.step.item() + 1) if here else (state.step + 1).to(torch.float64)
-        carry = carry_of(layout, state.carry)
-        if here:
-            carry = [tuple([x.item() for x in own]) for own in carry]
+        t = seen.time(state.step) if here else (state.step + 1).to(torch.float64)
+        carry: list[Numbers] = [()] * len(layout.carry)
+        if state.carry:
+            carry = carry_of(layout, state.carry)
+            if here:
+                carry = [tuple([x.item() for x in own]) for own in carry]
         if given:
-            (carry,) = advance([self.seen.cohort], [given], [t], [carry], extra)
-            torch.autograd.graph.increment_version(self.seen.slots)
-        state.step.add_(1)
+            (carry,) = advance([seen.cohort], [given], [t], [carry], extra)
+            torch.autograd.graph.increment_version(seen.slots)
+        seen.finish(state.step, t)
         for own, values in zip(layout.carry, carry, strict=True):
             for key, value in zip(own, values, strict=True):
                 state.carry[key].fill_(value)
@@ -124,37 +120,68 @@ class FusedStep:
 class Seen:
     """The tensors of the last step, ready for the next one if it gets the same.
 
-    columns: parameters, gradients (or None), and each slot's tensors. grads: without the Nones.
+    Raises, when it is made, if the trees do not fit together.
     """
 
-    def __init__(self, tx: Leafwise, columns: list[list[Any]], grads: list[Tensor]) -> None:
-        params, given, *slots = self.columns = columns
+    def __init__(self, tx: Leafwise, grads: Any, state: Any, params: Any) -> None:
+        check_state(tx.links, tx.layout, state)
+        base.check_params(params)
+        check_trees(tx.links, tx.layout, params, grads, state)
+        self.keys = [key for own in tx.layout.slots for key in own]
+        self.structure = tree.structure(params)
+        given, *columns = self._columns(grads, state, params)
+        self.tensors = list(chain(*columns))
         self.kinds = list(map(type, given))
         live = [i for i, g in enumerate(given) if g is not None]
-        mine = [params[i] for i in live]
+        self.given = [given[i] for i in live]
+        mine, *slots = [[column[i] for i in live] for column in columns]
         _check_apart(mine)
         sizes = [len(own) for own in tx.layout.slots]
-        rows = [split([column[i] for column in slots], sizes) for i in live]
-        self.layouts = Layouts(grads)
-        self.memory = Memory([x for x in chain(params, *slots) if isinstance(x, Tensor)])
-        how = "compiled" if self.layouts.layouts is None else "apart"
-        self.cohort = Cohort(tx.links, mine, rows, grads, how=how)
-        self.slots = [slot for row in rows for own in row for slot in own if slot is not None]
+        rows = [split([column[k] for column in slots], sizes) for k in range(len(live))]
+        self.slots = [slot for slot in chain(*slots) if slot is not None]
         for slot in self.slots:
             if slot.grad_fn is not None:  # of a recorded init; what is written here is not recorded
                 slot.detach_()
+        self.layouts = Layouts(self.given)
+        self.memory = Memory([x for x in self.tensors if isinstance(x, Tensor)])
+        how = "compiled" if self.layouts.layouts is None else "apart"
+        self.cohort = Cohort(tx.links, mine, rows, self.given, how=how)
+        self.step: Tensor | None = None
+        self.version = 0
+        self.done = 0.0
 
-    def same(self, columns: list[list[Any]], grads: list[Tensor]) -> bool:
-        """Are these the same tensors, and the gradients like those?"""
-        (params, given, *slots), (old, _, *old_slots) = columns, self.columns
-        return (
-            len(params) == len(old)
-            and all(map(is_, params, old))
-            and all(map(is_, chain(*slots), chain(*old_slots)))
-            and list(map(type, given)) == self.kinds
-            and self.layouts.fit(grads)
+    def gradients(self, grads: Any, state: Any, params: Any) -> list[Tensor] | None:
+        """The gradients, if the tensors are the same and the gradients like those."""
+        try:
+            given, *columns = self._columns(grads, state, params)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+        if list(map(type, given)) != self.kinds:
+            return None
+        given = [g for g in given if g is not None]
+        tensors = list(chain(*columns))
+        same = (
+            len(tensors) == len(self.tensors)
+            and all(map(is_, tensors, self.tensors))
+            and self.layouts.fit(given)
             and self.memory.same()
         )
+        return given if same else None
+
+    def _columns(self, grads: Any, state: Any, params: Any) -> list[list[Any]]:
+        slots = [state.slots[key] for key in self.keys]
+        return tree.places(self.structure, grads, params, *slots)
+
+    def time(self, step: Tensor) -> float:
+        """The number of this step; the count is not read where nobody else has written to it."""
+        if step is not self.step or step._version != self.version:
+            self.done = float(step.item())
+        return self.done + 1
+
+    def finish(self, step: Tensor, t: Any) -> None:
+        """Write the count."""
+        step.copy_(t) if isinstance(t, Tensor) else step.fill_(t)
+        self.step, self.version, self.done = step, step._version, t
 
 
 def _whole(tx: base.GradientTransformation) -> Callable[..., tuple[Any, Any]]:

@@ -43,6 +43,16 @@ def columns(tree: Any, *rest: Any) -> list[list[Any]]:
     return [found, *[spec.flatten_up_to(other) for other in rest]]
 
 
+def structure(tree: Any) -> Any:
+    """What `places` needs to know of a tree."""
+    return optree.tree_structure(tree)
+
+
+def places(structure: Any, *trees: Any) -> list[list[Any]]:
+    """For each tree what stands where a tree of that structure has its leaves."""
+    return [structure.flatten_up_to(tree) for tree in trees]
+
+
 def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any) -> list[Any]:
     """`map` for a function that returns n values: n trees.
 

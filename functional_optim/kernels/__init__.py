@@ -12,6 +12,7 @@ it is missing, has changed or does not suit the rule:
 
 from __future__ import annotations
 
+import operator
 import threading
 import warnings
 from collections.abc import Callable
@@ -31,6 +32,7 @@ __all__ = [
     "Native",
     "Signature",
     "Sweep",
+    "alike",
     "build",
     "bypass",
     "count",
@@ -81,6 +83,22 @@ def gradients(groups: list[Any], state: Any, seen: tuple[Any, ...]) -> Any:
     """
     look = watch.gradients
     return NotImplemented if look is None else look(groups, state, seen)
+
+
+def alike(
+    tensors: list[torch.Tensor], strides: tuple[Any, ...], sizes: tuple[int, ...], dtypes: Any
+) -> bool:
+    """Have these tensors, all dense, those strides, sizes and dtypes?"""
+    if watch.alike is not None:
+        return watch.alike(tensors, strides, sizes, dtypes)
+    return (
+        tuple(map(torch.Tensor.stride, tensors)) == strides
+        and tuple(map(torch.Tensor.numel, tensors)) == sizes
+        and tuple(map(_dtype_of, tensors)) == dtypes
+    )
+
+
+_dtype_of = operator.attrgetter("dtype")
 
 
 def bypass() -> bool:

@@ -48,6 +48,20 @@ static int same_look(PyObject* tensor, PyObject* stride, PyObject* numel, PyObje
     return same;
 }
 
+/* 1 if these tensors, a list, have those strides, sizes and dtypes, 0 if not. */
+extern "C" PyObject* functional_optim_alike(
+    PyObject* tensors, PyObject* strides, PyObject* sizes, PyObject* dtypes)
+{
+    if (PyList_GET_SIZE(tensors) != PyTuple_GET_SIZE(strides)) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(strides); ++i) {
+        int same = same_look(PyList_GET_ITEM(tensors, i), PyTuple_GET_ITEM(strides, i),
+                             PyTuple_GET_ITEM(sizes, i), PyTuple_GET_ITEM(dtypes, i));
+        if (same < 0) return NULL;
+        if (!same) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 static int same_state(PyObject* state, PyObject* states, PyObject* values)
 {
     PyObject *key, *value, *entry;
@@ -126,6 +140,9 @@ extern "C" void functional_optim_watch(void)
 gradients: Any = None
 """`gradients(param_groups, state, seen)`, once the library is there."""
 
+alike: Any = None
+"""`alike(tensors, strides, sizes, dtypes)`, once the library is there."""
+
 
 class Build:
     """A build that runs beside another one."""
@@ -180,13 +197,14 @@ def load() -> bool:
 
 
 def _take(path: Path) -> None:
-    global gradients
+    global alike, gradients
     try:
         library = ctypes.PyDLL(str(path))
         library.functional_optim_watch()
-        function = library.functional_optim_gradients
+        functions = library.functional_optim_alike, library.functional_optim_gradients
     except (OSError, AttributeError):
         return
-    function.restype = ctypes.py_object
-    function.argtypes = [ctypes.py_object] * 3
-    gradients = function
+    for function, count in zip(functions, (4, 3), strict=True):
+        function.restype = ctypes.py_object
+        function.argtypes = [ctypes.py_object] * count
+    alike, gradients = functions
