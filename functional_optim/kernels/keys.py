@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import hashlib
+import os
 import types
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,13 @@ def library() -> str:
     """A digest of this package's own source, which rules may call."""
     digest = hashlib.sha256()
     root = Path(__file__).parent.parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
+    for folder, folders, files in os.walk(root, followlinks=True):
+        folders.sort()
+        for name in sorted(files):
+            if name.endswith(".py"):
+                path = Path(folder, name)
+                digest.update(path.relative_to(root).as_posix().encode())
+                digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
