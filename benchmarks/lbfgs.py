@@ -90,6 +90,7 @@ def compare(history_size: int, compiled: bool, problems: int, effort: Effort) ->
         for search in SEARCHES
     ]
     first = timed(lambda: side_by_side(methods, starts))
+    loop(options, starts)
     ours, theirs = [], []
     for _ in range(1 if effort.quick else effort.repeats or ROUNDS):
         ours.append(timed(lambda: side_by_side(methods, starts)))

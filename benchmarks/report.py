@@ -72,6 +72,15 @@ def cells(result: Result) -> list[str]:
     ]
 
 
+def line(result: Result) -> str:
+    """A row in one line of plain text, for a log."""
+    if result.measured is None:
+        return f"{result.row.name}: {result.error}"
+    _, _, ours, theirs, minima, _, bar, met = cells(result)
+    text = f"{result.row.name}: {ours} / {theirs} = {minima}, bar {bar}, met {met}"
+    return text.replace("**", "")
+
+
 def summary(results: list[Result]) -> str:
     """How many bars are met, in a sentence."""
     judged = [met[-1] for met in [result.met() for result in results] if met]

@@ -90,8 +90,7 @@ def measured(rows: list[Row], effort: Effort, console: Console) -> list[Result]:
             result = attempt(row, effort)
             results.append(result)
             if not console.is_terminal:
-                said = result.error or f"{report.decimals(result.ratio())} {report.verdict(result)}"
-                print(f"{len(results):>3}/{len(rows)}  {row.name}: {said}", flush=True)
+                print(f"{len(results):>3}/{len(rows)}  {report.line(result)}", flush=True)
             progress.advance(task)
     return results
 
