@@ -83,7 +83,7 @@ def memory(side: str, quick: bool) -> dict[str, Any]:
 
     from functional_optim import adapters
 
-    params = parameters([(10, 10)] if quick else [(1000, 1000)] * 60)
+    params = parameters([(10, 10)] if quick else [(2000, 2000)] * 15)
     ours = side == "ours"
     opt = adapters.AdamW(params) if ours else torch.optim.AdamW(params, fused=True)
     for _ in range(4):
