@@ -1,5 +1,5 @@
 # make test    everything is checked          make train   train a small GPT on the standard library
-# make check   lint, format and types         make bench   time the steps against torch.optim
+# make check   lint, format and types         make bench   measure all bars, write benchmarks/RESULTS.md
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -20,8 +20,8 @@ check: $(VENV)/.dev
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --target build/typed .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(VENV)/.examples
-	$(BIN)/python benchmarks/step.py $(ARGS)
+bench: $(VENV)/.peers
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 # torch comes first and through the constraints: unpinned, it would bring gigabytes of CUDA along
 $(VENV)/.torch: constraints.txt
@@ -31,6 +31,17 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.examples: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[examples]"
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"
+	touch $@
+
+# the other libraries one by one: what does not install here is named in the results, no more
+$(VENV)/.peers: $(VENV)/.bench
+	for peer in jax optax torchopt heavyball; do \
+		$(BIN)/pip install --quiet --constraint constraints.txt $$peer || echo "without $$peer"; \
+	done
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml

@@ -1,6 +1,6 @@
 """64 Rosenbrock problems in 10 dimensions: side by side, against a loop over torch.optim.LBFGS.
 
-    python benchmarks/lbfgs.py [--rounds 5] [--problems 64] [--dimensions 10]
+    make bench ARGS="--only lbfgs"
 
 Both start at the same random points, search with strong Wolfe conditions, and end where every
 gradient norm is below 1e-6. (About one problem in a hundred gets stuck just above it, where the
@@ -11,20 +11,20 @@ time is printed.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from pairs import timed
+from rows import Effort, Measured, Row
 from torch import Tensor
 
 import functional_optim as fo
 
 NORM = 1e-6
 SEARCHES = ("strong_wolfe", None)
+ROUNDS = 5
 
 
 def rosenbrock(x: Tensor) -> Tensor:
@@ -72,46 +72,42 @@ def loop(options: dict[str, Any], starts: Tensor) -> Tensor:
     return torch.stack(ends)
 
 
-def seconds(fn: Callable[[], Tensor]) -> float:
-    start = time.perf_counter()
-    fn()
-    return time.perf_counter() - start
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--problems", type=int, default=64)
-    parser.add_argument("--dimensions", type=int, default=10)
-    args = parser.parse_args()
+def compare(history_size: int, compiled: bool, problems: int, effort: Effort) -> Measured:
+    """Ours and the loop, in turns."""
+    dimensions = 10
+    if effort.quick:
+        dimensions, problems, history_size = 3, 2, 3
     torch.manual_seed(0)
-    starts = torch.randn(args.problems, args.dimensions, dtype=torch.float64)
-    print(f"{args.problems} problems, {args.dimensions} dimensions, gradient norm < {NORM:g}")
-    print("history  side by side        ms    loop ms   ratio")
-    for history_size in (10, 100):
-        options = {
-            "max_iter": 2000,
-            "tolerance_grad": NORM / args.dimensions**0.5,
-            "tolerance_change": 0.0,
-            "history_size": history_size,
-        }
-        for compiled in (False, True):
-            methods = [
-                fo.lbfgs(**options, line_search_fn=search, batched=True, compile=compiled)
-                for search in SEARCHES
-            ]
-            first = seconds(lambda methods=methods: side_by_side(methods, starts))
-            ours, theirs = [], []
-            for _ in range(args.rounds):
-                ours.append(seconds(lambda methods=methods: side_by_side(methods, starts)))
-                theirs.append(seconds(lambda options=options: loop(options, starts)))
-            a, b = statistics.median(ours), statistics.median(theirs)
-            ratio = statistics.median(x / y for x, y in zip(ours, theirs, strict=True))
-            how = f"compiled in {first - a:.0f} s" if compiled else "eager"
-            print(f"{history_size:7}  {how:15}  {a * 1e3:7.0f}  {b * 1e3:9.0f}  {ratio:6.3f}")
+    starts = torch.randn(problems, dimensions, dtype=torch.float64)
+    options = {
+        "max_iter": 2000,
+        "tolerance_grad": NORM / dimensions**0.5,
+        "tolerance_change": 0.0,
+        "history_size": history_size,
+    }
+    methods = [
+        fo.lbfgs(**options, line_search_fn=search, batched=True, compile=compiled)
+        for search in SEARCHES
+    ]
+    first = timed(lambda: side_by_side(methods, starts))
+    loop(options, starts)
+    ours, theirs = [], []
+    for _ in range(1 if effort.quick else effort.repeats or ROUNDS):
+        ours.append(timed(lambda: side_by_side(methods, starts)))
+        theirs.append(timed(lambda: loop(options, starts)))
+    note = f"The first run took {first:.0f} s, with compiling." if compiled else ""
+    return Measured(ours, theirs, "a loop over torch's", note)
 
 
-if __name__ == "__main__":
-    main()
+def rows(problems: int = 64) -> list[Row]:
+    """Short and long histories, eager and compiled."""
+    return [
+        Row(
+            f"lbfgs-{history_size}-{'compiled' if compiled else 'eager'}",
+            f"L-BFGS, history {history_size}, {'compiled' if compiled else 'eager'}",
+            f"{problems} Rosenbrock problems",
+            partial(compare, history_size, compiled, problems),
+        )
+        for history_size in (10, 100)
+        for compiled in (False, True)
+    ]

@@ -1,0 +1,156 @@
+"""What `fresh.py` runs in a new process: `python benchmarks/child.py PROGRAM '{"some": "json"}'`.
+
+Prints what was measured as JSON in the last line. The clock starts before anything is imported.
+"""
+
+from __future__ import annotations
+
+import time
+
+START = time.perf_counter()
+
+import json  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from typing import Any  # noqa: E402
+
+
+def import_torch() -> dict[str, Any]:
+    """Seconds of `import torch` alone."""
+    import torch  # noqa: F401
+
+    return {"seconds": time.perf_counter() - START}
+
+
+def first_step() -> dict[str, Any]:
+    """Seconds from the first import to the end of the first step of AdamW."""
+    from workloads import MLP
+
+    from functional_optim.adapters import AdamW
+
+    AdamW(MLP.parameters()).step()
+    return {"seconds": time.perf_counter() - START}
+
+
+def cold_compile(layers: int, quick: bool) -> dict[str, Any]:
+    """Seconds of AdamW's first step over a GPT, in a process that has compiled something before."""
+    import torch
+    from workloads import gpt_shapes, parameters
+
+    from functional_optim.adapters import AdamW
+
+    torch.compile(lambda x: x + 1)(torch.ones(4))
+    params = parameters(gpt_shapes(layers, 8, 16) if quick else gpt_shapes(layers))
+    opt = AdamW(params)
+    start = time.perf_counter()
+    opt.step()
+    return {"seconds": time.perf_counter() - start}
+
+
+def kernels(steps: int, quick: bool) -> dict[str, Any]:
+    """Kernels built after the first step: by a schedule's numbers, then by a second model."""
+    import torch
+    from workloads import GPT, MLP
+
+    from functional_optim import adapters
+    from functional_optim.kernels import count
+
+    opt = adapters.AdamW(MLP.parameters(quick=quick))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=1e-2, total_steps=steps + 1)
+    opt.step()
+    before, seen = count(), set()
+    for _ in range(steps):
+        schedule.step()
+        opt.step()
+        group = opt.param_groups[0]
+        seen.add((group["lr"], group["betas"]))
+    by_numbers = count() - before
+    adapters.AdamW(GPT.parameters(quick=quick)).step()
+    return {
+        "numbers": by_numbers,
+        "model": count() - before - by_numbers,
+        "different": len(seen),
+        "first": before,
+    }
+
+
+def memory(side: str, quick: bool) -> dict[str, Any]:
+    """Megabytes that this process had at most, after some steps over 60 million parameters."""
+    import resource
+
+    import torch
+    from workloads import parameters
+
+    from functional_optim import adapters
+
+    params = parameters([(10, 10)] if quick else [(2000, 2000)] * 15)
+    ours = side == "ours"
+    opt = adapters.AdamW(params) if ours else torch.optim.AdamW(params, fused=True)
+    for _ in range(4):
+        opt.step()
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return {"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
+
+
+def train_compile(side: str, quick: bool) -> dict[str, Any]:
+    """Seconds of the first train step, in a process that has compiled something before."""
+    import torch
+    from train import SIDES, batch, model_of
+
+    torch.compile(lambda x: x + 1)(torch.ones(4))
+    step = SIDES[side](model_of(quick))
+    x, y = batch(quick)
+    start = time.perf_counter()
+    step(x, y)
+    return {"seconds": time.perf_counter() - start}
+
+
+def train_steps(effort: dict[str, Any]) -> dict[str, Any]:
+    """The samples of both train steps, in turns."""
+    from pairs import race
+    from rows import Effort
+    from train import SIDES, batch, model_of
+
+    quick = effort["quick"]
+    x, y = batch(quick)
+    steps = {side: make(model_of(quick)) for side, make in SIDES.items()}
+    mine, other = steps["ours"], steps["theirs"]
+    found = race(lambda: mine(x, y), {"torch": lambda: other(x, y)}, Effort(**effort))
+    return {"ours": found.ours, "theirs": found.theirs}
+
+
+def peer(name: str, workload: str, effort: dict[str, Any]) -> dict[str, Any]:
+    """The samples of our step and another library's, in turns."""
+    from peers import compare
+    from rows import Effort
+
+    return compare(name, workload, Effort(**effort))
+
+
+def gpu(name: str, effort: dict[str, Any]) -> dict[str, Any]:
+    """The samples of a row that needs a CUDA device."""
+    from gpu import PROGRAMS
+    from rows import Effort
+
+    return PROGRAMS[name](Effort(**effort))
+
+
+PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
+    program.__name__: program
+    for program in (
+        import_torch,
+        first_step,
+        cold_compile,
+        kernels,
+        memory,
+        train_compile,
+        train_steps,
+        peer,
+        gpu,
+    )
+}
+
+
+if __name__ == "__main__":
+    result = PROGRAMS[sys.argv[1]](**json.loads(sys.argv[2]))
+    print(json.dumps(result))

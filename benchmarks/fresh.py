@@ -1,0 +1,208 @@
+"""What a new process costs: compiling with nothing cached, the first step, memory, a train step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rows import Effort, Measured, Row
+from workloads import GPT, MLP
+
+CHILD = Path(__file__).parent / "child.py"
+PATIENCE = 1200
+"""Seconds after which a process is given up."""
+
+
+def run(program: str, folder: str, **arguments: Any) -> dict[str, Any]:
+    """What a program of `child.py` measures in a new process that keeps everything in a folder."""
+    here = {
+        "TMPDIR": folder,
+        "XDG_CACHE_HOME": f"{folder}/cache",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "FUNCTIONAL_OPTIM_CACHE": f"{folder}/functional_optim",
+    }
+    done = subprocess.run(
+        [sys.executable, str(CHILD), program, json.dumps(arguments)],
+        env={**os.environ, **here},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RuntimeError(f"the process for {program} failed: {said[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def fresh(program: str, **arguments: Any) -> dict[str, Any]:
+    """The same with nothing cached anywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run(program, folder, **arguments)
+
+
+def seconds(program: str, **arguments: Any) -> float:
+    return fresh(program, **arguments)["seconds"]
+
+
+def processes(effort: Effort) -> range:
+    return range(1 if effort.quick else effort.repeats or effort.processes)
+
+
+def compile_once(effort: Effort) -> Measured:
+    quick = effort.quick
+    return Measured(
+        [seconds("cold_compile", layers=12, quick=quick) for _ in processes(effort)], []
+    )
+
+
+def compile_deeper(effort: Effort) -> Measured:
+    ours, theirs = [], []
+    for _ in processes(effort):
+        ours.append(seconds("cold_compile", layers=48, quick=effort.quick))
+        theirs.append(seconds("cold_compile", layers=12, quick=effort.quick))
+    return Measured(ours, theirs, "12 layers")
+
+
+def first_step(kept: bool, effort: Effort) -> Measured:
+    """Import to first step, beside importing torch alone.
+
+    kept: in a second process, which finds the kernels of the first.
+    """
+    ours, theirs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        if kept:
+            run("first_step", folder)
+        for _ in processes(effort):
+            once = run("first_step", folder) if kept else fresh("first_step")
+            ours.append(once["seconds"])
+            theirs.append(seconds("import_torch"))
+    return Measured(ours, theirs, "import torch alone")
+
+
+def new_kernels(which: str, effort: Effort) -> Measured:
+    steps = 20 if effort.quick else 1000
+    found = fresh("kernels", steps=steps, quick=effort.quick)
+    note = f"{found['different']} pairs of lr and betas, after {found['first']} kernel(s) at first."
+    return Measured([found[which]], [], note=note)
+
+
+def peak_memory(kept: bool, effort: Effort) -> Measured:
+    """Ours with the compiler in the process, or with kernels that another process has kept."""
+    ours, theirs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        if kept:
+            run("memory", folder, side="ours", quick=True)
+        for _ in processes(effort):
+            mine = partial(run, "memory", folder) if kept else partial(fresh, "memory")
+            ours.append(mine(side="ours", quick=effort.quick)["megabytes"])
+            theirs.append(fresh("memory", side="theirs", quick=effort.quick)["megabytes"])
+    return Measured(ours, theirs, "torch, fused")
+
+
+def train_compile(effort: Effort) -> Measured:
+    ours, theirs = [], []
+    for _ in processes(effort):
+        ours.append(seconds("train_compile", side="ours", quick=effort.quick))
+        theirs.append(seconds("train_compile", side="theirs", quick=effort.quick))
+    return Measured(ours, theirs, "compiled, fused AdamW outside")
+
+
+def train_step(effort: Effort) -> Measured:
+    found = fresh("train_steps", effort=asdict(effort))
+    return Measured(found["ours"], found["theirs"], "compiled, fused AdamW outside")
+
+
+def rows() -> list[Row]:
+    """All that needs processes of its own."""
+    gpt, mlp = GPT.words, MLP.words
+    sixty, example = "60 million parameters", "the example's GPT"
+    return [
+        Row(
+            "compile-cold",
+            "Cold compile of AdamW, nothing cached, after a trivial compile",
+            gpt,
+            compile_once,
+            (2.5,),
+            "ours",
+        ),
+        Row(
+            "compile-depth",
+            "Cold compile of AdamW, 48 layers / 12 layers",
+            "GPT, 580 and 148 tensors",
+            compile_deeper,
+            (1.1,),
+        ),
+        Row(
+            "first-cold",
+            "Import to first step of AdamW, nothing cached anywhere",
+            mlp,
+            partial(first_step, False),
+            (5.0,),
+            "ours",
+        ),
+        Row(
+            "first-kept",
+            "Import to first step of AdamW, second process on a machine",
+            mlp,
+            partial(first_step, True),
+            (1.0,),
+            "ours",
+        ),
+        Row(
+            "count-numbers",
+            "New kernels in 1,000 steps of OneCycleLR",
+            mlp,
+            partial(new_kernels, "numbers"),
+            (0,),
+            "ours",
+            "kernels",
+        ),
+        Row(
+            "count-model",
+            "New kernels for a second model of other shapes",
+            "MLP, then GPT",
+            partial(new_kernels, "model"),
+            (0,),
+            "ours",
+            "kernels",
+        ),
+        Row(
+            "memory-cold",
+            "Peak memory, a process that compiles",
+            sixty,
+            partial(peak_memory, False),
+            (1.05,),
+            unit="MB",
+        ),
+        Row(
+            "memory-kept",
+            "Peak memory, kernels kept by another process",
+            sixty,
+            partial(peak_memory, True),
+            (1.05,),
+            unit="MB",
+        ),
+        Row(
+            "train-step",
+            "Whole train step, compiled with the update inside",
+            example,
+            train_step,
+            (1.0,),
+        ),
+        Row(
+            "train-compile",
+            "Compiling the whole train step",
+            example,
+            train_compile,
+            (1.2,),
+        ),
+    ]

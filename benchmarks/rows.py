@@ -1,0 +1,98 @@
+"""What one line of the benchmark is, before and after it was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time goes into a row.
+
+    seconds: of one pair of contenders that take turns in one process.
+    repeats: timed calls of each of them; None: as many as fit into the seconds.
+    processes: how often a fresh process is started.
+    quick: tiny tensors, to see that everything runs.
+    """
+
+    seconds: float = 4.0
+    repeats: int | None = None
+    processes: int = 5
+    quick: bool = False
+
+
+@dataclass
+class Measured:
+    """The samples of both sides, in the unit of their row.
+
+    theirs: empty where there is nothing to compare with. rival: which of the other side's forms
+    they are. note: what a reader should know.
+    """
+
+    ours: list[float]
+    theirs: list[float]
+    rival: str = ""
+    note: str = ""
+
+
+class NotHere(Exception):
+    """A row cannot be measured on this machine; the sentence says what is missing."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    name: what `--only` matches. what: the contenders. workload: what they work on.
+    measure: gets the samples. bars: the largest values that are good enough, the last one the best.
+    judged: what the bars are about, the ratio of the minima, or the minimum of ours alone.
+    unit: of the samples: "s", "MB" or a plural noun.
+    """
+
+    name: str
+    what: str
+    workload: str
+    measure: Callable[[Effort], Measured]
+    bars: tuple[float, ...] = ()
+    judged: Literal["ratio", "ours"] = "ratio"
+    unit: str = "s"
+
+
+@dataclass
+class Result:
+    """A row after it was measured; `error` says in words why it has no samples."""
+
+    row: Row
+    measured: Measured | None = None
+    error: str = ""
+
+    def ratio(self, of: Callable[[list[float]], float] = min) -> float | None:
+        """Ours over theirs, of the minima unless `of` says otherwise."""
+        if self.measured is None or not self.measured.theirs:
+            return None
+        below = of(self.measured.theirs)
+        return of(self.measured.ours) / below if below else None
+
+    def medians(self) -> float | None:
+        return self.ratio(statistics.median)
+
+    def met(self) -> list[bool]:
+        """Whether each of the bars is met, as printed: to two decimals."""
+        if self.measured is None:
+            return []
+        value = self.ratio() if self.row.judged == "ratio" else min(self.measured.ours)
+        return [value is not None and round(value, 2) <= bar for bar in self.row.bars]
+
+
+def attempt(row: Row, effort: Effort) -> Result:
+    """Measure a row; what goes wrong becomes the row's error, so that the others still run."""
+    try:
+        return Result(row, row.measure(effort))
+    except NotHere as missing:
+        return Result(row, error=str(missing))
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        return Result(row, error=f"{type(error).__name__}: {text[0][:300] if text else ''}")

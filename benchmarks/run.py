@@ -1,0 +1,130 @@
+"""The whole benchmark: `make bench`, or `make bench ARGS="--only adamw,composed --repeats 100"`.
+
+Prints a table and writes `RESULTS.md` and `RESULTS.png`: a full run into `benchmarks/`, where they
+are kept, a part of it into `out/benchmarks/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import fresh
+import gpu
+import lbfgs
+import machine
+import peers
+import plot
+import report
+import steps
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rows import Effort, Result, Row, attempt
+
+HERE = Path(__file__).parent
+PARTIAL = Path("out") / "benchmarks"
+QUICK = Effort(seconds=0.02, processes=1, quick=True)
+
+
+class BadInput(Exception):
+    """A flag that cannot be used: one sentence for the user, exit code 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a wrong flag gets one sentence instead of the usage too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(message)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The flags."""
+    parser = Parser(prog="benchmarks/run.py", description="Measure every bar and every peer.")
+    parser.add_argument("--only", metavar="NAMES", help="rows whose name starts with one of these")
+    parser.add_argument("--quick", action="store_true", help="tiny tensors: does it all run?")
+    parser.add_argument("--repeats", type=int, help="timed calls, or processes, of each row")
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each pair (default 4)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    flags = parser.parse_args(argv)
+    if flags.repeats is not None and flags.repeats < 1:
+        raise BadInput(f"--repeats must be at least 1, but is {flags.repeats}.")
+    if not flags.seconds > 0:
+        raise BadInput(f"--seconds must be above 0, but is {flags.seconds:g}.")
+    return flags
+
+
+def chosen(only: str | None) -> list[Row]:
+    """The rows whose names start with one of these, separated by commas; all, if there are none."""
+    rows = [*steps.rows(), *fresh.rows(), *lbfgs.rows(), *peers.rows(), *gpu.rows()]
+    if only is None:
+        return rows
+    wanted = [name.strip() for name in only.split(",")]
+    for name in wanted:
+        if not name or not any(row.name.startswith(name) for row in rows):
+            families = ", ".join(dict.fromkeys([row.name.split("-")[0] for row in rows]))
+            raise BadInput(
+                f"--only names no row with {name!r}; names start with one of {families}, and "
+                "--list prints all of them."
+            )
+    return [row for row in rows if row.name.startswith(tuple(wanted))]
+
+
+def measured(rows: list[Row], effort: Effort, console: Console) -> list[Result]:
+    """All rows in turn, with their progress; a line for each where the output is no terminal."""
+    columns = (
+        TextColumn("{task.description:<20}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    results: list[Result] = []
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(rows))
+        for row in rows:
+            progress.update(task, description=row.name)
+            result = attempt(row, effort)
+            results.append(result)
+            if not console.is_terminal:
+                print(f"{len(results):>3}/{len(rows)}  {report.line(result)}", flush=True)
+            progress.advance(task)
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write; returns the exit code."""
+    flags = parse(argv)
+    rows = chosen(flags.only)
+    if flags.list:
+        print("\n".join([row.name for row in rows]))
+        return 0
+    whole = flags.only is None and not flags.quick
+    out: Path = flags.out or (HERE if whole else PARTIAL)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {out} cannot be made: {error.strerror}.") from None
+    effort = QUICK if flags.quick else Effort(seconds=flags.seconds, repeats=flags.repeats)
+    console = Console()
+    where = machine.describe()
+    results = measured(rows, effort, console)
+    arguments = shlex.join(sys.argv[1:] if argv is None else argv)
+    command = "make bench" + (f' ARGS="{arguments}"' if arguments else "")
+    (out / "RESULTS.md").write_text(report.markdown(results, where, command, flags.quick))
+    plot.plot(results, out / "RESULTS.png")
+    wide = console if console.is_terminal else Console(width=200)
+    wide.print(report.console(results))
+    print(f"{report.summary(results)} Written to {out / 'RESULTS.md'} and RESULTS.png there.")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BadInput as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,174 @@
+"""What a step costs: ours against the best form of torch.optim on the same tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from pairs import Step, race
+from rows import Effort, Measured, Row
+from torch import Tensor
+from workloads import BIG, GPT, GPT48, MANY, MLP, SMALL, Workload
+
+import functional_optim as fo
+from functional_optim import adapters
+
+Build = Callable[[list[Tensor]], Step]
+"""From parameters with gradients to a step over them."""
+
+
+def ours(name: str, **options: Any) -> Build:
+    """The step of one of our optimizer objects."""
+    return lambda params: getattr(adapters, name)(params, **options).step
+
+
+def forms(name: str, **options: Any) -> dict[str, Build]:
+    """The steps of torch's optimizer of this name, in each form in which it comes."""
+    cls = getattr(torch.optim, name)
+    known = inspect.signature(cls).parameters
+    kinds = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
+    found = {kind: flags for kind, flags in kinds.items() if flags.keys() <= known.keys()}
+    return {
+        f"torch, {kind}": partial(lambda flags, params: cls(params, **options, **flags).step, flags)
+        for kind, flags in (found or {"as it comes": {}}).items()
+    }
+
+
+def recipe(lr: float = 1e-3) -> fo.GradientTransformation:
+    """The composed recipe: clip, AdamW, average."""
+    return fo.chain(fo.clip_by_global_norm(1.0, eps=1e-6), fo.adamw(lr), fo.params_ema(0.999))
+
+
+def composed(params: list[Tensor]) -> Step:
+    """One step of the recipe by the optimizer object."""
+    return adapters.Optimizer(params, recipe, lr=1e-3).step
+
+
+def parts(params: list[Tensor]) -> Step:
+    """The same from torch's parts: clip_grad_norm_, fused AdamW, a foreach lerp."""
+    opt = torch.optim.AdamW(params, fused=True)
+    average = [p.detach().clone() for p in params]
+    lerp = torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
+
+    def step() -> None:
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        opt.step()
+        lerp(average, params, None)
+
+    return step
+
+
+def functional(params: list[Tensor]) -> Step:
+    """`fo.compile`'s donated step over the same tensors."""
+    tx = fo.adamw()
+    step = fo.compile(tx)
+    grads = [p.grad for p in params]
+    tensors = [p.detach() for p in params]
+    state = tx.init(tensors)
+    return lambda: step(grads, state, tensors)
+
+
+def changing_lr(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Build:
+    """A step before which something writes a new learning rate, as schedulers do."""
+
+    def build(params: list[Tensor]) -> Step:
+        opt = make(params)
+        count = 0
+
+        def step() -> None:
+            nonlocal count
+            count += 1
+            opt.param_groups[0]["lr"] = 1e-3 / (1 + count)
+            opt.step()
+
+        return step
+
+    return build
+
+
+def measure(
+    workload: Workload, ours: Build, rivals: dict[str, Build], matrices: bool, effort: Effort
+) -> Measured:
+    """Build all contenders, each with its own parameters, and let them race."""
+
+    def built(build: Build) -> Step:
+        return build(workload.parameters(quick=effort.quick, matrices=matrices))
+
+    return race(built(ours), {name: built(build) for name, build in rivals.items()}, effort)
+
+
+def row(
+    key: str,
+    what: str,
+    workload: Workload,
+    ours: Build,
+    rivals: dict[str, Build],
+    bars: tuple[float, ...] = (),
+    matrices: bool = False,
+) -> Row:
+    words = f"{workload.words}, its matrices" if matrices else workload.words
+    run = partial(measure, workload, ours, rivals, matrices)
+    return Row(f"{key}-{workload.key}", what, words, run, bars)
+
+
+OTHERS = {
+    "NAdam": (0.5,),
+    "RAdam": (0.5,),
+    "RMSprop": (0.5,),
+    "Adadelta": (0.5,),
+    "Adamax": (0.5,),
+    "Rprop": (0.5,),
+    "ASGD": (0.7,),
+    "Adagrad": (1.0,),
+}
+"""The bars of the optimizers that are compared with torch's best on three workloads."""
+
+
+def rows() -> list[Row]:
+    """All pairs of steps, with their bars."""
+    found: list[Row] = []
+    adamw: list[tuple[Workload, tuple[float, ...]]] = [
+        (MLP, (0.6,)),
+        (GPT, (1.0, 0.95)),
+        (GPT48, ()),
+        (BIG, (1.0, 0.95)),
+        (SMALL, (0.5,)),
+        (MANY, (0.5,)),
+    ]
+    for workload, bars in adamw:
+        found.append(row("adamw", "AdamW", workload, ours("AdamW"), forms("AdamW"), bars))
+    momentum = {"lr": 1e-3, "momentum": 0.9}
+    for workload, bars in ((MLP, (0.6,)), (GPT, (1.0,)), (BIG, (1.0,))):
+        sgd = ours("SGD", **momentum), forms("SGD", **momentum)
+        found.append(row("sgd", "SGD with momentum", workload, *sgd, bars))
+    fused = changing_lr(lambda params: torch.optim.AdamW(params, fused=True))
+    for workload in (MLP, GPT):
+        found.append(
+            row(
+                "lr",
+                "AdamW, a new lr at every step",
+                workload,
+                changing_lr(adapters.AdamW),
+                {"torch, fused, likewise": fused},
+            )
+        )
+    for workload in (MLP, GPT, BIG, SMALL):
+        rivals = {"the adapter": ours("AdamW")}
+        what = "Functional donated step of AdamW"
+        found.append(row("functional", what, workload, functional, rivals, (1.0,)))
+    for workload, bars in ((MLP, (0.5,)), (GPT, (0.65,)), (BIG, (0.75,))):
+        rivals = {"torch: clip_grad_norm_, fused, foreach lerp": parts}
+        what = "Clip by global norm, AdamW, average: one recipe"
+        found.append(row("composed", what, workload, composed, rivals, bars))
+    for name, bars in OTHERS.items():
+        for workload in (MLP, GPT, BIG):
+            found.append(row(name.lower(), name, workload, ours(name), forms(name), bars))
+    found.append(row("muon", "Muon", GPT, ours("Muon"), forms("Muon"), (0.6,), matrices=True))
+    eager = ours("AdamW", compile=False)
+    for workload, bars in ((MLP, ()), (GPT, (1.2,))):
+        rivals = {"torch, for-loop": forms("AdamW")["torch, for-loop"]}
+        found.append(row("eager", "AdamW with compile=False", workload, eager, rivals, bars))
+    return found
