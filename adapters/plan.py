@@ -224,8 +224,7 @@ class Plan:
         for k, group in enumerate(optimizer.param_groups):
             if _identical(group, self.constants[k]):
                 continue
-            hyper = host_values(group)
-            self.constants[k] = _constants(group)
+            hyper = self._new_numbers(k, group)
             if same_values(hyper, self.hyper[k]):
                 continue
             tx = optimizer.checked_transform({**group, **hyper}, in_step=True)
@@ -239,6 +238,17 @@ class Plan:
                     team.tx = tx
             self.hyper[k] = hyper
         return True
+
+    def _new_numbers(self, k: int, group: dict[str, Any]) -> dict[str, Any]:
+        """A group's hyperparameters; cheap if a few plain numbers replaced others."""
+        seen = self.constants[k]
+        if seen is not None and group.keys() == seen.keys():
+            changed = {key: x for key, x in group.items() if seen[key] is not x}
+            if all(type(x) in PLAIN_NUMBERS for x in changed.values()):
+                seen.update(changed)
+                return {**self.hyper[k], **changed}
+        self.constants[k] = _constants(group)
+        return host_values(group)
 
     def run(self, optimizer: Runs, grads: list[Tensor]) -> None:
         """Step every tensor. grads: as the plan's `gradients` gave them."""
@@ -282,6 +292,9 @@ def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise, *, recorded: bool = Fal
             for key, slot in zip(slot_keys, start, strict=True):
                 if mine.get(key) is None and slot is not None:
                     mine[key] = slot
+
+
+PLAIN_NUMBERS = (float, int, bool)
 
 
 def host_values(group: dict[str, Any]) -> dict[str, Any]:

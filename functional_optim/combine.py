@@ -37,18 +37,25 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
         {'w': tensor([-0.0100,  0.0100])}
     """
     parts: list[base.GradientTransformation] = []
-    for tx in transforms:
-        for part in _parts(tx):
-            last = parts[-1] if parts else None
-            if isinstance(part, Leafwise) and not part.links:
-                continue
-            if isinstance(part, Leafwise) and isinstance(last, Leafwise):
-                parts[-1] = Leafwise(last.links + part.links)
-            else:
-                parts.append(part)
+    run: list[Leafwise] = []
+    for part in [part for tx in transforms for part in _parts(tx)]:
+        if isinstance(part, Leafwise):
+            run.append(part)
+        else:
+            parts += [*_joined(run), part]
+            run = []
+    parts += _joined(run)
     if not parts:
         return Leafwise(())
     return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+
+
+def _joined(run: list[Leafwise]) -> list[base.GradientTransformation]:
+    """Neighbours as one, without those that do nothing."""
+    some = [part for part in run if part.links]
+    if len(some) < 2:
+        return [*some]
+    return [Leafwise(tuple([link for part in some for link in part.links]))]
 
 
 def named_chain(*named: tuple[str, base.GradientTransformation]) -> base.GradientTransformation:

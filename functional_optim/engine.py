@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from functional_optim import base, kernels
+from functional_optim import base
 from functional_optim.banks import PLAIN, Bank, Pack, fits, write
 from functional_optim.bundles import Bundle
 from functional_optim.rules import (
@@ -244,11 +245,24 @@ def _same_code(a: Link, b: Link) -> bool:
 
 
 def _same_function(a: Any, b: Any) -> bool:
+    """Are two functions one code with the same constants?"""
     if a is b:
         return True
-    code = getattr(a, "__code__", None)
-    if code is None or code is not getattr(b, "__code__", None):
+    if type(a) is not FunctionType or type(b) is not FunctionType or a.__code__ is not b.__code__:
         return False
-    if a.__closure__ is None:
-        return a.__defaults__ == b.__defaults__ and a.__kwdefaults__ == b.__kwdefaults__
-    return kernels.static_key(a) == kernels.static_key(b)
+    return (
+        a.__defaults__ == b.__defaults__
+        and a.__kwdefaults__ == b.__kwdefaults__
+        and all(map(_same_cell, a.__closure__ or (), b.__closure__ or ()))
+    )
+
+
+def _same_cell(a: Any, b: Any) -> bool:
+    x, y = a.cell_contents, b.cell_contents
+    if x is y or _same_function(x, y):
+        return True
+    return type(x) is type(y) and type(x) in CONSTANTS and x == y
+
+
+CONSTANTS = {bool, int, float, str, tuple}
+"""Types that are compared by value: a tuple's items may be any."""

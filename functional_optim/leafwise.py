@@ -185,14 +185,10 @@ def identity() -> Leafwise:
 
 
 def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    known = tuple([name for link in links for name in link.extra])
-
-    slot_keys = [key for keys in layout.slots for key in keys]
-    sizes = [len(keys) for keys in layout.slots]
-
     def init(params: Any) -> State:
         base.check_params(params)
         device = base.default_device(tree.leaves(params))
+        slot_keys = [key for keys in layout.slots for key in keys]
         columns = tree.map_unzip(
             len(slot_keys),
             lambda p: tuple([slot for link in links for slot in init_slots(link, p)]),
@@ -207,8 +203,10 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
         return State(step, carry, dict(zip(slot_keys, columns, strict=True)))
 
     def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
-        base.check_extra(extra, known)
+        base.check_extra(extra, tuple([name for link in links for name in link.extra]))
         check_state(links, layout, state)
+        slot_keys = [key for keys in layout.slots for key in keys]
+        sizes = [len(keys) for keys in layout.slots]
         if params is None:
             raise ValueError("update needs the parameters: call update(grads, state, params).")
         if not torch.compiler.is_compiling():

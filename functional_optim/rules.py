@@ -45,13 +45,28 @@ class Layout(NamedTuple):
     carry: tuple[tuple[str, ...], ...]
 
 
+_layouts: dict[Any, Layout] = {}
+
+
 def name_slots(links: tuple[Link, ...]) -> Layout:
     """Choose the state keys: the field's name, or `link.field` where two links share one.
+
+    Worked out once for each kind of chain: a recipe is built anew whenever a number changes.
 
     Raises:
         ValueError: if two links share a slot name and no two different names tell them apart, or
             if a link follows a tail without being one.
     """
+    if torch.compiler.is_compiling():
+        return _name_slots(links)
+    kind = tuple([(link.name, link.slots, type(link.carry), link.tail) for link in links])
+    layout = _layouts.get(kind)
+    if layout is None:
+        layout = _layouts[kind] = _name_slots(links)
+    return layout
+
+
+def _name_slots(links: tuple[Link, ...]) -> Layout:
     for first, second in pairwise(links):
         if first.tail and not second.tail:
             raise ValueError(
