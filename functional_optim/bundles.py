@@ -1,7 +1,7 @@
 """Tensors of one kind, stepped eagerly together: small ones joined, large ones in pieces.
 
-An elementwise rule does not care where a tensor ends. Joining 99 biases and norms saves the calls of
-98, and a piece that stays in the cache saves the memory traffic of a rule's twenty operations.
+An elementwise rule does not care where a tensor ends. Joining 99 biases and norms saves the calls
+of 98, and a piece that stays in the cache saves the memory traffic of a rule's twenty operations.
 """
 
 from __future__ import annotations

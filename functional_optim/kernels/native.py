@@ -167,9 +167,19 @@ def compile(name: str | None, body: Body, signature: Signature, outputs: int) ->
         library = _build(source, Path(scratch))
         native = Native(library, outputs)
         _try(native, body, signature)
-        if name is not None:
+        if name is not None and _is_usual():
             store.keep(name, library)
     return native
+
+
+def _is_usual() -> bool:
+    """Does Inductor compile for CPUs as it does in a process that has changed no setting?
+
+    Which settings a kept library was compiled with is not in its name.
+    """
+    from torch._inductor import config
+
+    return ".cpp." not in config.codegen_config()
 
 
 class Call(NamedTuple):
