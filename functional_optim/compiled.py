@@ -13,13 +13,13 @@ from torch import Tensor
 from functional_optim import base, kernels, tree
 from functional_optim.banks import Layouts, Memory
 from functional_optim.combine import extra_names
-from functional_optim.engine import Cohort, advance
+from functional_optim.engine import Cohort, How, advance, how_to
 from functional_optim.leafwise import Leafwise, State, carry_of, check_state, check_trees
 from functional_optim.rules import split
 
 
 def compile(
-    tx: base.GradientTransformation, *, donate: bool = True
+    tx: base.GradientTransformation, *, donate: bool = True, strict: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
     """Compile a transformation into a step: `params, state = step(grads, state, params, **extra)`.
 
@@ -32,6 +32,9 @@ def compile(
         tx: a transformation.
         donate: write the results into the tensors of `params` and `state`, which are then the ones
             returned (about five times faster than making new ones). False leaves both untouched.
+        strict: raise a RuntimeError where the step cannot be compiled, before anything is written.
+            False (the default) falls back to what works, at last to the plain rules, with a warning
+            that says why. Sparse gradients and tensors of odd layouts run eagerly either way.
 
     Returns:
         The step. Gradients are never changed. A `None` gradient leaves its parameter as it is.
@@ -41,6 +44,7 @@ def compile(
         TypeError: if tx is not a transformation; from the step, for an unknown extra argument.
         ValueError: from the step, if grads, state and params do not fit together, or two parameters
             share memory.
+        RuntimeError: from the step, if `strict` and it cannot be compiled.
 
     Example::
 
@@ -57,15 +61,16 @@ def compile(
             f"compile takes a transformation, but got a {type(tx).__name__}; call the factory "
             "first, e.g. compile(adamw(lr=1e-3))."
         )
-    return FusedStep(tx, donate) if isinstance(tx, Leafwise) else _whole(tx)
+    return FusedStep(tx, donate, strict) if isinstance(tx, Leafwise) else _whole(tx)
 
 
 class FusedStep:
     """The compiled step of a chain of one-tensor rules."""
 
-    def __init__(self, tx: Leafwise, donate: bool) -> None:
+    def __init__(self, tx: Leafwise, donate: bool, strict: bool) -> None:
         self.tx = tx
         self.donate = donate
+        self.how = how_to("strict" if strict else True)
         self.extra = extra_names(tx)
         self.slots = [key for own in tx.layout.slots for key in own]
         self.seen: Seen | None = None
@@ -93,7 +98,7 @@ class FusedStep:
         if self.seen is None or not self.seen.same(columns, given):
             base.check_params(params)
             check_trees(links, layout, params, grads, state)
-            self.seen = Seen(self.tx, columns, given)
+            self.seen = Seen(self.tx, columns, given, self.how)
         here = state.step.device.type == "cpu"
         t = float(state.step.item() + 1) if here else (state.step + 1).to(torch.float64)
         carry = carry_of(layout, state.carry)
@@ -127,7 +132,9 @@ class Seen:
     columns: parameters, gradients (or None), and each slot's tensors. grads: without the Nones.
     """
 
-    def __init__(self, tx: Leafwise, columns: list[list[Any]], grads: list[Tensor]) -> None:
+    def __init__(
+        self, tx: Leafwise, columns: list[list[Any]], grads: list[Tensor], how: How
+    ) -> None:
         params, given, *slots = self.columns = columns
         self.kinds = list(map(type, given))
         live = [i for i, g in enumerate(given) if g is not None]
@@ -137,8 +144,8 @@ class Seen:
         rows = [split([column[i] for column in slots], sizes) for i in live]
         self.layouts = Layouts(grads)
         self.memory = Memory([x for x in chain(params, *slots) if isinstance(x, Tensor)])
-        how = "compiled" if self.layouts.layouts is None else "apart"
-        self.cohort = Cohort(tx.links, mine, rows, grads, how=how)
+        dense = self.layouts.layouts is None
+        self.cohort = Cohort(tx.links, mine, rows, grads, how=how if dense else "apart")
         self.slots = [slot for row in rows for own in row for slot in own if slot is not None]
         for slot in self.slots:
             if slot.grad_fn is not None:  # of a recorded init; what is written here is not recorded
