@@ -52,7 +52,9 @@ def folder() -> Path | None:
 def _checked(path: Path) -> Path | None:
     try:
         path = path.expanduser().absolute()
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for part in (*reversed(path.parents), path):
+            if not part.is_dir():
+                part.mkdir(mode=0o700, exist_ok=True)
         above = [(parent, parent.stat().st_mode) for parent in path.resolve().parents]
         found = path.stat()
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
