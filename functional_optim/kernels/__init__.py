@@ -25,6 +25,7 @@ from torch import Tensor
 from functional_optim.kernels import native, store
 from functional_optim.kernels.keys import fingerprint, static_key
 from functional_optim.kernels.native import Addresses, Native, cut, vector
+from functional_optim.kernels.store import folder
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
 __all__ = [
@@ -38,6 +39,8 @@ __all__ = [
     "count",
     "cut",
     "fingerprint",
+    "folder",
+    "is_kept",
     "static_key",
     "sweep",
     "vector",
@@ -109,6 +112,11 @@ def bypass() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
     )
+
+
+def is_kept(kernel: Native) -> bool:
+    """Will the next process find this kernel?"""
+    return kernel.name is not None and store.find(kernel.name) is not None
 
 
 def count() -> int:

@@ -42,11 +42,16 @@ class Unsuitable(Exception):
 
 
 class Native:
-    """A loaded library. outputs: how many sums it returns."""
+    """A loaded library.
 
-    def __init__(self, path: Path, outputs: int) -> None:
-        self.path = path
+    outputs: how many sums it returns. name: under which it is kept, if it can be. found: it was
+    kept before, and not built by this process.
+    """
+
+    def __init__(self, path: Path, outputs: int, name: str | None, *, found: bool) -> None:
         self.outputs = outputs
+        self.name = name
+        self.found = found
         self.call = getattr(ctypes.CDLL(str(path)), SYMBOL)
         self.call.restype = None
         self.call.argtypes = [ctypes.c_void_p]
@@ -150,7 +155,7 @@ def load(name: str, outputs: int) -> Native | None:
     if path is None:
         return None
     try:
-        return Native(path, outputs)
+        return Native(path, outputs, name, found=True)
     except (OSError, AttributeError):
         return None
 
@@ -165,7 +170,7 @@ def compile(name: str | None, body: Body, signature: Signature, outputs: int) ->
     source = write(trace(body, signature), signature, outputs)
     with tempfile.TemporaryDirectory(prefix="functional_optim-") as scratch:
         library = _build(source, Path(scratch))
-        native = Native(library, outputs)
+        native = Native(library, outputs, name, found=False)
         _try(native, body, signature)
         if name is not None and _is_usual():
             store.keep(name, library)
@@ -179,7 +184,11 @@ def _is_usual() -> bool:
     """
     from torch._inductor import config
 
-    return ".cpp." not in config.codegen_config()
+    return all(
+        getattr(config, name) == entry.default
+        for name, entry in config._config.items()
+        if name.startswith("cpp.")
+    )
 
 
 class Call(NamedTuple):
