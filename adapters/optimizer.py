@@ -37,14 +37,14 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
             or self._optimizer_step_post_hooks
             or every_optimizer._global_optimizer_pre_hooks
             or every_optimizer._global_optimizer_post_hooks
-            or torch.autograd._profiler_enabled()
+            or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
         ):
             return announced(self, *args, **kwargs)
         return step(self, *args, **kwargs)
 
     quick.__name__ = "step"
     quick.__qualname__ = "Runs.step"
-    quick.hooked = True  # torch would wrap it again
+    vars(quick)["hooked"] = True  # torch would wrap it again
     return quick
 
 

@@ -146,8 +146,8 @@ class Bank:
         self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
         self.apart = any(grads[i].stride() != params[i].stride() for i in members)
         self.kernels: dict[int | None, Any] = {}
-        self.rows: array.array[int] | None = None
-        self.blocks: array.array[int] | None = None
+        self.rows: array.array[int] = array.array("q")
+        self.blocks: array.array[int] = array.array("q")
         self.threads = 1
 
     def step(self, grads: list[Tensor], pack: Pack) -> None:
@@ -176,7 +176,7 @@ class Bank:
         if kernel is None:
             kernel = self.kernels[measuring] = self._kernel(pack, measuring)
         if isinstance(kernel, kernels.Native):
-            if self.rows is None or self.blocks is None:
+            if not self.rows:
                 self._lay_out()
             numbers = pack.vector(self.compute)
             return kernel.sweep(self.blocks, self.rows, mine, numbers, self.threads)

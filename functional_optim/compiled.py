@@ -13,7 +13,7 @@ from torch import Tensor
 from functional_optim import base, kernels, tree
 from functional_optim.banks import Layouts, Memory
 from functional_optim.combine import extra_names
-from functional_optim.engine import Cohort, How, advance, how_to
+from functional_optim.engine import Cohort, How, advance
 from functional_optim.leafwise import Leafwise, State, carry_of, check_state, check_trees
 from functional_optim.rules import split
 
@@ -70,7 +70,7 @@ class FusedStep:
     def __init__(self, tx: Leafwise, donate: bool, strict: bool) -> None:
         self.tx = tx
         self.donate = donate
-        self.how = how_to("strict" if strict else True)
+        self.how: How = "strict" if strict else "compiled"
         self.extra = extra_names(tx)
         self.slots = [key for own in tx.layout.slots for key in own]
         self.seen: Seen | None = None
@@ -144,8 +144,9 @@ class Seen:
         rows = [split([column[i] for column in slots], sizes) for i in live]
         self.layouts = Layouts(grads)
         self.memory = Memory([x for x in chain(params, *slots) if isinstance(x, Tensor)])
-        dense = self.layouts.layouts is None
-        self.cohort = Cohort(tx.links, mine, rows, grads, how=how if dense else "apart")
+        if self.layouts.layouts is not None:
+            how = "apart"
+        self.cohort = Cohort(tx.links, mine, rows, grads, how=how)
         self.slots = [slot for row in rows for own in row for slot in own if slot is not None]
         for slot in self.slots:
             if slot.grad_fn is not None:  # of a recorded init; what is written here is not recorded

@@ -109,7 +109,7 @@ def bypass() -> bool:
     """
     return (
         torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
         or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
     )
 

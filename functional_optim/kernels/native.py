@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,7 +97,8 @@ class Native:
 def _reader() -> int:
     """The address of torch's function from a tensor object to its data, which Inductor's own
     kernels use; 0 where this torch has none."""
-    guards = getattr(torch._C._dynamo, "guards", None)
+    dynamo = getattr(torch._C, "_dynamo", None)
+    guards = getattr(dynamo, "guards", None)
     return getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", 0)
 
 
@@ -184,10 +185,9 @@ def _is_usual() -> bool:
     """
     from torch._inductor import config
 
+    entries = vars(config)["_config"].items()
     return all(
-        getattr(config, name) == entry.default
-        for name, entry in config._config.items()
-        if name.startswith("cpp.")
+        getattr(config, name) == entry.default for name, entry in entries if name.startswith("cpp.")
     )
 
 
@@ -306,7 +306,7 @@ def _captured() -> Iterator[list[Call]]:
     real = AsyncCompile.cpp_pybinding
     calls: list[Call] = []
 
-    def record(self: Any, argtypes: list[str], source_code: str) -> Callable[..., None]:
+    def record(self: Any, argtypes: list[str], source_code: str) -> Any:
         if threading.get_ident() != here:
             return real(self, argtypes, source_code)
         call = Call(argtypes, source_code, [])
