@@ -214,7 +214,7 @@ class Bank:
     ) -> list[tuple[kernels.Kernel, list[int]]]:
         """Kernels that are called with tensors, and which tensors each gets."""
         size = 1 if self.device.type == "cpu" else CHUNK
-        count, parts = len(self.params), []
+        key, count, parts = rule.key(), len(self.params), []
         for cut in [range(at, min(at + size, count)) for at in range(0, count, size)]:
             shapes = None
             if not self.flat:
@@ -230,7 +230,7 @@ class Bank:
             signature = kernels.Signature(
                 (dtypes,) * len(cut), shapes, numbers, self.device, threads
             )
-            kernel = kernels.build(rule.key(), rule.many, signature, strict=self.strict)
+            kernel = kernels.build(key, rule.many, signature, strict=self.strict)
             parts.append((kernel, list(cut)))
         return parts
 
