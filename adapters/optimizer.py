@@ -19,6 +19,7 @@ from functional_optim.adapters.apart import step_apart
 from functional_optim.adapters.loading import check_loaded
 from functional_optim.adapters.numbers import owned
 from functional_optim.adapters.plan import Plan
+from functional_optim.engine import Compile, how_to
 
 Recipe = Callable[..., base.GradientTransformation]
 """Any function from hyperparameters to a transformation."""
@@ -36,14 +37,14 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
             or self._optimizer_step_post_hooks
             or every_optimizer._global_optimizer_pre_hooks
             or every_optimizer._global_optimizer_post_hooks
-            or torch.autograd._profiler_enabled()
+            or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
         ):
             return announced(self, *args, **kwargs)
         return step(self, *args, **kwargs)
 
     quick.__name__ = "step"
     quick.__qualname__ = "Runs.step"
-    quick.hooked = True  # torch would wrap it again
+    vars(quick)["hooked"] = True  # torch would wrap it again
     return quick
 
 
@@ -65,13 +66,14 @@ class Runs(torch.optim.Optimizer):
     A drop-in inherits from this class and, after it, from torch's own, which gives it torch's
     signature, errors, defaults and `isinstance`.
 
-    compile: run compiled kernels; False runs the rules eagerly.
+    compile: run compiled kernels; False runs the rules eagerly, and "strict" raises a RuntimeError
+        at a step that cannot be compiled, where True falls back with a warning.
     counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD
         and Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
     """
 
-    compile: bool = True
+    compile: Compile = True
     counts_steps: bool = True
     integer_steps: bool = False
 
@@ -214,8 +216,10 @@ class Optimizer(Runs):
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
         recipe: a function from hyperparameters to a transformation.
-        compile: run compiled kernels (the default); False runs the rules eagerly. A recipe with
-            parts that are not made of one-tensor rules always runs eagerly, group by group.
+        compile: run compiled kernels (the default); False runs the rules eagerly. Where they cannot
+            be compiled, True falls back with a warning, and "strict" raises a RuntimeError at the
+            step, before any tensor is changed. A recipe with parts that are not made of one-tensor
+            rules has none: it always runs eagerly, group by group.
         hyperparameters: values for the recipe's parameters; those with a default may be left out.
             They become the entries of the parameter groups, so torch's LR schedulers find
             `group["lr"]`, and a group may have its own.
@@ -226,7 +230,8 @@ class Optimizer(Runs):
     Raises:
         TypeError: for a recipe that is not callable, does not return a transformation, or does not
             take a given hyperparameter, and for integer parameters.
-        ValueError: from the recipe, for numbers out of range.
+        ValueError: from the recipe, for numbers out of range; for another value of compile.
+        RuntimeError: from `step`, if compile is "strict" and it cannot be compiled.
 
     Example::
 
@@ -243,7 +248,7 @@ class Optimizer(Runs):
     """
 
     def __init__(
-        self, params: Any, recipe: Recipe, *, compile: bool = True, **hyperparameters: Any
+        self, params: Any, recipe: Recipe, *, compile: Compile = True, **hyperparameters: Any
     ) -> None:
         if not callable(recipe):
             raise TypeError(
@@ -252,6 +257,7 @@ class Optimizer(Runs):
             )
         defaults = recipe_defaults(recipe, hyperparameters)
         self.recipe = ByReference(recipe, tuple(defaults))
+        how_to(compile)
         self.compile = compile
         super().__init__(params, defaults)
 

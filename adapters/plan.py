@@ -19,7 +19,7 @@ from functional_optim import kernels, numeric
 from functional_optim.adapters.numbers import Column, Integers, owned
 from functional_optim.adapters.whole import WholeTree
 from functional_optim.banks import Layouts, Memory
-from functional_optim.engine import Cohort, advance
+from functional_optim.engine import Cohort, advance, how_to
 from functional_optim.leafwise import Leafwise
 from functional_optim.rules import Numbers, init_slots
 
@@ -197,10 +197,8 @@ class Plan:
             for state in states
         ]
         grads = [p.grad for p in params if p.grad is not None]
-        if grads[0].layout is not torch.strided:
-            how = "apart"
-        else:
-            how = "compiled" if optimizer.compile else "eager"
+        dense = grads[0].layout is torch.strided
+        how = how_to(optimizer.compile) if dense else "apart"
         cohort = Cohort(tx.links, params, slots, grads, how=how)
         step = None
         if optimizer.counts_steps:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim import algorithms, base
 from functional_optim.adapters.optimizer import Runs
+from functional_optim.engine import Compile, how_to
 
 try:  # torch's own checks, for the same refusals in the same words
     from torch.optim.optimizer import (
@@ -29,8 +30,10 @@ except ImportError:
 class DropIn(Runs):
     """A class of torch.optim whose steps are run by a recipe.
 
-    Takes the arguments of the torch class, and the keyword `compile`. torch's names for
-    hyperparameters are the recipe's, so a group is what the recipe is called with.
+    Takes the arguments of the torch class, and the keyword `compile`: True, False, or "strict",
+    which raises a RuntimeError at a step that cannot be compiled, where True falls back with a
+    warning. torch's names for hyperparameters are the recipe's, so a group is what the recipe is
+    called with.
 
     recipe: the function that makes the transformation.
     sparse: what a sparse gradient does: raises "never", moves its rows only ("lazy").
@@ -42,7 +45,8 @@ class DropIn(Runs):
     counted: ClassVar[str] = "params and state_steps"
     _names: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, *args: Any, compile: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, compile: Compile = True, **kwargs: Any) -> None:
+        how_to(compile)
         self.compile = compile
         super().__init__(*args, **kwargs)
         # set by torch's own classes when fused=True, for a step that unscales gradients itself
@@ -77,7 +81,8 @@ class Adadelta(DropIn, torch.optim.Adadelta):
     """torch.optim.Adadelta, run by `functional_optim.adadelta`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` is checked and kept, but chooses nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` is checked and kept, but chooses nothing
+    here.
 
     State: `step`, `square_avg`, `acc_delta`.
 
@@ -103,7 +108,8 @@ class Adafactor(DropIn, torch.optim.Adafactor):
     """torch.optim.Adafactor, run by `functional_optim.adafactor`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` is checked and kept, but chooses nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` is checked and kept, but chooses nothing
+    here.
 
     State: `step`; `row_var` and `col_var`, or `variance` below two dimensions.
 
@@ -129,7 +135,8 @@ class Adagrad(DropIn, torch.optim.Adagrad):
     """torch.optim.Adagrad, run by `functional_optim.adagrad`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` and `fused` are checked and kept, but choose nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` and `fused` are checked and kept, but
+    choose nothing here.
 
     State: `step` and `sum`, made at construction, as in torch. Sparse gradients move their rows
     only; with weight decay or `fused` they are refused, as in torch.
@@ -166,7 +173,8 @@ class Adam(DropIn, torch.optim.Adam):
     """torch.optim.Adam, run by `functional_optim.adam`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` and `fused` are checked and kept, but choose nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` and `fused` are checked and kept, but
+    choose nothing here.
 
     State: `step`, `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`.
 
@@ -199,7 +207,8 @@ class AdamW(Adam, torch.optim.AdamW):
     """torch.optim.AdamW, run by `functional_optim.adamw`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` and `fused` are checked and kept, but choose nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` and `fused` are checked and kept, but
+    choose nothing here.
 
     State: `step`, `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`.
 
@@ -223,7 +232,8 @@ class Adamax(DropIn, torch.optim.Adamax):
     """torch.optim.Adamax, run by `functional_optim.adamax`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` is checked and kept, but chooses nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` is checked and kept, but chooses nothing
+    here.
 
     State: `step`, `exp_avg`, `exp_inf`.
 
@@ -249,7 +259,8 @@ class ASGD(DropIn, torch.optim.ASGD):
     """torch.optim.ASGD, run by `functional_optim.asgd`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` is checked and kept, but chooses nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` is checked and kept, but chooses nothing
+    here.
 
     State: `step`, `eta`, `mu`, and `ax`, the average of the parameter.
 
@@ -276,7 +287,7 @@ class Muon(DropIn, torch.optim.Muon):
     """torch.optim.Muon, run by `functional_optim.muon`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager).
+    eager; "strict": compiled or a RuntimeError).
 
     State: `momentum_buffer`. No step count, as in torch. Matrices only.
 
@@ -303,7 +314,8 @@ class NAdam(DropIn, torch.optim.NAdam):
     """torch.optim.NAdam, run by `functional_optim.nadam`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` is checked and kept, but chooses nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` is checked and kept, but chooses nothing
+    here.
 
     State: `step`, `mu_product`, `exp_avg`, `exp_avg_sq`.
 
@@ -330,7 +342,8 @@ class RAdam(DropIn, torch.optim.RAdam):
     """torch.optim.RAdam, run by `functional_optim.radam`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` is checked and kept, but chooses nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` is checked and kept, but chooses nothing
+    here.
 
     State: `step`, `exp_avg`, `exp_avg_sq`.
 
@@ -356,7 +369,8 @@ class RMSprop(DropIn, torch.optim.RMSprop):
     """torch.optim.RMSprop, run by `functional_optim.rmsprop`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` is checked and kept, but chooses nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` is checked and kept, but chooses nothing
+    here.
 
     State: `step`, `square_avg`; `momentum_buffer` with momentum, `grad_avg` if centered.
 
@@ -382,7 +396,8 @@ class Rprop(DropIn, torch.optim.Rprop):
     """torch.optim.Rprop, run by `functional_optim.rprop`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` is checked and kept, but chooses nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` is checked and kept, but chooses nothing
+    here.
 
     State: `step`, `prev`, `step_size`.
 
@@ -408,7 +423,8 @@ class SGD(DropIn, torch.optim.SGD):
     """torch.optim.SGD, run by `functional_optim.sgd`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager). `foreach` and `fused` are checked and kept, but choose nothing here.
+    eager; "strict": compiled or a RuntimeError). `foreach` and `fused` are checked and kept, but
+    choose nothing here.
 
     State: `momentum_buffer`, if there is momentum. No step count, as in torch.
     Sparse gradients move their rows only; with momentum or weight decay they are made dense, and
@@ -446,7 +462,7 @@ class SparseAdam(DropIn, torch.optim.SparseAdam):
     """torch.optim.SparseAdam, run by `functional_optim.sparse_adam`.
 
     Takes torch's arguments with torch's defaults, and `compile` (True: compiled kernels; False:
-    eager).
+    eager; "strict": compiled or a RuntimeError).
 
     State: `step`, a Python int as in torch; `exp_avg`, `exp_avg_sq`, dense.
 

@@ -116,7 +116,7 @@ class Bank:
 
     members: their places among the tensors of the cohort. grads: gradients like those to come.
     flat: elementwise rules see a tensor as 1-D; otherwise all tensors of a bank have one shape and
-    stride.
+    stride. strict: raise where a kernel cannot be compiled.
     """
 
     def __init__(
@@ -128,8 +128,10 @@ class Bank:
         grads: list[Tensor],
         *,
         flat: bool,
+        strict: bool,
     ) -> None:
         self.links = links
+        self.strict = strict
         self.members = members
         self.whole = members == list(range(len(params)))
         self.params = [params[i] for i in members]
@@ -150,6 +152,11 @@ class Bank:
     def step(self, grads: list[Tensor], pack: Pack) -> None:
         """Step every tensor and its slots, in place."""
         self._run(grads, pack, None)
+
+    def prepare(self, pack: Pack) -> None:
+        """Have the kernel of `step` ready."""
+        if None not in self.kernels:
+            self.kernels[None] = self._kernel(pack, None)
 
     def measure(self, grads: list[Tensor], pack: Pack, links: int) -> Sequence[Any]:
         """What the last of the first `links` links measures, summed over the bank."""
@@ -187,7 +194,12 @@ class Bank:
         if self.flat:
             signature = kernels.Signature((dtypes,), None, numbers, self.device, 1)
             native = kernels.sweep(
-                rule.key(), rule.functions(), rule.one, signature, rule.outputs(self.params[0])
+                rule.key(),
+                rule.functions(),
+                rule.one,
+                signature,
+                rule.outputs(self.params[0]),
+                strict=self.strict,
             )
             if native is not None:
                 return self._sweep(native)
@@ -200,7 +212,7 @@ class Bank:
         size = 1 if self.device.type == "cpu" else CHUNK
         if rule.stacks():
             size = at_once(self.params[0].numel())
-        count, parts = len(self.params), []
+        key, count, parts = rule.key(), len(self.params), []
         for cut in [range(at, min(at + size, count)) for at in range(0, count, size)]:
             shapes = None
             if not self.flat:
@@ -216,7 +228,8 @@ class Bank:
             signature = kernels.Signature(
                 (dtypes,) * len(cut), shapes, numbers, self.device, threads
             )
-            parts.append((kernels.build(rule.key(), rule.many, signature), list(cut)))
+            kernel = kernels.build(key, rule.many, signature, strict=self.strict)
+            parts.append((kernel, list(cut)))
         return parts
 
     def _call(self, parts: Any, grads: list[Tensor], numbers: Tensor) -> Sequence[Any]:
@@ -250,7 +263,8 @@ class Rule:
     def key(self) -> Any:
         """Stands for the rule in this process."""
         code = tuple([(kernels.static_key(self._code(link)), link.tail) for link in self.links])
-        return (code, self.measuring, self.counts, tuple(self.holes))
+        globals_read = kernels.fingerprint(self.functions())
+        return (code, globals_read, self.measuring, self.counts, tuple(self.holes))
 
     def functions(self) -> tuple[Any, ...]:
         """All that the rule depends on."""

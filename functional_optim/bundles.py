@@ -49,7 +49,7 @@ class Piece:
         if len(views) == 1:
             views[0].copy_(result)
         else:
-            torch._foreach_copy_(views, result.split(self.sizes))
+            torch._foreach_copy_(views, result.split(self.sizes))  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Bundle:

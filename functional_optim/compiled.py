@@ -13,13 +13,13 @@ from torch import Tensor
 from functional_optim import base, kernels, tree
 from functional_optim.banks import Layouts, Memory
 from functional_optim.combine import extra_names
-from functional_optim.engine import Cohort, advance
+from functional_optim.engine import Cohort, How, advance
 from functional_optim.leafwise import Leafwise, State, carry_of, check_state, check_trees
 from functional_optim.rules import Numbers, split
 
 
 def compile(
-    tx: base.GradientTransformation, *, donate: bool = True
+    tx: base.GradientTransformation, *, donate: bool = True, strict: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
     """Compile a transformation into a step: `params, state = step(grads, state, params, **extra)`.
 
@@ -32,6 +32,9 @@ def compile(
         tx: a transformation.
         donate: write the results into the tensors of `params` and `state`, which are then the ones
             returned (about five times faster than making new ones). False leaves both untouched.
+        strict: raise a RuntimeError where the step cannot be compiled, before anything is written.
+            False (the default) falls back to what works, at last to the plain rules, with a warning
+            that says why. Sparse gradients and tensors of odd layouts run eagerly either way.
 
     Returns:
         The step. Gradients are never changed. A `None` gradient leaves its parameter as it is.
@@ -41,6 +44,7 @@ def compile(
         TypeError: if tx is not a transformation; from the step, for an unknown extra argument.
         ValueError: from the step, if grads, state and params do not fit together, or two parameters
             share memory.
+        RuntimeError: from the step, if `strict` and it cannot be compiled.
 
     Example::
 
@@ -57,15 +61,16 @@ def compile(
             f"compile takes a transformation, but got a {type(tx).__name__}; call the factory "
             "first, e.g. compile(adamw(lr=1e-3))."
         )
-    return FusedStep(tx, donate) if isinstance(tx, Leafwise) else _whole(tx)
+    return FusedStep(tx, donate, strict) if isinstance(tx, Leafwise) else _whole(tx)
 
 
 class FusedStep:
     """The compiled step of a chain of one-tensor rules."""
 
-    def __init__(self, tx: Leafwise, donate: bool) -> None:
+    def __init__(self, tx: Leafwise, donate: bool, strict: bool) -> None:
         self.tx = tx
         self.donate = donate
+        self.how: How = "strict" if strict else "compiled"
         self.extra = extra_names(tx)
         self.slots = [key for own in tx.layout.slots for key in own]
         self.seen: Seen | None = None
@@ -85,7 +90,7 @@ class FusedStep:
         seen = self.seen
         given = None if seen is None else seen.gradients(grads, state, params)
         if seen is None or given is None:
-            seen = self.seen = Seen(self.tx, grads, state, params)
+            seen = self.seen = Seen(self.tx, grads, state, params, self.how)
             given = seen.given
         layout = self.tx.layout
         here = state.step.device.type == "cpu"
@@ -123,7 +128,7 @@ class Seen:
     Raises, when it is made, if the trees do not fit together.
     """
 
-    def __init__(self, tx: Leafwise, grads: Any, state: Any, params: Any) -> None:
+    def __init__(self, tx: Leafwise, grads: Any, state: Any, params: Any, how: How) -> None:
         check_state(tx.links, tx.layout, state)
         base.check_params(params)
         check_trees(tx.links, tx.layout, params, grads, state)
@@ -144,7 +149,8 @@ class Seen:
                 slot.detach_()
         self.layouts = Layouts(self.given)
         self.memory = Memory([x for x in self.tensors if isinstance(x, Tensor)])
-        how = "compiled" if self.layouts.layouts is None else "apart"
+        if self.layouts.layouts is not None:
+            how = "apart"
         self.cohort = Cohort(tx.links, mine, rows, self.given, how=how)
         self.step: Tensor | None = None
         self.version = 0

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from functional_optim import base
+from functional_optim import base, kernels
 from functional_optim.banks import PLAIN, Bank, Pack, fits, write
 from functional_optim.bundles import Bundle
 from functional_optim.rules import (
@@ -31,6 +31,27 @@ from functional_optim.rules import (
     sum_parts,
 )
 
+How = Literal["compiled", "strict", "eager", "apart"]
+
+Compile = bool | Literal["strict"]
+"""What a user says of kernels."""
+
+
+def how_to(compile: Compile) -> How:
+    """How a cohort is run that a user wants compiled so.
+
+    Raises:
+        ValueError: for anything but True, False and "strict".
+    """
+    if compile == "strict":
+        return "strict"
+    if isinstance(compile, bool):
+        return "compiled" if compile else "eager"
+    raise ValueError(
+        f'compile must be True, False, or "strict" (an error where True falls back with a '
+        f"warning), but got {compile!r}."
+    )
+
 
 class Cohort:
     """Tensors that share rules and numbers, ready to be stepped in place again and again.
@@ -40,8 +61,9 @@ class Cohort:
         params: their tensors; all different.
         slots: for each tensor, the slots of each link.
         grads: gradients like those of the steps to come: in type, dtype, shape and strides.
-        how: "compiled" uses kernels where the layout of a tensor allows; "eager" runs the rules on
-            tensors joined or cut; "apart" on every tensor as it is, which can be traced.
+        how: "compiled" uses kernels where the layout of a tensor allows; "strict", too, and raises
+            where one cannot be compiled; "eager" runs the rules on tensors joined or cut; "apart"
+            on every tensor as it is, which can be traced.
         replace: put new tensors into `slots` instead of writing into the old ones, so that autograd
             can go back through the step.
     """
@@ -53,7 +75,7 @@ class Cohort:
         slots: list[list[Slots]],
         grads: list[Tensor],
         *,
-        how: Literal["compiled", "eager", "apart"],
+        how: How,
         replace: bool = False,
     ) -> None:
         self.links = links
@@ -66,7 +88,7 @@ class Cohort:
         kinds: dict[Any, list[int]] = {}
         for i, p in enumerate(params):
             mine = [slot for own in slots[i] for slot in own if slot is not None]
-            joined = how == "compiled" or (how == "eager" and flat)
+            joined = how in ("compiled", "strict") or (how == "eager" and flat)
             if not (joined and type(grads[i]) in PLAIN and fits([p, *mine], flat)):
                 self.loose.append(i)
                 continue
@@ -75,14 +97,16 @@ class Cohort:
             shape = None if flat else (tuple(p.shape), p.stride())
             kinds.setdefault((dtypes, holes, p.device, shape), []).append(i)
             self.written.append(p)
+        self.strict = how == "strict"
         self.banks: list[Bank] = []
         self.bundles: list[Bundle] = []
         for (*_, shape), members in kinds.items():
-            if how == "compiled":
-                bank = Bank(links, members, params, slots, grads, flat=shape is None)
-                self.banks.append(bank)
-            else:
+            if how == "eager":
                 self.bundles.append(Bundle(links, members, params, slots))
+                continue
+            flat = shape is None
+            bank = Bank(links, members, params, slots, grads, flat=flat, strict=self.strict)
+            self.banks.append(bank)
 
     def relink(self, links: tuple[Link, ...]) -> bool:
         """Take links with other numbers; False, and nothing done, if their code differs."""
@@ -107,6 +131,13 @@ class Cohort:
             pack = Pack(numbers)
             parts += [bank.measure(grads, pack, len(numbers)) for bank in self.banks]
         return parts
+
+    def prepare(self, numbers: list[Numbers]) -> None:
+        """Compile what `apply` needs if that may raise, which must not happen halfway."""
+        if self.strict:
+            pack = Pack(numbers)
+            for bank in self.banks:
+                bank.prepare(pack)
 
     def apply(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
         """Step every tensor and its slots, in place."""
@@ -170,6 +201,8 @@ def advance(
         total = _total(parts)
         for k in meeting:
             steps[k].advance(total)
+    for cohort, step in zip(cohorts, steps, strict=True):
+        cohort.prepare(step.numbers)
     for cohort, mine, step in zip(cohorts, grads, steps, strict=True):
         cohort.apply(mine, step.numbers)
     return [step.carried for step in steps]
@@ -261,8 +294,6 @@ def _same_cell(a: Any, b: Any) -> bool:
     x, y = a.cell_contents, b.cell_contents
     if x is y or _same_function(x, y):
         return True
-    return type(x) is type(y) and type(x) in CONSTANTS and x == y
-
-
-CONSTANTS = {bool, int, float, str, tuple}
-"""Types that are compared by value: a tuple's items may be any."""
+    if type(x) is not type(y):
+        return False
+    return x == y if type(x) in (bool, int, str) else kernels.static_key(x) == kernels.static_key(y)

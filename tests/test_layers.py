@@ -23,7 +23,7 @@ LAYERS = (
     {"combine", "forms"},
     {"transforms", "compiled"},
     {"algorithms"},
-    {"adapters"},
+    {"adapters", "warmup"},
 )
 """A module, or a package with all in it, imports only from the layers before its own."""
 DEPTH = {name: i for i, layer in enumerate(LAYERS) for name in layer}

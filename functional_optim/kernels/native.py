@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,11 +44,16 @@ class Unsuitable(Exception):
 
 
 class Native:
-    """A loaded library. outputs: how many sums it returns."""
+    """A loaded library.
 
-    def __init__(self, path: Path, outputs: int) -> None:
-        self.path = path
+    outputs: how many sums it returns. name: under which it is kept, if it can be. found: it was
+    kept before, and not built by this process.
+    """
+
+    def __init__(self, path: Path, outputs: int, name: str | None, *, found: bool) -> None:
         self.outputs = outputs
+        self.name = name
+        self.found = found
         self.call = getattr(ctypes.CDLL(str(path)), SYMBOL)
         self.call.restype = None
         self.call.argtypes = [ctypes.c_void_p]
@@ -108,7 +113,8 @@ class Sweep:
 def _reader() -> int:
     """The address of torch's function from a tensor object to its data, which Inductor's own
     kernels use; 0 where this torch has none."""
-    guards = getattr(torch._C._dynamo, "guards", None)
+    dynamo = getattr(torch._C, "_dynamo", None)
+    guards = getattr(dynamo, "guards", None)
     return getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", 0)
 
 
@@ -166,7 +172,7 @@ def load(name: str, outputs: int) -> Native | None:
     if path is None:
         return None
     try:
-        native = Native(path, outputs)
+        native = Native(path, outputs, name, found=True)
     except (OSError, AttributeError):
         return None
     watch.load()
@@ -188,13 +194,26 @@ def compile(name: str | None, body: Body, signature: Signature, outputs: int) ->
         source = write(trace(body, signature), signature, outputs)
         with tempfile.TemporaryDirectory(prefix="functional_optim-") as scratch:
             library = _build(source, Path(scratch))
-            native = Native(library, outputs)
+            native = Native(library, outputs, name, found=False)
             _try(native, body, signature)
-            if name is not None:
+            if name is not None and _is_usual():
                 store.keep(name, library)
     finally:
         beside.finish()
     return native
+
+
+def _is_usual() -> bool:
+    """Does Inductor compile for CPUs as it does in a process that has changed no setting?
+
+    Which settings a kept library was compiled with is not in its name.
+    """
+    from torch._inductor import config
+
+    entries = vars(config)["_config"].items()
+    return all(
+        getattr(config, name) == entry.default for name, entry in entries if name.startswith("cpp.")
+    )
 
 
 class Call(NamedTuple):
@@ -312,7 +331,7 @@ def _captured() -> Iterator[list[Call]]:
     real = AsyncCompile.cpp_pybinding
     calls: list[Call] = []
 
-    def record(self: Any, argtypes: list[str], source_code: str) -> Callable[..., None]:
+    def record(self: Any, argtypes: list[str], source_code: str) -> Any:
         if threading.get_ident() != here:
             return real(self, argtypes, source_code)
         call = Call(argtypes, source_code, [])

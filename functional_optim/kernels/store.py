@@ -13,14 +13,30 @@ import platform
 import stat
 import sys
 import tempfile
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
 VARIABLE = "FUNCTIONAL_OPTIM_CACHE"
 DIGEST = 32
 """Bytes of the checksum behind a kept library."""
+
+PATIENCE = 60.0
+"""Seconds to wait for another process that builds the same kernel."""
+
+ABANDONED = 3600.0
+"""Seconds after which a file that was not finished is taken for a killed process's."""
+
+_refused: set[Path] = set()
 
 
 def folder() -> Path | None:
@@ -28,28 +44,48 @@ def folder() -> Path | None:
     chosen = os.environ.get(VARIABLE, "")
     if chosen.lower() == "off":
         return None
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return _checked(Path(chosen) if chosen else Path(base) / "functional_optim")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return _checked(Path(chosen or f"{base}/functional_optim"))
 
 
 @functools.cache
 def _checked(path: Path) -> Path | None:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = path.expanduser().absolute()
+        for part in (*reversed(path.parents), path):
+            if not part.is_dir():
+                part.mkdir(mode=0o700, exist_ok=True)
+        above = [(parent, parent.stat().st_mode) for parent in path.resolve().parents]
         found = path.stat()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         _refuse(path, f"it cannot be used ({error})")
         return None
-    if hasattr(os, "getuid") and found.st_uid not in (0, os.getuid()):
-        _refuse(path, "it belongs to somebody else")
-        return None
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        _refuse(path, "others can write to it; take that right away with chmod go-w")
-        return None
+    if hasattr(os, "getuid"):
+        open_above = [p for p, mode in above if mode & stat.S_IWOTH and not mode & stat.S_ISVTX]
+        if found.st_uid not in (0, os.getuid()):
+            _refuse(path, "it belongs to somebody else")
+            return None
+        if not _is_private(found):
+            _refuse(path, "others can write to it; take that right away with chmod go-w")
+            return None
+        if open_above:
+            _refuse(path, f"others can replace it, as everybody can write to {open_above[0]}")
+            return None
     return path
 
 
+def _is_private(found: os.stat_result) -> bool:
+    """Can only this user, or the administrator, have written there?"""
+    if not hasattr(os, "getuid"):
+        return True
+    mine = found.st_uid in (0, os.getuid())
+    return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def _refuse(path: Path, why: str) -> None:
+    if path in _refused:
+        return
+    _refused.add(path)
     warnings.warn(
         f"functional_optim: compiled kernels are not kept in {path}: {why}. Every process compiles "
         f"its own; set {VARIABLE} to another folder, or to off.",
@@ -60,15 +96,26 @@ def _refuse(path: Path, why: str) -> None:
 
 @functools.cache
 def machine() -> str:
-    """What makes a library fit here: versions, and the processor that it was compiled for."""
-    flags = ""
+    """What makes a library fit here: versions, the processor that it was compiled for, and what the
+    environment tells Inductor."""
+    told = sorted(
+        f"{name}={value}"
+        for name, value in os.environ.items()
+        if name.startswith(("TORCHINDUCTOR_", "ATEN_CPU_CAPABILITY"))
+        and name not in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")
+    )
+    versions = torch.__version__, torch.version.git_version, sys.implementation.cache_tag
+    capability = torch.backends.cpu.get_cpu_capability()
+    return repr((*versions, sys.platform, platform.machine(), capability, processor(), told))
+
+
+def processor() -> str:
+    """The instructions that this processor has."""
     try:
         with Path("/proc/cpuinfo").open() as lines:
-            flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+            return next((line for line in lines if line.startswith(("flags", "Features"))), "")
     except OSError:
-        flags = platform.processor()
-    capability = torch.backends.cpu.get_cpu_capability()
-    return repr((torch.__version__, torch.version.git_version, sys.platform, capability, flags))
+        return platform.processor()
 
 
 def name_of(*parts: str) -> str:
@@ -78,17 +125,19 @@ def name_of(*parts: str) -> str:
 
 
 def find(name: str) -> Path | None:
-    """The kept library of a name, if there is one and it is whole."""
+    """The kept library of a name, if there is one, it is whole, and nobody else can have put it
+    there."""
     here = folder()
     if here is None:
         return None
     path = here / name
     try:
         content = path.read_bytes()
+        private = _is_private(path.stat())
     except OSError:
         return None
     body, digest = content[:-DIGEST], content[-DIGEST:]
-    return path if hashlib.sha256(body).digest() == digest else None
+    return path if private and hashlib.sha256(body).digest() == digest else None
 
 
 def keep(name: str, library: Path) -> None:
@@ -98,6 +147,7 @@ def keep(name: str, library: Path) -> None:
         return
     body = library.read_bytes()
     try:
+        _tidy(here)
         handle, temporary = tempfile.mkstemp(dir=here, prefix="new-")
         try:
             with os.fdopen(handle, "wb") as out:
@@ -108,3 +158,51 @@ def keep(name: str, library: Path) -> None:
             raise
     except OSError as error:
         _refuse(here, f"writing failed ({error})")
+
+
+def _tidy(here: Path) -> None:
+    """Remove what killed processes left."""
+    for path in (*here.glob("new-*"), *here.glob("*.lock")):
+        with suppress(OSError):  # another process was faster
+            if path.stat().st_mtime < time.time() - ABANDONED:
+                path.unlink()
+
+
+@contextmanager
+def turn(name: str | None) -> Iterator[None]:
+    """Inside, no other process builds the library of this name, unless it takes a minute.
+
+    The lock is the operating system's: it goes with a process that is killed.
+    """
+    here = None if name is None or fcntl is None else folder()
+    path = None if here is None else here / f"{name}.lock"
+    handle = None
+    if path is not None:
+        try:
+            handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError:  # a folder that is only read needs no turns
+            path = None
+    try:
+        if handle is not None and not _locked(handle):
+            path = None
+        yield
+    finally:
+        if path is not None:
+            with suppress(OSError):
+                path.unlink()
+        if handle is not None:
+            os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    assert fcntl is not None
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.02)
+        except OSError:  # a file system without locks
+            return False
+    return False

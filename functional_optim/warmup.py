@@ -1,0 +1,186 @@
+"""Filling the folder of compiled kernels ahead of time: in a CI image, or as a container is built.
+
+`python -m functional_optim.warmup adamw sgd --dtype float32 bfloat16` compiles the kernels of these
+algorithms, or finds them compiled. A later process with the same versions and processor then steps
+without a compiler. For users other than the one who fills it, name a folder that they can read:
+`FUNCTIONAL_OPTIM_CACHE=/opt/kernels`, and `chmod -R a+rX /opt/kernels` afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from functional_optim import algorithms, kernels
+from functional_optim.base import GradientTransformation
+from functional_optim.compiled import FusedStep, compile
+
+
+class Warmed(NamedTuple):
+    """What became of the kernels of a transformation for one dtype.
+
+    built: how many were compiled, and kept. found: had been kept before. unkept: work here, but not
+    from the folder in the next process.
+    """
+
+    dtype: torch.dtype
+    built: int
+    found: int
+    unkept: int
+
+
+def warm(
+    tx: GradientTransformation, dtypes: Sequence[torch.dtype] = (torch.float32,)
+) -> list[Warmed]:
+    """Compile and keep the kernels of a transformation, by a step on a throwaway tensor.
+
+    `compile(tx)` and the optimizer objects in `functional_optim.adapters` use the same ones, for
+    every size of tensor and every value of the numbers. What chooses the code counts: flags, and
+    which links there are.
+
+    Args:
+        tx: a transformation made of one-tensor rules, such as `adamw()` or a chain.
+        dtypes: of the parameters that it will step.
+
+    Returns:
+        For each dtype how many kernels were built, found, and could not be kept: where there is no
+        folder to keep them in, where a rule reads an object that may be another in the next
+        process, and where it looks at shapes, so that there is no kernel for all of them.
+
+    Raises:
+        TypeError: for a transformation that is not made of one-tensor rules.
+        RuntimeError: if there is no working compiler.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim.warmup import warm
+        >>> (kernels,) = warm(fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(lr=0.1)))
+        >>> kernels.dtype
+        torch.float32
+    """
+    step = compile(tx, strict=True)
+    if not isinstance(step, FusedStep):
+        raise TypeError(
+            "only transformations made of one-tensor rules have kernels of their own to keep; this "
+            "one is compiled whole, by torch.compile, for each model."
+        )
+    return [_warm(step, tx, dtype) for dtype in dtypes]
+
+
+def _warm(step: FusedStep, tx: GradientTransformation, dtype: torch.dtype) -> Warmed:
+    params = {"w": torch.ones(4, 4, dtype=dtype)}
+    step({"w": torch.ones(4, 4, dtype=dtype)}, tx.init(params), params)
+    assert step.seen is not None
+    used = [kernel for bank in step.seen.cohort.banks for kernel in bank.kernels.values()]
+    kept = [x for x in used if isinstance(x, kernels.Native) and kernels.is_kept(x)]
+    found = sum(x.found for x in kept)
+    return Warmed(dtype, len(kept) - found, found, len(used) - len(kept))
+
+
+def known() -> dict[str, Callable[..., GradientTransformation]]:
+    """The algorithms that can be named."""
+    return {
+        name: factory
+        for name, factory in vars(algorithms).items()
+        if inspect.isfunction(factory)
+        and "lr" in inspect.signature(factory).parameters
+        and not name.startswith("scale_by_")
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status: 0 if the next process finds all that was named."""
+    parser = argparse.ArgumentParser(
+        prog="python -m functional_optim.warmup",
+        description="Compile the kernels of algorithms ahead of time, and keep them.",
+    )
+    parser.add_argument("names", nargs="+", metavar="algorithm", help=", ".join(known()))
+    parser.add_argument(
+        "--dtype", nargs="+", default=["float32"], help="of the parameters (default: float32)"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="name=value",
+        help="hyperparameters that choose the code, e.g. momentum=0.9 nesterov=True",
+    )
+    given = parser.parse_args(argv)
+    try:
+        recipes = {name: _recipe(name, given.set) for name in given.names}
+        dtypes = [_dtype(name) for name in given.dtype]
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    complete = [_report(name, tx, dtypes) for name, tx in recipes.items()]
+    folder = kernels.folder()
+    if folder is None:
+        _say("Nothing can be kept: FUNCTIONAL_OPTIM_CACHE is off, or its folder cannot be used.")
+    else:
+        _say(f"The folder of kernels is {folder}.")
+    return 0 if all(complete) else 1
+
+
+def _recipe(name: str, settings: Sequence[str]) -> GradientTransformation:
+    factory = known().get(name)
+    if factory is None:
+        raise ValueError(
+            f"there is no algorithm called {name!r}; the known ones are {', '.join(known())}."
+        )
+    hyper = dict(map(_setting, settings))
+    takes = inspect.signature(factory).parameters
+    if unknown := hyper.keys() - takes.keys():
+        raise TypeError(
+            f"{name} does not take the hyperparameter {', '.join(sorted(unknown))}; it takes "
+            f"{', '.join(takes)}."
+        )
+    return factory(**hyper)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"a hyperparameter is set by name=value, but got {text!r}.")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(
+            f"parameters cannot have the dtype {name!r}; pass one such as float32 or bfloat16."
+        )
+    return dtype
+
+
+def _report(name: str, tx: GradientTransformation, dtypes: Sequence[torch.dtype]) -> bool:
+    """Warm one algorithm and say what happened; is all of it kept?"""
+    try:
+        results = warm(tx, dtypes)
+    except (TypeError, RuntimeError) as error:
+        _say(f"{name}: {error}")
+        return False
+    for dtype, built, found, unkept in results:
+        counts = {"built": built, "found": found, "compiled, but not kept": unkept}
+        told = [f"{count} {what}" for what, count in counts.items() if count]
+        _say(f"{name}, {str(dtype).removeprefix('torch.')}: {', '.join(told) or 'no kernels'}")
+        if unkept and kernels.folder() is not None:
+            _say("  Kernels of rules that look at shapes, such as Muon's, are not kept.")
+    return not any(result.unkept for result in results)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
