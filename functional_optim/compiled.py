@@ -186,7 +186,10 @@ class Seen:
 
     def finish(self, step: Tensor, t: Any) -> None:
         """Write the count."""
-        step.copy_(t) if isinstance(t, Tensor) else step.fill_(t)
+        if isinstance(t, Tensor):  # on another device, where no count is read
+            step.copy_(t)
+            return
+        step.fill_(t)
         self.step, self.version, self.done = step, step._version, t
 
 
