@@ -19,6 +19,7 @@ from functional_optim.adapters.apart import step_apart
 from functional_optim.adapters.loading import check_loaded
 from functional_optim.adapters.numbers import owned
 from functional_optim.adapters.plan import Plan
+from functional_optim.combine import required_names
 from functional_optim.engine import Compile, how_to
 
 Recipe = Callable[..., base.GradientTransformation]
@@ -263,7 +264,17 @@ class Optimizer(Runs):
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""
-        return self.recipe(group)
+        tx = self.recipe(group)
+        missing = ()
+        if isinstance(tx, base.GradientTransformation):
+            missing = required_names(tx)
+        if missing:
+            raise TypeError(
+                f"the recipe's update needs {' and '.join(missing)}, which an optimizer object "
+                "does not have; use adapters.LBFGS for L-BFGS, or call the transformation's update "
+                "yourself."
+            )
+        return tx
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "recipe": self.recipe}

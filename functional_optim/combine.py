@@ -132,6 +132,16 @@ def extra_names(tx: base.GradientTransformation) -> tuple[str, ...]:
     return base.extra_names(tx.update)
 
 
+def required_names(tx: base.GradientTransformation) -> tuple[str, ...]:
+    """The extra arguments without which a transformation's update cannot do."""
+    if isinstance(tx, Sequence):
+        return tuple([name for part in tx.parts for name in required_names(part)])
+    if isinstance(tx, Leafwise):
+        return ()
+    known = getattr(tx.update, "__kwdefaults__", None) or {}
+    return tuple([name for name in base.extra_names(tx.update) if name not in known])
+
+
 def _parts(tx: base.GradientTransformation) -> tuple[base.GradientTransformation, ...]:
     if not isinstance(tx, base.GradientTransformation):
         raise TypeError(

@@ -79,7 +79,7 @@ def _warm(step: FusedStep, tx: GradientTransformation, dtype: torch.dtype) -> Wa
     step({"w": torch.ones(4, 4, dtype=dtype)}, tx.init(params), params)
     assert step.seen is not None
     used = [kernel for bank in step.seen.cohort.banks for kernel in bank.kernels.values()]
-    kept = [x for x in used if isinstance(x, kernels.Native) and kernels.is_kept(x)]
+    kept = [x.native for x in used if isinstance(x, kernels.Sweep) and kernels.is_kept(x.native)]
     found = sum(x.found for x in kept)
     return Warmed(dtype, len(kept) - found, found, len(used) - len(kept))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -13,7 +15,12 @@ hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, d
 hypothesis.settings.load_profile("suite")
 
 
+KERNELS = Path(__file__).parent.parent / "build" / "kernels"
+"""Where tests keep compiled kernels: every change of the source makes all of them anew."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("FUNCTIONAL_OPTIM_CACHE", str(KERNELS))
     # Inductor's own import decorates a function with it
     config.addinivalue_line(
         "filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"

@@ -327,6 +327,7 @@ def test_hyperparameters_are_the_recipes_with_its_defaults():
         (lambda lr: fo.sgd(lr), {}, TypeError, "needs the hyperparameter lr; pass lr="),
         (lambda lr, /: fo.sgd(lr), {"lr": 0.1}, TypeError, "takes its hyperparameters by name"),
         (fo.adamw, {"lr": -1.0}, ValueError, "Invalid learning rate: -1.0"),
+        (fo.lbfgs, {}, TypeError, "needs value and value_and_grad, .* use adapters.LBFGS"),
     ],
 )
 def test_what_is_no_recipe_raises(recipe, hyper, kind, words):

@@ -82,7 +82,8 @@ class Sweep:
         tensors: int,
         threads: int,
     ) -> None:
-        self.kept = native, blocks, rows
+        self.native = native
+        self.memory = blocks, rows
         self.totals = array.array("d", bytes(8 * native.outputs))
         self.nothing = bytes(8 * native.outputs)
         self.run = native.call

@@ -185,7 +185,7 @@ class Build:
 
 def name() -> str:
     """The library's name in the folder of kernels."""
-    return store.name_of(SOURCE, sys.version, sys.implementation.cache_tag or "")
+    return "watch-" + store.name_of(SOURCE, sys.version)
 
 
 def load() -> bool:
