@@ -289,7 +289,7 @@ extern "C" void {symbol}(const int64_t* call)
 {sums}        kernel({arguments});
 {stores}    }};
     if (threads > 1) {{
-        #pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
+        #pragma omp parallel for num_threads(threads) schedule(guided, 8)
         for (int64_t b = 0; b < count; ++b) block(b);
     }} else {{
         for (int64_t b = 0; b < count; ++b) block(b);
