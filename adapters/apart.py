@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +12,7 @@ from functional_optim import numeric
 from functional_optim.adapters.plan import fill_state
 from functional_optim.engine import Cohort, advance
 from functional_optim.leafwise import Leafwise
+from functional_optim.rules import Layout, Numbers
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import Runs
@@ -47,7 +50,31 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
                 [tuple([mine[key].to(torch.float64) for key in keys]) for keys in tx.layout.carry]
             )
             layouts.append(tx.layout)
-    carried = advance(cohorts, grads, times, carries, {})
+    wide = replace and _keeps_doubles(optimizer, layouts, cohorts)
+    with numeric.storing_wide() if wide else nullcontext():
+        carried = advance(cohorts, grads, times, carries, {})
+        _write_back(optimizer, cohorts, layouts, carried, replace=replace)
+
+
+def _keeps_doubles(optimizer: Runs, layouts: Sequence[Layout], cohorts: Sequence[Cohort]) -> bool:
+    """Are all carried numbers in the state float64, as one that is checked numerically is?"""
+    found = [
+        optimizer.state[cohort.params[0]][key].dtype
+        for cohort, layout in zip(cohorts, layouts, strict=True)
+        for keys in layout.carry
+        for key in keys
+    ]
+    return bool(found) and set(found) == {torch.float64}
+
+
+def _write_back(
+    optimizer: Runs,
+    cohorts: Sequence[Cohort],
+    layouts: Sequence[Layout],
+    carried: Sequence[list[Numbers]],
+    *,
+    replace: bool,
+) -> None:
     for cohort, layout, numbers in zip(cohorts, layouts, carried, strict=True):
         mine = optimizer.state.get(cohort.params[0])
         if not mine:

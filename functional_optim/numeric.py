@@ -92,7 +92,9 @@ def rounded(x: Any) -> Any:
 
 def storage_dtype() -> torch.dtype:
     """The dtype of numbers kept in a state, as torch.optim has it: float32, or float64 if that is
-    torch's default dtype."""
+    torch's default dtype, or inside `storing_wide`."""
+    if getattr(_local, "wide", False):
+        return torch.float64
     return torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
 
 
@@ -101,6 +103,16 @@ def stored(x: Any, device: torch.device | None = None) -> Tensor:
     if isinstance(x, Tensor):
         return x.to(device=device, dtype=storage_dtype()).reshape(())
     return torch.full((), x, dtype=storage_dtype(), device=device)
+
+
+class storing_wide:
+    """Inside, numbers are kept in float64: for a state that somebody has given such numbers."""
+
+    def __enter__(self) -> None:
+        _local.wide = True
+
+    def __exit__(self, *error: object) -> None:
+        _local.wide = False
 
 
 class trusting:

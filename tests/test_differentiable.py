@@ -291,3 +291,22 @@ def test_forward_and_backward_slopes_agree(case):
     gradient = torch.func.grad(f)(start())
     backward = sum((gradient[name] * direction[name]).sum() for name in gradient)
     assert_close(forward, backward, 1e-10)
+
+
+def test_numbers_given_in_float64_are_not_rounded():
+    """A numerical derivative along a carried number sees nothing finer than its rounding."""
+    torch.set_default_dtype(torch.float32)  # until the end of this test
+    w = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    p = w.clone()
+    p.grad = torch.full((2,), 0.5, dtype=torch.float64)
+    opt = adapters.NAdam([w], lr=0.1, differentiable=True)
+    opt.param_groups[0]["params"] = [p]
+    opt.state[p] = {
+        "step": torch.tensor(3.0),
+        "mu_product": torch.tensor(0.4, dtype=torch.float64),
+        "exp_avg": p.grad.clone(),
+        "exp_avg_sq": p.grad.clone(),
+    }
+    opt.step()
+    mu = 0.9 * (1 - 0.5 * 0.96 ** (4 * 0.004))
+    assert opt.state[p]["mu_product"].item() == pytest.approx(0.4 * mu, rel=1e-15)
