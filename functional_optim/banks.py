@@ -21,8 +21,11 @@ from functional_optim.rules import (
     Slots,
     at_once,
     compute_dtype,
+    laid_out_like,
     measure,
+    present,
     run_all_stored,
+    with_holes,
 )
 
 GRAIN = 1 << 15
@@ -141,7 +144,7 @@ class Bank:
         self.compute = compute_dtype(first)
         self.device = first.device
         self.dtypes = [grads[members[0]].dtype, first.dtype]
-        self.dtypes += [x.dtype for x in _present(self.slots[0])]
+        self.dtypes += [x.dtype for x in present(self.slots[0])]
         self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
         # the memory of a conjugate or negative view is not what it says; one of a single element
         # can have the parameter's strides
@@ -167,10 +170,7 @@ class Bank:
         if self.lazy:
             mine = [g.resolve_conj().resolve_neg() for g in mine]
         if self.apart:
-            mine = [
-                g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)
-                for g, p in zip(mine, self.params, strict=True)
-            ]
+            mine = list(map(laid_out_like, mine, self.params))
         kernel = self.kernels.get(measuring)
         if kernel is None:
             kernel = self.kernels[measuring] = self._kernel(pack, measuring)
@@ -182,7 +182,7 @@ class Bank:
         sizes = [kernel_size(p) for p in self.params]
         rows = array.array("q")
         for p, mine in zip(self.params, self.slots, strict=True):
-            rows.extend(map(Tensor.data_ptr, (p, *_present(mine))))
+            rows.extend(map(Tensor.data_ptr, (p, *present(mine))))
         threads = torch.get_num_threads() if sum(sizes) >= GRAIN else 1
         return native.sweep(kernels.cut(sizes), rows, len(sizes), threads)
 
@@ -217,7 +217,7 @@ class Bank:
             shapes = None
             if not self.flat:
                 views = [
-                    [_plain(x) for x in (self.params[i], self.params[i], *_present(self.slots[i]))]
+                    [_plain(x) for x in (self.params[i], self.params[i], *present(self.slots[i]))]
                     for i in cut
                 ]
                 shapes = tuple(
@@ -237,7 +237,7 @@ class Bank:
         for kernel, members in parts:
             args: list[Any] = [kernel_size(self.params[i]) for i in members] if self.flat else []
             for i in members:
-                args += map(_plain, (grads[i], self.params[i], *_present(self.slots[i])))
+                args += map(_plain, (grads[i], self.params[i], *present(self.slots[i])))
             sums.append(kernel([*args, numbers]))
         return [torch.stack(list(column)).sum() for column in zip(*sums, strict=True)]
 
@@ -309,9 +309,7 @@ class Rule:
         numbers = [tuple([next(supply) for _ in range(n)]) for n in self.counts]
         found = []
         for g, p, *rest in leaves:
-            given = iter(rest)
-            mine = [tuple([None if gap else next(given) for gap in own]) for own in self.holes]
-            found.append(Leaf(g, p, mine, numbers))
+            found.append(Leaf(g, p, with_holes(rest, self.holes), numbers))
         return found
 
     def _step(self, leaves: list[Leaf]) -> None:
@@ -348,10 +346,6 @@ def fits(tensors: list[Tensor], flat: bool) -> bool:
         and (not flat or (x.shape == first.shape and x.stride() == first.stride()))
         for x in tensors
     )
-
-
-def _present(mine: Sequence[Slots]) -> list[Tensor]:
-    return [slot for own in mine for slot in own if slot is not None]
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from functional_optim import base
-from functional_optim.rules import Link, Numbers, Slots, measure, run_stored
+from functional_optim.rules import (
+    Link,
+    Numbers,
+    laid_out_like,
+    measure,
+    present,
+    run_stored,
+    with_holes,
+)
 
 PIECE = 1 << 17
 """Elements that are stepped at once."""
@@ -65,10 +73,7 @@ class Bundle:
         self.members = members
         self.params = [params[i] for i in members]
         self.holes = [[slot is None for slot in own] for own in slots[members[0]]]
-        rows = [
-            [params[i], *[slot for own in slots[i] for slot in own if slot is not None]]
-            for i in members
-        ]
+        rows = [[params[i], *present(slots[i])] for i in members]
         columns = [[flattened(x) for x in column] for column in zip(*rows, strict=True)]
         self.pieces = [Piece(parts, columns) for parts in _cut([p.numel() for p in self.params])]
 
@@ -77,9 +82,9 @@ class Bundle:
         flat = self._flat(grads)
         for piece in self.pieces:
             p, *given = piece.read()
-            u, new = run_stored(self.links, piece.gather(flat), p, self._slots(given), numbers)
-            fresh = [slot for own in new for slot in own if slot is not None]
-            piece.write(u, fresh)
+            slots = with_holes(given, self.holes)
+            u, new = run_stored(self.links, piece.gather(flat), p, slots, numbers)
+            piece.write(u, present(new))
 
     def measure(
         self, links: Sequence[Link], grads: list[Tensor], numbers: list[Numbers]
@@ -89,21 +94,13 @@ class Bundle:
         parts = []
         for piece in self.pieces:
             p, *given = piece.read()
-            slots = self._slots(given)[: len(links)]
+            slots = with_holes(given, self.holes)[: len(links)]
             parts.append(measure(links, piece.gather(flat), p, slots, numbers))
         return parts
 
     def _flat(self, grads: list[Tensor]) -> list[Tensor]:
-        return [
-            flattened(g)
-            if g.stride() == p.stride()
-            else flattened(torch.empty_like(p, dtype=g.dtype).copy_(g))
-            for g, p in zip([grads[i] for i in self.members], self.params, strict=True)
-        ]
-
-    def _slots(self, given: list[Tensor]) -> list[Slots]:
-        supply = iter(given)
-        return [tuple([None if hole else next(supply) for hole in own]) for own in self.holes]
+        mine = [grads[i] for i in self.members]
+        return [flattened(g) for g in map(laid_out_like, mine, self.params)]
 
 
 def flattened(x: Tensor) -> Tensor:

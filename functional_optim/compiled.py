@@ -72,7 +72,6 @@ class FusedStep:
         self.donate = donate
         self.how: How = "strict" if strict else "compiled"
         self.extra = extra_names(tx)
-        self.slots = [key for own in tx.layout.slots for key in own]
         self.seen: Seen | None = None
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:

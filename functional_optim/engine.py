@@ -25,6 +25,7 @@ from functional_optim.rules import (
     Progress,
     Slots,
     measure,
+    present,
     rows_of,
     run_all_stored,
     run_stored,
@@ -87,7 +88,7 @@ class Cohort:
         flat = all(link.flat for link in links)
         kinds: dict[Any, list[int]] = {}
         for i, p in enumerate(params):
-            mine = [slot for own in slots[i] for slot in own if slot is not None]
+            mine = present(slots[i])
             joined = how in ("compiled", "strict") or (how == "eager" and flat)
             if not (joined and type(grads[i]) in PLAIN and fits([p, *mine], flat)):
                 self.loose.append(i)

@@ -400,6 +400,22 @@ def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
     )
 
 
+def present(slots: Sequence[Slots]) -> list[Tensor]:
+    """The slots that a tensor has, in one list."""
+    return [slot for own in slots for slot in own if slot is not None]
+
+
+def with_holes(given: Sequence[Tensor], holes: Sequence[Sequence[bool]]) -> list[Slots]:
+    """The way back from `present`: which slots of each link are missing, `holes` says."""
+    supply = iter(given)
+    return [tuple([None if hole else next(supply) for hole in own]) for own in holes]
+
+
+def laid_out_like(g: Tensor, p: Tensor) -> Tensor:
+    """A gradient as it is, or copied into the memory layout of its parameter."""
+    return g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)
+
+
 def split(slots: Sequence[Any], sizes: Sequence[int]) -> list[Slots]:
     """Cut a tensor's slots into those of each link."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]

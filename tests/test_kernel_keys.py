@@ -310,7 +310,7 @@ def test_every_rule_of_this_package_has_a_fingerprint(case):
 
 
 def test_a_source_that_has_changed_since_it_was_imported_has_no_fingerprint(monkeypatch):
-    monkeypatch.setattr(keys, "library", keys.library.__wrapped__)
+    monkeypatch.setattr(keys, "own_source", keys.own_source.__wrapped__)
     monkeypatch.setattr(keys, "LOADED", float("inf"))
     assert fingerprint(1) is not None
     monkeypatch.setattr(keys, "LOADED", 0.0)
@@ -318,7 +318,7 @@ def test_a_source_that_has_changed_since_it_was_imported_has_no_fingerprint(monk
 
 
 def test_a_source_that_is_not_there_has_no_fingerprint(monkeypatch, tmp_path):
-    monkeypatch.setattr(keys, "library", keys.library.__wrapped__)
+    monkeypatch.setattr(keys, "own_source", keys.own_source.__wrapped__)
     monkeypatch.setattr(keys, "__file__", str(tmp_path / "a" / "b" / "keys.py"))
     assert fingerprint(1) is None
 

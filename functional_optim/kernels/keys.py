@@ -108,13 +108,13 @@ def fingerprint(*things: Any) -> str | None:
     """
     try:
         text = repr([_describe(thing, ()) for thing in things])
-        return hashlib.sha256((library() + text).encode()).hexdigest()
+        return hashlib.sha256((own_source() + text).encode()).hexdigest()
     except (_Indescribable, RecursionError):
         return None
 
 
 @functools.cache
-def library() -> str:
+def own_source() -> str:
     """A digest of this package's own source, which rules may call.
 
     Raises:

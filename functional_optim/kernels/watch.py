@@ -161,12 +161,12 @@ class Build:
         include = sysconfig.get_paths()["include"]
         command = [compiler, "-O2", "-shared", "-fPIC", f"-I{include}", str(source)]
         self.process = subprocess.Popen(
-            [*command, "-o", str(self.library())],
+            [*command, "-o", str(self.output())],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
 
-    def library(self) -> Path:
+    def output(self) -> Path:
         """Where the library will be."""
         assert self.folder is not None
         return Path(self.folder) / "watch.so"
@@ -177,8 +177,8 @@ class Build:
             return
         try:
             if self.process.wait() == 0:
-                store.keep(name(), self.library())
-                _take(self.library())
+                store.keep(name(), self.output())
+                _take(self.output())
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
