@@ -10,9 +10,9 @@ import torch
 
 from functional_optim import numeric
 from functional_optim.adapters.plan import fill_state
-from functional_optim.engine import Cohort, advance
+from functional_optim.engine import Cohort, Turn, advance
 from functional_optim.leafwise import Leafwise
-from functional_optim.rules import Layout, Numbers
+from functional_optim.rules import Layout
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import Runs
@@ -24,7 +24,8 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
     Each parameter is a cohort of its own, with its own `step` tensor as the time: in a graph there
     is no comparing of tensors' values.
     """
-    cohorts, grads, times, carries, layouts = [], [], [], [], []
+    turns: list[Turn] = []
+    layouts = []
     for group in optimizer.param_groups:
         tx = optimizer.checked_transform(group, in_step=True)
         if not isinstance(tx, Leafwise):
@@ -40,27 +41,27 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
             fill_state(optimizer, p, tx, recorded=replace)
             mine = optimizer.state.get(p) or {}
             slots = [tuple([mine.get(key) for key in keys]) for keys in tx.layout.slots]
-            grads.append([p.grad])
-            cohorts.append(Cohort(tx.links, [p], [slots], [p.grad], how="apart", replace=replace))
+            cohort = Cohort(tx.links, [p], [slots], [p.grad], how="apart", replace=replace)
             if optimizer.counts_steps:
-                times.append(numeric.float64(mine["step"] + 1))
+                time = numeric.float64(mine["step"] + 1)
             else:
-                times.append(1.0 if new else 2.0)
-            carries.append(
-                [tuple([mine[key].to(torch.float64) for key in keys]) for keys in tx.layout.carry]
-            )
+                time = 1.0 if new else 2.0
+            carry = [
+                tuple([mine[key].to(torch.float64) for key in keys]) for keys in tx.layout.carry
+            ]
+            turns.append(Turn(cohort, [p.grad], time, carry, {}))
             layouts.append(tx.layout)
-    wide = replace and _keeps_doubles(optimizer, layouts, cohorts)
+    wide = replace and _keeps_doubles(optimizer, layouts, turns)
     with numeric.storing_wide() if wide else nullcontext():
-        carried = advance(cohorts, grads, times, carries, {})
-        _write_back(optimizer, cohorts, layouts, carried, replace=replace)
+        advance(turns)
+        _write_back(optimizer, turns, layouts, replace=replace)
 
 
-def _keeps_doubles(optimizer: Runs, layouts: Sequence[Layout], cohorts: Sequence[Cohort]) -> bool:
+def _keeps_doubles(optimizer: Runs, layouts: Sequence[Layout], turns: Sequence[Turn]) -> bool:
     """Are all carried numbers in the state float64, as one that is checked numerically is?"""
     found = [
-        optimizer.state[cohort.params[0]][key].dtype
-        for cohort, layout in zip(cohorts, layouts, strict=True)
+        optimizer.state[turn.cohort.params[0]][key].dtype
+        for turn, layout in zip(turns, layouts, strict=True)
         for keys in layout.carry
         for key in keys
     ]
@@ -68,23 +69,18 @@ def _keeps_doubles(optimizer: Runs, layouts: Sequence[Layout], cohorts: Sequence
 
 
 def _write_back(
-    optimizer: Runs,
-    cohorts: Sequence[Cohort],
-    layouts: Sequence[Layout],
-    carried: Sequence[list[Numbers]],
-    *,
-    replace: bool,
+    optimizer: Runs, turns: Sequence[Turn], layouts: Sequence[Layout], *, replace: bool
 ) -> None:
-    for cohort, layout, numbers in zip(cohorts, layouts, carried, strict=True):
-        mine = optimizer.state.get(cohort.params[0])
+    for turn, layout in zip(turns, layouts, strict=True):
+        mine = optimizer.state.get(turn.cohort.params[0])
         if not mine:
             continue
         if optimizer.counts_steps:
             with torch.no_grad():
                 mine["step"] += 1
-        for keys, values in zip(layout.carry, numbers, strict=True):
+        for keys, values in zip(layout.carry, turn.carried, strict=True):
             for key, value in zip(keys, values, strict=True):
                 mine[key] = numeric.stored(value)
         if replace:
-            for keys, values in zip(layout.slots, cohort.slots[0], strict=True):
+            for keys, values in zip(layout.slots, turn.cohort.slots[0], strict=True):
                 mine.update(zip(keys, values, strict=True))

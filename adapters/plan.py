@@ -18,9 +18,9 @@ from torch import Tensor
 from functional_optim import kernels, numeric
 from functional_optim.adapters.numbers import Column, Integers, owned
 from functional_optim.adapters.whole import WholeTree
-from functional_optim.banks import Layouts, Memory
-from functional_optim.engine import Cohort, advance, how_to
+from functional_optim.engine import Cohort, Turn, advance, how_to
 from functional_optim.leafwise import Leafwise
+from functional_optim.looks import Looks
 from functional_optim.rules import Numbers, init_slots
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ grad_of = attrgetter("grad")
 class Team:
     """Tensors of one group that have stepped together: one cohort, one step count.
 
-    places: which they are among all parameters that have a gradient. step: None if the
-    optimizer counts none. carried: the columns of carried numbers, by key.
+    places: which they are among all parameters that have a gradient; None: all of them, once the
+    plan is complete. step: None if the optimizer counts none. carried: the columns of carried
+    numbers, by key. sparse: are their gradients?
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class Team:
         group: int,
         tx: Leafwise,
         cohort: Cohort,
-        places: list[int],
+        places: list[int] | None,
         time: float,
         step: Column | Integers | None,
         carried: dict[str, Column],
+        sparse: bool,
     ) -> None:
         self.group = group
         self.tx = tx
@@ -53,22 +55,20 @@ class Team:
         self.time = time
         self.step = step
         self.carried = carried
-
-    def pick(self, grads: list[Tensor]) -> list[Tensor]:
-        """The gradients of this team, out of all."""
-        return grads if len(grads) == len(self.places) else [grads[i] for i in self.places]
+        self.sparse = sparse
+        self.idle: list[Numbers] = [()] * len(tx.layout.carry)
 
     def carry(self) -> list[Numbers]:
         """What each link carries, as it is kept."""
-        layout = self.tx.layout
         if not self.carried:
-            return [()] * len(layout.carry)
-        return [tuple([self.carried[key].read() for key in keys]) for keys in layout.carry]
+            return self.idle
+        return [tuple([self.carried[key].read() for key in keys]) for keys in self.tx.layout.carry]
 
     def untouched(self) -> bool:
         """Has nobody else written to the step counts or the carried numbers?"""
-        columns = self.carried.values()
-        return (self.step is None or self.step.untouched()) and all(c.untouched() for c in columns)
+        if self.step is not None and not self.step.untouched():
+            return False
+        return not self.carried or all(c.untouched() for c in self.carried.values())
 
     def finish(self, carry: list[Numbers]) -> None:
         """Write the step count and the carried numbers back."""
@@ -93,8 +93,6 @@ class Seen:
         self.params = tuple(map(tuple, _param_lists(optimizer)))
         params = list(chain.from_iterable(self.params))
         grads = list(map(grad_of, params))
-        self.kinds = tuple(map(type, grads))
-        self.layouts = Layouts([g for g in grads if g is not None])
         self.states = tuple(optimizer.state.values())
         dicts = [x if isinstance(x, dict) else {} for x in self.states]
         self.values = tuple([tuple(x.values()) for x in dicts])
@@ -105,44 +103,27 @@ class Seen:
             if name not in numbers and isinstance(value, Tensor)
         ]
         live = [p for p, g in zip(params, grads, strict=True) if g is not None]
-        self.memory = Memory([*live, *slots])
-        self.whole = (
-            self.params,
-            self.kinds,
-            self.layouts.strides,
-            self.layouts.sizes,
-            self.layouts.dtypes,
-            self.states,
-            self.values,
-            tuple(self.memory.wide),
-            tuple(self.memory.strides),
-        )
+        self.looks = Looks(grads, [*live, *slots], self.params, self.states, self.values)
 
     def gradients(self, optimizer: Runs) -> list[Tensor] | None:
         """The gradients, if everything else is as it was: of parameters that have one."""
-        if self.layouts.layouts is None:
-            grads = kernels.gradients(optimizer.param_groups, optimizer.state, self.whole)
-            if grads is not NotImplemented:
-                return grads if grads is not None and self.memory.stays() else None
+        grads = self.looks.look("gradients", optimizer.param_groups, optimizer.state)
+        if grads is not NotImplemented:
+            return grads
         lists = _param_lists(optimizer)
-        grads = list(map(grad_of, chain.from_iterable(lists)))
-        if tuple(map(type, grads)) != self.kinds:
-            return None
-        grads = [g for g in grads if g is not None]
         states = optimizer.state.values()
         unchanged = (
             len(lists) == len(self.params)
             and all(map(_same_objects, lists, self.params))
-            and self.layouts.fit(grads)
             and _same_objects(states, self.states)
             and all(
                 _same_objects(mine.values(), known)
                 for mine, known in zip(states, self.values, strict=True)
                 if isinstance(mine, dict)
             )
-            and self.memory.same()
         )
-        return grads if unchanged else None
+        found = list(map(grad_of, chain.from_iterable(lists)))
+        return self.looks.fit(found) if unchanged else None
 
 
 class Plan:
@@ -178,6 +159,8 @@ class Plan:
                 places = [at + i for i in members]
                 self.teams.append(self._team(optimizer, k, tx, time, params, places))
             at += len(live)
+        if len(self.teams) == 1 and not self.wholes:
+            self.teams[0].places = None
         self.numbers = numbers
         self.seen = Seen(optimizer, numbers)
         self.restless = bool(self.wholes) or optimizer.integer_steps
@@ -204,7 +187,7 @@ class Plan:
         if optimizer.counts_steps:
             step = (Integers if optimizer.integer_steps else Column)(states, "step")
         carried = {key: Column(states, key) for keys in tx.layout.carry for key in keys}
-        return Team(k, tx, cohort, places, time, step, carried)
+        return Team(k, tx, cohort, places, time, step, carried, not dense)
 
     def fresh(self) -> list[Tensor]:
         """The gradients, right after the plan was made."""
@@ -214,8 +197,11 @@ class Plan:
     def gradients(self, optimizer: Runs) -> list[Tensor] | None:
         """The gradients, if the plan still holds; new numbers in the groups are taken over here."""
         grads = self.seen.gradients(optimizer)
-        if grads is None or not all(team.untouched() for team in self.teams):
+        if grads is None:
             return None
+        for team in self.teams:
+            if not team.untouched():
+                return None
         return grads if self._take_numbers(optimizer) else None
 
     def _take_numbers(self, optimizer: Runs) -> bool:
@@ -250,22 +236,18 @@ class Plan:
 
     def run(self, optimizer: Runs, grads: list[Tensor]) -> None:
         """Step every tensor. grads: as the plan's `gradients` gave them."""
-        given = [team.pick(grads) for team in self.teams]
-        for team, mine in zip(self.teams, given, strict=True):
-            if mine[0].layout is not torch.strided:
+        turns = []
+        for team in self.teams:
+            mine = grads if team.places is None else [grads[i] for i in team.places]
+            if team.sparse:
                 group = optimizer.param_groups[team.group]
-                mine[:] = [optimizer.dense_gradient(g, group) for g in mine]
+                mine = [optimizer.dense_gradient(g, group) for g in mine]
+            turns.append(Turn(team.cohort, mine, team.time + 1, team.carry(), {}))
         for whole in self.wholes:
             whole.run()
-        carries = advance(
-            [team.cohort for team in self.teams],
-            given,
-            [team.time + 1 for team in self.teams],
-            [team.carry() for team in self.teams],
-            {},
-        )
-        for team, carry in zip(self.teams, carries, strict=True):
-            team.finish(carry)
+        advance(turns)
+        for team, turn in zip(self.teams, turns, strict=True):
+            team.finish(turn.carried)
         if self.restless:
             self.seen = Seen(optimizer, self.numbers)
 
@@ -311,9 +293,7 @@ def _constants(group: dict[str, Any]) -> dict[str, Any] | None:
 
 def _identical(group: dict[str, Any], seen: dict[str, Any] | None) -> bool:
     """Are a group's entries the very objects that were seen?"""
-    if seen is None or len(seen) != len(group):
-        return False
-    return all(map(is_, group, seen)) and all(map(is_, group.values(), seen.values()))
+    return seen is not None and kernels.same_entries(group, seen)
 
 
 def _host(value: Any) -> Any:

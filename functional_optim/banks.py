@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim import base, kernels
+from functional_optim.looks import PLAIN
 from functional_optim.rules import (
     Leaf,
     Link,
@@ -34,82 +36,24 @@ GRAIN = 1 << 15
 CHUNK = 16
 """Tensors that one launch steps on a device where launches are dear."""
 
-PLAIN = {Tensor, torch.nn.Parameter}
-"""Types of tensors whose memory is all there is to them."""
-
-
-class Memory:
-    """Where tensors lie and how: an assignment to `.data` changes it.
-
-    A vector that keeps its address is taken to keep its length, as its gradient's would not.
-    """
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.addresses = kernels.Addresses([x for x in tensors if type(x) in PLAIN])
-        self.others = [x for x in tensors if type(x) not in PLAIN]
-        self.known = list(map(Tensor.data_ptr, self.others))
-        self.wide = [x for x in tensors if x.dim() > 1]
-        self.strides = list(map(Tensor.stride, self.wide))
-
-    def same(self) -> bool:
-        """Is all where and how it was?"""
-        return self.stays() and list(map(Tensor.stride, self.wide)) == self.strides
-
-    def stays(self) -> bool:
-        """Is all where it was?"""
-        return self.addresses.same() and (
-            not self.others or list(map(Tensor.data_ptr, self.others)) == self.known
-        )
-
-
-class Layouts:
-    """How gradients look: dtypes, sizes and strides, or that they are sparse."""
-
-    def __init__(self, grads: list[Tensor]) -> None:
-        layouts = [g.layout for g in grads]
-        self.layouts = layouts if any(x is not torch.strided for x in layouts) else None
-        grads = self._dense(grads)
-        self.strides = tuple(map(Tensor.stride, grads))
-        self.sizes = tuple(map(Tensor.numel, grads))
-        self.dtypes = tuple([g.dtype for g in grads])
-
-    def fit(self, grads: list[Tensor]) -> bool:
-        """Do these look the same?"""
-        if self.layouts is not None and [g.layout for g in grads] != self.layouts:
-            return False
-        try:
-            return kernels.alike(self._dense(grads), self.strides, self.sizes, self.dtypes)
-        except RuntimeError:  # a sparse tensor has no strides
-            return False
-
-    def _dense(self, grads: list[Tensor]) -> list[Tensor]:
-        return grads if self.layouts is None else [g for g in grads if g.layout is torch.strided]
-
 
 class Pack:
-    """The numbers of a step, in the form each kind of kernel reads."""
+    """The numbers of a step, link by link, in the form each kind of kernel reads."""
 
-    def __init__(self, numbers: Sequence[Numbers]) -> None:
-        self.flat = [x for nums in numbers for x in nums]
-        self.shape = tuple(map(len, numbers))
-        self.made: dict[Any, Any] = {}
-
-    def vector(self, dtype: torch.dtype) -> array.array[float]:
-        """For a native kernel."""
-        found = self.made.get(dtype)
-        if found is None:
-            found = self.made[dtype] = kernels.vector(self.flat, dtype)
-        return found
+    def __init__(self, numbers: list[Numbers]) -> None:
+        self.numbers = numbers
+        self.made: dict[Any, Tensor] = {}
 
     def tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """For a kernel that is called with tensors."""
         found = self.made.get((dtype, device))
         if found is None:
-            if any(isinstance(x, Tensor) for x in self.flat):
-                wide = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in self.flat]
+            flat = list(chain(*self.numbers))
+            if any(isinstance(x, Tensor) for x in flat):
+                wide = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in flat]
                 found = torch.stack([x.detach().reshape(()) for x in wide]).to(dtype)
             else:
-                found = torch.tensor(self.flat, dtype=dtype, device=device)
+                found = torch.tensor(flat, dtype=dtype, device=device)
             self.made[dtype, device] = found
         return found
 
@@ -175,7 +119,7 @@ class Bank:
         if kernel is None:
             kernel = self.kernels[measuring] = self._kernel(pack, measuring)
         if isinstance(kernel, kernels.Sweep):
-            return kernel(mine, pack.vector(self.compute))
+            return kernel(mine, pack.numbers, self.compute)
         return self._call(kernel, mine, pack.tensor(self.compute, self.device))
 
     def _sweep(self, native: kernels.Native) -> kernels.Sweep:
@@ -188,9 +132,10 @@ class Bank:
 
     def _kernel(self, pack: Pack, measuring: int | None) -> Any:
         links = self.links if measuring is None else self.links[:measuring]
-        rule = Rule(links, self.holes, pack.shape, measuring is not None)
+        counts = tuple(map(len, pack.numbers))
+        rule = Rule(links, self.holes, counts, measuring is not None)
         dtypes = tuple(map(_real, self.dtypes))
-        numbers = (len(pack.flat), self.compute)
+        numbers = (sum(counts), self.compute)
         if self.flat:
             signature = kernels.Signature((dtypes,), None, numbers, self.device, 1)
             native = kernels.sweep(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, kernels, tree
-from functional_optim.banks import Layouts, Memory
 from functional_optim.combine import extra_names
-from functional_optim.engine import Cohort, How, advance
+from functional_optim.engine import Cohort, How, Turn, advance
 from functional_optim.leafwise import Leafwise, State, carry_of, check_state, check_trees
+from functional_optim.looks import Looks
 from functional_optim.rules import Numbers, split
 
 
@@ -91,21 +91,17 @@ class FusedStep:
         if seen is None or given is None:
             seen = self.seen = Seen(self.tx, grads, state, params, self.how)
             given = seen.given
-        layout = self.tx.layout
-        here = state.step.device.type == "cpu"
-        t = seen.time(state.step) if here else (state.step + 1).to(torch.float64)
-        carry: list[Numbers] = [()] * len(layout.carry)
-        if state.carry:
-            carry = carry_of(layout, state.carry)
-            if here:
-                carry = [tuple([x.item() for x in own]) for own in carry]
+        t = seen.time(state.step)
+        carry = seen.carry(state.carry) if state.carry else seen.idle
         if given:
-            (carry,) = advance([seen.cohort], [given], [t], [carry], extra)
-            torch.autograd.graph.increment_version(seen.slots)
+            turn = Turn(seen.cohort, given, t, carry, extra)
+            advance([turn])
+            carry = turn.carried
         seen.finish(state.step, t)
-        for own, values in zip(layout.carry, carry, strict=True):
-            for key, value in zip(own, values, strict=True):
-                state.carry[key].fill_(value)
+        if state.carry:
+            for own, values in zip(self.tx.layout.carry, carry, strict=True):
+                for key, value in zip(own, values, strict=True):
+                    state.carry[key].fill_(value)
         return params, state
 
     def _by_operations(
@@ -134,8 +130,7 @@ class Seen:
         self.keys = [key for own in tx.layout.slots for key in own]
         self.structure = tree.structure(params)
         given, *columns = self._columns(grads, state, params)
-        self.tensors = list(chain(*columns))
-        self.kinds = list(map(type, given))
+        self.tensors = tuple(chain(*columns))
         live = [i for i, g in enumerate(given) if g is not None]
         self.given = [given[i] for i in live]
         mine, *slots = [[column[i] for i in live] for column in columns]
@@ -146,11 +141,16 @@ class Seen:
         for slot in self.slots:
             if slot.grad_fn is not None:  # of a recorded init; what is written here is not recorded
                 slot.detach_()
-        self.layouts = Layouts(self.given)
-        self.memory = Memory([x for x in self.tensors if isinstance(x, Tensor)])
-        if self.layouts.layouts is not None:
+        memory = [x for x in self.tensors if isinstance(x, Tensor)]
+        self.looks = Looks(given, memory, self.tensors)
+        if self.looks.layouts is not None:
             how = "apart"
         self.cohort = Cohort(tx.links, mine, rows, self.given, how=how)
+        if how != "apart":
+            self.cohort.written += self.slots
+        self.layout = tx.layout
+        self.here = state.step.device.type == "cpu"
+        self.idle: list[Numbers] = [()] * len(tx.layout.carry)
         self.step: Tensor | None = None
         self.version = 0
         self.done = 0.0
@@ -161,27 +161,29 @@ class Seen:
             given, *columns = self._columns(grads, state, params)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
-        if list(map(type, given)) != self.kinds:
-            return None
-        given = [g for g in given if g is not None]
         tensors = list(chain(*columns))
-        same = (
-            len(tensors) == len(self.tensors)
-            and all(map(is_, tensors, self.tensors))
-            and self.layouts.fit(given)
-            and self.memory.same()
-        )
-        return given if same else None
+        found = self.looks.look("given_gradients", given, tensors)
+        if found is not NotImplemented:
+            return found
+        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+        return self.looks.fit(given) if same else None
 
     def _columns(self, grads: Any, state: Any, params: Any) -> list[list[Any]]:
         slots = [state.slots[key] for key in self.keys]
         return tree.places(self.structure, grads, params, *slots)
 
-    def time(self, step: Tensor) -> float:
+    def time(self, step: Tensor) -> Any:
         """The number of this step; the count is not read where nobody else has written to it."""
+        if not self.here:
+            return (step + 1).to(torch.float64)
         if step is not self.step or step._version != self.version:
             self.done = float(step.item())
         return self.done + 1
+
+    def carry(self, stored: dict[str, Tensor]) -> list[Numbers]:
+        """What each link carries."""
+        carry = carry_of(self.layout, stored)
+        return [tuple([x.item() for x in own]) for own in carry] if self.here else carry
 
     def finish(self, step: Tensor, t: Any) -> None:
         """Write the count."""

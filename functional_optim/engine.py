@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, kernels
-from functional_optim.banks import PLAIN, Bank, Pack, fits, write
+from functional_optim.banks import Bank, Pack, fits, write
 from functional_optim.bundles import Bundle
+from functional_optim.looks import PLAIN
 from functional_optim.rules import (
     Caster,
     Leaf,
@@ -134,11 +135,10 @@ class Cohort:
         return parts
 
     def prepare(self, numbers: list[Numbers]) -> None:
-        """Compile what `apply` needs if that may raise, which must not happen halfway."""
-        if self.strict:
-            pack = Pack(numbers)
-            for bank in self.banks:
-                bank.prepare(pack)
+        """Compile what `apply` needs, which must not fail halfway."""
+        pack = Pack(numbers)
+        for bank in self.banks:
+            bank.prepare(pack)
 
     def apply(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
         """Step every tensor and its slots, in place."""
@@ -179,34 +179,35 @@ class Cohort:
         return self.params[i].clone() if self.replace else self.params[i]
 
 
-def advance(
-    cohorts: Sequence[Cohort],
-    grads: Sequence[list[Tensor]],
-    times: Sequence[Any],
-    carries: Sequence[list[Numbers]],
-    extra: dict[str, Any],
-) -> list[list[Numbers]]:
-    """Step all cohorts of an optimizer once, in place; returns what each link carries on.
+class Turn(Progress):
+    """A cohort's part in one step: its gradients, and the progress of its numbers."""
+
+    def __init__(
+        self, cohort: Cohort, grads: list[Tensor], t: Any, carry: Any, extra: dict[str, Any]
+    ) -> None:
+        super().__init__(cohort.links, t, carry, extra)
+        self.cohort = cohort
+        self.grads = grads
+
+
+def advance(turns: Sequence[Turn]) -> None:
+    """Step all cohorts of an optimizer once, in place; each turn then has what it carries on.
 
     A measurement of one name is summed over all cohorts, so a global norm spans parameter groups.
     """
-    steps = [
-        Progress(cohort.links, t, carry, extra)
-        for cohort, t, carry in zip(cohorts, times, carries, strict=True)
-    ]
-    while waiting := [k for k, step in enumerate(steps) if step.proceed()]:
-        meeting = _next_measurement(cohorts, steps, waiting)
+    while waiting := [turn for turn in turns if turn.proceed()]:
+        meeting = _next_measurement(waiting)
         parts: list[Sequence[Any]] = []
-        for k in meeting:
-            parts += cohorts[k].measure(grads[k], steps[k].to_measure())
+        for turn in meeting:
+            parts += turn.cohort.measure(turn.grads, turn.to_measure())
         total = _total(parts)
-        for k in meeting:
-            steps[k].advance(total)
-    for cohort, step in zip(cohorts, steps, strict=True):
-        cohort.prepare(step.numbers)
-    for cohort, mine, step in zip(cohorts, grads, steps, strict=True):
-        cohort.apply(mine, step.numbers)
-    return [step.carried for step in steps]
+        for turn in meeting:
+            turn.advance(total)
+    for turn in turns:
+        if turn.cohort.strict:
+            turn.cohort.prepare(turn.numbers)
+    for turn in turns:
+        turn.cohort.apply(turn.grads, turn.numbers)
 
 
 def _total(parts: list[Sequence[Any]]) -> Numbers:
@@ -226,31 +227,31 @@ def _total(parts: list[Sequence[Any]]) -> Numbers:
     return tuple(total)
 
 
-def _next_measurement(
-    cohorts: Sequence[Cohort], steps: Sequence[Progress], waiting: list[int]
-) -> list[int]:
-    """The measurement that no waiting cohort has still before it but out of reach."""
-
-    def ahead(k: int) -> list[tuple[str, int]]:
-        seen: Counter[str] = Counter()
-        keys = []
-        for i, link in enumerate(cohorts[k].links):
-            if link.reduce is not None:
-                seen[link.name] += 1
-                if i >= len(steps[k].numbers):
-                    keys.append((link.name, seen[link.name]))
-        return keys
-
-    plans = {k: ahead(k) for k in waiting}
-    for k in waiting:
-        key = plans[k][0]
-        if all(key not in plan[1:] for plan in plans.values()):
-            return [j for j in waiting if plans[j][0] == key]
-    names = " and ".join(sorted({plan[0][0] for plan in plans.values()}))
+def _next_measurement(waiting: list[Turn]) -> list[Turn]:
+    """Those for whom the next measurement is one that nobody has still before it out of reach."""
+    if len(waiting) == 1:
+        return waiting
+    plans = [_ahead(turn) for turn in waiting]
+    for key, *_ in plans:
+        if all(key not in plan[1:] for plan in plans):
+            return [turn for turn, plan in zip(waiting, plans, strict=True) if plan[0] == key]
+    names = " and ".join(sorted({plan[0][0] for plan in plans}))
     raise ValueError(
         f"two parameter groups measure {names} in different orders, so no sum over both exists; "
         "put these links in the same order in both."
     )
+
+
+def _ahead(turn: Turn) -> list[tuple[str, int]]:
+    """The measurements that a cohort still needs: the name, and the how manieth of it."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for i, link in enumerate(turn.links):
+        if link.reduce is not None:
+            seen[link.name] += 1
+            if i >= len(turn.numbers):
+                keys.append((link.name, seen[link.name]))
+    return keys
 
 
 def _write_rows(

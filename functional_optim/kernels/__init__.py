@@ -25,7 +25,7 @@ from torch import Tensor
 
 from functional_optim.kernels import native, store, watch
 from functional_optim.kernels.keys import fingerprint, static_key
-from functional_optim.kernels.native import Addresses, Native, Sweep, cut, vector
+from functional_optim.kernels.native import Addresses, Native, Sweep, cut
 from functional_optim.kernels.store import folder
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
@@ -36,18 +36,17 @@ __all__ = [
     "Native",
     "Signature",
     "Sweep",
-    "alike",
     "build",
     "bypass",
     "count",
     "cut",
     "fingerprint",
     "folder",
-    "gradients",
     "is_kept",
+    "same_entries",
     "static_key",
     "sweep",
-    "vector",
+    "watcher",
 ]
 
 Kernel = Callable[[list[Any]], Any]
@@ -105,29 +104,17 @@ def sweep(
     )
 
 
-def gradients(groups: list[Any], state: Any, seen: tuple[Any, ...]) -> Any:
-    """The gradients of an optimizer if all its objects are those in `seen`, else None.
-
-    NotImplemented where there is no library to look (see `watch`).
-    """
-    look = watch.gradients
-    return NotImplemented if look is None else look(groups, state, seen)
+def watcher() -> Any:
+    """The library that looks over objects, or None (see `watch`)."""
+    return watch.library if native.READER else None
 
 
-def alike(
-    tensors: list[torch.Tensor], strides: tuple[Any, ...], sizes: tuple[int, ...], dtypes: Any
-) -> bool:
-    """Have these tensors, all dense, those strides, sizes and dtypes?"""
-    if watch.alike is not None:
-        return watch.alike(tensors, strides, sizes, dtypes)
-    return (
-        tuple(map(torch.Tensor.stride, tensors)) == strides
-        and tuple(map(torch.Tensor.numel, tensors)) == sizes
-        and tuple(map(_dtype_of, tensors)) == dtypes
-    )
-
-
-_dtype_of = operator.attrgetter("dtype")
+def same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Do two dicts hold the very same objects, in the same order?"""
+    if watch.library is not None:
+        return watch.library.same_entries(a, b)
+    same_keys = len(a) == len(b) and all(map(operator.is_, a, b))
+    return same_keys and all(map(operator.is_, a.values(), b.values()))
 
 
 def bypass() -> bool:
@@ -136,11 +123,12 @@ def bypass() -> bool:
     A mode such as make_fx's sees what goes through the dispatcher; tensors inside a transform of
     torch.func, such as vmap, have no memory of their own.
     """
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-        or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
-    )
+    return _modes() > 0 or _functorch() is not None or _early_modes() > 0
+
+
+_modes = torch._C._len_torch_dispatch_stack
+_functorch = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
+_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch
 
 
 def is_kept(kernel: Native) -> bool:

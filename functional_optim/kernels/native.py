@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +58,7 @@ class Native:
         self.call = getattr(ctypes.CDLL(str(path)), SYMBOL)
         self.call.restype = None
         self.call.argtypes = [ctypes.c_void_p]
-        Addresses.take(path)
+        self.address = ctypes.cast(self.call, ctypes.c_void_p).value
 
     def sweep(
         self, blocks: array.array[int], rows: array.array[int], tensors: int, threads: int
@@ -86,7 +87,6 @@ class Sweep:
         self.memory = blocks, rows
         self.totals = array.array("d", bytes(8 * native.outputs))
         self.nothing = bytes(8 * native.outputs)
-        self.run = native.call
         self.call = array.array("q", bytes(8 * 9))
         self.call[0], self.call[1] = blocks.buffer_info()[0], len(blocks) // 3
         self.call[2], self.call[4] = rows.buffer_info()[0], tensors
@@ -94,21 +94,27 @@ class Sweep:
         self.call[8] = READER
         self.address = self.call.buffer_info()[0]
 
-    def __call__(self, grads: list[Tensor], numbers: array.array[float]) -> list[float]:
+    def __call__(
+        self, grads: list[Tensor], numbers: list[tuple[Any, ...]], dtype: torch.dtype
+    ) -> list[float]:
         """Go over all blocks; returns the sums over them.
 
         Args:
             grads: each tensor's gradient, plain tensors.
-            numbers: in compute dtype.
+            numbers: of each link.
+            dtype: in which the kernel reads the numbers.
         """
-        given = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
-        self.call[3], self.call[5] = given.buffer_info()[0], numbers.buffer_info()[0]
-        if not self.nothing:
-            self.run(self.address)
-            return []
-        memoryview(self.totals).cast("B")[:] = self.nothing
-        self.run(self.address)
-        return self.totals.tolist()
+        if self.nothing:
+            memoryview(self.totals).cast("B")[:] = self.nothing
+        if READER and watch.library is not None:
+            wide = dtype is torch.float64
+            watch.library.launch(self.native.address, self.address, grads, numbers, wide)
+        else:
+            given = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
+            vector = array.array("d" if dtype is torch.float64 else "f", chain(*numbers))
+            self.call[3], self.call[5] = given.buffer_info()[0], vector.buffer_info()[0]
+            self.native.call(self.address)
+        return self.totals.tolist() if self.nothing else []
 
 
 def _reader() -> int:
@@ -125,32 +131,21 @@ READER = _reader()
 class Addresses:
     """Where plain tensors lie, so that any move is noticed: 4 ns a tensor, or 50 without a library.
 
-    The tensors must live as long as this does.
+    The tensors must live as long as this does. whole: what the library's `stays` gets.
     """
-
-    moved: Any = None
-    """The function of the first library that was loaded; the same in all."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         self.ids = array.array("q", map(id, tensors))
         self.known = array.array("q", map(Tensor.data_ptr, tensors))
+        count = len(tensors) if READER else 0
+        self.whole = (self.ids.buffer_info()[0], self.known.buffer_info()[0], count, READER)
 
     def same(self) -> bool:
         """Are all where they were?"""
-        if self.moved is None:
-            return array.array("q", map(Tensor.data_ptr, self.tensors)) == self.known
-        ids, known = self.ids.buffer_info()[0], self.known.buffer_info()[0]
-        return not self.moved(ids, known, len(self.ids), READER)
-
-    @classmethod
-    def take(cls, path: Path) -> None:
-        """Use a library's function from now on."""
-        if READER and cls.moved is None:
-            # PyDLL: too short a call to let go of the interpreter for it
-            function = ctypes.PyDLL(str(path)).functional_optim_moved
-            function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-            cls.moved = staticmethod(function)
+        if READER and watch.library is not None:
+            return watch.library.stays(self.whole)
+        return array.array("q", map(Tensor.data_ptr, self.tensors)) == self.known
 
 
 def cut(sizes: Sequence[int]) -> array.array[int]:
@@ -160,11 +155,6 @@ def cut(sizes: Sequence[int]) -> array.array[int]:
         for at in range(0, size, BLOCK):
             blocks.extend((i, at, min(BLOCK, size - at)))
     return blocks
-
-
-def vector(numbers: Sequence[float], dtype: torch.dtype) -> array.array[float]:
-    """Numbers as a library reads them."""
-    return array.array("d" if dtype is torch.float64 else "f", numbers)
 
 
 def load(name: str, outputs: int) -> Native | None:
@@ -297,14 +287,6 @@ extern "C" void {symbol}(const int64_t* call)
     for (int64_t b = 0; b < count; ++b)
         for (int64_t i = 0; i < {outputs}; ++i) totals[i] += parts[{outputs} * b + i];
 }}
-
-extern "C" int functional_optim_moved(
-    const int64_t* tensors, const int64_t* known, int64_t count, Reader read)
-{{
-    for (int64_t i = 0; i < count; ++i)
-        if ((int64_t)read((void*)tensors[i]) != known[i]) return 1;
-    return 0;
-}}
 """
 
 
@@ -436,7 +418,7 @@ def _try(native: Native, body: Body, signature: Signature) -> None:
     with torch.no_grad():
         sums = body([expected], numbers)
     rows = array.array("q", [x.data_ptr() for x in real[1:]])
-    totals = native.sweep(cut([PROBE]), rows, 1, 1)(real[:1], vector(numbers.tolist(), dtype))
+    totals = native.sweep(cut([PROBE]), rows, 1, 1)(real[:1], [tuple(numbers.tolist())], dtype)
     results = [*real, torch.tensor(totals, dtype=torch.float64)]
     wanted = [*expected, torch.tensor([float(x) for x in sums], dtype=torch.float64)]
     for x, y in zip(results, wanted, strict=True):
