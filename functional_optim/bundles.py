@@ -20,8 +20,10 @@ from functional_optim.rules import (
     measure,
     present,
     run_stored,
+    split,
     with_holes,
 )
+from functional_optim.tapes import Tape, Unsuitable
 
 PIECE = 1 << 17
 """Elements that are stepped at once."""
@@ -43,21 +45,13 @@ class Piece:
         """This piece of parameter and slots."""
         return [_joined(views) for views in self.columns]
 
-    def write(self, u: Tensor, slots: Sequence[Tensor]) -> None:
-        """Add the update to the parameter, and put the new slots in their places."""
-        params, *columns = self.columns
-        if len(params) == 1 and params[0].dtype is u.dtype:
-            params[0].add_(u)
-        else:
-            self._put(params, base.add(_joined(params), u))
-        for views, slot in zip(columns, slots, strict=True):
-            self._put(views, slot)
-
-    def _put(self, views: list[Tensor], result: Tensor) -> None:
-        if len(views) == 1:
-            views[0].copy_(result)
-        else:
-            torch._foreach_copy_(views, result.split(self.sizes))  # pyright: ignore[reportPrivateImportUsage]
+    def write(self, results: Sequence[Tensor]) -> None:
+        """Put new values of parameter and slots in their places."""
+        for views, result in zip(self.columns, results, strict=True):
+            if len(views) == 1:
+                views[0].copy_(result)
+            else:
+                torch._foreach_copy_(views, result.split(self.sizes))  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Bundle:
@@ -76,15 +70,44 @@ class Bundle:
         rows = [[params[i], *present(slots[i])] for i in members]
         columns = [[flattened(x) for x in column] for column in zip(*rows, strict=True)]
         self.pieces = [Piece(parts, columns) for parts in _cut([p.numel() for p in self.params])]
+        self.tape: Tape | bool | None = None
 
     def step(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
         """Step every tensor and its slots, in place."""
         flat = self._flat(grads)
+        plain = [x for own in numbers for x in own]
+        tape = self._tape(flat[0], plain, list(map(len, numbers)))
         for piece in self.pieces:
-            p, *given = piece.read()
-            slots = with_holes(given, self.holes)
-            u, new = run_stored(self.links, piece.gather(flat), p, slots, numbers)
-            piece.write(u, present(new))
+            given = [piece.gather(flat), *piece.read()]
+            if tape is None:
+                piece.write(self._new(given, numbers))
+                continue
+            tape(given, plain)
+            if len(piece.parts) > 1:
+                piece.write(given[1:])
+
+    def _new(self, given: list[Tensor], numbers: Sequence[Numbers]) -> list[Tensor]:
+        """New values of parameter and slots, from those and the gradient."""
+        g, p, *slots = given
+        u, new = run_stored(self.links, g, p, with_holes(slots, self.holes), numbers)
+        return [base.add(p, u), *present(new)]
+
+    def _tape(self, g: Tensor, plain: list[Any], counts: list[int]) -> Tape | None:
+        """The rule as calls into old buffers, recorded at the first step; None if it cannot be."""
+        if not all(type(x) is float for x in plain):
+            return None
+        if self.tape is None:
+
+            def body(given: list[Tensor], numbers: list[float]) -> list[Tensor]:
+                return self._new(given, split(numbers, counts))
+
+            first = self.pieces[0].columns
+            dtypes = [g.dtype, *[column[0].dtype for column in first]]
+            try:
+                self.tape = Tape(body, dtypes, len(plain), g.device)
+            except Unsuitable:
+                self.tape = False
+        return self.tape or None
 
     def measure(
         self, links: Sequence[Link], grads: list[Tensor], numbers: list[Numbers]

@@ -16,8 +16,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 LAYERS = (
     {"numeric", "tree", "kernels", "sharded"},
-    {"base", "schedules", "linesearch", "linalg"},
-    {"rules", "quasi_newton"},
+    {"base", "schedules", "linesearch", "linalg", "looks"},
+    {"rules", "quasi_newton", "tapes"},
     {"banks", "bundles"},
     {"leafwise", "engine", "flat"},
     {"combine", "forms"},
