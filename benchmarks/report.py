@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 from rows import Result
@@ -119,8 +119,15 @@ QUICK = """
 """
 
 
-def markdown(results: list[Result], machine: dict[str, str], command: str, quick: bool) -> str:
-    """The whole of RESULTS.md."""
+def markdown(
+    results: list[Result],
+    machine: dict[str, str],
+    command: str,
+    *,
+    quick: bool,
+    missing: Sequence[str],
+) -> str:
+    """The whole of RESULTS.md. missing: names of the rows that were not reached."""
     peers = [r for r in results if r.row.name.startswith("peer-")]
     main = [r for r in results if not r.row.name.startswith("peer-")]
     head = PREAMBLE.format(command=command) + (QUICK if quick else "")
@@ -131,6 +138,8 @@ def markdown(results: list[Result], machine: dict[str, str], command: str, quick
     lines += section("Other libraries", peers)
     lines += listed("Notes", results, lambda r: r.measured.note if r.measured else "")
     lines += listed("What was not run, and why", results, lambda r: r.error)
+    if missing:
+        lines += ["", f"The run did not come to {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -74,8 +74,13 @@ def chosen(only: str | None) -> list[Row]:
     return [row for row in rows if row.name.startswith(tuple(wanted))]
 
 
-def measured(rows: list[Row], effort: Effort, console: Console) -> list[Result]:
-    """All rows in turn, with their progress; a line for each where the output is no terminal."""
+def measured(
+    rows: list[Row], effort: Effort, console: Console, keep: Callable[[list[Result]], None]
+) -> list[Result]:
+    """All rows in turn, with their progress; a line for each where the output is no terminal.
+
+    keep: called with the results so far after each of them, so that a run may be stopped.
+    """
     columns = (
         TextColumn("{task.description:<20}"),
         BarColumn(bar_width=30),
@@ -89,6 +94,7 @@ def measured(rows: list[Row], effort: Effort, console: Console) -> list[Result]:
             progress.update(task, description=row.name)
             result = attempt(row, effort)
             results.append(result)
+            keep(results)
             if not console.is_terminal:
                 print(f"{len(results):>3}/{len(rows)}  {report.line(result)}", flush=True)
             progress.advance(task)
@@ -111,10 +117,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     effort = QUICK if flags.quick else Effort(seconds=flags.seconds, repeats=flags.repeats)
     console = Console()
     where = machine.describe()
-    results = measured(rows, effort, console)
     arguments = shlex.join(sys.argv[1:] if argv is None else argv)
     command = "make bench" + (f' ARGS="{arguments}"' if arguments else "")
-    (out / "RESULTS.md").write_text(report.markdown(results, where, command, flags.quick))
+
+    def keep(results: list[Result]) -> None:
+        missing = [row.name for row in rows[len(results) :]]
+        text = report.markdown(results, where, command, quick=flags.quick, missing=missing)
+        (out / "RESULTS.md").write_text(text)
+
+    results = measured(rows, effort, console, keep)
     plot.plot(results, out / "RESULTS.png")
     wide = console if console.is_terminal else Console(width=200)
     wide.print(report.console(results))

@@ -98,7 +98,9 @@ def test_what_fails_in_a_row_is_said_in_the_table(run):
 
     result = run.attempt(run.Row("broken", "Something", "somewhere", broken, (1.0,)), run.QUICK)
     assert result.error == "ValueError: no such thing"
-    assert "| Something | somewhere | not run |" in run.report.markdown([result], {}, "it", False)
+    text = run.report.markdown([result], {}, "it", quick=False, missing=["later", "last"])
+    assert "| Something | somewhere | not run |" in text
+    assert "The run did not come to later, last." in text
 
 
 def test_the_last_of_two_bars_counts(run):
