@@ -10,6 +10,7 @@ from functional_optim import tapes
 from functional_optim.adapters import Optimizer
 from functional_optim.tapes import Tape, Unsuitable
 
+FOREIGN = torch.ones(tapes.PROBE)
 CPU = torch.device("cpu")
 FLOATS = [torch.float32] * 3
 
@@ -86,7 +87,7 @@ UNSUITABLE: dict[str, Any] = {
     "an exchange": lambda v, n: [v[2], v[1]],
     "a view": lambda v, n: [v[1].flip(0)[: len(v[1])] + v[0], v[2]],
     "a sum": lambda v, n: [v[1] + v[0].sum(), v[2]],
-    "a foreign tensor": lambda v, n, x=torch.ones(tapes.PROBE): [v[1] + x, v[2]],
+    "a foreign tensor": lambda v, n: [v[1] + FOREIGN, v[2]],
     "chance": lambda v, n: [v[1] + torch.rand_like(v[0]), v[2]],
     "in place": lambda v, n: [v[1].add_(v[0]), v[2]],
 }
