@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from functional_optim import numeric
-from functional_optim.adapters.plan import fill_state
+from functional_optim.adapters.plan import fill_state, named
 from functional_optim.engine import Cohort, Turn, advance
+from functional_optim.layout import Layout
 from functional_optim.leafwise import Leafwise
-from functional_optim.rules import Layout
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import Runs
@@ -33,24 +33,32 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
                 "a step that torch.compile or make_fx traces, or autograd records, needs a recipe "
                 "made of one-tensor rules; this one also has a transformation of whole trees."
             )
-        for p in group["params"]:
-            if p.grad is None:
+        for name, p in named(group):
+            part = tx.on(name, p) if p.grad is not None else None
+            if p.grad is None or part is None:
                 continue
             optimizer.check_gradient(p, p.grad, group)
             new = not optimizer.state.get(p)
-            fill_state(optimizer, p, tx, recorded=replace)
+            fill_state(optimizer, p, part, recorded=replace)
             mine = optimizer.state.get(p) or {}
-            slots = [tuple([mine.get(key) for key in keys]) for keys in tx.layout.slots]
-            cohort = Cohort(tx.links, [p], [slots], [p.grad], how="apart", replace=replace)
+            links, layout = part.links, part.layout
+            slots = [tuple([mine.get(key) for key in keys]) for keys in layout.slots]
+            cohort = Cohort(
+                links,
+                [p],
+                [slots],
+                [p.grad],
+                how="apart",
+                counts=layout.counts,
+                replace=replace,
+            )
             if optimizer.counts_steps:
                 time = numeric.float64(mine["step"] + 1)
             else:
                 time = 1.0 if new else 2.0
-            carry = [
-                tuple([mine[key].to(torch.float64) for key in keys]) for keys in tx.layout.carry
-            ]
+            carry = [tuple([mine[key].to(torch.float64) for key in keys]) for keys in layout.carry]
             turns.append(Turn(cohort, [p.grad], time, carry, {}))
-            layouts.append(tx.layout)
+            layouts.append(layout)
     wide = replace and _keeps_doubles(optimizer, layouts, turns)
     with numeric.storing_wide() if wide else nullcontext():
         advance(turns)

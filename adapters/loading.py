@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.adapters.numbers import owned
+from functional_optim.adapters.plan import named
 from functional_optim.leafwise import Leafwise
 from functional_optim.rules import init_slots
 
@@ -34,20 +35,23 @@ def check_loaded(optimizer: Runs, state_dict: dict[str, Any]) -> None:
             ) from None
         if not isinstance(tx, Leafwise):
             continue
-        expected = {key for keys in (*tx.layout.slots, *tx.layout.carry) for key in keys}
         names = group.get("param_names") or [f"{i} of its group" for i in saved["params"]]
-        for name, p, index in zip(names, group["params"], saved["params"], strict=False):
+        rows = zip(names, named(group), saved["params"], strict=False)
+        for name, (path, p), index in rows:
             found = optimizer.state.get(p)
-            if not found:
+            part = tx.on(path, p)
+            if not found or part is None:
                 continue
+            layout = part.layout
+            expected = {key for keys in (*layout.slots, *layout.carry) for key in keys}
             if expected and expected.isdisjoint(found):
                 raise ValueError(
                     f"the loaded state of parameter {name} has the slots {sorted(found)}, but "
                     f"{kind} keeps {sorted(expected)}; load a checkpoint of the same kind of "
                     "optimizer."
                 )
-            _check_shapes(name, p, found, tx)
-            _keep_numbers(found, state_dict["state"].get(index, {}), tx)
+            _check_shapes(name, p, found, part)
+            _keep_numbers(found, state_dict["state"].get(index, {}), part)
 
 
 def _check_shapes(name: str, p: Tensor, found: dict[str, Any], tx: Leafwise) -> None:

@@ -32,6 +32,7 @@ grad_of = attrgetter("grad")
 class Team:
     """Tensors of one group that have stepped together: one cohort, one step count.
 
+    tx: what acts on them. first: the name and the tensor of the first.
     places: which they are among all parameters that have a gradient; None: all of them, once the
     plan is complete. step: None if the optimizer counts none. carried: the columns of carried
     numbers, by key. sparse: are their gradients?
@@ -41,6 +42,7 @@ class Team:
         self,
         group: int,
         tx: Leafwise,
+        first: tuple[str, Tensor],
         cohort: Cohort,
         places: list[int] | None,
         time: float,
@@ -50,6 +52,7 @@ class Team:
     ) -> None:
         self.group = group
         self.tx = tx
+        self.first = first
         self.cohort = cohort
         self.places = places
         self.time = time
@@ -147,19 +150,22 @@ class Plan:
                 continue
             numbers.update(chain.from_iterable(tx.layout.carry))
             teams: dict[Any, list[int]] = {}
-            live = [p for p in group["params"] if p.grad is not None]
-            for i, p in enumerate(live):
+            live = [(name, p) for name, p in named(group) if p.grad is not None]
+            for i, (name, p) in enumerate(live):
+                part = tx.on(name, p)
+                if part is None:
+                    continue
                 optimizer.check_gradient(p, p.grad, group)
                 new = not optimizer.state.get(p)
-                fill_state(optimizer, p, tx)
-                signature = (p.grad.layout, *_signature(optimizer, p, tx, new))
+                fill_state(optimizer, p, part)
+                signature = (part, p.grad.layout, *_signature(optimizer, p, part, new))
                 teams.setdefault(signature, []).append(i)
-            for (_, time, *_), members in teams.items():
-                params = [live[i] for i in members]
+            for (part, _, time, *_), members in teams.items():
+                some = [live[i] for i in members]
                 places = [at + i for i in members]
-                self.teams.append(self._team(optimizer, k, tx, time, params, places))
+                self.teams.append(self._team(optimizer, k, part, time, some, places))
             at += len(live)
-        if len(self.teams) == 1 and not self.wholes:
+        if len(self.teams) == 1 and len(self.teams[0].cohort.params) == at:
             self.teams[0].places = None
         self.numbers = numbers
         self.seen = Seen(optimizer, numbers)
@@ -171,9 +177,10 @@ class Plan:
         k: int,
         tx: Leafwise,
         time: float,
-        params: list[Tensor],
+        members: list[tuple[str, Tensor]],
         places: list[int],
     ) -> Team:
+        params = [p for _, p in members]
         states = [optimizer.state.get(p) or {} for p in params]
         slots = [
             [tuple([state.get(key) for key in keys]) for keys in tx.layout.slots]
@@ -182,12 +189,12 @@ class Plan:
         grads = [p.grad for p in params if p.grad is not None]
         dense = grads[0].layout is torch.strided
         how = how_to(optimizer.compile) if dense else "apart"
-        cohort = Cohort(tx.links, params, slots, grads, how=how)
+        cohort = Cohort(tx.links, params, slots, grads, how=how, counts=tx.layout.counts)
         step = None
         if optimizer.counts_steps:
             step = (Integers if optimizer.integer_steps else Column)(states, "step")
         carried = {key: Column(states, key) for keys in tx.layout.carry for key in keys}
-        return Team(k, tx, cohort, places, time, step, carried, not dense)
+        return Team(k, tx, members[0], cohort, places, time, step, carried, not dense)
 
     def fresh(self) -> list[Tensor]:
         """The gradients, right after the plan was made."""
@@ -217,9 +224,10 @@ class Plan:
                     whole.tx = tx
             for team in self.teams:
                 if team.group == k:
-                    if not (isinstance(tx, Leafwise) and team.cohort.relink(tx.links)):
+                    part = tx.on(*team.first) if isinstance(tx, Leafwise) else None
+                    if part is None or not team.cohort.relink(part.links):
                         return False
-                    team.tx = tx
+                    team.tx = part
             self.hyper[k] = hyper
         return True
 
@@ -250,6 +258,12 @@ class Plan:
             team.finish(turn.carried)
         if self.restless:
             self.seen = Seen(optimizer, self.numbers)
+
+
+def named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """A group's parameters with the paths that patterns see: their names, else their places."""
+    params = group["params"]
+    return list(zip(group.get("param_names") or map(str, range(len(params))), params, strict=True))
 
 
 def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise, *, recorded: bool = False) -> None:

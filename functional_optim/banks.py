@@ -38,10 +38,17 @@ CHUNK = 16
 
 
 class Pack:
-    """The numbers of a step, link by link, in the form each kind of kernel reads."""
+    """Links and their numbers in a step, in the form each kind of kernel reads.
 
-    def __init__(self, numbers: list[Numbers]) -> None:
+    shut: what is known of the links behind gates; None: nothing, or there are none.
+    """
+
+    def __init__(
+        self, links: tuple[Link, ...], numbers: list[Numbers], shut: tuple[bool, ...] | None
+    ) -> None:
+        self.links = links
         self.numbers = numbers
+        self.shut = shut
         self.made: dict[Any, Tensor] = {}
 
     def tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -68,7 +75,6 @@ class Bank:
 
     def __init__(
         self,
-        links: tuple[Link, ...],
         members: list[int],
         params: list[Tensor],
         slots: list[list[Slots]],
@@ -77,7 +83,6 @@ class Bank:
         flat: bool,
         strict: bool,
     ) -> None:
-        self.links = links
         self.strict = strict
         self.members = members
         self.whole = members == list(range(len(params)))
@@ -94,30 +99,30 @@ class Bank:
         # can have the parameter's strides
         self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
         self.apart = any(grads[i].stride() != params[i].stride() for i in members)
-        self.kernels: dict[int | None, Any] = {}
+        self.kernels: dict[Any, Any] = {}
 
     def step(self, grads: list[Tensor], pack: Pack) -> None:
         """Step every tensor and its slots, in place."""
-        self._run(grads, pack, None)
+        self._run(grads, pack, (0, pack.shut))
 
     def prepare(self, pack: Pack) -> None:
         """Have the kernel of `step` ready."""
-        if None not in self.kernels:
-            self.kernels[None] = self._kernel(pack, None)
+        if (0, pack.shut) not in self.kernels:
+            self.kernels[0, pack.shut] = self._kernel(pack, measuring=False)
 
-    def measure(self, grads: list[Tensor], pack: Pack, links: int) -> Sequence[Any]:
-        """What the last of the first `links` links measures, summed over the bank."""
-        return self._run(grads, pack, links)
+    def measure(self, grads: list[Tensor], pack: Pack) -> Sequence[Any]:
+        """What the last of the links measures, summed over the bank."""
+        return self._run(grads, pack, (len(pack.links), pack.shut))
 
-    def _run(self, grads: list[Tensor], pack: Pack, measuring: int | None) -> Sequence[Any]:
+    def _run(self, grads: list[Tensor], pack: Pack, which: tuple[int, Any]) -> Sequence[Any]:
         mine = grads if self.whole else [grads[i] for i in self.members]
         if self.lazy:
             mine = [g.resolve_conj().resolve_neg() for g in mine]
         if self.apart:
             mine = list(map(laid_out_like, mine, self.params))
-        kernel = self.kernels.get(measuring)
+        kernel = self.kernels.get(which)
         if kernel is None:
-            kernel = self.kernels[measuring] = self._kernel(pack, measuring)
+            kernel = self.kernels[which] = self._kernel(pack, measuring=which[0] > 0)
         if isinstance(kernel, kernels.Sweep):
             return kernel(mine, pack.numbers, self.compute)
         return self._call(kernel, mine, pack.tensor(self.compute, self.device))
@@ -130,10 +135,9 @@ class Bank:
         threads = torch.get_num_threads() if sum(sizes) >= GRAIN else 1
         return native.sweep(kernels.cut(sizes), rows, len(sizes), threads)
 
-    def _kernel(self, pack: Pack, measuring: int | None) -> Any:
-        links = self.links if measuring is None else self.links[:measuring]
+    def _kernel(self, pack: Pack, *, measuring: bool) -> Any:
         counts = tuple(map(len, pack.numbers))
-        rule = Rule(links, self.holes, counts, measuring is not None)
+        rule = Rule(pack.links, self.holes, counts, measuring)
         dtypes = tuple(map(_real, self.dtypes))
         numbers = (sum(counts), self.compute)
         if self.flat:
@@ -207,13 +211,14 @@ class Rule:
 
     def key(self) -> Any:
         """Stands for the rule in this process."""
-        code = tuple([(kernels.static_key(self._code(link)), link.tail) for link in self.links])
+        own = [(kernels.static_key(self._code(link)), link.tail, link.gate) for link in self.links]
+        code = tuple(own)
         globals_read = kernels.fingerprint(self.functions())
         return (code, globals_read, self.measuring, self.counts, tuple(self.holes))
 
     def functions(self) -> tuple[Any, ...]:
         """All that the rule depends on."""
-        code = [(*self._code(link), link.tail) for link in self.links]
+        code = [(*self._code(link), link.tail, link.gate) for link in self.links]
         return (code, self.measuring, self.counts, self.holes)
 
     def _code(self, link: Link) -> tuple[Any, ...]:
@@ -268,7 +273,7 @@ def write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) 
     p.copy_(new_p)
     for mine, fresh in zip(old, new, strict=True):
         for slot, value in zip(mine, fresh, strict=True):
-            if slot is not None:
+            if slot is not None and value is not slot:
                 slot.copy_(value)
 
 

@@ -60,54 +60,57 @@ class Bundle:
     members: their places among the tensors of the cohort.
     """
 
-    def __init__(
-        self, links: tuple[Link, ...], members: list[int], params: list[Tensor], slots: list[Any]
-    ) -> None:
-        self.links = links
+    def __init__(self, members: list[int], params: list[Tensor], slots: list[Any]) -> None:
         self.members = members
         self.params = [params[i] for i in members]
         self.holes = [[slot is None for slot in own] for own in slots[members[0]]]
         rows = [[params[i], *present(slots[i])] for i in members]
         columns = [[flattened(x) for x in column] for column in zip(*rows, strict=True)]
         self.pieces = [Piece(parts, columns) for parts in _cut([p.numel() for p in self.params])]
-        self.tape: Tape | bool | None = None
+        self.tapes: dict[Any, Tape | None] = {}
 
-    def step(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
-        """Step every tensor and its slots, in place."""
+    def step(
+        self, links: tuple[Link, ...], shut: Any, grads: list[Tensor], numbers: list[Numbers]
+    ) -> None:
+        """Step every tensor and its slots, in place. shut: what gates say, as in a `Pack`."""
         flat = self._flat(grads)
         plain = [x for own in numbers for x in own]
-        tape = self._tape(flat[0], plain, list(map(len, numbers)))
+        tape = self._tape(links, shut, flat[0], plain, list(map(len, numbers)))
         for piece in self.pieces:
             given = [piece.gather(flat), *piece.read()]
             if tape is None:
-                piece.write(self._new(given, numbers))
+                piece.write(self._new(links, given, numbers))
                 continue
             tape(given, plain)
             if len(piece.parts) > 1:
                 piece.write(given[1:])
 
-    def _new(self, given: list[Tensor], numbers: Sequence[Numbers]) -> list[Tensor]:
+    def _new(
+        self, links: Sequence[Link], given: list[Tensor], numbers: Sequence[Numbers]
+    ) -> list[Tensor]:
         """New values of parameter and slots, from those and the gradient."""
         g, p, *slots = given
-        u, new = run_stored(self.links, g, p, with_holes(slots, self.holes), numbers)
+        u, new = run_stored(links, g, p, with_holes(slots, self.holes), numbers)
         return [base.add(p, u), *present(new)]
 
-    def _tape(self, g: Tensor, plain: list[Any], counts: list[int]) -> Tape | None:
+    def _tape(
+        self, links: tuple[Link, ...], shut: Any, g: Tensor, plain: list[Any], counts: list[int]
+    ) -> Tape | None:
         """The rule as calls into old buffers, recorded at the first step; None if it cannot be."""
         if not all(type(x) is float for x in plain):
             return None
-        if self.tape is None:
+        if shut not in self.tapes:
 
             def body(given: list[Tensor], numbers: list[float]) -> list[Tensor]:
-                return self._new(given, split(numbers, counts))
+                return self._new(links, given, split(numbers, counts))
 
             first = self.pieces[0].columns
             dtypes = [g.dtype, *[column[0].dtype for column in first]]
             try:
-                self.tape = Tape(body, dtypes, len(plain), g.device)
+                self.tapes[shut] = Tape(body, dtypes, len(plain), g.device)
             except Unsuitable:
-                self.tape = False
-        return self.tape or None
+                self.tapes[shut] = None
+        return self.tapes[shut]
 
     def measure(
         self, links: Sequence[Link], grads: list[Tensor], numbers: list[Numbers]

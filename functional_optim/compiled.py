@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import base, kernels, tree
+from functional_optim import base, kernels, numeric, tree
 from functional_optim.combine import extra_names
 from functional_optim.engine import Cohort, How, Turn, advance
-from functional_optim.leafwise import Leafwise, State, carry_of, check_state, check_trees
+from functional_optim.layout import Layout
+from functional_optim.leafwise import Leafwise, State, check_state, check_trees
 from functional_optim.looks import Looks
-from functional_optim.rules import Numbers, split
+from functional_optim.rules import Numbers, present
 
 
 def compile(
@@ -92,16 +93,19 @@ class FusedStep:
             seen = self.seen = Seen(self.tx, grads, state, params, self.how)
             given = seen.given
         t = seen.time(state.step)
-        carry = seen.carry(state.carry) if state.carry else seen.idle
+        carry = seen.carry(state.carry) if state.carry else {}
         if given:
-            turn = Turn(seen.cohort, given, t, carry, extra)
-            advance([turn])
-            carry = turn.carried
+            turns = [team.turn(given, t, carry, extra) for team in seen.teams]
+            advance(turns)
+            if carry:
+                for team, turn in zip(seen.teams, turns, strict=True):
+                    carry.update(team.carried(turn))
         seen.finish(state.step, t)
         if state.carry:
-            for own, values in zip(self.tx.layout.carry, carry, strict=True):
-                for key, value in zip(own, values, strict=True):
-                    state.carry[key].fill_(value)
+            for key, value in carry.items():
+                state.carry[key].fill_(value)
+        for key, value in seen.scheduled:
+            state.hyper[key].fill_(numeric.at(value, t))
         return params, state
 
     def _by_operations(
@@ -117,6 +121,32 @@ class FusedStep:
         return params, state
 
 
+class Team:
+    """Leaves on which the same links act. places: among the gradients; every: are they all?"""
+
+    def __init__(self, layout: Layout, cohort: Cohort, places: list[int]) -> None:
+        self.layout = layout
+        self.cohort = cohort
+        self.places = places
+        self.every = False
+        self.idle: list[Numbers] = [()] * len(layout.carry)
+
+    def turn(
+        self, grads: list[Tensor], t: Any, carry: dict[str, Any], extra: dict[str, Any]
+    ) -> Turn:
+        """Its part in a step."""
+        mine = grads if self.every else [grads[i] for i in self.places]
+        own = self.idle
+        if carry:
+            own = [tuple([carry[key] for key in keys]) for keys in self.layout.carry]
+        return Turn(self.cohort, mine, t, own, extra)
+
+    def carried(self, turn: Turn) -> dict[str, Any]:
+        """The carried numbers after a turn."""
+        named = zip(self.layout.carry, turn.carried, strict=True)
+        return {key: x for keys, own in named for key, x in zip(keys, own, strict=True)}
+
+
 class Seen:
     """The tensors of the last step, ready for the next one if it gets the same.
 
@@ -127,33 +157,58 @@ class Seen:
         check_state(tx.links, tx.layout, state)
         base.check_params(params)
         check_trees(tx.links, tx.layout, params, grads, state)
-        self.keys = [key for own in tx.layout.slots for key in own]
+        self.keys = tx.keys
         self.structure = tree.structure(params)
         given, *columns = self._columns(grads, state, params)
         self.tensors = tuple(chain(*columns))
-        live = [i for i, g in enumerate(given) if g is not None]
-        self.given = [given[i] for i in live]
-        mine, *slots = [[column[i] for i in live] for column in columns]
-        _check_apart(mine)
-        sizes = [len(own) for own in tx.layout.slots]
-        rows = [split([column[k] for column in slots], sizes) for k in range(len(live))]
-        self.slots = [slot for slot in chain(*slots) if slot is not None]
-        for slot in self.slots:
-            if slot.grad_fn is not None:  # of a recorded init; what is written here is not recorded
-                slot.detach_()
+        self.given = [g for g in given if g is not None]
+        _check_apart([p for p, g in zip(columns[0], given, strict=True) if g is not None])
         memory = [x for x in self.tensors if isinstance(x, Tensor)]
         self.looks = Looks(given, memory, self.tensors)
-        if self.looks.layouts is not None:
-            how = "apart"
-        self.cohort = Cohort(tx.links, mine, rows, self.given, how=how)
-        if how != "apart":
-            self.cohort.written += self.slots
-        self.layout = tx.layout
+        self.how: How = how if self.looks.layouts is None else "apart"
+        self.teams = self._teams(tx, params, given, columns)
         self.here = state.step.device.type == "cpu"
-        self.idle: list[Numbers] = [()] * len(tx.layout.carry)
+        self.scheduled = [
+            (key, value)
+            for link, own in zip(tx.links, tx.layout.hyper, strict=True)
+            for key, (_, value) in zip(own, link.hyper, strict=True)
+            if callable(value)
+        ]
         self.step: Tensor | None = None
         self.version = 0
         self.done = 0.0
+
+    def _teams(
+        self, tx: Leafwise, params: Any, given: list[Any], columns: list[list[Any]]
+    ) -> list[Team]:
+        """Leaves on which the same links act, together."""
+        members: dict[Leafwise, list[int]] = {}
+        for i, (path, p) in enumerate(tree.items(params)):
+            part = tx.on(path, p)
+            if part is not None and given[i] is not None:
+                members.setdefault(part, []).append(i)
+        place = {i: k for k, i in enumerate([i for i, g in enumerate(given) if g is not None])}
+        columns_of = dict(zip(self.keys, columns[1:], strict=True))
+        teams = []
+        for part, some in members.items():
+            rows = [
+                [tuple([columns_of[key][i] for key in own]) for own in part.layout.slots]
+                for i in some
+            ]
+            mine = [columns[0][i] for i in some]
+            counts = part.layout.counts
+            grads = [given[i] for i in some]
+            cohort = Cohort(part.links, mine, rows, grads, how=self.how, counts=counts)
+            slots = [x for row in rows for x in present(row)]
+            for slot in slots:
+                if slot.grad_fn is not None:  # of a recorded init; what comes now is not recorded
+                    slot.detach_()
+            if self.how != "apart":
+                cohort.written += slots
+            teams.append(Team(part.layout, cohort, [place[i] for i in some]))
+        if len(teams) == 1 and len(teams[0].places) == len(place):
+            teams[0].every = True
+        return teams
 
     def gradients(self, grads: Any, state: Any, params: Any) -> list[Tensor] | None:
         """The gradients, if the tensors are the same and the gradients like those."""
@@ -180,10 +235,9 @@ class Seen:
             self.done = float(step.item())
         return self.done + 1
 
-    def carry(self, stored: dict[str, Tensor]) -> list[Numbers]:
-        """What each link carries."""
-        carry = carry_of(self.layout, stored)
-        return [tuple([x.item() for x in own]) for own in carry] if self.here else carry
+    def carry(self, stored: dict[str, Tensor]) -> dict[str, Any]:
+        """The carried numbers."""
+        return {key: x.item() if self.here else numeric.float64(x) for key, x in stored.items()}
 
     def finish(self, step: Tensor, t: Any) -> None:
         """Write the count."""

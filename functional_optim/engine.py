@@ -6,7 +6,6 @@ kernel serves; the others are stepped one by one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from types import FunctionType
 from typing import Any, Literal
@@ -18,19 +17,18 @@ from functional_optim import base, kernels
 from functional_optim.banks import Bank, Pack, fits, write
 from functional_optim.bundles import Bundle
 from functional_optim.looks import PLAIN
+from functional_optim.progress import Caster, Progress, sum_parts
 from functional_optim.rules import (
-    Caster,
     Leaf,
     Link,
     Numbers,
-    Progress,
     Slots,
     measure,
     present,
     rows_of,
     run_all_stored,
     run_stored,
-    sum_parts,
+    settled,
 )
 
 How = Literal["compiled", "strict", "eager", "apart"]
@@ -68,6 +66,7 @@ class Cohort:
             on every tensor as it is, which can be traced.
         replace: put new tensors into `slots` instead of writing into the old ones, so that autograd
             can go back through the step.
+        counts: of each link, the how manieth of its name it is in the whole chain.
     """
 
     def __init__(
@@ -78,9 +77,13 @@ class Cohort:
         grads: list[Tensor],
         *,
         how: How,
+        counts: tuple[int, ...],
         replace: bool = False,
     ) -> None:
         self.links = links
+        self.counts = counts
+        self.gated = any(link.gate for link in links)
+        self.settled: dict[Any, tuple[Link, ...]] = {}
         self.params = params
         self.slots = slots
         self.replace = replace
@@ -104,10 +107,10 @@ class Cohort:
         self.bundles: list[Bundle] = []
         for (*_, shape), members in kinds.items():
             if how == "eager":
-                self.bundles.append(Bundle(links, members, params, slots))
+                self.bundles.append(Bundle(members, params, slots))
                 continue
             flat = shape is None
-            bank = Bank(links, members, params, slots, grads, flat=flat, strict=self.strict)
+            bank = Bank(members, params, slots, grads, flat=flat, strict=self.strict)
             self.banks.append(bank)
 
     def relink(self, links: tuple[Link, ...]) -> bool:
@@ -117,56 +120,68 @@ class Cohort:
         ):
             return False
         self.links = links
+        self.settled.clear()
         return True
+
+    def _pack(self, numbers: list[Numbers]) -> Pack:
+        """The numbers of a step, with the links that read them: those behind shut gates do not."""
+        links, shut = self.links[: len(numbers)], None
+        if self.gated:
+            said = [own[0] for link, own in zip(links, numbers, strict=True) if link.gate]
+            if not any(isinstance(x, Tensor) for x in said):
+                shut = tuple([not x > 0 for x in said])
+                plain, numbers = settled(links, numbers)
+                links = self.settled.setdefault((len(links), shut), plain)
+        return Pack(links, numbers, shut)
 
     def measure(self, grads: list[Tensor], numbers: list[Numbers]) -> list[Sequence[Any]]:
         """What the link after the known numbers measures, in parts still to be summed."""
-        upto = self.links[: len(numbers)]
+        pack = self._pack(numbers)
         parts: list[Sequence[Any]] = []
-        cast = Caster(numbers)
-        for i in self.loose:
-            p = self._seen(i)
-            parts.append(measure(upto, grads[i], p, self.slots[i], cast(p)))
-        for bundle in self.bundles:
-            parts += bundle.measure(upto, grads, cast(bundle.params[0]))
-        if self.banks:
-            pack = Pack(numbers)
-            parts += [bank.measure(grads, pack, len(numbers)) for bank in self.banks]
-        return parts
+        if self.loose or self.bundles:
+            cast = Caster(pack.numbers)
+            for i in self.loose:
+                p = self._seen(i)
+                parts.append(measure(pack.links, grads[i], p, self.slots[i], cast(p)))
+            for bundle in self.bundles:
+                parts += bundle.measure(pack.links, grads, cast(bundle.params[0]))
+        return parts + [bank.measure(grads, pack) for bank in self.banks]
 
     def prepare(self, numbers: list[Numbers]) -> None:
         """Compile what `apply` needs, which must not fail halfway."""
-        pack = Pack(numbers)
+        pack = self._pack(numbers)
         for bank in self.banks:
             bank.prepare(pack)
 
     def apply(self, grads: list[Tensor], numbers: list[Numbers]) -> None:
         """Step every tensor and its slots, in place."""
+        pack = self._pack(numbers)
         if self.loose or self.bundles:
-            self._apply_eagerly(grads, Caster(numbers))
-        if self.banks:
-            pack = Pack(numbers)
-            for bank in self.banks:
-                bank.step(grads, pack)
+            self._apply_eagerly(grads, pack, Caster(pack.numbers))
+        for bank in self.banks:
+            bank.step(grads, pack)
         if self.written:  # through memory alone, or through views made without autograd
             torch.autograd.graph.increment_version(self.written)
 
-    def _apply_eagerly(self, grads: list[Tensor], cast: Caster) -> None:
+    def _apply_eagerly(self, grads: list[Tensor], pack: Pack, cast: Caster) -> None:
+        links = pack.links
         for bundle in self.bundles:
-            bundle.step(grads, cast(bundle.params[0]))
+            bundle.step(links, pack.shut, grads, cast(bundle.params[0]))
         dense = [i for i in self.loose if grads[i].layout is torch.strided]
         for i in self.loose:
             if grads[i].layout is not torch.strided:
                 p = self.params[i]
-                _write_rows(self.links, grads[i], p, self.slots[i], cast(p))
-        for some in [dense] if any(link.stack for link in self.links) else [[i] for i in dense]:
-            self._apply_loose(some, grads, cast)
+                _write_rows(links, grads[i], p, self.slots[i], cast(p))
+        for some in [dense] if any(link.stack for link in links) else [[i] for i in dense]:
+            self._apply_loose(some, grads, links, cast)
 
-    def _apply_loose(self, members: list[int], grads: list[Tensor], cast: Caster) -> None:
+    def _apply_loose(
+        self, members: list[int], grads: list[Tensor], links: tuple[Link, ...], cast: Caster
+    ) -> None:
         leaves = [
             Leaf(grads[i], self._seen(i), self.slots[i], cast(self.params[i])) for i in members
         ]
-        for i, (u, new) in zip(members, run_all_stored(self.links, leaves), strict=True):
+        for i, (u, new) in zip(members, run_all_stored(links, leaves), strict=True):
             p, mine = self.params[i], self.slots[i]
             if self.replace:
                 p.add_(u)
@@ -244,14 +259,11 @@ def _next_measurement(waiting: list[Turn]) -> list[Turn]:
 
 def _ahead(turn: Turn) -> list[tuple[str, int]]:
     """The measurements that a cohort still needs: the name, and the how manieth of it."""
-    seen: Counter[str] = Counter()
-    keys = []
-    for i, link in enumerate(turn.links):
-        if link.reduce is not None:
-            seen[link.name] += 1
-            if i >= len(turn.numbers):
-                keys.append((link.name, seen[link.name]))
-    return keys
+    return [
+        (link.name, turn.cohort.counts[i])
+        for i, link in enumerate(turn.links)
+        if link.reduce is not None and i >= len(turn.numbers)
+    ]
 
 
 def _write_rows(
@@ -273,6 +285,7 @@ def _same_code(a: Link, b: Link) -> bool:
         a.name == b.name
         and a.slots is b.slots
         and a.tail == b.tail
+        and a.gate == b.gate
         and a.flat == b.flat
         and _same_function(a.update, b.update)
         and _same_function(a.reduce, b.reduce)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import base, numeric, tree
+from functional_optim.layout import Layout, lay_out
+from functional_optim.paths import chosen
+from functional_optim.progress import Caster, Progress, sum_parts
 from functional_optim.rules import (
-    Caster,
-    Layout,
     Leaf,
     Link,
     Numbers,
-    Progress,
+    Slots,
     init_slots,
     measure,
-    name_slots,
     run_all_stored,
     run_rows,
-    run_stored,
-    split,
-    sum_parts,
 )
 
 
@@ -33,32 +30,76 @@ class State(NamedTuple):
     step: 0-dim int64, the number of finished steps.
     carry: dict of 0-dim tensors, the numbers that recur from step to step.
     slots: dict of trees like the parameters, by slot name.
+    hyper: dict of 0-dim float64 tensors, the hyperparameters of the last step, or of the first
+        before it. For reading, with `fo.get`: writing to them changes nothing.
     """
 
     step: Tensor
     carry: dict[str, Tensor]
     slots: dict[str, Any]
+    hyper: dict[str, Tensor]
 
 
 class Leafwise(base.GradientTransformation):
     """A transformation made of nothing but one-tensor rules, so it can be fused and compiled.
 
-    links: the rules, in order. layout: the names of their slots.
+    links: the rules, in order. layout: the names of what they keep. keys: all slot names, once.
+    routed: does a link act on some leaves only?
     """
 
     links: tuple[Link, ...]
     layout: Layout
+    keys: tuple[str, ...]
+    routed: bool
+    parts: dict[tuple[int, ...], Leafwise]
 
-    def __new__(cls, links: tuple[Link, ...]) -> Leafwise:
-        layout = name_slots(links)
-        init, update = _lift(links, layout)
-        self = super().__new__(cls, init, update)
+    def __new__(cls, links: tuple[Link, ...], layout: Layout | None = None) -> Leafwise:
+        layout = lay_out(links) if layout is None else layout
+        routed = any(bool(link.where) for link in links)
+        self = super().__new__(cls, *_lift(links, layout, routed))
         self.links = links
         self.layout = layout
+        self.keys = tuple(dict.fromkeys([key for own in layout.slots for key in own]))
+        self.routed = routed
+        self.parts = {}
         return self
+
+    def on(self, path: str, leaf: Any) -> Leafwise | None:
+        """What acts on one leaf; None if the leaf is frozen."""
+        if not self.routed:
+            return self
+        places = route(self.links, path, leaf)
+        if places is None:
+            return None
+        part = self.parts.get(places)
+        if part is None:
+            part = self.parts[places] = Leafwise(*_part(self.links, self.layout, places))
+        return part
 
     def __repr__(self) -> str:
         return f"chain({', '.join(link.name or '?' for link in self.links)})"
+
+
+def frozen(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
+    """The update of a link that takes its leaves out of everything."""
+    return u, slots
+
+
+def route(links: tuple[Link, ...], path: str, leaf: Any) -> tuple[int, ...] | None:
+    """Which links act on a leaf; None if it is frozen."""
+    places = [i for i, link in enumerate(links) if chosen(link.where, path, leaf)]
+    return None if any(links[i].update is frozen for i in places) else tuple(places)
+
+
+def _part(
+    links: tuple[Link, ...], layout: Layout, places: tuple[int, ...]
+) -> tuple[tuple[Link, ...], Layout]:
+    """Some of a chain's links, and the names that they have in the whole."""
+    mine = []
+    for at, i in enumerate(places):
+        gate = links[i].gate
+        mine.append(links[i]._replace(where=(), gate=at - places.index(i - gate) if gate else 0))
+    return tuple(mine), Layout(*[tuple([x[i] for i in places]) for x in layout])
 
 
 def leafwise(
@@ -74,6 +115,7 @@ def leafwise(
     shared: bool = False,
     stack: bool = False,
     name: str = "",
+    hyper: Mapping[str, numeric.Hyper] | None = None,
 ) -> Leafwise:
     """Lift a rule for one tensor to a transformation of trees.
 
@@ -104,6 +146,8 @@ def leafwise(
             may have one more dimension in front, and `p` is None then. For products of matrices,
             which are faster in batches.
         name: tells two rules with the same slot names apart.
+        hyper: the hyperparameters that `scalars` reads, by torch's names. `fo.get` finds their
+            values in the state.
 
     Returns:
         A `GradientTransformation` whose `update` also takes the extra arguments of `scalars`.
@@ -164,6 +208,7 @@ def leafwise(
                 shared=shared,
                 stack=stack,
                 name=name,
+                hyper=tuple((hyper or {}).items()),
                 extra=() if scalars is None else base.extra_names(scalars),
             ),
         )
@@ -184,102 +229,162 @@ def identity() -> Leafwise:
     return Leafwise(())
 
 
-def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], Callable[..., Any]]:
+class Row(NamedTuple):
+    """A leaf in a step. at: which of the chain's links act on it; links and names: of these."""
+
+    links: tuple[Link, ...]
+    names: tuple[tuple[str, ...], ...]
+    at: tuple[int, ...]
+    p: Tensor
+    g: Tensor | None
+    slots: list[Slots]
+
+    def upto(self, known: int) -> int:
+        """How many of its links are among the first of the chain."""
+        return sum([i < known for i in self.at])
+
+    def pick(self, numbers: list[Numbers]) -> list[Numbers]:
+        """The numbers of its links, out of the chain's first."""
+        return [numbers[i] for i in self.at if i < len(numbers)]
+
+
+def _lift(
+    links: tuple[Link, ...], layout: Layout, routed: bool
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    keys = list(dict.fromkeys([key for own in layout.slots for key in own]))
+    every = tuple(range(len(links)))
+
+    def row(path: str, p: Tensor, g: Any, *slots: Any) -> Row | None:
+        places = route(links, path, p) if routed else every
+        if places is None:
+            return None
+        known = dict(zip(keys, slots, strict=True))
+        mine, names = _part(links, layout, places) if routed else (links, layout)
+        own = [tuple([known[key] for key in its]) for its in names.slots]
+        return Row(mine, names.slots, places, p, g, own)
+
     def init(params: Any) -> State:
         base.check_params(params)
         device = base.default_device(tree.leaves(params))
-        slot_keys = [key for keys in layout.slots for key in keys]
-        columns = tree.map_unzip(
-            len(slot_keys),
-            lambda p: tuple([slot for link in links for slot in init_slots(link, p)]),
-            params,
-        )
+
+        def first(path: str, p: Tensor) -> tuple[Any, ...]:
+            found = row(path, p, None, *[None] * len(keys))
+            made: dict[str, Any] = {}
+            if found is not None:
+                for link, own in zip(found.links, found.names, strict=True):
+                    made.update(zip(own, init_slots(link, p), strict=True))
+            return tuple([made.get(key) for key in keys])
+
+        columns = tree.map_unzip_with_path(len(keys), first, params)
         carry = {
             key: numeric.stored(value, device)
-            for link, keys in zip(links, layout.carry, strict=True)
-            for key, value in zip(keys, link.carry or (), strict=True)
+            for link, own in zip(links, layout.carry, strict=True)
+            for key, value in zip(own, link.carry or (), strict=True)
         }
         step = torch.zeros((), dtype=torch.int64, device=device)
-        return State(step, carry, dict(zip(slot_keys, columns, strict=True)))
+        hyper = {
+            key: _to_read(value, 1.0, device)
+            for link, own in zip(links, layout.hyper, strict=True)
+            for key, (_, value) in zip(own, link.hyper, strict=True)
+        }
+        return State(step, carry, dict(zip(keys, columns, strict=True)), hyper)
 
     def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
         base.check_extra(extra, tuple([name for link in links for name in link.extra]))
         check_state(links, layout, state)
-        slot_keys = [key for keys in layout.slots for key in keys]
-        sizes = [len(keys) for keys in layout.slots]
         if params is None:
             raise ValueError("update needs the parameters: call update(grads, state, params).")
         if not torch.compiler.is_compiling():
             check_trees(links, layout, params, grads, state)
-        columns = [state.slots[key] for key in slot_keys]
-
-        rows = tree.rows(params, grads, *columns)
+        columns = [state.slots[key] for key in keys]
+        rows: list[Row | None] = []
+        tree.map_with_path(lambda *leaf: rows.append(row(*leaf)), params, grads, *columns)
+        t = (state.step + 1).to(torch.float64)
         if not rows:
             return grads, state._replace(step=state.step + 1)
-        # no gradient at all measures as one that is zero
-        p, _, *slots = rows[0]
-        measured = [row for row in rows if row[1] is not None]
-        measured = measured or [(p, torch.zeros_like(p), *slots)]
 
-        t = (state.step + 1).to(torch.float64)
-        step = Progress(links, t, carry_of(layout, state.carry), extra)
+        used, names = links, layout
+        if routed:  # what acts on no leaf measures nothing
+            places = sorted({i for row in rows if row is not None for i in row.at})
+            used, names = _part(links, layout, tuple(places))
+            rows = [row and row._replace(at=tuple(map(places.index, row.at))) for row in rows]
+        step = Progress(used, t, carry_of(names, state.carry), extra)
         while step.proceed():
-            numbers = step.to_measure()
-            cast = Caster(numbers)
-            parts = [
-                measure(links[: len(numbers)], g, p, split(slots, sizes), cast(p))
-                for p, g, *slots in measured
-            ]
-            step.advance(sum_parts(parts))
-        cast = Caster(step.numbers)
+            step.advance(_measured(rows, step.to_measure()))
+        results = iter(_stepped(rows, Caster(step.numbers)))
 
-        leaf = _one_by_one(links, sizes, cast)
-        if any(link.stack for link in links):
-            leaf = _all_at_once(links, sizes, cast, leaf, (params, grads, *columns))
+        def leaf(p: Tensor, g: Any, *slots: Any) -> tuple[Any, ...]:
+            u, new = next(results)
+            return (u, *[new.get(key, old) for key, old in zip(keys, slots, strict=True)])
+
         updates, *new = tree.map_unzip(1 + len(columns), leaf, params, grads, *columns)
-        carried = stored_carry(layout, state.carry, step.carried)
-        return updates, State(state.step + 1, carried, dict(zip(slot_keys, new, strict=True)))
+        carried = {**state.carry, **stored_carry(names, state.carry, step.carried)}
+        hyper = {**state.hyper, **scheduled(links, layout, t, state.step.device)}
+        slots = dict(zip(keys, new, strict=True))
+        return updates, State(state.step + 1, carried, slots, hyper)
 
     return init, update
 
 
-def _one_by_one(links: tuple[Link, ...], sizes: list[int], cast: Caster) -> Callable[..., Any]:
-    """From a leaf's parameter, gradient and slots to its update and new slots."""
+def _measured(rows: list[Row | None], numbers: list[Numbers]) -> Numbers:
+    """What the link after the known numbers measures on all leaves that it acts on."""
+    there = [row for row in rows if row is not None and len(numbers) - 1 in row.at]
+    # no gradient at all measures as one that is zero
+    given = [row for row in there if row.g is not None] or [
+        row._replace(g=torch.zeros_like(row.p)) for row in there[:1]
+    ]
+    cast = Caster(numbers)
+    parts = []
+    for row in given:
+        known = row.upto(len(numbers))
+        own = row.pick(cast(row.p))
+        parts.append(measure(row.links[:known], row.g, row.p, row.slots[:known], own))
+    return sum_parts(parts)
 
-    def leaf(p: Tensor, g: Tensor | None, *slots: Any) -> tuple[Any, ...]:
-        if g is None:
-            return (None, *slots)
-        go = run_stored if g.layout is torch.strided else run_rows
-        u, new = go(links, g, p, split(slots, sizes), cast(p))
-        return (u, *[slot for mine in new for slot in mine])
 
-    return leaf
+def _stepped(rows: list[Row | None], cast: Caster) -> list[tuple[Any, dict[str, Any]]]:
+    """Each leaf's update and new slots by name."""
+    results: list[tuple[Any, dict[str, Any]]] = [(None, {})] * len(rows)
+    groups: dict[tuple[int, ...], list[int]] = {}
+
+    def keep(k: int, row: Row, u: Any, new: list[Slots]) -> None:
+        named = zip(row.names, new, strict=True)
+        results[k] = (u, {key: x for own, mine in named for key, x in zip(own, mine, strict=True)})
+
+    for k, row in enumerate(rows):
+        if row is None or row.g is None:
+            continue
+        if row.g.layout is torch.strided:
+            groups.setdefault(row.at, []).append(k)
+        else:
+            keep(k, row, *run_rows(row.links, row.g, row.p, row.slots, row.pick(cast(row.p))))
+    for members in groups.values():
+        mine = [row for k in members if (row := rows[k]) is not None]
+        leaves = [Leaf(row.g, row.p, row.slots, row.pick(cast(row.p))) for row in mine]
+        for k, row, result in zip(
+            members, mine, run_all_stored(mine[0].links, leaves), strict=True
+        ):
+            keep(k, row, *result)
+    return results
 
 
-def _all_at_once(
-    links: tuple[Link, ...],
-    sizes: list[int],
-    cast: Caster,
-    leaf: Callable[..., Any],
-    trees: tuple[Any, ...],
-) -> Callable[..., Any]:
-    """The same, worked out for all dense leaves together, in the order in which a map visits."""
-    dense: list[Leaf] = []
+def scheduled(
+    links: tuple[Link, ...], layout: Layout, t: Any, device: torch.device
+) -> dict[str, Tensor]:
+    """The hyperparameters that have another value at step t, as a state keeps them."""
+    return {
+        key: _to_read(value, t, device)
+        for link, own in zip(links, layout.hyper, strict=True)
+        for key, (_, value) in zip(own, link.hyper, strict=True)
+        if callable(value)
+    }
 
-    def visit(p: Tensor, g: Tensor | None, *slots: Any) -> None:
-        if g is not None and g.layout is torch.strided:
-            dense.append(Leaf(g, p, split(slots, sizes), cast(p)))
 
-    tree.map(visit, *trees)
-    results = iter(run_all_stored(links, dense))
-
-    def known(p: Tensor, g: Tensor | None, *slots: Any) -> tuple[Any, ...]:
-        if g is None or g.layout is not torch.strided:
-            return leaf(p, g, *slots)
-        u, new = next(results)
-        return (u, *[slot for mine in new for slot in mine])
-
-    return known
+def _to_read(hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:
+    value = numeric.at(hyper, t)
+    if isinstance(value, Tensor):
+        return value.detach().to(device)
+    return torch.full((), value, dtype=torch.float64, device=device)
 
 
 def carry_of(layout: Layout, stored: dict[str, Tensor]) -> list[Numbers]:
@@ -317,14 +422,14 @@ def check_trees(
 
 def check_state(links: Sequence[Link], layout: Layout, state: Any) -> None:
     """Raise if a state was not made by a chain of these links."""
-    mine = [key for keys in layout.slots for key in keys]
+    mine = {key for keys in layout.slots for key in keys}
     if not isinstance(state, State):
         names = ", ".join(link.name or "?" for link in links)
         raise TypeError(
             f"chain({names}) got a state of type {type(state).__name__}; pass the state that this "
             "chain's own init returned."
         )
-    if sorted(state.slots) != sorted(mine):
+    if state.slots.keys() != mine:
         names = ", ".join(link.name or "?" for link in links)
         raise ValueError(
             f"chain({names}) keeps the slots {sorted(mine)}, but got a state with "

@@ -2,19 +2,19 @@
 
 A rule is up to five small functions, gathered in a `Link`. Three callers drive the functions of
 this file: the pure transform (`leafwise`), the engine (compiled kernels), and the optimizer object
-in `adapters`.
+in `adapters`. What numbers a rule reads, `progress` works out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim import base, numeric, sharded
+from functional_optim import base, sharded
+from functional_optim.paths import Choice
 
 Numbers = tuple[Any, ...]
 Slots = tuple[Any, ...]
@@ -36,70 +36,12 @@ class Link(NamedTuple):
     stack: bool
     name: str
     extra: tuple[str, ...]
-
-
-class Layout(NamedTuple):
-    """The key under which each link's slots and carried numbers are kept."""
-
-    slots: tuple[tuple[str, ...], ...]
-    carry: tuple[tuple[str, ...], ...]
-
-
-_layouts: dict[Any, Layout] = {}
-
-
-def name_slots(links: tuple[Link, ...]) -> Layout:
-    """Choose the state keys: the field's name, or `link.field` where two links share one.
-
-    Worked out once for each kind of chain: a recipe is built anew whenever a number changes.
-
-    Raises:
-        ValueError: if two links share a slot name and no two different names tell them apart, or
-            if a link follows a tail without being one.
-    """
-    if torch.compiler.is_compiling():
-        return _name_slots(links)
-    kind = tuple([(link.name, link.slots, type(link.carry), link.tail) for link in links])
-    layout = _layouts.get(kind)
-    if layout is None:
-        layout = _layouts[kind] = _name_slots(links)
-    return layout
-
-
-def _name_slots(links: tuple[Link, ...]) -> Layout:
-    for first, second in pairwise(links):
-        if first.tail and not second.tail:
-            raise ValueError(
-                f"{second.name or 'a link'} stands after {first.name}, which reads the parameters "
-                f"after the update; put {first.name} last in the chain."
-            )
-    owners: dict[str, list[str]] = {"step": [""]}
-    for link in links:
-        for field in _fields(link.slots) + _fields(link.carry):
-            owners.setdefault(field, []).append(link.name)
-
-    def key(link: Link, field: str) -> str:
-        sharing = owners[field]
-        if len(sharing) == 1:
-            return field
-        if not link.name or sharing.count(link.name) > 1:
-            raise ValueError(
-                f"two links of this chain have a slot called {field!r} and no names of their own; "
-                "name them with named_chain, e.g. named_chain(('fast', ...), ('slow', ...))."
-            )
-        return f"{link.name}.{field}"
-
-    return Layout(
-        tuple(tuple(key(link, f) for f in _fields(link.slots)) for link in links),
-        tuple(tuple(key(link, f) for f in _fields(link.carry)) for link in links),
-    )
-
-
-def _fields(record: Any) -> tuple[str, ...]:
-    return () if record is None else record._fields
-
-
-# ---------------------------------------------------------------- one tensor
+    hyper: tuple[tuple[str, Any], ...] = ()
+    """Hyperparameters by name, to be read from the state."""
+    where: tuple[Choice, ...] = ()
+    """Which leaves it acts on; all, if empty."""
+    gate: int = 0
+    """How many links before it stands the gate that may shut it out; 0: none."""
 
 
 def compute_dtype(p: Tensor) -> torch.dtype:
@@ -135,7 +77,8 @@ def run(links: Sequence[Link], leaves: Sequence[Leaf]) -> list[tuple[Tensor, lis
     """Apply links to tensors: cast in, run, leave the results in compute dtype.
 
     A tail sees the parameter after the update, rounded as it will be stored. A link that takes
-    stacks gets all updates of one shape at once.
+    stacks gets all updates of one shape at once. The numbers of a link behind a gate begin with
+    what the gate says: where that is not above 0, update and slots stay as they were.
     """
     dtypes = [compute_dtype(leaf.p) for leaf in leaves]
     us = [as_real(leaf.g, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
@@ -143,17 +86,64 @@ def run(links: Sequence[Link], leaves: Sequence[Leaf]) -> list[tuple[Tensor, lis
     new: list[list[Slots]] = [[] for _ in leaves]
     for k, link in enumerate(links):
         if link.stack and len(leaves) > 1:
-            us = _run_stacked(link, us, [leaf.numbers[k] for leaf in leaves])
+            given = [leaf.numbers[k] for leaf in leaves]
+            opened, own = _opened(link, given[0])
+            stacked = us if opened is False else _run_stacked(link, us, [own] * len(us))
+            us = [_kept(opened, u, old) for u, old in zip(stacked, us, strict=True)]
             for mine in new:
                 mine.append(())
             continue
         for i, (_, p, slots, numbers) in enumerate(leaves):
+            opened, own = _opened(link, numbers[k])
+            if opened is False:
+                new[i].append(tuple(real_slots(link, slots[k], dtypes[i])))
+                continue
             if link.tail:
                 xs[i] = as_real(base.add(p, as_update(us[i], p)), dtypes[i])
             mine = real_slots(link, slots[k], dtypes[i])
-            us[i], record = link.update(us[i], mine, xs[i], *numbers[k])
-            new[i].append(tuple(record))
+            u, record = link.update(us[i], mine, xs[i], *own)
+            us[i] = _kept(opened, u, us[i])
+            pairs = zip(record, mine, strict=True)
+            new[i].append(tuple([_kept(opened, x, old) for x, old in pairs]))
     return list(zip(us, new, strict=True))
+
+
+def _opened(link: Link, numbers: Numbers) -> tuple[Any, Numbers]:
+    """What the gate before a link says, True or False where that is known, and its own numbers."""
+    if not link.gate:
+        return True, numbers
+    said, *own = numbers
+    return (said > 0, tuple(own))
+
+
+def _kept(opened: Any, new: Any, old: Any) -> Any:
+    """The new value behind an open gate, else the old one."""
+    return new if opened is True or new is None else torch.where(opened, new, old)
+
+
+def settled(
+    links: tuple[Link, ...], numbers: Sequence[Numbers]
+) -> tuple[tuple[Link, ...], list[Numbers]]:
+    """The same without gates, if what all of them say is known: shut links do nothing."""
+    if any(link.gate and isinstance(own[0], Tensor) for link, own in zip(links, numbers)):  # noqa: B905
+        return links, list(numbers)
+    plain: list[Link] = []
+    left: list[Numbers] = []
+    for link, own in zip(links, numbers, strict=False):
+        if not link.gate:
+            plain.append(link)
+            left.append(own)
+        elif own[0] > 0:
+            plain.append(link._replace(gate=0))
+            left.append(own[1:])
+        else:
+            plain.append(link._replace(update=_nothing, gate=0, stack=False, tail=False))
+            left.append(())
+    return tuple(plain), left
+
+
+def _nothing(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
+    return u, slots
 
 
 def at_once(size: int) -> int:
@@ -270,7 +260,8 @@ def measure(
 ) -> tuple[Tensor, ...]:
     """What the last link's `reduce` says of one tensor, after the links before it have run.
 
-    The last entry of `numbers` is what that link's `before` returned.
+    The last entry of `numbers` is what that link's `before` returned, behind a gate with what that
+    says in front.
     """
     if g.layout is not torch.strided:
         _, g, p, slots = rows_of(g, p, slots)
@@ -279,7 +270,8 @@ def measure(
     ((u, _),) = run(done, [Leaf(g, p, slots[:k], numbers[:k])])
     dtype = compute_dtype(p)
     assert last.reduce is not None
-    return last.reduce(u, real_slots(last, slots[k], dtype), as_real(p, dtype), *numbers[k])
+    _, own = _opened(last, numbers[k])
+    return last.reduce(u, real_slots(last, slots[k], dtype), as_real(p, dtype), *own)
 
 
 def real_slots(link: Link, mine: Slots, dtype: torch.dtype) -> Any:
@@ -292,112 +284,6 @@ def real_slots(link: Link, mine: Slots, dtype: torch.dtype) -> Any:
 def as_update(u: Tensor, p: Tensor) -> Tensor:
     """An update in compute dtype, complex again and sharded as the parameter is."""
     return sharded.placed_like(torch.view_as_complex(u) if p.is_complex() else u, p)
-
-
-# ---------------------------------------------------------------- numbers
-
-
-class Progress:
-    """The numbers of one step, worked out link by link.
-
-    A link that measures needs the total before it can go on: whoever drives this object measures
-    with `to_measure()` and hands the total to `advance`.
-    """
-
-    def __init__(
-        self, links: Sequence[Link], t: Any, carry: Sequence[Numbers], extra: dict[str, Any]
-    ) -> None:
-        self.links = links
-        self.time = t
-        self.carry = carry
-        self.extra = extra
-        self.numbers: list[Numbers] = []
-        self.carried: list[Numbers] = []
-
-    def proceed(self) -> bool:
-        """Go on to the next link that measures; False if all numbers are known."""
-        while len(self.numbers) < len(self.links):
-            link = self.links[len(self.numbers)]
-            if link.reduce is not None:
-                return True
-            if link.scalars is None:
-                self.carried.append(self.carry[len(self.numbers)])
-                self.numbers.append(())
-            elif link.carry is None and not link.extra:
-                self.numbers.append(link.scalars(self.time))
-                self.carried.append(())
-            else:
-                self.advance()
-        return False
-
-    def to_measure(self) -> list[Numbers]:
-        """The numbers so far, and those that the next link's reduce needs."""
-        i = len(self.numbers)
-        link, mine = self.links[i], self.carry[i]
-        if link.before is None:
-            return [*self.numbers, ()]
-        args = [self.time] if link.carry is None else [self.time, type(link.carry)(*mine)]
-        return [*self.numbers, tuple(link.before(*args))]
-
-    def advance(self, total: Numbers | None = None) -> None:
-        """Work out the next link's numbers, and what it carries to the next step."""
-        i = len(self.numbers)
-        link, mine = self.links[i], self.carry[i]
-        if link.scalars is None:
-            self.numbers.append(total or ())
-            self.carried.append(mine)
-            return
-        args: list[Any] = [self.time]
-        if link.carry is not None:
-            args.append(type(link.carry)(*mine))
-        if link.reduce is not None:
-            args.append(total)
-        mentioned = {name: self.extra[name] for name in link.extra if name in self.extra}
-        result = link.scalars(*args, **mentioned)
-        numbers, carried = (result, ()) if link.carry is None else result
-        self.numbers.append(tuple(numbers))
-        self.carried.append(tuple(carried))
-
-
-class Caster:
-    """Turns the numbers of a step into what a tensor's rule reads, once per dtype and device.
-
-    Python numbers stay as they are. 0-dim tensors are stacked and unbound: under torch.compile
-    this makes Inductor store them once instead of inlining their computation into every loop.
-    """
-
-    def __init__(self, numbers: Sequence[Numbers]) -> None:
-        self.numbers = numbers
-        self.cast: dict[tuple[torch.dtype, torch.device], list[Numbers]] = {}
-
-    def __call__(self, p: Tensor) -> list[Numbers]:
-        key = (compute_dtype(p), p.device)
-        if key not in self.cast:
-            dtype, device = key
-            tensors = [x for nums in self.numbers for x in nums if isinstance(x, Tensor)]
-            ready: tuple[Tensor, ...] = ()
-            if tensors:
-                wide = torch.stack([numeric.float64(x).to(device) for x in tensors])
-                ready = wide.to(dtype).unbind()
-            supply = iter(ready)
-            self.cast[key] = [
-                tuple([next(supply) if isinstance(x, Tensor) else x for x in nums])
-                for nums in self.numbers
-            ]
-        return self.cast[key]
-
-
-def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
-    """Sum what `reduce` measured on each tensor, entry by entry, in float64.
-
-    A measurement of a sharded tensor is itself sharded (a DTensor); it is completed first.
-    """
-    return tuple(
-        [
-            torch.stack([numeric.float64(sharded.whole(x)) for x in column]).sum()
-            for column in zip(*parts, strict=True)
-        ]
-    )
 
 
 def present(slots: Sequence[Slots]) -> list[Tensor]:

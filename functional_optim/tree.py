@@ -63,6 +63,23 @@ def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any)
     return [optree.tree_map(lambda _, result, i=i: result[i], tree, results) for i in range(n)]
 
 
+def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """`map` for a function whose first argument is the leaf's path, as in `items`."""
+
+    def named(path: tuple[Any, ...], *leaves: Any) -> Any:
+        return fn(_joined(path), *leaves)
+
+    return optree.tree_map_with_path(named, tree, *rest)
+
+
+def map_unzip_with_path(
+    n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any
+) -> list[Any]:
+    """`map_unzip` for a function whose first argument is the leaf's path."""
+    results = map_with_path(fn, tree, *rest)
+    return [optree.tree_map(lambda _, result, i=i: result[i], tree, results) for i in range(n)]
+
+
 def with_leaves(like: Any, new: list[Any]) -> Any:
     """A tree of the structure of `like` with the leaves `new`, in optree's order."""
     return optree.tree_unflatten(optree.tree_structure(like), new)
@@ -72,7 +89,7 @@ def items(tree: Any) -> Iterator[tuple[str, Any]]:
     """Pairs of (path, leaf); a path is the keys joined by dots, "" for a lone leaf."""
     paths, found, _ = optree.tree_flatten_with_path(tree)
     for path, leaf in zip(paths, found, strict=True):
-        yield ".".join(str(key) for key in path), leaf
+        yield _joined(path), leaf
 
 
 def global_norm(tree: Any) -> Tensor:
@@ -108,7 +125,7 @@ def check_same(
     for i, (x, y) in enumerate(zip(found, others, strict=True) if shapes else ()):
         ours = getattr(x, "shape", None)
         if y is not None and getattr(y, "shape", None) != ours:
-            path = ".".join(str(key) for key in optree.tree_paths(a)[i])
+            path = _joined(optree.tree_paths(a)[i])
             theirs = getattr(y, "shape", type(y).__name__)
             raise ValueError(
                 f"{a_name} and {b_name} differ at {path!r}: {_shape(ours)} against "
@@ -123,6 +140,10 @@ def summary(tree: Any, most: int = 6) -> str:
     ]
     more = f", … {len(parts) - most} more" if len(parts) > most else ""
     return f"{len(parts)} leaves: {', '.join(parts[:most])}{more}" if parts else "no leaves"
+
+
+def _joined(path: tuple[Any, ...]) -> str:
+    return ".".join([str(key) for key in path])
 
 
 def _shape(shape: Any) -> str:

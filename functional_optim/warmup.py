@@ -78,7 +78,8 @@ def _warm(step: FusedStep, tx: GradientTransformation, dtype: torch.dtype) -> Wa
     params = {"w": torch.ones(4, 4, dtype=dtype)}
     step({"w": torch.ones(4, 4, dtype=dtype)}, tx.init(params), params)
     assert step.seen is not None
-    used = [kernel for bank in step.seen.cohort.banks for kernel in bank.kernels.values()]
+    banks = [bank for team in step.seen.teams for bank in team.cohort.banks]
+    used = [kernel for bank in banks for kernel in bank.kernels.values()]
     kept = [x.native for x in used if isinstance(x, kernels.Sweep) and kernels.is_kept(x.native)]
     found = sum(x.found for x in kept)
     return Warmed(dtype, len(kept) - found, found, len(used) - len(kept))

@@ -16,12 +16,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 LAYERS = (
     {"numeric", "tree", "kernels", "sharded"},
+    {"paths"},
     {"base", "schedules", "linesearch", "linalg", "looks"},
     {"rules", "quasi_newton", "tapes"},
+    {"progress", "layout"},
     {"banks", "bundles"},
     {"leafwise", "engine", "flat"},
-    {"combine", "forms"},
-    {"transforms", "compiled"},
+    {"combine", "forms", "lookup"},
+    {"transforms", "compiled", "selection", "gates"},
     {"algorithms"},
     {"adapters", "warmup"},
 )

@@ -60,7 +60,7 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
         d = (slots.acc_delta + eps).sqrt() / (v + eps).sqrt() * g
         return d, AdadeltaSlots(v, slots.acc_delta.lerp(d * d, a))
 
-    return leafwise(init, update, scalars, name="scale_by_adadelta")
+    return leafwise(init, update, scalars, name="scale_by_adadelta", hyper={"rho": rho, "eps": eps})
 
 
 def adadelta(

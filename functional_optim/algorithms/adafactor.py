@@ -97,7 +97,20 @@ def scale_by_adafactor(
         alpha = rms(p).clamp(min=eps2) * rho
         return decay * p + U * (alpha / (rms(U) / d).clamp(min=1.0)), AdafactorSlots(R, C, S)
 
-    return leafwise(init, update, scalars, flat=False, name="scale_by_adafactor")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        flat=False,
+        name="scale_by_adafactor",
+        hyper={
+            "lr": lr,
+            "beta2_decay": beta2_decay,
+            "eps.1": eps2,
+            "weight_decay": weight_decay,
+            "d": d,
+        },
+    )
 
 
 def mean(x: Tensor, dim: int) -> Tensor:

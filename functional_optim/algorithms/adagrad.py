@@ -60,7 +60,7 @@ def scale_by_adagrad(
         s = slots.sum + g * g
         return g / (s.sqrt() + eps), AdagradSlots(s)
 
-    return leafwise(init, update, scalars, name="scale_by_adagrad")
+    return leafwise(init, update, scalars, name="scale_by_adagrad", hyper={"eps": eps})
 
 
 def adagrad(

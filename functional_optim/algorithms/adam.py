@@ -82,7 +82,13 @@ def scale_by_adam(
             return (m / c1) / ((top / c2).sqrt() + eps), AmsgradSlots(m, v, top)
         return (m / c1) / ((v / c2).sqrt() + eps), AdamSlots(m, v)
 
-    return leafwise(init, update, scalars, name="scale_by_adam")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        name="scale_by_adam",
+        hyper={"betas.0": b1, "betas.1": b2, "eps": eps},
+    )
 
 
 def adam(

@@ -61,7 +61,13 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
         top = torch.maximum(b2 * slots.exp_inf, g.abs() + eps)
         return (m / c1) / top, AdamaxSlots(m, top)
 
-    return leafwise(init, update, scalars, name="scale_by_adamax")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        name="scale_by_adamax",
+        hyper={"betas.0": b1, "betas.1": b2, "eps": eps},
+    )
 
 
 def adamax(

@@ -68,7 +68,14 @@ def scale_by_asgd(
     def update(g: Tensor, slots: Any, p: Tensor, eta: Any, decay: Any) -> tuple[Tensor, Any]:
         return -eta * (g + decay * p), slots
 
-    return leafwise(None, update, scalars, carry=EtaCarry(numeric.at(lr, 1)), name="scale_by_asgd")
+    return leafwise(
+        None,
+        update,
+        scalars,
+        carry=EtaCarry(numeric.at(lr, 1)),
+        name="scale_by_asgd",
+        hyper={"lr": lr, "lambd": lambd, "alpha": alpha},
+    )
 
 
 def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
@@ -100,7 +107,15 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
     def update(u: Tensor, slots: AsgdSlots, p: Tensor, mu: Any) -> tuple[Tensor, AsgdSlots]:
         return u, AsgdSlots(slots.ax.lerp(p, mu))
 
-    return leafwise(init, update, scalars, carry=MuCarry(1.0), tail=True, name="polyak_average")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        carry=MuCarry(1.0),
+        tail=True,
+        name="polyak_average",
+        hyper={"t0": t0},
+    )
 
 
 def asgd(

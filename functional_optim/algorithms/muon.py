@@ -91,7 +91,7 @@ def scale_by_muon(
         return shape_factor(adjust_lr_fn, *G.shape[-2:]) * X.to(G.dtype), slots
 
     return Leafwise(
-        leafwise(init, average, scalars, name="scale_by_muon").links
+        leafwise(init, average, scalars, name="scale_by_muon", hyper={"momentum": momentum}).links
         + leafwise(None, orthogonalize, flat=False, stack=True, name="orthogonalize").links
     )
 

@@ -71,7 +71,14 @@ def scale_by_nadam(
         v = slots.exp_avg_sq.lerp(g * g, a2)
         return (k * g + n * m) / ((v / c2).sqrt() + eps), AdamSlots(m, v)
 
-    return leafwise(init, update, scalars, carry=NadamCarry(1.0), name="scale_by_nadam")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        carry=NadamCarry(1.0),
+        name="scale_by_nadam",
+        hyper={"betas.0": b1, "betas.1": b2, "eps": eps, "momentum_decay": momentum_decay},
+    )
 
 
 def nadam(

@@ -63,7 +63,13 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
         v = slots.exp_avg_sq.lerp(g * g, a2)
         return (m / c1) * (r / (v.sqrt() + eps) + s), AdamSlots(m, v)
 
-    return leafwise(init, update, scalars, name="scale_by_radam")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        name="scale_by_radam",
+        hyper={"betas.0": b1, "betas.1": b2, "eps": eps},
+    )
 
 
 def radam(

@@ -73,7 +73,7 @@ def scale_by_rms(
         m = slots.grad_avg.lerp(g, a)
         return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
 
-    return leafwise(init, update, scalars, name="scale_by_rms")
+    return leafwise(init, update, scalars, name="scale_by_rms", hyper={"alpha": alpha, "eps": eps})
 
 
 def rmsprop(

@@ -76,7 +76,19 @@ def scale_by_rprop(
         g = torch.where(s < 0, 0, g)
         return g.sign() * size, RpropSlots(g, size)
 
-    return leafwise(init, update, scalars, name="scale_by_rprop")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        name="scale_by_rprop",
+        hyper={
+            "lr": lr,
+            "etas.0": minus,
+            "etas.1": plus,
+            "step_sizes.0": least,
+            "step_sizes.1": most,
+        },
+    )
 
 
 def rprop(

@@ -57,4 +57,4 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
         ema = slots.params_ema
         return u, ParamsEmaSlots(ema.lerp(p, a))
 
-    return leafwise(init, update, scalars, tail=True, name="params_ema")
+    return leafwise(init, update, scalars, tail=True, name="params_ema", hyper={"decay": decay})

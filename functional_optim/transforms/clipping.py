@@ -35,7 +35,7 @@ def clip_by_value(max_value: numeric.Hyper) -> Leafwise:
     def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
         return u.clamp(-c, c), slots
 
-    return leafwise(None, update, scalars, name="clip_by_value")
+    return leafwise(None, update, scalars, name="clip_by_value", hyper={"max_value": max_value})
 
 
 def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
@@ -75,7 +75,14 @@ def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
     def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
         return c * u, slots
 
-    return leafwise(None, update, scalars, reduce=reduce, name="clip_by_global_norm")
+    return leafwise(
+        None,
+        update,
+        scalars,
+        reduce=reduce,
+        name="clip_by_global_norm",
+        hyper={"max_norm": max_norm},
+    )
 
 
 def _check_bound(link: str, name: str, bound: numeric.Hyper) -> None:

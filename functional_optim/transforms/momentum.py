@@ -55,4 +55,6 @@ def trace(
         b = mu * slots.momentum_buffer + a * u
         return (u + mu * b if nesterov else b), TraceSlots(b)
 
-    return leafwise(init, update, scalars, name="trace")
+    return leafwise(
+        init, update, scalars, name="trace", hyper={"momentum": momentum, "dampening": dampening}
+    )

@@ -26,7 +26,7 @@ def scale(factor: numeric.Hyper) -> Leafwise:
     """
     if numeric.is_static(factor) and factor == 1:
         return identity()
-    return _multiply(factor, 1, "scale")
+    return _multiply(factor, 1, "scale", {"factor": factor})
 
 
 def scale_by_lr(lr: numeric.Hyper) -> Leafwise:
@@ -49,7 +49,7 @@ def scale_by_lr(lr: numeric.Hyper) -> Leafwise:
         (tensor([-1.]), tensor([-0.7500]))
     """
     check_lr(lr)
-    return _multiply(lr, -1, "scale_by_lr")
+    return _multiply(lr, -1, "scale_by_lr", {"lr": lr})
 
 
 def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
@@ -75,7 +75,7 @@ def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
             f"scale_by_schedule takes a function of the step count, but got {schedule!r}; "
             "use scale for a number."
         )
-    return _multiply(schedule, 1, "scale_by_schedule")
+    return _multiply(schedule, 1, "scale_by_schedule", {"factor": schedule})
 
 
 def check_lr(lr: numeric.Hyper, says: str = "Invalid learning rate: {}") -> None:
@@ -85,11 +85,13 @@ def check_lr(lr: numeric.Hyper, says: str = "Invalid learning rate: {}") -> None
     numeric.check(lambda x: x >= 0.0, lr, says)
 
 
-def _multiply(factor: numeric.Hyper, sign: int, name: str) -> Leafwise:
+def _multiply(
+    factor: numeric.Hyper, sign: int, name: str, hyper: dict[str, numeric.Hyper]
+) -> Leafwise:
     def scalars(t: Any) -> tuple[Any]:
         return (sign * numeric.at(factor, t),)
 
     def update(u: Tensor, slots: Any, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
         return factor * u, slots
 
-    return leafwise(None, update, scalars, name=name)
+    return leafwise(None, update, scalars, name=name, hyper=hyper)

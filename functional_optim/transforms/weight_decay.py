@@ -44,4 +44,6 @@ def add_decayed_weights(weight_decay: numeric.Hyper) -> Leafwise:
     def update(u: Tensor, slots: Any, p: Tensor, w: Any) -> tuple[Tensor, Any]:
         return u + w * p, slots
 
-    return leafwise(None, update, scalars, name="add_decayed_weights")
+    return leafwise(
+        None, update, scalars, name="add_decayed_weights", hyper={"weight_decay": weight_decay}
+    )

@@ -1,0 +1,354 @@
+"""Steps that are left out: a gate in front of a transformation, which opens or stays shut.
+
+A gate is a link whose first number says whether the links behind it take part in a step. Where it
+is shut, they do nothing: their slots stay, their steps are not counted. With kernels and a gate
+whose number is known on the host, they are not even run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, numeric, tree
+from functional_optim.combine import extra_names
+from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.rules import compute_dtype
+
+Condition = Callable[[Any], Any]
+"""From the number of finished steps to whether the next one is taken."""
+
+
+class GateCarry(NamedTuple):
+    open_steps: Any
+    """How many steps the gate has let pass."""
+    gate: Any
+    """What it said last: 1 open, 0 shut."""
+
+
+class FiniteCarry(NamedTuple):
+    open_steps: Any
+    """How many steps were taken."""
+    gate: Any
+    """Was the last one? 1 yes, 0 no."""
+    notfinite_count: Any
+    """How many in a row were not finite."""
+    total_notfinite: Any
+    """How many were not finite since the start."""
+
+
+class AccumulateCarry(NamedTuple):
+    open_steps: Any
+    """How many full batches were handed on."""
+    gate: Any
+    """Was the last micro-batch the last of its batch? 1 yes, 0 no."""
+    mini_step: Any
+    """How many micro-batches of the next batch are in."""
+
+
+class AccumulateSlots(NamedTuple):
+    acc_grads: Tensor
+    """Mean or sum of the micro-batches so far, like p; float32 for half types."""
+
+
+def conditionally_transform(
+    tx: base.GradientTransformation, should_transform: Condition
+) -> base.GradientTransformation:
+    """Transform the updates of some steps; the others pass through as they came.
+
+    Args:
+        tx: a transformation. It counts the steps that it takes, no others.
+        should_transform: `should_transform(step)` gets the number of finished steps (a number or a
+            0-dim tensor) and returns a bool, or a 0-dim tensor.
+
+    State: `open_steps` and `gate`, numbers, and what tx keeps.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.conditionally_transform(fo.scale(10.0), lambda step: step >= 1)
+        >>> w, g = torch.zeros(1), torch.ones(1)
+        >>> first, state = tx.update(g, tx.init(w), w)
+        >>> first, tx.update(g, state, w)[0]
+        (tensor([1.]), tensor([10.]))
+    """
+    return _by_condition(tx, should_transform, "conditionally_transform", empties=False)
+
+
+def conditionally_mask(
+    tx: base.GradientTransformation, should_transform: Condition
+) -> base.GradientTransformation:
+    """Take some steps; the updates of the others are zero.
+
+    Args:
+        tx: a transformation. It counts the steps that it takes, no others.
+        should_transform: as for `conditionally_transform`.
+
+    State: `open_steps` and `gate`, numbers, and what tx keeps.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.conditionally_mask(fo.sgd(0.5), lambda step: step % 2 == 1)
+        >>> w, g = torch.zeros(1), torch.ones(1)
+        >>> first, state = tx.update(g, tx.init(w), w)
+        >>> first, tx.update(g, state, w)[0]
+        (tensor([0.]), tensor([-0.5000]))
+    """
+    return _by_condition(tx, should_transform, "conditionally_mask", empties=True)
+
+
+def _by_condition(
+    tx: base.GradientTransformation, should: Condition, name: str, *, empties: bool
+) -> base.GradientTransformation:
+    if not callable(should):
+        raise TypeError(
+            f"{name} takes a function of the step count, but got a {type(should).__name__}; pass "
+            "e.g. lambda step: step >= 100."
+        )
+
+    def scalars(t: Any, carry: GateCarry) -> tuple[Any, GateCarry]:
+        opened = _as_number(should(t - 1))
+        return (opened,), GateCarry(carry.open_steps + opened, opened)
+
+    def update(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
+        return (_where(opened, u, 0.0) if empties else u), slots
+
+    return _behind(leafwise(None, update, scalars, carry=GateCarry(0.0, 0.0), name=name), tx)
+
+
+def apply_if_finite(
+    tx: base.GradientTransformation, max_consecutive_errors: int
+) -> base.GradientTransformation:
+    """Leave out the steps whose updates have an infinite entry or a NaN.
+
+    The whole tree is looked at, all parameter groups of an optimizer object included. Where a step
+    is left out, the updates are zero and tx is as if it had not been called.
+
+    Args:
+        tx: a transformation.
+        max_consecutive_errors: how many such steps in a row to leave out, ≥ 0. The next one is
+            taken as it is, so that a training that has diverged is seen.
+
+    State: `open_steps`, `gate`, `notfinite_count` (in a row) and `total_notfinite`, numbers, and
+    what tx keeps.
+
+    Raises:
+        ValueError: if max_consecutive_errors is negative.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.apply_if_finite(fo.sgd(0.5), max_consecutive_errors=3)
+        >>> w = torch.zeros(2)
+        >>> u, state = tx.update(torch.tensor([1.0, float("nan")]), tx.init(w), w)
+        >>> u, fo.get(state, "notfinite_count")
+        (tensor([0., 0.]), tensor(1.))
+    """
+    if max_consecutive_errors < 0:
+        raise ValueError(
+            "apply_if_finite needs a max_consecutive_errors of 0 or more, but got "
+            f"{max_consecutive_errors}."
+        )
+
+    def scalars(t: Any, carry: FiniteCarry, total: tuple[Any]) -> tuple[Any, FiniteCarry]:
+        bad = _as_number(total[0] > 0)
+        row = numeric.where(bad > 0, carry.notfinite_count + 1, 0.0)
+        opened = _as_number((row == 0) | (row > max_consecutive_errors))
+        all_bad = carry.total_notfinite + bad
+        return (opened,), FiniteCarry(carry.open_steps + opened, opened, row, all_bad)
+
+    return _behind(
+        _measuring(_strange, scalars, FiniteCarry(0.0, 0.0, 0.0, 0.0), "apply_if_finite"), tx
+    )
+
+
+def skip_large_updates(
+    tx: base.GradientTransformation, max_norm: numeric.Hyper
+) -> base.GradientTransformation:
+    """Leave out the steps whose updates together have a norm above max_norm, or none at all.
+
+    The Euclidean norm is taken over the whole tree. An infinite or NaN entry makes it too large.
+
+    Args:
+        tx: a transformation.
+        max_norm: the largest norm, > 0: a number, a 0-dim tensor, or a schedule.
+
+    State: `open_steps` and `gate`, numbers, and what tx keeps.
+
+    Raises:
+        ValueError: if max_norm is a number and not positive.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.skip_large_updates(fo.sgd(0.5), max_norm=10.0)
+        >>> w = torch.zeros(1)
+        >>> u, state = tx.update(torch.tensor([11.0]), tx.init(w), w)
+        >>> u, tx.update(torch.tensor([9.0]), state, w)[0]
+        (tensor([0.]), tensor([-4.5000]))
+    """
+    numeric.check(
+        lambda x: x > 0, max_norm, "skip_large_updates needs a positive max_norm, but got {}."
+    )
+
+    def scalars(t: Any, carry: GateCarry, total: tuple[Any]) -> tuple[Any, GateCarry]:
+        opened = _as_number(numeric.sqrt(total[0]) <= numeric.at(max_norm, t))  # False for a NaN
+        return (opened,), GateCarry(carry.open_steps + opened, opened)
+
+    return _behind(_measuring(_square, scalars, GateCarry(0.0, 0.0), "skip_large_updates"), tx)
+
+
+def accumulate(
+    tx: base.GradientTransformation,
+    every: int | Condition,
+    *,
+    mean: bool = True,
+    skip_nonfinite: bool = False,
+) -> base.GradientTransformation:
+    """Collect the gradients of several micro-batches, and take one step with all of them.
+
+    The updates are zero until a batch is full. tx is called with full batches alone, and counts
+    them alone: schedules inside it see optimizer steps. What stands before it in a chain is
+    applied to every micro-batch.
+
+    Args:
+        tx: a transformation.
+        every: how many micro-batches make a batch, ≥ 1: a number, or a function of the number of
+            full batches so far.
+        mean: hand on the mean of the gradients; False: their sum.
+        skip_nonfinite: leave out a micro-batch that has an infinite entry or a NaN anywhere, and
+            wait for another one.
+
+    State: `acc_grads`, like the parameters (float32 for half types); `open_steps`, `gate` and
+    `mini_step`, numbers; and what tx keeps.
+
+    Raises:
+        ValueError: if `every` is a number below 1.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.accumulate(fo.sgd(1.0), every=2)
+        >>> w = torch.zeros(1)
+        >>> first, state = tx.update(torch.tensor([1.0]), tx.init(w), w)
+        >>> first, tx.update(torch.tensor([3.0]), state, w)[0]
+        (tensor([0.]), tensor([-2.]))
+    """
+    numeric.check(
+        lambda x: x >= 1, every, "accumulate needs at least 1 micro-batch in a batch, but got {}."
+    )
+
+    def init(p: Tensor) -> AccumulateSlots:
+        wide = p.dtype if p.is_complex() else compute_dtype(p)
+        return AccumulateSlots(torch.zeros_like(p, dtype=wide))
+
+    def scalars(
+        t: Any, carry: AccumulateCarry, total: tuple[Any] = (0.0,)
+    ) -> tuple[Any, AccumulateCarry]:
+        good = _as_number(total[0] == 0)
+        count = carry.mini_step + good
+        wanted = every(carry.open_steps) if callable(every) else every
+        opened = _as_number(count >= wanted) * good
+        first = _as_number(count == 1)
+        share = 1 / numeric.maximum(count, 1.0) if mean else 1.0
+        waiting = numeric.where(opened > 0, 0.0, count)
+        new = AccumulateCarry(carry.open_steps + opened, opened, waiting)
+        return (opened, good, first, share), new
+
+    def update(
+        u: Tensor, slots: AccumulateSlots, p: Tensor, opened: Any, good: Any, first: Any, share: Any
+    ) -> tuple[Tensor, AccumulateSlots]:
+        old = slots.acc_grads
+        more = old + share * (u - old) if mean else old + u
+        acc = _where(good, _where(first, u, more), old)
+        return _where(opened, acc, 0.0), AccumulateSlots(acc)
+
+    link = leafwise(
+        init,
+        update,
+        scalars,
+        reduce=_strange if skip_nonfinite else None,
+        carry=AccumulateCarry(0.0, 0.0, 0.0),
+        name="accumulate",
+    )
+    return _behind(link, tx)
+
+
+def _measuring(reduce: Any, scalars: Any, carry: Any, name: str) -> Leafwise:
+    """A gate that looks at the updates, and empties them where it is shut."""
+
+    def update(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
+        return _where(opened, u, 0.0), slots
+
+    return leafwise(None, update, scalars, reduce=reduce, carry=carry, name=name)
+
+
+def _strange(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
+    """How many entries are infinite or NaN."""
+    return ((~u.isfinite()).to(u.dtype).sum(),)
+
+
+def _square(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
+    return ((u * u).sum(),)
+
+
+def _as_number(condition: Any) -> Any:
+    """A condition as 1 or 0: a float, or a 0-dim float64 tensor."""
+    return numeric.float64(condition)
+
+
+def _where(opened: Any, a: Any, b: Any) -> Any:
+    """a behind an open gate, else b; for a number that is known, without an operation."""
+    if not isinstance(opened, Tensor):
+        return a if opened > 0 else torch.zeros_like(a) if isinstance(b, float) else b
+    return torch.where(opened > 0, a, b)
+
+
+def _behind(gate: Leafwise, tx: Any) -> base.GradientTransformation:
+    """A transformation behind a gate."""
+    if not isinstance(tx, base.GradientTransformation):
+        raise TypeError(
+            f"{gate.links[0].name} takes a transformation, but got a {type(tx).__name__}; call the "
+            "factory, e.g. adam(lr=1e-3)."
+        )
+    if isinstance(tx, Leafwise):
+        behind = [
+            link if link.gate else link._replace(gate=i + 1) for i, link in enumerate(tx.links)
+        ]
+        return Leafwise((*gate.links, *behind))
+    return _whole(gate, tx)
+
+
+class WholeState(NamedTuple):
+    """The state of a transformation of whole trees behind a gate."""
+
+    gate: Any
+    inner: Any
+
+
+def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTransformation:
+    """The same for a transformation of whole trees: it always runs, and what it did is dropped."""
+    known = extra_names(tx)
+
+    def init(params: Any) -> WholeState:
+        return WholeState(gate.init(params), tx.init(params))
+
+    def update(
+        grads: Any, state: WholeState, params: Any = None, **extra: Any
+    ) -> tuple[Any, WholeState]:
+        base.check_extra(extra, known)
+        updates, gated = gate.update(grads, state.gate, params)
+        opened = gated.carry["gate"] > 0
+        moved, inner = tx.update(updates, state.inner, params, **extra)
+
+        def kept(new: Any, old: Any) -> Any:
+            return new if old is None else torch.where(opened, new, old).to(old.dtype)
+
+        updates = tree.map(lambda u, v: None if v is None else kept(v, u), updates, moved)
+        return updates, WholeState(gated, tree.map(kept, inner, state.inner))
+
+    return base.GradientTransformation(init, update)

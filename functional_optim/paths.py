@@ -1,0 +1,136 @@
+"""Choosing leaves of a tree: by patterns of their paths, by a predicate, or by a tree of answers.
+
+A path is the keys joined by dots, as in `dict(model.named_parameters())`: `blocks.0.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+from functional_optim import tree
+
+Predicate: TypeAlias = "Callable[[str, Any], Any]"
+"""From a leaf's path and the leaf to an answer."""
+
+Mask: TypeAlias = "str | Collection[str] | Predicate | Any"
+"""Which leaves: a pattern, patterns of which one must fit, a predicate, or a tree of bools."""
+
+Labels: TypeAlias = "dict[str, str] | Predicate | Any"
+"""A label for each leaf: a dict from patterns to labels (the first that fits), a function from path
+and leaf to a label, or a tree of labels."""
+
+
+class Answers:
+    """What is said of each leaf. known: the answers that may be given.
+
+    Example::
+
+        >>> from functional_optim.paths import Answers
+        >>> answers = Answers({"*.bias": "slow", "*": "fast"}, ("slow", "fast"), "labels")
+        >>> answers("head.bias", None), answers("head.weight", None)
+        ('slow', 'fast')
+    """
+
+    def __init__(self, given: Any, known: Iterable[Any], what: str) -> None:
+        self.known = tuple(known)
+        self.what = what
+        self.predicate = given if callable(given) else None
+        self.patterns: list[tuple[str, Any]] = []
+        if self.predicate is None:
+            self.patterns = _patterns(given)
+            for pattern, answer in self.patterns:
+                self._check(answer, f"the pattern {pattern!r}")
+
+    def __call__(self, path: str, leaf: Any) -> Any:
+        if self.predicate is not None:
+            answer = self.predicate(path, leaf)
+            self._check(answer, f"the leaf {path!r}")
+            return answer
+        for pattern, answer in self.patterns:
+            if fits(pattern, path):
+                return answer
+        if False in self.known:
+            return False
+        raise ValueError(
+            f"{self.what} has no answer for the leaf {path!r}; add a pattern that fits it, such as "
+            f"'*' at the end for all others (it has: {', '.join([p for p, _ in self.patterns])})."
+        )
+
+    def _check(self, answer: Any, where: str) -> None:
+        if answer not in self.known:
+            raise ValueError(
+                f"{self.what} gives {answer!r} for {where}; it must be one of "
+                f"{', '.join(map(repr, self.known))}."
+            )
+
+
+class Choice(NamedTuple):
+    """Leaves of which `answers` says `answer`."""
+
+    answers: Answers
+    answer: Any
+
+
+def masked_by(mask: Mask) -> Choice:
+    """The leaves that a mask selects."""
+    if isinstance(mask, str):
+        mask = (mask,)
+    if isinstance(mask, (list, tuple, set, frozenset)) and all(isinstance(x, str) for x in mask):
+        mask = dict.fromkeys(mask, True)
+    return Choice(Answers(mask, (True, False), "mask"), True)
+
+
+def labelled_by(labels: Labels, known: Iterable[str]) -> Answers:
+    """A label for each leaf."""
+    return Answers(labels, known, "labels")
+
+
+def exclusive(a: tuple[Choice, ...], b: tuple[Choice, ...]) -> bool:
+    """Can no leaf be chosen by both?"""
+    return any(x.answers is y.answers and x.answer != y.answer for x in a for y in b)
+
+
+def chosen(choices: tuple[Choice, ...], path: str, leaf: Any) -> bool:
+    """Is a leaf chosen by all of these?"""
+    return all(answers(path, leaf) == answer for answers, answer in choices)
+
+
+def fits(pattern: str, path: str) -> bool:
+    """Does a pattern fit a path, or one above it? `*` stands for any characters.
+
+    Plain string operations, so that torch.compile can go through.
+
+    Example::
+
+        >>> from functional_optim.paths import fits
+        >>> fits("blocks.*.bias", "blocks.0.bias"), fits("blocks.0", "blocks.0.bias")
+        (True, True)
+    """
+    return _fits(pattern, path) or _fits(f"{pattern}.*", path)
+
+
+def _fits(pattern: str, path: str) -> bool:
+    first, *middle = pattern.split("*")
+    if not middle:
+        return path == pattern
+    last = middle.pop()
+    if not path.startswith(first) or len(path) < len(first) + len(last):
+        return False
+    end = len(path) - len(last)
+    if path[end:] != last:
+        return False
+    at = len(first)
+    for part in middle:
+        found = path.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+def _patterns(given: Any) -> list[tuple[str, Any]]:
+    flat = isinstance(given, dict) and all(isinstance(key, str) for key in given)
+    if flat and not any(isinstance(x, (dict, list, tuple)) for x in given.values()):
+        return list(given.items())
+    return list(tree.items(given))

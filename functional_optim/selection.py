@@ -1,0 +1,156 @@
+"""Different transformations for different leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim import base, tree
+from functional_optim.combine import Sequence, chain, extra_names
+from functional_optim.leafwise import Leafwise, frozen, leafwise
+from functional_optim.paths import Choice, Labels, Mask, chosen, labelled_by, masked_by
+
+
+def partition(
+    transforms: Mapping[str, base.GradientTransformation], labels: Labels
+) -> base.GradientTransformation:
+    """Give each leaf the transformation of its label.
+
+    Made of one-tensor rules, a partition still is: it fuses with its neighbours in a chain, leaves
+    with the same rules share a kernel, and each leaf has the slots of its own rules only. A norm
+    that one part measures spans the leaves of that part.
+
+    Args:
+        transforms: by label. `freeze()` for leaves that shall not move.
+        labels: a dict from path patterns to labels, of which the first that fits counts
+            (`{"*.bias": "slow", "*": "fast"}`); or a function of a leaf's path and the leaf; or a
+            tree of labels, which may be cut short: one label for a whole branch. A path is the keys
+            joined by dots, in an optimizer object the parameter's name (pass
+            `model.named_parameters()`). `*` stands for any characters, dots included.
+
+    Raises:
+        ValueError: for a label without a transformation; from init and update, for a leaf without
+            a label.
+        TypeError: if `transforms` holds something else than transformations.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.partition(
+        ...     {"decay": fo.adamw(0.1, weight_decay=0.5), "plain": fo.adam(0.1)},
+        ...     {"*bias": "plain", "*": "decay"},
+        ... )
+        >>> params = {"weight": torch.ones(1), "bias": torch.ones(1)}
+        >>> state = tx.init(params)
+        >>> tx.update({"weight": torch.ones(1), "bias": torch.ones(1)}, state, params)[0]
+        {'weight': tensor([-0.1500]), 'bias': tensor([-0.1000])}
+    """
+    answers = labelled_by(labels, transforms)
+    return chain(*[_only(Choice(answers, label), tx) for label, tx in transforms.items()])
+
+
+def masked(tx: base.GradientTransformation, mask: Mask) -> base.GradientTransformation:
+    """Transform the updates of some leaves; those of the others pass through **as they came**.
+
+    Raw gradients of the others pass through, too, and would then be added to the parameters: to
+    train some leaves only, use `selective_transform` or `freeze`.
+
+    Args:
+        tx: a transformation.
+        mask: which leaves: a path pattern, patterns of which one must fit, a function of path and
+            leaf, or a tree of bools; see `partition`.
+
+    Raises:
+        ValueError: for answers other than True and False.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.masked(fo.add_decayed_weights(0.5), "w"), fo.scale_by_lr(0.1))
+        >>> params = {"w": torch.ones(1), "b": torch.ones(1)}
+        >>> tx.update({"w": torch.ones(1), "b": torch.ones(1)}, tx.init(params), params)[0]
+        {'w': tensor([-0.1500]), 'b': tensor([-0.1000])}
+    """
+    return _only(masked_by(mask), tx)
+
+
+def freeze(mask: Mask = "*") -> base.GradientTransformation:
+    """Take leaves out of a whole chain: they do not move, have no state, and are not measured.
+
+    Their updates are `None`, wherever in a chain this stands.
+
+    Args:
+        mask: which leaves, as in `masked`. Default: all, for a part of a `partition`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.freeze("backbone.*"), fo.adam(0.1))
+        >>> params = {"backbone": {"w": torch.ones(1)}, "head": {"w": torch.ones(1)}}
+        >>> state = tx.init(params)
+        >>> state.slots["exp_avg"]
+        {'backbone': {'w': None}, 'head': {'w': tensor([0.])}}
+        >>> tx.update(params, state, params)[0]
+        {'backbone': {'w': None}, 'head': {'w': tensor([-0.1000])}}
+    """
+    return _only(masked_by(mask), leafwise(None, frozen, name="freeze"))
+
+
+def selective_transform(
+    tx: base.GradientTransformation, *, freeze_mask: Mask
+) -> base.GradientTransformation:
+    """Train all leaves but those that a mask selects, which are frozen.
+
+    Args:
+        tx: a transformation.
+        freeze_mask: which leaves to freeze, as in `masked`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.selective_transform(fo.sgd(0.1), freeze_mask=lambda path, p: p.ndim < 2)
+        >>> params = {"w": torch.ones(1, 1), "b": torch.ones(1)}
+        >>> tx.update(params, tx.init(params), params)[0]
+        {'w': tensor([[-0.1000]]), 'b': None}
+    """
+    return chain(freeze(freeze_mask), tx)
+
+
+def _only(choice: Choice, tx: Any) -> base.GradientTransformation:
+    """A transformation of the chosen leaves."""
+    if isinstance(tx, Leafwise):
+        return Leafwise(tuple([link._replace(where=(*link.where, choice)) for link in tx.links]))
+    if isinstance(tx, Sequence):
+        return chain(*[_only(choice, part) for part in tx.parts])
+    if not isinstance(tx, base.GradientTransformation):
+        raise TypeError(
+            f"a {type(tx).__name__} is no transformation; call the factory, e.g. adam(lr=1e-3)."
+        )
+    return _on_branches(choice, tx)
+
+
+def _on_branches(choice: Choice, tx: base.GradientTransformation) -> base.GradientTransformation:
+    """The same for a transformation of whole trees: it sees a tree with gaps."""
+
+    def cut(path: str, p: Tensor, x: Any) -> Any:
+        return x if chosen((choice,), path, p) else None
+
+    def init(params: Any) -> Any:
+        return tx.init(tree.map_with_path(cut, params, params))
+
+    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        base.check_extra(extra, known)
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+
+        def joined(path: str, p: Tensor, g: Any, u: Any) -> Any:
+            return u if chosen((choice,), path, p) else g
+
+        mine = [tree.map_with_path(cut, params, x) for x in (grads, params)]
+        updates, state = tx.update(mine[0], state, mine[1], **extra)
+        return tree.map_with_path(joined, params, grads, updates), state
+
+    known = extra_names(tx)
+    return base.GradientTransformation(init, update)
