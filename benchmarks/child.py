@@ -76,9 +76,8 @@ def kernels(steps: int, quick: bool) -> dict[str, Any]:
 
 def memory(side: str, quick: bool) -> dict[str, Any]:
     """Megabytes that this process had at most, after some steps over 60 million parameters."""
-    import resource
-
     import torch
+    from machine import peak
     from workloads import parameters
 
     from functional_optim import adapters
@@ -88,8 +87,7 @@ def memory(side: str, quick: bool) -> dict[str, Any]:
     opt = adapters.AdamW(params) if ours else torch.optim.AdamW(params, fused=True)
     for _ in range(4):
         opt.step()
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return {"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
+    return {"megabytes": peak()}
 
 
 def train_compile(side: str, quick: bool) -> dict[str, Any]:

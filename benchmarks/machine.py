@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
+import sys
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -70,3 +72,16 @@ def describe() -> dict[str, str]:
         "Versions": versions(),
         "Load at the start": f"{load:.1f}",
     }
+
+
+def peak() -> float:
+    """Megabytes that this process had at most, since it began to run this program.
+
+    The kernel's `ru_maxrss` would begin with what the parent had when it started the process.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        return next(int(x.split()[1]) for x in status.splitlines() if x[:6] == "VmHWM:") / 2**10
+    except (OSError, StopIteration):
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
