@@ -54,8 +54,8 @@ def step(update=rule):
     grads, before = {"w": torch.randn(5)}, clone(params)
     stepper = fo.compile(tx, strict=True)
     assert_same(stepper(grads, tx.init(params), params), run(tx, before, [grads]))
-    (bank,) = stepper.seen.cohort.banks
-    return bank.kernels[None].native
+    (bank,) = stepper.seen.teams[0].cohort.banks
+    return bank.kernels[0, None].native
 
 
 def libraries(folder):
@@ -356,7 +356,7 @@ with warnings.catch_warnings(record=True) as heard:
         step({"w": torch.ones(4)}, tx.init(params), params)
     except RuntimeError as raised:
         error = str(raised)
-kernel = None if error else step.seen.cohort.banks[0].kernels[None].native
+kernel = None if error else step.seen.teams[0].cohort.banks[0].kernels[0, None].native
 print(json.dumps({
     "w": params["w"].tolist(),
     "found": kernel and kernel.found,
