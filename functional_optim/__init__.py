@@ -62,3 +62,6 @@ from functional_optim.transforms import (
 from functional_optim.transforms import scale_by_lr as scale_by_lr
 from functional_optim.transforms import scale_by_schedule as scale_by_schedule
 from functional_optim.transforms import trace as trace
+from functional_optim.wrappers import flatten as flatten
+from functional_optim.wrappers import lookahead as lookahead
+from functional_optim.wrappers import with_schedule as with_schedule

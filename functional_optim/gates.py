@@ -16,7 +16,7 @@ from torch import Tensor
 from functional_optim import base, numeric, tree
 from functional_optim.combine import extra_names
 from functional_optim.leafwise import Leafwise, leafwise
-from functional_optim.rules import compute_dtype
+from functional_optim.rules import compute_dtype, either
 
 Condition = Callable[[Any], Any]
 """From the number of finished steps to whether the next one is taken."""
@@ -115,7 +115,7 @@ def _by_condition(
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
     def update(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
-        return (_where(opened, u, 0.0) if empties else u), slots
+        return (either(opened, u, 0.0) if empties else u), slots
 
     return _behind(leafwise(None, update, scalars, carry=GateCarry(0.0, 0.0), name=name), tx)
 
@@ -264,8 +264,8 @@ def accumulate(
     ) -> tuple[Tensor, AccumulateSlots]:
         old = slots.acc_grads
         more = old + share * (u - old) if mean else old + u
-        acc = _where(good, _where(first, u, more), old)
-        return _where(opened, acc, 0.0), AccumulateSlots(acc)
+        acc = either(good, either(first, u, more), old)
+        return either(opened, acc, 0.0), AccumulateSlots(acc)
 
     link = leafwise(
         init,
@@ -282,7 +282,7 @@ def _measuring(reduce: Any, scalars: Any, carry: Any, name: str) -> Leafwise:
     """A gate that looks at the updates, and empties them where it is shut."""
 
     def update(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
-        return _where(opened, u, 0.0), slots
+        return either(opened, u, 0.0), slots
 
     return leafwise(None, update, scalars, reduce=reduce, carry=carry, name=name)
 
@@ -299,13 +299,6 @@ def _square(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
 def _as_number(condition: Any) -> Any:
     """A condition as 1 or 0: a float, or a 0-dim float64 tensor."""
     return numeric.float64(condition)
-
-
-def _where(opened: Any, a: Any, b: Any) -> Any:
-    """a behind an open gate, else b; for a number that is known, without an operation."""
-    if not isinstance(opened, Tensor):
-        return a if opened > 0 else torch.zeros_like(a) if isinstance(b, float) else b
-    return torch.where(opened > 0, a, b)
 
 
 def _behind(gate: Leafwise, tx: Any) -> base.GradientTransformation:

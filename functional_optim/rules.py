@@ -121,6 +121,18 @@ def _kept(opened: Any, new: Any, old: Any) -> Any:
     return new if opened is True or new is None else torch.where(opened, new, old)
 
 
+def either(condition: Any, a: Tensor, b: Any) -> Tensor:
+    """a if a number is above 0, else b, a tensor like a or a float.
+
+    The number is one of a rule's: where it is known, this costs no operation.
+    """
+    if isinstance(condition, Tensor):
+        return torch.where(condition > 0, a, b)
+    if condition > 0:
+        return a
+    return b if isinstance(b, Tensor) else torch.full_like(a, b)
+
+
 def settled(
     links: tuple[Link, ...], numbers: Sequence[Numbers]
 ) -> tuple[tuple[Link, ...], list[Numbers]]:

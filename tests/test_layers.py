@@ -23,7 +23,7 @@ LAYERS = (
     {"banks", "bundles"},
     {"leafwise", "engine", "flat"},
     {"combine", "forms", "lookup"},
-    {"transforms", "compiled", "selection", "gates"},
+    {"transforms", "compiled", "selection", "gates", "wrappers"},
     {"algorithms"},
     {"adapters", "warmup"},
 )

@@ -1,0 +1,212 @@
+"""Transformations around others: lookahead, flatten, with_schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, numeric, tree
+from functional_optim.combine import chain, extra_names
+from functional_optim.flat import Flat
+from functional_optim.leafwise import leafwise
+from functional_optim.rules import compute_dtype
+
+
+class LookaheadSlots(NamedTuple):
+    slow_params: Tensor
+    """The slow copy of the parameter, like p; float32 for half types. It starts from p."""
+
+
+def lookahead(
+    tx: base.GradientTransformation, sync_period: int = 6, slow_step_size: numeric.Hyper = 0.5
+) -> base.GradientTransformation:
+    """Let tx run ahead for some steps, then go back to a point on the way.
+
+    Args:
+        tx: the fast optimizer.
+        sync_period: k, steps between two synchronizations, ≥ 1. Default: that of optax's examples.
+        slow_step_size: α in φ ← φ + α (θ − φ), in [0, 1]: a number, a 0-dim tensor, or a schedule.
+            0.5 is the paper's.
+
+    State: that of tx, and `slow_params`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Paper: Zhang, Lucas, Hinton, Ba, "Lookahead Optimizer: k steps forward, 1 step back",
+    https://arxiv.org/abs/1907.08610, Algorithm 1.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.lookahead(fo.sgd(1.0), sync_period=2, slow_step_size=0.5)
+        >>> w, g = torch.zeros(1), torch.ones(1)
+        >>> state = tx.init(w)
+        >>> for _ in range(2):
+        ...     u, state = tx.update(g, state, w)
+        ...     w = fo.apply_updates(w, u)
+        >>> w
+        tensor([-1.])
+    """
+    if not (isinstance(sync_period, int) and sync_period >= 1):
+        raise ValueError(f"lookahead needs a sync_period of 1 or more, but got {sync_period}.")
+    numeric.check(
+        lambda x: 0.0 <= x <= 1.0,
+        slow_step_size,
+        "lookahead needs a slow_step_size in [0, 1], but got {}.",
+    )
+
+    def init(p: Tensor) -> LookaheadSlots:
+        wide = p.dtype if p.is_complex() else compute_dtype(p)
+        return LookaheadSlots(p.clone() if wide is p.dtype else p.to(wide))
+
+    def scalars(t: Any) -> tuple[Any, Any]:
+        return numeric.float64(t % sync_period == 0), numeric.at(slow_step_size, t)
+
+    def update(
+        u: Tensor, slots: LookaheadSlots, p: Tensor, sync: Any, a: Any
+    ) -> tuple[Tensor, LookaheadSlots]:
+        slow = slots.slow_params
+        there = slow + a * (p + u - slow)
+        meets = torch.as_tensor(sync > 0, device=u.device)
+        return torch.where(meets, there - p, u), LookaheadSlots(torch.where(meets, there, slow))
+
+    link = leafwise(
+        init, update, scalars, name="lookahead", hyper={"slow_step_size": slow_step_size}
+    )
+    return chain(tx, link)
+
+
+def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
+    """Show a transformation all leaves as one vector.
+
+    What is measured for each leaf is then measured for all of them together. For speed it is not
+    needed here: small tensors share a kernel's call anyway.
+
+    Args:
+        tx: a transformation.
+
+    State: tx's for a vector: float32, or float64 if any parameter is double; complex parameters
+    count as pairs.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.flatten(fo.sgd(0.1, momentum=0.9))
+        >>> params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+        >>> tx.init(params).slots["momentum_buffer"]
+        tensor([0., 0., 0.])
+    """
+    if not isinstance(tx, base.GradientTransformation):
+        raise TypeError(
+            f"flatten takes a transformation, but got a {type(tx).__name__}; call the factory, "
+            "e.g. flatten(adam())."
+        )
+    known = extra_names(tx)
+
+    def init(params: Any) -> Any:
+        return tx.init(Flat(params).vector(params))
+
+    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        base.check_extra(extra, known)
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        flat = Flat(params)
+        u, state = tx.update(flat.vector(grads), state, flat.vector(params), **extra)
+        updates = flat.tree(u, stored=False)
+        return tree.map(lambda _, g, u: None if g is None else u, params, grads, updates), state
+
+    return base.GradientTransformation(init, update)
+
+
+class WithScheduleState(NamedTuple):
+    """step: 0-dim int64, finished steps. hyper: values by name. inner: the recipe's own state."""
+
+    step: Tensor
+    hyper: dict[str, Any]
+    inner: Any
+
+
+def with_schedule(
+    recipe: Callable[..., base.GradientTransformation], **hyperparameters: Any
+) -> base.GradientTransformation:
+    """A recipe whose hyperparameters are in its state: scheduled, or written by the user.
+
+    Most hyperparameters take a schedule as it is: `fo.adamw(lr=schedule)`. This is for recipes that
+    compute with their arguments, and for those who want to change a number by writing to
+    `state.hyper`.
+
+    Args:
+        recipe: a function from hyperparameters to a transformation.
+        hyperparameters: for the recipe. A schedule is evaluated at every step; a float or a 0-dim
+            tensor (or a tuple of them) is kept in the state, and the value that stands there
+            counts; anything else, ints too, is handed on as it is.
+
+    State: `hyper`, a dict of 0-dim float64 tensors: the values of the last step.
+
+    Raises:
+        TypeError: if the recipe is not callable.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def recipe(lr):
+        ...     return fo.chain(fo.add_decayed_weights(0.1 * lr), fo.scale_by_lr(lr))
+        >>> tx = fo.with_schedule(recipe, lr=fo.schedules.linear(1.0, 0.0, 4))
+        >>> w = torch.zeros(1)
+        >>> u, state = tx.update(torch.ones(1), tx.init(w), w)
+        >>> u, state = tx.update(torch.ones(1), state, w)
+        >>> u, fo.get(state, "lr").item()
+        (tensor([-0.7500]), 0.75)
+    """
+    if not callable(recipe):
+        raise TypeError(
+            "with_schedule takes a function from hyperparameters to a transformation, but got a "
+            f"{type(recipe).__name__}; pass e.g. fo.adamw, not fo.adamw()."
+        )
+    fixed = {name: x for name, x in hyperparameters.items() if not _moves(x)}
+
+    def values(t: Any, kept: dict[str, Any] | None, device: torch.device) -> dict[str, Any]:
+        def value(x: Any, old: Any) -> Any:
+            if isinstance(x, tuple):
+                olds = [None] * len(x) if old is None else old
+                return tuple([value(one, before) for one, before in zip(x, olds, strict=True)])
+            if old is not None and not callable(x):
+                return old
+            now = numeric.at(x, t)
+            if isinstance(now, Tensor):
+                return now.to(device)
+            return torch.full((), now, dtype=torch.float64, device=device)
+
+        return {
+            name: value(x, None if kept is None else kept[name])
+            for name, x in hyperparameters.items()
+            if name not in fixed
+        }
+
+    def init(params: Any) -> WithScheduleState:
+        device = base.default_device(tree.leaves(params))
+        now = values(1.0, None, device)
+        step = torch.zeros((), dtype=torch.int64, device=device)
+        return WithScheduleState(step, now, recipe(**fixed, **now).init(params))
+
+    def update(
+        grads: Any, state: WithScheduleState, params: Any = None, **extra: Any
+    ) -> tuple[Any, WithScheduleState]:
+        t = (state.step + 1).to(torch.float64)
+        now = values(t, state.hyper, state.step.device)
+        tx = recipe(**fixed, **now)
+        updates, inner = tx.update(grads, state.inner, params, **extra)
+        return updates, WithScheduleState(state.step + 1, now, inner)
+
+    return base.GradientTransformation(init, update)
+
+
+def _moves(x: Any) -> bool:
+    """May a hyperparameter change while training?"""
+    if isinstance(x, tuple):
+        return bool(x) and all(map(_moves, x))
+    return isinstance(x, (float, Tensor)) or callable(x)
