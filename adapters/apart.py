@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from functional_optim import numeric
-from functional_optim.adapters.plan import fill_state, named
+from functional_optim.adapters.plan import asks, extra_of, fill_state, named
 from functional_optim.engine import Cohort, Turn, advance
 from functional_optim.layout import Layout
 from functional_optim.leafwise import Leafwise
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import Runs
 
 
-def step_apart(optimizer: Runs, *, replace: bool) -> None:
+def step_apart(optimizer: Runs, loss: Any, *, replace: bool) -> None:
     """Step every parameter; with `replace`, put new tensors into the state for autograd.
+
+    loss: what the closure returned, for links that read it.
 
     Each parameter is a cohort of its own, with its own `step` tensor as the time: in a graph there
     is no comparing of tensors' values.
@@ -57,7 +59,8 @@ def step_apart(optimizer: Runs, *, replace: bool) -> None:
             else:
                 time = 1.0 if new else 2.0
             carry = [tuple([mine[key].to(torch.float64) for key in keys]) for keys in layout.carry]
-            turns.append(Turn(cohort, [p.grad], time, carry, {}))
+            extra = extra_of(loss) if asks(part) else {}
+            turns.append(Turn(cohort, [p.grad], time, carry, extra))
             layouts.append(layout)
     wide = replace and _keeps_doubles(optimizer, layouts, turns)
     with numeric.storing_wide() if wide else nullcontext():

@@ -104,13 +104,14 @@ class Runs(torch.optim.Optimizer):
 
         Args:
             closure: reevaluates the model and returns the loss. Called once, with gradients
-                enabled, before the gradients are read.
+                enabled, before the gradients are read. Links that ask for `value` get the loss.
 
         Returns:
             The closure's loss; None without a closure.
 
         Raises:
-            RuntimeError: for a gradient that the algorithm does not take.
+            RuntimeError: for a gradient that the algorithm does not take; without a closure, if the
+                recipe asks for the loss.
         """
         loss = None
         if closure is not None:
@@ -119,24 +120,24 @@ class Runs(torch.optim.Optimizer):
         compiling = torch.compiler.is_compiling()
         if self.defaults.get("differentiable") and not compiling:
             with torch.enable_grad():
-                step_apart(self, replace=True)
+                step_apart(self, loss, replace=True)
         elif compiling or kernels.bypass():
             with torch.no_grad():
-                step_apart(self, replace=False)
+                step_apart(self, loss, replace=False)
         else:
-            base.unrecorded(self._step_in_place)
+            base.unrecorded(self._step_in_place, loss)
         return loss
 
     step = _with_hooks(_step)
 
-    def _step_in_place(self) -> None:
+    def _step_in_place(self, loss: Any) -> None:
         plan = self.__dict__.get("_plan")
         grads = None if plan is None else plan.gradients(self)
         if plan is None or grads is None:
             plan = Plan(self)
             grads = plan.fresh()
         self.__dict__["_plan"] = None  # a step that raises leaves no plan behind
-        plan.run(self, grads)
+        plan.run(self, grads, loss)
         self.__dict__["_plan"] = plan
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:

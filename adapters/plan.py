@@ -170,6 +170,7 @@ class Plan:
         self.numbers = numbers
         self.seen = Seen(optimizer, numbers)
         self.restless = bool(self.wholes) or optimizer.integer_steps
+        self.asking = any(asks(team.tx) for team in self.teams)
 
     def _team(
         self,
@@ -242,15 +243,16 @@ class Plan:
         self.constants[k] = _constants(group)
         return host_values(group)
 
-    def run(self, optimizer: Runs, grads: list[Tensor]) -> None:
+    def run(self, optimizer: Runs, grads: list[Tensor], loss: Any) -> None:
         """Step every tensor. grads: as the plan's `gradients` gave them."""
+        extra = extra_of(loss) if self.asking else {}
         turns = []
         for team in self.teams:
             mine = grads if team.places is None else [grads[i] for i in team.places]
             if team.sparse:
                 group = optimizer.param_groups[team.group]
                 mine = [optimizer.dense_gradient(g, group) for g in mine]
-            turns.append(Turn(team.cohort, mine, team.time + 1, team.carry(), {}))
+            turns.append(Turn(team.cohort, mine, team.time + 1, team.carry(), extra))
         for whole in self.wholes:
             whole.run()
         advance(turns)
@@ -258,6 +260,29 @@ class Plan:
             team.finish(turn.carried)
         if self.restless:
             self.seen = Seen(optimizer, self.numbers)
+
+
+def asks(tx: Leafwise) -> bool:
+    """Does a link read the loss?"""
+    return any("value" in link.extra for link in tx.links)
+
+
+def extra_of(loss: Any) -> dict[str, Any]:
+    """The extra arguments of a step in an optimizer object: `value`, the closure's loss.
+
+    Raises:
+        RuntimeError: if there was no closure.
+    """
+    if loss is None:
+        raise RuntimeError(
+            "this recipe reads the loss; call opt.step(closure) with a function that computes the "
+            "loss and its gradients, and returns the loss."
+        )
+    if isinstance(loss, Tensor):
+        plain = loss.device.type == "cpu" and not torch.compiler.is_compiling()
+        recorded = torch.is_grad_enabled() or kernels.bypass()
+        return {"value": loss.item() if plain and not recorded else numeric.float64(loss)}
+    return {"value": float(loss)}
 
 
 def named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ torch's LBFGS does: a flat dict from each tensor's path in the state to the tens
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -23,8 +23,15 @@ class WholeTree:
         self.optimizer = optimizer
         self.group = group
         self.tx = tx
-        self.params: list[Tensor] = list(optimizer.param_groups[group]["params"])
-        self.fresh = tx.init(self.params)
+        mine = optimizer.param_groups[group]
+        self.params: list[Tensor] = list(mine["params"])
+        self.names: list[str] | None = mine.get("param_names")
+        self.tree = self._as_tree(self.params)
+        self.fresh = tx.init(self.tree)
+
+    def _as_tree(self, values: list[Any]) -> Any:
+        """A value for each parameter as patterns of paths see them: by name, if they have names."""
+        return values if self.names is None else dict(zip(self.names, values, strict=True))
 
     def run(self) -> None:
         """Step the group's parameters, in place, and keep the new state."""
@@ -39,8 +46,9 @@ class WholeTree:
                 for path, leaf in tree.items(self.fresh)
             ],
         )
-        updates, state = self.tx.update(grads, state, self.params)
-        for p, u in zip(self.params, updates, strict=True):
+        updates, state = self.tx.update(self._as_tree(grads), state, self.tree)
+        moves = updates if self.names is None else [updates[name] for name in self.names]
+        for p, u in zip(self.params, moves, strict=True):
             if u is not None:
                 p.copy_(base.add(p, u))
         kept.update(tree.items(state))

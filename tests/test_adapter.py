@@ -371,3 +371,34 @@ def test_named_parameters_keep_their_names():
     assert not torch.equal(before[0], model.weight)
     with pytest.raises(TypeError, match="parameter 'index' has dtype"):
         adapters.Optimizer([("index", torch.zeros(1, dtype=torch.int32))], fo.adamw)
+
+
+def by_value(lr=0.5):
+    """A rule that reads the loss."""
+    return fo.leafwise(
+        None, lambda u, slots, p, x: (x * u, slots), lambda t, *, value: (-lr * value,), name="value"
+    )
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_closures_loss_reaches_the_links_that_ask_for_it(compile):
+    w = torch.nn.Parameter(torch.tensor([2.0]))
+    opt = adapters.Optimizer([w], by_value, compile=compile)
+
+    def closure():
+        opt.zero_grad()
+        loss = 3 * w.sum()
+        loss.backward()
+        return loss
+
+    assert opt.step(closure).item() == 6.0
+    assert w.item() == 2.0 - 0.5 * 6.0 * 3.0
+
+
+def test_a_recipe_that_reads_the_loss_needs_a_closure():
+    w = torch.nn.Parameter(torch.tensor([2.0]))
+    w.grad = torch.ones(1)
+    opt = adapters.Optimizer([w], by_value)
+    with pytest.raises(RuntimeError, match=r"call opt\.step\(closure\)"):
+        opt.step()
+    assert w.item() == 2.0
