@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 # torch.compile itself warns about its own use of a deprecated module in a fresh process
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_readme_examples_run() -> None:
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
     names: dict[str, object] = {}
     for i, block in enumerate(BLOCKS):
         exec(compile(block, f"README.md, example {i + 1}", "exec"), names)
