@@ -83,7 +83,7 @@ class Progress:
             numbers = (opened, *numbers)
             if isinstance(opened, Tensor):
                 pairs = zip(carried, mine, strict=True)
-                carried = [numeric.where(opened > 0, new, old) for new, old in pairs]
+                carried = tuple([numeric.where(opened > 0, new, old) for new, old in pairs])
         self.numbers.append(tuple(numbers))
         self.carried.append(tuple(carried))
 
