@@ -18,7 +18,7 @@ from torch import Tensor
 from functional_optim import kernels, numeric
 from functional_optim.adapters.numbers import Column, Integers, owned
 from functional_optim.adapters.whole import WholeTree
-from functional_optim.engine import Cohort, Turn, advance, how_to
+from functional_optim.engine import Cohort, Turn, advance, how_to, same_leaves
 from functional_optim.leafwise import Leafwise
 from functional_optim.looks import Looks
 from functional_optim.rules import Numbers, init_slots
@@ -134,6 +134,7 @@ class Plan:
 
     def __init__(self, optimizer: Runs) -> None:
         self.hyper: list[dict[str, Any]] = []
+        self.wheres: list[Any] = []
         self.constants: list[dict[str, Any] | None] = []
         self.teams: list[Team] = []
         self.wholes: list[WholeTree] = []
@@ -145,20 +146,22 @@ class Plan:
             self.hyper.append(hyper)
             self.constants.append(_constants(group))
             if not isinstance(tx, Leafwise):
+                self.wheres.append(None)
                 self.wholes.append(WholeTree(optimizer, k, tx))
                 at += sum(p.grad is not None for p in group["params"])
                 continue
+            self.wheres.append([link.where for link in tx.links])
             numbers.update(chain.from_iterable(tx.layout.carry))
             teams: dict[Any, list[int]] = {}
             live = [(name, p) for name, p in named(group) if p.grad is not None]
             for i, (name, p) in enumerate(live):
-                part = tx.on(name, p)
-                if part is None:
+                part, g = tx.on(name, p), p.grad
+                if part is None or g is None:
                     continue
-                optimizer.check_gradient(p, p.grad, group)
+                optimizer.check_gradient(p, g, group)
                 new = not optimizer.state.get(p)
                 fill_state(optimizer, p, part)
-                signature = (part, p.grad.layout, *_signature(optimizer, p, part, new))
+                signature = (part, g.layout, *_signature(optimizer, p, part, new))
                 teams.setdefault(signature, []).append(i)
             for (part, _, time, *_), members in teams.items():
                 some = [live[i] for i in members]
@@ -220,6 +223,8 @@ class Plan:
             if same_values(hyper, self.hyper[k]):
                 continue
             tx = optimizer.checked_transform({**group, **hyper}, in_step=True)
+            if isinstance(tx, Leafwise) and not same_leaves(tx.links, self.wheres[k]):
+                return False
             for whole in self.wholes:
                 if whole.group == k:
                     whole.tx = tx

@@ -64,4 +64,5 @@ from functional_optim.transforms import scale_by_schedule as scale_by_schedule
 from functional_optim.transforms import trace as trace
 from functional_optim.wrappers import flatten as flatten
 from functional_optim.wrappers import lookahead as lookahead
+from functional_optim.wrappers import slot_dtypes as slot_dtypes
 from functional_optim.wrappers import with_schedule as with_schedule

@@ -292,6 +292,19 @@ def _same_code(a: Link, b: Link) -> bool:
     )
 
 
+def same_leaves(links: tuple[Link, ...], wheres: Sequence[Any] | None) -> bool:
+    """Do links act on the leaves that these choices select, as far as their code says?"""
+    if wheres is None or len(links) != len(wheres):
+        return False
+    for link, where in zip(links, wheres, strict=True):
+        if len(link.where) != len(where):
+            return False
+        for (a, x), (b, y) in zip(link.where, where, strict=True):
+            if x != y or a.patterns != b.patterns or not _same_function(a.predicate, b.predicate):
+                return False
+    return True
+
+
 def _same_function(a: Any, b: Any) -> bool:
     """Are two functions one code with the same constants?"""
     if a is b:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,15 @@ class Layout(NamedTuple):
     hyper: tuple[tuple[str, ...], ...]
     counts: tuple[int, ...]
 
+    def pick(self, places: Sequence[int]) -> Layout:
+        """The names of some of the links."""
+        return Layout(
+            tuple([self.slots[i] for i in places]),
+            tuple([self.carry[i] for i in places]),
+            tuple([self.hyper[i] for i in places]),
+            tuple([self.counts[i] for i in places]),
+        )
+
 
 _layouts: dict[Any, Layout] = {}
 
@@ -35,18 +45,21 @@ def lay_out(links: tuple[Link, ...]) -> Layout:
         ValueError: if two links share a slot name and no two different names tell them apart, or
             if a link follows a tail without being one.
     """
-    if torch.compiler.is_compiling() or any(link.where for link in links):
+    if torch.compiler.is_compiling():
         return _lay_out(links)
-    kind = tuple(
-        [
-            (link.name, link.slots, type(link.carry), link.tail, tuple([k for k, _ in link.hyper]))
-            for link in links
-        ]
-    )
+    numbered: dict[int, int] = {}
+    kind = tuple([_kind(link, numbered) for link in links])
     layout = _layouts.get(kind)
     if layout is None:
         layout = _layouts[kind] = _lay_out(links)
     return layout
+
+
+def _kind(link: Link, numbered: dict[int, int]) -> Any:
+    """What the names depend on. numbered: the partitions and masks seen so far."""
+    where = [(numbered.setdefault(id(own), len(numbered)), answer) for own, answer in link.where]
+    hyper = tuple([name for name, _ in link.hyper])
+    return (link.name, link.slots, type(link.carry), link.tail, hyper, tuple(where))
 
 
 def _lay_out(links: tuple[Link, ...]) -> Layout:

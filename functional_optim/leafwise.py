@@ -99,7 +99,7 @@ def _part(
     for at, i in enumerate(places):
         gate = links[i].gate
         mine.append(links[i]._replace(where=(), gate=at - places.index(i - gate) if gate else 0))
-    return tuple(mine), Layout(*[tuple([x[i] for i in places]) for x in layout])
+    return tuple(mine), layout.pick(places)
 
 
 def leafwise(
@@ -236,7 +236,7 @@ class Row(NamedTuple):
     names: tuple[tuple[str, ...], ...]
     at: tuple[int, ...]
     p: Tensor
-    g: Tensor | None
+    g: Any
     slots: list[Slots]
 
     def upto(self, known: int) -> int:

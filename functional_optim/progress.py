@@ -68,7 +68,7 @@ class Progress:
         i = len(self.numbers)
         link, mine = self.links[i], self.carry[i]
         numbers: Numbers = total or ()
-        carried = mine
+        carried: Numbers = mine
         if link.scalars is not None:
             args: list[Any] = [self._time(i)]
             if link.carry is not None:
@@ -83,7 +83,7 @@ class Progress:
             numbers = (opened, *numbers)
             if isinstance(opened, Tensor):
                 pairs = zip(carried, mine, strict=True)
-                carried = [numeric.where(opened > 0, new, old) for new, old in pairs]
+                carried = tuple([numeric.where(opened > 0, new, old) for new, old in pairs])
         self.numbers.append(tuple(numbers))
         self.carried.append(tuple(carried))
 
@@ -100,10 +100,8 @@ class Progress:
     def _open(self, i: int) -> Any:
         """What the gates before a link say: above 0 if all are open."""
         at = i - self.links[i].gate
-        said = self.numbers[at]
-        if not self.links[at].gate:
-            return said[0]
-        return said[0] * said[1] if len(said) > 1 else said[0]
+        first, *more = self.numbers[at]
+        return first * more[0] if self.links[at].gate and more else first
 
     def _time(self, i: int) -> Any:
         """A link's number of this step: behind a gate, open steps alone are counted."""

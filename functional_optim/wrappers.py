@@ -1,4 +1,4 @@
-"""Transformations around others: lookahead, flatten, with_schedule."""
+"""Transformations around others: lookahead, flatten, slot_dtypes, with_schedule."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from functional_optim import base, numeric, tree
 from functional_optim.combine import chain, extra_names
 from functional_optim.flat import Flat
-from functional_optim.leafwise import leafwise
-from functional_optim.rules import compute_dtype
+from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.rules import Link, compute_dtype, either, init_slots
 
 
 class LookaheadSlots(NamedTuple):
@@ -71,13 +71,10 @@ def lookahead(
     ) -> tuple[Tensor, LookaheadSlots]:
         slow = slots.slow_params
         there = slow + a * (p + u - slow)
-        meets = torch.as_tensor(sync > 0, device=u.device)
-        return torch.where(meets, there - p, u), LookaheadSlots(torch.where(meets, there, slow))
+        return either(sync, there - p, u), LookaheadSlots(either(sync, there, slow))
 
-    link = leafwise(
-        init, update, scalars, name="lookahead", hyper={"slow_step_size": slow_step_size}
-    )
-    return chain(tx, link)
+    hyper = {"slow_step_size": slow_step_size}
+    return chain(tx, leafwise(init, update, scalars, name="lookahead", hyper=hyper))
 
 
 def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
@@ -120,6 +117,65 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         return tree.map(lambda _, g, u: None if g is None else u, params, grads, updates), state
 
     return base.GradientTransformation(init, update)
+
+
+def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
+    """Keep slots in other dtypes than the rules choose: half the memory, or more precision.
+
+    Rules compute as before, in float32 or wider; a slot is rounded when it is stored.
+
+    Args:
+        tx: a transformation made of one-tensor rules.
+        dtypes: by slot name, for the real slots of real parameters. optax's `mu_dtype` of adam is
+            `exp_avg` here.
+
+    Raises:
+        TypeError: for a transformation of whole trees, or a dtype that is not floating-point.
+        ValueError: for a slot that tx does not have.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.slot_dtypes(fo.adamw(1e-3), exp_avg=torch.bfloat16)
+        >>> tx.init(torch.ones(2)).slots["exp_avg"].dtype
+        torch.bfloat16
+    """
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            f"slot_dtypes takes a transformation made of one-tensor rules, but got a "
+            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
+        )
+    for name, dtype in dtypes.items():
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(
+                f"slot_dtypes needs a floating-point dtype for {name}, but got {dtype!r}."
+            )
+    unknown = sorted(dtypes.keys() - set(tx.keys))
+    if unknown:
+        raise ValueError(
+            f"the transformation has no slot called {', '.join(unknown)}; it has "
+            f"{', '.join(tx.keys) or 'none'}."
+        )
+
+    def stored(link: Link, names: tuple[str, ...]) -> Link:
+        own = [dtypes.get(name) for name in names]
+        if link.init is None or not any(own):
+            return link
+
+        def init(p: Tensor) -> Any:
+            made = init_slots(link, p)
+            plain = not p.is_complex()
+            return link.slots(  # pyright: ignore[reportOptionalCall]
+                *[
+                    x.to(dtype) if plain and dtype and x is not None else x
+                    for x, dtype in zip(made, own, strict=True)
+                ]
+            )
+
+        return link._replace(init=init)
+
+    pairs = zip(tx.links, tx.layout.slots, strict=True)
+    return Leafwise(tuple([stored(link, names) for link, names in pairs]))
 
 
 class WithScheduleState(NamedTuple):

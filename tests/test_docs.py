@@ -15,6 +15,7 @@ import functional_optim as fo
 from functional_optim import adapters
 
 PENDING: set[str] = {
+    "docs/schedules.md",
     "fo.adaptive_grad_clip",
     "fo.add_noise",
     "fo.cautious",
@@ -48,7 +49,7 @@ PENDING: set[str] = {
     "fo.snapshot",
     "fo.zero_nans",
 }
-"""Names in the tables that are being written: empty this when they are there."""
+"""Names and pages that are being written: empty this when they are there."""
 
 PAGES = {
     path.relative_to(snippets.ROOT).as_posix(): path.read_text()
@@ -69,13 +70,15 @@ def test_the_examples_of_a_page_run(name: str) -> None:
 
 def test_there_are_examples_to_run() -> None:
     counts = {name: len(snippets.blocks(page)) for name, page in PAGES.items()}
-    assert counts["README.md"] == 5
+    assert counts["README.md"] == 6
     for page in ("from_optax", "from_torch", "gotchas"):
         assert counts[f"docs/{page}.md"] >= 6
 
 
 def exists(name: str) -> bool:
-    """Is there something under a dotted name?"""
+    """Is there something under a dotted name, or a file?"""
+    if "/" in name:
+        return (snippets.ROOT / name).exists()
     first, *rest = name.split(".")
     try:
         functools.reduce(getattr, rest, NAMES[first])
@@ -95,7 +98,8 @@ def test_every_name_on_a_page_is_there(name: str) -> None:
 
 def test_nothing_is_pending_that_is_there() -> None:
     assert {name for name in PENDING if exists(name)} == set()
-    assert PENDING - set(NAMED.findall("".join(PAGES.values()))) == set()
+    everything = "".join(PAGES.values())
+    assert [name for name in PENDING if name not in everything] == []
 
 
 def test_names_of_optax_are_optaxs() -> None:
@@ -111,7 +115,7 @@ def test_names_of_optax_are_optaxs() -> None:
 def test_links_between_pages_lead_somewhere(name: str) -> None:
     folder = (snippets.ROOT / name).parent
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", snippets.prose(PAGES[name]))
-    assert [link for link in links if not Path(folder, link).exists()] == []
+    assert [link for link in links if link not in PENDING and not Path(folder, link).exists()] == []
 
 
 @pytest.mark.parametrize(
