@@ -19,7 +19,7 @@ from functional_optim import kernels, numeric
 from functional_optim.adapters.numbers import Column, Integers, owned
 from functional_optim.adapters.whole import WholeTree
 from functional_optim.engine import Cohort, Turn, advance, how_to
-from functional_optim.leafwise import Leafwise
+from functional_optim.leafwise import Leafwise, route
 from functional_optim.looks import Looks
 from functional_optim.rules import Numbers, init_slots
 
@@ -137,6 +137,7 @@ class Plan:
         self.constants: list[dict[str, Any] | None] = []
         self.teams: list[Team] = []
         self.wholes: list[WholeTree] = []
+        self.routes: list[Any] = []
         numbers = {"step"}
         at = 0
         for k, group in enumerate(optimizer.param_groups):
@@ -144,6 +145,7 @@ class Plan:
             tx = optimizer.checked_transform({**group, **hyper}, in_step=True)
             self.hyper.append(hyper)
             self.constants.append(_constants(group))
+            self.routes.append(_routes(tx, group))
             if not isinstance(tx, Leafwise):
                 self.wholes.append(WholeTree(optimizer, k, tx))
                 at += sum(p.grad is not None for p in group["params"])
@@ -219,6 +221,8 @@ class Plan:
             if same_values(hyper, self.hyper[k]):
                 continue
             tx = optimizer.checked_transform({**group, **hyper}, in_step=True)
+            if _routes(tx, group) != self.routes[k]:
+                return False
             for whole in self.wholes:
                 if whole.group == k:
                     whole.tx = tx
@@ -264,6 +268,13 @@ def named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
     """A group's parameters with the paths that patterns see: their names, else their places."""
     params = group["params"]
     return list(zip(group.get("param_names") or map(str, range(len(params))), params, strict=True))
+
+
+def _routes(tx: Any, group: dict[str, Any]) -> Any:
+    """Which links act on each of a group's parameters; None if all of them do."""
+    if not (isinstance(tx, Leafwise) and tx.routed):
+        return None
+    return [route(tx.links, name, p) for name, p in named(group) if p.grad is not None]
 
 
 def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise, *, recorded: bool = False) -> None:
