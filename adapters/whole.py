@@ -1,12 +1,13 @@
 """Stepping a group with a transformation of whole trees, which knows no single tensors.
 
-Its state has no slots per parameter, so all of it is kept with the group's first parameter, as
-torch's LBFGS does: a flat dict from each tensor's path in the state to the tensor.
+The tree is a list of the parameters, or a dict of them where they have names. Its state has no slots
+per parameter, so all of it is kept with the group's first parameter, as torch's LBFGS does: a flat
+dict from each tensor's path in the state to the tensor.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -24,7 +25,8 @@ class WholeTree:
         self.group = group
         self.tx = tx
         self.params: list[Tensor] = list(optimizer.param_groups[group]["params"])
-        self.fresh = tx.init(self.params)
+        self.names: list[str] | None = optimizer.param_groups[group].get("param_names")
+        self.fresh = tx.init(self._tree(self.params))
 
     def run(self) -> None:
         """Step the group's parameters, in place, and keep the new state."""
@@ -39,8 +41,12 @@ class WholeTree:
                 for path, leaf in tree.items(self.fresh)
             ],
         )
-        updates, state = self.tx.update(grads, state, self.params)
-        for p, u in zip(self.params, updates, strict=True):
+        params = self._tree(self.params)
+        updates, state = self.tx.update(self._tree(grads), state, params)
+        for p, u in tree.rows(params, updates):
             if u is not None:
                 p.copy_(base.add(p, u))
         kept.update(tree.items(state))
+
+    def _tree(self, values: list[Any]) -> Any:
+        return values if self.names is None else dict(zip(self.names, values, strict=True))
