@@ -1,8 +1,8 @@
 """Stepping a group with a transformation of whole trees, which knows no single tensors.
 
-The tree is a list of the parameters, or a dict of them where they have names. Its state has no slots
-per parameter, so all of it is kept with the group's first parameter, as torch's LBFGS does: a flat
-dict from each tensor's path in the state to the tensor.
+The tree is a list of the parameters, or a dict of them where they have names. Its state has no
+slots per parameter, so all of it is kept with the group's first parameter, as torch's LBFGS does: a
+flat dict from each tensor's path in the state to the tensor.
 """
 
 from __future__ import annotations
