@@ -34,6 +34,11 @@ def check_loaded(optimizer: Runs, state_dict: dict[str, Any]) -> None:
                 "checkpoint of the same kind of optimizer."
             ) from None
         if not isinstance(tx, Leafwise):
+            for p, index in zip(group["params"], saved["params"], strict=True):
+                found = optimizer.state.get(p, {})
+                for key, x in state_dict["state"].get(index, {}).items():
+                    if isinstance(found.get(key), Tensor):
+                        found[key] = _uncast(found[key], x)
             continue
         names = group.get("param_names") or [f"{i} of its group" for i in saved["params"]]
         rows = zip(names, named(group), saved["params"], strict=False)
@@ -50,11 +55,15 @@ def check_loaded(optimizer: Runs, state_dict: dict[str, Any]) -> None:
                     f"{kind} keeps {sorted(expected)}; load a checkpoint of the same kind of "
                     "optimizer."
                 )
-            _check_shapes(name, p, found, part)
-            _keep_numbers(found, state_dict["state"].get(index, {}), part)
+            saved_state = state_dict["state"].get(index, {})
+            _check_slots(name, p, found, saved_state, part)
+            _keep_numbers(found, saved_state, part)
 
 
-def _check_shapes(name: str, p: Tensor, found: dict[str, Any], tx: Leafwise) -> None:
+def _check_slots(
+    name: str, p: Tensor, found: dict[str, Any], saved: dict[str, Any], tx: Leafwise
+) -> None:
+    """Shapes are right; what has a dtype of its own keeps it, where torch casts to p's."""
     like = torch.empty(p.shape, dtype=p.dtype, device="meta")
     for link, keys in zip(tx.links, tx.layout.slots, strict=True):
         for key, slot in zip(keys, init_slots(link, like), strict=True):
@@ -67,6 +76,8 @@ def _check_shapes(name: str, p: Tensor, found: dict[str, Any], tx: Leafwise) -> 
                     f"the loaded {key} of parameter {name} has shape {shape}, but the parameter "
                     f"needs {tuple(slot.shape)}; load a checkpoint of this model."
                 )
+            if loaded.dtype is not slot.dtype:
+                found[key] = _uncast(loaded, saved.get(key)).to(slot.dtype)
 
 
 def _keep_numbers(found: dict[str, Any], saved: dict[str, Any], tx: Leafwise) -> None:
@@ -75,5 +86,11 @@ def _keep_numbers(found: dict[str, Any], saved: dict[str, Any], tx: Leafwise) ->
         for key in keys:
             x, old = found.get(key), saved.get(key)
             if isinstance(x, Tensor) and x.dtype is not numeric.storage_dtype():
-                unhooked = isinstance(old, Tensor) and torch.equal(old.to(x), x)
-                found[key] = owned(numeric.stored(old if unhooked else x, x.device))
+                found[key] = owned(numeric.stored(_uncast(x, old), x.device))
+
+
+def _uncast(loaded: Tensor, saved: Any) -> Tensor:
+    """A tensor as it was saved, unless a hook has put another value into the state."""
+    if isinstance(saved, Tensor) and torch.equal(saved.to(loaded), loaded):
+        return saved.to(loaded.device)
+    return loaded

@@ -1,7 +1,8 @@
 """Stepping a group with a transformation of whole trees, which knows no single tensors.
 
-Its state has no slots per parameter, so all of it is kept with the group's first parameter, as
-torch's LBFGS does: a flat dict from each tensor's path in the state to the tensor.
+The tree is a list of the parameters, or a dict of them where they have names. Its state has no
+slots per parameter, so all of it is kept with the group's first parameter, as torch's LBFGS does: a
+flat dict from each tensor's path in the state to the tensor.
 """
 
 from __future__ import annotations
@@ -23,15 +24,9 @@ class WholeTree:
         self.optimizer = optimizer
         self.group = group
         self.tx = tx
-        mine = optimizer.param_groups[group]
-        self.params: list[Tensor] = list(mine["params"])
-        self.names: list[str] | None = mine.get("param_names")
-        self.tree = self._as_tree(self.params)
-        self.fresh = tx.init(self.tree)
-
-    def _as_tree(self, values: list[Any]) -> Any:
-        """A value for each parameter as patterns of paths see them: by name, if they have names."""
-        return values if self.names is None else dict(zip(self.names, values, strict=True))
+        self.params: list[Tensor] = list(optimizer.param_groups[group]["params"])
+        self.names: list[str] | None = optimizer.param_groups[group].get("param_names")
+        self.fresh = tx.init(self._tree(self.params))
 
     def run(self) -> None:
         """Step the group's parameters, in place, and keep the new state."""
@@ -46,9 +41,12 @@ class WholeTree:
                 for path, leaf in tree.items(self.fresh)
             ],
         )
-        updates, state = self.tx.update(self._as_tree(grads), state, self.tree)
-        moves = updates if self.names is None else [updates[name] for name in self.names]
-        for p, u in zip(self.params, moves, strict=True):
+        params = self._tree(self.params)
+        updates, state = self.tx.update(self._tree(grads), state, params)
+        for p, u in tree.rows(params, updates):
             if u is not None:
                 p.copy_(base.add(p, u))
         kept.update(tree.items(state))
+
+    def _tree(self, values: list[Any]) -> Any:
+        return values if self.names is None else dict(zip(self.names, values, strict=True))

@@ -55,6 +55,7 @@ from functional_optim.transforms import add_decayed_weights as add_decayed_weigh
 from functional_optim.transforms import clip_by_global_norm as clip_by_global_norm
 from functional_optim.transforms import clip_by_value as clip_by_value
 from functional_optim.transforms import params_ema as params_ema
+from functional_optim.transforms import reduce_on_plateau as reduce_on_plateau
 from functional_optim.transforms import scale as scale
 from functional_optim.transforms import (
     scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from functional_optim import base
-from functional_optim.leafwise import Leafwise
+from torch import Tensor
+
+from functional_optim import base, tree
+from functional_optim.leafwise import Leafwise, frozen
+from functional_optim.paths import chosen
+from functional_optim.rules import Link
 
 
 def chain(*transforms: base.GradientTransformation) -> base.GradientTransformation:
@@ -47,7 +52,10 @@ def chain(*transforms: base.GradientTransformation) -> base.GradientTransformati
     parts += _joined(run)
     if not parts:
         return Leafwise(())
-    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+    if len(parts) == 1:
+        return parts[0]
+    freezing = frozen_links(*parts)
+    return Sequence(tuple([_without(freezing, part) for part in parts] if freezing else parts))
 
 
 def _joined(run: list[Leafwise]) -> list[base.GradientTransformation]:
@@ -123,12 +131,99 @@ class Sequence(base.GradientTransformation):
         return self
 
 
+class Wrapped(base.GradientTransformation):
+    """A transformation of whole trees, around another one whose extra arguments it passes on.
+
+    inner: that one. spared: where the leaves are frozen that it does not see.
+    """
+
+    inner: base.GradientTransformation
+    spared: tuple[Any, ...]
+
+    def __new__(
+        cls,
+        init: Callable[[Any], Any],
+        update: Callable[..., tuple[Any, Any]],
+        inner: base.GradientTransformation,
+        spared: tuple[Any, ...] = (),
+    ) -> Wrapped:
+        self = super().__new__(cls, init, update)
+        self.inner = inner
+        self.spared = spared
+        return self
+
+
+def on_some(
+    acts: Callable[[str, Tensor], bool],
+    tx: base.GradientTransformation,
+    spared: tuple[Any, ...] = (),
+) -> base.GradientTransformation:
+    """A transformation of whole trees, of some leaves: it sees a tree with gaps.
+
+    acts: is a leaf, given by its path and itself, one of them?
+    """
+
+    def cut(params: Any, *trees: Any) -> list[Any]:
+        def kept(path: str, p: Tensor, x: Any) -> Any:
+            return x if acts(path, p) else None
+
+        return [tree.map_with_path(kept, params, x) for x in (params, *trees)]
+
+    def init(params: Any) -> Any:
+        (mine,) = cut(params)
+        return tx.init(mine) if tree.leaves(mine) else base.EmptyState()
+
+    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        base.check_extra(extra, known)
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+
+        def joined(path: str, p: Tensor, g: Any, u: Any) -> Any:
+            return u if acts(path, p) else g
+
+        mine, given = cut(params, grads)
+        if not tree.leaves(mine):
+            return grads, state
+        updates, state = tx.update(given, state, mine, **extra)
+        return tree.map_with_path(joined, params, grads, updates), state
+
+    known = extra_names(tx)
+    return Wrapped(init, update, tx, spared)
+
+
+def frozen_links(*parts: base.GradientTransformation) -> tuple[Link, ...]:
+    """The links of a chain's parts that take leaves out of all of it."""
+    every = [x for part in parts for x in (part.parts if isinstance(part, Sequence) else (part,))]
+    links = [link for part in every if isinstance(part, Leafwise) for link in part.links]
+    return tuple([link._replace(gate=0) for link in links if link.update is frozen])
+
+
+def _without(
+    freezing: tuple[Link, ...], part: base.GradientTransformation
+) -> base.GradientTransformation:
+    """A part of a chain in which some leaves are frozen, without these."""
+    if isinstance(part, Leafwise):
+        known = [link.where for link in part.links if link.update is frozen]
+        missing = [link for link in freezing if link.where not in known]
+        return Leafwise((*missing, *part.links)) if missing else part
+    places = tuple([link.where for link in freezing])
+    if isinstance(part, Wrapped) and part.spared == places:
+        return part
+
+    def acts(path: str, p: Tensor) -> bool:
+        return not any(chosen(where, path, p) for where in places)
+
+    return on_some(acts, part, places)
+
+
 def extra_names(tx: base.GradientTransformation) -> tuple[str, ...]:
     """The extra arguments that a transformation's update takes."""
     if isinstance(tx, Leafwise):
         return tuple([name for link in tx.links for name in link.extra])
     if isinstance(tx, Sequence):
         return tuple([name for part in tx.parts for name in extra_names(part)])
+    if isinstance(tx, Wrapped):
+        return extra_names(tx.inner)
     return base.extra_names(tx.update)
 
 
@@ -138,6 +233,8 @@ def required_names(tx: base.GradientTransformation) -> tuple[str, ...]:
         return tuple([name for part in tx.parts for name in required_names(part)])
     if isinstance(tx, Leafwise):
         return ()
+    if isinstance(tx, Wrapped):
+        return required_names(tx.inner)
     known = getattr(tx.update, "__kwdefaults__", None) or {}
     return tuple([name for name in base.extra_names(tx.update) if name not in known])
 

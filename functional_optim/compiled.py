@@ -97,15 +97,15 @@ class FusedStep:
         if given:
             turns = [team.turn(given, t, carry, extra) for team in seen.teams]
             advance(turns)
-            if carry:
-                for team, turn in zip(seen.teams, turns, strict=True):
+            for team, turn in zip(seen.teams, turns, strict=True):
+                if carry:
                     carry.update(team.carried(turn))
+                for key, i, value in team.changing:
+                    state.hyper[key].fill_(numeric.at(value, turn.time_of(i)))
         seen.finish(state.step, t)
         if state.carry:
             for key, value in carry.items():
                 state.carry[key].fill_(value)
-        for key, value in seen.scheduled:
-            state.hyper[key].fill_(numeric.at(value, t))
         return params, state
 
     def _by_operations(
@@ -122,7 +122,11 @@ class FusedStep:
 
 
 class Team:
-    """Leaves on which the same links act. places: among the gradients; every: are they all?"""
+    """Leaves on which the same links act.
+
+    places: among the gradients; every: are they all? changing: the hyperparameters that may have
+    another value in every step, with the place of their link.
+    """
 
     def __init__(self, layout: Layout, cohort: Cohort, places: list[int]) -> None:
         self.layout = layout
@@ -130,6 +134,15 @@ class Team:
         self.places = places
         self.every = False
         self.idle: list[Numbers] = [()] * len(layout.carry)
+        self.changing: list[tuple[str, int, numeric.Hyper]] = []
+
+    def hyper(self) -> list[tuple[str, int, numeric.Hyper]]:
+        """The keys of the hyperparameters, the places of their links, and the values."""
+        return [
+            (key, i, value)
+            for i, (link, own) in enumerate(zip(self.cohort.links, self.layout.hyper, strict=True))
+            for key, (_, value) in zip(own, link.hyper, strict=True)
+        ]
 
     def turn(
         self, grads: list[Tensor], t: Any, carry: dict[str, Any], extra: dict[str, Any]
@@ -168,12 +181,12 @@ class Seen:
         self.how: How = how if self.looks.layouts is None else "apart"
         self.teams = self._teams(tx, params, given, columns)
         self.here = state.step.device.type == "cpu"
-        self.scheduled = [
-            (key, value)
-            for link, own in zip(tx.links, tx.layout.hyper, strict=True)
-            for key, (_, value) in zip(own, link.hyper, strict=True)
-            if callable(value)
-        ]
+        for team in self.teams:  # of another recipe, perhaps, the last time
+            known = [row for row in team.hyper() if row[0] in state.hyper]
+            team.changing = [row for row in known if not numeric.is_static(row[2])]
+            for key, _, value in known:
+                if numeric.is_static(value):
+                    state.hyper[key].fill_(value)
         self.step: Tensor | None = None
         self.version = 0
         self.done = 0.0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, numeric, tree
-from functional_optim.combine import extra_names
+from functional_optim.combine import Wrapped, extra_names, frozen_links
 from functional_optim.leafwise import Leafwise, leafwise
 from functional_optim.rules import compute_dtype, either
 
@@ -326,6 +326,8 @@ class WholeState(NamedTuple):
 def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTransformation:
     """The same for a transformation of whole trees: it always runs, and what it did is dropped."""
     known = extra_names(tx)
+    freezing = frozen_links(tx)
+    gate = Leafwise((*freezing, *gate.links)) if freezing else gate
 
     def init(params: Any) -> WholeState:
         return WholeState(gate.init(params), tx.init(params))
@@ -344,4 +346,4 @@ def _whole(gate: Leafwise, tx: base.GradientTransformation) -> base.GradientTran
         updates = tree.map(lambda u, v: None if v is None else kept(v, u), updates, moved)
         return updates, WholeState(gated, tree.map(kept, inner, state.inner))
 
-    return base.GradientTransformation(init, update)
+    return Wrapped(init, update, tx)

@@ -303,15 +303,16 @@ def _lift(
         if not rows:
             return grads, state._replace(step=state.step + 1)
 
+        live = [row if row is not None and row.g is not None else None for row in rows]
         used, names = links, layout
-        if routed:  # what acts on no leaf measures nothing
-            places = sorted({i for row in rows if row is not None for i in row.at})
+        if routed or not any(live):  # what acts on no gradient neither measures nor goes on
+            places = sorted({i for row in live if row is not None for i in row.at})
             used, names = _part(links, layout, tuple(places))
-            rows = [row and row._replace(at=tuple(map(places.index, row.at))) for row in rows]
+            live = [row and row._replace(at=tuple(map(places.index, row.at))) for row in live]
         step = Progress(used, t, carry_of(names, state.carry), extra)
         while step.proceed():
-            step.advance(_measured(rows, step.to_measure()))
-        results = iter(_stepped(rows, Caster(step.numbers)))
+            step.advance(_measured(live, step.to_measure()))
+        results = iter(_stepped(live, Caster(step.numbers)))
 
         def leaf(p: Tensor, g: Any, *slots: Any) -> tuple[Any, ...]:
             u, new = next(results)
@@ -319,9 +320,14 @@ def _lift(
 
         updates, *new = tree.map_unzip(1 + len(columns), leaf, params, grads, *columns)
         carried = {**state.carry, **stored_carry(names, state.carry, step.carried)}
-        hyper = {**state.hyper, **scheduled(links, layout, t, state.step.device)}
+        hyper = {
+            key: _to_read(value, step.time_of(i), state.step.device)
+            for i, (link, own) in enumerate(zip(used, names.hyper, strict=True))
+            for key, (_, value) in zip(own, link.hyper, strict=True)
+            if key in state.hyper
+        }
         slots = dict(zip(keys, new, strict=True))
-        return updates, State(state.step + 1, carried, slots, hyper)
+        return updates, State(state.step + 1, carried, slots, {**state.hyper, **hyper})
 
     return init, update
 
@@ -329,13 +335,9 @@ def _lift(
 def _measured(rows: list[Row | None], numbers: list[Numbers]) -> Numbers:
     """What the link after the known numbers measures on all leaves that it acts on."""
     there = [row for row in rows if row is not None and len(numbers) - 1 in row.at]
-    # no gradient at all measures as one that is zero
-    given = [row for row in there if row.g is not None] or [
-        row._replace(g=torch.zeros_like(row.p)) for row in there[:1]
-    ]
     cast = Caster(numbers)
     parts = []
-    for row in given:
+    for row in there:
         known = row.upto(len(numbers))
         own = row.pick(cast(row.p))
         parts.append(measure(row.links[:known], row.g, row.p, row.slots[:known], own))
@@ -352,7 +354,7 @@ def _stepped(rows: list[Row | None], cast: Caster) -> list[tuple[Any, dict[str, 
         results[k] = (u, {key: x for own, mine in named for key, x in zip(own, mine, strict=True)})
 
     for k, row in enumerate(rows):
-        if row is None or row.g is None:
+        if row is None:
             continue
         if row.g.layout is torch.strided:
             groups.setdefault(row.at, []).append(k)
@@ -366,18 +368,6 @@ def _stepped(rows: list[Row | None], cast: Caster) -> list[tuple[Any, dict[str, 
         ):
             keep(k, row, *result)
     return results
-
-
-def scheduled(
-    links: tuple[Link, ...], layout: Layout, t: Any, device: torch.device
-) -> dict[str, Tensor]:
-    """The hyperparameters that have another value at step t, as a state keeps them."""
-    return {
-        key: _to_read(value, t, device)
-        for link, own in zip(links, layout.hyper, strict=True)
-        for key, (_, value) in zip(own, link.hyper, strict=True)
-        if callable(value)
-    }
 
 
 def _to_read(hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:

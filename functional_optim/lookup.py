@@ -18,7 +18,8 @@ def get(state: Any, *names: str) -> Any:
         names: the name of a hyperparameter (`"lr"`: its value at the last step, or at the first
             before it), of a carried number, or of a slot (a tree like the parameters); and the
             path of a leaf, before or after a slot's name, for that leaf's slot alone. Where two
-            parts of a chain use one name, say which: `"muon.lr"`.
+            parts of a chain use one name, say which: `"muon.lr"`, by the label in a `partition`,
+            the name in a `named_chain`, or the place in a state that is a tuple, from `"0.lr"` on.
 
     Returns:
         A 0-dim tensor (float64 for a hyperparameter), a tuple of them for a pair such as `betas`,
@@ -41,15 +42,16 @@ def get(state: Any, *names: str) -> Any:
         return _one(found, names[0])
     if len(names) != 2:
         raise TypeError("get takes the name of a value, or that of a slot and the path of a leaf.")
+    paths: list[str] = []
     for slot, path in (names, names[::-1]):
-        matches = [key for key in found if _fits(key, slot)]
-        if matches:
-            tree_of = _one(found, slot)
-            leaves = dict(tree.items(tree_of))
+        if any(_fits(key, slot) for key in found):
+            leaves = dict(tree.items(_one(found, slot)))
             if path in leaves:
                 return leaves[path]
+            paths += [repr(x) for x in leaves]
     raise KeyError(
-        f"the state has no slot for {names[0]!r} and {names[1]!r}; it has {_listed(found)}."
+        f"the state has no slot for {names[0]!r} and {names[1]!r}; it has {_listed(found)}"
+        + (f", and the slot has leaves at {', '.join(paths)}." if paths else ".")
     )
 
 
@@ -58,11 +60,11 @@ def _one(found: dict[str, Any], name: str) -> Any:
     exact = [key for key in matches if key == name]
     if exact or len(matches) == 1:
         return found[(exact or matches)[0]]
-    pair = [found[key] for key in (f"{name}.0", f"{name}.1") if key in found]
-    if len(pair) == 2:
-        return tuple(pair)
-    several = [key for key in found if name in key.split(".")]
-    if matches or several:
+    first, second = ([key for key in found if _fits(key, f"{name}.{i}")] for i in (0, 1))
+    if not matches and len(first) == len(second) == 1:
+        return found[first[0]], found[second[0]]
+    several = matches or first
+    if several:
         raise KeyError(f"the state has several values called {name!r}: {', '.join(several)}.")
     raise KeyError(f"the state has no value called {name!r}; it has {_listed(found)}.")
 
@@ -77,7 +79,10 @@ def _fits(key: str, name: str) -> bool:
 
 
 def _entries(state: Any) -> dict[str, Any]:
-    """All that a state holds, by name; a step count once for each chain."""
+    """All that a state holds, by name; what two of its parts call the same, after their places.
+
+    The hyperparameters of a whole, as `with_schedule` has them, come before those of its parts.
+    """
     if isinstance(state, State):
         return {"step": state.step, **state.hyper, **state.carry, **state.slots}
     if isinstance(state, Tensor) or state is None:
@@ -91,12 +96,14 @@ def _entries(state: Any) -> dict[str, Any]:
         pairs = zip(map(str, range(len(state))), state, strict=True)
     else:
         return {}
+    parts = [(str(name), value, _entries(value)) for name, value in pairs]
+    keys = [key for _, _, inner in parts for key in inner]
     found: dict[str, Any] = {}
-    for name, value in pairs:
+    for name, value, inner in parts:
         if isinstance(value, Tensor):
-            found[str(name)] = value
-        for key, inner in _entries(value).items():
-            found[key if key not in found else f"{name}.{key}"] = inner
+            found[name] = value
+        for key, x in inner.items():
+            found[key if name == "hyper" or keys.count(key) == 1 else f"{name}.{key}"] = x
     return found
 
 

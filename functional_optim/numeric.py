@@ -83,6 +83,42 @@ def cos(x: Any) -> Any:
     return float64(x).cos() if isinstance(x, Tensor) else math.cos(x)
 
 
+def log(x: Any) -> Any:
+    """The natural logarithm."""
+    return float64(x).log() if isinstance(x, Tensor) else math.log(x)
+
+
+def floor(x: Any) -> Any:
+    """The largest whole number that is not above x."""
+    return float64(x).floor() if isinstance(x, Tensor) else float(math.floor(x))
+
+
+def power(x: Any, y: Any) -> Any:
+    """x to the power of y, x ≥ 0 or y whole; infinite where float64 ends, as tensors have it."""
+    tensor = _first_tensor(x, y)
+    if tensor is not None:
+        return torch.pow(_tensor(x, tensor), _tensor(y, tensor))
+    try:
+        return float(x) ** y
+    except OverflowError:
+        return math.inf
+
+
+def lerp(a: Any, b: Any, x: Any) -> Any:
+    """The number at x on the way from a (x = 0) to b (x = 1), exact at both ends."""
+    tensor = _first_tensor(a, b, x)
+    if tensor is not None:
+        return torch.lerp(_tensor(a, tensor), _tensor(b, tensor), _tensor(x, tensor))
+    return a + x * (b - a) if x < 0.5 else b - (1 - x) * (b - a)
+
+
+def like(x: Any, example: Any) -> Any:
+    """x in float64: as a tensor if it or the example is one, else as a Python float."""
+    if isinstance(x, Tensor) or not isinstance(example, Tensor):
+        return float64(x)
+    return _tensor(x, example)
+
+
 def rounded(x: Any) -> Any:
     """x as it would be kept in a state: rounded to `storage_dtype`, then widened again."""
     if isinstance(x, Tensor):

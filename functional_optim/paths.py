@@ -1,6 +1,7 @@
 """Choosing leaves of a tree: by patterns of their paths, by a predicate, or by a tree of answers.
 
-A path is the keys joined by dots, as in `dict(model.named_parameters())`: `blocks.0.weight`.
+A path is the keys joined by dots, as in `dict(model.named_parameters())`: `blocks.0.weight`. What
+lists, tuples and NamedTuples hold is numbered from 0. The path of a lone tensor is empty.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ and leaf to a label, or a tree of labels."""
 
 
 class Answers:
-    """What is said of each leaf. known: the answers that may be given.
+    """What is said of each leaf.
+
+    known: the answers that may be given. other: what is said of a leaf that nothing fits; None: an
+    error.
 
     Example::
 
@@ -32,9 +36,10 @@ class Answers:
         ('slow', 'fast')
     """
 
-    def __init__(self, given: Any, known: Iterable[Any], what: str) -> None:
+    def __init__(self, given: Any, known: Iterable[Any], what: str, other: Any = None) -> None:
         self.known = tuple(known)
         self.what = what
+        self.other = other
         self.predicate = given if callable(given) else None
         self.patterns: list[tuple[str, Any]] = []
         if self.predicate is None:
@@ -50,11 +55,12 @@ class Answers:
         for pattern, answer in self.patterns:
             if fits(pattern, path):
                 return answer
-        if False in self.known:
-            return False
+        if self.other is not None:
+            return self.other
+        has = ", ".join([repr(pattern) for pattern, _ in self.patterns]) or "no pattern at all"
         raise ValueError(
             f"{self.what} has no answer for the leaf {path!r}; add a pattern that fits it, such as "
-            f"'*' at the end for all others (it has: {', '.join([p for p, _ in self.patterns])})."
+            f"'*' at the end for all others (it has: {has})."
         )
 
     def _check(self, answer: Any, where: str) -> None:
@@ -74,11 +80,13 @@ class Choice(NamedTuple):
 
 def masked_by(mask: Mask) -> Choice:
     """The leaves that a mask selects."""
+    if mask is None:
+        raise TypeError("a mask must not be None; pass '*' to select all leaves.")
     if isinstance(mask, str):
         mask = (mask,)
     if isinstance(mask, (list, tuple, set, frozenset)) and all(isinstance(x, str) for x in mask):
         mask = dict.fromkeys(mask, True)
-    return Choice(Answers(mask, (True, False), "mask"), True)
+    return Choice(Answers(mask, (True, False), "mask", other=False), True)
 
 
 def labelled_by(labels: Labels, known: Iterable[str]) -> Answers:
@@ -133,4 +141,5 @@ def _patterns(given: Any) -> list[tuple[str, Any]]:
     flat = isinstance(given, dict) and all(isinstance(key, str) for key in given)
     if flat and not any(isinstance(x, (dict, list, tuple)) for x in given.values()):
         return list(given.items())
-    return list(tree.items(given))
+    # an answer in the place of the whole tree is one for all of it
+    return [(path or "*", answer) for path, answer in tree.items(given)]

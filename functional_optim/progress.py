@@ -58,7 +58,7 @@ class Progress:
         link, mine = self.links[i], self.carry[i]
         given: Numbers = ()
         if link.before is not None:
-            t = self._time(i)
+            t = self.time_of(i)
             args = [t] if link.carry is None else [t, type(link.carry)(*mine)]
             given = tuple(link.before(*args))
         return [*self.numbers, (self._open(i), *given) if link.gate else given]
@@ -70,7 +70,7 @@ class Progress:
         numbers: Numbers = total or ()
         carried: Numbers = mine
         if link.scalars is not None:
-            args: list[Any] = [self._time(i)]
+            args: list[Any] = [self.time_of(i)]
             if link.carry is not None:
                 args.append(type(link.carry)(*mine))
             if link.reduce is not None:
@@ -103,7 +103,7 @@ class Progress:
         first, *more = self.numbers[at]
         return first * more[0] if self.links[at].gate and more else first
 
-    def _time(self, i: int) -> Any:
+    def time_of(self, i: int) -> Any:
         """A link's number of this step: behind a gate, open steps alone are counted."""
         gate = self.links[i].gate
         return numeric.maximum(self.carried[i - gate][0], 1.0) if gate else self.time

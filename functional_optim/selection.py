@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from functional_optim import base, tree
-from functional_optim.combine import Sequence, chain, extra_names
+from functional_optim import base
+from functional_optim.combine import Sequence, chain, on_some
 from functional_optim.leafwise import Leafwise, frozen, leafwise
 from functional_optim.paths import Choice, Labels, Mask, chosen, labelled_by, masked_by
 
@@ -28,11 +26,12 @@ def partition(
             (`{"*.bias": "slow", "*": "fast"}`); or a function of a leaf's path and the leaf; or a
             tree of labels, which may be cut short: one label for a whole branch. A path is the keys
             joined by dots, in an optimizer object the parameter's name (pass
-            `model.named_parameters()`). `*` stands for any characters, dots included.
+            `model.named_parameters()`). `*` stands for any characters, dots included, and a pattern
+            for a branch fits all leaves in it. A label may be without leaves.
 
     Raises:
-        ValueError: for a label without a transformation; from init and update, for a leaf without
-            a label.
+        ValueError: for a label without a transformation, or none at all; from init and update, for
+            a leaf without a label.
         TypeError: if `transforms` holds something else than transformations.
 
     Example::
@@ -47,6 +46,8 @@ def partition(
         >>> tx.update({"weight": torch.ones(1), "bias": torch.ones(1)}, state, params)[0]
         {'weight': tensor([-0.1500]), 'bias': tensor([-0.1000])}
     """
+    if not transforms:
+        raise ValueError("partition needs a transformation for at least one label.")
     answers = labelled_by(labels, transforms)
     return chain(*[_only(Choice(answers, label), tx) for label, tx in transforms.items()])
 
@@ -60,10 +61,12 @@ def masked(tx: base.GradientTransformation, mask: Mask) -> base.GradientTransfor
     Args:
         tx: a transformation.
         mask: which leaves: a path pattern, patterns of which one must fit, a function of path and
-            leaf, or a tree of bools; see `partition`.
+            leaf, or a tree of bools; see `partition`. Leaves that it does not mention are not
+            selected, so a pattern that fits nothing does nothing.
 
     Raises:
         ValueError: for answers other than True and False.
+        TypeError: if there is no mask, or tx is no transformation.
 
     Example::
 
@@ -128,29 +131,4 @@ def _only(choice: Choice, tx: Any) -> base.GradientTransformation:
         raise TypeError(
             f"a {type(tx).__name__} is no transformation; call the factory, e.g. adam(lr=1e-3)."
         )
-    return _on_branches(choice, tx)
-
-
-def _on_branches(choice: Choice, tx: base.GradientTransformation) -> base.GradientTransformation:
-    """The same for a transformation of whole trees: it sees a tree with gaps."""
-
-    def cut(path: str, p: Tensor, x: Any) -> Any:
-        return x if chosen((choice,), path, p) else None
-
-    def init(params: Any) -> Any:
-        return tx.init(tree.map_with_path(cut, params, params))
-
-    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        base.check_extra(extra, known)
-        if params is None:
-            raise ValueError("update needs the parameters: call update(grads, state, params).")
-
-        def joined(path: str, p: Tensor, g: Any, u: Any) -> Any:
-            return u if chosen((choice,), path, p) else g
-
-        mine = [tree.map_with_path(cut, params, x) for x in (grads, params)]
-        updates, state = tx.update(mine[0], state, mine[1], **extra)
-        return tree.map_with_path(joined, params, grads, updates), state
-
-    known = extra_names(tx)
-    return base.GradientTransformation(init, update)
+    return on_some(lambda path, p: chosen((choice,), path, p), tx)

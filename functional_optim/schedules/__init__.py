@@ -1,0 +1,31 @@
+"""Schedules: pure functions from the number of finished steps to a number.
+
+Each works on a Python number, which gives a Python float, and on a 0-dim tensor, which gives one:
+so it can be called from a training loop, inside a compiled step, or under vmap. Values are computed
+in float64. Pass one wherever a hyperparameter is asked for.
+
+The numbers that make a schedule may be 0-dim tensors, too: to differentiate with respect to a
+value, or to vmap over values and lengths.
+"""
+
+from functional_optim.schedules.basic import constant as constant
+from functional_optim.schedules.basic import cosine_decay as cosine_decay
+from functional_optim.schedules.basic import exponential_decay as exponential_decay
+from functional_optim.schedules.basic import linear as linear
+from functional_optim.schedules.basic import polynomial as polynomial
+from functional_optim.schedules.conversion import from_torch as from_torch
+from functional_optim.schedules.cycles import cosine_onecycle as cosine_onecycle
+from functional_optim.schedules.cycles import linear_onecycle as linear_onecycle
+from functional_optim.schedules.cycles import sgdr as sgdr
+from functional_optim.schedules.pieces import join as join
+from functional_optim.schedules.pieces import piecewise_constant as piecewise_constant
+from functional_optim.schedules.pieces import piecewise_interpolate as piecewise_interpolate
+from functional_optim.schedules.warm import inverse_square_root as inverse_square_root
+from functional_optim.schedules.warm import warmup as warmup
+from functional_optim.schedules.warm import warmup_constant as warmup_constant
+from functional_optim.schedules.warm import warmup_cosine_decay as warmup_cosine_decay
+from functional_optim.schedules.warm import warmup_exponential_decay as warmup_exponential_decay
+from functional_optim.schedules.warm import warmup_stable_decay as warmup_stable_decay
+
+cosine = cosine_decay
+warmup_cosine = warmup_cosine_decay

@@ -1,0 +1,266 @@
+"""From torch's schedulers, which are objects that write to an optimizer, to functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from operator import mul
+from typing import Any
+
+from torch import Tensor
+from torch.optim import lr_scheduler as torchs
+
+from functional_optim import numeric
+from functional_optim.numeric import Number, Schedule
+from functional_optim.schedules.basic import constant, linear, polynomial
+from functional_optim.schedules.formula import WAYS, check_least, half_cosine, of_step
+from functional_optim.schedules.pieces import between, join
+from functional_optim.schedules.warm import warmup
+
+
+def from_torch(scheduler: torchs.LRScheduler, group: int = 0) -> Schedule:
+    """The learning rate of one parameter group under a scheduler of torch, as a schedule.
+
+    `schedule(k)` is the rate after k calls of `scheduler.step()` since the scheduler was new.
+    Settings alone are read, from the scheduler and, where it keeps them there, from the
+    optimizer: how far it has come does not matter, and it is not changed. It starts from the rate
+    that torch keeps as the group's `initial_lr`.
+
+    Args:
+        scheduler: a LambdaLR, StepLR, MultiStepLR, ConstantLR, LinearLR, ExponentialLR,
+            PolynomialLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, CyclicLR or OneCycleLR of
+            `torch.optim.lr_scheduler`; a SequentialLR of those; or a ChainedScheduler of those that
+            multiply the rate: StepLR, MultiStepLR, ConstantLR, LinearLR, ExponentialLR and
+            PolynomialLR.
+        group: which of the optimizer's parameter groups.
+
+    Returns:
+        A schedule that equals torch's to rounding: where torch multiplies the last rate by a
+        factor, ours is worked out from the step alone. After the last step of a OneCycleLR the
+        rate stays, where torch raises. The functions of a LambdaLR or a CyclicLR are called with
+        ints for Python numbers, and with tensors in a compiled or vmapped step.
+
+    Raises:
+        TypeError: for another scheduler: it says what to do instead.
+        ValueError: if there is no such group, or the scheduler's settings make no schedule.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> opt = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+        >>> scheduler = torch.optim.lr_scheduler.StepLR(opt, step_size=30, gamma=0.1)
+        >>> schedule = fo.schedules.from_torch(scheduler)
+        >>> schedule(0), schedule(29), schedule(30)
+        (0.5, 0.5, 0.05)
+    """
+    convert = _converter(scheduler)
+    bases = _bases(scheduler)
+    if not 0 <= group < len(bases):
+        raise ValueError(
+            f"from_torch needs a group from 0 to {len(bases) - 1}, which the scheduler has, but "
+            f"got {group}."
+        )
+    return convert(scheduler, _value(bases[group]), group)
+
+
+def _bases(scheduler: Any) -> list[Any]:
+    """The learning rates from which a scheduler starts."""
+    parts = getattr(scheduler, "_schedulers", None)
+    return _bases(parts[0]) if parts else scheduler.base_lrs
+
+
+def _value(x: Any) -> Number:
+    """A number of a scheduler, apart from what torch may write to it."""
+    return x.detach().clone() if isinstance(x, Tensor) else x
+
+
+def _converter(scheduler: Any) -> Callable[[Any, Number, int], Schedule]:
+    """What converts a scheduler; raises TypeError if nothing does."""
+    name = type(scheduler).__name__
+    found = _CONVERTERS.get(type(scheduler))
+    if found is not None:
+        return found
+    if isinstance(scheduler, torchs.ReduceLROnPlateau):
+        raise TypeError(
+            f"from_torch cannot convert {name}, which follows the loss and is no function of the "
+            "step; put the link reduce_on_plateau into the chain."
+        )
+    if isinstance(scheduler, torchs.MultiplicativeLR):
+        raise TypeError(
+            f"from_torch cannot convert {name}, which has no formula but multiplies step after "
+            "step; write the product as a function of the step, and use that as the schedule."
+        )
+    known = ", ".join(kind.__name__ for kind in _CONVERTERS)
+    raise TypeError(
+        f"from_torch cannot convert a {name}; it knows {known}. Write the rate as a function of "
+        "the number of finished steps, and use that as the schedule."
+    )
+
+
+def _lambda(scheduler: torchs.LambdaLR, base: Number, group: int) -> Schedule:
+    factor = scheduler.lr_lambdas[group]
+    return of_step(lambda n, base: base * numeric.float64(factor(_whole(n))), base)
+
+
+def _step(scheduler: torchs.StepLR, base: Number, group: int) -> Schedule:
+    size = scheduler.step_size
+    return _powers(base, scheduler.gamma, lambda n: numeric.floor(n / size))
+
+
+def _multi_step(scheduler: torchs.MultiStepLR, base: Number, group: int) -> Schedule:
+    milestones = sorted(scheduler.milestones.items())
+
+    def passed(n: Any) -> Any:
+        count: Any = 0.0
+        for milestone, times in milestones:
+            count = count + numeric.where(n < milestone, 0.0, times)
+        return count
+
+    return _powers(base, scheduler.gamma, passed)
+
+
+def _exponential(scheduler: torchs.ExponentialLR, base: Number, group: int) -> Schedule:
+    return _powers(base, scheduler.gamma, lambda n: n)
+
+
+def _powers(base: Number, gamma: Number, exponent: Callable[[Any], Any]) -> Schedule:
+    return of_step(lambda n, base, gamma: base * numeric.power(gamma, exponent(n)), base, gamma)
+
+
+def _constant(scheduler: torchs.ConstantLR, base: Number, group: int) -> Schedule:
+    check_least("ConstantLR", 1, total_iters=scheduler.total_iters)
+    return warmup(constant(base), scheduler.total_iters, base * scheduler.factor, "constant")
+
+
+def _linear(scheduler: torchs.LinearLR, base: Number, group: int) -> Schedule:
+    check_least("LinearLR", 1, total_iters=scheduler.total_iters)
+    start, end = base * scheduler.start_factor, base * scheduler.end_factor
+    return linear(start, end, scheduler.total_iters)
+
+
+def _polynomial(scheduler: torchs.PolynomialLR, base: Number, group: int) -> Schedule:
+    return polynomial(base, 0.0, scheduler.power, scheduler.total_iters)
+
+
+def _cosine(scheduler: torchs.CosineAnnealingLR, base: Number, group: int) -> Schedule:
+    def formula(n: Any, base: Any, end: Any, steps: Any) -> Any:
+        return numeric.lerp(end, base, half_cosine(n / steps))  # up again after T_max
+
+    return of_step(formula, base, scheduler.eta_min, scheduler.T_max)
+
+
+def _restarts(scheduler: torchs.CosineAnnealingWarmRestarts, base: Number, group: int) -> Schedule:
+    first, growth = scheduler.T_0, scheduler.T_mult
+
+    def start(cycle: Any) -> Any:
+        """The first step of a cycle."""
+        if growth == 1:
+            return first * cycle
+        return first * (numeric.power(growth, cycle) - 1) / (growth - 1)
+
+    def formula(n: Any, base: Any, end: Any) -> Any:
+        cycles = n / first
+        if growth > 1:
+            cycles = numeric.log(1 + cycles * (growth - 1)) / math.log(growth)
+        cycle = numeric.floor(cycles)
+        if growth > 1:  # a logarithm may end just beside a whole number
+            cycle = numeric.where(n < start(cycle), cycle - 1, cycle)
+            cycle = numeric.where(n < start(cycle + 1), cycle, cycle + 1)
+        x = (n - start(cycle)) / (first * numeric.power(growth, cycle))
+        return numeric.lerp(end, base, half_cosine(x))
+
+    return of_step(formula, base, scheduler.eta_min)
+
+
+def _cyclic(scheduler: torchs.CyclicLR, base: Number, group: int) -> Schedule:
+    total, top = scheduler.total_size, scheduler.step_ratio
+    mode, by_cycle = scheduler.mode, scheduler.scale_mode == "cycle"
+    gamma, custom = scheduler.gamma, scheduler._scale_fn_custom
+
+    def height(n: Any, cycle: Any) -> Any:
+        if custom is not None:
+            return numeric.float64(custom(_whole(cycle if by_cycle else n)))
+        if mode == "triangular2":
+            return numeric.power(0.5, cycle - 1)
+        return numeric.power(gamma, n) if mode == "exp_range" else 1.0
+
+    def formula(n: Any, base: Any, peak: Any) -> Any:
+        cycle = numeric.floor(n / total) + 1
+        x = n / total - (cycle - 1)
+        up = x / top if top > 0 else 0.0
+        down = (1 - x) / (1 - top) if top < 1 else 0.0
+        return base + (peak - base) * numeric.where(x <= top, up, down) * height(n, cycle)
+
+    return of_step(formula, base, scheduler.max_lrs[group])
+
+
+def _one_cycle(scheduler: torchs.OneCycleLR, base: Number, group: int) -> Schedule:
+    settings = scheduler.optimizer.param_groups[group]
+    phases = scheduler._schedule_phases
+    ends = tuple([phase["end_step"] for phase in phases])
+    names = (phases[0]["start_lr"], *[phase["end_lr"] for phase in phases])
+    values = [_value(settings[name]) for name in names]
+    shape = WAYS["cosine" if scheduler._anneal_func_type == "cos" else "linear"]
+    return of_step(lambda n, *values: between(n, shape, ends, values), *values)
+
+
+def _sequential(scheduler: torchs.SequentialLR, base: Number, group: int) -> Schedule:
+    parts = []
+    for part in scheduler._schedulers:
+        if type(part) in (torchs.SequentialLR, torchs.ChainedScheduler):
+            raise TypeError(
+                f"from_torch cannot convert a SequentialLR with a {type(part).__name__} inside, "
+                "which torch itself steps wrongly; convert the simple ones, and join them."
+            )
+        convert, start = _converter(part), part.base_lrs[group]
+        if not parts and type(part) in (*_MULTIPLY, torchs.CosineAnnealingLR):
+            # the first goes on from this rate, which a OneCycleLR among the others has changed
+            start = scheduler.optimizer.param_groups[group]["initial_lr"]
+        parts.append(convert(part, _value(start), group))
+    return join(parts, scheduler._milestones)
+
+
+def _chained(scheduler: torchs.ChainedScheduler, base: Number, group: int) -> Schedule:
+    factors = []
+    for part in scheduler._schedulers:
+        if type(part) not in _MULTIPLY:
+            known = ", ".join(kind.__name__ for kind in _MULTIPLY)
+            raise TypeError(
+                f"from_torch cannot convert a ChainedScheduler with a {type(part).__name__} inside,"
+                f" only one of {known}, which multiply the rate. Convert the parts, and write a "
+                "function of the step that puts them together."
+            )
+        factors.append(_converter(part)(part, 1.0, group))
+    return of_step(lambda n, base: reduce(mul, [f(n) for f in factors], base), base)
+
+
+def _whole(n: Any) -> Any:
+    """A count as torch gives it to a user's function: an int, where that is what it is."""
+    return int(n) if isinstance(n, float) and n.is_integer() else n
+
+
+_MULTIPLY = (
+    torchs.StepLR,
+    torchs.MultiStepLR,
+    torchs.ConstantLR,
+    torchs.LinearLR,
+    torchs.ExponentialLR,
+    torchs.PolynomialLR,
+)
+
+_CONVERTERS: dict[type, Callable[[Any, Number, int], Schedule]] = {
+    torchs.LambdaLR: _lambda,
+    torchs.StepLR: _step,
+    torchs.MultiStepLR: _multi_step,
+    torchs.ConstantLR: _constant,
+    torchs.LinearLR: _linear,
+    torchs.ExponentialLR: _exponential,
+    torchs.PolynomialLR: _polynomial,
+    torchs.CosineAnnealingLR: _cosine,
+    torchs.CosineAnnealingWarmRestarts: _restarts,
+    torchs.CyclicLR: _cyclic,
+    torchs.OneCycleLR: _one_cycle,
+    torchs.SequentialLR: _sequential,
+    torchs.ChainedScheduler: _chained,
+}

@@ -1,0 +1,83 @@
+"""How a formula becomes a schedule, and the checks that schedules share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.numeric import Number, Schedule
+
+
+def of_step(formula: Callable[..., Any], *numbers: Number) -> Schedule:
+    """The schedule `formula(n, *numbers)`, n finished steps, all in float64.
+
+    It returns a tensor if the count or one of the numbers is a tensor, else a Python float.
+    """
+
+    def schedule(count: Any) -> Any:
+        if isinstance(count, Tensor) and count.numel() != 1:
+            raise ValueError(
+                "a schedule takes one number of steps, but got a tensor of shape "
+                f"{tuple(count.shape)}; use torch.vmap(schedule) for many at once."
+            )
+        n = numeric.float64(count)
+        return numeric.like(formula(n, *[numeric.float64(x) for x in numbers]), n)
+
+    return schedule
+
+
+def share(n: Any, steps: Any) -> Any:
+    """Which part of `steps` n steps are, within [0, 1]."""
+    return numeric.clip(n / numeric.where(steps > 0, steps, 1.0), 0.0, 1.0)
+
+
+def half_cosine(x: Any) -> Any:
+    """From 1 at x = 0 down to 0 at x = 1, level at both ends."""
+    return 0.5 * (1 + numeric.cos(math.pi * x))
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda x: x,
+    "cosine": lambda x: 1 - half_cosine(x),
+    "1-sqrt": numeric.sqrt,
+}
+"""Ways from 0 to 1. On the last one the distance that is left is 1 − √x."""
+
+
+def way(name: str, kind: str, known: tuple[str, ...]) -> Callable[[Any], Any]:
+    """A way from 0 to 1 by its name."""
+    check_kind(name, kind, known)
+    return WAYS[kind]
+
+
+def check_kind(name: str, kind: str, known: tuple[str, ...]) -> None:
+    """Raise ValueError for a word that is not one of those known."""
+    if kind not in known:
+        words = " or ".join([", ".join(map(repr, known[:-1])), repr(known[-1])])
+        raise ValueError(f"{name} knows the kinds {words}, but got {kind!r}.")
+
+
+def check_least(name: str, least: int, **numbers: Number) -> None:
+    """Raise ValueError for a Python number below `least`."""
+    for argument, x in numbers.items():
+        text = f"{name} needs {argument} of at least {least}, but got {{}}."
+        numeric.check(lambda x: x >= least, x, text)
+
+
+def check_positive(name: str, **numbers: Number) -> None:
+    """Raise ValueError for a Python number that is not above 0."""
+    for argument, x in numbers.items():
+        numeric.check(lambda x: x > 0, x, f"{name} needs a positive {argument}, but got {{}}.")
+
+
+def check_schedule(name: str, schedule: Any) -> None:
+    """Raise TypeError for what cannot be called."""
+    if not callable(schedule):
+        raise TypeError(
+            f"{name} takes schedules, functions of the step count, but got {schedule!r}; use "
+            "constant for a number."
+        )

@@ -1,0 +1,152 @@
+"""Schedules of several pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import Any
+
+from functional_optim import numeric
+from functional_optim.numeric import Number, Schedule
+from functional_optim.schedules.formula import check_least, check_schedule, of_step, way
+
+
+def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedule:
+    """One schedule after the other; each counts its own steps from 0.
+
+    Args:
+        schedules: functions of the number of finished steps, at least one.
+        boundaries: the steps at which the second, third, … starts, ≥ 0 and in order: one fewer
+            than schedules.
+
+    Raises:
+        TypeError: if a schedule is not a function.
+        ValueError: if the numbers of schedules and boundaries do not fit, or the boundaries are
+            out of order.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> up, down = fo.schedules.linear(0.0, 1.0, 10), fo.schedules.linear(1.0, 0.0, 20)
+        >>> schedule = fo.schedules.join([up, down], [10])
+        >>> schedule(5), schedule(10), schedule(20)
+        (0.5, 1.0, 0.5)
+    """
+    parts, starts = tuple(schedules), tuple(boundaries)
+    if len(parts) != len(starts) + 1:
+        raise ValueError(
+            "join needs one boundary fewer than schedules, but got "
+            f"{len(parts)} schedules and {len(starts)} boundaries."
+        )
+    for part in parts:
+        check_schedule("join", part)
+    _check_boundaries("join", starts)
+
+    def formula(n: Any, *starts: Any) -> Any:
+        first, *others = parts
+        value = first(n)
+        for start, part in zip(starts, others, strict=True):
+            value = numeric.where(n < start, value, part(numeric.maximum(n - start, 0.0)))
+        return value
+
+    return of_step(formula, *starts)
+
+
+def piecewise_constant(
+    init_value: Number, boundaries_and_scales: Mapping[int, Number] | None = None
+) -> Schedule:
+    """Steps: the value is multiplied by a scale at each boundary.
+
+    Args:
+        init_value: value before the first boundary.
+        boundaries_and_scales: from the step, ≥ 0, to the factor, ≥ 0, by which the value is
+            multiplied from that step on. None: no boundaries.
+
+    Raises:
+        ValueError: if a boundary or a scale is negative.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> schedule = fo.schedules.piecewise_constant(1.0, {100: 0.5, 200: 0.1})
+        >>> schedule(99), schedule(100), schedule(200)
+        (1.0, 0.5, 0.05)
+    """
+    starts, scales = _sorted("piecewise_constant", boundaries_and_scales)
+
+    def formula(n: Any, init: Any, *numbers: Any) -> Any:
+        starts, scales = _halves(numbers)
+        value = init
+        for start, scale in zip(starts, scales, strict=True):
+            value = numeric.where(n < start, value, value * scale)
+        return value
+
+    return of_step(formula, init_value, *starts, *scales)
+
+
+def piecewise_interpolate(
+    interpolate_type: str,
+    init_value: Number,
+    boundaries_and_scales: Mapping[int, Number] | None = None,
+) -> Schedule:
+    """The values of `piecewise_constant` at its boundaries, joined by lines or half cosines.
+
+    Args:
+        interpolate_type: "linear" or "cosine".
+        init_value: value at step 0.
+        boundaries_and_scales: from the step, ≥ 0, to the factor, ≥ 0, that the value there has
+            over the value at the boundary before. None: no boundaries.
+
+    Raises:
+        ValueError: for another type, or if a boundary or a scale is negative.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> schedule = fo.schedules.piecewise_interpolate("linear", 1.0, {10: 0.5, 20: 0.5})
+        >>> schedule(5), schedule(10), schedule(15), schedule(20)
+        (0.75, 0.5, 0.375, 0.25)
+    """
+    shape = way("piecewise_interpolate", interpolate_type, ("linear", "cosine"))
+    ends, scales = _sorted("piecewise_interpolate", boundaries_and_scales)
+
+    def formula(n: Any, init: Any, *numbers: Any) -> Any:
+        ends, scales = _halves(numbers)
+        return between(n, shape, ends, tuple(accumulate(scales, mul, initial=init)))
+
+    return of_step(formula, init_value, *ends, *scales)
+
+
+def between(n: Any, shape: Callable[[Any], Any], ends: Sequence[Any], values: Sequence[Any]) -> Any:
+    """The value at step n on a way from value to value that reaches the next one at each end."""
+    value = values[0]
+    for (start, end), (a, b) in zip(pairwise((0.0, *ends)), pairwise(values), strict=True):
+        length = numeric.where(end > start, end - start, 1.0)
+        x = numeric.clip((n - start) / length, 0.0, 1.0)
+        there = numeric.where(n < end, numeric.lerp(a, b, shape(x)), b)
+        value = numeric.where(n < start, value, there)
+    return value
+
+
+def _halves(numbers: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    middle = len(numbers) // 2
+    return numbers[:middle], numbers[middle:]
+
+
+def _sorted(
+    name: str, boundaries_and_scales: Mapping[int, Number] | None
+) -> tuple[tuple[int, ...], tuple[Number, ...]]:
+    """Boundaries in order, and their scales."""
+    found = dict(sorted((boundaries_and_scales or {}).items()))
+    for boundary, scale in found.items():
+        check_least(name, 0, boundaries=boundary, scales=scale)
+    return tuple(found), tuple(found.values())
+
+
+def _check_boundaries(name: str, boundaries: tuple[Number, ...]) -> None:
+    known = [b for b in boundaries if numeric.is_static(b)]
+    if known != sorted(known) or any(not b >= 0 for b in known):
+        raise ValueError(
+            f"{name} needs boundaries of at least 0 in rising order, but got {list(known)}."
+        )

@@ -1,0 +1,168 @@
+"""Smaller steps where the loss no longer falls."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.leafwise import Leafwise, leafwise
+
+
+class PlateauCarry(NamedTuple):
+    scale: Any
+    """What updates are multiplied by, 1 at first."""
+    best_value: Any
+    """The lowest value so far, infinite at first."""
+    plateau_count: Any
+    """How many values in a row were no better."""
+    cooldown_count: Any
+    """How many more values are let pass after a reduction."""
+    avg_value: Any
+    """Mean of the values since the last comparison."""
+    count: Any
+    """How many these are."""
+
+
+def reduce_on_plateau(
+    factor: numeric.Hyper = 0.1,
+    patience: numeric.Hyper = 10,
+    rtol: numeric.Hyper = 1e-4,
+    atol: numeric.Hyper = 0.0,
+    cooldown: numeric.Hyper = 0,
+    accumulation_size: numeric.Hyper = 1,
+    min_scale: numeric.Hyper = 0.0,
+) -> Leafwise:
+    """Multiply updates by a scale that is reduced whenever a value has stopped falling.
+
+    The value is an extra argument, a loss for instance::
+
+        updates, state = tx.update(grads, state, params, value=loss)
+
+    It is better than the best so far where `value < best - (rtol * |best| + atol)`: also below
+    zero, where a share of the best value itself would point the wrong way.
+
+    Args:
+        factor: what the scale is multiplied by, in (0, 1). Default 0.1, optax's and torch's.
+        patience: after how many values without an improvement, ≥ 1. Default 10, optax's.
+            torch's ReduceLROnPlateau counts from 0: its patience is one less.
+        rtol: how much better a value must be, as a share of the best one, in [0, 1]. Default
+            1e-4, optax's and torch's.
+        atol: the same as a number, ≥ 0; it is added. 0 by default.
+        cooldown: how many values after a reduction are not counted, ≥ 0.
+        accumulation_size: of how many values the mean is taken before it is compared, ≥ 1. Use
+            more than 1 for the losses of single batches. Patience and cooldown count the means.
+        min_scale: the scale is not reduced below it, in [0, 1].
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    Extra arguments of `update`: `value`, a number or a 0-dim tensor. No gradient flows through it.
+
+    State: `scale`, `best_value`, `plateau_count`, `cooldown_count`, `avg_value` and `count`,
+    numbers; `fo.get(state, "scale")` reads one. They are kept in torch's default dtype, so in
+    float32 the scale is off by 1e-8 or so.
+
+    Raises:
+        ValueError: for numbers out of range, or if rtol and atol are both 0; from update, if the
+            value is missing or is more than one number.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.scale_by_lr(1.0), fo.reduce_on_plateau(0.5, patience=2))
+        >>> w = torch.zeros(1)
+        >>> state = tx.init(w)
+        >>> for loss in (-3.0, -3.0, -3.0):
+        ...     u, state = tx.update(torch.ones(1), state, w, value=loss)
+        >>> u, fo.get(state, "scale")
+        (tensor([-0.5000]), tensor(0.5000))
+    """
+    _check("factor", "between 0 and 1", lambda x: 0 < x < 1, factor)
+    _check("rtol", "within [0, 1]", lambda x: 0 <= x <= 1, rtol)
+    _check("min_scale", "within [0, 1]", lambda x: 0 <= x <= 1, min_scale)
+    for name, least, number in (
+        ("patience", 1, patience),
+        ("atol", 0, atol),
+        ("cooldown", 0, cooldown),
+        ("accumulation_size", 1, accumulation_size),
+    ):
+        _check(name, f"of at least {least}", lambda x, least=least: x >= least, number)
+    if numeric.is_zero(rtol) and numeric.is_zero(atol):
+        raise ValueError(
+            "reduce_on_plateau needs an rtol or an atol above 0: without one, noise counts as an "
+            "improvement."
+        )
+
+    def scalars(t: Any, carry: PlateauCarry, *, value: Any = None) -> tuple[Any, PlateauCarry]:
+        count = carry.count + 1
+        mean = carry.avg_value + (_number(value) - carry.avg_value) / count
+        full = count >= numeric.at(accumulation_size, t)
+
+        best = carry.best_value
+        margin = numeric.at(rtol, t) * abs(best) + numeric.at(atol, t)
+        level = numeric.where(best < math.inf, best - margin, best)
+        seen = numeric.rounded(mean)  # as the best one is kept: equal values are no improvement
+        better = seen < level
+
+        resting = carry.cooldown_count > 0
+        bad = numeric.where(better, 0.0, carry.plateau_count + 1)
+        bad = numeric.where(resting, 0.0, bad)
+        reduces = bad >= numeric.at(patience, t)
+        less = numeric.maximum(carry.scale * numeric.at(factor, t), numeric.at(min_scale, t))
+        rest = numeric.where(resting, carry.cooldown_count - 1, 0.0)
+        judged = PlateauCarry(
+            scale=numeric.where(reduces, less, carry.scale),
+            best_value=numeric.where(better, seen, best),
+            plateau_count=numeric.where(reduces, 0.0, bad),
+            cooldown_count=numeric.where(reduces, numeric.at(cooldown, t), rest),
+            avg_value=0.0,
+            count=0.0,
+        )
+        waiting = carry._replace(avg_value=mean, count=count)
+        pairs = zip(judged, waiting, strict=True)
+        new = PlateauCarry(*[numeric.where(full, a, b) for a, b in pairs])
+        return (new.scale,), new
+
+    def update(u: Tensor, slots: Any, p: Tensor, scale: Any) -> tuple[Tensor, Any]:
+        return scale * u, slots
+
+    return leafwise(
+        None,
+        update,
+        scalars,
+        carry=PlateauCarry(1.0, math.inf, 0.0, 0.0, 0.0, 0.0),
+        shared=True,
+        name="reduce_on_plateau",
+        hyper={
+            "factor": factor,
+            "patience": patience,
+            "rtol": rtol,
+            "atol": atol,
+            "cooldown": cooldown,
+            "accumulation_size": accumulation_size,
+            "min_scale": min_scale,
+        },
+    )
+
+
+def _number(value: Any) -> Any:
+    """The value without a gradient, in float64."""
+    if value is None:
+        raise ValueError(
+            "reduce_on_plateau needs the value that it follows: call update(grads, state, params, "
+            "value=loss). With an optimizer object, use torch's ReduceLROnPlateau."
+        )
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                "reduce_on_plateau needs one number as its value, but got a tensor of shape "
+                f"{tuple(value.shape)}; pass its mean, or call update under torch.vmap."
+            )
+        value = value.detach()
+    return numeric.float64(value)
+
+
+def _check(name: str, words: str, ok: Any, number: numeric.Hyper) -> None:
+    numeric.check(ok, number, f"reduce_on_plateau needs {name} {words}, but got {{}}.")

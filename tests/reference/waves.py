@@ -1,0 +1,46 @@
+"""The problem on which optax and this library are compared: parameters and gradients of waves.
+
+In numpy and float64, so that both sides compute the same. Ten numbers in three leaves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+SHAPES = {"body": {"b": (3,), "w": (2, 3)}, "head": ()}
+STEPS = 50
+KEPT = (1, 2, 10, 50)
+"""After how many steps the parameters are written down."""
+BROKEN = {3: np.nan, 4: np.nan, 17: np.inf, 30: np.nan, 31: np.nan, 32: -np.inf, 33: np.nan}
+"""The steps of which "broken" gradients have a bad entry in one leaf."""
+LARGE = (1, 8, 9, 40)
+"""The steps in which "uneven" gradients are fifty times as large."""
+
+
+def params():
+    """Entries between −2 and 2, none of them 0."""
+    return _tree(lambda leaf, i: 2 * np.cos(1.3 * i + leaf + 0.2))
+
+
+def grads(step, kind="calm"):
+    """The gradients of a step, 1 at the first. kind: calm, broken, uneven."""
+    found = _tree(lambda leaf, i: np.sin(1.7 * i + 0.9 * step + 0.3 * leaf) + 0.1 * (leaf + 1))
+    if kind == "broken" and step in BROKEN:
+        found["body"]["w"][1, 2] = BROKEN[step]
+    if kind == "uneven" and step in LARGE:
+        return {
+            "body": {name: 50 * g for name, g in found["body"].items()},
+            "head": 50 * found["head"],
+        }
+    return found
+
+
+def _tree(fn):
+    def leaf(number, shape):
+        return fn(number, np.arange(np.prod(shape, dtype=int), dtype=np.float64)).reshape(shape)
+
+    body = SHAPES["body"]
+    return {
+        "body": {name: leaf(k, shape) for k, (name, shape) in enumerate(body.items())},
+        "head": leaf(len(body), SHAPES["head"]),
+    }

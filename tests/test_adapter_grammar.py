@@ -1,0 +1,77 @@
+"""What the grammar asks of an optimizer object: losses for links, parameters by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import functional_optim as fo
+from functional_optim import adapters
+
+
+def by_value(lr=0.5):
+    """A rule that reads the loss."""
+    return fo.leafwise(
+        None,
+        lambda u, slots, p, x: (x * u, slots),
+        lambda t, *, value: (-lr * value,),
+        name="value",
+    )
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_closures_loss_reaches_the_links_that_ask_for_it(compile):
+    w = torch.nn.Parameter(torch.tensor([2.0]))
+    opt = adapters.Optimizer([w], by_value, compile=compile)
+
+    def closure():
+        opt.zero_grad()
+        loss = 3 * w.sum()
+        loss.backward()
+        return loss
+
+    assert opt.step(closure).item() == 6.0
+    assert w.item() == 2.0 - 0.5 * 6.0 * 3.0
+
+
+def test_a_recipe_that_reads_the_loss_needs_a_closure():
+    w = torch.nn.Parameter(torch.tensor([2.0]))
+    w.grad = torch.ones(1)
+    opt = adapters.Optimizer([w], by_value)
+    with pytest.raises(RuntimeError, match=r"call opt\.step\(closure\)"):
+        opt.step()
+    assert w.item() == 2.0
+
+
+def trained(head_only):
+    """A recipe whose hyperparameter says which leaves move."""
+    return fo.selective_transform(fo.sgd(1.0), freeze_mask="body" if head_only else [])
+
+
+def test_a_hyperparameter_that_chooses_leaves_counts_at_the_next_step():
+    params = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("body", "head")}
+    opt = adapters.Optimizer(params.items(), trained, head_only=True)
+    for p in params.values():
+        p.grad = torch.ones(1)
+    opt.step()
+    assert [p.item() for p in params.values()] == [0.0, -1.0]
+    opt.param_groups[0]["head_only"] = False
+    opt.step()
+    assert [p.item() for p in params.values()] == [-1.0, -2.0]
+
+
+def test_a_new_learning_rate_of_a_partition_builds_no_plan():
+    def recipe(lr):
+        parts = {"slow": fo.sgd(lr), "fast": fo.chain(fo.sgd(lr), fo.scale(10.0))}
+        return fo.partition(parts, lambda path, p: "slow" if path == "body" else "fast")
+
+    params = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("body", "head")}
+    opt = adapters.Optimizer(params.items(), recipe, lr=1.0)
+    for p in params.values():
+        p.grad = torch.ones(1)
+    opt.step()
+    plan = opt._plan
+    opt.param_groups[0]["lr"] = 0.5
+    opt.step()
+    assert opt._plan is plan
+    assert [p.item() for p in params.values()] == [-1.5, -15.0]
