@@ -271,6 +271,10 @@ def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise, *, recorded: bool = Fal
 
     recorded: by autograd, back to the parameter and the hyperparameters that it is made from.
     """
+    if not optimizer.state.get(p):
+        for link in tx.links:
+            if link.slots is not None and not link.slots._fields:
+                init_slots(link, p.detach())  # which may refuse p
     if not _keeps_state(optimizer, tx):
         return
     mine = optimizer.state[p]

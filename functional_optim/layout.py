@@ -32,14 +32,17 @@ def lay_out(links: tuple[Link, ...]) -> Layout:
     for each kind of chain: a recipe is built anew whenever a number changes.
 
     Raises:
-        ValueError: if two links share a slot name and no two different names tell them apart, or
-            if a link follows a tail without being one.
+        ValueError: if two links share a slot name and no two different names tell them apart, if a
+            link follows a tail without being one, or a learning rate a link that works on the step.
     """
     if torch.compiler.is_compiling() or any(link.where for link in links):
         return _lay_out(links)
     kind = tuple(
         [
-            (link.name, link.slots, type(link.carry), link.tail, tuple([k for k, _ in link.hyper]))
+            (
+                *(link.name, link.slots, type(link.carry), link.tail, link.final),
+                tuple([k for k, _ in link.hyper]),
+            )
             for link in links
         ]
     )
@@ -57,6 +60,7 @@ def _lay_out(links: tuple[Link, ...]) -> Layout:
                     f"{second.name or 'a link'} stands after {first.name}, which reads the "
                     f"parameters after the update; put {first.name} last in the chain."
                 )
+    _check_final(links)
     slots = [_fields(link.slots) for link in links]
     carry = [_fields(link.carry) for link in links]
     return Layout(
@@ -65,6 +69,18 @@ def _lay_out(links: tuple[Link, ...]) -> Layout:
         _keys(links, [tuple([name for name, _ in link.hyper]) for link in links], None, apart=None),
         tuple([sum(x.name == link.name for x in links[:i]) for i, link in enumerate(links)]),
     )
+
+
+def _check_final(links: tuple[Link, ...]) -> None:
+    """Raise if a learning rate surely multiplies what a link before it made of the step."""
+    for i, first in enumerate(links):
+        for second in links[i + 1 :] if first.final else ():
+            scales = any(name == "lr" for name, _ in second.hyper)
+            if scales and set(second.where) <= set(first.where):
+                raise ValueError(
+                    f"{second.name} stands after {first.name}, which works on the step that is "
+                    f"added to the parameters; put {first.name} after {second.name}."
+                )
 
 
 def _keys(
