@@ -34,6 +34,8 @@ def check_loaded(optimizer: Runs, state_dict: dict[str, Any]) -> None:
                 "checkpoint of the same kind of optimizer."
             ) from None
         if not isinstance(tx, Leafwise):
+            for p, index in zip(group["params"], saved["params"], strict=True):
+                _keep_all(optimizer.state.get(p, {}), state_dict["state"].get(index, {}))
             continue
         names = group.get("param_names") or [f"{i} of its group" for i in saved["params"]]
         rows = zip(names, named(group), saved["params"], strict=False)
@@ -67,6 +69,15 @@ def _check_shapes(name: str, p: Tensor, found: dict[str, Any], tx: Leafwise) -> 
                     f"the loaded {key} of parameter {name} has shape {shape}, but the parameter "
                     f"needs {tuple(slot.shape)}; load a checkpoint of this model."
                 )
+
+
+def _keep_all(found: dict[str, Any], saved: dict[str, Any]) -> None:
+    """The state of a transformation of whole trees as it was saved."""
+    for key, x in found.items():
+        old = saved.get(key)
+        cast = isinstance(old, Tensor) and isinstance(x, Tensor) and old.dtype is not x.dtype
+        if cast and torch.equal(old.to(x), x):
+            found[key] = old.to(x.device)
 
 
 def _keep_numbers(found: dict[str, Any], saved: dict[str, Any], tx: Leafwise) -> None:

@@ -99,7 +99,7 @@ def _part(
     for at, i in enumerate(places):
         gate, back = links[i].gate, links[i].back
         if back is not None:
-            back = sum(i - back <= j < i for j in places)
+            back = sum([i - back <= j < i for j in places])
         gate = at - places.index(i - gate) if gate else 0
         mine.append(links[i]._replace(where=(), gate=gate, back=back))
     return tuple(mine), Layout(*[tuple([x[i] for i in places]) for x in layout])

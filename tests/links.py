@@ -56,7 +56,9 @@ class LinkCase(NamedTuple):
 
     def given(self, step: int) -> dict[str, Any]:
         """The extra arguments of a step."""
-        return {self.extra: torch.tensor(3.0 / (1 + step), dtype=torch.float64)} if self.extra else {}
+        return (
+            {self.extra: torch.tensor(3.0 / (1 + step), dtype=torch.float64)} if self.extra else {}
+        )
 
     def run(self, tx: Any, params: Any, grads: list[Any], state: Any = None, at: int = 0) -> Any:
         """The functional loop."""
@@ -101,7 +103,7 @@ NEW = (
     row("l2_sphere", inside(projections.l2_sphere, scale=1.1), last=True, real=True),
     row("scale_by_trust_ratio", lambda: fo.scale_by_trust_ratio(eps=1e-3)),
     row("cautious", lambda: fo.cautious(fo.scale_by_adam())),
-    row("cautious-masked", lambda: fo.cautious(fo.masked(fo.trace(0.9), "matrix"))),
+    row("cautious-masked", lambda: fo.cautious(fo.masked(fo.trace(0.9), "matrix")), batched=False),
     row("orthogonalize", fo.orthogonalize, dim=2, real=True, rounding=2e-2),  # in bfloat16
     row("add_noise", lambda: fo.add_noise(0.3, 0.55, seed=7)),
     row("monitor", lambda: fo.monitor(EVERY_MEASURE)),

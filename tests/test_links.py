@@ -41,16 +41,13 @@ def test_arguments_are_untouched_and_states_keep_their_form(case):
                 assert torch.isfinite(y).all()
 
 
-@pytest.mark.parametrize("case", rows(*TAKING))
+# a mask may ask for the number of dimensions
+@pytest.mark.parametrize("case", [c for c in rows(*TAKING) if c.id != "decay-masked"])
 def test_complex_numbers_are_pairs(case):
     params = case.params(torch.complex128)
     grads = case.grads(params, 3)
     views = optree.tree_map(torch.view_as_real, (params, grads))
     got, _ = case.run(case.recipe(), params, grads)
-    if case.name.startswith(("cautious-masked", "decay-masked")):
-        views[0]["vector"], got["vector"] = views[0]["matrix"], got["matrix"]  # not a vector now
-        for g in views[1]:
-            g["vector"] = g["matrix"]
     expected, _ = case.run(case.recipe(), *views)
     assert_same(optree.tree_map(torch.view_as_real, got), expected)
 
@@ -99,7 +96,20 @@ def test_a_batch_of_learning_rates_equals_the_loop(case):
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("case", rows())
+def test_paths_in_a_graph_are_those_outside():
+    def paths(params):
+        found = []
+        fo.tree.map_with_path(lambda path, x: found.append(path), params)
+        return found
+
+    x = torch.ones(1)
+    params = {"b": [x, (x, {3: x})], "a": {"c": x}}
+    traced = torch.compile(paths, backend="eager", fullgraph=True)(params)
+    assert sorted(traced) == paths(params) == ["a.c", "b.0", "b.1.0", "b.1.1.3"]
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("case", rows(*NEW))  # the old ones: test_properties
 def test_one_full_graph_equals_eager(case):
     def step(lr, params, state, grads, given):
         updates, state = case.recipe(lr).update(grads, state, params, **given)
@@ -107,10 +117,12 @@ def test_one_full_graph_equals_eager(case):
 
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(step, backend=counter, fullgraph=True)
-    params = case.params()
+    every = case.params()
+    params = {name: p for name, p in every.items() if name in ("matrix", "scalar", "vector")}
     eager = traced = (params, case.recipe().init(params))
     frames = []
-    for i, grads in enumerate(case.grads(params, 4)):
+    for i, whole in enumerate(case.grads(every, 4)):
+        grads = {name: whole[name] for name in params}
         lr = torch.tensor(0.1 / (1 + i), dtype=torch.float64)
         eager = step(lr, *eager, grads, case.given(i))
         traced = compiled(lr, *traced, grads, case.given(i))
@@ -172,7 +184,7 @@ ROUNDING = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.float64: 1e-9, tor
 def test_kernels_equal_the_functional_loop(name):
     tx = COMPILED[name]()
     dtypes = {"matrix": torch.float32} if name == "matrix" else dict(MIXED)
-    if name in ("elementwise", "polyak", "noise"):
+    if name in ("elementwise", "polyak"):
         dtypes["kernel"] = torch.complex64
     torch.manual_seed(3)
     trees = [
@@ -250,7 +262,7 @@ def test_an_object_refuses_a_link_that_needs_a_value():
 class Watch(TorchDispatchMode):
     """Notes the operations that do not treat every entry by itself."""
 
-    HARMLESS = ("detach", "alias", "_to_copy", "zeros_like", "clone", "lift_fresh", "full")
+    HARMLESS = ("detach", "alias", "_to_copy", "zeros_like", "clone", "scalar_tensor")
 
     def __init__(self):
         super().__init__()
@@ -271,8 +283,9 @@ def mixing(link):
     if link.update.__code__.co_flags & 4:  # *numbers
         shared = [torch.tensor(0.5)] * len(link.hyper)
     past = [] if link.back is None else [torch.rand(3, 4)]
+    u = torch.rand(3, 4)
     with Watch() as watch:
-        link.update(torch.rand(3, 4), slots, p, *past, *shared)
+        link.update(u, slots, p, *past, *shared)
     return watch.mixing
 
 

@@ -44,7 +44,7 @@ def zero_nans() -> Leafwise:
         return (), NanCarry(total[0], carry.total_nan_count + total[0])
 
     def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
-        return torch.where(u != u, 0.0, u), slots
+        return u.masked_fill(u != u, 0.0), slots
 
     return leafwise(
         None, update, scalars, reduce=reduce, carry=NanCarry(0.0, 0.0), name="zero_nans"
