@@ -26,8 +26,8 @@ def polyak_sgd(
 
     Args:
         max_learning_rate: the largest step length, > 0.
-        scaling: a factor on every step, ≥ 0. (optax scales the gradient before it is measured, so that a
-            larger factor makes shorter steps.)
+        scaling: a factor on every step, ≥ 0. (optax scales the gradient before it
+            is measured, so that a larger factor makes shorter steps.)
         f_min: the least value that f can have, or a bound below it.
         eps: added to ‖g‖², ≥ 0.
         variant: "sps", or "sps+", as for `scale_by_polyak`.

@@ -55,7 +55,7 @@ def add_noise(
     """
     for name, value in (("eta", eta), ("gamma", gamma)):
         numeric.check(
-            lambda x: x >= 0.0, value, f"add_noise needs a {name} of 0 or more, but got {{}}."
+            lambda x: x >= 0.0, value, f"add_noise needs {name} of 0 or more, but got {{}}."
         )
     _check_seed(seed)
 
