@@ -75,9 +75,8 @@ def _keep_all(found: dict[str, Any], saved: dict[str, Any]) -> None:
     """The state of a transformation of whole trees as it was saved."""
     for key, x in found.items():
         old = saved.get(key)
-        cast = isinstance(old, Tensor) and isinstance(x, Tensor) and old.dtype is not x.dtype
-        if cast and torch.equal(old.to(x), x):
-            found[key] = old.to(x.device)
+        if isinstance(old, Tensor) and isinstance(x, Tensor) and old.dtype is not x.dtype:
+            found[key] = old.to(x.device) if torch.equal(old.to(x), x) else x
 
 
 def _keep_numbers(found: dict[str, Any], saved: dict[str, Any], tx: Leafwise) -> None:

@@ -81,7 +81,8 @@ def scale_by_muon(
         return m.lerp(g, a) if nesterov else m, MuonSlots(m)
 
     mix = leafwise(init, average, scalars, name="scale_by_muon", hyper={"momentum": momentum})
-    return Leafwise(mix.links + turn.links)
+    (last,) = turn.links  # whose own complaints come after torch's
+    return Leafwise((*mix.links, last._replace(init=None, slots=None)))
 
 
 def muon(
