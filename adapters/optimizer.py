@@ -266,9 +266,9 @@ class Optimizer(Runs):
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""
         tx = self.recipe(group)
-        missing = ()
-        if isinstance(tx, base.GradientTransformation):
-            missing = required_names(tx)
+        missing: list[str] = []
+        if isinstance(tx, base.GradientTransformation):  # the loss comes from the closure
+            missing = [name for name in required_names(tx) if name != "value"]
         if missing:
             raise TypeError(
                 f"the recipe's update needs {' and '.join(missing)}, which an optimizer object "

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from functional_optim import kernels, numeric
+from functional_optim import base, kernels, numeric
 from functional_optim.adapters.numbers import Column, Integers, owned
 from functional_optim.adapters.whole import WholeTree
+from functional_optim.combine import extra_names
 from functional_optim.engine import Cohort, Turn, advance, how_to, same_leaves
 from functional_optim.leafwise import Leafwise
 from functional_optim.looks import Looks
@@ -173,7 +174,7 @@ class Plan:
         self.numbers = numbers
         self.seen = Seen(optimizer, numbers)
         self.restless = bool(self.wholes) or optimizer.integer_steps
-        self.asking = any(asks(team.tx) for team in self.teams)
+        self.asking = any(asks(part.tx) for part in (*self.teams, *self.wholes))
 
     def _team(
         self,
@@ -259,7 +260,7 @@ class Plan:
                 mine = [optimizer.dense_gradient(g, group) for g in mine]
             turns.append(Turn(team.cohort, mine, team.time + 1, team.carry(), extra))
         for whole in self.wholes:
-            whole.run()
+            whole.run(extra)
         advance(turns)
         for team, turn in zip(self.teams, turns, strict=True):
             team.finish(turn.carried)
@@ -267,9 +268,9 @@ class Plan:
             self.seen = Seen(optimizer, self.numbers)
 
 
-def asks(tx: Leafwise) -> bool:
-    """Does a link read the loss?"""
-    return any("value" in link.extra for link in tx.links)
+def asks(tx: base.GradientTransformation) -> bool:
+    """Does a part read the loss?"""
+    return "value" in extra_names(tx)
 
 
 def extra_of(loss: Any) -> dict[str, Any]:
@@ -301,6 +302,10 @@ def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise, *, recorded: bool = Fal
 
     recorded: by autograd, back to the parameter and the hyperparameters that it is made from.
     """
+    if not optimizer.state.get(p):
+        for link in tx.links:
+            if link.slots is not None and not link.slots._fields:
+                init_slots(link, p.detach())  # which may refuse p
     if not _keeps_state(optimizer, tx):
         return
     mine = optimizer.state[p]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from functional_optim import base, tree
+from functional_optim.combine import extra_names
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import Runs
@@ -28,8 +29,11 @@ class WholeTree:
         self.names: list[str] | None = optimizer.param_groups[group].get("param_names")
         self.fresh = tx.init(self._tree(self.params))
 
-    def run(self) -> None:
-        """Step the group's parameters, in place, and keep the new state."""
+    def run(self, extra: dict[str, Any]) -> None:
+        """Step the group's parameters, in place, and keep the new state.
+
+        extra: arguments for those who take them.
+        """
         grads = [p.grad for p in self.params]
         if all(g is None for g in grads):
             return
@@ -42,7 +46,8 @@ class WholeTree:
             ],
         )
         params = self._tree(self.params)
-        updates, state = self.tx.update(self._tree(grads), state, params)
+        asked = {name: extra[name] for name in extra_names(self.tx) if name in extra}
+        updates, state = self.tx.update(self._tree(grads), state, params, **asked)
         for p, u in tree.rows(params, updates):
             if u is not None:
                 p.copy_(base.add(p, u))

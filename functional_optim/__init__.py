@@ -1,7 +1,9 @@
 """Optimizers for PyTorch as pure functions: write the rule for one tensor, get everything else."""
 
 from functional_optim import linalg as linalg
+from functional_optim import measures as measures
 from functional_optim import numeric as numeric
+from functional_optim import projections as projections
 from functional_optim import schedules as schedules
 from functional_optim import tree as tree
 from functional_optim.algorithms import adadelta as adadelta
@@ -15,6 +17,7 @@ from functional_optim.algorithms import lbfgs as lbfgs
 from functional_optim.algorithms import muon as muon
 from functional_optim.algorithms import nadam as nadam
 from functional_optim.algorithms import polyak_average as polyak_average
+from functional_optim.algorithms import polyak_sgd as polyak_sgd
 from functional_optim.algorithms import radam as radam
 from functional_optim.algorithms import rmsprop as rmsprop
 from functional_optim.algorithms import rprop as rprop
@@ -51,9 +54,20 @@ from functional_optim.selection import freeze as freeze
 from functional_optim.selection import masked as masked
 from functional_optim.selection import partition as partition
 from functional_optim.selection import selective_transform as selective_transform
+from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
 from functional_optim.transforms import add_decayed_weights as add_decayed_weights
+from functional_optim.transforms import add_noise as add_noise
+from functional_optim.transforms import cautious as cautious
+from functional_optim.transforms import centralize as centralize
+from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
 from functional_optim.transforms import clip_by_global_norm as clip_by_global_norm
 from functional_optim.transforms import clip_by_value as clip_by_value
+from functional_optim.transforms import ema as ema
+from functional_optim.transforms import keep_params_in as keep_params_in
+from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
+from functional_optim.transforms import monitor as monitor
+from functional_optim.transforms import normalize as normalize
+from functional_optim.transforms import orthogonalize as orthogonalize
 from functional_optim.transforms import params_ema as params_ema
 from functional_optim.transforms import reduce_on_plateau as reduce_on_plateau
 from functional_optim.transforms import scale as scale
@@ -61,8 +75,13 @@ from functional_optim.transforms import (
     scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
 )
 from functional_optim.transforms import scale_by_lr as scale_by_lr
+from functional_optim.transforms import scale_by_polyak as scale_by_polyak
 from functional_optim.transforms import scale_by_schedule as scale_by_schedule
+from functional_optim.transforms import scale_by_trust_ratio as scale_by_trust_ratio
+from functional_optim.transforms import sign as sign
+from functional_optim.transforms import snapshot as snapshot
 from functional_optim.transforms import trace as trace
+from functional_optim.transforms import zero_nans as zero_nans
 from functional_optim.wrappers import flatten as flatten
 from functional_optim.wrappers import lookahead as lookahead
 from functional_optim.wrappers import slot_dtypes as slot_dtypes

@@ -211,18 +211,20 @@ class Rule:
 
     def key(self) -> Any:
         """Stands for the rule in this process."""
-        own = [(kernels.static_key(self._code(link)), link.tail, link.gate) for link in self.links]
-        code = tuple(own)
+        code = tuple([(kernels.static_key(self._code(x)), *self._place(x)) for x in self.links])
         globals_read = kernels.fingerprint(self.functions())
         return (code, globals_read, self.measuring, self.counts, tuple(self.holes))
 
     def functions(self) -> tuple[Any, ...]:
         """All that the rule depends on."""
-        code = [(*self._code(link), link.tail, link.gate) for link in self.links]
+        code = [(*self._code(link), *self._place(link)) for link in self.links]
         return (code, self.measuring, self.counts, self.holes)
 
     def _code(self, link: Link) -> tuple[Any, ...]:
         return (link.update, link.slots, link.reduce if self.measuring else None)
+
+    def _place(self, link: Link) -> tuple[Any, ...]:
+        return (link.tail, link.gate, link.back)
 
     def outputs(self, p: Tensor) -> int:
         """How many numbers it measures on a leaf like p."""

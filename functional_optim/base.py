@@ -91,6 +91,20 @@ def check_params(params: Tree) -> None:
             )
 
 
+def real_only(name: str) -> Callable[[Tensor], EmptyState]:
+    """`init` of a rule without slots that refuses complex parameters."""
+
+    def init(p: Tensor) -> EmptyState:
+        if p.is_complex():
+            raise TypeError(
+                f"{name} takes real parameters, but got one of dtype {p.dtype}; leave it out with "
+                "masked or partition."
+            )
+        return EmptyState()
+
+    return init
+
+
 def check_grads(params: Tree, grads: Tree) -> None:
     """Raise unless there is one gradient (or None) of the right kind for each parameter."""
     tree.check_same(params, grads, "params", "grads", "pass one gradient (or None) per parameter")

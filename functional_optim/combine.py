@@ -232,7 +232,10 @@ def required_names(tx: base.GradientTransformation) -> tuple[str, ...]:
     if isinstance(tx, Sequence):
         return tuple([name for part in tx.parts for name in required_names(part)])
     if isinstance(tx, Leafwise):
-        return ()
+        asking = [link for link in tx.links if link.extra]
+        known = [getattr(link.scalars, "__kwdefaults__", None) or {} for link in asking]
+        pairs = zip(asking, known, strict=True)
+        return tuple([name for link, own in pairs for name in link.extra if name not in own])
     if isinstance(tx, Wrapped):
         return required_names(tx.inner)
     known = getattr(tx.update, "__kwdefaults__", None) or {}

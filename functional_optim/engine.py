@@ -286,6 +286,7 @@ def _same_code(a: Link, b: Link) -> bool:
         and a.slots is b.slots
         and a.tail == b.tail
         and a.gate == b.gate
+        and a.back == b.back
         and a.flat == b.flat
         and _same_function(a.update, b.update)
         and _same_function(a.reduce, b.reduce)

@@ -42,8 +42,8 @@ def lay_out(links: tuple[Link, ...]) -> Layout:
     for each kind of chain: a recipe is built anew whenever a number changes.
 
     Raises:
-        ValueError: if two links share a slot name and no two different names tell them apart, or
-            if a link follows a tail without being one.
+        ValueError: if two links share a slot name and no two different names tell them apart, if a
+            link follows a tail without being one, or a learning rate a link that works on the step.
     """
     if torch.compiler.is_compiling():
         return _lay_out(links)
@@ -59,7 +59,8 @@ def _kind(link: Link, numbered: dict[int, int]) -> Any:
     """What the names depend on. numbered: the partitions and masks seen so far."""
     where = [(numbered.setdefault(id(own), len(numbered)), answer) for own, answer in link.where]
     hyper = tuple([name for name, _ in link.hyper])
-    return (link.name, link.slots, type(link.carry), link.tail, hyper, tuple(where))
+    kinds = link.slots, type(link.carry)
+    return (link.name, *kinds, link.tail, link.final, hyper, tuple(where))
 
 
 def _lay_out(links: tuple[Link, ...]) -> Layout:
@@ -70,6 +71,7 @@ def _lay_out(links: tuple[Link, ...]) -> Layout:
                     f"{second.name or 'a link'} stands after {first.name}, which reads the "
                     f"parameters after the update; put {first.name} last in the chain."
                 )
+    _check_final(links)
     slots = [_fields(link.slots) for link in links]
     carry = [_fields(link.carry) for link in links]
     return Layout(
@@ -78,6 +80,18 @@ def _lay_out(links: tuple[Link, ...]) -> Layout:
         _keys(links, [tuple([name for name, _ in link.hyper]) for link in links], None, apart=None),
         tuple([sum(x.name == link.name for x in links[:i]) for i, link in enumerate(links)]),
     )
+
+
+def _check_final(links: tuple[Link, ...]) -> None:
+    """Raise if a learning rate surely multiplies what a link before it made of the step."""
+    for i, first in enumerate(links):
+        for second in links[i + 1 :] if first.final else ():
+            scales = any(name == "lr" for name, _ in second.hyper)
+            if scales and set(second.where) <= set(first.where):
+                raise ValueError(
+                    f"{second.name} stands after {first.name}, which works on the step that is "
+                    f"added to the parameters; put {first.name} after {second.name}."
+                )
 
 
 def _keys(

@@ -97,8 +97,11 @@ def _part(
     """Some of a chain's links, and the names that they have in the whole."""
     mine = []
     for at, i in enumerate(places):
-        gate = links[i].gate
-        mine.append(links[i]._replace(where=(), gate=at - places.index(i - gate) if gate else 0))
+        gate, back = links[i].gate, links[i].back
+        if back is not None:
+            back = sum([i - back <= j < i for j in places])
+        gate = at - places.index(i - gate) if gate else 0
+        mine.append(links[i]._replace(where=(), gate=gate, back=back))
     return tuple(mine), layout.pick(places)
 
 
@@ -188,7 +191,7 @@ def leafwise(
                 "of tensors, or pass init=None for a rule without slots."
             )
         slots = type(probe)
-        if stack:
+        if stack and slots._fields:
             raise ValueError(
                 f"the rule {name!r} takes stacks of tensors but has slots; keep them in another "
                 "rule, and chain the two."

@@ -42,6 +42,10 @@ class Link(NamedTuple):
     """Which leaves it acts on; all, if empty."""
     gate: int = 0
     """How many links before it stands the gate that may shut it out; 0: none."""
+    back: int | None = None
+    """How many links before it the update stood that `update` gets after p; None: it gets none."""
+    final: bool = False
+    """Works on the step that will be added, so that no learning rate may follow."""
 
 
 def compute_dtype(p: Tensor) -> torch.dtype:
@@ -78,13 +82,18 @@ def run(links: Sequence[Link], leaves: Sequence[Leaf]) -> list[tuple[Tensor, lis
 
     A tail sees the parameter after the update, rounded as it will be stored. A link that takes
     stacks gets all updates of one shape at once. The numbers of a link behind a gate begin with
-    what the gate says: where that is not above 0, update and slots stay as they were.
+    what the gate says: where that is not above 0, update and slots stay as they were. A link that
+    looks back also gets the update as it came to the first of so many links before it.
     """
     dtypes = [compute_dtype(leaf.p) for leaf in leaves]
     us = [as_real(leaf.g, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
     xs = [as_real(leaf.p, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
     new: list[list[Slots]] = [[] for _ in leaves]
+    passed: list[list[Tensor]] = []
+    looks_back = any(link.back is not None for link in links)
     for k, link in enumerate(links):
+        if looks_back:
+            passed.append(list(us))
         if link.stack and len(leaves) > 1:
             given = [leaf.numbers[k] for leaf in leaves]
             opened, own = _opened(link, given[0])
@@ -101,7 +110,8 @@ def run(links: Sequence[Link], leaves: Sequence[Leaf]) -> list[tuple[Tensor, lis
             if link.tail:
                 xs[i] = as_real(base.add(p, as_update(us[i], p)), dtypes[i])
             mine = real_slots(link, slots[k], dtypes[i])
-            u, record = link.update(us[i], mine, xs[i], *own)
+            past = () if link.back is None else (passed[k - link.back][i],)
+            u, record = link.update(us[i], mine, xs[i], *past, *own)
             us[i] = _kept(opened, u, us[i])
             pairs = zip(record, mine, strict=True)
             new[i].append(tuple([_kept(opened, x, old) for x, old in pairs]))
@@ -149,7 +159,7 @@ def settled(
             plain.append(link._replace(gate=0))
             left.append(own[1:])
         else:
-            plain.append(link._replace(update=_nothing, gate=0, stack=False, tail=False))
+            plain.append(link._replace(update=_nothing, gate=0, back=None, stack=False, tail=False))
             left.append(())
     return tuple(plain), left
 

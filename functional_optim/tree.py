@@ -143,7 +143,15 @@ def summary(tree: Any, most: int = 6) -> str:
 
 
 def _joined(path: tuple[Any, ...]) -> str:
-    return ".".join([str(key) for key in path])
+    return ".".join([str(_key(key)) for key in path])
+
+
+TRACED_KEYS = {"MappingKey": "key", "SequenceKey": "idx", "GetAttrKey": "name"}
+"""torch.compile puts torch's own classes into a path where optree has keys, places and names."""
+
+
+def _key(key: Any) -> Any:
+    return getattr(key, TRACED_KEYS.get(type(key).__name__, ""), key)
 
 
 def _shape(shape: Any) -> str:

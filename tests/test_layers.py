@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAYERS = (
     {"numeric", "tree", "kernels", "sharded"},
     {"paths"},
-    {"base", "schedules", "linesearch", "linalg", "looks"},
+    {"base", "schedules", "linesearch", "linalg", "looks", "measures", "projections", "randomness"},
     {"rules", "quasi_newton", "tapes"},
     {"progress", "layout"},
     {"banks", "bundles"},

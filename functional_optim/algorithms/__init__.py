@@ -20,6 +20,7 @@ from functional_optim.algorithms.muon import muon as muon
 from functional_optim.algorithms.muon import scale_by_muon as scale_by_muon
 from functional_optim.algorithms.nadam import nadam as nadam
 from functional_optim.algorithms.nadam import scale_by_nadam as scale_by_nadam
+from functional_optim.algorithms.polyak_sgd import polyak_sgd as polyak_sgd
 from functional_optim.algorithms.radam import radam as radam
 from functional_optim.algorithms.radam import scale_by_radam as scale_by_radam
 from functional_optim.algorithms.rmsprop import rmsprop as rmsprop

@@ -7,7 +7,6 @@ https://kellerjordan.github.io/posts/muon/. The factors of `adjust_lr_fn`: the s
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +16,8 @@ from functional_optim import numeric
 from functional_optim.base import GradientTransformation
 from functional_optim.combine import chain
 from functional_optim.leafwise import Leafwise, leafwise
-from functional_optim.linalg import MUON_COEFFICIENTS, newton_schulz
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.linalg import MUON_COEFFICIENTS
+from functional_optim.transforms import add_decayed_weights, orthogonalize, scale_by_lr
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -62,12 +61,7 @@ def scale_by_muon(
         True
     """
     numeric.check(lambda x: x >= 0.0, momentum, "momentum should be >= 0 but is: {}")
-    if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
-        raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
-    if ns_steps >= 100:
-        raise ValueError("Number of steps must be less than 100 for computational efficiency")
-    if len(ns_coefficients) != 3:
-        raise ValueError("Coefficients must be a tuple of exactly 3 values")
+    turn = orthogonalize(ns_coefficients, eps, ns_steps, adjust_lr_fn or "original")
 
     def init(p: Tensor) -> MuonSlots:
         if p.is_complex():
@@ -86,21 +80,9 @@ def scale_by_muon(
         m = slots.momentum_buffer.lerp(g, a)
         return m.lerp(g, a) if nesterov else m, MuonSlots(m)
 
-    def orthogonalize(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
-        X = newton_schulz(G, ns_coefficients, ns_steps, eps)
-        return shape_factor(adjust_lr_fn, *G.shape[-2:]) * X.to(G.dtype), slots
-
-    return Leafwise(
-        leafwise(init, average, scalars, name="scale_by_muon", hyper={"momentum": momentum}).links
-        + leafwise(None, orthogonalize, flat=False, stack=True, name="orthogonalize").links
-    )
-
-
-def shape_factor(adjust_lr_fn: str | None, m: int, n: int) -> float:
-    """The factor on the step of an m × n matrix."""
-    if adjust_lr_fn == "match_rms_adamw":
-        return 0.2 * math.sqrt(max(m, n))
-    return math.sqrt(max(1, m / n))
+    mix = leafwise(init, average, scalars, name="scale_by_muon", hyper={"momentum": momentum})
+    (last,) = turn.links  # whose own complaints come after torch's
+    return Leafwise((*mix.links, last._replace(init=None, slots=None)))
 
 
 def muon(

@@ -1,13 +1,31 @@
 """Links: small one-tensor rules to compose optimizers from."""
 
+from functional_optim.transforms.averaging import ema as ema
 from functional_optim.transforms.averaging import params_ema as params_ema
 from functional_optim.transforms.backtracking import (
     scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
 )
+from functional_optim.transforms.cautious import cautious as cautious
+from functional_optim.transforms.clipping import adaptive_grad_clip as adaptive_grad_clip
+from functional_optim.transforms.clipping import clip_by_block_rms as clip_by_block_rms
 from functional_optim.transforms.clipping import clip_by_global_norm as clip_by_global_norm
 from functional_optim.transforms.clipping import clip_by_value as clip_by_value
+from functional_optim.transforms.constraining import keep_params_in as keep_params_in
+from functional_optim.transforms.constraining import (
+    keep_params_nonnegative as keep_params_nonnegative,
+)
+from functional_optim.transforms.constraining import zero_nans as zero_nans
 from functional_optim.transforms.momentum import trace as trace
+from functional_optim.transforms.monitoring import monitor as monitor
+from functional_optim.transforms.monitoring import snapshot as snapshot
+from functional_optim.transforms.noise import add_noise as add_noise
+from functional_optim.transforms.normalizing import centralize as centralize
+from functional_optim.transforms.normalizing import normalize as normalize
+from functional_optim.transforms.normalizing import orthogonalize as orthogonalize
+from functional_optim.transforms.normalizing import scale_by_trust_ratio as scale_by_trust_ratio
+from functional_optim.transforms.normalizing import sign as sign
 from functional_optim.transforms.plateau import reduce_on_plateau as reduce_on_plateau
+from functional_optim.transforms.polyak import scale_by_polyak as scale_by_polyak
 from functional_optim.transforms.scaling import scale as scale
 from functional_optim.transforms.scaling import scale_by_lr as scale_by_lr
 from functional_optim.transforms.scaling import scale_by_schedule as scale_by_schedule

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -58,3 +59,49 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
         return u, ParamsEmaSlots(ema.lerp(p, a))
 
     return leafwise(init, update, scalars, tail=True, name="params_ema", hyper={"decay": decay})
+
+
+class EmaSlots(NamedTuple):
+    ema: Tensor
+    """Average of the updates, like p; it starts from zero."""
+
+
+def ema(decay: numeric.Hyper, debias: bool = True) -> Leafwise:
+    """Replace the updates by their exponential moving average: a ← decay · a + (1 − decay) · u.
+
+    Args:
+        decay: weight of the old average, in [0, 1): a number, a 0-dim tensor, or a schedule.
+        debias: divide by 1 − decayᵗ, as Adam does, so that the average does not start near zero.
+            True as in optax.
+
+    State: `ema`, like the parameters, not debiased.
+
+    Raises:
+        ValueError: if decay is a number outside [0, 1).
+
+    Paper: Kingma, Ba, "Adam: A Method for Stochastic Optimization",
+    https://arxiv.org/abs/1412.6980, section 3.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.ema(0.5)
+        >>> w = torch.zeros(1)
+        >>> u, state = tx.update(torch.tensor([2.0]), tx.init(w), w)
+        >>> u, state.slots["ema"]
+        (tensor([2.]), tensor([1.]))
+    """
+    numeric.check(lambda x: 0.0 <= x < 1.0, decay, "ema needs a decay in [0, 1), but got {}.")
+
+    def init(p: Tensor) -> EmaSlots:
+        return EmaSlots(torch.zeros_like(p))
+
+    def scalars(t: Any) -> tuple[Any, Any]:
+        beta = numeric.at(decay, t)
+        return 1 - beta, (1 - beta**t if debias else 1.0)
+
+    def update(u: Tensor, slots: EmaSlots, p: Tensor, a: Any, c: Any) -> tuple[Tensor, EmaSlots]:
+        average = slots.ema.lerp(u, a)
+        return (average / c if debias else average), EmaSlots(average)
+
+    return leafwise(init, update, scalars, name="ema", hyper={"decay": decay})

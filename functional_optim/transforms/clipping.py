@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim import numeric
+from functional_optim import base, numeric
 from functional_optim.leafwise import Leafwise, leafwise
 
 
@@ -83,6 +83,104 @@ def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
         name="clip_by_global_norm",
         hyper={"max_norm": max_norm},
     )
+
+
+def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
+    """Scale each tensor's update down so that its root mean square is at most `threshold`.
+
+    Args:
+        threshold: bound, > 0: a number, a 0-dim tensor, or a schedule. 1 in Adafactor.
+
+    A complex entry counts as two real ones.
+
+    Raises:
+        ValueError: if threshold is a number and not positive.
+
+    Paper: Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
+    https://arxiv.org/abs/1804.04235, section 6.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.clip_by_block_rms(1.0)
+        >>> w = {"a": torch.zeros(2), "b": torch.zeros(2)}
+        >>> tx.update({"a": torch.full((2,), 4.0), "b": torch.ones(2)}, tx.init(w), w)[0]
+        {'a': tensor([1., 1.]), 'b': tensor([1., 1.])}
+    """
+    _check_bound("clip_by_block_rms", "threshold", threshold)
+
+    def scalars(t: Any) -> tuple[Any]:
+        return (numeric.at(threshold, t),)
+
+    def update(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Any]:
+        excess = (u / d).square().mean().clamp(min=1.0)  # the root of 0 has no derivative
+        return u / excess.sqrt(), slots
+
+    return leafwise(
+        None,
+        update,
+        scalars,
+        flat=False,
+        name="clip_by_block_rms",
+        hyper={"threshold": threshold},
+    )
+
+
+def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Leafwise:
+    """Scale each unit's update down so that its norm is at most `clipping` times its weights' norm.
+
+    A unit is what leads to one output: a row of a matrix (out, in), a filter of a kernel
+    (out, in, height, width). A vector or a scalar is one unit. optax takes the same units where
+    JAX keeps them: its matrices are (in, out), its kernels (height, width, in, out).
+
+    Args:
+        clipping: λ, the largest ratio of the two norms, > 0: a number, a 0-dim tensor, or a
+            schedule. The paper has 0.01 for batches of 4096, more for smaller ones.
+        eps: least norm of weights, > 0, so that those that start from zero can move. Default
+            1e-3, the paper's.
+
+    The paper leaves the last linear layer out: `masked(adaptive_grad_clip(0.01), ...)`.
+
+    Raises:
+        ValueError: if clipping or eps is a number and not positive.
+        TypeError: from init, for a complex parameter.
+
+    Paper: Brock, De, Smith, Simonyan, "High-Performance Large-Scale Image Recognition Without
+    Normalization", https://arxiv.org/abs/2102.06171, equation 3.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adaptive_grad_clip(0.5)
+        >>> w = torch.tensor([[3.0, 4.0], [3.0, 4.0]])
+        >>> tx.update(torch.tensor([[0.0, 10.0], [0.0, 1.0]]), tx.init(w), w)[0]
+        tensor([[0.0000, 2.5000],
+                [0.0000, 1.0000]])
+    """
+    _check_bound("adaptive_grad_clip", "clipping", clipping)
+    _check_bound("adaptive_grad_clip", "eps", eps)
+
+    def scalars(t: Any) -> tuple[Any, Any]:
+        return numeric.at(clipping, t), numeric.at(eps, t)
+
+    def update(u: Tensor, slots: Any, p: Tensor, ratio: Any, eps: Any) -> tuple[Tensor, Any]:
+        most = ratio * _unit_squares(p).clamp(min=eps * eps).sqrt()
+        excess = _unit_squares(u / most).clamp(min=1.0)
+        return u / excess.sqrt(), slots
+
+    return leafwise(
+        base.real_only("adaptive_grad_clip"),
+        update,
+        scalars,
+        flat=False,
+        name="adaptive_grad_clip",
+        hyper={"clipping": clipping, "eps": eps},
+    )
+
+
+def _unit_squares(x: Tensor) -> Tensor:
+    """The squared norm of each unit, broadcastable to x."""
+    return (x * x).sum(tuple(range(1, x.dim())) if x.dim() > 1 else None, keepdim=True)
 
 
 def _check_bound(link: str, name: str, bound: numeric.Hyper) -> None:

@@ -1,0 +1,53 @@
+"""Gradient descent with Polyak's step size.
+
+Loizou, Vaswani, Laradji, Lacoste-Julien, "Stochastic Polyak Step-size for SGD",
+https://arxiv.org/abs/2002.10542.
+"""
+
+from __future__ import annotations
+
+from functional_optim import numeric
+from functional_optim.base import GradientTransformation
+from functional_optim.combine import chain
+from functional_optim.transforms import scale_by_lr, scale_by_polyak
+
+
+def polyak_sgd(
+    max_learning_rate: numeric.Hyper = 1.0,
+    scaling: numeric.Hyper = 1.0,
+    f_min: numeric.Hyper = 0.0,
+    eps: numeric.Hyper = 0.0,
+    variant: str = "sps",
+) -> GradientTransformation:
+    """p ← p − scaling · min((f − f_min) / (‖g‖² + eps), max_learning_rate) · g.
+
+    `update` takes the value f(params) as an extra argument, as for `scale_by_polyak`. With a wrong
+    `f_min` it may stop too early, or diverge.
+
+    Args:
+        max_learning_rate: the largest step length, > 0.
+        scaling: a factor on every step, ≥ 0. (optax scales the gradient before it
+            is measured, so that a larger factor makes shorter steps.)
+        f_min: the least value that f can have, or a bound below it.
+        eps: added to ‖g‖², ≥ 0.
+        variant: "sps", or "sps+", as for `scale_by_polyak`.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are optax's.
+
+    Raises:
+        ValueError: for numbers out of range, and for another variant.
+        TypeError: from update, without `value`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.polyak_sgd()
+        >>> w = torch.tensor([3.0, 4.0])
+        >>> state = tx.init(w)
+        >>> for _ in range(10):  # f(w) = w · w
+        ...     updates, state = tx.update(2 * w, state, w, value=w @ w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> float(w @ w) < 1e-4
+        True
+    """
+    return chain(scale_by_polyak(f_min, max_learning_rate, eps, variant), scale_by_lr(scaling))

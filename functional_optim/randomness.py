@@ -1,0 +1,56 @@
+"""Random numbers as pure functions of a key and a counter: no generator, no state.
+
+Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+https://doi.org/10.1145/2063384.2063405: Threefry-2x32 with 20 rounds, in int64 tensors, as torch
+has no arithmetic on unsigned ones. Box, Muller, "A note on the generation of random normal
+deviates", https://doi.org/10.1214/aoms/1177706645.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Words = tuple[Any, Any]
+"""64 bits: two numbers in [0, 2³²), as int64 tensors or Python ints."""
+
+MASK = 0xFFFFFFFF
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def words(x: Any) -> Words:
+    """An integer, of which the last 64 bits count, as low and high word."""
+    return x & MASK, (x >> 32) & MASK
+
+
+def threefry(key: Words, counter: Words) -> Words:
+    """Two words that are random as a function of the counter, another one for each key."""
+    keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
+    x, y = (counter[0] + keys[0]) & MASK, (counter[1] + keys[1]) & MASK
+    for i in range(1, 6):
+        for r in ROTATIONS[(i - 1) % 2]:
+            x = (x + y) & MASK
+            y = (((y << r) & MASK) | (y >> (32 - r))) ^ x
+        x, y = (x + keys[i % 3]) & MASK, (y + keys[(i + 1) % 3] + i) & MASK
+    return x, y
+
+
+def named(path: str) -> int:
+    """64 bits of a string: FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/."""
+    h = 0xCBF29CE484222325
+    for letter in path:
+        h = ((h ^ ord(letter)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return h
+
+
+def normal(key: Words, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Independent standard normal numbers: two for each value of the counter."""
+    count = math.prod(shape)
+    i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
+    x, y = threefry(key, words(i))
+    radius = (-2 * ((x.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
+    angle = y.to(dtype) * (2 * math.pi * 2.0**-32)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].reshape(shape)

@@ -1,0 +1,115 @@
+"""Moving only where update and gradient agree."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, numeric, tree
+from functional_optim.combine import Sequence, extra_names
+from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.rules import as_real, as_update, compute_dtype
+
+
+def cautious(
+    tx: base.GradientTransformation, eps: numeric.Hyper = 1e-3
+) -> base.GradientTransformation:
+    """Drop the entries of a direction whose sign is not that of the gradient that tx got.
+
+    What is left of a tensor is divided by the share of entries that stay. Nothing is kept from step
+    to step: made of one-tensor rules, tx still is.
+
+    Args:
+        tx: a transformation without a learning rate: it must keep the gradient's sign, so it stands
+            before `scale_by_lr`.
+        eps: least share to divide by, in (0, 1]: a number, a 0-dim tensor, or a schedule. Default
+            1e-3, that of the authors' code. The paper divides by (count + 1) / size instead.
+
+    A complex entry counts as two real ones.
+
+    State: what tx keeps.
+
+    Raises:
+        ValueError: if eps is a number outside (0, 1], or tx has a learning rate.
+        TypeError: if tx is not a transformation.
+
+    Paper: Liang, Chen, Liu, Liu, "Cautious Optimizers: Improving Training with One Line of Code",
+    https://arxiv.org/abs/2411.16085, Algorithm 1; https://github.com/kyleliang919/C-Optim.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.cautious(fo.trace(0.9)), fo.scale_by_lr(1.0))
+        >>> w = torch.zeros(2)
+        >>> u, state = tx.update(torch.tensor([1.0, 1.0]), tx.init(w), w)
+        >>> tx.update(torch.tensor([1.0, -0.5]), state, w)[0]  # momentum 1.9 and 0.4
+        tensor([-3.8000, -0.0000])
+    """
+    numeric.check(lambda x: 0 < x <= 1, eps, "cautious needs an eps in (0, 1], but got {}.")
+    if not isinstance(tx, base.GradientTransformation):
+        raise TypeError(
+            f"cautious takes a transformation, but got a {type(tx).__name__}; call the factory, "
+            "e.g. cautious(scale_by_adam())."
+        )
+    if any(name == "lr" for part in _runs(tx) for link in part.links for name, _ in link.hyper):
+        raise ValueError(
+            "cautious compares signs, which a learning rate turns around; put it around the links "
+            "before, e.g. chain(cautious(scale_by_adam()), scale_by_lr(1e-3))."
+        )
+
+    def scalars(t: Any) -> tuple[Any]:
+        return (numeric.at(eps, t),)
+
+    if not isinstance(tx, Leafwise):
+        return _around(tx, eps)
+    (last,) = leafwise(
+        None, agreeing, scalars, flat=False, name="cautious", hyper={"eps": eps}
+    ).links
+    return Leafwise((*tx.links, last._replace(back=len(tx.links))))
+
+
+def agreeing(u: Tensor, slots: Any, p: Tensor, g: Tensor, eps: Any) -> tuple[Tensor, Any]:
+    """The part of u that has the sign of g, scaled up."""
+    mask = (u * g > 0).to(u.dtype)
+    return u * (mask / mask.mean().clamp(min=eps)), slots
+
+
+def _runs(tx: base.GradientTransformation) -> list[Leafwise]:
+    parts = tx.parts if isinstance(tx, Sequence) else (tx,)
+    return [part for part in parts if isinstance(part, Leafwise)]
+
+
+class CautiousState(NamedTuple):
+    """The state of a transformation of whole trees, and a count for the schedule of `eps`."""
+
+    step: Tensor
+    inner: Any
+
+
+def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.GradientTransformation:
+    """The same for a transformation of whole trees."""
+    known = extra_names(tx)
+
+    def init(params: Any) -> CautiousState:
+        device = base.default_device(tree.leaves(params))
+        return CautiousState(torch.zeros((), dtype=torch.int64, device=device), tx.init(params))
+
+    def update(
+        grads: Any, state: CautiousState, params: Any = None, **extra: Any
+    ) -> tuple[Any, CautiousState]:
+        base.check_extra(extra, known)
+        least = numeric.at(eps, (state.step + 1).to(torch.float64))
+        updates, inner = tx.update(grads, state.inner, params, **extra)
+
+        def leaf(g: Tensor, u: Any) -> Any:
+            if u is None:
+                return None
+            dtype = compute_dtype(g)
+            kept, _ = agreeing(as_real(u, dtype), (), u, as_real(g, dtype), least)
+            return as_update(kept, g)
+
+        return tree.map(leaf, grads, updates), CautiousState(state.step + 1, inner)
+
+    return base.GradientTransformation(init, update)

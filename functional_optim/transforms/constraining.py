@@ -1,0 +1,136 @@
+"""Keeping parameters in a set, and updates free of NaNs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, numeric, projections
+from functional_optim.leafwise import Leafwise, leafwise
+
+
+class NanCarry(NamedTuple):
+    nan_count: Any
+    """How many NaNs the last updates had."""
+    total_nan_count: Any
+    """How many there were since the start."""
+
+
+def zero_nans() -> Leafwise:
+    """Replace every NaN by 0, and count them.
+
+    Infinite entries stay. To leave a whole step out instead, use `apply_if_finite`.
+
+    State: `nan_count`, in the last updates, and `total_nan_count`, since the start: numbers, for
+    the whole tree. optax keeps a flag for each leaf.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.zero_nans()
+        >>> w = torch.zeros(2)
+        >>> u, state = tx.update(torch.tensor([1.0, float("nan")]), tx.init(w), w)
+        >>> u, fo.get(state, "nan_count")
+        (tensor([1., 0.]), tensor(1.))
+    """
+
+    def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
+        return ((u != u).to(u.dtype).sum(),)
+
+    def scalars(t: Any, carry: NanCarry, total: tuple[Any]) -> tuple[tuple[()], NanCarry]:
+        return (), NanCarry(total[0], carry.total_nan_count + total[0])
+
+    def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
+        return u.masked_fill(u != u, 0.0), slots
+
+    return leafwise(
+        None, update, scalars, reduce=reduce, carry=NanCarry(0.0, 0.0), name="zero_nans"
+    )
+
+
+def keep_params_nonnegative() -> Leafwise:
+    """Shorten updates so that no parameter becomes negative: p + u ≥ 0 in every entry.
+
+    For the end of a chain, after `scale_by_lr`. A parameter that is negative before comes to 0.
+
+    Raises:
+        TypeError: from init, for a complex parameter.
+        ValueError: from `chain`, if a learning rate follows.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.sgd(1.0), fo.keep_params_nonnegative())
+        >>> w = torch.tensor([1.0, 1.0])
+        >>> tx.update(torch.tensor([3.0, 0.5]), tx.init(w), w)[0]
+        tensor([-1.0000, -0.5000])
+    """
+
+    def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
+        return torch.maximum(u, -p), slots
+
+    return _final(
+        leafwise(base.real_only("keep_params_nonnegative"), update, name="keep_params_nonnegative")
+    )
+
+
+def keep_params_in(
+    projection: Callable[..., Tensor], *, flat: bool | None = None, **numbers: numeric.Hyper
+) -> Leafwise:
+    """Change updates so that each parameter tensor comes to lie in a set: projected descent.
+
+    The update becomes P(p + u) − p, with P the projection, up to the rounding of that difference;
+    where P leaves p + u as it is, u stays as it is. For the end of a chain, after `scale_by_lr`.
+
+    The set is one of single tensors: `l2_ball` bounds the norm of each. For a set of whole trees,
+    apply the projection to the parameters: `params = fo.projections.l2_ball(params, scale=3.0)`.
+
+    Args:
+        projection: a function of one tensor and of `numbers` by name: one of `fo.projections`, or
+            your own, of tensor operations only.
+        flat: does it treat every entry by itself? Then it may see a tensor as 1-D. Default: True
+            for `non_negative`, `box`, `hypercube` and `linf_ball`, False for all others.
+        numbers: its arguments: numbers, 0-dim tensors, or schedules.
+
+    Raises:
+        TypeError: if projection is not callable; from init, for a complex parameter.
+        ValueError: from `chain`, if a learning rate follows.
+
+    Paper: Bertsekas, "On the Goldstein-Levitin-Polyak gradient projection method",
+    https://doi.org/10.1109/TAC.1976.1101194.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.sgd(1.0), fo.keep_params_in(fo.projections.l2_ball, scale=5.0))
+        >>> w = torch.zeros(2)
+        >>> u, state = tx.update(torch.tensor([-6.0, -8.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, u)
+        tensor([3., 4.])
+    """
+    if not callable(projection):
+        raise TypeError(
+            f"keep_params_in takes a projection, but got {projection!r}; pass e.g. "
+            "fo.projections.box, and its numbers by name."
+        )
+    names = tuple(numbers)
+    flat = projection in projections.ELEMENTWISE if flat is None else flat
+
+    def scalars(t: Any) -> tuple[Any, ...]:
+        return tuple([numeric.at(x, t) for x in numbers.values()])
+
+    def update(u: Tensor, slots: Any, p: Tensor, *given: Any) -> tuple[Tensor, Any]:
+        x = p + u
+        y = projection(x, **dict(zip(names, given, strict=True)))
+        return torch.where(y == x, u, y - p), slots
+
+    init = base.real_only("keep_params_in")
+    return _final(leafwise(init, update, scalars, flat=flat, name="keep_params_in", hyper=numbers))
+
+
+def _final(tx: Leafwise) -> Leafwise:
+    (link,) = tx.links
+    return Leafwise((link._replace(final=True),))

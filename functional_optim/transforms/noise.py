@@ -1,0 +1,104 @@
+"""Adding noise."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, numeric, randomness, sharded, tree
+from functional_optim.rules import as_real, as_update, compute_dtype
+
+
+class NoiseState(NamedTuple):
+    step: Tensor
+    """How many steps were taken, 0-dim int64."""
+    seed: Tensor
+    """The seed, 0-dim int64: a batch of states with different seeds is an ensemble."""
+
+
+def add_noise(
+    eta: numeric.Hyper, gamma: numeric.Hyper, seed: int | Tensor
+) -> base.GradientTransformation:
+    """Add normal noise of variance eta / tᵞ at step t = 1, 2, …
+
+    The noise is a pure function of the seed, the step, the leaf's path and the entry's place:
+    eager, compiled and resumed runs have the same (up to the rounding of logarithm and cosine), and
+    nobody's generator is touched. It acts on whole trees, so it does not fuse with its neighbours.
+
+    Args:
+        eta: variance at the first step, ≥ 0: a number, a 0-dim tensor, or a schedule. The paper
+            has 0.01, 0.3 and 1.
+        gamma: how fast it decays, ≥ 0, likewise. The paper has 0.55.
+        seed: a Python integer, or a 0-dim tensor of integers; 64 bits.
+
+    The two parts of a complex entry get noise of that variance each.
+
+    State: `step` and `seed`. The seed of the state is the one that counts.
+
+    Raises:
+        ValueError: if eta or gamma is a negative number, or the seed has more than 64 bits.
+        TypeError: if the seed is no integer.
+
+    Paper: Neelakantan et al., "Adding Gradient Noise Improves Learning for Very Deep Networks",
+    https://arxiv.org/abs/1511.06807, equation 1.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.add_noise(eta=0.01, gamma=0.55, seed=0), fo.sgd(0.1))
+        >>> w = torch.zeros(1000)
+        >>> u, state = tx.update(torch.zeros(1000), tx.init(w), w)
+        >>> round(float(u.std()), 3)  # 0.1 · √0.01
+        0.01
+    """
+    for name, value in (("eta", eta), ("gamma", gamma)):
+        numeric.check(
+            lambda x: x >= 0.0, value, f"add_noise needs {name} of 0 or more, but got {{}}."
+        )
+    _check_seed(seed)
+
+    def init(params: Any) -> NoiseState:
+        base.check_params(params)
+        device = base.default_device(tree.leaves(params))
+        step = torch.zeros((), dtype=torch.int64, device=device)
+        if isinstance(seed, Tensor):
+            return NoiseState(step, seed.detach().to(step).reshape(()).clone())
+        return NoiseState(step, torch.full_like(step, seed))
+
+    def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
+        step = state.step + 1
+        t = step.to(torch.float64)
+        deviation = numeric.sqrt(numeric.at(eta, t) / t ** numeric.at(gamma, t))
+        stream = randomness.threefry(randomness.words(state.seed), randomness.words(step))
+
+        def noisy(path: str, g: Tensor) -> Tensor:
+            if g.layout is not torch.strided:
+                g = g.to_dense()
+            x = as_real(g.resolve_conj(), compute_dtype(g))
+            key = randomness.threefry(stream, randomness.words(randomness.named(path)))
+            z = randomness.normal(tuple(map(_on(x), key)), x.shape, x.dtype, x.device)
+            return as_update(x + _on(x)(deviation).to(x.dtype) * sharded.placed_like(z, x), g)
+
+        return tree.map_with_path(noisy, grads), NoiseState(step, state.seed)
+
+    return base.GradientTransformation(init, update)
+
+
+def _on(x: Tensor) -> Any:
+    return lambda number: number.to(x.device)
+
+
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.is_floating_point() or seed.is_complex():
+            raise TypeError(
+                f"add_noise needs one integer as its seed, but got a tensor of {seed.dtype} and "
+                f"shape {tuple(seed.shape)}; for an ensemble call it under torch.vmap."
+            )
+        return
+    if not isinstance(seed, int):
+        raise TypeError(f"add_noise needs an integer as its seed, but got {seed!r}.")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"add_noise needs a seed in [-2⁶³, 2⁶³), but got {seed}.")

@@ -1,0 +1,84 @@
+"""Polyak's step size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.leafwise import Leafwise, leafwise
+
+
+def scale_by_polyak(
+    f_min: numeric.Hyper = 0.0,
+    max_learning_rate: numeric.Hyper = 1.0,
+    eps: numeric.Hyper = 0.0,
+    variant: str = "sps",
+) -> Leafwise:
+    """Multiply a gradient by (f − f_min) / ‖g‖², the step to the minimum of a model of f.
+
+    The norm is taken over the whole tree. `update` takes the value f(params) as an extra argument::
+
+        updates, state = tx.update(grads, state, params, value=value)
+
+    Args:
+        f_min: the least value that f can have, or a bound below it. 0 for a model that fits all of
+            its data.
+        max_learning_rate: the largest factor, > 0.
+        eps: added to ‖g‖², ≥ 0.
+        variant: "sps"; "sps+" stands still where f is below f_min, instead of climbing.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are optax's. An optimizer
+        object has no value to give, and refuses.
+
+    Raises:
+        ValueError: for numbers out of range, and for another variant.
+        TypeError: from update, without `value`.
+
+    Papers: Loizou, Vaswani, Laradji, Lacoste-Julien, "Stochastic Polyak Step-size for SGD",
+    https://arxiv.org/abs/2002.10542; for "sps+" Garrigos, Gower, Schaipp, "Function Value
+    Learning", https://arxiv.org/abs/2307.14528.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.scale_by_polyak(), fo.scale(-1))
+        >>> w = torch.tensor([2.0])  # f(w) = w²
+        >>> tx.update(2 * w, tx.init(w), w, value=w @ w)[0]
+        tensor([-1.])
+    """
+    numeric.check(
+        lambda x: x > 0,
+        max_learning_rate,
+        "scale_by_polyak needs a positive max_learning_rate, but got {}.",
+    )
+    numeric.check(lambda x: x >= 0.0, eps, "scale_by_polyak needs an eps of 0 or more, but got {}.")
+    if variant not in ("sps", "sps+"):
+        raise ValueError(
+            f'scale_by_polyak knows the variants "sps" and "sps+", but got {variant!r}.'
+        )
+
+    def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
+        return ((u * u).sum(),)
+
+    def scalars(t: Any, total: tuple[Any], *, value: Any) -> tuple[Any]:
+        gap = numeric.float64(value) - numeric.at(f_min, t)
+        if variant == "sps+":
+            gap = numeric.maximum(gap, 0.0)
+        square = total[0] + numeric.at(eps, t)
+        null = square == 0
+        step = gap / numeric.where(null, 1.0, square)
+        return (numeric.where(null, 0.0, numeric.minimum(step, numeric.at(max_learning_rate, t))),)
+
+    def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
+        return c * u, slots
+
+    return leafwise(
+        None,
+        update,
+        scalars,
+        reduce=reduce,
+        name="scale_by_polyak",
+        hyper={"f_min": f_min, "max_learning_rate": max_learning_rate, "eps": eps},
+    )
