@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import accumulate, pairwise
 from operator import mul
+from pathlib import Path
 from typing import Any
 
 import optree
@@ -360,6 +362,20 @@ FORMULAS = {
 @ALL
 def test_a_schedule_equals_its_formula(name):
     assert values(made(name)) == pytest.approx([FORMULAS[name](k) for k in COUNTS], abs=1e-13)
+
+
+OPTAX = json.loads((Path(__file__).parent / "reference" / "optax_schedules.json").read_text())
+"""Made by the script beside it."""
+
+
+@pytest.mark.parametrize("name", OPTAX["schedules"])
+def test_a_schedule_equals_optax(name):
+    wanted = OPTAX["schedules"][name]
+    assert values(made(name), range(len(wanted))) == pytest.approx(wanted, rel=1e-13, abs=1e-15)
+
+
+def test_all_but_two_are_compared_with_optax():
+    assert EVERY.keys() - OPTAX["schedules"] == {"warmup_stable_decay", "inverse_square_root"}
 
 
 def test_the_transformer_schedule_is_the_papers():
