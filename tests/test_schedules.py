@@ -12,7 +12,7 @@ from typing import Any
 import optree
 import pytest
 import torch
-from helpers import assert_same, make_grads, make_params, run
+from helpers import assert_close, assert_same, make_grads, make_params, run
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -288,6 +288,27 @@ def test_schedules_are_one_graph():
         for count in (0, 5, 20, 40):
             wanted = torch.tensor([schedule(count) for schedule in every], dtype=torch.float64)
             torch.testing.assert_close(together(torch.tensor(count)), wanted, **TWO_WAYS)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_one_graph_serves_all_peaks():
+    """The number in a schedule is an argument of the step, not a constant of the graph."""
+    g = torch.tensor(1.0, dtype=torch.float64)
+
+    def step(w, state, peak):
+        tx = fo.sgd(schedules.warmup_cosine_decay(0.0, peak, 3, 10))
+        updates, state = tx.update(g, state, w)
+        return fo.apply_updates(w, updates), state
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    eager = traced = (g, fo.sgd(schedules.constant(0.0)).init(g))
+    for i in range(4):
+        peak = torch.tensor(0.1 * (1 + i), dtype=torch.float64)
+        with torch._dynamo.config.patch(error_on_recompile=i > 0):
+            traced = compiled(*traced, peak)
+        eager = step(*eager, peak)
+        assert_close(traced, eager, 1e-14)
+    assert eager[0] < 0.8
 
 
 # ---------------------------------------------------------------- formulas
