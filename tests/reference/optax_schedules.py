@@ -1,4 +1,4 @@
-"""Writes optax_schedules.json: what optax gives for the table in test_schedules, in float64.
+"""Writes optax_schedules.json: what optax gives for the table in schedule_cases, in float64.
 
 Run `python tests/reference/optax_schedules.py` where the extra "peers" is installed.
 """
@@ -13,8 +13,8 @@ import jax
 import optax
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from schedule_cases import EVERY
 from test_plateau import losses
-from test_schedules import EVERY
 
 STEPS = 50
 PLATEAUS = (
