@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,6 +70,15 @@ def test_positive_values_give_torchs_rates(options, seed):
     found = scales(values, rtol=threshold, min_scale=least, **given)
     assert found == torchs(values, factor=0.5, threshold=threshold, min_lr=least, **given)
     assert found[-1] < 0.3
+
+
+OPTAX = json.loads((Path(__file__).parent / "reference" / "optax_schedules.json").read_text())
+
+
+@pytest.mark.parametrize("run", OPTAX["plateaus"])
+def test_positive_values_give_optax_scales(run):
+    assert scales(losses(len(run["scales"])), **run["settings"]) == run["scales"]
+    assert run["scales"][-1] < 0.3
 
 
 def test_values_below_zero_give_torchs_rates_for_an_absolute_tolerance():
