@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,12 +65,35 @@ def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any)
 
 
 def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`map` for a function whose first argument is the leaf's path, as in `items`."""
+    """`map` for a function whose first argument is the leaf's path, as in `items`.
 
-    def named(path: tuple[Any, ...], *leaves: Any) -> Any:
-        return fn(_joined(path), *leaves)
+    Under torch.compile optree's own gives other paths, and some of them cut short.
+    """
 
-    return optree.tree_map_with_path(named, tree, *rest)
+    def placed(leaf: Any, path: str, *more: Any) -> Any:
+        return fn(path, leaf, *more)
+
+    return optree.tree_map(placed, tree, paths(tree), *rest)
+
+
+def paths(tree: Any, above: tuple[Any, ...] = ()) -> Any:
+    """A tree of the same structure, with each leaf's path in its place.
+
+    Dicts, lists and tuples are made here: torch.compile does not unflatten trees of constants.
+    """
+    if tree is None or optree.tree_is_leaf(tree):
+        return None if tree is None else _joined(above)
+    if isinstance(tree, dict):
+        made = {key: paths(x, (*above, key)) for key, x in tree.items()}
+        return OrderedDict(made) if isinstance(tree, OrderedDict) else made
+    if isinstance(tree, (list, tuple)):
+        inner = [paths(x, (*above, i)) for i, x in enumerate(tree)]
+        if isinstance(tree, list):
+            return inner
+        return type(tree)(*inner) if hasattr(tree, "_fields") else tuple(inner)
+    children, metadata, entries, join = optree.tree_flatten_one_level(tree)
+    named = zip(children, entries, strict=True)
+    return join(metadata, [paths(child, (*above, entry)) for child, entry in named])
 
 
 def map_unzip_with_path(
