@@ -332,6 +332,24 @@ def test_a_bad_micro_batch_does_not_poison_the_next_batches(bad, compiled):
     assert_same(params, tree(-1.0, -1.0))
 
 
+@pytest.mark.parametrize("way", ["pure", "compiled", "object"])
+def test_sparse_micro_batches_raise(way):
+    """Each has other rows: what is kept of the others would be lost."""
+    p = torch.zeros(4, 1)
+    with torch.sparse.check_sparse_tensor_invariants(True):
+        g = torch.sparse_coo_tensor([[1]], torch.ones(1, 1), (4, 1))
+    tx = fo.accumulate(fo.sgd(1.0), 2)
+    mine = torch.nn.Parameter(p)
+    mine.grad = g
+    steps = {
+        "pure": lambda: tx.update(g, tx.init(p), p),
+        "compiled": lambda: fo.compile(tx)(g, tx.init(p), p),
+        "object": Optimizer([mine], lambda: tx, compile=False).step,
+    }
+    with pytest.raises(RuntimeError, match="accumulate does not take sparse gradients"):
+        steps[way]()
+
+
 # ---------------------------------------------------------------- words (292, 417)
 
 
