@@ -23,6 +23,7 @@ from functional_optim.rules import (
     Link,
     Numbers,
     Slots,
+    check_lazy,
     measure,
     present,
     rows_of,
@@ -270,6 +271,7 @@ def _write_rows(
     links: tuple[Link, ...], g: Tensor, p: Tensor, mine: list[Slots], numbers: list[Numbers]
 ) -> None:
     """Step the rows that have a sparse gradient, in place."""
+    check_lazy(links)
     rows = rows_of(g, p, mine)
     u, new = run_stored(links, rows.g, rows.p, rows.slots, numbers)
     p.index_put_(rows.at, base.add(rows.p, u))

@@ -226,8 +226,12 @@ def accumulate(
     State: `acc_grads`, like the parameters (float32 for half types); `open_steps`, `gate` and
     `mini_step`, numbers; and what tx keeps.
 
+    A leaf whose gradient is None sits a micro-batch out; if that is the last of its batch, what it
+    has collected is dropped. Pass zeros instead.
+
     Raises:
         ValueError: if `every` is a number below 1.
+        RuntimeError: from update, for a sparse gradient.
 
     Example::
 
@@ -275,7 +279,7 @@ def accumulate(
         carry=AccumulateCarry(0.0, 0.0, 0.0),
         name="accumulate",
     )
-    return _behind(link, tx)
+    return _behind(Leafwise((link.links[0]._replace(whole=True),)), tx)
 
 
 def _measuring(reduce: Any, scalars: Any, carry: Any, name: str) -> Leafwise:

@@ -100,7 +100,8 @@ def _keys(
     """Each link's keys for its fields.
 
     others: fields of another kind that share the state. apart: may links that never act on one
-    leaf share a key? None: so they may not, and who has no name of its own gets its number.
+    leaf share a key? None: so they may not, who has no name of its own gets its number, and labels
+    stand before a name in any case, so that it does not depend on other parts of a partition.
     """
 
     def key(i: int, field: str) -> str:
@@ -111,9 +112,10 @@ def _keys(
             and field in (*fields[j], *(others[j] if others else ()))
             and not (apart and exclusive(links[i].where, link.where))
         ]
-        if not rivals and field != "step":
-            return field
         own = _full_name(links[i])
+        labelled = apart is None and own != links[i].name
+        if not rivals and field != "step" and not labelled:
+            return field
         if apart is None:
             alike = [link for link in links[:i] if _full_name(link) == own]
             return f"{own}.{field}" if not alike else f"{own}.{len(alike)}.{field}"

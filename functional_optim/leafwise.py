@@ -376,7 +376,7 @@ def _stepped(rows: list[Row | None], cast: Caster) -> list[tuple[Any, dict[str, 
 def _to_read(hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:
     value = numeric.at(hyper, t)
     if isinstance(value, Tensor):
-        return value.detach().to(device)
+        return value.detach().to(device, copy=True)  # not the user's own memory
     return torch.full((), value, dtype=torch.float64, device=device)
 
 

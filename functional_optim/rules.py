@@ -46,6 +46,8 @@ class Link(NamedTuple):
     """How many links before it the update stood that `update` gets after p; None: it gets none."""
     final: bool = False
     """Works on the step that will be added, so that no learning rate may follow."""
+    whole: bool = False
+    """Must it see all rows? It then takes no sparse gradients."""
 
 
 def compute_dtype(p: Tensor) -> torch.dtype:
@@ -231,6 +233,16 @@ def run_all_stored(
     return results
 
 
+def check_lazy(links: Sequence[Link]) -> None:
+    """Raise RuntimeError if a link cannot act on the rows of a sparse gradient alone."""
+    for link in links:
+        if link.whole:
+            raise RuntimeError(
+                f"{link.name} does not take sparse gradients, since what it keeps of other rows "
+                "would be lost; pass dense ones, e.g. from Embedding(..., sparse=False)."
+            )
+
+
 class Rows(NamedTuple):
     """The part of a parameter that has a sparse gradient: what lazy rules see."""
 
@@ -256,6 +268,7 @@ def run_rows(
     numbers: Sequence[Numbers],
 ) -> tuple[Tensor, list[Slots]]:
     """`run_stored` for a sparse COO gradient: only its rows move; the update is sparse, too."""
+    check_lazy(links)
     rows = rows_of(g, p, slots)
     u, new = run_stored(links, rows.g, rows.p, rows.slots, numbers)
     full = [

@@ -218,5 +218,7 @@ def _vectors(dtypes: Sequence[torch.dtype], device: torch.device, seed: int) -> 
 
 
 def _numbers(count: int, seed: int) -> list[float]:
+    """Of the second recording they are negative: a rule that asks for their sign is found out."""
     random = torch.Generator().manual_seed(-seed)
-    return torch.rand(count, generator=random, dtype=torch.float64).add_(0.1).tolist()
+    found = torch.rand(count, generator=random, dtype=torch.float64).add_(0.1)
+    return (-found if seed == 2 else found).tolist()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,12 +65,36 @@ def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any)
 
 
 def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`map` for a function whose first argument is the leaf's path, as in `items`."""
+    """`map` for a function whose first argument is the leaf's path, as in `items`.
 
-    def named(path: tuple[Any, ...], *leaves: Any) -> Any:
-        return fn(_joined(path), *leaves)
+    optree's own gives other paths under torch.compile, and some of them cut short.
+    """
 
-    return optree.tree_map_with_path(named, tree, *rest)
+    def placed(leaf: Any, path: str, *more: Any) -> Any:
+        return fn(path, leaf, *more)
+
+    return optree.tree_map(placed, tree, paths(tree), *rest)
+
+
+def paths(tree: Any, above: tuple[Any, ...] = ()) -> Any:
+    """A tree of the same structure, with each leaf's path in its place.
+
+    Dicts, lists and tuples are made here: torch.compile does not unflatten trees of constants.
+    """
+    if tree is None or optree.tree_is_leaf(tree):
+        return None if tree is None else _joined(above)
+    if isinstance(tree, dict):
+        made = {key: paths(x, (*above, key)) for key, x in tree.items()}
+        return OrderedDict(made) if isinstance(tree, OrderedDict) else made
+    if isinstance(tree, (list, tuple)):
+        keys = getattr(tree, "_fields", range(len(tree)))
+        inner = [paths(x, (*above, key)) for key, x in zip(keys, tree, strict=True)]
+        if isinstance(tree, list):
+            return inner
+        return type(tree)(*inner) if hasattr(tree, "_fields") else tuple(inner)
+    children, metadata, entries, join = optree.tree_flatten_one_level(tree)
+    named = zip(children, entries, strict=True)
+    return join(metadata, [paths(child, (*above, entry)) for child, entry in named])
 
 
 def map_unzip_with_path(
@@ -86,10 +111,12 @@ def with_leaves(like: Any, new: list[Any]) -> Any:
 
 
 def items(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Pairs of (path, leaf); a path is the keys joined by dots, "" for a lone leaf."""
-    paths, found, _ = optree.tree_flatten_with_path(tree)
-    for path, leaf in zip(paths, found, strict=True):
-        yield _joined(path), leaf
+    """Pairs of (path, leaf); a path is the keys joined by dots, "" for a lone leaf.
+
+    A NamedTuple's keys are the names of its fields.
+    """
+    found, spec = optree.tree_flatten(tree)
+    yield from zip(spec.flatten_up_to(paths(tree)), found, strict=True)
 
 
 def global_norm(tree: Any) -> Tensor:
@@ -125,7 +152,7 @@ def check_same(
     for i, (x, y) in enumerate(zip(found, others, strict=True) if shapes else ()):
         ours = getattr(x, "shape", None)
         if y is not None and getattr(y, "shape", None) != ours:
-            path = _joined(optree.tree_paths(a)[i])
+            path = [path for path, _ in items(a)][i]
             theirs = getattr(y, "shape", type(y).__name__)
             raise ValueError(
                 f"{a_name} and {b_name} differ at {path!r}: {_shape(ours)} against "
@@ -143,15 +170,7 @@ def summary(tree: Any, most: int = 6) -> str:
 
 
 def _joined(path: tuple[Any, ...]) -> str:
-    return ".".join([str(_key(key)) for key in path])
-
-
-TRACED_KEYS = {"MappingKey": "key", "SequenceKey": "idx", "GetAttrKey": "name"}
-"""torch.compile puts torch's own classes into a path where optree has keys, places and names."""
-
-
-def _key(key: Any) -> Any:
-    return getattr(key, TRACED_KEYS.get(type(key).__name__, ""), key)
+    return ".".join([str(key) for key in path])
 
 
 def _shape(shape: Any) -> str:
