@@ -184,6 +184,8 @@ ROUNDING = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.float64: 1e-9, tor
 def test_kernels_equal_the_functional_loop(name):
     tx = COMPILED[name]()
     dtypes = {"matrix": torch.float32} if name == "matrix" else dict(MIXED)
+    if name == "noise":  # one graph over all leaves, of 140 operations each
+        del dtypes["matrix"]
     if name in ("elementwise", "polyak"):
         dtypes["kernel"] = torch.complex64
     torch.manual_seed(3)
