@@ -51,6 +51,9 @@ LINKS = {
     "trace": lambda: fo.trace(0.9, 0.2),
     "adam": lambda: fo.scale_by_adam(),
     "schedule": lambda: fo.scale_by_schedule(lambda count: 1 / (1 + count)),
+    "cautious": lambda: fo.cautious(fo.trace(0.9)),
+    "center": lambda: fo.centralize(),
+    "watch": lambda: fo.monitor({"norm": fo.measures.global_norm}),
     "nothing": lambda: fo.identity(),
     "whole": opaque,
 }

@@ -201,7 +201,7 @@ class Pair(NamedTuple):
     ("params", "mask", "chosen"),
     [
         ({"z": 1.0, "a.b": 2.0, "a": {"b": 3.0}}, "a.b", [True, True, False]),
-        (Pair(1.0, 2.0), "1", [False, True]),
+        (Pair(1.0, 2.0), "b", [False, True]),
         ([1.0, (2.0, 3.0)], "1", [False, True, True]),
         ([1.0, (2.0, 3.0)], "1.0", [False, True, False]),
         ([1.0, (2.0, 3.0)], [False, True], [False, True, True]),
