@@ -154,13 +154,13 @@ class Plan:
             teams: dict[Any, list[int]] = {}
             live = [(name, p) for name, p in named(group) if p.grad is not None]
             for i, (name, p) in enumerate(live):
-                part = tx.on(name, p)
-                if part is None:
+                part, g = tx.on(name, p), p.grad
+                if part is None or g is None:
                     continue
-                optimizer.check_gradient(p, p.grad, group)
+                optimizer.check_gradient(p, g, group)
                 new = not optimizer.state.get(p)
                 fill_state(optimizer, p, part)
-                signature = (part, p.grad.layout, *_signature(optimizer, p, part, new))
+                signature = (part, g.layout, *_signature(optimizer, p, part, new))
                 teams.setdefault(signature, []).append(i)
             for (part, _, time, *_), members in teams.items():
                 some = [live[i] for i in members]

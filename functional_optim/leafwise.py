@@ -99,7 +99,8 @@ def _part(
     for at, i in enumerate(places):
         gate = links[i].gate
         mine.append(links[i]._replace(where=(), gate=at - places.index(i - gate) if gate else 0))
-    return tuple(mine), Layout(*[tuple([x[i] for i in places]) for x in layout])
+    slots, carry, hyper = (tuple([x[i] for i in places]) for x in layout[:3])
+    return tuple(mine), Layout(slots, carry, hyper, tuple([layout.counts[i] for i in places]))
 
 
 def leafwise(

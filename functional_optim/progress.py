@@ -100,10 +100,8 @@ class Progress:
     def _open(self, i: int) -> Any:
         """What the gates before a link say: above 0 if all are open."""
         at = i - self.links[i].gate
-        said = self.numbers[at]
-        if not self.links[at].gate:
-            return said[0]
-        return said[0] * said[1] if len(said) > 1 else said[0]
+        first, *more = self.numbers[at]
+        return first * more[0] if self.links[at].gate and more else first
 
     def time_of(self, i: int) -> Any:
         """A link's number of this step: behind a gate, open steps alone are counted."""
