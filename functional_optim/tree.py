@@ -116,7 +116,8 @@ def items(tree: Any) -> Iterator[tuple[str, Any]]:
     A NamedTuple's keys are the names of its fields.
     """
     found, spec = optree.tree_flatten(tree)
-    yield from zip(spec.flatten_up_to(paths(tree)), found, strict=True)
+    names: list[Any] = spec.flatten_up_to(paths(tree))
+    yield from zip(names, found, strict=True)
 
 
 def global_norm(tree: Any) -> Tensor:
