@@ -18,9 +18,10 @@ from functional_optim import base, kernels, numeric
 from functional_optim.adapters.apart import step_apart
 from functional_optim.adapters.loading import check_loaded
 from functional_optim.adapters.numbers import owned
-from functional_optim.adapters.plan import Plan
+from functional_optim.adapters.plan import Plan, named
 from functional_optim.combine import required_names
 from functional_optim.engine import Compile, how_to
+from functional_optim.leafwise import Leafwise
 
 Recipe = Callable[..., base.GradientTransformation]
 """Any function from hyperparameters to a transformation."""
@@ -162,7 +163,11 @@ class Runs(torch.optim.Optimizer):
         _without_compiler(super().add_param_group, param_group)
         try:
             self.check_parameters(self.param_groups[-1])
-        except TypeError:
+            tx = self.checked_transform(self.param_groups[-1])
+            if isinstance(tx, Leafwise):
+                for name, p in named(self.param_groups[-1]):
+                    tx.on(name, p)
+        except (TypeError, ValueError):
             self.param_groups.pop()
             raise
 
@@ -266,10 +271,8 @@ class Optimizer(Runs):
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""
         tx = self.recipe(group)
-        missing: list[str] = []
-        if isinstance(tx, base.GradientTransformation):  # the loss comes from the closure
-            missing = [name for name in required_names(tx) if name != "value"]
-        if missing:
+        missing = required_names(tx) if isinstance(tx, base.GradientTransformation) else ()
+        if set(missing) - {"value"}:  # the loss comes from the closure
             raise TypeError(
                 f"the recipe's update needs {' and '.join(missing)}, which an optimizer object "
                 "does not have; use adapters.LBFGS for L-BFGS, or call the transformation's update "

@@ -175,7 +175,14 @@ def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
     """Raise ValueError if a Python number is out of range; tensors and schedules pass.
 
     `{}` in the message stands for the value: formatting a tensor here would break a trace.
+
+    Raises:
+        TypeError: for what can never be a number.
     """
+    if value is None or isinstance(value, (str, bytes)):
+        raise TypeError(
+            f"a hyperparameter must be a number, a 0-dim tensor or a schedule, but got {value!r}."
+        )
     if is_static(value) and not ok(value) and not _trusts():
         raise ValueError(message.format(value))
 

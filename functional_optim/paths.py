@@ -6,8 +6,11 @@ lists, tuples and NamedTuples hold is numbered from 0. The path of a lone tensor
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, TypeAlias
+
+import torch
 
 from functional_optim import tree
 
@@ -40,7 +43,7 @@ class Answers:
         self.known = tuple(known)
         self.what = what
         self.other = other
-        self.predicate = given if callable(given) else None
+        self.predicate = _checked(given, what) if callable(given) else None
         self.patterns: list[tuple[str, Any]] = []
         if self.predicate is None:
             self.patterns = _patterns(given)
@@ -76,6 +79,21 @@ class Choice(NamedTuple):
 
     answers: Answers
     answer: Any
+
+
+def _checked(predicate: Any, what: str) -> Any:
+    """A function of a path and a leaf, or a TypeError that says so."""
+    if not torch.compiler.is_compiling():
+        try:
+            inspect.signature(predicate).bind("", None)
+        except TypeError:
+            raise TypeError(
+                f"{what} is a function, but not one of a leaf's path and the leaf: it is called "
+                "for each leaf, e.g. lambda path, p: p.ndim > 1."
+            ) from None
+        except ValueError:  # a builtin that does not tell
+            pass
+    return predicate
 
 
 def masked_by(mask: Mask) -> Choice:

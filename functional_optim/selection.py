@@ -48,6 +48,11 @@ def partition(
     """
     if not transforms:
         raise ValueError("partition needs a transformation for at least one label.")
+    if not isinstance(transforms, Mapping):
+        raise TypeError(
+            f"partition takes a dict from labels to transformations, but got a "
+            f"{type(transforms).__name__}."
+        )
     answers = labelled_by(labels, transforms)
     return chain(*[_only(Choice(answers, label), tx) for label, tx in transforms.items()])
 

@@ -51,6 +51,11 @@ def lookahead(
         >>> w
         tensor([-1.])
     """
+    if not isinstance(tx, base.GradientTransformation):
+        raise TypeError(
+            f"lookahead takes a transformation, but got a {type(tx).__name__}; call the factory, "
+            "e.g. lookahead(adam())."
+        )
     if not (isinstance(sync_period, int) and sync_period >= 1):
         raise ValueError(f"lookahead needs a sync_period of 1 or more, but got {sync_period}.")
     numeric.check(
@@ -179,7 +184,8 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
 
 
 class WithScheduleState(NamedTuple):
-    """step: 0-dim int64, finished steps. hyper: values by name. inner: the recipe's own state."""
+    """step: 0-dim int64, finished steps. hyper: the last values, for reading. inner: the recipe's
+    own state."""
 
     step: Tensor
     hyper: dict[str, Any]
@@ -189,17 +195,15 @@ class WithScheduleState(NamedTuple):
 def with_schedule(
     recipe: Callable[..., base.GradientTransformation], **hyperparameters: Any
 ) -> base.GradientTransformation:
-    """A recipe whose hyperparameters are in its state: scheduled, or written by the user.
+    """A recipe called anew at every step, with the values that schedules have there.
 
     Most hyperparameters take a schedule as it is: `fo.adamw(lr=schedule)`. This is for recipes that
-    compute with their arguments, and for those who want to change a number by writing to
-    `state.hyper`.
+    compute with their arguments.
 
     Args:
         recipe: a function from hyperparameters to a transformation.
-        hyperparameters: for the recipe. A schedule is evaluated at every step; a float or a 0-dim
-            tensor (or a tuple of them) is kept in the state, and the value that stands there
-            counts; anything else, ints too, is handed on as it is.
+        hyperparameters: for the recipe. Schedules, floats and 0-dim tensors, or tuples of them,
+            reach it as 0-dim float64 tensors; anything else, ints too, as it is.
 
     State: `hyper`, a dict of 0-dim float64 tensors: the values of the last step.
 
@@ -225,27 +229,20 @@ def with_schedule(
         )
     fixed = {name: x for name, x in hyperparameters.items() if not _moves(x)}
 
-    def values(t: Any, kept: dict[str, Any] | None, device: torch.device) -> dict[str, Any]:
-        def value(x: Any, old: Any) -> Any:
+    def values(t: Any, device: torch.device) -> dict[str, Any]:
+        def value(x: Any) -> Any:
             if isinstance(x, tuple):
-                olds = [None] * len(x) if old is None else old
-                return tuple([value(one, before) for one, before in zip(x, olds, strict=True)])
-            if old is not None and not callable(x):
-                return old
+                return tuple([value(one) for one in x])
             now = numeric.at(x, t)
             if isinstance(now, Tensor):
                 return now.to(device)
             return torch.full((), now, dtype=torch.float64, device=device)
 
-        return {
-            name: value(x, None if kept is None else kept[name])
-            for name, x in hyperparameters.items()
-            if name not in fixed
-        }
+        return {name: value(x) for name, x in hyperparameters.items() if name not in fixed}
 
     def init(params: Any) -> WithScheduleState:
         device = base.default_device(tree.leaves(params))
-        now = values(1.0, None, device)
+        now = values(1.0, device)
         step = torch.zeros((), dtype=torch.int64, device=device)
         return WithScheduleState(step, now, recipe(**fixed, **now).init(params))
 
@@ -253,7 +250,7 @@ def with_schedule(
         grads: Any, state: WithScheduleState, params: Any = None, **extra: Any
     ) -> tuple[Any, WithScheduleState]:
         t = (state.step + 1).to(torch.float64)
-        now = values(t, state.hyper, state.step.device)
+        now = values(t, state.step.device)
         tx = recipe(**fixed, **now)
         updates, inner = tx.update(grads, state.inner, params, **extra)
         return updates, WithScheduleState(state.step + 1, now, inner)

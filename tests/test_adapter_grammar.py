@@ -75,3 +75,26 @@ def test_a_new_learning_rate_of_a_partition_builds_no_plan():
     opt.step()
     assert opt._plan is plan
     assert [p.item() for p in params.values()] == [-1.5, -15.0]
+
+
+def test_a_parameter_without_a_label_is_told_when_the_object_is_made():
+    def recipe(lr=0.1):
+        return fo.partition({"a": fo.sgd(lr)}, {"body": "a"})
+
+    params = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("body", "head")}
+    with pytest.raises(ValueError, match="no answer for the leaf 'head'"):
+        adapters.Optimizer(params.items(), recipe)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: fo.masked(fo.adam(), lambda params: params), "called for each leaf"),
+        (lambda: fo.partition([fo.adam()], {"*": "a"}), "a dict from labels"),
+        (lambda: fo.adam("1e-3"), "a number, a 0-dim tensor or a schedule, but got '1e-3'"),
+        (lambda: fo.sgd(None), "a number, a 0-dim tensor or a schedule, but got None"),
+    ],
+)
+def test_what_a_user_of_optax_may_try_gets_a_sentence(make, says):
+    with pytest.raises(TypeError, match=says):
+        make()

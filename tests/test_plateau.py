@@ -308,6 +308,8 @@ def test_a_missing_value_and_a_batch_of_them():
     w = torch.nn.Parameter(torch.ones(2))
     w.grad = torch.ones(2)
     opt = adapters.Optimizer([w], lambda lr: recipe(), lr=0.1, compile=False)
-    with pytest.raises(ValueError, match="use torch's ReduceLROnPlateau"):
+    with pytest.raises(RuntimeError, match=r"call opt\.step\(closure\)"):
         opt.step()
     assert (w == 1).all()
+    opt.step(lambda: torch.tensor(2.0))
+    assert opt.state[w]["best_value"].item() == 2.0

@@ -73,14 +73,27 @@ def test_a_scheduled_recipe_is_the_recipe_with_the_values_of_each_step():
     assert fo.get(state, "weight_decay").item() == 0.3
 
 
-def test_what_is_written_into_the_state_counts():
-    tx = fo.with_schedule(fo.sgd, lr=0.5, nesterov=False)
+def test_an_argument_counts_and_not_what_the_state_remembers():
     w = torch.zeros(1)
-    state = tx.init(w)
-    state.hyper["lr"] = torch.tensor(0.25, dtype=torch.float64)
+    state = fo.with_schedule(fo.sgd, lr=0.5, nesterov=False).init(w)
+    assert sorted(state.hyper) == ["lr"]
+    state.hyper["lr"].fill_(9.0)
+    tx = fo.with_schedule(fo.sgd, lr=0.25, nesterov=False)
     updates, state = tx.update(torch.ones(1), state, w)
     assert updates.item() == -0.25
-    assert sorted(state.hyper) == ["lr"]
+    assert fo.get(state, "lr").item() == 0.25
+
+
+def test_torchs_schedulers_reach_a_scheduled_recipe():
+    w = torch.nn.Parameter(torch.zeros(1))
+    opt = Optimizer([w], lambda lr: fo.with_schedule(decayed, lr=lr), lr=0.5)
+    halves = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+    for _ in range(2):
+        w.grad = torch.ones(1)
+        opt.step()
+        halves.step()
+    by_hand = -0.5
+    assert w.item() == pytest.approx(by_hand - 0.25 * (1 + 0.1 * 0.25 * by_hand), rel=1e-6)
 
 
 def test_pairs_are_scheduled_too():
@@ -197,6 +210,7 @@ def test_lookahead_is_one_kernel():
         (lambda: fo.lookahead(fo.adam(), 0), "sync_period of 1 or more"),
         (lambda: fo.lookahead(fo.adam(), 5, 1.5), r"slow_step_size in \[0, 1\]"),
         (lambda: fo.flatten(fo.adam), "call the factory"),
+        (lambda: fo.lookahead(fo.adam), "lookahead takes a transformation"),
         (lambda: fo.with_schedule(fo.adam(), lr=0.1), "not fo.adamw"),
         (lambda: fo.slot_dtypes(fo.adam(), mu=torch.float16), "no slot called mu; it has exp_avg"),
         (lambda: fo.slot_dtypes(fo.adam(), exp_avg=torch.int8), "floating-point dtype for exp_avg"),

@@ -152,7 +152,7 @@ def _number(value: Any) -> Any:
     if value is None:
         raise ValueError(
             "reduce_on_plateau needs the value that it follows: call update(grads, state, params, "
-            "value=loss). With an optimizer object, use torch's ReduceLROnPlateau."
+            "value=loss), or opt.step(closure) on an optimizer object."
         )
     if isinstance(value, Tensor):
         if value.numel() != 1:
