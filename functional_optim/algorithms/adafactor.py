@@ -62,7 +62,8 @@ def scale_by_adafactor(
     eps1, eps2 = eps
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
     numeric.check(lambda x: x <= 0.0, beta2_decay, "beta2_decay should be <= 0 but is: {}")
-    numeric.check(lambda x: x >= 0.0, eps1, "epsilon1 should be >= 0 but is: {}")
+    if eps1 is not None:
+        numeric.check(lambda x: x >= 0.0, eps1, "epsilon1 should be >= 0 but is: {}")
     numeric.check(lambda x: x >= 0.0, eps2, "epsilon2 should be >= 0 but is: {}")
     numeric.check(lambda x: x >= 1.0, d, "Clipping threshold d should be >= 1 but is: {}")
     numeric.check(lambda x: x >= 0.0, weight_decay, "weight_decay should be >= 0 but is: {}")
