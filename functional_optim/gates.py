@@ -16,7 +16,7 @@ from torch import Tensor
 from functional_optim import base, numeric, tree
 from functional_optim.combine import Wrapped, extra_names, frozen_links
 from functional_optim.leafwise import Leafwise, leafwise
-from functional_optim.rules import compute_dtype, either
+from functional_optim.rules import compute_dtype, either, squares
 
 Condition = Callable[[Any], Any]
 """From the number of finished steps to whether the next one is taken."""
@@ -199,7 +199,7 @@ def skip_large_updates(
         opened = _as_number(numeric.sqrt(total[0]) <= numeric.at(max_norm, t))  # False for a NaN
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
-    return _behind(_measuring(_square, scalars, GateCarry(0.0, 0.0), "skip_large_updates"), tx)
+    return _behind(_measuring(squares, scalars, GateCarry(0.0, 0.0), "skip_large_updates"), tx)
 
 
 def accumulate(
@@ -294,10 +294,6 @@ def _measuring(reduce: Any, scalars: Any, carry: Any, name: str) -> Leafwise:
 def _strange(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
     """How many entries are infinite or NaN."""
     return ((~u.isfinite()).to(u.dtype).sum(),)
-
-
-def _square(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
-    return ((u * u).sum(),)
 
 
 def _as_number(condition: Any) -> Any:

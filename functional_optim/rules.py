@@ -341,3 +341,13 @@ def split(slots: Sequence[Any], sizes: Sequence[int]) -> list[Slots]:
     """Cut a tensor's slots into those of each link."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [tuple(slots[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def times(u: Tensor, slots: Any, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
+    """The `update` of a rule that multiplies by a number."""
+    return factor * u, slots
+
+
+def squares(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
+    """The `reduce` of a rule that measures the Euclidean norm: its square."""
+    return ((u * u).sum(),)

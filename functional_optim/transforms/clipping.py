@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim import base, numeric
 from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.rules import squares, times
 
 
 def clip_by_value(max_value: numeric.Hyper) -> Leafwise:
@@ -65,21 +66,15 @@ def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
     """
     _check_bound("clip_by_global_norm", "max_norm", max_norm)
 
-    def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
-        return ((u * u).sum(),)
-
     def scalars(t: Any, total: tuple[Any]) -> tuple[Any]:
         norm = numeric.sqrt(total[0])
         return (1 / numeric.maximum(1.0, (norm + eps) / numeric.at(max_norm, t)),)
 
-    def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
-        return c * u, slots
-
     return leafwise(
         None,
-        update,
+        times,
         scalars,
-        reduce=reduce,
+        reduce=squares,
         name="clip_by_global_norm",
         hyper={"max_norm": max_norm},
     )

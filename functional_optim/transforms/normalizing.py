@@ -11,6 +11,7 @@ from torch import Tensor
 from functional_optim import base, numeric
 from functional_optim.leafwise import Leafwise, leafwise
 from functional_optim.linalg import MUON_COEFFICIENTS, newton_schulz
+from functional_optim.rules import squares, times
 
 
 def sign() -> Leafwise:
@@ -57,22 +58,16 @@ def normalize(scale_factor: numeric.Hyper = 1.0, eps: numeric.Hyper = 1e-6) -> L
     """
     numeric.check(lambda x: x >= 0.0, eps, "normalize needs an eps of 0 or more, but got {}.")
 
-    def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
-        return ((u * u).sum(),)
-
     def scalars(t: Any, total: tuple[Any]) -> tuple[Any]:
         null = total[0] == 0
         norm = numeric.sqrt(numeric.where(null, 1.0, total[0])) + numeric.at(eps, t)
         return (numeric.where(null, 0.0, numeric.at(scale_factor, t) / norm),)
 
-    def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
-        return c * u, slots
-
     return leafwise(
         None,
-        update,
+        times,
         scalars,
-        reduce=reduce,
+        reduce=squares,
         name="normalize",
         hyper={"scale_factor": scale_factor, "eps": eps},
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.rules import times
 
 
 class PlateauCarry(NamedTuple):
@@ -125,12 +126,9 @@ def reduce_on_plateau(
         new = PlateauCarry(*[numeric.where(full, a, b) for a, b in pairs])
         return (new.scale,), new
 
-    def update(u: Tensor, slots: Any, p: Tensor, scale: Any) -> tuple[Tensor, Any]:
-        return scale * u, slots
-
     return leafwise(
         None,
-        update,
+        times,
         scalars,
         carry=PlateauCarry(1.0, math.inf, 0.0, 0.0, 0.0, 0.0),
         shared=True,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from functional_optim import numeric
 from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.rules import squares, times
 
 
 def scale_by_polyak(
@@ -59,9 +58,6 @@ def scale_by_polyak(
             f'scale_by_polyak knows the variants "sps" and "sps+", but got {variant!r}.'
         )
 
-    def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
-        return ((u * u).sum(),)
-
     def scalars(t: Any, total: tuple[Any], *, value: Any) -> tuple[Any]:
         gap = numeric.float64(value) - numeric.at(f_min, t)
         if variant == "sps+":
@@ -71,14 +67,11 @@ def scale_by_polyak(
         step = gap / numeric.where(null, 1.0, square)
         return (numeric.where(null, 0.0, numeric.minimum(step, numeric.at(max_learning_rate, t))),)
 
-    def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
-        return c * u, slots
-
     return leafwise(
         None,
-        update,
+        times,
         scalars,
-        reduce=reduce,
+        reduce=squares,
         name="scale_by_polyak",
         hyper={"f_min": f_min, "max_learning_rate": max_learning_rate, "eps": eps},
     )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.leafwise import Leafwise, identity, leafwise
+from functional_optim.rules import times
 
 
 def scale(factor: numeric.Hyper) -> Leafwise:
@@ -91,7 +92,4 @@ def _multiply(
     def scalars(t: Any) -> tuple[Any]:
         return (sign * numeric.at(factor, t),)
 
-    def update(u: Tensor, slots: Any, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
-        return factor * u, slots
-
-    return leafwise(None, update, scalars, name=name, hyper=hyper)
+    return leafwise(None, times, scalars, name=name, hyper=hyper)
