@@ -97,11 +97,11 @@ class FusedStep:
         if given:
             turns = [team.turn(given, t, carry, extra) for team in seen.teams]
             advance(turns)
-            for team, turn in zip(seen.teams, turns, strict=True):
-                if carry:
+            if carry or seen.changing:
+                for team, turn in zip(seen.teams, turns, strict=True):
                     carry.update(team.carried(turn))
-                for key, i, value in team.changing:
-                    state.hyper[key].fill_(numeric.at(value, turn.time_of(i)))
+                    for key, i, value in team.changing:
+                        state.hyper[key].fill_(numeric.at(value, turn.time_of(i)))
         seen.finish(state.step, t)
         if state.carry:
             for key, value in carry.items():
@@ -170,7 +170,7 @@ class Seen:
         check_state(tx.links, tx.layout, state)
         base.check_params(params)
         check_trees(tx.links, tx.layout, params, grads, state)
-        self.keys = tx.keys
+        self.keys = tx.layout.keys
         self.structure = tree.structure(params)
         given, *columns = self._columns(grads, state, params)
         self.tensors = tuple(chain(*columns))
@@ -187,6 +187,7 @@ class Seen:
             for key, _, value in known:
                 if numeric.is_static(value):
                     state.hyper[key].fill_(value)
+        self.changing = any(team.changing for team in self.teams)
         self.step: Tensor | None = None
         self.version = 0
         self.done = 0.0

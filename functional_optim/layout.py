@@ -14,21 +14,27 @@ from functional_optim.rules import Link
 class Layout(NamedTuple):
     """The keys under which each link's slots, carried numbers and hyperparameters are kept.
 
-    counts: of each link, the how manieth of its name it is.
+    counts: of each link, the how manieth of its name it is. keys: the slots' names, once. routed:
+    does a link act on some leaves only?
     """
 
     slots: tuple[tuple[str, ...], ...]
     carry: tuple[tuple[str, ...], ...]
     hyper: tuple[tuple[str, ...], ...]
     counts: tuple[int, ...]
+    keys: tuple[str, ...]
+    routed: bool
 
     def pick(self, places: Sequence[int]) -> Layout:
         """The names of some of the links."""
+        slots = tuple([self.slots[i] for i in places])
         return Layout(
-            tuple([self.slots[i] for i in places]),
+            slots,
             tuple([self.carry[i] for i in places]),
             tuple([self.hyper[i] for i in places]),
             tuple([self.counts[i] for i in places]),
+            _once(slots),
+            routed=False,
         )
 
 
@@ -57,10 +63,16 @@ def lay_out(links: tuple[Link, ...]) -> Layout:
 
 def _kind(link: Link, numbered: dict[int, int]) -> Any:
     """What the names depend on. numbered: the partitions and masks seen so far."""
-    where = [(numbered.setdefault(id(own), len(numbered)), answer) for own, answer in link.where]
+    where: Any = ()
+    if link.where:
+        numbers = [numbered.setdefault(id(own), len(numbered)) for own, _ in link.where]
+        where = tuple([(k, answer) for k, (_, answer) in zip(numbers, link.where, strict=True)])
     hyper = tuple([name for name, _ in link.hyper])
-    kinds = link.slots, type(link.carry)
-    return (link.name, *kinds, link.tail, link.final, hyper, tuple(where))
+    return (link.name, link.slots, type(link.carry), link.tail, link.final, hyper, where)
+
+
+def _once(keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([key for own in keys for key in own]))
 
 
 def _lay_out(links: tuple[Link, ...]) -> Layout:
@@ -74,11 +86,14 @@ def _lay_out(links: tuple[Link, ...]) -> Layout:
     _check_final(links)
     slots = [_fields(link.slots) for link in links]
     carry = [_fields(link.carry) for link in links]
+    names = _keys(links, slots, carry, apart=True)
     return Layout(
-        _keys(links, slots, carry, apart=True),
+        names,
         _keys(links, carry, slots, apart=False),
         _keys(links, [tuple([name for name, _ in link.hyper]) for link in links], None, apart=None),
         tuple([sum(x.name == link.name for x in links[:i]) for i, link in enumerate(links)]),
+        _once(names),
+        routed=any(link.where for link in links),
     )
 
 

@@ -43,30 +43,24 @@ class State(NamedTuple):
 class Leafwise(base.GradientTransformation):
     """A transformation made of nothing but one-tensor rules, so it can be fused and compiled.
 
-    links: the rules, in order. layout: the names of what they keep. keys: all slot names, once.
-    routed: does a link act on some leaves only?
+    links: the rules, in order. layout: the names of what they keep.
     """
 
     links: tuple[Link, ...]
     layout: Layout
-    keys: tuple[str, ...]
-    routed: bool
     parts: dict[tuple[int, ...], Leafwise]
 
     def __new__(cls, links: tuple[Link, ...], layout: Layout | None = None) -> Leafwise:
         layout = lay_out(links) if layout is None else layout
-        routed = any(bool(link.where) for link in links)
-        self = super().__new__(cls, *_lift(links, layout, routed))
+        self = super().__new__(cls, *_lift(links, layout))
         self.links = links
         self.layout = layout
-        self.keys = tuple(dict.fromkeys([key for own in layout.slots for key in own]))
-        self.routed = routed
         self.parts = {}
         return self
 
     def on(self, path: str, leaf: Any) -> Leafwise | None:
         """What acts on one leaf; None if the leaf is frozen."""
-        if not self.routed:
+        if not self.layout.routed:
             return self
         places = route(self.links, path, leaf)
         if places is None:
@@ -251,10 +245,8 @@ class Row(NamedTuple):
         return [numbers[i] for i in self.at if i < len(numbers)]
 
 
-def _lift(
-    links: tuple[Link, ...], layout: Layout, routed: bool
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    keys = list(dict.fromkeys([key for own in layout.slots for key in own]))
+def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    keys, routed = layout.keys, layout.routed
     every = tuple(range(len(links)))
 
     def row(path: str, p: Tensor, g: Any, *slots: Any) -> Row | None:

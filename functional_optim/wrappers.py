@@ -155,11 +155,11 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
             raise TypeError(
                 f"slot_dtypes needs a floating-point dtype for {name}, but got {dtype!r}."
             )
-    unknown = sorted(dtypes.keys() - set(tx.keys))
+    unknown = sorted(dtypes.keys() - set(tx.layout.keys))
     if unknown:
         raise ValueError(
             f"the transformation has no slot called {', '.join(unknown)}; it has "
-            f"{', '.join(tx.keys) or 'none'}."
+            f"{', '.join(tx.layout.keys) or 'none'}."
         )
 
     def stored(link: Link, names: tuple[str, ...]) -> Link:
