@@ -3,7 +3,7 @@
 `python -m functional_optim.warmup adamw sgd --dtype float32 bfloat16` compiles the kernels of these
 algorithms, or finds them compiled. A later process with the same versions and processor then steps
 without a compiler. For users other than the one who fills it, name a folder that they can read:
-`FUNCTIONAL_OPTIM_CACHE=/opt/kernels`, and `chmod -R a+rX /opt/kernels` afterwards.
+`FUNCTIONAL_OPTIM_CACHE=/srv/kernels`, and `chmod -R a+rX /srv/kernels` afterwards.
 """
 
 from __future__ import annotations

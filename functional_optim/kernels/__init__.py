@@ -108,13 +108,13 @@ def sweep(
 
 def watcher() -> Any:
     """The library that looks over objects, or None (see `watch`)."""
-    return watch.library if native.READER else None
+    return watch.module if native.READER else None
 
 
 def same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Do two dicts hold the very same objects, in the same order?"""
-    if watch.library is not None:
-        return watch.library.same_entries(a, b)
+    if watch.module is not None:
+        return watch.module.same_entries(a, b)
     same_keys = len(a) == len(b) and all(map(operator.is_, a, b))
     return same_keys and all(map(operator.is_, a.values(), b.values()))
 

@@ -106,9 +106,9 @@ class Sweep:
         """
         if self.nothing:
             memoryview(self.totals).cast("B")[:] = self.nothing
-        if READER and watch.library is not None:
+        if READER and watch.module is not None:
             wide = dtype is torch.float64
-            watch.library.launch(self.native.address, self.address, grads, numbers, wide)
+            watch.module.launch(self.native.address, self.address, grads, numbers, wide)
         else:
             given = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
             vector = array.array("d" if dtype is torch.float64 else "f", chain(*numbers))
@@ -143,8 +143,8 @@ class Addresses:
 
     def same(self) -> bool:
         """Are all where they were?"""
-        if READER and watch.library is not None:
-            return watch.library.stays(self.whole)
+        if READER and watch.module is not None:
+            return watch.module.stays(self.whole)
         return array.array("q", map(Tensor.data_ptr, self.tensors)) == self.known
 
 

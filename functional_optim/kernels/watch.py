@@ -21,7 +21,7 @@ from functional_optim.kernels import store
 SOURCE = Path(__file__).with_name("watch.cpp")
 MODULE = "functional_optim_watch"
 
-library: Any = None
+module: Any = None
 """The module of `watch.cpp`, once it is there."""
 
 
@@ -69,19 +69,19 @@ def name() -> str:
 
 def load() -> bool:
     """Take the library that an earlier process kept; False if there is none."""
-    kept = store.find(name()) if library is None else None
+    kept = store.find(name()) if module is None else None
     if kept is not None:
         _take(kept)
-    return library is not None
+    return module is not None
 
 
 def _take(path: Path) -> None:
-    global library
+    global module
     loader = ExtensionFileLoader(MODULE, str(path))
     spec = spec_from_loader(MODULE, loader)
     assert spec is not None
     try:
-        library = module_from_spec(spec)
+        module = module_from_spec(spec)
     except ImportError:
         return
-    loader.exec_module(library)
+    loader.exec_module(module)
