@@ -41,6 +41,7 @@ NOT_EQUAL = {
     "rprop": "optax 0.2.8 takes each step one call late",
     "noisy_sgd": "the two draw other random numbers",
     "muon": "the iteration runs in bfloat16 here, as in torch.optim",
+    "adaptive_grad_clip": "a unit is a row here, as torch stores weights; a column in jax",
     "lbfgs": "another line search: optax zooms, torch.optim brackets by cubics",
     "adadelta with weight_decay": "optax's is decoupled, torch.optim's is L2",
 }
@@ -96,6 +97,18 @@ def rows() -> dict[str, Any]:
         "scale_by_adam": descend(fo.scale_by_adam(**ADAM)),
         "scale_by_rms": descend(fo.scale_by_rms(**rms)),
         "scale_by_schedule": descend(fo.scale_by_schedule(lambda count: 1 / (1 + count))),
+        "sign": descend(fo.sign()),
+        "ema": descend(fo.ema(0.8)),
+        "ema-biased": descend(fo.ema(0.8, debias=False)),
+        "centralize": descend(fo.centralize()),
+        "normalize": descend(fo.normalize(0.7, eps=1e-3)),
+        "clip_by_block_rms": descend(fo.clip_by_block_rms(0.6)),
+        "zero_nans": descend(fo.zero_nans(), fo.clip_by_value(1.0)),
+        "zero_nans-broken": descend(fo.zero_nans(), fo.clip_by_value(1.0)),
+        "keep_params_nonnegative": fo.chain(fo.sgd(LR, 0.9), fo.keep_params_nonnegative()),
+        "scale_by_trust_ratio": descend(
+            fo.scale_by_trust_ratio(min_norm=0.1, trust_coefficient=0.5, eps=1e-3)
+        ),
         "params_ema": (fo.chain(fo.sgd(LR), fo.params_ema(0.9)), reads("params_ema")),
         # combinators
         "chain": fo.chain(

@@ -94,6 +94,18 @@ def rows():
         "scale_by_adam": descend(optax.scale_by_adam(**adam)),
         "scale_by_rms": descend(optax.scale_by_rms(0.9, 1e-3, eps_in_sqrt=False)),
         "scale_by_schedule": descend(optax.scale_by_schedule(lambda count: 1 / (1 + count))),
+        "sign": descend(optax.scale_by_sign()),
+        "ema": descend(optax.ema(0.8)),
+        "ema-biased": descend(optax.ema(0.8, debias=False)),
+        "centralize": descend(optax.centralize()),
+        "normalize": descend(optax.normalize_by_update_norm(0.7, eps=1e-3)),
+        "clip_by_block_rms": (descend(optax.clip_by_block_rms(0.6)), "uneven"),
+        "zero_nans": descend(optax.zero_nans(), optax.clip(1.0)),
+        "zero_nans-broken": (descend(optax.zero_nans(), optax.clip(1.0)), "broken"),
+        "keep_params_nonnegative": optax.chain(optax.sgd(LR, 0.9), optax.keep_params_nonnegative()),
+        "scale_by_trust_ratio": descend(
+            optax.scale_by_trust_ratio(min_norm=0.1, trust_coefficient=0.5, eps=1e-3)
+        ),
         "params_ema": (optax.chain(optax.sgd(LR), averaged(0.9)), "calm", lambda s: s[1]),
         # combinators
         "chain": (
