@@ -76,6 +76,15 @@ def add(p: Tensor, u: Tensor) -> Tensor:
     return (p + u).to(p.dtype)
 
 
+def check_transformation(name: str, tx: Any, example: str) -> None:
+    """Raise TypeError, in the name of who takes it, for what is no transformation."""
+    if not isinstance(tx, GradientTransformation):
+        raise TypeError(
+            f"{name} takes a transformation, but got a {type(tx).__name__}; call the factory, "
+            f"e.g. {example}."
+        )
+
+
 def check_params(params: Tree) -> None:
     """Raise TypeError unless every leaf is a floating-point or complex tensor."""
     for path, p in tree.items(params):

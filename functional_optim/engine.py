@@ -84,7 +84,6 @@ class Cohort:
         self.links = links
         self.counts = counts
         self.gated = any(link.gate for link in links)
-        self.settled: dict[Any, tuple[Link, ...]] = {}
         self.params = params
         self.slots = slots
         self.replace = replace
@@ -121,7 +120,6 @@ class Cohort:
         ):
             return False
         self.links = links
-        self.settled.clear()
         return True
 
     def _pack(self, numbers: list[Numbers]) -> Pack:
@@ -131,8 +129,7 @@ class Cohort:
             said = [own[0] for link, own in zip(links, numbers, strict=True) if link.gate]
             if not any(isinstance(x, Tensor) for x in said):
                 shut = tuple([not x > 0 for x in said])
-                plain, numbers = settled(links, numbers)
-                links = self.settled.setdefault((len(links), shut), plain)
+                links, numbers = settled(links, numbers)
         return Pack(links, numbers, shut)
 
     def measure(self, grads: list[Tensor], numbers: list[Numbers]) -> list[Sequence[Any]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from functional_optim import base, numeric, tree
 from functional_optim.combine import Wrapped, extra_names, frozen_links
 from functional_optim.leafwise import Leafwise, leafwise
-from functional_optim.rules import compute_dtype, either, squares
+from functional_optim.rules import either, squares, wide_dtype
 
 Condition = Callable[[Any], Any]
 """From the number of finished steps to whether the next one is taken."""
@@ -114,9 +114,7 @@ def _by_condition(
         opened = _as_number(should(t - 1))
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
-    def update(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
-        return (either(opened, u, 0.0) if empties else u), slots
-
+    update = _emptied if empties else _passed
     return _behind(leafwise(None, update, scalars, carry=GateCarry(0.0, 0.0), name=name), tx)
 
 
@@ -247,8 +245,7 @@ def accumulate(
     )
 
     def init(p: Tensor) -> AccumulateSlots:
-        wide = p.dtype if p.is_complex() else compute_dtype(p)
-        return AccumulateSlots(torch.zeros_like(p, dtype=wide))
+        return AccumulateSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
 
     def scalars(
         t: Any, carry: AccumulateCarry, total: tuple[Any] = (0.0,)
@@ -284,11 +281,15 @@ def accumulate(
 
 def _measuring(reduce: Any, scalars: Any, carry: Any, name: str) -> Leafwise:
     """A gate that looks at the updates, and empties them where it is shut."""
+    return leafwise(None, _emptied, scalars, reduce=reduce, carry=carry, name=name)
 
-    def update(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
-        return either(opened, u, 0.0), slots
 
-    return leafwise(None, update, scalars, reduce=reduce, carry=carry, name=name)
+def _emptied(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
+    return either(opened, u, 0.0), slots
+
+
+def _passed(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
+    return u, slots
 
 
 def _strange(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
@@ -303,11 +304,7 @@ def _as_number(condition: Any) -> Any:
 
 def _behind(gate: Leafwise, tx: Any) -> base.GradientTransformation:
     """A transformation behind a gate."""
-    if not isinstance(tx, base.GradientTransformation):
-        raise TypeError(
-            f"{gate.links[0].name} takes a transformation, but got a {type(tx).__name__}; call the "
-            "factory, e.g. adam(lr=1e-3)."
-        )
+    base.check_transformation(gate.links[0].name, tx, "adam(lr=1e-3)")
     if isinstance(tx, Leafwise):
         behind = [
             link if link.gate else link._replace(gate=i + 1) for i, link in enumerate(tx.links)

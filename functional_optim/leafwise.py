@@ -407,7 +407,7 @@ def check_trees(
 
 def check_state(links: Sequence[Link], layout: Layout, state: Any) -> None:
     """Raise if a state was not made by a chain of these links."""
-    mine = {key for keys in layout.slots for key in keys}
+    mine = set(layout.keys)
     if not isinstance(state, State):
         names = ", ".join(link.name or "?" for link in links)
         raise TypeError(

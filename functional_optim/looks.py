@@ -41,7 +41,6 @@ class Looks:
         self.places = list(map(Tensor.data_ptr, self.others))
         self.wide = tuple([x for x in tensors if x.dim() > 1])
         self.wide_strides = tuple(map(Tensor.stride, self.wide))
-        self.objects = objects
         first, *rest = objects
         self.whole = (
             *(self.kinds, self.strides, self.sizes, self.dtypes, first),

@@ -55,6 +55,11 @@ def compute_dtype(p: Tensor) -> torch.dtype:
     return torch.float64 if p.dtype in (torch.float64, torch.complex128) else torch.float32
 
 
+def wide_dtype(p: Tensor) -> torch.dtype:
+    """The dtype of a slot that holds sums or copies of p: p's own, float32 for half types."""
+    return p.dtype if p.is_complex() else compute_dtype(p)
+
+
 def as_real(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x as rules see it: complex numbers as pairs in a last dimension, and in `dtype`."""
     return (torch.view_as_real(x) if x.is_complex() else x).to(dtype)
@@ -148,9 +153,7 @@ def either(condition: Any, a: Tensor, b: Any) -> Tensor:
 def settled(
     links: tuple[Link, ...], numbers: Sequence[Numbers]
 ) -> tuple[tuple[Link, ...], list[Numbers]]:
-    """The same without gates, if what all of them say is known: shut links do nothing."""
-    if any(link.gate and isinstance(own[0], Tensor) for link, own in zip(links, numbers)):  # noqa: B905
-        return links, list(numbers)
+    """The same without gates, where what all of them say is known: shut links do nothing."""
     plain: list[Link] = []
     left: list[Numbers] = []
     for link, own in zip(links, numbers, strict=False):

@@ -12,7 +12,7 @@ from functional_optim import base, numeric, tree
 from functional_optim.combine import chain, extra_names
 from functional_optim.flat import Flat
 from functional_optim.leafwise import Leafwise, leafwise
-from functional_optim.rules import Link, compute_dtype, either, init_slots
+from functional_optim.rules import Link, either, init_slots, wide_dtype
 
 
 class LookaheadSlots(NamedTuple):
@@ -51,11 +51,7 @@ def lookahead(
         >>> w
         tensor([-1.])
     """
-    if not isinstance(tx, base.GradientTransformation):
-        raise TypeError(
-            f"lookahead takes a transformation, but got a {type(tx).__name__}; call the factory, "
-            "e.g. lookahead(adam())."
-        )
+    base.check_transformation("lookahead", tx, "lookahead(adam())")
     if not (isinstance(sync_period, int) and sync_period >= 1):
         raise ValueError(f"lookahead needs a sync_period of 1 or more, but got {sync_period}.")
     numeric.check(
@@ -65,8 +61,7 @@ def lookahead(
     )
 
     def init(p: Tensor) -> LookaheadSlots:
-        wide = p.dtype if p.is_complex() else compute_dtype(p)
-        return LookaheadSlots(p.clone() if wide is p.dtype else p.to(wide))
+        return LookaheadSlots(p.to(wide_dtype(p), copy=True))
 
     def scalars(t: Any) -> tuple[Any, Any]:
         return numeric.float64(t % sync_period == 0), numeric.at(slow_step_size, t)
@@ -102,11 +97,7 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         >>> tx.init(params).slots["momentum_buffer"]
         tensor([0., 0., 0.])
     """
-    if not isinstance(tx, base.GradientTransformation):
-        raise TypeError(
-            f"flatten takes a transformation, but got a {type(tx).__name__}; call the factory, "
-            "e.g. flatten(adam())."
-        )
+    base.check_transformation("flatten", tx, "flatten(adam())")
     known = extra_names(tx)
 
     def init(params: Any) -> Any:

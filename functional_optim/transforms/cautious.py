@@ -48,11 +48,7 @@ def cautious(
         tensor([-3.8000, -0.0000])
     """
     numeric.check(lambda x: 0 < x <= 1, eps, "cautious needs an eps in (0, 1], but got {}.")
-    if not isinstance(tx, base.GradientTransformation):
-        raise TypeError(
-            f"cautious takes a transformation, but got a {type(tx).__name__}; call the factory, "
-            "e.g. cautious(scale_by_adam())."
-        )
+    base.check_transformation("cautious", tx, "cautious(scale_by_adam())")
     if any(name == "lr" for part in _runs(tx) for link in part.links for name, _ in link.hyper):
         raise ValueError(
             "cautious compares signs, which a learning rate turns around; put it around the links "
