@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, numeric, tree
-from functional_optim.combine import chain, extra_names
+from functional_optim.combine import Wrapped, chain, extra_names
 from functional_optim.flat import Flat
 from functional_optim.leafwise import Leafwise, leafwise
 from functional_optim.rules import Link, either, init_slots, wide_dtype
@@ -112,7 +112,7 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         updates = flat.tree(u, stored=False)
         return tree.map(lambda _, g, u: None if g is None else u, params, grads, updates), state
 
-    return base.GradientTransformation(init, update)
+    return Wrapped(init, update, tx)
 
 
 def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
@@ -246,7 +246,8 @@ def with_schedule(
         updates, inner = tx.update(grads, state.inner, params, **extra)
         return updates, WithScheduleState(state.step + 1, now, inner)
 
-    return base.GradientTransformation(init, update)
+    first = recipe(**fixed, **values(1.0, torch.device("cpu")))
+    return Wrapped(init, update, first)
 
 
 def _moves(x: Any) -> bool:

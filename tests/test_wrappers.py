@@ -44,6 +44,23 @@ def test_lookahead_is_the_papers_algorithm():
     assert_close(state.slots["slow_params"], slow, 1e-12)
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        fo.flatten,
+        lambda tx: fo.cautious(fo.flatten(tx)),
+        lambda tx: fo.with_schedule(lambda: tx),
+    ],
+)
+def test_extra_arguments_pass_through(around):
+    tx = fo.chain(around(fo.scale_by_polyak()), fo.params_ema(0.9))
+    w, g = torch.ones(2), torch.ones(2)
+    updates, _ = tx.update(g, tx.init(w), w, value=1.0)
+    assert updates.tolist() == [0.5, 0.5]  # value / ‖g‖² of g
+    with pytest.raises(TypeError, match="value"):
+        tx.update(g, tx.init(w), w)
+
+
 def test_flatten_shows_one_vector():
     seen = []
 

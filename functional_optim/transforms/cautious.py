@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, numeric, tree
-from functional_optim.combine import Sequence, extra_names
+from functional_optim.combine import Sequence, Wrapped, extra_names
 from functional_optim.leafwise import Leafwise, leafwise
 from functional_optim.rules import as_real, as_update, compute_dtype
 
@@ -108,4 +108,4 @@ def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.Gradien
 
         return tree.map(leaf, grads, updates), CautiousState(state.step + 1, inner)
 
-    return base.GradientTransformation(init, update)
+    return Wrapped(init, update, tx)
