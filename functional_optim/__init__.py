@@ -4,6 +4,7 @@ from functional_optim import linalg as linalg
 from functional_optim import measures as measures
 from functional_optim import numeric as numeric
 from functional_optim import projections as projections
+from functional_optim import replicas as replicas
 from functional_optim import schedules as schedules
 from functional_optim import tree as tree
 from functional_optim.algorithms import adadelta as adadelta
@@ -40,6 +41,9 @@ from functional_optim.base import GradientTransformation as GradientTransformati
 from functional_optim.base import apply_updates as apply_updates
 from functional_optim.combine import chain as chain
 from functional_optim.combine import named_chain as named_chain
+from functional_optim.commits import commit_if as commit_if
+from functional_optim.commits import keep_snapshots as keep_snapshots
+from functional_optim.commits import rollback as rollback
 from functional_optim.compiled import compile as compile
 from functional_optim.gates import accumulate as accumulate
 from functional_optim.gates import apply_if_finite as apply_if_finite

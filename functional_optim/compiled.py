@@ -12,6 +12,7 @@ from torch import Tensor
 
 from functional_optim import base, kernels, numeric, tree
 from functional_optim.combine import extra_names
+from functional_optim.commits import CommitIf, as_flag
 from functional_optim.engine import Cohort, How, Turn, advance
 from functional_optim.layout import Layout
 from functional_optim.leafwise import Leafwise, State, check_state, check_trees
@@ -62,7 +63,42 @@ def compile(
             f"compile takes a transformation, but got a {type(tx).__name__}; call the factory "
             "first, e.g. compile(adamw(lr=1e-3))."
         )
+    if isinstance(tx, CommitIf):
+        return _committed(tx, compile(tx.inner, donate=donate, strict=strict), donate)
     return FusedStep(tx, donate, strict) if isinstance(tx, Leafwise) else _whole(tx)
+
+
+def _committed(
+    tx: CommitIf, step: Callable[..., tuple[Any, Any]], donate: bool
+) -> Callable[..., tuple[Any, Any]]:
+    """A step that is not run where it is refused."""
+
+    def committed(
+        grads: Any, state: Any, params: Any, *, commit: Any, **extra: Any
+    ) -> tuple[Any, Any]:
+        if isinstance(commit, Tensor) and (kernels.bypass() or torch.compiler.is_compiling()):
+            return by_operations(tx, donate, grads, state, params, {**extra, "commit": commit})
+        return step(grads, state, params, **extra) if as_flag(commit) else (params, state)
+
+    return committed
+
+
+def by_operations(
+    tx: base.GradientTransformation,
+    donate: bool,
+    grads: Any,
+    state: Any,
+    params: Any,
+    extra: dict[str, Any],
+) -> tuple[Any, Any]:
+    """The step where a tracer or a transform of torch.func must see it."""
+    updates, new_state = tx.update(grads, state, params, **extra)
+    new_params = base.apply_updates(params, updates)
+    if not donate:
+        return new_params, new_state
+    with torch.no_grad():
+        tree.map(Tensor.copy_, (params, state), (new_params, new_state))
+    return params, state
 
 
 class FusedStep:
@@ -77,7 +113,7 @@ class FusedStep:
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         if kernels.bypass():
-            return self._by_operations(grads, state, params, extra)
+            return by_operations(self.tx, self.donate, grads, state, params, extra)
         return base.unrecorded(self._by_kernels, grads, state, params, extra)
 
     def _by_kernels(
@@ -106,18 +142,6 @@ class FusedStep:
         if state.carry:
             for key, value in carry.items():
                 state.carry[key].fill_(value)
-        return params, state
-
-    def _by_operations(
-        self, grads: Any, state: State, params: Any, extra: dict[str, Any]
-    ) -> tuple[Any, State]:
-        """The step where a tracer or a transform of torch.func must see it."""
-        updates, new_state = self.tx.update(grads, state, params, **extra)
-        new_params = base.apply_updates(params, updates)
-        if not self.donate:
-            return new_params, new_state
-        with torch.no_grad():
-            tree.map(Tensor.copy_, (params, state), (new_params, new_state))
         return params, state
 
 

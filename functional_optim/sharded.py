@@ -47,3 +47,17 @@ def placed_like(x: Any, like: Any) -> Any:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(x, like.device_mesh, placements, src_data_rank=None)
+
+
+def from_part(part: Any, like: Any) -> Any:
+    """The DTensor, divided like another one, of which this process has that part."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

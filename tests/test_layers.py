@@ -23,9 +23,10 @@ LAYERS = (
     {"banks", "bundles"},
     {"leafwise", "engine", "flat"},
     {"combine", "forms", "lookup"},
-    {"transforms", "compiled", "selection", "gates", "wrappers"},
-    {"algorithms"},
-    {"adapters", "warmup"},
+    {"transforms", "commits", "selection", "gates", "wrappers"},
+    {"algorithms", "compiled"},
+    {"replicas", "warmup"},
+    {"adapters"},
 )
 """A module, or a package with all in it, imports only from the layers before its own."""
 DEPTH = {name: i for i, layer in enumerate(LAYERS) for name in layer}

@@ -1,0 +1,12 @@
+"""Training with replicas that may fail: coordinators, and the loop that votes before it updates."""
+
+from functional_optim.replicas.alone import Local as Local
+from functional_optim.replicas.alone import Scripted as Scripted
+from functional_optim.replicas.buckets import Reduction as Reduction
+from functional_optim.replicas.coordinator import Coordinator as Coordinator
+from functional_optim.replicas.coordinator import Decision as Decision
+from functional_optim.replicas.loop import Replica as Replica
+from functional_optim.replicas.loop import ReplicaState as ReplicaState
+from functional_optim.replicas.synced import Synced as Synced
+from functional_optim.replicas.torchft import TorchFT as TorchFT
+from functional_optim.replicas.torchft import as_coordinator as as_coordinator

@@ -1,0 +1,93 @@
+"""Many tensors as few vectors, for reductions over a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import sharded, tree
+
+Wait = Callable[[], Tensor]
+"""Waits for a reduction, and returns its result."""
+
+
+class Reduction:
+    """A reduction on its way. `wait()` returns the averaged tree."""
+
+    def __init__(self, finish: Callable[[], Any]) -> None:
+        self._finish = finish
+
+    def wait(self) -> Any:
+        """The mean over the participants, a tree like the one that was given: new tensors.
+
+        Waiting twice gives the same tree.
+        """
+        made = self._finish()
+        self._finish = lambda: made
+        return made
+
+
+def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes: int) -> Reduction:
+    """Average a tree: one call of `mean` for every vector of at most bucket_bytes.
+
+    Tensors of one dtype and device are laid end to end and cut into vectors; one tensor may span
+    several. So each element is reduced exactly once, whatever the sizes.
+
+    Args:
+        values: pytree of floating-point or complex tensors (of a DTensor, this process's part).
+        mean: starts the average of a vector over the participants; it may write into it.
+        bucket_bytes: ≥ 1; at least one element goes into a vector.
+
+    Raises:
+        TypeError: for a leaf that is no floating-point or complex tensor.
+    """
+    leaves = tree.leaves(values)
+    for path, x in tree.items(values):
+        if not (isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())):
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(
+                f"allreduce averages floating-point and complex tensors, but {path!r} is a {kind}; "
+                "leave it out of the tree."
+            )
+    plain = [_local(x) for x in leaves]
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i, x in enumerate(plain):
+        kinds.setdefault((x.dtype, x.device), []).append(i)
+    waiting: list[tuple[list[int], list[Wait]]] = []
+    for (dtype, _), places in kinds.items():
+        joined = torch.cat([plain[i].reshape(-1) for i in places])
+        if joined.numel():
+            pieces = joined.split(max(1, bucket_bytes // dtype.itemsize))
+            waiting.append((places, [mean(piece) for piece in pieces]))
+
+    def finish() -> Any:
+        made = list(leaves)
+        for places, waits in waiting:
+            joined = torch.cat([wait() for wait in waits])
+            parts = joined.split([plain[i].numel() for i in places])
+            for i, part in zip(places, parts, strict=True):
+                made[i] = _like(part.view(plain[i].shape), leaves[i])
+        return tree.with_leaves(values, made)
+
+    return Reduction(finish)
+
+
+def _local(x: Tensor) -> Tensor:
+    """This process's part of a tensor, as real numbers."""
+    x = x.detach()
+    x = x.to_local() if sharded.is_sharded(x) else x  # pyright: ignore[reportAttributeAccessIssue]
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _like(part: Tensor, leaf: Tensor) -> Tensor:
+    """What was averaged, in the form of the tensor that was given."""
+    if leaf.is_complex():
+        part = torch.view_as_complex(part)
+    if sharded.is_sharded(leaf):
+        return sharded.from_part(part, leaf)
+    if part.stride() == leaf.stride():
+        return part
+    return torch.empty_like(leaf).copy_(part)

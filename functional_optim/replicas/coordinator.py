@@ -1,0 +1,269 @@
+"""The protocol between a replica and the group that trains with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.replicas.buckets import Reduction, Wait, reduce_in_buckets
+
+Load = Callable[[Any], None]
+Save = Callable[[], Any]
+
+
+class Decision(NamedTuple):
+    """What a group says of a step.
+
+    committed: is it to be taken? If not, it has never been.
+    healed: was this replica's state replaced by a peer's since the step began?
+    step: how many steps are committed, this one included.
+    participants: how many replicas have contributed to it. One that is healing does not.
+    reason: why it was refused, in words; "" where it was committed.
+    """
+
+    committed: bool
+    healed: bool
+    step: int
+    participants: int
+    reason: str = ""
+
+
+class Coordinator:
+    """A replica's connection to its group; what every implementation has in common.
+
+    A step is `start()`, any number of `allreduce(tree)`, then `decide()`. The vote comes before the
+    update: where a peer's state arrives with it, a candidate computed before would belong to a
+    state that is no more.
+
+    ::
+
+        coordinator.register("weights", load, save)     # once: what a peer needs to heal
+        coordinator.start()
+        mean = coordinator.allreduce(grads).wait()
+        decision = coordinator.decide()                 # may call load
+        if decision.committed: ...                      # update what is there now
+
+    `Replica` (for pure transformations) and `adapters.FaultTolerantOptimizer` do just that.
+
+    Args:
+        bucket_bytes: size of the vectors that tensors are joined to for a reduction, ≥ 1. Default:
+            25 MiB, as torch's DistributedDataParallel has it.
+        max_retries: how many refused steps in a row to bear; the next one raises. None: all.
+
+    An implementation overrides `_start`, `_mean`, `_decide` and, as it needs them, `_take_back` and
+    `_close`.
+    """
+
+    def __init__(self, *, bucket_bytes: int = 25 * 2**20, max_retries: int | None = None) -> None:
+        if bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes must be 1 or more, but is {bucket_bytes}.")
+        if max_retries is not None and max_retries < 0:
+            raise ValueError(f"max_retries must be None, or 0 or more, but is {max_retries}.")
+        self.bucket_bytes = bucket_bytes
+        self.max_retries = max_retries
+        self.step = 0
+        """How many steps are committed."""
+        self.decision: Decision | None = None
+        """The last one."""
+        self.error: Exception | None = None
+        """What was reported of the step that is open."""
+        self._loads: dict[str, tuple[Load, Save]] = {}
+        self._open = False
+        self._closed = False
+        self._healed = False
+        self._must_heal = False
+        self._refused = 0
+
+    def register(self, key: str, load: Load, save: Save) -> None:
+        """Say how a part of this replica is saved for a peer, and how a peer's is loaded.
+
+        Args:
+            key: its name, the same on all replicas.
+            load: called with what `save` has returned on a peer. Called from `start` or `decide`.
+            save: returns a pytree of tensors and other picklable values. It may be called from
+                another thread while a step is open, and its tensors are copied.
+
+        Raises:
+            ValueError: for a key that is taken.
+        """
+        if key in self._loads:
+            raise ValueError(
+                f"{key!r} is registered with this coordinator already; give each part a key of "
+                "its own."
+            )
+        self._loads[key] = (load, save)
+
+    def saved(self) -> dict[str, Any]:
+        """All that is registered, copied: what a peer needs to heal."""
+        return {key: self.copied(save) for key, (_, save) in self._loads.items()}
+
+    @staticmethod
+    def copied(save: Save) -> Any:
+        """What a `save` returns, apart from what will be written to later."""
+
+        def one(x: Any) -> Any:
+            return x.detach().clone() if isinstance(x, Tensor) else copy.deepcopy(x)
+
+        return tree.map(one, save())
+
+    def heal(self, saved: dict[str, Any]) -> None:
+        """Replace all that is registered by what a peer has saved.
+
+        Raises:
+            ValueError: if the two replicas have not registered the same keys. Nothing is loaded.
+        """
+        if saved.keys() != self._loads.keys():
+            raise ValueError(
+                f"a peer has saved {sorted(saved)}, but this replica has registered "
+                f"{sorted(self._loads)}; register the same keys everywhere."
+            )
+        for key, (load, _) in self._loads.items():
+            load(saved[key])
+        self._healed = True
+        self._must_heal = False
+
+    def start(self) -> None:
+        """Begin a step: find out who takes part. Where that heals at once, parts are loaded here.
+
+        Raises:
+            RuntimeError: if a step is open, or the coordinator is closed.
+        """
+        self._check_usable()
+        if self._open:
+            raise RuntimeError(
+                "a step is open already; call decide() before the next start() (an optimizer "
+                "does so in step())."
+            )
+        self.error = None
+        self._healed = False
+        self._start()
+        self._open = True
+
+    def allreduce(self, values: Any) -> Reduction:
+        """Begin to average a tree of tensors over the participants.
+
+        Args:
+            values: pytree of floating-point or complex tensors, the same shapes on all replicas.
+
+        Returns:
+            The reduction; `.wait()` gives the mean, as new tensors. What a replica gives that is
+            healing is left out. If an error was or is reported, the result means nothing, and the
+            step will be refused.
+
+        Raises:
+            RuntimeError: if no step is open.
+            TypeError: for other leaves.
+        """
+        self._check_open("allreduce()")
+        return reduce_in_buckets(values, self._mean, self.bucket_bytes)
+
+    def report_error(self, error: Exception) -> None:
+        """Say that something went wrong with this step on this replica.
+
+        While the step is open, it will be refused. After it was committed, it means that the step
+        could not be taken here: it is taken back, and this replica must be healed by a peer before
+        it takes part in another.
+
+        Raises:
+            RuntimeError: if no step is open and none was committed.
+        """
+        if self._open:
+            self.error = self.error or error
+            self._report(error)
+        elif self.decision is not None and self.decision.committed:
+            self.decision = self.decision._replace(
+                committed=False, step=self.step - 1, reason=_in_words(error)
+            )
+            self.step -= 1
+            self._must_heal = True
+            self._take_back()
+        else:
+            raise RuntimeError(
+                "there is no step to report an error of; call start() first."
+            ) from error
+
+    def decide(self) -> Decision:
+        """Vote on the open step, and learn what the group says. Healing ends here at the latest.
+
+        Raises:
+            RuntimeError: if no step is open; after more than max_retries refused ones in a row; if
+                a step was half taken here and no peer could heal this replica.
+        """
+        self._check_open("decide()")
+        self._open = False
+        decision = self._decide()._replace(healed=self._healed)
+        self.step = decision.step
+        self.decision = decision
+        if self._must_heal:
+            raise RuntimeError(
+                "an update failed half-way on this replica after its step was committed, and no "
+                "peer has healed it since; restart it from a checkpoint."
+            )
+        self._refused = 0 if decision.committed else self._refused + 1
+        if self.max_retries is not None and self._refused > self.max_retries:
+            raise RuntimeError(
+                f"{self._refused} steps in a row were refused, more than max_retries="
+                f"{self.max_retries}; the last one because: {decision.reason}."
+            )
+        return decision
+
+    def close(self) -> None:
+        """Leave the group. An open step is refused first. Closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._open = False
+        self._close()
+
+    @property
+    def is_open(self) -> bool:
+        """Has a step begun that is not decided?"""
+        return self._open
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise RuntimeError("this coordinator is closed; make a new one.")
+
+    def _check_open(self, what: str) -> None:
+        self._check_usable()
+        if not self._open:
+            raise RuntimeError(
+                f"{what} needs an open step; call start() first (an optimizer does so in "
+                "zero_grad())."
+            )
+
+    def _refusal(self) -> str:
+        """Why this replica is against the step; "" if it is not."""
+        return "" if self.error is None else _in_words(self.error)
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def _mean(self, vector: Tensor) -> Wait:
+        raise NotImplementedError
+
+    def _decide(self) -> Decision:
+        raise NotImplementedError
+
+    def _report(self, error: Exception) -> None:
+        """An error was reported of the open step."""
+
+    def _take_back(self) -> None:
+        """The step counted last was not taken after all."""
+
+    def _close(self) -> None:
+        """Leave the group."""
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(".")

@@ -1,0 +1,206 @@
+"""A replica that trains a pure transformation with its group: vote first, then update."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, tree
+from functional_optim.compiled import compile
+from functional_optim.replicas.coordinator import Decision
+from functional_optim.replicas.synced import Synced
+from functional_optim.replicas.torchft import as_coordinator
+
+
+class ReplicaState(NamedTuple):
+    """All that a replica has and a peer would need: one tree, healed as a whole.
+
+    params: the parameters.
+    state: that of the transformation; its step counts are in it, so schedules heal too.
+    extra: what else the training depends on, any pytree: a seed, a place in the data, batch-norm
+        statistics.
+    """
+
+    params: Any
+    state: Any
+    extra: Any = None
+
+
+class Replica:
+    """One of a group of replicas that train together, any of which may fail.
+
+    ::
+
+        replica = Replica(coordinator, tx)
+        tree = replica.init(params, extra={"seed": 0})
+        while tree.state.step < 1000:
+            tree = replica.start(tree)
+            grads = torch.func.grad(loss)(tree.params, batch)
+            tree, decision = replica.step(grads, tree)
+
+    Gradients are averaged over the participants; then the group votes; then, if the step is
+    committed, the update is computed from the state that there is after the vote, a healed one
+    included. There is no other order: an update computed before the vote would be that of a state
+    that the vote may replace. A refused step returns the state as it was, bit for bit.
+
+    Args:
+        coordinator: a `Coordinator`, or a torchft Manager.
+        tx: a transformation; or `local_sgd(…)` or `diloco(…)`, which average more rarely.
+        nonfinite: "commit" takes steps with infinite or NaN gradients like others (a gate such as
+            `apply_if_finite` may be in tx); "refuse" votes against them, which reads one flag from
+            the device a step.
+        compile: update in place with compiled kernels, as `fo.compile(tx)`. The trees passed in are
+            then the ones returned.
+        key: under which the tree is registered with the coordinator. Two replicas objects of one
+            coordinator need two keys.
+
+    Raises:
+        TypeError: for what is no coordinator or no transformation.
+        ValueError: for another `nonfinite`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> replica = fo.replicas.Replica(fo.replicas.Scripted([True, False]), fo.sgd(0.5))
+        >>> now = replica.init(torch.ones(1))
+        >>> for _ in range(2):
+        ...     now = replica.start(now)
+        ...     now, decision = replica.step(torch.ones(1), now)
+        ...     print(now.params, decision.committed)
+        tensor([0.5000]) True
+        tensor([0.5000]) False
+    """
+
+    def __init__(
+        self,
+        coordinator: Any,
+        tx: base.GradientTransformation,
+        *,
+        nonfinite: Literal["commit", "refuse"] = "commit",
+        compile: bool = False,
+        key: str = "replica",
+    ) -> None:
+        base.check_transformation("Replica", tx, "Replica(coordinator, adam())")
+        if nonfinite not in ("commit", "refuse"):
+            raise ValueError(f'nonfinite must be "commit" or "refuse", but is {nonfinite!r}.')
+        self.coordinator = as_coordinator(coordinator)
+        self.tx = tx
+        self.nonfinite = nonfinite
+        self._apply = _stepper(tx, compile)
+        self._tree: ReplicaState | None = None
+        self._pending: Any = None
+        self.coordinator.register(key, self._load, self._save)
+
+    def init(self, params: Any, extra: Any = None) -> ReplicaState:
+        """The tree that training starts from. Replicas may start from different ones."""
+        return ReplicaState(params, self.tx.init(params), extra)
+
+    def start(self, now: ReplicaState) -> ReplicaState:
+        """Begin a step. Returns the tree to compute gradients from: a peer's, if that heals here.
+
+        Raises:
+            RuntimeError: if a step is open.
+        """
+        self._tree = now
+        if not isinstance(self.tx, Synced):
+            self.coordinator.start()
+        return self._tree
+
+    def step(
+        self, grads: Any, now: ReplicaState, **extra: Any
+    ) -> tuple[ReplicaState, Decision | None]:
+        """Average the gradients, vote, and then update.
+
+        Args:
+            grads: this replica's gradients, like the parameters.
+            now: the tree that `start` returned.
+            extra: what tx's update takes beside: numbers and tensors, averaged like the gradients.
+
+        Returns:
+            The tree after the step, and what the group said; None for a step of `local_sgd` or
+            `diloco` that asks nobody.
+
+        Raises:
+            RuntimeError: without a `start`; and as `Coordinator.decide`. If the update itself
+                raises, its step is taken back, and this replica has to be healed by a peer.
+        """
+        if self._tree is None:
+            raise RuntimeError("call tree = replica.start(tree) before replica.step(grads, tree).")
+        if isinstance(self.tx, Synced):
+            return self._local_step(self.tx, grads, now, extra)
+        group = self.coordinator
+        mean, means = group.allreduce((grads, _as_tensors(extra))).wait()
+        if self.nonfinite == "refuse" and group.error is None:
+            self._check_finite(mean)
+        self._tree = now
+        decision = group.decide()
+        now, self._tree = self._tree, None
+        if not decision.committed:
+            return now, decision
+        try:
+            return self._updated(mean, now, means), decision
+        except Exception as error:
+            group.report_error(error)
+            raise
+
+    def _local_step(
+        self, tx: Synced, grads: Any, now: ReplicaState, extra: dict[str, Any]
+    ) -> tuple[ReplicaState, Decision | None]:
+        """A step alone, and where it is time, a part of a synchronization."""
+        group = self.coordinator
+        self._tree = now = self._updated(grads, now, extra)
+        if tx.offers(now.state):
+            group.start()
+            now = self._tree
+            self._pending = group.allreduce(tx.offer(now.state, now.params))
+        if not tx.settles(now.state):
+            return now, None
+        mean = self._pending.wait()
+        self._pending = None
+        decision = group.decide()
+        now, self._tree = self._tree, None
+        params, state = tx.settle(mean, now.state, now.params, decision.committed)
+        return ReplicaState(params, state, now.extra), decision
+
+    def _updated(self, grads: Any, now: ReplicaState, extra: dict[str, Any]) -> ReplicaState:
+        params, state = self._apply(grads, now.state, now.params, **extra)
+        return ReplicaState(params, state, now.extra)
+
+    def _check_finite(self, mean: Any) -> None:
+        for path, g in tree.items(mean):
+            if not g.isfinite().all():
+                self.coordinator.report_error(
+                    ValueError(f"the mean gradient of {path!r} has an infinite or NaN entry")
+                )
+                return
+
+    def _save(self) -> ReplicaState | None:
+        return self._tree
+
+    def _load(self, saved: ReplicaState) -> None:
+        if self._tree is None:
+            raise RuntimeError("a peer's state came before this replica's start().")
+        tree.check_same(
+            tuple(self._tree), tuple(saved), "this replica", "its peer", "run the same program"
+        )
+        self._tree = ReplicaState(*saved)
+
+
+def _stepper(tx: base.GradientTransformation, compiled: bool) -> Any:
+    if compiled:
+        return compile(tx)
+
+    def step(grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        updates, state = tx.update(grads, state, params, **extra)
+        return base.apply_updates(params, updates), state
+
+    return torch.no_grad()(step)
+
+
+def _as_tensors(extra: dict[str, Any]) -> dict[str, Tensor]:
+    return {
+        name: x.detach() if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64)
+        for name, x in extra.items()
+    }
