@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -146,7 +146,7 @@ class Wrapped(base.GradientTransformation):
         update: Callable[..., tuple[Any, Any]],
         inner: base.GradientTransformation,
         spared: tuple[Any, ...] = (),
-    ) -> Wrapped:
+    ) -> Self:
         self = super().__new__(cls, init, update)
         self.inner = inner
         self.spared = spared

@@ -103,12 +103,12 @@ class SnapshotsState(NamedTuple):
     """The state of `keep_snapshots`.
 
     inner: that of the wrapped transformation.
-    count: 0-dim int64, how many steps can be taken back.
+    kept: 0-dim int64, how many steps can be taken back.
     past: one `Moment` for each, the latest first; those that are not used yet are of the start.
     """
 
     inner: Any
-    count: Tensor
+    kept: Tensor
     past: tuple[Moment, ...]
 
 
@@ -158,7 +158,7 @@ def keep_snapshots(tx: base.GradientTransformation, last: int = 1) -> base.Gradi
             raise ValueError("update needs the parameters: call update(grads, state, params).")
         updates, inner = tx.update(grads, state.inner, params, **extra)
         past = (Moment(params, state.inner), *state.past[:-1])
-        return updates, SnapshotsState(inner, (state.count + 1).clamp(max=last), past)
+        return updates, SnapshotsState(inner, (state.kept + 1).clamp(max=last), past)
 
     return Wrapped(init, update, tx)
 
@@ -168,7 +168,7 @@ def rollback(state: SnapshotsState, steps: int = 1) -> tuple[Any, SnapshotsState
 
     Args:
         state: its state.
-        steps: how many to take back, 1 ≤ steps ≤ `state.count`.
+        steps: how many to take back, 1 ≤ steps ≤ `state.kept`.
 
     Returns:
         The parameters and the state from before these steps, bit for bit. What is older can still
@@ -195,7 +195,7 @@ def rollback(state: SnapshotsState, steps: int = 1) -> tuple[Any, SnapshotsState
             "the transformation: keep_snapshots(adam())."
         )
     unknown = torch.compiler.is_compiling() or kernels.bypass()
-    most = len(state.past) if unknown else int(state.count)
+    most = len(state.past) if unknown else int(state.kept)
     if not 1 <= steps <= most:
         raise ValueError(
             f"rollback can take back 1 to {most} steps, but got steps={steps}; "
@@ -204,4 +204,4 @@ def rollback(state: SnapshotsState, steps: int = 1) -> tuple[Any, SnapshotsState
     there = state.past[steps - 1]
     left = state.past[steps:]
     past = (*left, *[state.past[-1]] * (len(state.past) - len(left)))
-    return there.params, SnapshotsState(there.inner, state.count - steps, past)
+    return there.params, SnapshotsState(there.inner, state.kept - steps, past)
