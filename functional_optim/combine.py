@@ -222,9 +222,8 @@ def extra_names(tx: base.GradientTransformation) -> tuple[str, ...]:
         return tuple([name for link in tx.links for name in link.extra])
     if isinstance(tx, Sequence):
         return tuple([name for part in tx.parts for name in extra_names(part)])
-    if isinstance(tx, Wrapped):
-        return extra_names(tx.inner)
-    return base.extra_names(tx.update)
+    inner = extra_names(tx.inner) if isinstance(tx, Wrapped) else ()
+    return (*base.extra_names(tx.update), *inner)
 
 
 def required_names(tx: base.GradientTransformation) -> tuple[str, ...]:
@@ -236,10 +235,10 @@ def required_names(tx: base.GradientTransformation) -> tuple[str, ...]:
         known = [getattr(link.scalars, "__kwdefaults__", None) or {} for link in asking]
         pairs = zip(asking, known, strict=True)
         return tuple([name for link, own in pairs for name in link.extra if name not in own])
-    if isinstance(tx, Wrapped):
-        return required_names(tx.inner)
+    inner = required_names(tx.inner) if isinstance(tx, Wrapped) else ()
     known = getattr(tx.update, "__kwdefaults__", None) or {}
-    return tuple([name for name in base.extra_names(tx.update) if name not in known])
+    own = [name for name in base.extra_names(tx.update) if name not in known]
+    return (*own, *inner)
 
 
 def _parts(tx: base.GradientTransformation) -> tuple[base.GradientTransformation, ...]:

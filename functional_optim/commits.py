@@ -55,8 +55,9 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
         grads: Any, state: Any, params: Any = None, *, commit: Any, **extra: Any
     ) -> tuple[Any, Any]:
         base.check_extra(extra, known)
+        _check_flag(commit)
         if not isinstance(commit, Tensor):
-            if as_flag(commit):
+            if commit:
                 return tx.update(grads, state, params, **extra)
             like = grads if params is None else params
             return tree.map(lambda x, g: None if g is None else _nothing(x), like, grads), state
@@ -79,6 +80,12 @@ def _nothing(like: Tensor) -> Tensor:
 
 def as_flag(commit: Any) -> bool:
     """A commit flag, read on the host."""
+    _check_flag(commit)
+    return bool(commit > 0)
+
+
+def _check_flag(commit: Any) -> None:
+    """Raise TypeError for what is not one flag."""
     if isinstance(commit, Tensor) and commit.numel() != 1:
         raise TypeError(
             f"commit must be one flag, but is a tensor of shape {tuple(commit.shape)}; pass a bool "
@@ -89,7 +96,6 @@ def as_flag(commit: Any) -> bool:
             f"commit must be a bool or a 0-dim tensor, but is a {type(commit).__name__}; pass "
             "decision.committed."
         )
-    return bool(commit > 0)
 
 
 class Moment(NamedTuple):

@@ -1,0 +1,389 @@
+"""Coordinators, and the loop that votes before it updates."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from helpers import assert_close, assert_same, make_grads, make_params, run
+
+import functional_optim as fo
+from functional_optim.replicas import Decision, Local, Replica, Scripted
+
+REFUSED = Decision(False, False, 0, 1, "too few")
+
+
+def recipe():
+    return fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(fo.schedules.linear(0.1, 0.01, 5)))
+
+
+def train(replica, now, grads, *, given=None):
+    """The functional loop; given: receives every decision."""
+    for g in grads:
+        now = replica.start(now)
+        now, decision = replica.step(g, now)
+        if given is not None:
+            given.append(decision)
+    return now
+
+
+def healing(script, peer, **options):
+    return Scripted(script, peer=lambda: peer.coordinator.saved(), **options)
+
+
+# ---------------------------------------------------------------- coordinators
+
+
+def test_alone_every_step_is_committed():
+    group = Local()
+    for step in (1, 2):
+        group.start()
+        values = {"a": torch.ones(2), "n": None}
+        assert group.allreduce(values).wait() is values
+        assert group.decide() == Decision(True, False, step, 1, "")
+    assert (group.step, group.decision.step) == (2, 2)
+
+
+def test_a_reported_error_refuses_the_step_and_no_other():
+    group = Local()
+    group.start()
+    group.report_error(ValueError("a cable is loose."))
+    group.report_error(RuntimeError("and then this"))
+    assert group.decide() == Decision(False, False, 0, 1, "ValueError: a cable is loose")
+    group.start()
+    assert group.decide().committed
+
+
+def test_a_script_is_followed_to_its_end():
+    group = Scripted([True, False, Decision(True, False, 7, 3)])
+    seen = []
+    for _ in range(3):
+        group.start()
+        seen.append(group.decide())
+    assert [d.committed for d in seen] == [True, False, True]
+    assert (seen[1].reason, seen[2].step, group.step) == ("the script says so", 7, 7)
+    with pytest.raises(RuntimeError, match="the script is over: it has 3 steps"):
+        group.start()
+
+
+@pytest.mark.parametrize("group", [Local(max_retries=1), Scripted([False] * 5, max_retries=1)])
+def test_one_refusal_too_many_raises(group):
+    for _ in range(2):
+        group.start()
+        if isinstance(group, Local):
+            group.report_error(ValueError("no"))
+        if _ == 0:
+            assert not group.decide().committed
+    with pytest.raises(RuntimeError, match="2 steps in a row were refused, more than max_retries"):
+        group.decide()
+
+
+def test_a_committed_step_forgives_the_refused_ones_before_it():
+    group = Scripted([False, True, False, True], max_retries=1)
+    for _ in range(4):
+        group.start()
+        group.decide()
+
+
+def test_calls_out_of_order_are_errors():
+    group = Local()
+    for call in (group.decide, lambda: group.allreduce(torch.ones(1))):
+        with pytest.raises(RuntimeError, match=r"needs an open step; call start\(\) first"):
+            call()
+    with pytest.raises(RuntimeError, match="no step to report an error of"):
+        group.report_error(ValueError("x"))
+    group.start()
+    with pytest.raises(RuntimeError, match="a step is open already"):
+        group.start()
+    group.decide()
+    with pytest.raises(RuntimeError, match="needs an open step"):
+        group.allreduce(torch.ones(1))  # would come after the vote
+    with group:
+        pass
+    group.close()
+    for call in (group.start, group.decide):
+        with pytest.raises(RuntimeError, match="is closed"):
+            call()
+
+
+def test_bad_arguments_of_coordinators():
+    with pytest.raises(ValueError, match="max_retries must be None, or 0 or more"):
+        Local(max_retries=-1)
+    with pytest.raises(ValueError, match="there is no peer to heal from"):
+        Scripted([Decision(True, True, 1, 2)])
+    with pytest.raises(TypeError, match="a coordinator or a torchft Manager is needed"):
+        fo.replicas.as_coordinator(3)
+    with pytest.raises(ValueError, match="bucket_bytes must be 1 or more"):
+        fo.replicas.Coordinator(bucket_bytes=0)
+
+
+def test_what_is_registered_is_saved_as_a_copy_and_healed_as_a_whole():
+    mine, theirs = {"x": torch.zeros(2)}, {"x": torch.ones(2)}
+    a, b = Local(), Local()
+    for group, box in ((a, mine), (b, theirs)):
+        group.register("box", box.update, lambda box=box: box)
+    saved = b.saved()
+    theirs["x"].add_(1)
+    a.heal(saved)
+    assert mine["x"].tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match="'box' is registered with this coordinator already"):
+        a.register("box", print, dict)
+    b.register("more", print, dict)
+    with pytest.raises(ValueError, match=r"saved \['box', 'more'\], but this replica has"):
+        a.heal(b.saved())
+
+
+# ---------------------------------------------------------------- the loop
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_alone_the_loop_is_the_plain_one(compiled):
+    params = make_params(torch.float32)
+    grads = make_grads(params, 5)
+    want, state = run(recipe(), params, grads)
+    replica = Replica(Local(), recipe(), compile=compiled)
+    now = train(replica, replica.init(fo.tree.map(torch.clone, params)), grads)
+    assert_close((now.params, now.state), (want, state), 1e-5 if compiled else 0.0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_refused_steps_leave_no_trace(compiled):
+    params = make_params(torch.float32)
+    grads = make_grads(params, 3)
+    bad = fo.tree.map(lambda g: g * float("nan"), grads[0])
+    replica = Replica(Scripted([True, False, True, True]), recipe(), compile=compiled)
+    now = replica.init(params, extra={"seed": 3})
+    given = []
+    now = train(replica, now, [grads[0], bad, *grads[1:]], given=given)
+    other = Replica(Local(), recipe(), compile=compiled)
+    want = train(other, other.init(make_params(torch.float32), extra={"seed": 3}), grads)
+    assert_same(now, want)
+    assert [d.step for d in given] == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_healed_replica_is_its_peer_bit_for_bit_schedule_included(at_start):
+    """The peer's state arrives before the update, so that the update starts from it."""
+    grads = make_grads(make_params(), 5)
+    peer = Replica(Local(), recipe())
+    theirs = train(peer, peer.init(make_params(seed=1), extra={"seed": torch.tensor(1)}), grads[:3])
+    theirs = peer.start(theirs)
+    script = [Decision(True, True, 4, 1), True]
+    mine = Replica(healing(script, peer, heals_at_start=at_start), recipe())
+    now = mine.init(make_params(seed=2), extra={"seed": torch.tensor(2)})
+    now = mine.start(now)
+    assert (now.extra["seed"] == 1) == at_start
+    now, decision = mine.step(grads[3], now)
+    assert decision.healed
+    theirs, _ = peer.step(grads[3], theirs)
+    assert_same(now, theirs)
+    assert_same(train(mine, now, grads[4:]), train(peer, theirs, grads[4:]))
+    assert now.state.step == 4
+
+
+def test_healed_but_refused_is_the_peers_state():
+    grads = make_grads(make_params(), 2)
+    peer = Replica(Local(), recipe())
+    theirs = peer.start(train(peer, peer.init(make_params(seed=1)), grads[:1]))
+    mine = Replica(healing([Decision(False, True, 1, 1, "no")], peer), recipe())
+    now, _ = mine.step(grads[1], mine.start(mine.init(make_params(seed=2))))
+    assert_same(now, theirs)
+
+
+def test_a_peer_of_another_model_cannot_heal():
+    peer = Replica(Local(), fo.sgd(0.1))
+    peer.start(peer.init({"w": torch.ones(3)}))
+    mine = Replica(healing([Decision(True, True, 1, 1)], peer), fo.sgd(0.1))
+    now = mine.start(mine.init({"w": torch.ones(2)}))
+    with pytest.raises(ValueError, match=r"this replica and its peer differ at '0\.w'"):
+        mine.step({"w": torch.ones(2)}, now)
+
+
+def test_nonfinite_gradients_are_refused_where_asked():
+    w = torch.ones(2)
+    bad = {"w": torch.tensor([1.0, float("inf")])}
+    for nonfinite, committed in (("commit", True), ("refuse", False)):
+        replica = Replica(Local(), fo.sgd(0.1), nonfinite=nonfinite)
+        now, decision = replica.step(bad, replica.start(replica.init({"w": w})))
+        assert decision.committed == committed
+        assert now.params["w"].isfinite().all() == (not committed)
+    assert decision.reason == "ValueError: the mean gradient of 'w' has an infinite or NaN entry"
+
+
+def test_extra_arguments_are_averaged_with_the_gradients():
+    class Halved(Local):
+        """A group in which the other replica gives zeros."""
+
+        def allreduce(self, values):
+            self._check_open("allreduce()")
+            return fo.replicas.Reduction(lambda: fo.tree.map(lambda x: x / 2, values))
+
+    w = torch.ones(2, dtype=torch.float64)
+    replica = Replica(Halved(), fo.polyak_sgd())
+    now, _ = replica.step(2 * w, replica.start(replica.init(w)), value=4.0)
+    tx = fo.polyak_sgd()
+    u, _ = tx.update(w, tx.init(w), w, value=torch.tensor(2.0))
+    assert_close(now.params, fo.apply_updates(w, u), 1e-12)
+
+
+def test_an_update_that_raises_is_taken_back_and_the_replica_must_be_healed():
+    def update(grads, state, params=None):
+        if (grads > 1).any():
+            raise ArithmeticError("too much")
+        return grads, state
+
+    tx = fo.GradientTransformation(lambda params: fo.EmptyState(), update)
+    peer = Replica(Local(), tx)
+    theirs = peer.start(train(peer, peer.init(torch.zeros(1)), [torch.ones(1)] * 2))
+    script = [True, True, Decision(True, True, 3, 1)]
+    mine = Replica(healing(script, peer), tx)
+    now = train(mine, mine.init(torch.zeros(1)), [torch.ones(1)])
+    now = mine.start(now)
+    with pytest.raises(ArithmeticError):
+        mine.step(torch.full((1,), 2.0), now)
+    assert mine.coordinator.step == 1
+    assert mine.coordinator.decision.reason == "ArithmeticError: too much"
+    healed = train(mine, now, [torch.ones(1)])
+    assert_same(healed, peer.step(torch.ones(1), theirs)[0])
+
+    alone = Replica(Local(), tx)
+    now = alone.start(alone.init(torch.zeros(1)))
+    with pytest.raises(ArithmeticError):
+        alone.step(torch.full((1,), 2.0), now)
+    alone.start(now)
+    with pytest.raises(RuntimeError, match="no peer has healed it since"):
+        alone.step(torch.ones(1), now)
+
+
+def test_bad_arguments_of_the_loop():
+    with pytest.raises(TypeError, match="Replica takes a transformation"):
+        Replica(Local(), fo.sgd)
+    with pytest.raises(ValueError, match='nonfinite must be "commit" or "refuse"'):
+        Replica(Local(), fo.sgd(0.1), nonfinite="maybe")
+    group = Local()
+    replica = Replica(group, fo.sgd(0.1))
+    now = replica.init(torch.ones(1))
+    with pytest.raises(RuntimeError, match=r"call tree = replica\.start\(tree\)"):
+        replica.step(torch.ones(1), now)
+    with pytest.raises(ValueError, match="'replica' is registered"):
+        Replica(group, fo.sgd(0.1))
+    Replica(group, fo.sgd(0.1), key="another")
+
+
+def test_the_tree_and_a_decision_can_be_sent():
+    replica = Replica(Local(), recipe())
+    now = train(replica, replica.init(make_params()), make_grads(make_params(), 1))
+    assert_same(pickle.loads(pickle.dumps(now)), now)
+    assert pickle.loads(pickle.dumps(REFUSED)) == REFUSED
+
+
+# ---------------------------------------------------------------- torchft's Manager
+
+
+class Manager:
+    """What `TorchFT` uses of a torchft Manager, for a group of one; the real one runs in
+    test_torchft."""
+
+    def __init__(self):
+        self.step, self.batches, self.committing, self.error = 4, 8, True, None
+        self.calls, self.fns = [], {}
+
+    def current_step(self):
+        return self.step
+
+    def num_participants(self):
+        return 2
+
+    def register_state_dict_fn(self, key, load, save):
+        self.fns[key] = (load, save)
+
+    def start_quorum(self):
+        self.calls.append("quorum")
+        self.error = None
+
+    def allreduce(self, tensor, should_quantize=False):
+        self.calls.append(tensor.numel())
+        tensor.mul_(0.5)
+        return _Done()
+
+    def report_error(self, error):
+        self.error = error
+
+    def errored(self):
+        return self.error
+
+    def should_commit(self):
+        committed = self.committing and self.error is None
+        self.step += committed
+        self.batches += 2 * committed
+        return committed
+
+    def state_dict(self):
+        return {"step": self.step, "batches_committed": self.batches}
+
+    def load_state_dict(self, known):
+        self.step, self.batches = known["step"], known["batches_committed"]
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+class _Done:
+    def wait(self):
+        return True
+
+
+def test_a_manager_is_one_coordinator_however_often_it_is_asked_for():
+    manager = Manager()
+    group = fo.replicas.as_coordinator(manager)
+    assert fo.replicas.as_coordinator(manager) is group
+    assert fo.replicas.as_coordinator(group) is group
+    with pytest.raises(ValueError, match="has a coordinator already"):
+        fo.replicas.TorchFT(manager)
+
+
+def test_a_manager_is_asked_in_order():
+    manager = Manager()
+    group = fo.replicas.TorchFT(manager, bucket_bytes=8)
+    assert group.step == 4
+    group.start()
+    grads = {"a": torch.full((3,), 4.0), "b": torch.ones(2, dtype=torch.float64)}
+    mean = group.allreduce(grads).wait()
+    assert mean["a"].tolist() == [2.0, 2.0, 2.0]
+    assert grads["a"].tolist() == [4.0, 4.0, 4.0]
+    assert manager.calls == ["quorum", 2, 1, 1, 1]
+    assert group.decide() == Decision(True, False, 5, 2, "")
+    group.report_error(ValueError("half-way"))
+    assert manager.state_dict() == {"step": 4, "batches_committed": 8}
+    group.close()
+    assert manager.calls[-1] == "shutdown"
+
+
+def test_a_managers_refusal_says_why():
+    manager = Manager()
+    group = fo.replicas.TorchFT(manager)
+    group.start()
+    group.report_error(ValueError("lost"))
+    assert group.decide() == Decision(False, False, 4, 2, "ValueError: lost")
+    manager.committing = False
+    group.start()
+    assert "too few replicas" in group.decide().reason
+
+
+def test_what_is_registered_is_registered_with_the_manager():
+    manager = Manager()
+    group = fo.replicas.TorchFT(manager)
+    box = {"x": torch.ones(1)}
+    group.register("box", box.update, lambda: box)
+    load, save = manager.fns["box"]
+    saved = save()
+    box["x"].add_(1)
+    group.start()
+    load(saved)
+    assert (box["x"].item(), group.decide().healed) == (1.0, True)
+
+
+def test_quantizing_without_triton_says_so():
+    with pytest.raises(RuntimeError, match="Triton"):
+        fo.replicas.TorchFT(Manager(), quantize=True)
