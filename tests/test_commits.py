@@ -194,7 +194,7 @@ def test_a_flag_is_needed_and_only_a_transformation_taken():
     w = torch.ones(2)
     with pytest.raises(TypeError, match="commit"):
         tx.update(w, tx.init(w), w)
-    with pytest.raises(TypeError, match="unknown|does not take|takes"):
+    with pytest.raises(TypeError, match="which no part of this"):
         tx.update(w, tx.init(w), w, commit=True, nothing=1)
     with pytest.raises(TypeError, match="commit_if takes a transformation"):
         fo.commit_if(fo.sgd)
@@ -245,7 +245,7 @@ def test_snapshots_and_rollback_trace(fresh_dynamo):
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def there_and_back(g, state, w):
-        u, state = tx.update(g, state, w)
+        _, state = tx.update(g, state, w)
         return fo.rollback(state)
 
     w = torch.ones(2)

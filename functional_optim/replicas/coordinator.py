@@ -69,7 +69,7 @@ class Coordinator:
         """How many steps are committed."""
         self.decision: Decision | None = None
         """The last one."""
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """What was reported of the step that is open."""
         self._loads: dict[str, tuple[Load, Save]] = {}
         self._open = False
@@ -161,7 +161,7 @@ class Coordinator:
         self._check_open("allreduce()")
         return reduce_in_buckets(values, self._mean, self.bucket_bytes)
 
-    def report_error(self, error: Exception) -> None:
+    def report_error(self, error: BaseException) -> None:
         """Say that something went wrong with this step on this replica.
 
         While the step is open, it will be refused. After it was committed, it means that the step
@@ -255,7 +255,7 @@ class Coordinator:
     def _decide(self) -> Decision:
         raise NotImplementedError
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         """An error was reported of the open step."""
 
     def _take_back(self) -> None:
@@ -265,5 +265,5 @@ class Coordinator:
         """Leave the group."""
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(".")

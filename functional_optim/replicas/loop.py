@@ -141,7 +141,7 @@ class Replica:
             return now, decision
         try:
             return self._updated(mean, now, means), decision
-        except Exception as error:
+        except BaseException as error:
             group.report_error(error)
             raise
 
@@ -169,12 +169,13 @@ class Replica:
         return ReplicaState(params, state, now.extra)
 
     def _check_finite(self, mean: Any) -> None:
-        for path, g in tree.items(mean):
-            if not g.isfinite().all():
-                self.coordinator.report_error(
-                    ValueError(f"the mean gradient of {path!r} has an infinite or NaN entry")
-                )
-                return
+        """Vote against gradients that are not finite; one flag is read for all of them."""
+        flags = [(path, g.isfinite().all()) for path, g in tree.items(mean)]
+        if flags and not torch.stack([flag for _, flag in flags]).all():
+            path = next(path for path, flag in flags if not flag)
+            self.coordinator.report_error(
+                ValueError(f"the mean gradient of {path!r} has an infinite or NaN entry")
+            )
 
     def _save(self) -> ReplicaState | None:
         return self._tree

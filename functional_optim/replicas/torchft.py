@@ -92,7 +92,7 @@ class TorchFT(Coordinator):
 
         return wait
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         self.manager.report_error(error)
 
     def _decide(self) -> Decision:
