@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from simulated import END, Training, bits, check, first_params, momentum_by_hand, simulate
+from simulated_training import END, Training, bits, check, first_params, momentum_by_hand, simulate
 
 import functional_optim as fo
 from functional_optim.replicas import CutOff, Delay, Kill, Replica, Simulation, Slow
@@ -274,14 +274,8 @@ class FailsOnce(Replica):
     def _updated(self, grads, now, extra):
         if now.state.step == 2 and self.coordinator.rank in (1, *self.also) and not self.failed:
             self.failed = True
-            raise ValueError("no memory")
+            raise MemoryError("too much")
         return super()._updated(grads, now, extra)
-
-    def step(self, grads, now, **extra):
-        try:
-            return super().step(grads, now, **extra)
-        except ValueError:
-            return now, self.coordinator.decision
 
     failed = False
     also = ()
@@ -291,7 +285,7 @@ class FailsOnce(Replica):
 def test_a_step_that_could_not_be_taken_here_is_taken_back_and_healed(heals_at_start):
     result, wrong = simulate(replica=FailsOnce, heals_at_start=heals_at_start)
     assert wrong == []
-    assert said(result, "took the step back", rank=1)[0].decision.reason == "ValueError: no memory"
+    assert said(result, "took the step back", rank=1)[0].decision.reason == "MemoryError: too much"
     assert said(result, "healed to step 3 by replica 0", rank=1)
     assert [c.step for c in result.commits] == list(range(1, END + 1))
 
@@ -300,7 +294,9 @@ def test_if_nobody_could_take_the_step_the_run_says_that_there_is_no_state():
     class AllFail(FailsOnce):
         also = (0, 2)
 
-    with pytest.raises(RuntimeError, match=r"replica \d \(life 0\) failed .* failed half-way"):
+    with pytest.raises(
+        RuntimeError, match=r"replica \d \(life 0\) failed .* no replica has a whole state"
+    ):
         simulate(replica=AllFail)
 
 
@@ -361,6 +357,15 @@ def test_an_exception_names_its_replica():
     result = Simulation(2, errors="crash").run(worker)
     assert result.decisions(0)[0].reason == "replica 1 died"
     assert said(result, "crashed: ValueError: no data", rank=1)
+
+
+def test_a_state_that_cannot_be_saved_names_its_replica():
+    def worker(group):
+        group.register("x", lambda saved: None, lambda: 1 / 0)
+        group.start()
+
+    with pytest.raises(RuntimeError, match=r"replica 0 \(life 0\) could not be saved .*ZeroDiv"):
+        Simulation(2).run(worker)
 
 
 def test_a_group_that_cannot_go_on_says_who_waits_for_what():

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from simulated import END, Training, bits, check, lr, simulate
+from simulated_training import END, Training, bits, check, lr, simulate
 
 import functional_optim as fo
 from functional_optim.replicas import (
@@ -82,6 +82,33 @@ def test_a_group_that_needs_two_waits_for_those_who_restart():
         faults = random_faults(seed, 3, END, restarts=1.0)
         _, wrong = simulate(faults, seed=seed, min_replicas=2)
         assert wrong == [], faults
+
+
+class FailsNowAndThen(Replica):
+    """Replica 1 cannot take one step in three; its worker goes on."""
+
+    def __init__(self, coordinator, tx):
+        super().__init__(coordinator, tx)
+        self.failed = set()
+
+    def _updated(self, grads, now, extra):
+        count = now.state.step
+        if self.coordinator.rank == 1 and count % 3 == 1 and count not in self.failed:
+            self.failed.add(count)
+            raise MemoryError
+        return super()._updated(grads, now, extra)
+
+
+def test_steps_that_are_taken_back_lose_nothing_that_another_has():
+    taken_back = lost = 0
+    for seed in range(300):
+        faults, group = schedule(seed)
+        result, wrong = simulate(faults, FailsNowAndThen, errors="crash", **group)
+        assert bool(result.lost) >= bool(wrong), f"{faults}: {wrong}"
+        taken_back += any(e.what == "took the step back" for e in result.log)
+        lost += bool(result.lost)
+    assert taken_back > 200
+    assert lost < 30
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -12,7 +12,7 @@ from functional_optim.replicas.faults import Slow as Slow
 from functional_optim.replicas.faults import random_faults as random_faults
 from functional_optim.replicas.loop import Replica as Replica
 from functional_optim.replicas.loop import ReplicaState as ReplicaState
-from functional_optim.replicas.simulation import Simulated as Simulated
+from functional_optim.replicas.simulated import Simulated as Simulated
 from functional_optim.replicas.simulation import Simulation as Simulation
 from functional_optim.replicas.simulation import SimulationResult as SimulationResult
 from functional_optim.replicas.synced import Synced as Synced

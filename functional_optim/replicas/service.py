@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,97 +12,7 @@ from torch import Tensor
 from functional_optim.replicas.baton import Baton, Task
 from functional_optim.replicas.coordinator import Decision
 from functional_optim.replicas.faults import Point
-
-
-class Event(NamedTuple):
-    """One line of a simulation's log.
-
-    time: in virtual seconds.
-    rank, life: whose; a life is how many times this replica was restarted. None: of the group.
-    what: in words.
-    decision: where it is one.
-    """
-
-    time: float
-    rank: int | None
-    life: int | None
-    what: str
-    decision: Decision | None = None
-
-    def __str__(self) -> str:
-        again = f" (life {self.life})" if self.life else ""
-        who = "the group" if self.rank is None else f"replica {self.rank}{again}"
-        said = self.decision
-        how = f": {'committed' if said.committed else said.reason}" if said else ""
-        return f"{self.time:.4f} s, {who}: {self.what}{how}"
-
-
-class Commit(NamedTuple):
-    """A step that the group has committed.
-
-    step: how many are committed with it.
-    participants: the ranks whose values were averaged.
-    members: the ranks that took the step: these, and those that were healed.
-    """
-
-    step: int
-    participants: tuple[int, ...]
-    members: tuple[int, ...]
-
-
-class Member:
-    """One life of a replica, as the service knows it.
-
-    step: how many steps it counted as committed when it last began one.
-    held: the step whose whole state it has; -1 after an update that failed half-way.
-    left: has it finished? It stays as a peer to heal from.
-    """
-
-    def __init__(self, rank: int, life: int) -> None:
-        self.rank = rank
-        self.life = life
-        self.task: Task
-        self.saved: Callable[[], dict[str, Any]]
-        self.step = 0
-        self.held = 0
-        self.alive = True
-        self.left = False
-        self.cut_until = 0.0
-        self.slow_until = 0.0
-        self.each = 0.0
-        self.late = 0.0
-        self.inbox: dict[Any, Any] = {}
-        self.awaits: Any = None
-
-
-class Round:
-    """One step of a quorum, from its formation to its outcome.
-
-    step: how many steps are committed before it.
-    saved: what each replica that heals in it is healed with.
-    source: whom from.
-    given: how many reductions each member has contributed to.
-    """
-
-    def __init__(
-        self,
-        step: int,
-        members: list[Member],
-        participants: list[Member],
-        source: Member | None,
-    ) -> None:
-        self.step = step
-        self.members = members
-        self.participants = participants
-        self.source = source
-        self.saved: dict[Member, dict[str, Any]] = {}
-        self.given = dict.fromkeys(members, 0)
-        self.sums: dict[int, dict[Member, Tensor]] = {}
-        self.votes: dict[Member, str] = {}
-        self.heard = 0.0
-        self.over = False
-        self.committed = False
-        self.reason = ""
+from functional_optim.replicas.rounds import Commit, Event, Member, Round
 
 
 class Group:
@@ -201,6 +111,7 @@ class Group:
         """A committed step could not be taken by one of its members."""
         m.held = -1
         self._check_history()
+        self._form()
 
     def _gone(self, m: Member, how: str) -> None:
         self._waiting.pop(m, None)
@@ -256,24 +167,21 @@ class Group:
         source = next(
             (m for m in (*there, *left) if m.held == self.step and self._reaches(m)), None
         )
-        unfit = all(m.held < 0 for m in everybody if m.alive)
-        if len(there) + len(left) < self.min_replicas or (source is None and not unfit):
+        if len(there) + len(left) < self.min_replicas:
             return
-        self._begin(there, source)
+        if source is not None:
+            self._begin(there, source)
+        elif all(m.held < 0 for m in everybody if m.alive):
+            for m in there:
+                self._reply(m, self._waiting.pop(m), None)
 
-    def _begin(self, there: list[Member], source: Member | None) -> None:
+    def _begin(self, there: list[Member], source: Member) -> None:
         together = self.init_sync and self.step == 0
         heal = [m for m in there if m is not source and (together or m.held != self.step)]
-        if source is None:
-            taking_part, heal = [], []
-        else:
-            taking_part = [m for m in there if self.heals_at_start or m not in heal]
-        r = self._round = Round(self.step, there, taking_part, source)
+        participants = [m for m in there if self.heals_at_start or m not in heal]
+        r = self._round = Round(self.step, there, participants, source, self.baton.now)
+        r.saved = {m: _saved(source) for m in heal}
         self._deadline = None
-        r.heard = self.baton.now
-        for m in heal:
-            assert source is not None
-            r.saved[m] = source.saved()
         self._watch(r)
         for m in there:
             self._reply(m, self._waiting.pop(m), r)
@@ -287,7 +195,7 @@ class Group:
             return r.reason
         if not self._reaches(m):
             return f"replica {m.rank} is cut off, and cannot heal"
-        if r.source is None or not self._reaches(r.source):
+        if not self._reaches(r.source):
             return f"replica {m.rank} cannot reach the peer that it was to be healed by"
         return ""
 
@@ -335,8 +243,6 @@ class Group:
 
     def _objection(self, r: Round) -> str:
         """Why a round is refused though all have voted for it; "" if it is not."""
-        if r.source is None:
-            return "no replica has a whole state to go on from"
         if not r.participants:
             return "no replica took part, all were healing"
         if not any(m.alive for m in r.members):
@@ -379,6 +285,16 @@ class Group:
                 self._conclude(r, f"nothing heard of {_names(silent)} for {self.timeout:g} s")
 
         self.baton.at(due, check)
+
+
+def _saved(m: Member) -> dict[str, Any]:
+    try:
+        return m.saved()
+    except Exception as error:
+        raise RuntimeError(
+            f"replica {m.rank} (life {m.life}) could not be saved for a peer: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _mean(parts: list[Tensor], like: Tensor) -> Tensor:

@@ -74,7 +74,10 @@ class Training:
             if now.state.step == 0:
                 self.began[group.rank, group.life] = now.params.clone()
             before = bits(now)
-            now, decision = replica.step(grad(now.params, group.rank, now.extra["seen"]), now)
+            try:
+                now, decision = replica.step(grad(now.params, group.rank, now.extra["seen"]), now)
+            except MemoryError:
+                continue  # the step is taken back, and a peer heals this replica in the next
             if decision.committed:
                 now = now._replace(extra={"seen": now.extra["seen"] + decision.participants})
             elif not decision.healed and before != bits(now):
@@ -106,9 +109,15 @@ def check(training: Training, result: Any, exact: bool = True) -> list[str]:
         if rank in result.returned:
             if bits(result.returned[rank]) != expected.get(END):
                 wrong.append(f"replica {rank} ends with another tree")
-        elif not [e for e in result.log if e.rank == rank][-1].what.startswith("killed"):
+        elif not [e for e in result.log if e.rank == rank][-1].what.startswith(
+            ("killed", "crashed")
+        ):
             wrong.append(f"replica {rank} neither ends nor dies")
     return wrong
+
+
+def last_words(result: Any, rank: int) -> str:
+    return [event.what for event in result.log if event.rank == rank][-1]
 
 
 def replay(training: Training, result: Any) -> dict[int, tuple[Any, ...]]:
