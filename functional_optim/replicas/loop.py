@@ -90,6 +90,7 @@ class Replica:
         self.nonfinite = nonfinite
         self._apply = _stepper(tx, compile)
         self._tree: ReplicaState | None = None
+        self._begun = False
         self._pending: Any = None
         self.coordinator.register(key, self._load, self._save)
 
@@ -106,6 +107,7 @@ class Replica:
         self._tree = now
         if not isinstance(self.tx, Synced):
             self.coordinator.start()
+        self._begun = True
         return self._tree
 
     def step(
@@ -126,7 +128,7 @@ class Replica:
             RuntimeError: without a `start`; and as `Coordinator.decide`. If the update itself
                 raises, its step is taken back, and this replica has to be healed by a peer.
         """
-        if self._tree is None:
+        if not self._begun:
             raise RuntimeError("call tree = replica.start(tree) before replica.step(grads, tree).")
         if isinstance(self.tx, Synced):
             return self._local_step(self.tx, grads, now, extra)
@@ -136,14 +138,26 @@ class Replica:
             self._check_finite(mean)
         self._tree = now
         decision = group.decide()
-        now, self._tree = self._tree, None
+        now, self._begun = self._tree, False
         if not decision.committed:
             return now, decision
+        self._tree = None  # while it is written to, there is none to heal with
         try:
-            return self._updated(mean, now, means), decision
+            self._tree = self._updated(mean, now, means)
         except BaseException as error:
             group.report_error(error)
             raise
+        return self._tree, decision
+
+    def finish(self, now: ReplicaState) -> None:
+        """Leave the group at the end of the training. An open step is refused.
+
+        Args:
+            now: the last tree. In a `Simulation`, peers that are behind are still healed with it,
+                its `extra` included, which may be newer than what `step` returned.
+        """
+        self._tree = now
+        self.coordinator.close()
 
     def _local_step(
         self, tx: Synced, grads: Any, now: ReplicaState, extra: dict[str, Any]
@@ -160,9 +174,10 @@ class Replica:
         mean = self._pending.wait()
         self._pending = None
         decision = group.decide()
-        now, self._tree = self._tree, None
+        now, self._begun = self._tree, False
         params, state = tx.settle(mean, now.state, now.params, decision.committed)
-        return ReplicaState(params, state, now.extra), decision
+        self._tree = ReplicaState(params, state, now.extra)
+        return self._tree, decision
 
     def _updated(self, grads: Any, now: ReplicaState, extra: dict[str, Any]) -> ReplicaState:
         params, state = self._apply(grads, now.state, now.params, **extra)
