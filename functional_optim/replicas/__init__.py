@@ -5,8 +5,12 @@ from functional_optim.replicas.alone import Scripted as Scripted
 from functional_optim.replicas.buckets import Reduction as Reduction
 from functional_optim.replicas.coordinator import Coordinator as Coordinator
 from functional_optim.replicas.coordinator import Decision as Decision
+from functional_optim.replicas.diloco import DiLoCoState as DiLoCoState
+from functional_optim.replicas.diloco import diloco as diloco
+from functional_optim.replicas.local_sgd import LocalSGDState as LocalSGDState
+from functional_optim.replicas.local_sgd import local_sgd as local_sgd
 from functional_optim.replicas.loop import Replica as Replica
 from functional_optim.replicas.loop import ReplicaState as ReplicaState
-from functional_optim.replicas.synced import Synced as Synced
 from functional_optim.replicas.torchft import TorchFT as TorchFT
 from functional_optim.replicas.torchft import as_coordinator as as_coordinator
+from functional_optim.synced import Synced as Synced

@@ -80,6 +80,7 @@ class Scripted(Coordinator):
         self.script = list(script)
         self.peer = peer
         self.heals_at_start = heals_at_start
+        self.heals_late = peer is not None and not heals_at_start
         self.next = 0
         if peer is None and any(isinstance(x, Decision) and x.healed for x in self.script):
             raise ValueError("a scripted step heals, but there is no peer to heal from; pass peer.")

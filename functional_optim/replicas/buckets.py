@@ -77,17 +77,19 @@ def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes:
 
 def _local(x: Tensor) -> Tensor:
     """This process's part of a tensor, as real numbers."""
-    x = x.detach()
-    x = x.to_local() if sharded.is_sharded(x) else x  # pyright: ignore[reportAttributeAccessIssue]
-    return torch.view_as_real(x) if x.is_complex() else x
+    x = _part(x.detach())
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
-def _like(part: Tensor, leaf: Tensor) -> Tensor:
+def _part(x: Any) -> Tensor:
+    return x.to_local() if sharded.is_sharded(x) else x
+
+
+def _like(values: Tensor, leaf: Tensor) -> Tensor:
     """What was averaged, in the form of the tensor that was given."""
-    if leaf.is_complex():
-        part = torch.view_as_complex(part)
-    if sharded.is_sharded(leaf):
-        return sharded.from_part(part, leaf)
-    if part.stride() == leaf.stride():
-        return part
-    return torch.empty_like(leaf).copy_(part)
+    like = _part(leaf)
+    if like.is_complex():  # copied, as real neighbours may have put it at an odd place
+        values = torch.view_as_complex(values.clone())
+    if values.stride() != like.stride():
+        values = torch.empty_like(like).copy_(values)
+    return sharded.from_part(values, leaf) if sharded.is_sharded(leaf) else values

@@ -10,8 +10,8 @@ from torch import Tensor
 from functional_optim import base, tree
 from functional_optim.compiled import compile
 from functional_optim.replicas.coordinator import Decision
-from functional_optim.replicas.synced import Synced
 from functional_optim.replicas.torchft import as_coordinator
+from functional_optim.synced import Synced, check_alone
 
 
 class ReplicaState(NamedTuple):
@@ -50,7 +50,7 @@ class Replica:
         tx: a transformation; or `local_sgd(…)` or `diloco(…)`, which average more rarely.
         nonfinite: "commit" takes steps with infinite or NaN gradients like others (a gate such as
             `apply_if_finite` may be in tx); "refuse" votes against them, which reads one flag from
-            the device a step.
+            the device a step. Of `local_sgd` and `diloco` it looks at what is averaged.
         compile: update in place with compiled kernels, as `fo.compile(tx)`. The trees passed in are
             then the ones returned.
         key: under which the tree is registered with the coordinator. Two replicas objects of one
@@ -58,7 +58,8 @@ class Replica:
 
     Raises:
         TypeError: for what is no coordinator or no transformation.
-        ValueError: for another `nonfinite`.
+        ValueError: for another `nonfinite`; for a `local_sgd` or `diloco` inside another
+            transformation, or one that this group cannot heal in time.
 
     Example::
 
@@ -82,12 +83,20 @@ class Replica:
         compile: bool = False,
         key: str = "replica",
     ) -> None:
-        base.check_transformation("Replica", tx, "Replica(coordinator, adam())")
+        if not isinstance(tx, Synced):
+            check_alone("Replica", tx, "Replica(coordinator, adam())")
         if nonfinite not in ("commit", "refuse"):
             raise ValueError(f'nonfinite must be "commit" or "refuse", but is {nonfinite!r}.')
         self.coordinator = as_coordinator(coordinator)
+        if isinstance(tx, Synced) and tx.heals_first and self.coordinator.heals_late:
+            raise ValueError(
+                "diloco with several fragments or a delay needs a group that heals a replica "
+                "before it offers anything, in start(), but this one may heal in decide(); make "
+                "the torchft Manager with use_async_quorum=False."
+            )
         self.tx = tx
         self.nonfinite = nonfinite
+        self._in_place = compile
         self._apply = _stepper(tx, compile)
         self._tree: ReplicaState | None = None
         self._pending: Any = None
@@ -95,7 +104,8 @@ class Replica:
 
     def init(self, params: Any, extra: Any = None) -> ReplicaState:
         """The tree that training starts from. Replicas may start from different ones."""
-        return ReplicaState(params, self.tx.init(params), extra)
+        with torch.no_grad():
+            return ReplicaState(params, self.tx.init(params), extra)
 
     def start(self, now: ReplicaState) -> ReplicaState:
         """Begin a step. Returns the tree to compute gradients from: a peer's, if that heals here.
@@ -148,21 +158,38 @@ class Replica:
     def _local_step(
         self, tx: Synced, grads: Any, now: ReplicaState, extra: dict[str, Any]
     ) -> tuple[ReplicaState, Decision | None]:
-        """A step alone, and where it is time, a part of a synchronization."""
+        """A step alone, and where it is time, a part of a synchronization.
+
+        A peer that heals this replica in `start` is where we are, at its offer. What it has sent by
+        `decide` may be of an earlier step; a settlement does not ask for the count.
+        """
         group = self.coordinator
         self._tree = now = self._updated(grads, now, extra)
-        if tx.offers(now.state):
+        if self._pending is None and tx.offers(now.state):
             group.start()
             now = self._tree
             self._pending = group.allreduce(tx.offer(now.state, now.params))
         if not tx.settles(now.state):
             return now, None
-        mean = self._pending.wait()
-        self._pending = None
+        mean, self._pending = self._pending.wait(), None
+        if self.nonfinite == "refuse" and group.error is None:
+            self._check_finite(mean)
         decision = group.decide()
         now, self._tree = self._tree, None
-        params, state = tx.settle(mean, now.state, now.params, decision.committed)
-        return ReplicaState(params, state, now.extra), decision
+        try:
+            return self._settled(tx, mean, now, decision.committed), decision
+        except Exception as error:
+            if decision.committed:
+                group.report_error(error)
+            raise
+
+    @torch.no_grad()
+    def _settled(self, tx: Synced, mean: Any, now: ReplicaState, committed: bool) -> ReplicaState:
+        params, state = tx.settle(mean, now.state, now.params, committed)
+        if self._in_place:
+            tree.map(Tensor.copy_, (now.params, now.state), (params, state))
+            return now
+        return ReplicaState(params, state, now.extra)
 
     def _updated(self, grads: Any, now: ReplicaState, extra: dict[str, Any]) -> ReplicaState:
         params, state = self._apply(grads, now.state, now.params, **extra)
@@ -172,7 +199,7 @@ class Replica:
         for path, g in tree.items(mean):
             if not g.isfinite().all():
                 self.coordinator.report_error(
-                    ValueError(f"the mean gradient of {path!r} has an infinite or NaN entry")
+                    ValueError(f"the mean of {path!r} has an infinite or NaN entry")
                 )
                 return
 
