@@ -56,18 +56,17 @@ def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes:
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, x in enumerate(plain):
         kinds.setdefault((x.dtype, x.device), []).append(i)
-    waiting: list[tuple[list[int], list[Wait]]] = []
+    waiting: list[tuple[list[int], Tensor, list[Wait]]] = []
     for (dtype, _), places in kinds.items():
         joined = torch.cat([plain[i].reshape(-1) for i in places])
-        if joined.numel():
-            pieces = joined.split(max(1, bucket_bytes // dtype.itemsize))
-            waiting.append((places, [mean(piece) for piece in pieces]))
+        pieces = joined.split(max(1, bucket_bytes // dtype.itemsize)) if joined.numel() else ()
+        waiting.append((places, joined, [mean(piece) for piece in pieces]))
 
     def finish() -> Any:
         made = list(leaves)
-        for places, waits in waiting:
-            joined = torch.cat([wait() for wait in waits])
-            parts = joined.split([plain[i].numel() for i in places])
+        for places, joined, waits in waiting:
+            whole = torch.cat([wait() for wait in waits]) if waits else joined
+            parts = whole.split([plain[i].numel() for i in places])
             for i, part in zip(places, parts, strict=True):
                 made[i] = _like(part.view(plain[i].shape), leaves[i])
         return tree.with_leaves(values, made)
