@@ -13,7 +13,7 @@ import functional_optim as fo
 from functional_optim.replicas import Local, Replica, Scripted
 
 EXACT = 1e-12
-SHAPES = {"a": (3, 2), "b": (4,), "c": (), "d": (5,)}
+SHAPES = {"a": (3, 2), "b": (4,), "c": (1,), "d": (5,)}
 REPLICAS = 3
 STEPS = 24
 
