@@ -23,16 +23,17 @@ class Member(Coordinator):
     def __init__(self, group: Group, late: bool, bucket_bytes: int) -> None:
         super().__init__(bucket_bytes=bucket_bytes)
         self.group = group
-        self.heals_late = late
+        self.heals_at_start = not late
         self.fresh = False
         self.vectors: list[Tensor] = []
 
     def _start(self) -> None:
         self.vectors = []
-        if not self.heals_late:
+        if self.heals_at_start:
             self.heal_if_fresh()
 
     def heal_if_fresh(self) -> None:
+        self.group.meet()
         peer = next(m for m in self.group.members if not m.fresh)
         saved = peer.saved() if self.fresh else None
         self.group.meet()
@@ -60,7 +61,7 @@ class Member(Coordinator):
         taking_part = sum(not m.fresh for m in self.group.members)
         bad = any(m.error is not None for m in self.group.members)
         self.group.meet()
-        if self.heals_late:
+        if not self.heals_at_start:
             self.heal_if_fresh()
         n = self.group.votes(self)
         taken = not bad and n not in self.group.refused

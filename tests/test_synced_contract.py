@@ -136,7 +136,8 @@ def test_one_graph_serves_both_answers(name, fresh_dynamo):
     def compiled(fn):
         return torch.compile(fn, fullgraph=True, backend=backend)
 
-    params, state = state_after(tx, 2, make_params())
+    some = {name: p for name, p in make_params().items() if name in ("matrix", "scalar", "vector")}
+    params, state = state_after(tx, 2, some)
     (g,) = make_grads(params, 1)
     turn = {} if name == "local_sgd" else {"fragment": 0}
     assert_close(compiled(tx.update)(g, state, params), tx.update(g, state, params), 1e-12)

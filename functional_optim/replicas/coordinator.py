@@ -58,8 +58,8 @@ class Coordinator:
     `_close`.
     """
 
-    heals_late = False
-    """May a peer's state arrive in `decide`, after this replica has offered something?"""
+    heals_at_start = True
+    """Does a peer's state arrive in `start`, before this replica offers anything?"""
 
     def __init__(self, *, bucket_bytes: int = 25 * 2**20, max_retries: int | None = None) -> None:
         if bucket_bytes < 1:

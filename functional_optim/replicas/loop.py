@@ -88,7 +88,7 @@ class Replica:
         if nonfinite not in ("commit", "refuse"):
             raise ValueError(f'nonfinite must be "commit" or "refuse", but is {nonfinite!r}.')
         self.coordinator = as_coordinator(coordinator)
-        if isinstance(tx, Synced) and tx.heals_first and self.coordinator.heals_late:
+        if isinstance(tx, Synced) and tx.heals_first and not self.coordinator.heals_at_start:
             raise ValueError(
                 "diloco with several fragments or a delay needs a group that heals a replica "
                 "before it offers anything, in start(), but this one may heal in decide(); make "
@@ -158,11 +158,7 @@ class Replica:
     def _local_step(
         self, tx: Synced, grads: Any, now: ReplicaState, extra: dict[str, Any]
     ) -> tuple[ReplicaState, Decision | None]:
-        """A step alone, and where it is time, a part of a synchronization.
-
-        A peer that heals this replica in `start` is where we are, at its offer. What it has sent by
-        `decide` may be of an earlier step; a settlement does not ask for the count.
-        """
+        """A step alone, and where it is time, a part of a synchronization."""
         group = self.coordinator
         self._tree = now = self._updated(grads, now, extra)
         if self._pending is None and tx.offers(now.state):
@@ -212,7 +208,11 @@ class Replica:
         tree.check_same(
             tuple(self._tree), tuple(saved), "this replica", "its peer", "run the same program"
         )
-        self._tree = ReplicaState(*saved)
+        saved = ReplicaState(*saved)
+        if isinstance(self.tx, Synced):  # how far we are between synchronizations stays ours
+            since = self._tree.state.since
+            saved = saved._replace(state=saved.state._replace(since=since))
+        self._tree = saved
 
 
 def _stepper(tx: base.GradientTransformation, compiled: bool) -> Any:
