@@ -194,14 +194,15 @@ class Coordinator:
 
         Raises:
             RuntimeError: if no step is open; after more than max_retries refused ones in a row; if
-                a step was half taken here and no peer could heal this replica.
+                a step was half taken here, and the next is committed though no peer has healed
+                this replica.
         """
         self._check_open("decide()")
         self._open = False
         decision = self._decide()._replace(healed=self._healed)
         self.step = decision.step
         self.decision = decision
-        if self._must_heal:
+        if self._must_heal and decision.committed:
             raise RuntimeError(
                 "an update failed half-way on this replica after its step was committed, and no "
                 "peer has healed it since; restart it from a checkpoint."

@@ -99,6 +99,7 @@ class Replica:
         self._in_place = compile
         self._apply = _stepper(tx, compile)
         self._tree: ReplicaState | None = None
+        self._begun = False
         self._pending: Any = None
         self.coordinator.register(key, self._load, self._save)
 
@@ -116,6 +117,7 @@ class Replica:
         self._tree = now
         if not isinstance(self.tx, Synced):
             self.coordinator.start()
+        self._begun = True
         return self._tree
 
     def step(
@@ -136,7 +138,7 @@ class Replica:
             RuntimeError: without a `start`; and as `Coordinator.decide`. If the update itself
                 raises, its step is taken back, and this replica has to be healed by a peer.
         """
-        if self._tree is None:
+        if not self._begun:
             raise RuntimeError("call tree = replica.start(tree) before replica.step(grads, tree).")
         if isinstance(self.tx, Synced):
             return self._local_step(self.tx, grads, now, extra)
@@ -146,20 +148,33 @@ class Replica:
             self._check_finite(mean)
         self._tree = now
         decision = group.decide()
-        now, self._tree = self._tree, None
+        now, self._begun = self._tree, False
         if not decision.committed:
             return now, decision
+        self._tree = None  # while it is written to, there is none to heal with
         try:
-            return self._updated(mean, now, means), decision
+            self._tree = self._updated(mean, now, means)
         except Exception as error:
             group.report_error(error)
             raise
+        return self._tree, decision
+
+    def finish(self, now: ReplicaState) -> None:
+        """Leave the group at the end of the training. An open step is refused.
+
+        Args:
+            now: the last tree. In a `Simulation`, peers that are behind are still healed with it,
+                its `extra` included, which may be newer than what `step` returned.
+        """
+        self._tree = now
+        self.coordinator.close()
 
     def _local_step(
         self, tx: Synced, grads: Any, now: ReplicaState, extra: dict[str, Any]
     ) -> tuple[ReplicaState, Decision | None]:
         """A step alone, and where it is time, a part of a synchronization."""
         group = self.coordinator
+        self._begun = False
         self._tree = now = self._updated(grads, now, extra)
         if self._pending is None and tx.offers(now.state):
             group.start()
@@ -173,11 +188,12 @@ class Replica:
         decision = group.decide()
         now, self._tree = self._tree, None
         try:
-            return self._settled(tx, mean, now, decision.committed), decision
+            self._tree = self._settled(tx, mean, now, decision.committed)
         except Exception as error:
             if decision.committed:
                 group.report_error(error)
             raise
+        return self._tree, decision
 
     @torch.no_grad()
     def _settled(self, tx: Synced, mean: Any, now: ReplicaState, committed: bool) -> ReplicaState:

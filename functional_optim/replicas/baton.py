@@ -1,0 +1,153 @@
+"""Threads of which one runs at a time, on virtual time: blocking code, simulated step by step."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+
+
+class Killed(BaseException):
+    """Unwinds a thread whose replica is dead. No Exception: nobody is to take it for an error."""
+
+
+class Task:
+    """A thread that takes part.
+
+    doomed: will it unwind where it waits?
+    waits_for: says so in words, for the error of a run that is stuck.
+    """
+
+    def __init__(self, name: str, body: Callable[[], None]) -> None:
+        self.name = name
+        self.body = body
+        self.doomed = False
+        self.done = False
+        self.waits_for: Callable[[], str] = lambda: "its turn"
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.thread: threading.Thread | None = None
+
+
+class Baton:
+    """A queue of events in virtual time, and the threads that some of them let go on.
+
+    Whoever has the baton runs; in `wait` it works off the events that are next, until one of them
+    names the task that is to have the baton. So all that happens has one order, which follows from
+    the times of the events; where two are equal, the one that was announced first is first.
+
+    Args:
+        limit: the virtual time at which a run is given up.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.now = 0.0
+        self.over = False
+        self.failure: BaseException | None = None
+        self._events: list[tuple[float, int, Callable[[], Task | None]]] = []
+        self._number = itertools.count()
+        self._tasks: list[Task] = []
+        self._left = 0
+        self._end = threading.Lock()
+        self._end.acquire()
+
+    def at(self, time: float, action: Callable[[], Task | None]) -> None:
+        """Announce an event. If its action returns a task, that one goes on."""
+        heapq.heappush(self._events, (time, next(self._number), action))
+
+    def spawn(self, name: str, body: Callable[[], None], time: float) -> Task:
+        """A new task, which begins at that time."""
+        task = Task(name, body)
+        self._tasks.append(task)
+        self._left += 1
+        self.at(time, lambda: task)
+        return task
+
+    def wait(self, me: Task, what: Callable[[], str]) -> None:
+        """Give the baton away, until an event names this task.
+
+        Raises:
+            Killed: if it is doomed, or the run is over.
+        """
+        if self.over or me.doomed:
+            raise Killed
+        me.waits_for = what
+        following = self._next()
+        if following is not me:
+            self._hand(following)
+            me.lock.acquire()
+        if me.doomed:
+            raise Killed
+
+    def run(self) -> None:
+        """Run until all tasks are done.
+
+        Raises:
+            RuntimeError: if tasks wait, but nothing happens any more.
+            TimeoutError: at the limit of virtual time.
+            BaseException: what an event or a task has raised.
+        """
+        try:
+            self._hand(self._next())
+            self._end.acquire()
+        finally:
+            self._unwind()
+        if self.failure is not None:
+            raise self.failure
+
+    def _next(self) -> Task | None:
+        """Work off events, up to one that names a task. None: the run is over."""
+        try:
+            while self._left and self.failure is None:
+                if not self._events:
+                    raise RuntimeError(self._stuck("nothing happens any more"))
+                time, _, action = heapq.heappop(self._events)
+                if time > self.limit:
+                    raise TimeoutError(self._stuck(f"the limit is {self.limit:g} s"))
+                self.now = time
+                task = action()
+                if task is not None and not task.done:
+                    return task
+        except BaseException as error:
+            self.failure = error
+        self.over = True
+        return None
+
+    def _hand(self, task: Task | None) -> None:
+        if task is None:
+            self._end.release()
+        elif task.thread is None:
+            task.thread = threading.Thread(target=self._live, args=(task,), daemon=True)
+            task.thread.start()
+        else:
+            task.lock.release()
+
+    def _live(self, task: Task) -> None:
+        try:
+            task.body()
+        except Killed:
+            pass
+        except BaseException as error:
+            self.failure = self.failure or error
+        task.done = True
+        self._left -= 1
+        if not self.over:
+            self._hand(self._next())
+
+    def _unwind(self) -> None:
+        """Let every thread end: those of a run that failed raise `Killed` where they wait."""
+        self.over = True
+        for task in self._tasks:
+            if task.thread is not None:
+                task.doomed = True
+                if task.lock.locked() and not task.done:
+                    task.lock.release()
+                task.thread.join()
+
+    def _stuck(self, why: str) -> str:
+        waiting = [
+            f"{task.name} waits for {task.waits_for()}" for task in self._tasks if not task.done
+        ]
+        return f"the replicas are stuck at {self.now:.4g} s, {why}: {'; '.join(waiting)}."

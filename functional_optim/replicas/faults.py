@@ -1,0 +1,171 @@
+"""What can go wrong in a `Simulation`, written down so that it can be printed and replayed."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+Point: TypeAlias = Literal[
+    "before start",
+    "in start",
+    "after start",
+    "in allreduce",
+    "after allreduce",
+    "in decide",
+    "after decide",
+]
+"""Where a fault strikes. "in": the group has heard of the call (of the vote, say), and the replica
+waits for the answer. "after": the call is about to return."""
+
+POINTS: tuple[Point, ...] = get_args(Point)
+
+
+class Kill(NamedTuple):
+    """A replica dies, and may come back with nothing.
+
+    rank: which one.
+    step: once it has this many steps committed, or more. A fault strikes once.
+    point: where in that step.
+    restart: after so many seconds its worker is run anew, blank; None: never.
+    unless_last: not if nobody else has the last committed step: it would be lost.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> fo.replicas.Kill(rank=0, step=2, point="in decide", restart=1.5)
+        Kill(rank=0, step=2, point='in decide', restart=1.5, unless_last=False)
+    """
+
+    rank: int
+    step: int = 0
+    point: Point = "before start"
+    restart: float | None = None
+    unless_last: bool = False
+
+
+class Delay(NamedTuple):
+    """One call of a replica takes longer. `rank`, `step` and `point` as for `Kill`.
+
+    seconds: how much longer. Beyond the group's timeout, the step goes on without it: refused.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> fo.replicas.Delay(rank=0, step=2, point="after start", seconds=0.5)
+        Delay(rank=0, step=2, point='after start', seconds=0.5)
+    """
+
+    rank: int
+    step: int = 0
+    point: Point = "before start"
+    seconds: float = 0.5
+
+
+class CutOff(NamedTuple):
+    """A partition of the network: a replica reaches nobody, and nobody reaches it, for a while.
+
+    What it sends, and what is sent to it, arrives when it is back. `rank`, `step` and `point` as
+    for `Kill`.
+
+    seconds: for how long.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> fo.replicas.CutOff(rank=0, step=2, point="in allreduce", seconds=3.0)
+        CutOff(rank=0, step=2, point='in allreduce', seconds=3.0)
+    """
+
+    rank: int
+    step: int = 0
+    point: Point = "before start"
+    seconds: float = 3.0
+
+
+class Slow(NamedTuple):
+    """All calls of a replica take longer for a while. `rank`, `step` and `point` as for `Kill`.
+
+    seconds: for how long.
+    each: by how much every message to and from it is late.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> fo.replicas.Slow(rank=0, step=2, point="before start", seconds=3.0, each=0.2)
+        Slow(rank=0, step=2, point='before start', seconds=3.0, each=0.2)
+    """
+
+    rank: int
+    step: int = 0
+    point: Point = "before start"
+    seconds: float = 3.0
+    each: float = 0.1
+
+
+Fault: TypeAlias = Kill | Delay | CutOff | Slow
+
+
+def check_faults(faults: list[Fault], replicas: int) -> None:
+    """Raise for what is no fault of one of that many replicas."""
+    for fault in faults:
+        if not isinstance(fault, Fault):
+            raise TypeError(
+                f"a fault is a Kill, Delay, CutOff or Slow, but got a {type(fault).__name__}."
+            )
+        if not 0 <= fault.rank < replicas:
+            raise ValueError(f"{fault} strikes no replica: there are ranks 0 to {replicas - 1}.")
+        if fault.point not in POINTS:
+            raise ValueError(f"{fault} strikes nowhere: a point is one of {', '.join(POINTS)}.")
+        durations = {"restart", "seconds", "each"} & set(fault._fields)
+        for name in sorted(durations):
+            if (getattr(fault, name) or 0) < 0:
+                raise ValueError(f"{fault} goes back in time: {name} must be 0 or more.")
+
+
+def random_faults(
+    seed: int,
+    replicas: int = 3,
+    until: int = 8,
+    *,
+    most: int = 4,
+    longest: float = 5.0,
+    restarts: float = 0.75,
+    keep_history: bool = True,
+) -> list[Fault]:
+    """A schedule of faults; the same for the same arguments.
+
+    Args:
+        seed: of the random numbers.
+        replicas: how many there are.
+        until: faults strike while fewer steps than this are committed.
+        most: how many faults at most; from 0 to that, each number as likely.
+        longest: seconds. Durations reach from a thousandth of it to it, on a logarithmic scale, so
+            that some are within a group's timeouts and some are beyond.
+        restarts: the probability that a killed replica comes back.
+        keep_history: no kill strikes the last replica that has the last committed step.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> for fault in fo.replicas.random_faults(seed=5, replicas=2, until=4, most=2):
+        ...     print(fault)
+        Delay(rank=1, step=0, point='after decide', seconds=0.2005)
+        Kill(rank=0, step=1, point='before start', restart=0.0124, unless_last=True)
+    """
+    rng = random.Random(seed)
+
+    def seconds() -> float:
+        return round(longest * 1000 ** -rng.random(), 4)
+
+    faults: list[Fault] = []
+    for _ in range(rng.randint(0, most)):
+        kind = rng.choice((Kill, Kill, Delay, CutOff, Slow))
+        where = rng.randrange(replicas), rng.randrange(until), rng.choice(POINTS)
+        if kind is Kill:
+            restart = seconds() if rng.random() < restarts else None
+            faults.append(Kill(*where, restart, keep_history))
+        elif kind is Slow:
+            faults.append(Slow(*where, seconds(), seconds()))
+        else:
+            faults.append(kind(*where, seconds()))
+    return faults
