@@ -9,7 +9,7 @@ from lockstep import Group
 from test_synced import random
 
 import functional_optim as fo
-from functional_optim.replicas import Replica
+from functional_optim.replicas import Decision, Replica, Scripted
 
 OUTER = fo.sgd(0.7, momentum=0.9, nesterov=True)
 ADAMW = fo.adamw(fo.schedules.cosine_decay(0.1, 40))
@@ -89,6 +89,24 @@ def test_a_healed_replica_goes_on_with_its_peers_momenta(name):
     assert_same(healed.extra, peer.extra)
     slots = [x.state.inner.slots["exp_avg"]["a"] for x in (peer, other)]
     assert not torch.equal(*slots)
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "delayed"])
+def test_a_peer_that_stands_elsewhere_does_not_move_this_replicas_synchronization(name):
+    """One that is through, for instance, and has no local steps behind it."""
+    tx = RECIPES[name]
+    peer = Replica(Scripted([]), tx)
+    saved = {"replica": peer.init(random(7))}
+    replica = Replica(
+        Scripted([Decision(True, True, 4, 1)], peer=lambda: saved, heals_at_start=True), tx
+    )
+    now = replica.init(random(1))
+    turns = 3 if name == "local_sgd" else 4
+    for t in range(turns):
+        now, decision = replica.step(fo.tree.map(torch.neg, now.params), replica.start(now))
+        assert (decision is None) is (t + 1 < turns)
+    assert decision.healed
+    assert int(now.state.since) == 0
 
 
 @pytest.mark.parametrize("name", ["local_sgd", "delayed"])
