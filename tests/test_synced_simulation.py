@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from simulated import bits
 
 import functional_optim as fo
 from functional_optim.replicas import LocalSGDState, Replica, Simulation, random_faults
@@ -22,6 +21,10 @@ RECIPES = {
     "in turns": (fo.diloco(INNER, OUTER, 4, fragments=2, delay=1, alpha=0.25), True),
 }
 PARAMS = {"a": torch.arange(3.0), "b": torch.ones(2)}
+
+
+def bits(values):
+    return tuple([x.numpy().tobytes() for x in fo.tree.leaves(values)])
 
 
 def common(now):

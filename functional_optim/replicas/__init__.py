@@ -16,7 +16,7 @@ from functional_optim.replicas.local_sgd import LocalSGDState as LocalSGDState
 from functional_optim.replicas.local_sgd import local_sgd as local_sgd
 from functional_optim.replicas.loop import Replica as Replica
 from functional_optim.replicas.loop import ReplicaState as ReplicaState
-from functional_optim.replicas.simulation import Simulated as Simulated
+from functional_optim.replicas.simulated import Simulated as Simulated
 from functional_optim.replicas.simulation import Simulation as Simulation
 from functional_optim.replicas.simulation import SimulationResult as SimulationResult
 from functional_optim.replicas.torchft import TorchFT as TorchFT
