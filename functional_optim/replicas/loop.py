@@ -176,13 +176,14 @@ class Replica:
         group = self.coordinator
         self._begun = False
         self._tree = now = self._updated(grads, now, extra)
-        if self._pending is None and tx.offers(now.state):
+        pending = self._pending
+        if pending is None and tx.offers(now.state):
             group.start()
             now = self._tree
-            self._pending = group.allreduce(tx.offer(now.state, now.params))
-        if not tx.settles(now.state):
+            pending = self._pending = group.allreduce(tx.offer(now.state, now.params))
+        if pending is None or not tx.settles(now.state):
             return now, None
-        mean, self._pending = self._pending.wait(), None
+        mean, self._pending = pending.wait(), None
         if self.nonfinite == "refuse" and group.error is None:
             self._check_finite(mean)
         decision = group.decide()
