@@ -38,7 +38,6 @@ def diloco(
     inner: base.GradientTransformation,
     outer: base.GradientTransformation,
     every: int,
-    *,
     fragments: Fragments = 1,
     delay: int = 0,
     alpha: float = 0.0,
@@ -67,7 +66,7 @@ def diloco(
         outer: any transformation without extra arguments; the papers use
             `fo.sgd(0.7, momentum=0.9, nesterov=True)`.
         every: local steps from one synchronization of a fragment to its next, ≥ 1 and a multiple of
-            the number of fragments. The papers use 30 to 500.
+            the number of fragments. The first paper's main runs use 500.
         fragments: a number: the leaves, in the tree's order, are cut into so many runs of about the
             same size in bytes. Or a list with a mask for each fragment: a path pattern, patterns
             of which one must fit, a function of path and leaf, or a tree of bools (see
