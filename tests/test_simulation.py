@@ -290,6 +290,13 @@ def test_a_step_that_could_not_be_taken_here_is_taken_back_and_healed(heals_at_s
     assert [c.step for c in result.commits] == list(range(1, END + 1))
 
 
+def test_who_must_heal_tries_again_after_a_refused_step():
+    result, wrong = simulate([Kill(2, 3, "in allreduce")], FailsOnce)
+    assert wrong == []
+    assert result.decisions(1)[3] == fo.replicas.Decision(False, False, 2, 2, "replica 2 died")
+    assert said(result, "healed to step 3 by replica 0", rank=1)
+
+
 def test_if_nobody_could_take_the_step_the_run_says_that_there_is_no_state():
     class AllFail(FailsOnce):
         also = (0, 2)
@@ -313,6 +320,19 @@ def test_an_error_of_one_refuses_the_step_for_all_at_once():
     for decision, time in result.returned.values():
         assert decision.reason == "replica 1: ValueError: no data"
         assert time < 0.5
+
+
+def test_a_reduction_that_fails_is_an_error_of_the_step():
+    def worker(group):
+        group.start()
+        mean = group.allreduce(torch.ones(1)).wait()
+        return mean.item(), group.error, group.decide().committed
+
+    result = Simulation(2, faults=[Kill(1, point="in allreduce")]).run(worker)
+    _, error, committed = result.returned[0]
+    assert isinstance(error, ConnectionError)
+    assert str(error) == "replica 1 died"
+    assert not committed
 
 
 def test_tensors_of_different_sizes_refuse_the_step():

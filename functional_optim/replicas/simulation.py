@@ -83,7 +83,7 @@ class Simulation:
     is committed, all are made equal to the lowest rank. A reduction fails, and the step is refused,
     where a member dies or nothing is heard of it for `timeout`. A replica whose worker has returned
     stays as a peer to heal from, until all have, as a process would that serves its last
-    checkpoint.
+    checkpoint (`Replica.finish` says which one).
 
     **The vote is all or nothing.** A step is committed if every member of the quorum has voted for
     it, and refused for all of them otherwise. Who is cut off while the vote is counted waits until
