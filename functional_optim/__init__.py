@@ -54,6 +54,8 @@ from functional_optim.leafwise import State as State
 from functional_optim.leafwise import identity as identity
 from functional_optim.leafwise import leafwise as leafwise
 from functional_optim.lookup import get as get
+from functional_optim.replicas.diloco import diloco as diloco
+from functional_optim.replicas.local_sgd import local_sgd as local_sgd
 from functional_optim.selection import freeze as freeze
 from functional_optim.selection import masked as masked
 from functional_optim.selection import partition as partition

@@ -18,6 +18,7 @@ from functional_optim.layout import Layout
 from functional_optim.leafwise import Leafwise, State, check_state, check_trees
 from functional_optim.looks import Looks
 from functional_optim.rules import Numbers, present
+from functional_optim.synced import Synced, advanced
 
 
 def compile(
@@ -65,6 +66,8 @@ def compile(
         )
     if isinstance(tx, CommitIf):
         return _committed(tx, compile(tx.inner, donate=donate, strict=strict), donate)
+    if isinstance(tx, Synced):
+        return _counted(compile(tx.inner, donate=donate, strict=strict))
     return FusedStep(tx, donate, strict) if isinstance(tx, Leafwise) else _whole(tx)
 
 
@@ -81,6 +84,16 @@ def _committed(
         return step(grads, state, params, **extra) if as_flag(commit) else (params, state)
 
     return committed
+
+
+def _counted(step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+    """A local step, and what there is to note of it."""
+
+    def counted(grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        params, inner = step(grads, state.inner, params, **extra)
+        return params, advanced(state, inner)
+
+    return counted
 
 
 def by_operations(

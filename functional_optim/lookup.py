@@ -82,6 +82,7 @@ def _entries(state: Any) -> dict[str, Any]:
     """All that a state holds, by name; what two of its parts call the same, after their places.
 
     The hyperparameters of a whole, as `with_schedule` has them, come before those of its parts.
+    What a state remembers of its past is left out.
     """
     if isinstance(state, State):
         return {"step": state.step, **state.hyper, **state.carry, **state.slots}
@@ -96,7 +97,7 @@ def _entries(state: Any) -> dict[str, Any]:
         pairs = zip(map(str, range(len(state))), state, strict=True)
     else:
         return {}
-    parts = [(str(name), value, _entries(value)) for name, value in pairs]
+    parts = [(str(name), value, _entries(value)) for name, value in pairs if name != "past"]
     keys = [key for _, _, inner in parts for key in inner]
     found: dict[str, Any] = {}
     for name, value, inner in parts:

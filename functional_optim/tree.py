@@ -28,6 +28,11 @@ def map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return optree.tree_map(fn, tree, *rest)
 
 
+def map_down_to(stop: Callable[[Any], bool], fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """`map`, with whole subtrees as leaves where `stop` says so."""
+    return optree.tree_map(fn, tree, *rest, is_leaf=stop)
+
+
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a tree, in optree's order (dicts by sorted key)."""
     return optree.tree_leaves(tree)

@@ -24,7 +24,8 @@ LAYERS = (
     {"leafwise", "engine", "flat"},
     {"combine", "forms", "lookup"},
     {"transforms", "commits", "selection", "gates", "wrappers"},
-    {"algorithms", "compiled"},
+    {"algorithms", "synced"},
+    {"compiled"},
     {"replicas", "warmup"},
     {"adapters"},
 )

@@ -79,7 +79,7 @@ class Scripted(Coordinator):
         super().__init__(max_retries=max_retries)
         self.script = list(script)
         self.peer = peer
-        self.heals_at_start = heals_at_start
+        self.heals_at_start = heals_at_start or peer is None
         self.next = 0
         if peer is None and any(isinstance(x, Decision) and x.healed for x in self.script):
             raise ValueError("a scripted step heals, but there is no peer to heal from; pass peer.")

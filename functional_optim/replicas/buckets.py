@@ -56,18 +56,17 @@ def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes:
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i, x in enumerate(plain):
         kinds.setdefault((x.dtype, x.device), []).append(i)
-    waiting: list[tuple[list[int], list[Wait]]] = []
+    waiting: list[tuple[list[int], Tensor, list[Wait]]] = []
     for (dtype, _), places in kinds.items():
         joined = torch.cat([plain[i].reshape(-1) for i in places])
-        if joined.numel():
-            pieces = joined.split(max(1, bucket_bytes // dtype.itemsize))
-            waiting.append((places, [mean(piece) for piece in pieces]))
+        pieces = joined.split(max(1, bucket_bytes // dtype.itemsize)) if joined.numel() else ()
+        waiting.append((places, joined, [mean(piece) for piece in pieces]))
 
     def finish() -> Any:
         made = list(leaves)
-        for places, waits in waiting:
-            joined = torch.cat([wait() for wait in waits])
-            parts = joined.split([plain[i].numel() for i in places])
+        for places, joined, waits in waiting:
+            whole = torch.cat([wait() for wait in waits]) if waits else joined
+            parts = whole.split([plain[i].numel() for i in places])
             for i, part in zip(places, parts, strict=True):
                 made[i] = _like(part.view(plain[i].shape), leaves[i])
         return tree.with_leaves(values, made)
@@ -77,17 +76,19 @@ def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes:
 
 def _local(x: Tensor) -> Tensor:
     """This process's part of a tensor, as real numbers."""
-    x = x.detach()
-    x = x.to_local() if sharded.is_sharded(x) else x  # pyright: ignore[reportAttributeAccessIssue]
-    return torch.view_as_real(x) if x.is_complex() else x
+    x = _part(x.detach())
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
-def _like(part: Tensor, leaf: Tensor) -> Tensor:
+def _part(x: Any) -> Tensor:
+    return x.to_local() if sharded.is_sharded(x) else x
+
+
+def _like(values: Tensor, leaf: Tensor) -> Tensor:
     """What was averaged, in the form of the tensor that was given."""
-    if leaf.is_complex():
-        part = torch.view_as_complex(part)
-    if sharded.is_sharded(leaf):
-        return sharded.from_part(part, leaf)
-    if part.stride() == leaf.stride():
-        return part
-    return torch.empty_like(leaf).copy_(part)
+    like = _part(leaf)
+    if like.is_complex():  # copied, as real neighbours may have put it at an odd place
+        values = torch.view_as_complex(values.clone())
+    if values.stride() != like.stride():
+        values = torch.empty_like(like).copy_(values)
+    return sharded.from_part(values, leaf) if sharded.is_sharded(leaf) else values

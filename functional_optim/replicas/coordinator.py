@@ -58,6 +58,9 @@ class Coordinator:
     `_close`.
     """
 
+    heals_at_start = True
+    """Does a peer's state arrive in `start`, before this replica offers anything?"""
+
     def __init__(self, *, bucket_bytes: int = 25 * 2**20, max_retries: int | None = None) -> None:
         if bucket_bytes < 1:
             raise ValueError(f"bucket_bytes must be 1 or more, but is {bucket_bytes}.")

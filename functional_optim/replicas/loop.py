@@ -10,8 +10,8 @@ from torch import Tensor
 from functional_optim import base, tree
 from functional_optim.compiled import compile
 from functional_optim.replicas.coordinator import Decision
-from functional_optim.replicas.synced import Synced
 from functional_optim.replicas.torchft import as_coordinator
+from functional_optim.synced import Synced, check_alone
 
 
 class ReplicaState(NamedTuple):
@@ -50,7 +50,7 @@ class Replica:
         tx: a transformation; or `local_sgd(…)` or `diloco(…)`, which average more rarely.
         nonfinite: "commit" takes steps with infinite or NaN gradients like others (a gate such as
             `apply_if_finite` may be in tx); "refuse" votes against them, which reads one flag from
-            the device a step.
+            the device a step. Of `local_sgd` and `diloco` it looks at what is averaged.
         compile: update in place with compiled kernels, as `fo.compile(tx)`. The trees passed in are
             then the ones returned.
         key: under which the tree is registered with the coordinator. Two replicas objects of one
@@ -58,7 +58,8 @@ class Replica:
 
     Raises:
         TypeError: for what is no coordinator or no transformation.
-        ValueError: for another `nonfinite`.
+        ValueError: for another `nonfinite`; for a `local_sgd` or `diloco` inside another
+            transformation, or one that this group cannot heal in time.
 
     Example::
 
@@ -82,12 +83,20 @@ class Replica:
         compile: bool = False,
         key: str = "replica",
     ) -> None:
-        base.check_transformation("Replica", tx, "Replica(coordinator, adam())")
+        if not isinstance(tx, Synced):
+            check_alone("Replica", tx, "Replica(coordinator, adam())")
         if nonfinite not in ("commit", "refuse"):
             raise ValueError(f'nonfinite must be "commit" or "refuse", but is {nonfinite!r}.')
         self.coordinator = as_coordinator(coordinator)
+        if isinstance(tx, Synced) and tx.heals_first and not self.coordinator.heals_at_start:
+            raise ValueError(
+                "diloco with several fragments or a delay needs a group that heals a replica "
+                "before it offers anything, in start(), but this one may heal in decide(); make "
+                "the torchft Manager with use_async_quorum=False."
+            )
         self.tx = tx
         self.nonfinite = nonfinite
+        self._in_place = compile
         self._apply = _stepper(tx, compile)
         self._tree: ReplicaState | None = None
         self._begun = False
@@ -96,7 +105,8 @@ class Replica:
 
     def init(self, params: Any, extra: Any = None) -> ReplicaState:
         """The tree that training starts from. Replicas may start from different ones."""
-        return ReplicaState(params, self.tx.init(params), extra)
+        with torch.no_grad():
+            return ReplicaState(params, self.tx.init(params), extra)
 
     def start(self, now: ReplicaState) -> ReplicaState:
         """Begin a step. Returns the tree to compute gradients from: a peer's, if that heals here.
@@ -164,32 +174,47 @@ class Replica:
     ) -> tuple[ReplicaState, Decision | None]:
         """A step alone, and where it is time, a part of a synchronization."""
         group = self.coordinator
+        self._begun = False
         self._tree = now = self._updated(grads, now, extra)
-        if tx.offers(now.state):
+        pending = self._pending
+        if pending is None and tx.offers(now.state):
             group.start()
             now = self._tree
-            self._pending = group.allreduce(tx.offer(now.state, now.params))
-        if not tx.settles(now.state):
+            pending = self._pending = group.allreduce(tx.offer(now.state, now.params))
+        if pending is None or not tx.settles(now.state):
             return now, None
-        mean = self._pending.wait()
-        self._pending = None
+        mean, self._pending = pending.wait(), None
+        if self.nonfinite == "refuse" and group.error is None:
+            self._check_finite(mean)
         decision = group.decide()
-        now, self._begun = self._tree, False
-        params, state = tx.settle(mean, now.state, now.params, decision.committed)
-        self._tree = ReplicaState(params, state, now.extra)
+        now, self._tree = self._tree, None
+        try:
+            self._tree = self._settled(tx, mean, now, decision.committed)
+        except BaseException as error:
+            if decision.committed:
+                group.report_error(error)
+            raise
         return self._tree, decision
+
+    @torch.no_grad()
+    def _settled(self, tx: Synced, mean: Any, now: ReplicaState, committed: bool) -> ReplicaState:
+        params, state = tx.settle(mean, now.state, now.params, committed)
+        if self._in_place:
+            tree.map(Tensor.copy_, (now.params, now.state), (params, state))
+            return now
+        return ReplicaState(params, state, now.extra)
 
     def _updated(self, grads: Any, now: ReplicaState, extra: dict[str, Any]) -> ReplicaState:
         params, state = self._apply(grads, now.state, now.params, **extra)
         return ReplicaState(params, state, now.extra)
 
     def _check_finite(self, mean: Any) -> None:
-        """Vote against gradients that are not finite; one flag is read for all of them."""
+        """Vote against means that are not finite; one flag is read for all of them."""
         flags = [(path, g.isfinite().all()) for path, g in tree.items(mean)]
         if flags and not torch.stack([flag for _, flag in flags]).all():
             path = next(path for path, flag in flags if not flag)
             self.coordinator.report_error(
-                ValueError(f"the mean gradient of {path!r} has an infinite or NaN entry")
+                ValueError(f"the mean of {path!r} has an infinite or NaN entry")
             )
 
     def _save(self) -> ReplicaState | None:
@@ -201,7 +226,11 @@ class Replica:
         tree.check_same(
             tuple(self._tree), tuple(saved), "this replica", "its peer", "run the same program"
         )
-        self._tree = ReplicaState(*saved)
+        saved = ReplicaState(*saved)
+        if isinstance(self.tx, Synced):  # how far we are between synchronizations stays ours
+            since = self._tree.state.since
+            saved = saved._replace(state=saved.state._replace(since=since))
+        self._tree = saved
 
 
 def _stepper(tx: base.GradientTransformation, compiled: bool) -> Any:

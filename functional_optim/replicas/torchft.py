@@ -67,6 +67,7 @@ class TorchFT(Coordinator):
         self.manager = manager
         self.quantize = quantize
         self.step = manager.current_step()
+        self.heals_at_start = not getattr(manager, "_use_async_quorum", False)
         setattr(manager, _NAME, self)
 
     def register(self, key: str, load: Load, save: Save) -> None:
