@@ -1,0 +1,143 @@
+"""The real torchft: replicas are killed with SIGKILL, come back, and are equal bit for bit.
+
+Everything that torchft starts lives in namespaces of its own (`torchft_group.py` says why).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ALONE = "unshare --user --map-root-user --net --uts --pid --fork --kill-child".split()
+"""In namespaces of its own, as an ordinary user too; and when this process ends, it ends."""
+
+
+def why_not() -> str:
+    """Why the real torchft cannot run here; "" if it can."""
+    if sys.platform != "linux":
+        return "torchft runs on Linux only"
+    if importlib.util.find_spec("torchft") is None:
+        return "torchft is not installed; pip install functional_optim[torchft] brings it"
+    try:
+        done = subprocess.run([*ALONE, "true"], capture_output=True, text=True, timeout=60)
+    except OSError as error:
+        return f"torchft listens to the whole network, and there is no unshare here: {error}"
+    if done.returncode:
+        refused = done.stderr.strip()
+        return f"torchft listens to the whole network, and namespaces are refused here: {refused}"
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+GROUPS = [
+    (api, quorum) for api in ("functional", "adapter") for quorum in ("async", "sync")
+]
+PLACES = ("between", "before", "within", "after")
+
+
+class Group:
+    """What two replicas have written: `survivor`, and the other one's five `lives`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.survivor = self.read(folder / "survivor.out")
+        self.lives = [self.read(folder / f"life{i}.out") for i in range(len(PLACES) + 1)]
+        self.steps = {line["step"]: line for line in committed(self.survivor)}
+
+    @staticmethod
+    def read(path: Path) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def committed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if line.get("committed")]
+
+
+def run(folder: Path, program: str, *flags: str) -> Path:
+    """Run a program of this folder, alone; what is left of its words is told if it fails."""
+    command = [*ALONE, sys.executable, str(HERE / program), *flags, "--out", str(folder)]
+    with (folder / "group.err").open("wb") as errors:
+        done = subprocess.run(command, stderr=errors, timeout=300)
+    tails = [f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("*.err"))]
+    assert done.returncode == 0, "\n".join(tails)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """All groups, two at a time: they mostly wait."""
+    with ThreadPoolExecutor(2) as pool:
+        begun: dict[Any, Future[Path]] = {
+            "rows": pool.submit(run, tmp_path_factory.mktemp("rows"), "torchft_rows.py")
+        }
+        for api, quorum in GROUPS:
+            folder = tmp_path_factory.mktemp(f"{api}-{quorum}")
+            flags = ("--api", api, "--quorum", quorum)
+            begun[api, quorum] = pool.submit(run, folder, "torchft_group.py", *flags)
+        yield begun
+        for future in begun.values():
+            future.cancel()
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids="-".join)
+def group(request: pytest.FixtureRequest, runs: dict[Any, Future[Path]]) -> Group:
+    return Group(runs[request.param].result())
+
+
+def test_replicas_of_different_seeds_are_equal_after_the_first_step(group: Group) -> None:
+    (mine, first), (theirs, peers) = group.survivor[:2], group.lives[0][:2]
+    assert mine["seed"] != theirs["seed"]
+    assert first["step"] == peers["step"] == 1
+    assert first["healed"] + peers["healed"] == 1
+    assert first["digest"] == peers["digest"]
+
+
+def test_every_shared_step_is_equal_bit_for_bit(
+    group: Group, record_property: pytest.RecordProperty
+) -> None:
+    shared = [line for life in group.lives for line in committed(life)]
+    wrong = [line["step"] for line in shared if line["digest"] != group.steps[line["step"]]["digest"]]
+    assert wrong == []
+    assert len(shared) >= 8 * len(PLACES) + 16
+    assert len({line["lr"] for line in shared}) == len(shared)  # a schedule that stands still
+    record_property("steps shared", len(shared))
+
+
+def test_the_survivor_goes_on_and_counts_every_step_once(
+    group: Group, record_property: pytest.RecordProperty
+) -> None:
+    steps = [line["step"] for line in committed(group.survivor)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert sum(line["participants"] == 1 for line in committed(group.survivor)) >= 3 * len(PLACES)
+    assert group.survivor[-1] == {"closed": True}  # ten steps after its peer has left
+    times = [line["at"] for line in group.survivor[1:-1]]
+    pauses = [b - a for a, b in zip(times, times[1:], strict=False)]
+    record_property("longest pause in seconds", round(max(pauses), 2))
+
+
+@pytest.mark.parametrize("i", range(len(PLACES)), ids=PLACES)
+def test_a_kill_refuses_the_step_that_it_interrupts(group: Group, i: int) -> None:
+    """Between steps, and after the reduction, there is nothing to refuse."""
+    at = committed(group.lives[i])[-1]["step"]
+    refused = [line for line in group.survivor if line.get("committed") is False]
+    here = [line for line in refused if line["step"] == at]
+    assert bool(here) == (PLACES[i] in ("before", "within"))
+    for line in here:
+        assert "Connection closed by peer" in line["reason"]
+        assert line["digest"] == group.steps[at]["digest"]  # as it was, bit for bit
+
+
+@pytest.mark.parametrize("i", range(1, len(PLACES) + 1))
+def test_a_replica_that_comes_back_is_healed_in_its_first_step(group: Group, i: int) -> None:
+    first = group.lives[i][1]
+    assert first["healed"]
+    assert first["step"] > committed(group.lives[i - 1])[-1]["step"]
+    assert [line["healed"] for line in committed(group.lives[i])].count(True) == 1
