@@ -6,9 +6,11 @@ Everything that torchft starts lives in namespaces of its own (`torchft_group.py
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-ALONE = "unshare --user --map-root-user --net --uts --pid --fork --kill-child".split()
+ALONE = ["unshare", "--map-root-user", "--net", "--uts", "--pid", "--fork", "--kill-child"]
 """In namespaces of its own, as an ordinary user too; and when this process ends, it ends."""
 
 
@@ -38,9 +40,7 @@ def why_not() -> str:
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
-GROUPS = [
-    (api, quorum) for api in ("functional", "adapter") for quorum in ("async", "sync")
-]
+GROUPS = [(api, quorum) for api in ("functional", "adapter") for quorum in ("async", "sync")]
 PLACES = ("between", "before", "within", "after")
 
 
@@ -48,6 +48,7 @@ class Group:
     """What two replicas have written: `survivor`, and the other one's five `lives`."""
 
     def __init__(self, folder: Path) -> None:
+        self.name = folder.name
         self.survivor = self.read(folder / "survivor.out")
         self.lives = [self.read(folder / f"life{i}.out") for i in range(len(PLACES) + 1)]
         self.steps = {line["step"]: line for line in committed(self.survivor)}
@@ -100,27 +101,26 @@ def test_replicas_of_different_seeds_are_equal_after_the_first_step(group: Group
     assert first["digest"] == peers["digest"]
 
 
-def test_every_shared_step_is_equal_bit_for_bit(
-    group: Group, record_property: pytest.RecordProperty
-) -> None:
+def test_every_shared_step_is_equal_bit_for_bit(group: Group) -> None:
     shared = [line for life in group.lives for line in committed(life)]
-    wrong = [line["step"] for line in shared if line["digest"] != group.steps[line["step"]]["digest"]]
+    wrong = [
+        line["step"] for line in shared if line["digest"] != group.steps[line["step"]]["digest"]
+    ]
     assert wrong == []
     assert len(shared) >= 8 * len(PLACES) + 16
     assert len({line["lr"] for line in shared}) == len(shared)  # a schedule that stands still
-    record_property("steps shared", len(shared))
 
 
 def test_the_survivor_goes_on_and_counts_every_step_once(
-    group: Group, record_property: pytest.RecordProperty
+    group: Group, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     steps = [line["step"] for line in committed(group.survivor)]
     assert steps == list(range(1, len(steps) + 1))
     assert sum(line["participants"] == 1 for line in committed(group.survivor)) >= 3 * len(PLACES)
     assert group.survivor[-1] == {"closed": True}  # ten steps after its peer has left
     times = [line["at"] for line in group.survivor[1:-1]]
-    pauses = [b - a for a, b in zip(times, times[1:], strict=False)]
-    record_property("longest pause in seconds", round(max(pauses), 2))
+    pauses = [b - a for a, b in itertools.pairwise(times)]
+    record_testsuite_property(f"{group.name}: longest pause [s]", round(max(pauses), 2))
 
 
 @pytest.mark.parametrize("i", range(len(PLACES)), ids=PLACES)
@@ -141,3 +141,24 @@ def test_a_replica_that_comes_back_is_healed_in_its_first_step(group: Group, i: 
     assert first["healed"]
     assert first["step"] > committed(group.lives[i - 1])[-1]["step"]
     assert [line["healed"] for line in committed(group.lives[i])].count(True) == 1
+
+
+ROWS = (
+    "reported error",
+    "update fails",
+    "world sizes",
+    "max_retries",
+    "too few",
+    "quantize",
+    "lighthouse gone, async",
+    "lighthouse gone, sync",
+    "close",
+)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_the_manager_does_comes_through(runs: dict[Any, Future[Path]], row: str) -> None:
+    """`torchft_rows.py` says what is asked in each row."""
+    answers = json.loads((runs["rows"].result() / "answers.json").read_text())
+    assert answers.keys() == set(ROWS)
+    assert answers[row] == ""

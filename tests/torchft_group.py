@@ -37,10 +37,10 @@ def prepare_network() -> None:
     socket.sethostname("localhost")
 
 
-def lighthouse() -> LighthouseServer:
+def lighthouse(port: str = "0") -> LighthouseServer:
     """One that notices a death in a second; its address goes where torchft looks for it."""
     made = LighthouseServer(
-        bind="[::]:0",
+        bind=f"[::]:{port}",
         min_replicas=1,
         join_timeout_ms=1000,
         quorum_tick_ms=50,
@@ -49,6 +49,14 @@ def lighthouse() -> LighthouseServer:
     port = made.address().rsplit(":", 1)[1]
     os.environ["TORCHFT_LIGHTHOUSE"] = f"http://localhost:{port}"
     return made
+
+
+def serve() -> None:
+    """Be a lighthouse, at a port from the command line (0: any), until killed."""
+    made = lighthouse(sys.argv[1])
+    print(made.address().rsplit(":", 1)[1], flush=True)
+    while True:
+        time.sleep(60)
 
 
 def spawn(flags: argparse.Namespace, name: str, *more: str) -> subprocess.Popen[bytes]:
