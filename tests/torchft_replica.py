@@ -24,10 +24,32 @@ from torch import Tensor
 from torchft import DistributedDataParallel, Manager, ProcessGroupGloo
 
 import functional_optim as fo
-from functional_optim.replicas import Coordinator, Decision, TorchFT
+from functional_optim.replicas import Decision, TorchFT
 
 SHARED = 8
 """After so many steps together a replica that is to die does."""
+
+
+Connect = Callable[[], Manager]
+"""Called when all that is slow at first has been done: whoever is connected is waited for."""
+
+
+def connect(rank: int, quorum: str) -> Manager:
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    return Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
+        load_state_dict=None,
+        state_dict=None,
+        min_replica_size=1,
+        use_async_quorum=quorum == "async",
+        timeout=timedelta(seconds=30),
+        rank=0,
+        world_size=1,
+        store_addr="localhost",
+        store_port=store.port,
+        replica_id=str(rank),
+        hostname="localhost",
+    )
 
 
 class Taken(NamedTuple):
@@ -76,11 +98,8 @@ def batch(rank: int, step: int) -> Tensor:
     return torch.randn(8, 20, generator=generator)
 
 
-def functional(manager: Manager, rank: int) -> tuple[Coordinator, Iterator[Taken]]:
+def functional(connect: Connect, rank: int) -> tuple[TorchFT, Iterator[Taken]]:
     """The loop over pure functions; batch-norm statistics and a count are its `extra`."""
-    coordinator = TorchFT(manager, bucket_bytes=256)
-    lr = fo.schedules.linear(1e-2, 1e-4, 5000)
-    replica = fo.replicas.Replica(coordinator, fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr)))
     model = make_model(rank)
     params = {name: p.detach() for name, p in model.named_parameters()}
     statistics = dict(model.named_buffers())
@@ -90,13 +109,17 @@ def functional(manager: Manager, rank: int) -> tuple[Coordinator, Iterator[Taken
         y = torch.func.functional_call(model, (params, statistics), x)
         return y.square().mean(), statistics
 
+    gradient = torch.func.grad(loss, has_aux=True)
+    gradient(params, statistics, batch(rank, 0))  # the first call imports half of torch
+    coordinator = TorchFT(connect(), bucket_bytes=256)
+    lr = fo.schedules.linear(1e-2, 1e-4, 5000)
+    replica = fo.replicas.Replica(coordinator, fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr)))
+
     def steps() -> Iterator[Taken]:
         now = replica.init(params, extra=(statistics, torch.zeros((), dtype=torch.int64)))
         while True:
             now = replica.start(now)
-            x = batch(rank, coordinator.step)
-            gradient = torch.func.grad(loss, has_aux=True)
-            grads, _ = gradient(now.params, now.extra[0], x)
+            grads, _ = gradient(now.params, now.extra[0], batch(rank, coordinator.step))
             now, decision = replica.step(grads, now)
             assert decision is not None
             if decision.committed:
@@ -108,13 +131,15 @@ def functional(manager: Manager, rank: int) -> tuple[Coordinator, Iterator[Taken
     return coordinator, steps()
 
 
-def adapter(manager: Manager, rank: int) -> tuple[Coordinator, Iterator[Taken]]:
+def adapter(connect: Connect, rank: int) -> tuple[TorchFT, Iterator[Taken]]:
     """An optimizer object with a scheduler; torchft's own DDP, or the adapter, averages."""
     from functional_optim.adapters import AdamW, FaultTolerantOptimizer
 
-    with_ddp = manager._use_async_quorum
     net = make_model(rank)
     net[1] = torch.nn.Identity()
+    net(batch(rank, 0)).square().mean().backward()
+    manager = connect()
+    with_ddp = manager._use_async_quorum
     model = DistributedDataParallel(manager, net) if with_ddp else net
     inner = AdamW(net.parameters(), lr=1e-2)
     coordinator = TorchFT(manager, bucket_bytes=256)
@@ -137,7 +162,7 @@ def adapter(manager: Manager, rank: int) -> tuple[Coordinator, Iterator[Taken]]:
     return coordinator, steps()
 
 
-APIS: dict[str, Callable[[Manager, int], tuple[Coordinator, Iterator[Taken]]]] = {
+APIS: dict[str, Callable[[Connect, int], tuple[TorchFT, Iterator[Taken]]]] = {
     "functional": functional,
     "adapter": adapter,
 }
@@ -162,22 +187,7 @@ def main() -> None:
     torch.set_num_threads(1)
     sys.stdin.readline()
 
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
-        load_state_dict=None,
-        state_dict=None,
-        min_replica_size=1,
-        use_async_quorum=flags.quorum == "async",
-        timeout=timedelta(seconds=10),
-        rank=0,
-        world_size=1,
-        store_addr="localhost",
-        store_port=store.port,
-        replica_id=str(flags.rank),
-        hostname="localhost",
-    )
-    coordinator, steps = APIS[flags.api](manager, flags.rank)
+    coordinator, steps = APIS[flags.api](lambda: connect(flags.rank, flags.quorum), flags.rank)
     shared = 0
     print(json.dumps({"seed": digest(list(make_model(flags.rank).parameters()))}), flush=True)
     sys.stdin.readline()
@@ -196,7 +206,7 @@ def main() -> None:
         if flags.dies and shared == SHARED:
             if flags.dies == "between":
                 kill()
-            die_inside(manager, flags.dies)
+            die_inside(coordinator.manager, flags.dies)
     coordinator.close()
     print(json.dumps({"closed": True}), flush=True)
 
