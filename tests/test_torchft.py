@@ -1,42 +1,22 @@
 """The real torchft: replicas are killed with SIGKILL, come back, and are equal bit for bit.
 
-Everything that torchft starts lives in namespaces of its own (`torchft_group.py` says why).
+Everything that torchft starts lives in namespaces of its own (`torchft_spaces.py` says why).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torchft_spaces import alone, why_not
 
 HERE = Path(__file__).parent
-ALONE = ["unshare", "--map-root-user", "--net", "--uts", "--pid", "--fork", "--kill-child"]
-"""In namespaces of its own, as an ordinary user too; and when this process ends, it ends."""
-
-
-def why_not() -> str:
-    """Why the real torchft cannot run here; "" if it can."""
-    if sys.platform != "linux":
-        return "torchft runs on Linux only"
-    if importlib.util.find_spec("torchft") is None:
-        return "torchft is not installed; pip install functional_optim[torchft] brings it"
-    try:
-        done = subprocess.run([*ALONE, "true"], capture_output=True, text=True, timeout=60)
-    except OSError as error:
-        return f"torchft listens to the whole network, and there is no unshare here: {error}"
-    if done.returncode:
-        refused = done.stderr.strip()
-        return f"torchft listens to the whole network, and namespaces are refused here: {refused}"
-    return ""
-
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -64,7 +44,7 @@ def committed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def run(folder: Path, program: str, *flags: str) -> Path:
     """Run a program of this folder, alone; what is left of its words is told if it fails."""
-    command = [*ALONE, sys.executable, str(HERE / program), *flags, "--out", str(folder)]
+    command = alone(str(HERE / program), *flags, "--out", str(folder))
     with (folder / "group.err").open("wb") as errors:
         done = subprocess.run(command, stderr=errors, timeout=300)
     tails = [f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("*.err"))]

@@ -1,19 +1,14 @@
 """A lighthouse and two replicas in a network of their own: a program, run by `test_torchft.py`.
 
-    unshare … python torchft_group.py --api functional --quorum async --out FOLDER
-
-It must be the first process of its own process, network and host-name namespaces: whatever it
-starts ends with it, every port is free, and what binds to wildcard addresses is seen by nobody.
+It must be the first process of its own namespaces (`torchft_spaces.alone`): whatever it starts ends
+with it, every port is free, and what binds to wildcard addresses is seen by nobody.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -25,16 +20,6 @@ LIVES = ("between", "before", "within", "after")
 """Where the second replica dies in each of its lives; it has one more, to which there is an end."""
 
 ALONE = '"participants": 1,'
-
-
-def prepare_network() -> None:
-    """Bring loopback up (SIOCGIFFLAGS, SIOCSIFFLAGS), and take a host name that resolves."""
-    name = b"lo".ljust(16, b"\0")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        answer = fcntl.ioctl(s, 0x8913, name + bytes(24))
-        (flags,) = struct.unpack_from("H", answer, 16)
-        fcntl.ioctl(s, 0x8914, name + struct.pack("H22x", flags | 1))
-    socket.sethostname("localhost")
 
 
 def lighthouse(port: str = "0") -> LighthouseServer:
@@ -88,7 +73,6 @@ def main() -> int:
     parser.add_argument("--quorum", required=True)
     parser.add_argument("--out", type=Path, required=True)
     flags = parser.parse_args()
-    prepare_network()
     server = lighthouse()
     survivor = spawn(flags, "survivor", "--rank", "0")
     lives = [("--dies", place) for place in LIVES] + [("--ends",)]

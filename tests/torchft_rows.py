@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.manager import WorldSizeMode
-from torchft_group import lighthouse, prepare_network
+from torchft_group import lighthouse
 
 import functional_optim as fo
 from functional_optim.replicas import Replica, TorchFT, as_coordinator
@@ -247,7 +247,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only")
     flags = parser.parse_args()
-    prepare_network()
     torch.set_num_threads(1)
     answers = {}
     for name, check in CHECKS.items():
