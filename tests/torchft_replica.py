@@ -140,7 +140,7 @@ def adapter(connect: Connect, rank: int) -> tuple[TorchFT, Iterator[Taken]]:
     net(batch(rank, 0)).square().mean().backward()
     manager = connect()
     with_ddp = manager._use_async_quorum
-    model = DistributedDataParallel(manager, net) if with_ddp else net
+    model = DistributedDataParallel(manager, net, bucket_cap_mb=1e-4) if with_ddp else net
     inner = AdamW(net.parameters(), lr=1e-2)
     coordinator = TorchFT(manager, bucket_bytes=256)
     opt = FaultTolerantOptimizer(coordinator, inner, average_gradients=not with_ddp)
