@@ -47,7 +47,9 @@ class Orders:
 
 def connect(rank: int) -> Manager:
     """torchft's part: who takes part in a step, averages, votes, and heals."""
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  # it is public
+        "localhost", 0, is_master=True, wait_for_workers=False
+    )
     return Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
         load_state_dict=None,
