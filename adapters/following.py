@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import sys
 import threading
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from functional_optim.replicas.coordinator import Coordinator
 
+_newobj = copyreg.__newobj__  # pyright: ignore[reportAttributeAccessIssue]
 _HOMES = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 _FOLLOWED: weakref.WeakKeyDictionary[Any, Schedules] = weakref.WeakKeyDictionary()
 """Kept outside of the schedulers, whose attributes are all in their state dict."""
@@ -42,8 +44,6 @@ class Schedules:
 
     def follow(self, scheduler: Any) -> None:
         """Let a scheduler's steps count only with committed ones."""
-        if _FOLLOWED.get(scheduler) is self:
-            return
         missing = [
             name
             for name in ("step", "state_dict", "load_state_dict")
@@ -54,6 +54,8 @@ class Schedules:
                 f"a scheduler needs the methods step, state_dict and load_state_dict, but a "
                 f"{type(scheduler).__name__} has no {' and no '.join(missing)}."
             )
+        if _FOLLOWED.get(scheduler) is self:
+            return
         if scheduler not in _FOLLOWED:
             scheduler.__class__ = _following(type(scheduler))
         _FOLLOWED[scheduler] = self
@@ -158,12 +160,12 @@ def _loaded(mine: Any, value: Any) -> Any:
 
 
 def reader() -> Any:
-    """The torch scheduler, if it is one, that reads an optimizer's groups: two frames up.
+    """The torch scheduler, if it is one, that reads an optimizer's groups: three frames up.
 
     All of torch's schedulers read them when they are made, and this is all that an optimizer sees
     of it.
     """
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     while frame is not None and frame.f_code.co_name == "param_groups":  # of a wrapper
         frame = frame.f_back
     while frame is not None and frame.f_globals.get("__name__") in _HOMES:
@@ -184,6 +186,8 @@ def _following(cls: type) -> type:
 
     def reduce(self: Any, protocol: Any) -> Any:
         make, args, *rest = cls.__reduce_ex__(self, protocol)
+        if make is _newobj:  # pickle insists that this one makes objects of the class it sees
+            make = cls.__new__
         return make, tuple(cls if x is made else x for x in args), *rest
 
     own = {

@@ -163,6 +163,23 @@ class Rounds:
         for member in self.members:
             member.schedules.end()
 
+    def why_none(self, member: Member) -> str:
+        """Why a member has no step to take, in words."""
+        if member in self.waiting:
+            return (
+                "the last step of this group is not over: another optimizer that shares it has not "
+                "taken it; call its step(), or its zero_grad(), before this step()."
+            )
+        if member.has_stepped:
+            return (
+                "step() was called twice for the same gradients; call zero_grad() before the next "
+                "forward pass."
+            )
+        return (
+            "step() was called before zero_grad(), which begins a step of the group; call "
+            "opt.zero_grad() before each forward pass."
+        )
+
     def _close_skipped(self, now: Round) -> None:
         self.coordinator.report_error(
             RuntimeError("gradients were made, and zeroed without a step() of the optimizer")
