@@ -230,7 +230,7 @@ class FaultTolerantOptimizer(StandsFor):
                     loss = closure()
             finally:
                 member.evaluates = False
-        self._unscale()
+        self._unscale(now)
         if now.decision is None:
             rounds.vote(now)
         elif member in now.empty and member.has_gradients():
@@ -264,12 +264,18 @@ class FaultTolerantOptimizer(StandsFor):
             raise
         member.schedules.commits += 1
 
-    def _unscale(self) -> None:
+    def _unscale(self, now: Round) -> None:
         """Do a GradScaler's work, where it leaves it to `step`."""
         shared = vars(self)
         self._member.scaled = "found_inf" in shared
         scale = shared.get("grad_scale")
         if isinstance(scale, Tensor):
+            if now.decision is not None:
+                raise RuntimeError(
+                    "this optimizer's gradients were averaged when another one voted on the step "
+                    "that they share, before they were unscaled; call scaler.unscale_(opt) for "
+                    "each before the first step."
+                )
             unscale(self._member.parameters(), scale)
 
     def _rounds(self) -> Rounds:

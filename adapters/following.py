@@ -54,10 +54,13 @@ class Schedules:
                 f"a scheduler needs the methods step, state_dict and load_state_dict, but a "
                 f"{type(scheduler).__name__} has no {' and no '.join(missing)}."
             )
-        if _FOLLOWED.get(scheduler) is self:
+        before = _FOLLOWED.get(scheduler)
+        if before is self:
             return
-        if scheduler not in _FOLLOWED:
+        if before is None:
             scheduler.__class__ = _following(type(scheduler))
+        else:
+            del before._seen[scheduler]
         _FOLLOWED[scheduler] = self
         self._seen[scheduler] = self.commits
 
@@ -160,12 +163,12 @@ def _loaded(mine: Any, value: Any) -> Any:
 
 
 def reader() -> Any:
-    """The torch scheduler, if it is one, that reads an optimizer's groups: three frames up.
+    """The torch scheduler, if it is one, that reads `param_groups` of an optimizer that calls this.
 
     All of torch's schedulers read them when they are made, and this is all that an optimizer sees
     of it.
     """
-    frame = sys._getframe(3)
+    frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_name == "param_groups":  # of a wrapper
         frame = frame.f_back
     while frame is not None and frame.f_globals.get("__name__") in _HOMES:
@@ -177,18 +180,18 @@ def reader() -> Any:
 
 
 @functools.cache
-def _following(cls: type) -> type:
+def _following(cls: Any) -> type:
     """A class of schedulers, but for `step`. Its objects are pickled as those of the first."""
 
-    @functools.wraps(cls.step)  # pyright: ignore[reportAttributeAccessIssue]
+    @functools.wraps(cls.step)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _FOLLOWED[self].call(self, cls.step, args, kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        return _FOLLOWED[self].call(self, cls.step, args, kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
         make, args, *rest = cls.__reduce_ex__(self, protocol)
         if make is _newobj:  # pickle insists that this one makes objects of the class it sees
             make = cls.__new__
-        return make, tuple(cls if x is made else x for x in args), *rest
+        return make, tuple(cls if x is following else x for x in args), *rest
 
     own = {
         "step": step,
@@ -197,5 +200,5 @@ def _following(cls: type) -> type:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }
-    made = type(cls)(cls.__name__, (cls,), own)
-    return made
+    following = type(cls)(cls.__name__, (cls,), own)
+    return following

@@ -140,8 +140,9 @@ class Rounds:
         group = self.coordinator
         now.empty = [member for member in now.owing if not member.has_gradients()]
         average(group, now.owing)
+        scaled = any(member.scaled for member in now.owing)
         for member in now.owing:
-            if member.scaled or member.nonfinite == "refuse":
+            if member.nonfinite == "refuse" or (scaled and member.average_gradients):
                 error = nonfinite_gradient(member.parameters())
                 if error is not None and group.error is None:
                     group.report_error(error)
@@ -199,6 +200,7 @@ def rounds_of(coordinator: Coordinator) -> Rounds:
     return known
 
 
+@torch.no_grad()
 def average(group: Coordinator, members: list[Member]) -> None:
     """Replace gradients by their means over the group. One that no replica has stays None."""
     theirs = [
@@ -244,6 +246,7 @@ def _finite(g: Any) -> Tensor:
     return values.isfinite().all()
 
 
+@torch.no_grad()
 def unscale(params: list[Tensor], scale: Tensor) -> None:
     """Divide gradients by a GradScaler's scale, as it does itself."""
     inverse = scale.double().reciprocal().float()

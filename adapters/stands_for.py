@@ -66,26 +66,28 @@ class StandsFor(torch.optim.Optimizer):
         """Called where `param_groups` is read."""
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def param_groups(self) -> list[dict[str, Any]]:
         """Those of the optimizer inside."""
         self._groups_are_read()
         return self.optim.param_groups
 
     @param_groups.setter
-    def param_groups(self, value: list[dict[str, Any]]) -> None:
+    def param_groups(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, value: list[dict[str, Any]]
+    ) -> None:
         self.optim.param_groups = value
 
     @property
-    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def state(self) -> Any:
         """That of the optimizer inside."""
         return self.optim.state
 
     @state.setter
-    def state(self, value: Any) -> None:
+    def state(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self.optim.state = value
 
     @property
-    def defaults(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def defaults(self) -> dict[str, Any]:
         """Those of the optimizer inside."""
         return self.optim.defaults
 

@@ -84,6 +84,31 @@ def test_t24_one_replica_alone_has_infinite_gradients():
     assert_same(*ends)
 
 
+@pytest.mark.parametrize("unscale", [False, True])
+def test_t24_t30_a_grad_scaler_and_two_optimizers_with_one_vote(unscale):
+    group = Counting()
+    (net_a, a), (net_b, b) = pair(group, average_gradients=True)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    for i in range(3):
+        before = everything(a), everything(b)
+        for opt in (a, b):
+            opt.zero_grad()
+        bad = float("inf") if i == 1 else 1.0
+        scaler.scale(loss_of(net_a, i) + bad * loss_of(net_b, i)).backward()
+        for opt in (a, b) if unscale else ():
+            scaler.unscale_(opt)
+        scaler.step(a)
+        if not unscale:
+            with pytest.raises(RuntimeError, match="before they were unscaled"):
+                scaler.step(b)
+            return
+        scaler.step(b)
+        scaler.update()
+        if i == 1:
+            assert_same((everything(a), everything(b)), before)
+    assert [not reason for reason in group.reasons] == [True, False, True]
+
+
 def test_t24_a_loop_that_skips_a_step_closes_the_vote():
     group = Counting()
     net, opt = made("sgd", group)

@@ -142,6 +142,20 @@ def test_follow_takes_what_is_no_scheduler_of_torch():
         opt.follow(object())
 
 
+def test_a_scheduler_can_be_given_to_another_optimizer():
+    one, other = (
+        FaultTolerantOptimizer(Local(), INSIDE["sgd"](model().parameters(), 1.0)) for _ in range(2)
+    )
+    scheduler = other.follow(one.follow(Plain()))
+    one.zero_grad()
+    one.step()
+    scheduler.step()
+    assert scheduler.steps == 0
+    for opt, followers in ((one, 0), (other, 1)):
+        saved = opt.coordinator.saved()["optimizer"]["schedule"]["schedulers"]
+        assert len(saved) == followers
+
+
 def test_a_scheduler_over_a_wrapper_of_the_optimizer_is_noticed():
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, optimizer):

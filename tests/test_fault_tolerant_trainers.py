@@ -111,7 +111,8 @@ def test_t40_torchft_local_sgd_over_it():
 
 @pytest.fixture
 def lightning():
-    found = pytest.importorskip("lightning")
+    import lightning as found
+
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return found
@@ -232,7 +233,8 @@ def test_t31_lightning_two_optimizers_by_hand(lightning):
 
 @pytest.fixture
 def accelerator():
-    accelerate = pytest.importorskip("accelerate")
+    import accelerate
+
     made = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     yield made
     made.free_memory()
