@@ -56,8 +56,8 @@ class FaultTolerantOptimizer(StandsFor):
     Schedulers: torch's LR schedulers that are made with this object follow it; for others call
     `follow`. The `step` of a scheduler that follows counts only if a step was committed since its
     last one that did, so one that is called after each batch stands still where a batch is refused.
-    After a heal it goes on where the peer's does. Call it after `step`. A copy and an unpickled
-    one have to be given to `follow` again.
+    After a heal it goes on where the peer's does. Call it after `step` and before the next
+    `zero_grad`: later, it warns. A copy and an unpickled one have to be given to `follow` again.
 
     Hooks that are registered here are called by every `step`; those of the optimizer inside and
     global ones by committed steps only, once. A pickled or copied object has no coordinator; assign

@@ -6,6 +6,7 @@ import copyreg
 import functools
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,7 @@ class Schedules:
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._open = False
         self._inside = False
+        self._warned = False
         self._lock = threading.Lock()
         self._before: dict[str, Any] | None = None
         self._calls: list[tuple[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
@@ -83,10 +85,23 @@ class Schedules:
         if self._inside or getattr(scheduler, "_is_initial", False):
             return step(scheduler, *args, **kwargs)
         if self._open:
-            with self._lock:
-                self._before = self._before or self._now()
-            self._calls.append((scheduler, step, args, kwargs))
+            self._note((scheduler, step, args, kwargs))
         return self._count(scheduler, step, args, kwargs)
+
+    def _note(self, call: Any) -> None:
+        """A call comes while a step is open."""
+        with self._lock:
+            self._before = self._before or self._now()
+        self._calls.append(call)
+        if not self._warned and self._seen[call[0]] < self.commits:
+            self._warned = True
+            warnings.warn(
+                "a scheduler's step() was called between the optimizer's zero_grad() and its "
+                "step(); a replica that is started anew and healed in this step does not do that, "
+                "and has another learning rate from then on. Call scheduler.step() before "
+                "zero_grad().",
+                stacklevel=4,
+            )
 
     def _count(
         self, scheduler: Any, step: Callable[..., Any], args: tuple[Any, ...], kwargs: Any

@@ -143,19 +143,24 @@ def test_t23_a_scheduler_called_after_zero_grad_is_called_again_after_the_heal()
         Scripted([True, HEALS, True], saved.pop), INSIDE["sgd"](net.parameters(), 1.0)
     )
     mine = lrs.StepLR(opt, 1, 0.5)
-    for each, scheduler, steps in ((peer, theirs, 3), (opt, mine, 1)):
-        each.zero_grad()
+
+    def loop(each, scheduler, steps):
         for _ in range(steps):
             each.step()
             each.zero_grad()
             scheduler.step()
+
+    for each, scheduler, steps in ((peer, theirs, 3), (opt, mine, 1)):
+        each.zero_grad()
+        with pytest.warns(UserWarning, match="between the optimizer's zero_grad") as warned:
+            loop(each, scheduler, steps)
+        assert len(warned) == 1
+        assert warned[0].filename == __file__
     assert (theirs.last_epoch, mine.last_epoch) == (3, 1)
     saved.append(peer.coordinator.saved())  # as late as may be
     assert saved[0]["optimizer"]["schedule"]["schedulers"][0]["state"]["last_epoch"] == 2
-    for each, scheduler in ((peer, theirs), (opt, mine)):
-        each.step()
-        each.zero_grad()
-        scheduler.step()
+    loop(peer, theirs, 1)
+    loop(opt, mine, 1)
     assert opt.coordinator.next == 2
     assert str(mine.state_dict()) == str(theirs.state_dict())
     assert mine.last_epoch == 4
