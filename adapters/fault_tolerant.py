@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,49 +10,12 @@ from torch import Tensor
 
 from functional_optim.adapters import healing
 from functional_optim.adapters.following import reader
-from functional_optim.adapters.rounds import Member, rounds_of, unscale
+from functional_optim.adapters.rounds import Member, Round, Rounds, rounds_of, unscale
+from functional_optim.adapters.stands_for import StandsFor, announced
 from functional_optim.replicas import Coordinator, Decision, as_coordinator
 
-_HOOKS = (
-    "step_pre",
-    "step_post",
-    "state_dict_pre",
-    "state_dict_post",
-    "load_state_dict_pre",
-    "load_state_dict_post",
-)
 
-
-def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step with its object's own hooks and its entry in profiles.
-
-    torch's `profile_hook_step` would call the global hooks too, and those are called by the step of
-    the optimizer inside.
-    """
-
-    @functools.wraps(step)
-    def announced(*args: Any, **kwargs: Any) -> Any:
-        self = args[0]
-        with torch.autograd.profiler.record_function(f"Optimizer.step#{type(self).__name__}.step"):
-            for before in list(self._optimizer_step_pre_hooks.values()):
-                changed = before(self, args, kwargs)
-                if changed is not None:
-                    if not (isinstance(changed, tuple) and len(changed) == 2):
-                        raise RuntimeError(
-                            "a step pre-hook must return None or a tuple of (args, kwargs), but "
-                            f"returned {changed!r}."
-                        )
-                    args, kwargs = changed
-            out = step(*args, **kwargs)
-            for after in list(self._optimizer_step_post_hooks.values()):
-                after(self, args, kwargs)
-            return out
-
-    vars(announced)["hooked"] = True  # torch would wrap it in its own
-    return announced
-
-
-class FaultTolerantOptimizer(torch.optim.Optimizer):
+class FaultTolerantOptimizer(StandsFor):
     """Any optimizer as one of a group of replicas that train together, any of which may fail.
 
     ::
@@ -95,8 +56,8 @@ class FaultTolerantOptimizer(torch.optim.Optimizer):
     Schedulers: torch's LR schedulers that are made with this object follow it; for others call
     `follow`. The `step` of a scheduler that follows counts only if a step was committed since its
     last one that did, so one that is called after each batch stands still where a batch is refused.
-    After a heal it goes on where the peer's does. Call it after `step`. A copy and an unpickled
-    one have to be given to `follow` again.
+    After a heal it goes on where the peer's does. Call it after `step` and before the next
+    `zero_grad`: later, it warns. A copy and an unpickled one have to be given to `follow` again.
 
     Hooks that are registered here are called by every `step`; those of the optimizer inside and
     global ones by committed steps only, once. A pickled or copied object has no coordinator; assign
@@ -151,11 +112,9 @@ class FaultTolerantOptimizer(torch.optim.Optimizer):
     def _set_up(
         self, optimizer: torch.optim.Optimizer, average_gradients: bool, heal: str, nonfinite: str
     ) -> None:
-        for name in _HOOKS:
-            setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
+        self._make_hooks()
         self._member = Member(optimizer, average_gradients, nonfinite)
         self._heal = heal
-        self._patch_step_function()
 
     @property
     def optim(self) -> torch.optim.Optimizer:
@@ -192,35 +151,10 @@ class FaultTolerantOptimizer(torch.optim.Optimizer):
         rounds.members.append(member)
         member.rounds = rounds
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Those of the optimizer inside."""
+    def _groups_are_read(self) -> None:
         scheduler = reader()
         if scheduler is not None:
             self._member.schedules.follow(scheduler)
-        return self._member.optim.param_groups
-
-    @param_groups.setter
-    def param_groups(self, value: list[dict[str, Any]]) -> None:
-        self._member.optim.param_groups = value
-
-    @property
-    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the optimizer inside."""
-        return self._member.optim.state
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        self._member.optim.state = value
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Those of the optimizer inside."""
-        return self._member.optim.defaults
-
-    @defaults.setter
-    def defaults(self, value: dict[str, Any]) -> None:
-        self._member.optim.defaults = value
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -287,7 +221,7 @@ class FaultTolerantOptimizer(torch.optim.Optimizer):
             rounds.join(member)
         now = member.round
         if now is None:
-            raise RuntimeError(_no_step(member))
+            raise RuntimeError(rounds.why_none(member))
         loss = None
         if closure is not None:
             member.evaluates = True
@@ -296,7 +230,7 @@ class FaultTolerantOptimizer(torch.optim.Optimizer):
                     loss = closure()
             finally:
                 member.evaluates = False
-        self._unscale()
+        self._unscale(now)
         if now.decision is None:
             rounds.vote(now)
         elif member in now.empty and member.has_gradients():
@@ -315,9 +249,9 @@ class FaultTolerantOptimizer(torch.optim.Optimizer):
             rounds.begin()
         return loss
 
-    step = _announced(_step)
+    step = announced(_step)
 
-    def _take(self, now: Any) -> None:
+    def _take(self, now: Round) -> None:
         member = self._member
         try:
             member.optim.step()
@@ -330,15 +264,21 @@ class FaultTolerantOptimizer(torch.optim.Optimizer):
             raise
         member.schedules.commits += 1
 
-    def _unscale(self) -> None:
+    def _unscale(self, now: Round) -> None:
         """Do a GradScaler's work, where it leaves it to `step`."""
         shared = vars(self)
         self._member.scaled = "found_inf" in shared
         scale = shared.get("grad_scale")
         if isinstance(scale, Tensor):
+            if now.decision is not None:
+                raise RuntimeError(
+                    "this optimizer's gradients were averaged when another one voted on the step "
+                    "that they share, before they were unscaled; call scaler.unscale_(opt) for "
+                    "each before the first step."
+                )
             unscale(self._member.parameters(), scale)
 
-    def _rounds(self) -> Any:
+    def _rounds(self) -> Rounds:
         rounds = self._member.rounds
         if rounds is None:
             raise RuntimeError(
@@ -346,37 +286,6 @@ class FaultTolerantOptimizer(torch.optim.Optimizer):
                 "opt.coordinator = ... first."
             )
         return rounds
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the optimizer inside."""
-        self._member.optim.add_param_group(param_group)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state dict of the optimizer inside. Hooks of both are called."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        state_dict = self._member.optim.state_dict()
-        for after in self._optimizer_state_dict_post_hooks.values():
-            changed = after(self, state_dict)
-            state_dict = state_dict if changed is None else changed
-        return state_dict
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict into the optimizer inside. Hooks of both are called.
-
-        Args:
-            state_dict: from `state_dict()` of this object or of the optimizer inside.
-
-        Raises:
-            ValueError: if it does not fit, and what else the optimizer inside raises.
-        """
-        state_dict = state_dict.copy()
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            changed = before(self, state_dict)
-            state_dict = state_dict if changed is None else changed
-        self._member.optim.load_state_dict(state_dict)
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
         member = self._member
@@ -389,9 +298,6 @@ class FaultTolerantOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up(state["optim"], state["average_gradients"], state["heal"], state["nonfinite"])
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__} over {self._member.optim!r}"
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -408,20 +314,3 @@ def _check_optimizer(optimizer: Any) -> None:
             "points, and has moved the parameters long before the group could vote; use "
             "fo.replicas.Replica with a transformation, or an optimizer that needs one gradient."
         )
-
-
-def _no_step(member: Member) -> str:
-    if member.rounds is not None and member in member.rounds.waiting:
-        return (
-            "the last step of this group is not over: another optimizer that shares it has not "
-            "taken it; call its step(), or its zero_grad(), before this step()."
-        )
-    if member.has_stepped:
-        return (
-            "step() was called twice for the same gradients; call zero_grad() before the next "
-            "forward pass."
-        )
-    return (
-        "step() was called before zero_grad(), which begins a step of the group; call "
-        "opt.zero_grad() before each forward pass."
-    )

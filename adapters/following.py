@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from functional_optim.replicas.coordinator import Coordinator
 
+_newobj = copyreg.__newobj__  # pyright: ignore[reportAttributeAccessIssue]
 _HOMES = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 _FOLLOWED: weakref.WeakKeyDictionary[Any, Schedules] = weakref.WeakKeyDictionary()
 """Kept outside of the schedulers, whose attributes are all in their state dict."""
@@ -36,14 +39,13 @@ class Schedules:
         self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._open = False
         self._inside = False
+        self._warned = False
         self._lock = threading.Lock()
         self._before: dict[str, Any] | None = None
         self._calls: list[tuple[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def follow(self, scheduler: Any) -> None:
         """Let a scheduler's steps count only with committed ones."""
-        if _FOLLOWED.get(scheduler) is self:
-            return
         missing = [
             name
             for name in ("step", "state_dict", "load_state_dict")
@@ -54,8 +56,13 @@ class Schedules:
                 f"a scheduler needs the methods step, state_dict and load_state_dict, but a "
                 f"{type(scheduler).__name__} has no {' and no '.join(missing)}."
             )
-        if scheduler not in _FOLLOWED:
+        before = _FOLLOWED.get(scheduler)
+        if before is self:
+            return
+        if before is None:
             scheduler.__class__ = _following(type(scheduler))
+        else:
+            del before._seen[scheduler]
         _FOLLOWED[scheduler] = self
         self._seen[scheduler] = self.commits
 
@@ -78,10 +85,23 @@ class Schedules:
         if self._inside or getattr(scheduler, "_is_initial", False):
             return step(scheduler, *args, **kwargs)
         if self._open:
-            with self._lock:
-                self._before = self._before or self._now()
-            self._calls.append((scheduler, step, args, kwargs))
+            self._note((scheduler, step, args, kwargs))
         return self._count(scheduler, step, args, kwargs)
+
+    def _note(self, call: Any) -> None:
+        """A call comes while a step is open."""
+        with self._lock:
+            self._before = self._before or self._now()
+        self._calls.append(call)
+        if not self._warned and self._seen[call[0]] < self.commits:
+            self._warned = True
+            warnings.warn(
+                "a scheduler's step() was called between the optimizer's zero_grad() and its "
+                "step(); a replica that is started anew and healed in this step does not do that, "
+                "and has another learning rate from then on. Call scheduler.step() before "
+                "zero_grad().",
+                stacklevel=4,
+            )
 
     def _count(
         self, scheduler: Any, step: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
@@ -158,7 +178,7 @@ def _loaded(mine: Any, value: Any) -> Any:
 
 
 def reader() -> Any:
-    """The torch scheduler, if it is one, that reads an optimizer's groups: two frames up.
+    """The torch scheduler, if it is one, that reads `param_groups` of an optimizer that calls this.
 
     All of torch's schedulers read them when they are made, and this is all that an optimizer sees
     of it.
@@ -175,16 +195,18 @@ def reader() -> Any:
 
 
 @functools.cache
-def _following(cls: type) -> type:
+def _following(cls: Any) -> type:
     """A class of schedulers, but for `step`. Its objects are pickled as those of the first."""
 
-    @functools.wraps(cls.step)  # pyright: ignore[reportAttributeAccessIssue]
+    @functools.wraps(cls.step)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _FOLLOWED[self].call(self, cls.step, args, kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        return _FOLLOWED[self].call(self, cls.step, args, kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
         make, args, *rest = cls.__reduce_ex__(self, protocol)
-        return make, tuple(cls if x is made else x for x in args), *rest
+        if make is _newobj:  # pickle insists that this one makes objects of the class it sees
+            make = cls.__new__
+        return make, tuple(cls if x is following else x for x in args), *rest
 
     own = {
         "step": step,
@@ -193,5 +215,5 @@ def _following(cls: type) -> type:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }
-    made = type(cls)(cls.__name__, (cls,), own)
-    return made
+    following = type(cls)(cls.__name__, (cls,), own)
+    return following

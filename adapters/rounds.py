@@ -140,8 +140,9 @@ class Rounds:
         group = self.coordinator
         now.empty = [member for member in now.owing if not member.has_gradients()]
         average(group, now.owing)
+        scaled = any(member.scaled for member in now.owing)
         for member in now.owing:
-            if member.scaled or member.nonfinite == "refuse":
+            if member.nonfinite == "refuse" or (scaled and member.average_gradients):
                 error = nonfinite_gradient(member.parameters())
                 if error is not None and group.error is None:
                     group.report_error(error)
@@ -163,6 +164,23 @@ class Rounds:
         for member in self.members:
             member.schedules.end()
 
+    def why_none(self, member: Member) -> str:
+        """Why a member has no step to take, in words."""
+        if member in self.waiting:
+            return (
+                "the last step of this group is not over: another optimizer that shares it has not "
+                "taken it; call its step(), or its zero_grad(), before this step()."
+            )
+        if member.has_stepped:
+            return (
+                "step() was called twice for the same gradients; call zero_grad() before the next "
+                "forward pass."
+            )
+        return (
+            "step() was called before zero_grad(), which begins a step of the group; call "
+            "opt.zero_grad() before each forward pass."
+        )
+
     def _close_skipped(self, now: Round) -> None:
         self.coordinator.report_error(
             RuntimeError("gradients were made, and zeroed without a step() of the optimizer")
@@ -182,6 +200,7 @@ def rounds_of(coordinator: Coordinator) -> Rounds:
     return known
 
 
+@torch.no_grad()
 def average(group: Coordinator, members: list[Member]) -> None:
     """Replace gradients by their means over the group. One that no replica has stays None."""
     theirs = [
@@ -227,6 +246,7 @@ def _finite(g: Any) -> Tensor:
     return values.isfinite().all()
 
 
+@torch.no_grad()
 def unscale(params: list[Tensor], scale: Tensor) -> None:
     """Divide gradients by a GradScaler's scale, as it does itself."""
     inverse = scale.double().reciprocal().float()

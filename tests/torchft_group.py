@@ -16,9 +16,6 @@ from pathlib import Path
 
 from torchft.coordination import LighthouseServer
 
-LIVES = ("between", "before", "within", "after")
-"""Where the second replica dies in each of its lives; it has one more, to which there is an end."""
-
 ALONE = '"participants": 1,'
 
 
@@ -71,11 +68,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--api", required=True)
     parser.add_argument("--quorum", required=True)
+    parser.add_argument("--places", nargs="+", help="where the second replica dies, life by life")
     parser.add_argument("--out", type=Path, required=True)
     flags = parser.parse_args()
     server = lighthouse()
     survivor = spawn(flags, "survivor", "--rank", "0")
-    lives = [("--dies", place) for place in LIVES] + [("--ends",)]
+    lives = [("--dies", place) for place in flags.places] + [("--ends",)]
     waiting = spawn(flags, "life0", "--rank", "1", *lives[0])
     for i in range(len(lives)):
         mortal = waiting
