@@ -169,7 +169,7 @@ def plot(story: Story, path: Path) -> None:
             textcoords="offset points",
             color="crimson",
         )
-    above.legend(title="each on text of its own")
+    above.legend(title="each on text of its own", loc="center")
     for axes in (above, below):
         axes.margins(x=0.01)
         axes.grid(alpha=0.3)
@@ -185,7 +185,7 @@ def smooth(values: list[float], window: int = 10) -> list[float]:
 def span(axes: Axes, a: float, b: float, begin: str, end: str) -> None:
     """Shade the time in which replica 0 was alone."""
     axes.axvspan(a, b, color="0.92", zorder=0)
-    for x, text, side in ((a, begin, "right"), (b, end, "left")):
+    for x, text, side in ((a, begin, "left"), (b, end, "right")):
         axes.axvline(x, color="0.4", linewidth=1)
         axes.annotate(
             text,
