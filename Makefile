@@ -1,14 +1,18 @@
 # make test    everything is checked          make train   train a small GPT on the standard library
 # make check   lint, format and types         make bench   measure all bars, write benchmarks/RESULTS.md
+# make fault   two replicas train, one is killed, comes back, and is healed
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test check bench clean
+.PHONY: train fault test check bench clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
+
+fault: $(VENV)/.torchft
+	$(BIN)/python examples/fault_tolerant.py $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -32,6 +36,10 @@ $(VENV)/.torch: constraints.txt
 $(VENV)/.examples: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[examples]"
 	touch $@
+
+$(VENV)/.torchft: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[examples,torchft]"
+	touch $@ $(VENV)/.examples
 
 $(VENV)/.bench: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"

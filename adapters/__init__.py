@@ -1,5 +1,8 @@
 """Optimizer objects: torch.optim's contract over functional recipes."""
 
+from functional_optim.adapters.fault_tolerant import (
+    FaultTolerantOptimizer as FaultTolerantOptimizer,
+)
 from functional_optim.adapters.lbfgs import LBFGS as LBFGS
 from functional_optim.adapters.optimizer import Optimizer as Optimizer
 from functional_optim.adapters.torch_optim import ASGD as ASGD

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torchft_spaces
 
-TRAIN = Path(__file__).parent.parent / "examples" / "train_gpt.py"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TRAIN = EXAMPLES / "train_gpt.py"
+FAULT = EXAMPLES / "fault_tolerant.py"
 
 
 def train(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -35,3 +39,33 @@ def test_bad_flags_get_a_sentence(flags, tmp_path):
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.strip()
+
+
+@pytest.mark.skipif(bool(torchft_spaces.why_not()), reason=torchft_spaces.why_not())
+def test_a_killed_replica_comes_back_as_the_other_one_is(tmp_path):
+    command = torchft_spaces.alone(str(FAULT), "--steps", "30", "--out", str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    logs = [path.read_text()[-2000:] for path in tmp_path.glob("*.log")]
+    assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *logs])
+    shared, equal = re.search(r"(\d+) of (\d+) shared steps bit-equal", done.stdout).groups()
+    assert shared == equal
+    assert int(shared) >= 20
+    assert (tmp_path / "fault_tolerant.png").stat().st_size > 10_000
+    assert json.loads((tmp_path / "fault_tolerant.json").read_text())["back_at"]
+
+
+@pytest.mark.parametrize(
+    ("without", "flags"), [("", ["--steps", "3"]), ("", ["--pace", "3"]), ("torchft", [])]
+)
+def test_a_group_that_cannot_be_gets_a_sentence(without, flags, tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); hidden = sys.argv.pop(1)\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name: None if name == hidden else find(name)\n"
+        "import fault_tolerant; sys.exit(fault_tolerant.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, str(EXAMPLES), without, "--out", str(tmp_path), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fault_tolerant: ")
+    assert "Traceback" not in done.stderr

@@ -179,7 +179,7 @@ class Coordinator:
             self._report(error)
         elif self.decision is not None and self.decision.committed:
             self.decision = self.decision._replace(
-                committed=False, step=self.step - 1, reason=_in_words(error)
+                committed=False, step=self.step - 1, reason=in_words(error)
             )
             self.step -= 1
             self._must_heal = True
@@ -248,7 +248,7 @@ class Coordinator:
 
     def _refusal(self) -> str:
         """Why this replica is against the step; "" if it is not."""
-        return "" if self.error is None else _in_words(self.error)
+        return "" if self.error is None else in_words(self.error)
 
     def _start(self) -> None:
         raise NotImplementedError
@@ -269,5 +269,6 @@ class Coordinator:
         """Leave the group."""
 
 
-def _in_words(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
+    """An error in a reason."""
     return f"{type(error).__name__}: {error}".removesuffix(".")

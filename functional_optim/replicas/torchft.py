@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from functional_optim.replicas.buckets import Wait
-from functional_optim.replicas.coordinator import Coordinator, Decision, Load, Save
+from functional_optim.replicas.coordinator import Coordinator, Decision, Load, Save, in_words
 
 _NAME = "_functional_optim_coordinator"
 
@@ -41,7 +43,9 @@ class TorchFT(Coordinator):
         bucket_bytes: as for `Coordinator`.
 
     Raises:
-        RuntimeError: if quantize is asked for where torchft would silently send full numbers.
+        RuntimeError: if quantize is asked for where torchft would silently send full numbers. From
+            `start`, `allreduce` or `decide`, where the Manager finds no quorum: the lighthouse is
+            gone, or too few replicas came. The step is over then, and `start` tries again.
         ValueError: if the Manager has a coordinator already.
 
     See https://meta-pytorch.org/torchft/ for the Manager. This was run with torchft-nightly
@@ -76,16 +80,38 @@ class TorchFT(Coordinator):
 
         def loaded(values: Any) -> None:
             load(values)
+            self.step = self.manager.current_step()
             self._healed = True
             self._must_heal = False
 
         self.manager.register_state_dict_fn(key, loaded, lambda: self.copied(save))
 
     def _start(self) -> None:
-        self.manager.start_quorum()
+        failed = getattr(self.manager, "_quorum_future", None)
+        if failed is not None and failed.done() and failed.exception() is not None:
+            self.manager._quorum_future = None  # or it would raise again, whatever the group is now
+        with self._quorum():
+            self.manager.start_quorum()
+
+    @contextmanager
+    def _quorum(self) -> Iterator[None]:
+        """Where torchft finds no quorum, say so, and close the step: another may be begun."""
+        try:
+            yield
+        except Exception as error:
+            failed = getattr(self.manager, "_quorum_future", None)
+            if failed is None or not failed.done() or failed.exception() is not error:
+                raise
+            self._open = False
+            raise RuntimeError(
+                f"torchft has found no quorum ({type(error).__name__}: {error}); is the lighthouse "
+                "there, and do enough replicas take steps? Manager(quorum_retries=…) and "
+                "quorum_timeout say how long to try; start() begins another attempt."
+            ) from error
 
     def _mean(self, vector: Tensor) -> Wait:
-        work = self.manager.allreduce(vector, should_quantize=self.quantize)
+        with self._quorum():
+            work = self.manager.allreduce(vector, should_quantize=self.quantize)
 
         def wait() -> Tensor:
             work.wait()
@@ -97,18 +123,20 @@ class TorchFT(Coordinator):
         self.manager.report_error(error)
 
     def _decide(self) -> Decision:
-        committed = self.manager.should_commit()
-        errored = self.manager.errored()
-        reason = ""
-        if not committed:
-            why = None if errored is None else getattr(errored, "original_exception", errored)
-            reason = (
-                "too few replicas take part, or another rank of this one is against it"
-                if why is None
-                else f"{type(why).__name__}: {why}"
-            )
+        with self._quorum():
+            committed = self.manager.should_commit()
         step, participants = self.manager.current_step(), self.manager.num_participants()
+        reason = "" if committed else self._why(participants)
         return Decision(committed, self._healed, step, participants, reason)
+
+    def _why(self, participants: int) -> str:
+        errored = self.manager.errored()
+        if errored is not None:
+            return in_words(getattr(errored, "original_exception", errored))
+        needed = getattr(self.manager, "_min_replica_size", 0)
+        if participants < needed:
+            return f"{participants} replicas take part, but min_replica_size={needed}"
+        return "another rank of this replica is against it"
 
     def _take_back(self) -> None:
         known = self.manager.state_dict()

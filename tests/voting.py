@@ -1,0 +1,182 @@
+"""Fault-tolerant optimizers to test: problems, and groups of replicas in one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler as lrs
+from torch.optim.swa_utils import SWALR
+
+import functional_optim as fo
+from functional_optim.adapters import FaultTolerantOptimizer
+from functional_optim.replicas import Coordinator, Decision
+
+
+def recipe(lr, decay=0.9):
+    return fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr), fo.params_ema(decay))
+
+
+KINDS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1),
+    "our_adamw": lambda params: fo.adapters.AdamW(params, lr=0.1, compile=False),
+    "recipe": lambda params: fo.adapters.Optimizer(params, recipe, lr=0.1, compile=False),
+}
+"""Optimizers to put inside."""
+
+
+INSIDE = {
+    "sgd": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9),
+    "our_adamw": lambda params, lr: fo.adapters.AdamW(params, lr=lr, compile=False),
+}
+"""The same for a learning rate."""
+
+
+SCHEDULERS = {
+    "StepLR": lambda opt: lrs.StepLR(opt, 2, 0.5),
+    "MultiStepLR": lambda opt: lrs.MultiStepLR(opt, [1, 3]),
+    "LambdaLR": lambda opt: lrs.LambdaLR(opt, lambda i: 0.9**i),
+    "MultiplicativeLR": lambda opt: lrs.MultiplicativeLR(opt, lambda i: 1 / (1 + i)),
+    "ConstantLR": lambda opt: lrs.ConstantLR(opt, 0.5, 2),
+    "LinearLR": lambda opt: lrs.LinearLR(opt, 0.1, total_iters=3),
+    "ExponentialLR": lambda opt: lrs.ExponentialLR(opt, 0.8),
+    "PolynomialLR": lambda opt: lrs.PolynomialLR(opt, 4, 2.0),
+    "CosineAnnealingLR": lambda opt: lrs.CosineAnnealingLR(opt, 4),
+    "CosineAnnealingWarmRestarts": lambda opt: lrs.CosineAnnealingWarmRestarts(opt, 2),
+    "SequentialLR": lambda opt: lrs.SequentialLR(
+        opt, [lrs.LinearLR(opt, 0.1, total_iters=2), lrs.ExponentialLR(opt, 0.5)], [2]
+    ),
+    "ChainedScheduler": lambda opt: lrs.ChainedScheduler(
+        [lrs.LinearLR(opt, 0.1, total_iters=2), lrs.ExponentialLR(opt, 0.5)]
+    ),
+    "OneCycleLR": lambda opt: lrs.OneCycleLR(opt, 0.2, total_steps=8),
+    "CyclicLR": lambda opt: lrs.CyclicLR(opt, 0.01, 0.2, step_size_up=2),
+    "SWALR": lambda opt: SWALR(opt, 0.05, anneal_epochs=3),
+    "ReduceLROnPlateau": lambda opt: lrs.ReduceLROnPlateau(opt, patience=0),
+}
+"""All of torch's."""
+
+
+def model(seed: int = 0) -> torch.nn.Module:
+    net = torch.nn.Linear(3, 2)
+    given = torch.Generator().manual_seed(seed)  # of its own: replicas may run in threads
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=given))
+    return net
+
+
+def loss_of(net: torch.nn.Module, i: int = 0) -> torch.Tensor:
+    """A loss that is another one for each step."""
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(100 + i))
+    return net(x).square().sum()
+
+
+def train(opt: torch.optim.Optimizer, net: torch.nn.Module, steps: int, first: int = 0) -> None:
+    for i in range(first, first + steps):
+        opt.zero_grad()
+        loss_of(net, i).backward()
+        opt.step()
+
+
+def one_step(net: Any, opt: Any, scheduler: Any, i: int) -> None:
+    """A batch, and the scheduler after it."""
+    opt.zero_grad()
+    loss_of(net, i).backward()
+    opt.step()
+    if isinstance(scheduler, lrs.ReduceLROnPlateau):
+        scheduler.step(1.0)
+    else:
+        scheduler.step()
+
+
+def made(kind: str, group: Any, seed: int = 0, **kwargs: Any) -> tuple[Any, Any]:
+    """A model and its fault-tolerant optimizer."""
+    net = model(seed)
+    return net, FaultTolerantOptimizer(group, KINDS[kind](net.parameters()), **kwargs)
+
+
+def everything(opt: torch.optim.Optimizer) -> Any:
+    """Parameters and state, copied, to compare."""
+    params = [p for group in opt.param_groups for p in group["params"]]
+    state = [dict(opt.state[p]) if p in opt.state else {} for p in params]
+    values = [{k: v for k, v in g.items() if k != "params"} for g in opt.param_groups]
+    return Coordinator.copied(lambda: {"params": params, "state": state, "groups": values})
+
+
+class Plain:
+    """A scheduler that is none of torch's."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def step(self, by=1):
+        self.steps += by
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict):
+        self.steps = state_dict["steps"]
+
+
+HEALS = Decision(committed=True, healed=True, step=1, participants=1)
+"""For a script: the group commits, and this replica is healed."""
+
+
+class Together(Coordinator):
+    """For replicas in threads: means over all, and if one is against a step, none takes it."""
+
+    def __init__(self, meeting: Meeting, number: int) -> None:
+        super().__init__()
+        self.meeting = meeting
+        self.number = number
+
+    def _start(self) -> None:
+        pass
+
+    def _mean(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+        mean = torch.stack(self.meeting.gather(self.number, vector)).mean(0)
+        return lambda: mean
+
+    def _decide(self) -> Decision:
+        reasons = [r for r in self.meeting.gather(self.number, self._refusal()) if r]
+        reason = reasons[0] if reasons else ""
+        return Decision(not reason, False, self.step + (not reason), 2, reason)
+
+
+class Meeting:
+    """Where replicas in threads exchange what they have."""
+
+    def __init__(self, replicas: int) -> None:
+        self.barrier = threading.Barrier(replicas, timeout=60)
+        self.brought: list[Any] = [None] * replicas
+
+    def gather(self, number: int, value: Any) -> list[Any]:
+        self.brought[number] = value
+        self.barrier.wait()
+        all_of_them = list(self.brought)
+        self.barrier.wait()
+        return all_of_them
+
+    def run(self, replica: Callable[[Coordinator, int], None]) -> None:
+        """Run one replica per thread; raises what the first of them raises."""
+        failed: list[BaseException] = []
+
+        def one(number: int) -> None:
+            try:
+                replica(Together(self, number), number)
+            except BaseException as error:
+                failed.append(error)
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(self.brought))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]
