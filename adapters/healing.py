@@ -63,7 +63,7 @@ def _load_state(optim: torch.optim.Optimizer, state: Any, groups: list[dict[str,
         {
             "state": state,
             "param_groups": [
-                {**values, "params": mine["params"], **_names(mine)}
+                {**values, "params": mine["params"]}
                 for mine, values in zip(packed, groups, strict=True)
             ],
         }
@@ -75,10 +75,6 @@ def _load_state(optim: torch.optim.Optimizer, state: Any, groups: list[dict[str,
     for i, p in zip(ids, params, strict=True):
         if i in state:
             optim.state[p] = _uncast(optim.state[p], state[i])
-
-
-def _names(group: dict[str, Any]) -> dict[str, Any]:
-    return {"param_names": group["param_names"]} if "param_names" in group else {}
 
 
 def _uncast(loaded: Any, saved: Any) -> Any:

@@ -151,6 +151,10 @@ def test_t15_state_dict_hooks_of_both():
         "own loaded",
     ]
     assert saved["more"] == 1
+    _, other = made("sgd", Local())
+    other.register_load_state_dict_pre_hook(lambda self, d: d.pop("more") and None)
+    other.load_state_dict(saved)
+    assert saved["more"] == 1  # a hook works on a copy, as torch's do
 
 
 def test_t16_torch_does_not_wrap_the_step_again():

@@ -76,6 +76,20 @@ def test_t22_each_call_counts_once():
     assert later.last_epoch == 0
 
 
+def test_a_scheduler_within_another_counts_with_it():
+    net = model()
+    opt = FaultTolerantOptimizer(Local(), INSIDE["sgd"](net.parameters(), 1.0))
+    inner = lrs.ExponentialLR(opt, 0.5)
+    outer = lrs.ChainedScheduler([inner])
+    opt.zero_grad()
+    opt.step()
+    inner.step()
+    outer.step()
+    assert inner.last_epoch == 2
+    outer.step()
+    assert inner.last_epoch == 2
+
+
 def test_schedulers_are_what_torch_makes_of_them():
     net = model()
     opt = FaultTolerantOptimizer(Local(), INSIDE["sgd"](net.parameters(), 1.0))

@@ -73,6 +73,16 @@ def test_t26_a_step_with_a_learning_rate_of_zero_is_a_step():
     assert opt.coordinator.step == 2
 
 
+def test_t26_a_first_step_with_gradients_of_zero_is_a_step():
+    net, opt = made("adamw", Counting())
+    before = net.weight.detach().clone()
+    opt.zero_grad()
+    (loss_of(net) * 0.0).backward()
+    opt.step()
+    assert opt.coordinator.step == 1
+    assert (net.weight != before).all()  # weight decay
+
+
 class Manager:
     """The part of a torchft Manager that its LocalSGD asks; the group's mean is half of ours."""
 
