@@ -98,7 +98,7 @@ class Simulated(Coordinator):
 
         return wait
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         r, reason = self._in_round(), self._refusal()
         if not r.over:
             self._group.send(self._me, lambda: self._group.object(self._me, r, reason))
