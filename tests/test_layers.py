@@ -23,9 +23,9 @@ LAYERS = (
     {"banks", "bundles"},
     {"leafwise", "engine", "flat"},
     {"combine", "forms", "lookup"},
-    {"transforms", "commits", "selection", "gates", "wrappers"},
+    {"transforms", "commits", "search", "selection", "gates", "wrappers"},
     {"algorithms", "compiled"},
-    {"replicas", "search", "warmup"},
+    {"replicas", "warmup"},
     {"adapters"},
 )
 """A module, or a package with all in it, imports only from the layers before its own."""
