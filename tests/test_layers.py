@@ -23,7 +23,7 @@ LAYERS = (
     {"banks", "bundles"},
     {"leafwise", "engine", "flat"},
     {"combine", "forms", "lookup"},
-    {"transforms", "commits", "selection", "gates", "wrappers"},
+    {"transforms", "commits", "search", "selection", "gates", "wrappers"},
     {"algorithms", "compiled"},
     {"replicas", "warmup"},
     {"adapters"},

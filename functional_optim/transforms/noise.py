@@ -57,15 +57,13 @@ def add_noise(
         numeric.check(
             lambda x: x >= 0.0, value, f"add_noise needs {name} of 0 or more, but got {{}}."
         )
-    _check_seed(seed)
+    randomness.seed_tensor("add_noise", seed, torch.device("cpu"))
 
     def init(params: Any) -> NoiseState:
         base.check_params(params)
         device = base.default_device(tree.leaves(params))
         step = torch.zeros((), dtype=torch.int64, device=device)
-        if isinstance(seed, Tensor):
-            return NoiseState(step, seed.detach().to(step).reshape(()).clone())
-        return NoiseState(step, torch.full_like(step, seed))
+        return NoiseState(step, randomness.seed_tensor("add_noise", seed, device))
 
     def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         step = state.step + 1
@@ -88,17 +86,3 @@ def add_noise(
 
 def _on(x: Tensor) -> Any:
     return lambda number: number.to(x.device)
-
-
-def _check_seed(seed: Any) -> None:
-    if isinstance(seed, Tensor):
-        if seed.numel() != 1 or seed.is_floating_point() or seed.is_complex():
-            raise TypeError(
-                f"add_noise needs one integer as its seed, but got a tensor of {seed.dtype} and "
-                f"shape {tuple(seed.shape)}; for an ensemble call it under torch.vmap."
-            )
-        return
-    if not isinstance(seed, int):
-        raise TypeError(f"add_noise needs an integer as its seed, but got {seed!r}.")
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"add_noise needs a seed in [-2⁶³, 2⁶³), but got {seed}.")
