@@ -54,3 +54,11 @@ def normal(key: Words, shape: torch.Size, dtype: torch.dtype, device: torch.devi
     radius = (-2 * ((x.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
     angle = y.to(dtype) * (2 * math.pi * 2.0**-32)
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].reshape(shape)
+
+
+def signs(key: Words, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Independent numbers that are -1 or 1: two for each value of the counter."""
+    count = math.prod(shape)
+    i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
+    x, y = threefry(key, words(i))
+    return (1 - 2 * (torch.cat([x, y])[:count] & 1)).to(dtype).reshape(shape)
