@@ -70,6 +70,7 @@ from functional_optim.transforms import clip_by_value as clip_by_value
 from functional_optim.transforms import ema as ema
 from functional_optim.transforms import keep_params_in as keep_params_in
 from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
+from functional_optim.transforms import metropolis as metropolis
 from functional_optim.transforms import monitor as monitor
 from functional_optim.transforms import normalize as normalize
 from functional_optim.transforms import orthogonalize as orthogonalize

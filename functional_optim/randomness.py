@@ -46,7 +46,14 @@ def named(path: str) -> int:
     return h
 
 
-def normal(key: Words, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+def uniform(key: Words, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Independent numbers, evenly spread in (0, 1): float64, one for each value of the counter."""
+    i = torch.arange(math.prod(shape), dtype=torch.int64, device=device)
+    x, _ = threefry(key, words(i))
+    return ((x.to(torch.float64) + 0.5) * 2.0**-32).reshape(shape)
+
+
+def normal(key: Words, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Independent standard normal numbers: two for each value of the counter."""
     count = math.prod(shape)
     i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
@@ -56,9 +63,30 @@ def normal(key: Words, shape: torch.Size, dtype: torch.dtype, device: torch.devi
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].reshape(shape)
 
 
-def signs(key: Words, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+def signs(key: Words, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Independent numbers that are -1 or 1: two for each value of the counter."""
     count = math.prod(shape)
     i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
     x, y = threefry(key, words(i))
     return (1 - 2 * (torch.cat([x, y])[:count] & 1)).to(dtype).reshape(shape)
+
+
+def seed_tensor(name: str, seed: Any, device: torch.device) -> Tensor:
+    """A seed, in the name of who takes it, as a 0-dim int64 tensor of its own.
+
+    Raises:
+        TypeError: if the seed is no integer.
+        ValueError: if it has more than 64 bits.
+    """
+    if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.is_floating_point() or seed.is_complex():
+            raise TypeError(
+                f"{name} needs one integer as its seed, but got a tensor of {seed.dtype} and "
+                f"shape {tuple(seed.shape)}; for an ensemble call it under torch.vmap."
+            )
+        return seed.detach().to(device=device, dtype=torch.int64).reshape(()).clone()
+    if not isinstance(seed, int):
+        raise TypeError(f"{name} needs an integer as its seed, but got {seed!r}.")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"{name} needs a seed in [-2⁶³, 2⁶³), but got {seed}.")
+    return torch.full((), seed, dtype=torch.int64, device=device)

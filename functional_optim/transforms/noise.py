@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, draws, numeric, sharded, tree
+from functional_optim import base, draws, numeric, randomness, sharded, tree
 from functional_optim.rules import as_real, as_update, compute_dtype
 
 
@@ -57,12 +57,13 @@ def add_noise(
         numeric.check(
             lambda x: x >= 0.0, value, f"add_noise needs {name} of 0 or more, but got {{}}."
         )
-    draws.check_seed("add_noise", seed)
+    randomness.seed_tensor("add_noise", seed, torch.device("cpu"))
 
     def init(params: Any) -> NoiseState:
         base.check_params(params)
         device = base.default_device(tree.leaves(params))
-        return NoiseState(*draws.counter_and_seed(seed, device))
+        step = torch.zeros((), dtype=torch.int64, device=device)
+        return NoiseState(step, randomness.seed_tensor("add_noise", seed, device))
 
     def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         step = state.step + 1
