@@ -6,6 +6,7 @@ from functional_optim import numeric as numeric
 from functional_optim import projections as projections
 from functional_optim import replicas as replicas
 from functional_optim import schedules as schedules
+from functional_optim import search as search
 from functional_optim import tree as tree
 from functional_optim.algorithms import adadelta as adadelta
 from functional_optim.algorithms import adafactor as adafactor
