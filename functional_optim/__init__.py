@@ -62,6 +62,7 @@ from functional_optim.selection import selective_transform as selective_transfor
 from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
 from functional_optim.transforms import add_decayed_weights as add_decayed_weights
 from functional_optim.transforms import add_noise as add_noise
+from functional_optim.transforms import apply_delta as apply_delta
 from functional_optim.transforms import cautious as cautious
 from functional_optim.transforms import centralize as centralize
 from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
@@ -70,6 +71,7 @@ from functional_optim.transforms import clip_by_value as clip_by_value
 from functional_optim.transforms import ema as ema
 from functional_optim.transforms import keep_params_in as keep_params_in
 from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
+from functional_optim.transforms import metropolis as metropolis
 from functional_optim.transforms import monitor as monitor
 from functional_optim.transforms import normalize as normalize
 from functional_optim.transforms import orthogonalize as orthogonalize
@@ -83,6 +85,7 @@ from functional_optim.transforms import scale_by_lr as scale_by_lr
 from functional_optim.transforms import scale_by_polyak as scale_by_polyak
 from functional_optim.transforms import scale_by_schedule as scale_by_schedule
 from functional_optim.transforms import scale_by_trust_ratio as scale_by_trust_ratio
+from functional_optim.transforms import set_to_zero as set_to_zero
 from functional_optim.transforms import sign as sign
 from functional_optim.transforms import snapshot as snapshot
 from functional_optim.transforms import trace as trace

@@ -63,6 +63,14 @@ def normal(key: Words, shape: tuple[int, ...], dtype: torch.dtype, device: torch
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].reshape(shape)
 
 
+def signs(key: Words, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Independent numbers that are -1 or 1: two for each value of the counter."""
+    count = math.prod(shape)
+    i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
+    x, y = threefry(key, words(i))
+    return (1 - 2 * (torch.cat([x, y])[:count] & 1)).to(dtype).reshape(shape)
+
+
 def seed_tensor(name: str, seed: Any, device: torch.device) -> Tensor:
     """A seed, in the name of who takes it, as a 0-dim int64 tensor of its own.
 

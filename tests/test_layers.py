@@ -20,7 +20,7 @@ LAYERS = (
     {"base", "schedules", "linesearch", "linalg", "looks", "measures", "projections", "randomness"},
     {"rules", "quasi_newton", "tapes"},
     {"progress", "layout"},
-    {"banks", "bundles"},
+    {"banks", "bundles", "draws"},
     {"leafwise", "engine", "flat"},
     {"combine", "forms", "lookup"},
     {"transforms", "commits", "search", "selection", "gates", "wrappers"},

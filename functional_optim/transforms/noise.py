@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, numeric, randomness, sharded, tree
+from functional_optim import base, draws, numeric, randomness, sharded, tree
 from functional_optim.rules import as_real, as_update, compute_dtype
 
 
@@ -69,20 +69,16 @@ def add_noise(
         step = state.step + 1
         t = step.to(torch.float64)
         deviation = numeric.sqrt(numeric.at(eta, t) / t ** numeric.at(gamma, t))
-        stream = randomness.threefry(randomness.words(state.seed), randomness.words(step))
+        key = draws.stream(state.seed, step)
 
         def noisy(path: str, g: Tensor) -> Tensor:
             if g.layout is not torch.strided:
                 g = g.to_dense()
             x = as_real(g.resolve_conj(), compute_dtype(g))
-            key = randomness.threefry(stream, randomness.words(randomness.named(path)))
-            z = randomness.normal(tuple(map(_on(x), key)), x.shape, x.dtype, x.device)
-            return as_update(x + _on(x)(deviation).to(x.dtype) * sharded.placed_like(z, x), g)
+            z = draws.for_path(key, path, tuple(x.shape), x.dtype, x.device)
+            width = deviation.to(x.device, x.dtype)
+            return as_update(x + width * sharded.placed_like(z, x), g)
 
         return tree.map_with_path(noisy, grads), NoiseState(step, state.seed)
 
     return base.GradientTransformation(init, update)
-
-
-def _on(x: Tensor) -> Any:
-    return lambda number: number.to(x.device)
