@@ -1,5 +1,6 @@
 """Optimizer objects: torch.optim's contract over functional recipes."""
 
+from functional_optim.adapters.gradient_free import GradientFree as GradientFree
 from functional_optim.adapters.lbfgs import LBFGS as LBFGS
 from functional_optim.adapters.optimizer import Optimizer as Optimizer
 from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
