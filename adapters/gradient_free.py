@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -240,7 +241,11 @@ class GradientFree(Runs):
         before = {"state": self.state, "param_groups": self.param_groups}
         template = self.__dict__.pop("_like", None)
         try:
-            super().load_state_dict(state_dict)
+            with (
+                warnings.catch_warnings()
+            ):  # torch casts all to the first parameter's dtype, at first
+                warnings.filterwarnings("ignore", "Casting complex values to real")
+                super().load_state_dict(state_dict)
             with torch.no_grad(), numeric.trusting(True):
                 driver = self.recipe(self._group())
                 params = self._params()
