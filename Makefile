@@ -1,14 +1,18 @@
 # make test    everything is checked          make train   train a small GPT on the standard library
 # make check   lint, format and types         make bench   measure all bars, write benchmarks/RESULTS.md
+# make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test check bench clean
+.PHONY: train gradient-free test check bench clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
+
+gradient-free: $(VENV)/.examples
+	$(BIN)/python examples/gradient_free.py $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)

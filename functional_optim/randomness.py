@@ -32,8 +32,8 @@ def threefry(key: Words, counter: Words) -> Words:
     x, y = (counter[0] + keys[0]) & MASK, (counter[1] + keys[1]) & MASK
     for i in range(1, 6):
         for r in ROTATIONS[(i - 1) % 2]:
-            x = (x + y) & MASK
-            y = (((y << r) & MASK) | (y >> (32 - r))) ^ x
+            x = x + y  # masked only below: 64 bits are enough for four sums
+            y = (((y << r) | (y >> (32 - r))) ^ x) & MASK
         x, y = (x + keys[i % 3]) & MASK, (y + keys[(i + 1) % 3] + i) & MASK
     return x, y
 

@@ -106,8 +106,9 @@ def torch_call(model, params):
 def test_m21_it_goes_where_the_functional_loop_goes(name, dtype):
     model = model_of(dtype)
     before = values(model)
-    expected, least = functional(name, model, 8)
-    found = steps(made(name, model.named_parameters()), model, 8)
+    count = 40 if name == "one_plus_one" else 4
+    expected, least = functional(name, model, count)
+    found = steps(made(name, model.named_parameters()), model, count)
     assert equal(values(model), expected)
     assert torch.equal(torch.stack(found), torch.stack(least))
     assert not equal(before, expected)
@@ -287,7 +288,7 @@ def test_groups_are_one_tree_with_one_set_of_numbers():
 
 def test_dtypes_may_be_mixed_and_complex():
     a, b = torch.ones(2, dtype=torch.bfloat16), torch.full((2,), 1 + 1j, dtype=torch.complex128)
-    for method, more in ((search.cma_es(8, 0.3), {}), (mezo(), {"tx": fo.sgd, "lr": 0.1})):
+    for method, more in ((search.cma_es(8, 0.3), {}), (mezo(0.05), {"tx": fo.sgd, "lr": 0.05})):
         a.fill_(1)
         b.fill_(1 + 1j)
         opt = GradientFree([a, b], method, **more)
