@@ -70,6 +70,7 @@ def rows() -> list[Row]:
             "sep_cma_es",
             search.sep_cma_es(10, 1.0),
             ("pycma CMA_diagonal",),
+            "theirs is another method, multiplicative and with negative weights, and learns scales faster",
         ),
         Row("one_plus_one", search.one_plus_one(1.0), ("nevergrad OnePlusOne",)),
         Row(
@@ -226,8 +227,8 @@ Written by `benchmarks/search.py`. Ten dimensions, medians over ten starts (stan
 the same for all), σ₀ = 1; the loss of the best candidate so far, after as many evaluations as the
 column says. Under each method of ours stands what does the same elsewhere, with its own defaults;
 where our median is not above their upper quartile it is **bold** (two runs of one method differ by
-as much). For `snes`, `pgpe`, `openai_es` and
-`annealing` neither pycma nor nevergrad has a counterpart.
+as much). For `snes`, `pgpe`, `openai_es` and `annealing` neither pycma nor nevergrad has a
+counterpart.
 
 """
 
