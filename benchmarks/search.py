@@ -70,7 +70,7 @@ def rows() -> list[Row]:
             "sep_cma_es",
             search.sep_cma_es(10, 1.0),
             ("pycma CMA_diagonal",),
-            "theirs is another method, multiplicative and with negative weights, and learns scales faster",
+            "theirs is another method (multiplicative, with negative weights)",
         ),
         Row("one_plus_one", search.one_plus_one(1.0), ("nevergrad OnePlusOne",)),
         Row(
