@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_close
 
 import functional_optim as fo
 

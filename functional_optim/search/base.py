@@ -152,9 +152,8 @@ def settled(state: Any, losses: Tensor, new: dict[str, Any]) -> dict[str, Any]:
     """The new fields, or the old ones where nothing could be learned."""
     ok = losses.isfinite().any()
     for name, field in new.items():
-        if "fitness" not in name:
-            for x in tree.leaves(field):
-                ok = ok & x.isfinite().all()
+        if isinstance(field, Tensor) and "fitness" not in name:
+            ok = ok & field.isfinite().all()
 
     def chosen(fresh: Tensor, old: Tensor) -> Tensor:
         return torch.where(ok, fresh.to(old.dtype), old)

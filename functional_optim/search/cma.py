@@ -60,8 +60,8 @@ def cma_es(population: int, sigma: float | Tensor) -> Search:
 
     All constants (weights, c₁, c_μ, c_c, c_σ, d_σ, h_σ) are those of pycma 4.5.0,
     https://github.com/CMA-ES/pycma, which differ from the tutorial's table 1 in details. What pycma
-    does around them is left out: restarts, stops, bounds, mirrored candidates in populations below 6,
-    its help for condition numbers above 1e8, and that it moves part of σ into C once σ has grown
+    does around them is left out: restarts, stops, bounds, mirrored candidates in populations below
+    6, its help for condition numbers above 1e8, and that it moves part of σ into C once σ has grown
     ten-thousandfold. C starts as the unit matrix, pycma's is 1e-4 beside it.
 
     State: `CMAState`. It is in float64 whatever the parameters' dtype.
@@ -164,7 +164,7 @@ def decompose(state: CMAState, C: Tensor, rates: Rates) -> dict[str, Any]:
     D = torch.maximum(values, values[-1:] / CONDITION).sqrt()
     return {
         "C": C,
-        "B": torch.where(due, B, state.B),
+        "B": torch.where(due, B.contiguous(), state.B),
         "D": torch.where(due, D, state.D),
         "decomposed": torch.where(due, step, state.decomposed),
     }

@@ -33,8 +33,8 @@ def differential_evolution(
     population: int,
     sigma: float | Tensor,
     *,
-    F: numeric.Hyper = 0.5,
-    CR: numeric.Hyper = 0.9,
+    F: numeric.Hyper = 0.6,
+    CR: numeric.Hyper = 0.7,
     strategy: str = "best/1/bin",
 ) -> Search:
     """Differential evolution: differences between members are the steps that members try.
@@ -50,9 +50,10 @@ def differential_evolution(
     Args:
         population: n ≥ 4; the paper has 5 d to 10 d.
         sigma: deviation of the first members, > 0: a number or a 0-dim tensor.
-        F: in (0, 2]: a number, a 0-dim tensor or a schedule. Default: the paper's first choice 0.5.
-        CR: chance of each entry to be new, in [0, 1], likewise. Default: 0.9, the paper's for a
-            quick solution; smaller ones suit functions that separate.
+        F: in (0, 2]: a number, a 0-dim tensor or a schedule. Default: 0.6. The paper begins with
+            0.5, with which best/1/bin collapses too soon here (`benchmarks/search.py`).
+        CR: chance of each entry to be new, in [0, 1], likewise. Default: 0.7, as in scipy. Small
+            ones suit functions that separate.
         strategy: "best/1/bin" (the base is the best member; fast) or "rand/1/bin" (a random one:
             slower and more thorough).
 

@@ -45,8 +45,9 @@ def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
         sigma: σ > 0 at first: a number or a 0-dim tensor.
 
     Weights ln(n/2 + ½) − ln k of the better half, and the paper's constants: CMA-ES's of its time,
-    with a learning rate of C that is (d + 2)/3 times as large. (pycma's CMA_diagonal is another
-    method: multiplicative, with negative weights.)
+    with a learning rate of C that is (d + 2)/3 times as large; h_σ as in `cma_es`. (pycma's
+    CMA_diagonal is another method, multiplicative and with negative weights: it learns scales that
+    differ a thousandfold sooner.)
 
     State: `SepCMAState`.
 

@@ -2,10 +2,11 @@
 
     pip install cma==4.5.0 && python tests/reference/make_pycma.py
 
-Writes `pycma.json`: the candidates of each generation and their ranks, and m, σ, C, p_c and p_σ after
-some. Candidates are rounded to six digits before pycma is told of them, so they are exact in the
-file. pycma takes them as they are: no clipping (check_points=False), no help for badly conditioned
-matrices, and none of the mirrored candidates that it has in populations below 6. Its C starts at exp(1e-4 i/d) on the diagonal; the file has it under step 0.
+Writes `pycma.json`: the candidates of each generation and their ranks, and m, σ, C, p_c and p_σ
+after some. Candidates are rounded to six digits before pycma is told of them, so they are exact in
+the file. pycma takes them as they are: no clipping (check_points=False), no help for badly
+conditioned matrices, and none of the mirrored candidates that it has in populations below 6. Its C
+starts at exp(1e-4 i/d) on the diagonal; the file has it under step 0.
 """
 
 from __future__ import annotations
