@@ -24,8 +24,8 @@ LAYERS = (
     {"leafwise", "engine", "flat"},
     {"combine", "forms", "lookup"},
     {"transforms", "commits", "selection", "gates", "wrappers"},
-    {"algorithms", "compiled"},
-    {"replicas", "search", "warmup"},
+    {"algorithms", "compiled", "search"},
+    {"estimators", "replicas", "warmup"},
     {"adapters"},
 )
 """A module, or a package with all in it, imports only from the layers before its own."""

@@ -11,7 +11,16 @@ from torch import Tensor
 
 LOOKS = {
     getattr(Tensor, name).__get__
-    for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "ndim", "grad_fn")
+    for name in (
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "requires_grad",
+        "is_leaf",
+        "ndim",
+        "grad_fn",
+    )
 } | {
     getattr(Tensor, name)
     for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_complex", "__len__")

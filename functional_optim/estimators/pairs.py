@@ -15,7 +15,6 @@ from functional_optim.estimators.protocol import (
     Estimator,
     EstimatorState,
     Rays,
-    evaluate,
     key_ahead,
     seen,
 )
@@ -55,7 +54,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
     def one_by_one(fn: Callable[..., Any], state: EstimatorState, params: Tree) -> Tensor:
         key, c = at(state)
-        plain = lazy and not torch.compiler.is_compiling() and not kernels.bypass()
+        plain = lazy and not torch.compiler.is_compiling() and not kernels.transformed()
 
         def value(i: int, sign: int) -> Tensor:
             def leaf(path: str, p: Tensor) -> Tensor:
@@ -64,7 +63,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
                 return Lazy(p, make) if plain and can_be_lazy(p) else make()
 
-            return number(name, fn(tree.map_with_path(leaf, params)), c)
+            return number(name, fn(tree.map_with_path(leaf, params)))
 
         every = [value(i, sign) for sign in (1, -1) for i in range(n)]
         return torch.stack([x.to(state.weights) for x in every])
@@ -75,7 +74,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
         ) -> tuple[Tensor, EstimatorState]:
             with torch.no_grad():
                 if rays.batched:
-                    losses = evaluate(loss_fn, candidates(state, params), *args)
+                    losses = at_once(name, loss_fn, candidates(state, params), *args)
                 else:
                     losses = one_by_one(lambda moved: loss_fn(moved, *args), state, params)
             return read(losses, state)
@@ -104,10 +103,18 @@ def differences(plus: Tensor, minus: Tensor) -> Tensor:
     return torch.where(finite, gap, 0.0) / finite.sum().clamp(min=1)
 
 
-def number(name: str, value: Any, like: Any) -> Tensor:
+def at_once(name: str, loss_fn: Callable[..., Any], candidates: Tree, *args: Any) -> Tensor:
+    """The loss of every candidate, under torch.vmap."""
+
+    def loss(*leaves: Tensor) -> Tensor:
+        return number(name, loss_fn(tree.with_leaves(candidates, list(leaves)), *args))
+
+    return torch.vmap(loss, randomness="different")(*tree.leaves(candidates))
+
+
+def number(name: str, value: Any) -> Tensor:
     """What a loss function returned, 0-dim."""
-    device = like.device if isinstance(like, Tensor) else None
-    x = torch.as_tensor(value, device=device)
+    x = torch.as_tensor(value)
     if x.numel() != 1:
         raise ValueError(
             f"{name} needs a loss function that returns one number, but got a tensor of shape "
