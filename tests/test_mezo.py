@@ -79,8 +79,8 @@ def test_no_more_than_a_leaf_of_noise_is_ever_there():
         estimators.mezo_step_(params, after, lr=1e-3)
         found.append(after)
 
-    # the noise, the moved weight, their product and sum, and a block of Threefry's words
-    assert peak_of(whole_step) < 5 * LEAF
+    # a leaf's noise, its product with a number, their sum with the weight; a block of words
+    assert peak_of(whole_step) < 3.1 * LEAF
     (after,) = found
     assert peak_of(lambda: est.gradient(after, params)) > (DEPTH - 1) * LEAF  # so it is seen
     kept = [x for x in after if isinstance(x, torch.Tensor)]
