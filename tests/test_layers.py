@@ -23,8 +23,8 @@ LAYERS = (
     {"banks", "bundles", "draws"},
     {"leafwise", "engine", "flat"},
     {"combine", "forms", "lookup"},
-    {"transforms", "commits", "selection", "gates", "wrappers"},
-    {"algorithms", "compiled", "search"},
+    {"transforms", "commits", "search", "selection", "gates", "wrappers"},
+    {"algorithms", "compiled"},
     {"estimators", "replicas", "warmup"},
     {"adapters"},
 )

@@ -18,6 +18,7 @@ from functional_optim.estimators.protocol import (
     key_ahead,
     seen,
 )
+from functional_optim.search import evaluate
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
 """Losses on the one side and on the other, (n,) each → a factor for each direction, (n,)."""
@@ -63,20 +64,23 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
                 return Lazy(p, make) if plain and can_be_lazy(p) else make()
 
-            return number(name, fn(tree.map_with_path(leaf, params)))
+            return fn(tree.map_with_path(leaf, params))
 
         every = [value(i, sign) for sign in (1, -1) for i in range(n)]
         return torch.stack([x.to(state.weights) for x in every])
 
     def measure(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, EstimatorState]]:
+        def one(moved: Tree, *args: Any) -> Tensor:
+            return number(name, loss_fn(moved, *args))
+
         def measured(
             state: EstimatorState, params: Tree, *args: Any
         ) -> tuple[Tensor, EstimatorState]:
             with torch.no_grad():
                 if rays.batched:
-                    losses = at_once(name, loss_fn, candidates(state, params), *args)
+                    losses = evaluate(one, candidates(state, params), *args, randomness="different")
                 else:
-                    losses = one_by_one(lambda moved: loss_fn(moved, *args), state, params)
+                    losses = one_by_one(lambda moved: one(moved, *args), state, params)
             return read(losses, state)
 
         return measured
@@ -101,15 +105,6 @@ def differences(plus: Tensor, minus: Tensor) -> Tensor:
     gap = plus - minus
     finite = gap.isfinite()
     return torch.where(finite, gap, 0.0) / finite.sum().clamp(min=1)
-
-
-def at_once(name: str, loss_fn: Callable[..., Any], candidates: Tree, *args: Any) -> Tensor:
-    """The loss of every candidate, under torch.vmap."""
-
-    def loss(*leaves: Tensor) -> Tensor:
-        return number(name, loss_fn(tree.with_leaves(candidates, list(leaves)), *args))
-
-    return torch.vmap(loss, randomness="different")(*tree.leaves(candidates))
 
 
 def number(name: str, value: Any) -> Tensor:
