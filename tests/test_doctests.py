@@ -21,7 +21,7 @@ from functional_optim import (
     warmup,
 )
 
-EXEMPT = {fo.State, fo.EmptyState}
+EXEMPT = {fo.State, fo.EmptyState, estimators.EstimatorState}
 """Records without behaviour."""
 
 

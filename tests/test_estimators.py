@@ -14,9 +14,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import functional_optim as fo
 from functional_optim import estimators
 
-# torch scripts its own formulas for forward-mode differentiation when they are imported
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
 EVERY = {
     "forward": lambda **k: fo.forward_gradient(3, **k),
     "forward-signs": lambda **k: fo.forward_gradient(3, distribution="rademacher", **k),

@@ -14,8 +14,6 @@ def refuse(x):
     raise AssertionError("something was kept for a backward pass")
 
 
-# torch scripts its own formulas for forward-mode differentiation when they are imported
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_network_learns_the_digits_without_a_backward_pass():
     """32 directions a step, in a network of 2,410 parameters: 92 to 94 % after 160 steps."""
     digits = pytest.importorskip("sklearn.datasets").load_digits()

@@ -163,8 +163,6 @@ def test_a_thousand_steps_without_a_learning_rate_leave_bfloat16_as_it_was():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["mezo", "mezo-adam", "spsa", "forward"])
-# torch scripts its own formulas for forward-mode differentiation when they are imported
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_run_is_made_again_from_its_scalars_bit_for_bit(name, dtype):
     torch.manual_seed(0)
     start = {"w": torch.randn(4, 3).to(dtype), "b": torch.randn(3).to(dtype)}
