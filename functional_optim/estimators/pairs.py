@@ -34,7 +34,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
         weigh: what the two losses say. For a difference quotient, (f⁺ − f⁻) / n.
         lazy: may a leaf be moved when an operation reads it?
     """
-    n = rays.count
+    n = rays.number
 
     def at(state: EstimatorState) -> tuple[Any, Any]:
         key, t = key_ahead(state)

@@ -143,11 +143,11 @@ def replay(
 class Rays(NamedTuple):
     """The directions of an estimate.
 
-    count: how many. signs: random signs instead of normal numbers? batched: all of them at once
+    number: how many. signs: random signs instead of normal numbers? batched: all of them at once
     (else one leaf of one direction at a time is all that is ever there)?
     """
 
-    count: int
+    number: int
     signs: bool
     batched: bool
 
@@ -157,7 +157,7 @@ class Rays(NamedTuple):
         def init(params: Tree, seed: int | Tensor = 0) -> EstimatorState:
             base.check_params(params)
             own = randomness.seed_tensor(name, seed, base.default_device(tree.leaves(params)))
-            weights = torch.zeros(self.count, dtype=torch.float64, device=own.device)
+            weights = torch.zeros(self.number, dtype=torch.float64, device=own.device)
             return EstimatorState(torch.zeros_like(own), own, weights)
 
         return init
@@ -169,7 +169,7 @@ class Rays(NamedTuple):
 
     def all(self, key: Words, path: str, p: Tensor) -> Tensor:
         """A leaf of every direction, stacked."""
-        every = torch.arange(self.count, dtype=torch.int64, device=key[0].device)
+        every = torch.arange(self.number, dtype=torch.int64, device=key[0].device)
         return torch.vmap(lambda i: self.one(key, i, path, p))(every)
 
     def gradient(self, state: EstimatorState, params: Tree) -> Tree:
@@ -184,7 +184,7 @@ class Rays(NamedTuple):
             own = weights.to(z.device, z.dtype)
             return (own.reshape(-1, *[1] * p.dim()) * z).sum(0)
         total: Any = 0
-        for i in range(self.count):
+        for i in range(self.number):
             z = self.one(key, i, path, p)
             total = weights[i].to(z.device, z.dtype) * z + total
         return total
