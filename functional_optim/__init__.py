@@ -1,5 +1,6 @@
 """Optimizers for PyTorch as pure functions: write the rule for one tensor, get everything else."""
 
+from functional_optim import estimators as estimators
 from functional_optim import linalg as linalg
 from functional_optim import measures as measures
 from functional_optim import numeric as numeric
@@ -46,6 +47,10 @@ from functional_optim.commits import commit_if as commit_if
 from functional_optim.commits import keep_snapshots as keep_snapshots
 from functional_optim.commits import rollback as rollback
 from functional_optim.compiled import compile as compile
+from functional_optim.estimators import es_gradient as es_gradient
+from functional_optim.estimators import forward_gradient as forward_gradient
+from functional_optim.estimators import mezo as mezo
+from functional_optim.estimators import spsa as spsa
 from functional_optim.gates import accumulate as accumulate
 from functional_optim.gates import apply_if_finite as apply_if_finite
 from functional_optim.gates import conditionally_mask as conditionally_mask

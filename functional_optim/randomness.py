@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim import kernels
+
 Words = tuple[Any, Any]
 """64 bits: two numbers in [0, 2³²), as int64 tensors or Python ints."""
 
 MASK = 0xFFFFFFFF
+BLOCK = 1 << 14
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
@@ -54,13 +57,29 @@ def uniform(key: Words, shape: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def normal(key: Words, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Independent standard normal numbers: two for each value of the counter."""
+    """Independent standard normal numbers: two for each value of the counter.
+
+    Made block by block where nobody traces: the words of a number take several times its memory.
+    """
     count = math.prod(shape)
-    i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
+    half = (count + 1) // 2
+    if half <= BLOCK or torch.compiler.is_compiling() or kernels.transformed():
+        return torch.cat(_box_muller(key, 0, half, dtype, device))[:count].reshape(shape)
+    whole = torch.empty(2, half, dtype=dtype, device=device)
+    for start in range(0, half, BLOCK):
+        end = min(start + BLOCK, half)
+        whole[0, start:end], whole[1, start:end] = _box_muller(key, start, end, dtype, device)
+    return whole.reshape(-1)[:count].reshape(shape)
+
+
+def _box_muller(
+    key: Words, start: int, end: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    i = torch.arange(start, end, dtype=torch.int64, device=device)
     x, y = threefry(key, words(i))
     radius = (-2 * ((x.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
     angle = y.to(dtype) * (2 * math.pi * 2.0**-32)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].reshape(shape)
+    return radius * angle.cos(), radius * angle.sin()
 
 
 def signs(key: Words, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

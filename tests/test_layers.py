@@ -25,7 +25,7 @@ LAYERS = (
     {"combine", "forms", "lookup"},
     {"transforms", "commits", "search", "selection", "gates", "wrappers"},
     {"algorithms", "compiled"},
-    {"replicas", "warmup"},
+    {"estimators", "replicas", "warmup"},
     {"adapters"},
 )
 """A module, or a package with all in it, imports only from the layers before its own."""

@@ -26,9 +26,9 @@ def forward_gradient(
     """Estimate a gradient by its products with random directions: the mean of (∇f · z) z.
 
     The products come from forward-mode differentiation (torch.func.jvp), exact and without a
-    backward pass: no activations are kept. Unbiased. An entry's variance is ‖g‖² + gᵢ² over the number
-    of directions for normal numbers, and ‖g‖² − gᵢ² for signs, so the noise grows with the number
-    of parameters.
+    backward pass: no activations are kept. Unbiased. An entry's variance is ‖g‖² + gᵢ² over the
+    number of directions for normal numbers, and ‖g‖² − gᵢ² for signs, so the noise grows with the
+    number of parameters.
 
     Args:
         directions: how many to average, ≥ 1. Default 1, the paper's.
@@ -67,16 +67,14 @@ def forward_gradient(
             state: EstimatorState, params: Tree, *args: Any
         ) -> tuple[Tensor, EstimatorState]:
             key, _ = key_ahead(state)
-            names = dict(tree.items(params))
+            named = list(tree.items(params))
 
-            def along(i: Any) -> tuple[Tensor, Tensor]:
+            def along(i: Any) -> Any:
                 def loss(*leaves: Tensor) -> Tensor:
                     return loss_fn(tree.with_leaves(params, list(leaves)), *args)
 
-                primal = tuple([p.detach() for p in names.values()])
-                tangent = tuple([rays.one(key, i, path, p).to(p.dtype) for path, p in names.items()])
-                value, slope = torch.func.jvp(loss, primal, tangent)
-                return value, slope
+                z = [rays.one(key, i, path, p).to(p.dtype) for path, p in named]
+                return torch.func.jvp(loss, tuple([p.detach() for _, p in named]), tuple(z))
 
             with torch.no_grad():
                 if batched:

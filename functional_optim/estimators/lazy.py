@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor
 
+from functional_optim import tree
+
 LOOKS = {
     getattr(Tensor, name).__get__
-    for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "ndim", "grad_fn")
+    for name in (
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "requires_grad",
+        "is_leaf",
+        "ndim",
+        "grad_fn",
+    )
 } | {
     getattr(Tensor, name)
     for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_complex", "__len__")
@@ -45,8 +55,8 @@ class Lazy(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in LOOKS:
                 return func(*args, **(kwargs or {}))
-            args, kwargs = optree.tree_map(made, (args, kwargs or {}), none_is_leaf=True)
-            return func(*args, **kwargs)
+            plain, named = tree.map(made, (args, kwargs or {}))
+            return func(*plain, **named)
 
 
 def made(x: Any) -> Any:

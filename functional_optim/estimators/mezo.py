@@ -57,7 +57,7 @@ def mezo(eps: numeric.Hyper = 1e-3, samples: int = 1) -> Estimator:
     """
     numeric.check(lambda x: x > 0, eps, "mezo needs a positive eps, but got {}.")
     check_count("mezo", "samples", samples)
-    return pairs("mezo", NORMAL._replace(count=samples), eps, differences, lazy=True)
+    return pairs("mezo", NORMAL._replace(number=samples), eps, differences, lazy=True)
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def mezo_step_(params: Tree, state: EstimatorState, lr: float) -> None:
         >>> torch.allclose(w, functional)
         True
     """
-    rays = NORMAL._replace(count=state.weights.shape[0])
+    rays = NORMAL._replace(number=state.weights.shape[0])
     key = draws.stream(state.seed, state.step)
     for path, p in tree.items(params):
         p.copy_(base.add(p, -lr * rays.sum(key, state.weights, path, p)))

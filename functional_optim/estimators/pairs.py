@@ -15,10 +15,10 @@ from functional_optim.estimators.protocol import (
     Estimator,
     EstimatorState,
     Rays,
-    evaluate,
     key_ahead,
     seen,
 )
+from functional_optim.search import evaluate
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
 """Losses on the one side and on the other, (n,) each → a factor for each direction, (n,)."""
@@ -34,7 +34,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
         weigh: what the two losses say. For a difference quotient, (f⁺ − f⁻) / n.
         lazy: may a leaf be moved when an operation reads it?
     """
-    n = rays.count
+    n = rays.number
 
     def at(state: EstimatorState) -> tuple[Any, Any]:
         key, t = key_ahead(state)
@@ -55,7 +55,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
     def one_by_one(fn: Callable[..., Any], state: EstimatorState, params: Tree) -> Tensor:
         key, c = at(state)
-        plain = lazy and not torch.compiler.is_compiling() and not kernels.bypass()
+        plain = lazy and not torch.compiler.is_compiling() and not kernels.transformed()
 
         def value(i: int, sign: int) -> Tensor:
             def leaf(path: str, p: Tensor) -> Tensor:
@@ -64,20 +64,23 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
                 return Lazy(p, make) if plain and can_be_lazy(p) else make()
 
-            return number(name, fn(tree.map_with_path(leaf, params)), c)
+            return fn(tree.map_with_path(leaf, params))
 
         every = [value(i, sign) for sign in (1, -1) for i in range(n)]
         return torch.stack([x.to(state.weights) for x in every])
 
     def measure(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, EstimatorState]]:
+        def one(moved: Tree, *args: Any) -> Tensor:
+            return number(name, loss_fn(moved, *args))
+
         def measured(
             state: EstimatorState, params: Tree, *args: Any
         ) -> tuple[Tensor, EstimatorState]:
             with torch.no_grad():
                 if rays.batched:
-                    losses = evaluate(loss_fn, candidates(state, params), *args)
+                    losses = evaluate(one, candidates(state, params), *args, randomness="different")
                 else:
-                    losses = one_by_one(lambda moved: loss_fn(moved, *args), state, params)
+                    losses = one_by_one(lambda moved: one(moved, *args), state, params)
             return read(losses, state)
 
         return measured
@@ -104,10 +107,9 @@ def differences(plus: Tensor, minus: Tensor) -> Tensor:
     return torch.where(finite, gap, 0.0) / finite.sum().clamp(min=1)
 
 
-def number(name: str, value: Any, like: Any) -> Tensor:
+def number(name: str, value: Any) -> Tensor:
     """What a loss function returned, 0-dim."""
-    device = like.device if isinstance(like, Tensor) else None
-    x = torch.as_tensor(value, device=device)
+    x = torch.as_tensor(value)
     if x.numel() != 1:
         raise ValueError(
             f"{name} needs a loss function that returns one number, but got a tensor of shape "

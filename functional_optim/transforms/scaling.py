@@ -95,8 +95,10 @@ def apply_delta(lr: numeric.Hyper = 1.0) -> Leafwise:
         ValueError: if lr is a negative number, or a tensor of more than one element. For an
             anti-Hebbian rule negate the step, e.g. with `scale(-1)`.
 
-    Example, Oja's rule ("A simplified neuron model as a principal component analyzer", 1982,
-    https://doi.org/10.1007/BF00275687), which turns to the first principal component::
+    Oja's rule, which turns to the first principal component, is from "A simplified neuron model as
+    a principal component analyzer" (1982), https://doi.org/10.1007/BF00275687.
+
+    Example::
 
         >>> import torch, functional_optim as fo
         >>> tx = fo.chain(fo.clip_by_global_norm(1.0), fo.apply_delta(0.1))
