@@ -232,6 +232,9 @@ class GradientFree(Runs):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of the same method for parameters of the same shapes.
 
+        Of two estimators that were called before they were passed, only the number of directions
+        is compared.
+
         Args:
             state_dict: from `state_dict()`.
 

@@ -300,6 +300,18 @@ def test_dtypes_may_be_mixed_and_complex():
         assert equal(clone.state[a].values(), opt.state[a].values())
 
 
+def test_another_estimators_checkpoint_is_refused():
+    w = torch.ones(2)
+    opt, other = (GradientFree([w], each, tx=fo.sgd, lr=0.1) for each in (spsa, mezo))
+    with pytest.raises(ValueError, match="have no 'c'.*the same kind of optimizer"):
+        opt.load_state_dict(other.state_dict())
+    three = GradientFree([w], spsa, samples=3, tx=fo.sgd, lr=0.1)
+    three.step(lambda: w.sum())
+    single = GradientFree([w], spsa(), tx=fo.sgd, lr=0.1)
+    with pytest.raises(ValueError, match="weights has shape"):
+        single.load_state_dict(three.state_dict())
+
+
 WRONG = {
     "another method": lambda p: GradientFree(p, search.cma_es, population=5, sigma=0.1),
     "the same fields": lambda p: GradientFree(p, search.cem, population=5, sigma=0.1),
