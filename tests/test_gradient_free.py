@@ -300,11 +300,15 @@ def test_dtypes_may_be_mixed_and_complex():
         assert equal(clone.state[a].values(), opt.state[a].values())
 
 
-def test_another_estimators_checkpoint_is_refused():
+def test_methods_that_look_alike_are_told_apart():
     w = torch.ones(2)
     opt, other = (GradientFree([w], each, tx=fo.sgd, lr=0.1) for each in (spsa, mezo))
-    with pytest.raises(ValueError, match="have no 'c'.*the same kind of optimizer"):
+    with pytest.raises(ValueError, match=r"have no 'c'.*the same kind of optimizer"):
         opt.load_state_dict(other.state_dict())
+    snes, cem = (GradientFree([w], each(5, 0.1)) for each in (search.snes, search.cem))
+    cem.step(lambda: w.sum())
+    with pytest.raises(ValueError, match="keeps a SNESState; load a checkpoint of the same method"):
+        snes.load_state_dict(cem.state_dict())
     three = GradientFree([w], spsa, samples=3, tx=fo.sgd, lr=0.1)
     three.step(lambda: w.sum())
     single = GradientFree([w], spsa(), tx=fo.sgd, lr=0.1)
