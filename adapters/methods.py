@@ -124,8 +124,10 @@ class Recipe:
                 f"tx must be a transformation or a function from hyperparameters to one, but got a "
                 f"{type(tx).__name__}; pass e.g. tx=fo.adam, lr=0.01."
             )
-        make_method = Always(method) if isinstance(method, Search | Estimator) else method
-        make_tx = Always(tx) if tx is None or made else tx
+        make_method: Callable[..., Any] = method
+        if isinstance(method, Search | Estimator):
+            make_method = Always(method)
+        make_tx: Callable[..., Any] = Always(tx) if tx is None or made else tx
         taken = names_of(make_tx)
         both = sorted(set(taken) & set(names_of(make_method)))
         if both:

@@ -62,7 +62,7 @@ def table(curve: list[Point], population: int) -> Table:
 def plot(curve: list[Point], found: list[Generation], population: int, path: Path) -> None:
     """CMA-ES through the valley on the left, the learning curve on the right."""
     figure = Figure(figsize=(15, 6.6), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.65, 1])
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[1.65, 1])[0]
     panels = left.subplots(2, 3, sharex=True, sharey=True)
     left.suptitle(
         "CMA-ES in Rosenbrock's valley: 8 candidates and the distribution they come from",
