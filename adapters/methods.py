@@ -113,7 +113,8 @@ class Recipe:
     """
 
     def __init__(self, method: Any, tx: Any, given: dict[str, Any]) -> None:
-        if not isinstance(method, Search | Estimator) and not callable(method):
+        finished = isinstance(method, Search | Estimator)
+        if not finished and not callable(method):
             raise TypeError(
                 f"method must be a population method or an estimator, but got a "
                 f"{type(method).__name__}; pass e.g. fo.search.cma_es with its hyperparameters."
@@ -124,9 +125,7 @@ class Recipe:
                 f"tx must be a transformation or a function from hyperparameters to one, but got a "
                 f"{type(tx).__name__}; pass e.g. tx=fo.adam, lr=0.01."
             )
-        make_method: Callable[..., Any] = method
-        if isinstance(method, Search | Estimator):
-            make_method = Always(method)
+        make_method: Callable[..., Any] = Always(method) if finished else method
         make_tx: Callable[..., Any] = Always(tx) if tx is None or made else tx
         taken = names_of(make_tx)
         both = sorted(set(taken) & set(names_of(make_method)))
