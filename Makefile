@@ -1,18 +1,22 @@
 # make test    everything is checked          make train   train a small GPT on the standard library
 # make check   lint, format and types         make bench   measure all bars, write benchmarks/RESULTS.md
 # make fault   two replicas train, one is killed, comes back, and is healed
+# make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train fault test check bench clean
+.PHONY: train gradient-free fault test check bench clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
 
 fault: $(VENV)/.torchft
 	$(BIN)/python examples/fault_tolerant.py $(ARGS)
+
+gradient-free: $(VENV)/.examples
+	$(BIN)/python examples/gradient_free.py $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -47,7 +51,7 @@ $(VENV)/.bench: $(VENV)/.torch pyproject.toml
 
 # the other libraries one by one: what does not install here is named in the results, no more
 $(VENV)/.peers: $(VENV)/.bench
-	for peer in jax optax torchopt heavyball; do \
+	for peer in jax optax torchopt heavyball cma nevergrad; do \
 		$(BIN)/pip install --quiet --constraint constraints.txt $$peer || echo "without $$peer"; \
 	done
 	touch $@

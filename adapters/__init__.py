@@ -3,8 +3,11 @@
 from functional_optim.adapters.fault_tolerant import (
     FaultTolerantOptimizer as FaultTolerantOptimizer,
 )
+from functional_optim.adapters.gradient_free import GradientFree as GradientFree
 from functional_optim.adapters.lbfgs import LBFGS as LBFGS
 from functional_optim.adapters.optimizer import Optimizer as Optimizer
+from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
+from functional_optim.adapters.stub import zero_loss as zero_loss
 from functional_optim.adapters.torch_optim import ASGD as ASGD
 from functional_optim.adapters.torch_optim import SGD as SGD
 from functional_optim.adapters.torch_optim import Adadelta as Adadelta

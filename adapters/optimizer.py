@@ -27,7 +27,7 @@ Recipe = Callable[..., base.GradientTransformation]
 """Any function from hyperparameters to a transformation."""
 
 
-def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     """A step with torch's hooks and its entry in profiles, without their 5 µs where nobody asks."""
     announced = torch.optim.Optimizer.profile_hook_step(step)
 
@@ -129,7 +129,7 @@ class Runs(torch.optim.Optimizer):
             base.unrecorded(self._step_in_place, loss)
         return loss
 
-    step = _with_hooks(_step)
+    step = with_hooks(_step)
 
     def _step_in_place(self, loss: Any) -> None:
         plan = self.__dict__.get("_plan")

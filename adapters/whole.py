@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from functional_optim import base, tree
-from functional_optim.combine import extra_names
+from functional_optim.combine import extra_names, reads_gradients
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import Runs
@@ -35,7 +35,7 @@ class WholeTree:
         extra: arguments for those who take them.
         """
         grads = [p.grad for p in self.params]
-        if all(g is None for g in grads):
+        if all(g is None for g in grads) and reads_gradients(self.tx):
             return
         kept = self.optimizer.state[self.params[0]]
         state = tree.with_leaves(

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import fresh
 import gpu
+import gradient_free
 import lbfgs
 import machine
 import peers
@@ -60,7 +61,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def chosen(only: str | None) -> list[Row]:
     """The rows whose names start with one of these, separated by commas; all, if there are none."""
-    rows = [*steps.rows(), *fresh.rows(), *lbfgs.rows(), *peers.rows(), *gpu.rows()]
+    rows = [*steps.rows(), *fresh.rows(), *lbfgs.rows(), *gradient_free.rows()]
+    rows += [*peers.rows(), *gpu.rows()]
     if only is None:
         return rows
     wanted = [name.strip() for name in only.split(",")]

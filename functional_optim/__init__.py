@@ -1,11 +1,13 @@
 """Optimizers for PyTorch as pure functions: write the rule for one tensor, get everything else."""
 
+from functional_optim import estimators as estimators
 from functional_optim import linalg as linalg
 from functional_optim import measures as measures
 from functional_optim import numeric as numeric
 from functional_optim import projections as projections
 from functional_optim import replicas as replicas
 from functional_optim import schedules as schedules
+from functional_optim import search as search
 from functional_optim import tree as tree
 from functional_optim.algorithms import adadelta as adadelta
 from functional_optim.algorithms import adafactor as adafactor
@@ -45,6 +47,10 @@ from functional_optim.commits import commit_if as commit_if
 from functional_optim.commits import keep_snapshots as keep_snapshots
 from functional_optim.commits import rollback as rollback
 from functional_optim.compiled import compile as compile
+from functional_optim.estimators import es_gradient as es_gradient
+from functional_optim.estimators import forward_gradient as forward_gradient
+from functional_optim.estimators import mezo as mezo
+from functional_optim.estimators import spsa as spsa
 from functional_optim.gates import accumulate as accumulate
 from functional_optim.gates import apply_if_finite as apply_if_finite
 from functional_optim.gates import conditionally_mask as conditionally_mask
@@ -63,6 +69,7 @@ from functional_optim.selection import selective_transform as selective_transfor
 from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
 from functional_optim.transforms import add_decayed_weights as add_decayed_weights
 from functional_optim.transforms import add_noise as add_noise
+from functional_optim.transforms import apply_delta as apply_delta
 from functional_optim.transforms import cautious as cautious
 from functional_optim.transforms import centralize as centralize
 from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
@@ -71,6 +78,7 @@ from functional_optim.transforms import clip_by_value as clip_by_value
 from functional_optim.transforms import ema as ema
 from functional_optim.transforms import keep_params_in as keep_params_in
 from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
+from functional_optim.transforms import metropolis as metropolis
 from functional_optim.transforms import monitor as monitor
 from functional_optim.transforms import normalize as normalize
 from functional_optim.transforms import orthogonalize as orthogonalize
@@ -84,6 +92,7 @@ from functional_optim.transforms import scale_by_lr as scale_by_lr
 from functional_optim.transforms import scale_by_polyak as scale_by_polyak
 from functional_optim.transforms import scale_by_schedule as scale_by_schedule
 from functional_optim.transforms import scale_by_trust_ratio as scale_by_trust_ratio
+from functional_optim.transforms import set_to_zero as set_to_zero
 from functional_optim.transforms import sign as sign
 from functional_optim.transforms import snapshot as snapshot
 from functional_optim.transforms import trace as trace

@@ -153,6 +153,19 @@ class Wrapped(base.GradientTransformation):
         return self
 
 
+class WithoutGradients(base.GradientTransformation):
+    """A transformation of whole trees that reads no gradients: they may all be `None`."""
+
+
+def reads_gradients(tx: base.GradientTransformation) -> bool:
+    """Is there nothing to do for a transformation as long as there are no gradients?"""
+    if isinstance(tx, Sequence):
+        return all(reads_gradients(part) for part in tx.parts)
+    if isinstance(tx, Wrapped):
+        return reads_gradients(tx.inner)
+    return not isinstance(tx, WithoutGradients)
+
+
 def on_some(
     acts: Callable[[str, Tensor], bool],
     tx: base.GradientTransformation,

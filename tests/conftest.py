@@ -25,6 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
     )
+    # torch.func.jvp scripts torch's formulas for it when it is first called
+    config.addinivalue_line(
+        "filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
+    )
     # Dynamo's trace log has a record for every step of tracing, which a failing test would print
     logging.getLogger("torch.__trace").addFilter(lambda record: False)
 

@@ -108,6 +108,8 @@ NEW = (
     row("add_noise", lambda: fo.add_noise(0.3, 0.55, seed=7)),
     row("monitor", lambda: fo.monitor(EVERY_MEASURE)),
     row("snapshot", lambda: fo.snapshot("size", fo.measures.global_norm, of="params")),
+    row("apply_delta", lambda: fo.apply_delta(0.3)),
+    row("set_to_zero", lambda: fo.set_to_zero()),
     row("scale_by_polyak", lambda: fo.scale_by_polyak(0.1, eps=1e-3), extra="value"),
 )
 

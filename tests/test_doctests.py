@@ -10,9 +10,18 @@ import pkgutil
 import pytest
 
 import functional_optim as fo
-from functional_optim import adapters, linalg, measures, projections, schedules, warmup
+from functional_optim import (
+    adapters,
+    estimators,
+    linalg,
+    measures,
+    projections,
+    schedules,
+    search,
+    warmup,
+)
 
-EXEMPT = {fo.State, fo.EmptyState}
+EXEMPT = {fo.State, fo.EmptyState, estimators.EstimatorState}
 """Records without behaviour."""
 
 
@@ -31,7 +40,7 @@ def test_the_examples_of_a_module_run(name):
 def public():
     """The functions and classes that a user sees, once each."""
     found = {warmup.warm: "functional_optim.warmup.warm"}
-    for module in (fo, schedules, adapters, linalg, measures, projections):
+    for module in (fo, schedules, search, adapters, estimators, linalg, measures, projections):
         for name, thing in vars(module).items():
             ours = getattr(thing, "__module__", None) or ""
             if not name.startswith("_") and callable(thing) and ours.startswith(fo.__name__):

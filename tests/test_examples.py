@@ -12,12 +12,11 @@ import pytest
 import torchft_spaces
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-TRAIN = EXAMPLES / "train_gpt.py"
 FAULT = EXAMPLES / "fault_tolerant.py"
 
 
-def train(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TRAIN), *flags]
+def train(*flags: str, program: str = "train_gpt.py") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / program), *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
@@ -69,3 +68,15 @@ def test_a_group_that_cannot_be_gets_a_sentence(without, flags, tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("fault_tolerant: ")
     assert "Traceback" not in done.stderr
+
+
+def test_the_gradient_free_example_trains_and_draws(tmp_path):
+    done = train("--quick", "--out", str(tmp_path), program="gradient_free.py")
+    assert done.returncode == 0, done.stderr
+    assert "Best test accuracy" in done.stdout
+    assert (tmp_path / "gradient_free.png").stat().st_size > 50_000
+    done = train("--generations", "0", program="gradient_free.py")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gradient_free: --generations must be at least 1, but is 0.\n",
+    )

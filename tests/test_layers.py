@@ -20,13 +20,13 @@ LAYERS = (
     {"base", "schedules", "linesearch", "linalg", "looks", "measures", "projections", "randomness"},
     {"rules", "quasi_newton", "tapes"},
     {"progress", "layout"},
-    {"banks", "bundles"},
+    {"banks", "bundles", "draws"},
     {"leafwise", "engine", "flat"},
     {"combine", "forms", "lookup"},
-    {"transforms", "commits", "selection", "gates", "wrappers"},
+    {"transforms", "commits", "search", "selection", "gates", "wrappers"},
     {"algorithms", "synced"},
     {"compiled"},
-    {"replicas", "warmup"},
+    {"estimators", "replicas", "warmup"},
     {"adapters"},
 )
 """A module, or a package with all in it, imports only from the layers before its own."""

@@ -125,7 +125,12 @@ def bypass() -> bool:
     A mode such as make_fx's sees what goes through the dispatcher; tensors inside a transform of
     torch.func, such as vmap, have no memory of their own.
     """
-    return _modes() > 0 or _functorch() is not None or _early_modes() > 0
+    return _modes() > 0 or transformed() or _early_modes() > 0
+
+
+def transformed() -> bool:
+    """Are we inside a transform of torch.func, such as vmap?"""
+    return _functorch() is not None
 
 
 _modes = torch._C._len_torch_dispatch_stack

@@ -26,7 +26,10 @@ from functional_optim.transforms.normalizing import scale_by_trust_ratio as scal
 from functional_optim.transforms.normalizing import sign as sign
 from functional_optim.transforms.plateau import reduce_on_plateau as reduce_on_plateau
 from functional_optim.transforms.polyak import scale_by_polyak as scale_by_polyak
+from functional_optim.transforms.sampling import metropolis as metropolis
+from functional_optim.transforms.scaling import apply_delta as apply_delta
 from functional_optim.transforms.scaling import scale as scale
 from functional_optim.transforms.scaling import scale_by_lr as scale_by_lr
 from functional_optim.transforms.scaling import scale_by_schedule as scale_by_schedule
+from functional_optim.transforms.scaling import set_to_zero as set_to_zero
 from functional_optim.transforms.weight_decay import add_decayed_weights as add_decayed_weights

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, numeric, randomness, sharded, tree
+from functional_optim import base, draws, numeric, randomness, sharded, tree
 from functional_optim.rules import as_real, as_update, compute_dtype
 
 
@@ -57,48 +57,28 @@ def add_noise(
         numeric.check(
             lambda x: x >= 0.0, value, f"add_noise needs {name} of 0 or more, but got {{}}."
         )
-    _check_seed(seed)
+    randomness.seed_tensor("add_noise", seed, torch.device("cpu"))
 
     def init(params: Any) -> NoiseState:
         base.check_params(params)
         device = base.default_device(tree.leaves(params))
         step = torch.zeros((), dtype=torch.int64, device=device)
-        if isinstance(seed, Tensor):
-            return NoiseState(step, seed.detach().to(step).reshape(()).clone())
-        return NoiseState(step, torch.full_like(step, seed))
+        return NoiseState(step, randomness.seed_tensor("add_noise", seed, device))
 
     def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         step = state.step + 1
         t = step.to(torch.float64)
         deviation = numeric.sqrt(numeric.at(eta, t) / t ** numeric.at(gamma, t))
-        stream = randomness.threefry(randomness.words(state.seed), randomness.words(step))
+        key = draws.stream(state.seed, step)
 
         def noisy(path: str, g: Tensor) -> Tensor:
             if g.layout is not torch.strided:
                 g = g.to_dense()
             x = as_real(g.resolve_conj(), compute_dtype(g))
-            key = randomness.threefry(stream, randomness.words(randomness.named(path)))
-            z = randomness.normal(tuple(map(_on(x), key)), x.shape, x.dtype, x.device)
-            return as_update(x + _on(x)(deviation).to(x.dtype) * sharded.placed_like(z, x), g)
+            z = draws.for_path(key, path, tuple(x.shape), x.dtype, x.device)
+            width = deviation.to(x.device, x.dtype)
+            return as_update(x + width * sharded.placed_like(z, x), g)
 
         return tree.map_with_path(noisy, grads), NoiseState(step, state.seed)
 
     return base.GradientTransformation(init, update)
-
-
-def _on(x: Tensor) -> Any:
-    return lambda number: number.to(x.device)
-
-
-def _check_seed(seed: Any) -> None:
-    if isinstance(seed, Tensor):
-        if seed.numel() != 1 or seed.is_floating_point() or seed.is_complex():
-            raise TypeError(
-                f"add_noise needs one integer as its seed, but got a tensor of {seed.dtype} and "
-                f"shape {tuple(seed.shape)}; for an ensemble call it under torch.vmap."
-            )
-        return
-    if not isinstance(seed, int):
-        raise TypeError(f"add_noise needs an integer as its seed, but got {seed!r}.")
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"add_noise needs a seed in [-2⁶³, 2⁶³), but got {seed}.")

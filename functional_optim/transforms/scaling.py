@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -77,6 +78,62 @@ def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
             "use scale for a number."
         )
     return _multiply(schedule, 1, "scale_by_schedule", {"factor": schedule})
+
+
+def apply_delta(lr: numeric.Hyper = 1.0) -> Leafwise:
+    """Take what is given in the gradients' place as the step itself: multiply by +lr.
+
+    For local rules, which know where to go without a loss: Hebb's, Oja's, feedback alignment. The
+    step is added as it is, `params + lr · delta`, where a gradient would be subtracted. Clipping,
+    momentum and noise go before it in a chain.
+
+    Args:
+        lr: learning rate, ≥ 0: a number, a 0-dim tensor, or a schedule. Default 1: the step as it
+            came.
+
+    Raises:
+        ValueError: if lr is a negative number, or a tensor of more than one element. For an
+            anti-Hebbian rule negate the step, e.g. with `scale(-1)`.
+
+    Oja's rule, which turns to the first principal component, is from "A simplified neuron model as
+    a principal component analyzer" (1982), https://doi.org/10.1007/BF00275687.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.clip_by_global_norm(1.0), fo.apply_delta(0.1))
+        >>> w = torch.tensor([0.1, 0.1])
+        >>> state = tx.init(w)
+        >>> for i in range(200):
+        ...     x = torch.tensor([2.0, 0.0]) if i % 2 else torch.tensor([0.0, 0.5])
+        ...     y = w @ x
+        ...     updates, state = tx.update(y * (x - y * w), state, w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> w.round(decimals=2)
+        tensor([1., 0.])
+    """
+    check_lr(lr)
+    return _multiply(lr, 1, "apply_delta", {"lr": lr})
+
+
+def set_to_zero() -> Leafwise:
+    """Make every update zero, whatever it was, NaN included; parameters stay where they are.
+
+    Leaves in a chain with it are still measured and have state; `freeze` takes them out.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.set_to_zero()
+        >>> w = torch.ones(2)
+        >>> tx.update(torch.tensor([torch.nan, 3.0]), tx.init(w), w)[0]
+        tensor([0., 0.])
+    """
+    return leafwise(None, _nothing, name="set_to_zero")
+
+
+def _nothing(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
+    return torch.zeros_like(u), slots
 
 
 def check_lr(lr: numeric.Hyper, says: str = "Invalid learning rate: {}") -> None:

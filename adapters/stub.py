@@ -1,0 +1,172 @@
+"""Stand-ins for trainers that want an optimizer and a loss where nothing is learnt by gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, tree
+from functional_optim.adapters.optimizer import Runs, with_hooks
+from functional_optim.flat import real_dtype
+from functional_optim.transforms import set_to_zero
+
+READ = {"lr": 0.0, "weight_decay": 0.0}
+"""What trainers and schedulers read from every parameter group."""
+
+
+class OptimizerStub(Runs):
+    """A torch.optim.Optimizer that moves nothing, for trainers that update weights themselves.
+
+    It checkpoints, pickles, fires hooks and takes LR schedulers like any other; its step calls the
+    closure, if there is one, and touches no parameter. Needs no parameters. The transformation that
+    it stands for is `set_to_zero`.
+
+    Args:
+        params: as torch takes them, or nothing at all (the default).
+        hyperparameters: defaults of the parameter groups, for whoever reads or schedules them, such
+            as `momentum` for OneCycleLR. A group without `lr` or `weight_decay` has 0.
+
+    `param_groups` is `[]` and `defaults` is `{}` until something is put in; `state` stays empty.
+
+    Raises:
+        ValueError: from load_state_dict, for a checkpoint of another kind of optimizer.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import OptimizerStub
+        >>> opt = OptimizerStub()
+        >>> opt.param_groups, opt.state_dict()
+        ([], {'state': {}, 'param_groups': []})
+        >>> opt.step(lambda: torch.tensor(0.5))
+        tensor(0.5000)
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> opt.add_param_group({"params": [w], "lr": 0.1})
+        >>> scheduler = torch.optim.lr_scheduler.StepLR(opt, step_size=1, gamma=0.5)
+        >>> opt.step()
+        >>> scheduler.step()
+        >>> opt.param_groups[0]["lr"], w.item()
+        (0.05, 1.0)
+    """
+
+    counts_steps = False
+
+    def __init__(self, params: Any = (), **hyperparameters: Any) -> None:
+        given = params if isinstance(params, Tensor) else list(params)  # a tensor: torch's error
+        nothing = not isinstance(given, Tensor) and not given
+        super().__init__([{"params": []}] if nothing else given, hyperparameters)
+        if nothing:  # torch refuses to begin without a group
+            self.param_groups.clear()
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """`set_to_zero`, for every group."""
+        return set_to_zero()
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Evaluate the closure once, with gradients enabled, and return the loss; move nothing.
+
+        Args:
+            closure: returns the loss.
+
+        Returns:
+            The closure's loss; None without a closure.
+        """
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    step = with_hooks(_step)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, as torch does. It does not move, either.
+
+        Args:
+            param_group: `params`, and hyperparameters to be read.
+
+        Raises:
+            TypeError, ValueError: torch's, for parameters that cannot be used. The optimizer is
+                then as it was.
+        """
+        if isinstance(param_group, dict):
+            param_group = {**READ, **self.defaults, **param_group}
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of a stub with the same groups.
+
+        Args:
+            state_dict: from `state_dict()`.
+
+        Raises:
+            ValueError, TypeError: if it does not fit: other groups, something else than a state
+                dict, or the state of an optimizer that learns. The optimizer is then as it was.
+        """
+        if not isinstance(state_dict, dict):
+            raise TypeError(
+                f"load_state_dict takes what state_dict() returned, but got a "
+                f"{type(state_dict).__name__}."
+            )
+        before = {"state": self.state, "param_groups": self.param_groups}
+        try:
+            super().load_state_dict(state_dict)
+            if self.state:
+                raise ValueError(
+                    f"an OptimizerStub keeps no state, but the loaded state dict has "
+                    f"{len(self.state)} entries in its state; load a checkpoint of a stub, or "
+                    "construct the optimizer that wrote this one."
+                )
+        except KeyError as missing:
+            self.__dict__.update(before)
+            raise ValueError(
+                f"the loaded state dict has no {missing}; pass what state_dict() returned."
+            ) from None
+        except BaseException:
+            self.__dict__.update(before)
+            raise
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        own = "differentiable" in (state.get("defaults") or self.__dict__.get("defaults") or {})
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for key, value in READ.items():
+                group.setdefault(key, value)
+        if not own:  # torch puts it there
+            self.defaults.pop("differentiable", None)
+
+
+def zero_loss(*args: Any) -> Tensor:
+    """A loss that is zero, whose backward is there and gives gradients of zero.
+
+    For trainers that insist on `loss.backward()`: it stands where a criterion stands.
+
+    Args:
+        args: any trees of tensors: outputs and labels, or the parameters. A gradient of zero goes
+            back to each of them that requires one, even if its values are NaN or infinite; if none
+            does, the loss itself is a leaf.
+
+    Returns:
+        0-dim, in the real dtype and on the device of the first tensor that requires gradients, or
+        else of the first floating-point one.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import zero_loss
+        >>> w = torch.tensor([torch.nan, 2.0], requires_grad=True)
+        >>> loss = zero_loss(3 * w, torch.tensor([0, 1]))
+        >>> loss.backward()
+        >>> loss.item(), w.grad
+        (0.0, tensor([0., 0.]))
+    """
+    found = [x for x in tree.leaves(args) if isinstance(x, Tensor)]
+    smooth = [x for x in found if x.is_floating_point() or x.is_complex()]
+    live = [x for x in smooth if x.requires_grad]
+    if not live:
+        like = smooth[0] if smooth else torch.empty(())
+        return torch.zeros((), dtype=real_dtype(like), device=like.device, requires_grad=True)
+    parts = [(x.real if x.is_complex() else x).reshape(-1)[:0].sum() for x in live]
+    return sum(parts[1:], start=parts[0])

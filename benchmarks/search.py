@@ -1,0 +1,236 @@
+"""Population methods on four functions in ten dimensions, against pycma's and nevergrad's.
+
+    python benchmarks/search.py          # writes benchmarks/SEARCH.md
+
+Nothing is timed: what counts is the loss of the best candidate after a fixed number of evaluations,
+the median over ten starts. Each start is a standard normal point, the same for ours and theirs, and
+so is σ₀ = 1. All forty searches of a method of ours run side by side under torch.vmap. Needs cma
+and nevergrad (`pip install "functional_optim[peers]"`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim import search
+
+FILE = Path(__file__).with_name("SEARCH.md")
+DIMENSIONS, SEEDS = 10, 10
+BUDGETS = (500, 2000)
+STIFFNESS = 1e6 ** torch.linspace(0, 1, DIMENSIONS, dtype=torch.float64)
+
+
+def sphere(x: Tensor) -> Tensor:
+    return x.square().sum(-1)
+
+
+def rosenbrock(x: Tensor) -> Tensor:
+    a, b = x[..., 1:] - x[..., :-1] ** 2, 1 - x[..., :-1]
+    return (100 * a**2 + b**2).sum(-1)
+
+
+def rastrigin(x: Tensor) -> Tensor:
+    return (10 + x.square() - 10 * (2 * math.pi * x).cos()).sum(-1)
+
+
+def ellipsoid(x: Tensor) -> Tensor:
+    return (STIFFNESS * x.square()).sum(-1)
+
+
+FUNCTIONS = (sphere, rosenbrock, rastrigin, ellipsoid)
+Found = dict[tuple[str, int], list[float]]
+"""The losses of all starts, by function and budget."""
+
+
+class Row(NamedTuple):
+    """A method of ours, and what does the same elsewhere."""
+
+    name: str
+    method: search.Search
+    peers: tuple[str, ...] = ()
+    note: str = ""
+
+
+def rows() -> list[Row]:
+    cooling = fo.schedules.exponential_decay(10.0, 100, 0.5)
+    steps = fo.schedules.exponential_decay(0.5, 200, 0.5)
+    return [
+        Row("cma_es", search.cma_es(10, 1.0), ("pycma CMA",)),
+        Row(
+            "sep_cma_es",
+            search.sep_cma_es(10, 1.0),
+            ("pycma CMA_diagonal",),
+            "theirs is another method (multiplicative, with negative weights)",
+        ),
+        Row("one_plus_one", search.one_plus_one(1.0), ("nevergrad OnePlusOne",)),
+        Row(
+            "differential_evolution",
+            search.differential_evolution(30, 1.0),
+            ("nevergrad DE",),
+            "theirs has 30 members, too, and moves from each towards the best",
+        ),
+        Row(
+            "cem",
+            search.cem(64, 1.0),
+            ("nevergrad NaiveAnisoEMNA",),
+            "theirs is estimation of a multivariate normal distribution, 16 of 64",
+        ),
+        Row("random_search", search.random_search(10, 1.0), ("nevergrad RandomSearch",)),
+        Row("snes", search.snes(10, 1.0)),
+        Row("pgpe", search.pgpe(20, 1.0, fo.adam(0.1))),
+        Row("openai_es", search.openai_es(20, 0.1, fo.adam(0.1))),
+        Row("annealing", search.annealing(1, steps, cooling)),
+    ]
+
+
+def starts() -> Tensor:
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(SEEDS, DIMENSIONS, dtype=torch.float64, generator=g)
+
+
+def ours(method: search.Search) -> Found:
+    """All functions and starts at once."""
+    which = torch.arange(len(FUNCTIONS)).repeat_interleave(SEEDS)
+
+    def generation(state: Any, index: Tensor) -> Any:
+        def loss_fn(x: Tensor) -> Tensor:
+            return torch.stack([f(x) for f in FUNCTIONS]).gather(0, index.reshape(1))[0]
+
+        candidates, state = method.ask(state)
+        return method.tell(candidates, search.evaluate(loss_fn, candidates), state)
+
+    points = starts().repeat(len(FUNCTIONS), 1)
+    states = torch.vmap(method.init)(points, torch.arange(len(points)))
+    step = torch.vmap(generation)
+    found: Found = {}
+    done = 0
+    for budget in BUDGETS:
+        while done + method.population <= budget:
+            states = step(states, which)
+            done += method.population
+        table = states.best_fitness.reshape(len(FUNCTIONS), SEEDS)
+        for f, values in zip(FUNCTIONS, table, strict=True):
+            found[f.__name__, budget] = values.tolist()
+    return found
+
+
+def collect(run: Callable[[Any, Any, int], list[float]]) -> Found:
+    """From a peer's losses in the order of its evaluations."""
+    found: Found = {}
+    for f in FUNCTIONS:
+        for seed, start in enumerate(starts().numpy()):
+
+            def loss(x: Any, f: Callable[[Tensor], Tensor] = f) -> float:
+                return float(f(torch.as_tensor(x, dtype=torch.float64)))
+
+            values = run(loss, start, seed)
+            for budget in BUDGETS:
+                found.setdefault((f.__name__, budget), []).append(min(values[:budget]))
+    return found
+
+
+def theirs(name: str) -> Found:
+    """A peer by its name in the table."""
+    return collect(_pycma(name) if name.startswith("pycma") else _nevergrad(name.split()[1]))
+
+
+def _pycma(name: str) -> Callable[[Any, Any, int], list[float]]:
+    import cma
+
+    options = {"verbose": -9, "tolfun": 0, "tolx": 0, "tolfunhist": 0, "tolstagnation": 10**9}
+    options |= {"CMA_diagonal": name.endswith("diagonal"), "tolxstagnation": False}
+
+    def run(loss: Any, start: Any, seed: int) -> list[float]:
+        es = cma.CMAEvolutionStrategy(start, 1.0, {**options, "seed": seed + 1})
+        values: list[float] = []
+        while len(values) < BUDGETS[-1]:
+            candidates = es.ask()
+            fitness = [loss(x) for x in candidates]
+            es.tell(candidates, fitness)
+            values += fitness
+        return values
+
+    return run
+
+
+def _nevergrad(name: str) -> Callable[[Any, Any, int], list[float]]:
+    import nevergrad
+
+    def run(loss: Any, start: Any, seed: int) -> list[float]:
+        values: list[float] = []
+
+        def recorded(x: Any) -> float:
+            values.append(loss(x))
+            return values[-1]
+
+        space = nevergrad.p.Array(init=start).set_mutation(sigma=1.0)
+        space.random_state.seed(seed)
+        nevergrad.optimizers.registry[name](space, budget=BUDGETS[-1]).minimize(recorded)
+        return values
+
+    return run
+
+
+def number(x: float) -> str:
+    return f"{x:.2g}" if x >= 1e-3 else f"{x:.0e}"
+
+
+def table(results: list[tuple[Row, Found, dict[str, Found]]]) -> str:
+    columns = [(f.__name__, budget) for f in FUNCTIONS for budget in BUDGETS]
+    lines = [
+        f"| method | {' | '.join([f'{name}, {budget}' for name, budget in columns])} |",
+        f"| --- | {' | '.join(['--:'] * len(columns))} |",
+    ]
+    for row, mine, others in results:
+        cells = []
+        for column in columns:
+            text = number(statistics.median(mine[column]))
+            bars = [statistics.quantiles(found[column], n=4)[2] for found in others.values()]
+            good = bars and statistics.median(mine[column]) <= min(bars)
+            cells.append(f"**{text}**" if good else text)
+        lines.append(f"| `{row.name}`, population {row.method.population} | {' | '.join(cells)} |")
+        for peer, found in others.items():
+            texts = [number(statistics.median(found[column])) for column in columns]
+            lines.append(f"| – {peer} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    chosen = set(sys.argv[1:])
+    results = []
+    for row in rows():
+        if not chosen or row.name in chosen:
+            print(row.name, flush=True)
+            results.append((row, ours(row.method), {peer: theirs(peer) for peer in row.peers}))
+    notes = [f"* `{row.name}`: {row.note}." for row, *_ in results if row.note]
+    text = table(results)
+    print(text)
+    if not chosen:
+        FILE.write_text(HEAD + text + "\n\n" + "\n".join(notes) + "\n")
+
+
+HEAD = """# Population methods: losses after a fixed number of evaluations
+
+Written by `benchmarks/search.py`. Ten dimensions, medians over ten starts (standard normal points,
+the same for all), σ₀ = 1; the loss of the best candidate so far, after as many evaluations as the
+column says. Under each method of ours stands what does the same elsewhere, with its own defaults;
+where our median is not above their upper quartile it is **bold** (two runs of one method differ by
+as much). For `snes`, `pgpe`, `openai_es` and `annealing` neither pycma nor nevergrad has a
+counterpart.
+
+"""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Estimates from the loss on both sides of the parameters: ± a step along random directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import kernels, numeric, tree
+from functional_optim.base import Tree
+from functional_optim.estimators.lazy import Lazy, can_be_lazy
+from functional_optim.estimators.protocol import (
+    Estimator,
+    EstimatorState,
+    Rays,
+    key_ahead,
+    seen,
+)
+from functional_optim.search import evaluate
+
+Weigh = Callable[[Tensor, Tensor], Tensor]
+"""Losses on the one side and on the other, (n,) each → a factor for each direction, (n,)."""
+
+
+def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bool) -> Estimator:
+    """An estimator from central differences: Σ weigh(f⁺, f⁻) / (2 c) · z, f± = f(p ± c z).
+
+    Args:
+        name: for error messages.
+        rays: how the directions z are drawn.
+        reach: c, a hyperparameter.
+        weigh: what the two losses say. For a difference quotient, (f⁺ − f⁻) / n.
+        lazy: may a leaf be moved when an operation reads it?
+    """
+    n = rays.number
+
+    def at(state: EstimatorState) -> tuple[Any, Any]:
+        key, t = key_ahead(state)
+        return key, numeric.at(reach, t)
+
+    def moved(p: Tensor, z: Tensor, c: Any, sign: int) -> Tensor:
+        width = c.to(z.device, z.dtype) if isinstance(c, Tensor) else c
+        return (p.detach() + sign * width * z).to(p.dtype)
+
+    def candidates(state: EstimatorState, params: Tree) -> Tree:
+        key, c = at(state)
+
+        def both(path: str, p: Tensor) -> Tensor:
+            z = rays.all(key, path, p)
+            return torch.cat([moved(p, z, c, 1), moved(p, z, c, -1)])
+
+        return tree.map_with_path(both, params)
+
+    def one_by_one(fn: Callable[..., Any], state: EstimatorState, params: Tree) -> Tensor:
+        key, c = at(state)
+        plain = lazy and not torch.compiler.is_compiling() and not kernels.transformed()
+
+        def value(i: int, sign: int) -> Tensor:
+            def leaf(path: str, p: Tensor) -> Tensor:
+                def make() -> Tensor:
+                    return moved(p, rays.one(key, i, path, p), c, sign)
+
+                return Lazy(p, make) if plain and can_be_lazy(p) else make()
+
+            return fn(tree.map_with_path(leaf, params))
+
+        every = [value(i, sign) for sign in (1, -1) for i in range(n)]
+        return torch.stack([x.to(state.weights) for x in every])
+
+    def measure(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, EstimatorState]]:
+        def one(moved: Tree, *args: Any) -> Tensor:
+            return number(name, loss_fn(moved, *args))
+
+        def measured(
+            state: EstimatorState, params: Tree, *args: Any
+        ) -> tuple[Tensor, EstimatorState]:
+            with torch.no_grad():
+                if rays.batched:
+                    losses = evaluate(one, candidates(state, params), *args, randomness="different")
+                else:
+                    losses = one_by_one(lambda moved: one(moved, *args), state, params)
+            return read(losses, state)
+
+        return measured
+
+    def read(losses: Tensor, state: EstimatorState) -> tuple[Tensor, EstimatorState]:
+        if not isinstance(losses, Tensor) or tuple(losses.shape) != (2 * n,):
+            found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"{name} needs the losses of its {2 * n} candidates as a tensor of shape "
+                f"({2 * n},), but got {found}."
+            )
+        losses = losses.detach().to(state.weights)
+        _, c = at(state)
+        weights = weigh(losses[:n], losses[n:]) / (2 * c)
+        return seen(losses), EstimatorState(state.step + 1, state.seed, weights)
+
+    return Estimator(rays.start(name), measure, rays.gradient, candidates, read)
+
+
+def differences(plus: Tensor, minus: Tensor) -> Tensor:
+    """f⁺ − f⁻, divided by how many of them are finite; 0 where it is not."""
+    gap = plus - minus
+    finite = gap.isfinite()
+    return torch.where(finite, gap, 0.0) / finite.sum().clamp(min=1)
+
+
+def number(name: str, value: Any) -> Tensor:
+    """What a loss function returned, 0-dim."""
+    x = torch.as_tensor(value)
+    if x.numel() != 1:
+        raise ValueError(
+            f"{name} needs a loss function that returns one number, but got a tensor of shape "
+            f"{tuple(x.shape)}; take its mean."
+        )
+    return x.detach().reshape(())

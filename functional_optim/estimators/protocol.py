@@ -1,0 +1,210 @@
+"""The protocol of gradient estimators, and what is drawn for them.
+
+Every estimate is a sum of random directions, each times one number. The directions are a pure
+function of seed and count, so these numbers are all that an estimate has to remember.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, draws, randomness, tree
+from functional_optim.base import Tree
+from functional_optim.randomness import Words
+
+
+class EstimatorState(NamedTuple):
+    """What an estimator remembers: enough to make its last estimate again, bit for bit.
+
+    step: 0-dim int64, how many estimates were made.
+    seed: 0-dim int64.
+    weights: (directions,) float64, the factor of each direction in the last estimate.
+    """
+
+    step: Tensor
+    seed: Tensor
+    weights: Tensor
+
+
+class Estimator(NamedTuple):
+    """Pure functions that estimate gradients, for any transformation to work on.
+
+    ::
+
+        state = est.init(params, seed=0)
+        (value, grads), state = est.value_and_grad(loss_fn)(state, params, *args)
+        updates, opt_state = tx.update(grads, opt_state, params)
+
+    `loss_fn(params, *args)` returns one number. It is evaluated without recording gradients.
+    `value` is what was seen of the loss, 0-dim float64: the mean of what is finite of it, infinite
+    if nothing is. `grads` is a tree like params in compute dtype (float32, or float64 for doubles).
+
+    Methods that only look at values of the loss also have `ask` and `tell`, for losses that come
+    from elsewhere; the candidates have a leading dimension::
+
+        candidates, state = est.ask(state, params)
+        (value, grads), state = est.tell(candidates, losses, state)
+
+    A direction along which the loss is NaN or infinite counts nothing.
+
+    `init(params, seed)` takes a Python integer or a 0-dim tensor as its seed; `torch.vmap` over it
+    makes an ensemble. `gradient(state, params)` makes the estimate of a state once more, which is
+    all that `replay` needs.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> est, tx = fo.estimators.spsa(c=0.1), fo.sgd(0.05)
+        >>> w = torch.tensor([3.0, -2.0])
+        >>> state, opt_state = est.init(w, seed=0), tx.init(w)
+        >>> for _ in range(200):
+        ...     (value, grads), state = est.value_and_grad(lambda w: w @ w)(state, w)
+        ...     updates, opt_state = tx.update(grads, opt_state, w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> bool(w.norm() < 0.1)
+        True
+    """
+
+    init: Callable[..., EstimatorState]
+    measure: Callable[..., Any]
+    """measure(loss_fn)(state, params, *args) → value, state: all but the gradient."""
+    gradient: Callable[[EstimatorState, Tree], Tree]
+    candidates: Callable[[EstimatorState, Tree], Tree]
+    read: Callable[[Tensor, EstimatorState], tuple[Tensor, EstimatorState]]
+    """Losses of the candidates, and the state before them → value, state."""
+
+    def value_and_grad(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A function (state, params, *args) → ((value, grads), state)."""
+        measured = self.measure(loss_fn)
+
+        def estimate(state: EstimatorState, params: Tree, *args: Any) -> Any:
+            value, state = measured(state, params, *args)
+            return (value, self.gradient(state, params)), state
+
+        return estimate
+
+    def ask(self, state: EstimatorState, params: Tree) -> tuple[Tree, EstimatorState]:
+        """Where the loss is to be evaluated: a tree like params with a leading dimension."""
+        return self.candidates(state, params), state
+
+    def tell(
+        self, candidates: Tree, losses: Tensor, state: EstimatorState
+    ) -> tuple[tuple[Tensor, Tree], EstimatorState]:
+        """The estimate from the losses of all candidates: ((value, grads), state)."""
+        value, state = self.read(losses, state)
+        return (value, self.gradient(state, tree.map(lambda x: x[0], candidates))), state
+
+
+def replay(
+    estimator: Estimator,
+    tx: base.GradientTransformation,
+    params: Tree,
+    log: Iterable[EstimatorState],
+    opt_state: Tree | None = None,
+) -> tuple[Tree, Tree]:
+    """Make a run again from its log of scalars, bit for bit, without a loss or data.
+
+    Args:
+        estimator: the one of the run.
+        tx: what turned its estimates into updates. With a schedule, or with new hyperparameters at
+            some step, replay piece by piece.
+        params: the parameters at the start of the log.
+        log: the states after each estimate. One takes 24 bytes, more with several directions.
+        opt_state: of tx at the start of the log. Default: `tx.init(params)`.
+
+    Returns:
+        Parameters and the transformation's state at the end.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> est, tx = fo.estimators.mezo(), fo.adam(0.1)
+        >>> start = torch.ones(3)
+        >>> w, state, opt_state, log = start, est.init(start, seed=0), tx.init(start), []
+        >>> for _ in range(5):
+        ...     (_, grads), state = est.value_and_grad(lambda w: w @ w)(state, w)
+        ...     updates, opt_state = tx.update(grads, opt_state, w)
+        ...     w = fo.apply_updates(w, updates)
+        ...     log.append(state)
+        >>> torch.equal(fo.estimators.replay(est, tx, start, log)[0], w)
+        True
+    """
+    opt_state = tx.init(params) if opt_state is None else opt_state
+    for state in log:
+        updates, opt_state = tx.update(estimator.gradient(state, params), opt_state, params)
+        params = base.apply_updates(params, updates)
+    return params, opt_state
+
+
+class Rays(NamedTuple):
+    """The directions of an estimate.
+
+    number: how many. signs: random signs instead of normal numbers? batched: all of them at once
+    (else one leaf of one direction at a time is all that is ever there)?
+    """
+
+    number: int
+    signs: bool
+    batched: bool
+
+    def start(self, name: str) -> Callable[..., EstimatorState]:
+        """`init` of an estimator with these directions."""
+
+        def init(params: Tree, seed: int | Tensor = 0) -> EstimatorState:
+            base.check_params(params)
+            own = randomness.seed_tensor(name, seed, base.default_device(tree.leaves(params)))
+            weights = torch.zeros(self.number, dtype=torch.float64, device=own.device)
+            return EstimatorState(torch.zeros_like(own), own, weights)
+
+        return init
+
+    def one(self, key: Words, i: Any, path: str, p: Tensor) -> Tensor:
+        """A leaf of direction i."""
+        mine = randomness.threefry(key, randomness.words(i))
+        return draws.leaf(mine, path, p, signs=self.signs)
+
+    def all(self, key: Words, path: str, p: Tensor) -> Tensor:
+        """A leaf of every direction, stacked."""
+        every = torch.arange(self.number, dtype=torch.int64, device=key[0].device)
+        return torch.vmap(lambda i: self.one(key, i, path, p))(every)
+
+    def gradient(self, state: EstimatorState, params: Tree) -> Tree:
+        """The sum of directions times weights that a state stands for."""
+        key = draws.stream(state.seed, state.step)
+        return tree.map_with_path(lambda path, p: self.sum(key, state.weights, path, p), params)
+
+    def sum(self, key: Words, weights: Tensor, path: str, p: Tensor) -> Tensor:
+        """One leaf of that."""
+        if self.batched:
+            z = self.all(key, path, p)
+            own = weights.to(z.device, z.dtype)
+            return (own.reshape(-1, *[1] * p.dim()) * z).sum(0)
+        total: Any = 0
+        for i in range(self.number):
+            z = self.one(key, i, path, p)
+            total = weights[i].to(z.device, z.dtype) * z + total
+        return total
+
+
+def key_ahead(state: EstimatorState) -> tuple[Words, Tensor]:
+    """The key of the next estimate, and its number t = 1, 2, … in float64."""
+    step = state.step + 1
+    return draws.stream(state.seed, step), step.to(torch.float64)
+
+
+def seen(losses: Tensor) -> Tensor:
+    """The mean of the losses that are finite; infinite if none is."""
+    finite = losses.isfinite()
+    count = finite.sum()
+    total = torch.where(finite, losses, 0.0).sum()
+    return torch.where(count > 0, total / count.clamp(min=1), torch.inf)
+
+
+def check_count(name: str, what: str, count: Any) -> None:
+    """Raise unless a number of directions is an integer of 1 or more."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"{name} needs an integer of 1 or more as {what}, but got {count!r}.")

@@ -1,0 +1,325 @@
+"""The protocol of population methods, and what all of them do alike.
+
+A method says three things about vectors: how it starts, how it samples, what it learns. `method`
+makes of them a `Search` over any pytree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, numeric, randomness, tree
+from functional_optim.flat import Flat
+from functional_optim.search.shaping import worst_if_not_finite
+
+
+class Search(NamedTuple):
+    """Three pure functions that look for the parameters with the smallest loss, by trying some.
+
+    ::
+
+        state = method.init(params, seed=0)
+        for _ in range(generations):
+            candidates, state = method.ask(state)
+            fitness = fo.search.evaluate(loss_fn, candidates, x, y)
+            state = method.tell(candidates, fitness, state)
+        params = fo.search.center(state)
+
+    `params` is a pytree of floating-point or complex tensors (a complex entry is searched as two
+    numbers). `candidates` is one of the same structure and dtypes, with a leading dimension of
+    `population`. `fitness` has shape (population,): losses, smaller is better, and what is not
+    finite is worst. `tell` takes candidates from anywhere: what `ask` drew is not kept, but read
+    back from the candidates, so some may be replaced by better guesses.
+
+    `state` is a NamedTuple of tensors. It has at least
+
+    * `step`: generations told so far, 0-dim int64;
+    * `seed`: 0-dim int64. All noise is a pure function of seed, step and place: `ask` draws the
+      same for the same state, a run goes on bitwise from a saved state, and under torch.vmap
+      states of different seeds are searches side by side;
+    * `best`: the best candidate so far, a tree like params (at first they themselves);
+    * `best_fitness`: its loss, 0-dim float64 (at first ∞).
+
+    None of the functions touches its arguments, branches on values or calls a generator, so
+    ask, evaluation and tell together are one graph under torch.compile(fullgraph=True).
+
+    Vectors are kept in float32, or in float64 if any parameter is double, whatever the
+    parameters' own dtype: candidates are rounded, the state is not, so nothing drifts.
+
+    In a generation without a finite loss nothing is learned; likewise where a step would make a
+    number of the state infinite.
+
+    Raises:
+        TypeError: from `init`, for a leaf that is no floating-point or complex tensor.
+        ValueError: from `tell`, unless there is one loss for each of `population` candidates.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> method = fo.search.cma_es(population=8, sigma=0.5)
+        >>> state = method.init({"w": torch.tensor([3.0, -2.0])})
+        >>> def loss_fn(params):
+        ...     return params["w"].square().sum()
+        >>> for _ in range(60):
+        ...     candidates, state = method.ask(state)
+        ...     state = method.tell(candidates, fo.search.evaluate(loss_fn, candidates), state)
+        >>> bool(loss_fn(fo.search.center(state)) < 1e-6)
+        True
+    """
+
+    init: Callable[..., Any]
+    ask: Callable[[Any], tuple[Any, Any]]
+    tell: Callable[[Any, Tensor, Any], Any]
+    population: int
+
+
+class Start(NamedTuple):
+    """What a method's state is made of before the first generation."""
+
+    flat: Flat
+    mean: Tensor
+    """The parameters as one vector, (d,)."""
+    step: Tensor
+    seed: Tensor
+
+    def number(self, x: Any) -> Tensor:
+        """A 0-dim float64 tensor of its own."""
+        if isinstance(x, Tensor):
+            return x.detach().to(device=self.mean.device, dtype=torch.float64).reshape(()).clone()
+        return torch.full((), x, dtype=torch.float64, device=self.mean.device)
+
+
+def method(
+    name: str,
+    population: int,
+    State: Callable[..., Any],
+    start: Callable[[Start], dict[str, Any]],
+    sample: Callable[[Any], Tensor],
+    learn: Callable[[Any, Tensor, Tensor], dict[str, Any]],
+    *,
+    least: int = 1,
+    dtype: torch.dtype | None = None,
+) -> Search:
+    """A method from what it does with vectors.
+
+    Args:
+        name: for error messages.
+        population: how many candidates a generation has.
+        State: makes a state of step, seed, best, best_fitness, and what `start` returns.
+        start: the method's own fields at first.
+        sample: state → (n, d), the candidates.
+        learn: state, (n, d) candidates, (n,) losses in float64 → the fields that change. What is
+            not finite among the losses has become ∞. Fields in whose name "fitness" occurs may
+            be infinite; a generation that makes another one so is not learned from.
+        least: the smallest population that makes sense.
+        dtype: of the vectors. Default: as `Flat` chooses.
+    """
+    check_population(name, population, least)
+
+    def init(params: Any, seed: int | Tensor = 0) -> Any:
+        base.check_params(params)
+        best = tree.map(lambda p: p.detach().clone(), params)
+        flat = Flat(best, dtype=dtype)
+        number = randomness.seed_tensor(name, seed, flat.device)
+        begun = Start(flat, flat.vector(best), torch.zeros_like(number), number)
+        return State(
+            step=begun.step,
+            seed=number,
+            best=best,
+            best_fitness=begun.number(float("inf")),
+            **start(begun),
+        )
+
+    def ask(state: Any) -> tuple[Any, Any]:
+        return spread(state.best, population, dtype).tree(sample(state)), state
+
+    def tell(candidates: Any, fitness: Tensor, state: Any) -> Any:
+        check_told(name, population, candidates, fitness, state.best)
+        losses = worst_if_not_finite(fitness.detach().to(state.best_fitness))
+        x = spread(state.best, population, dtype).vector(candidates)
+        learned = settled(state, losses, learn(state, x, losses))
+        return state._replace(**learned, **best_of(candidates, losses, state), step=state.step + 1)
+
+    return Search(init, ask, tell, population)
+
+
+def settled(state: Any, losses: Tensor, new: dict[str, Any]) -> dict[str, Any]:
+    """The new fields, or the old ones where nothing could be learned."""
+    ok = losses.isfinite().any()
+    for name, field in new.items():
+        if isinstance(field, Tensor) and "fitness" not in name:
+            ok = ok & field.isfinite().all()
+
+    def chosen(fresh: Tensor, old: Tensor) -> Tensor:
+        return torch.where(ok, fresh.to(old.dtype), old)
+
+    return {name: tree.map(chosen, field, getattr(state, name)) for name, field in new.items()}
+
+
+def best_of(candidates: Any, losses: Tensor, state: Any) -> dict[str, Any]:
+    """The best candidate so far, and its loss; the older one if two are equal."""
+    winner = losses.argmin().reshape(1)
+    least = losses.gather(0, winner).reshape(())
+    better = least < state.best_fitness
+
+    def chosen(old: Tensor, x: Tensor) -> Tensor:
+        return torch.where(better, x.detach().index_select(0, winner)[0], old)
+
+    return {
+        "best": tree.map(chosen, state.best, candidates),
+        "best_fitness": torch.where(better, least, state.best_fitness),
+    }
+
+
+def spread(like: Any, n: int, dtype: torch.dtype | None = None) -> Flat:
+    """The way between trees with a leading dimension of n and matrices (n, d)."""
+    many = tree.map(lambda p: p.expand(n, *p.shape), like)
+    return Flat(many, batched=True, dtype=dtype)
+
+
+def key(state: Any, what: str) -> randomness.Words:
+    """The key of a state's noise for one purpose."""
+    stream = randomness.threefry(randomness.words(state.seed), randomness.words(state.step))
+    return randomness.threefry(stream, randomness.words(randomness.named(what)))
+
+
+def normal(state: Any, n: int, like: Tensor) -> Tensor:
+    """This generation's standard normal numbers, (n, d) for a vector of d."""
+    return randomness.normal(key(state, "normal"), (n, *like.shape), like.dtype, like.device)
+
+
+def antithetic(state: Any, n: int, like: Tensor) -> Tensor:
+    """Normal numbers in pairs of opposite sign: k of them, then their negatives; an odd n leaves
+    the last of the first half without a partner."""
+    z = normal(state, n - n // 2, like)
+    return torch.cat([z, -z[: n // 2]])
+
+
+def evaluate(
+    loss_fn: Callable[..., Tensor],
+    candidates: Any,
+    *args: Any,
+    chunk_size: int | None = None,
+    randomness: str = "error",
+) -> Tensor:
+    """The loss of each candidate, all at once: `loss_fn(candidate, *args)` under torch.func.vmap.
+
+    Args:
+        loss_fn: from one candidate (a tree like params) and the other arguments to a 0-dim tensor.
+        candidates: from `ask`.
+        args: handed to every call as they are, e.g. a batch of data.
+        chunk_size: how many candidates at a time, where memory is short. Default: all.
+        randomness: what random operations in `loss_fn` do, as torch.func.vmap has it: "error",
+            "same" (one dropout mask for all) or "different".
+
+    Returns:
+        (n,) losses.
+
+    For a module, `torch.func.functional_call`::
+
+        >>> import torch, functional_optim as fo
+        >>> model = torch.nn.Linear(3, 1)
+        >>> def loss_fn(params, x, y):
+        ...     return (torch.func.functional_call(model, params, (x,)) - y).square().mean()
+
+    Example::
+
+        >>> method = fo.search.openai_es(population=16, sigma=0.1, tx=fo.adam(0.05))
+        >>> state = method.init(dict(model.named_parameters()))
+        >>> candidates, state = method.ask(state)
+        >>> x, y = torch.ones(4, 3), torch.zeros(4, 1)
+        >>> fo.search.evaluate(loss_fn, candidates, x, y).shape
+        torch.Size([16])
+    """
+
+    def one(*leaves: Tensor) -> Tensor:
+        return loss_fn(tree.with_leaves(candidates, list(leaves)), *args)
+
+    mapped = torch.func.vmap(one, chunk_size=chunk_size, randomness=randomness)
+    return mapped(*tree.leaves(candidates))
+
+
+def center(state: Any) -> Any:
+    """The parameters to use now: the mean of the distribution, or the best where there is none.
+
+    Returns:
+        A tree like params, in their own dtypes. For states side by side: under torch.vmap.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> method = fo.search.snes(population=8, sigma=0.1)
+        >>> fo.search.center(method.init(torch.tensor([1.0, 2.0])))
+        tensor([1., 2.])
+    """
+    if not hasattr(state, "mean"):
+        return state.best
+    return Flat(state.best, dtype=state.mean.dtype).tree(state.mean)
+
+
+def best(state: Any) -> Any:
+    """The best candidate so far; before the first generation, the parameters at the start.
+
+    Where losses are noisy the luckiest candidate wins: prefer `center`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> method = fo.search.random_search(population=2, sigma=1.0)
+        >>> state = method.init(torch.zeros(1))
+        >>> state = method.tell(torch.tensor([[5.0], [4.0]]), torch.tensor([5.0, 4.0]), state)
+        >>> fo.search.best(state)
+        tensor([4.])
+    """
+    return state.best
+
+
+def check_population(name: str, population: Any, least: int) -> None:
+    if not isinstance(population, int) or isinstance(population, bool):
+        raise TypeError(f"{name} needs an integer as its population, but got {population!r}.")
+    if population < least:
+        raise ValueError(
+            f"{name} needs a population of {least} or more, but got {population}; fewer candidates "
+            "say nothing about where to go."
+        )
+
+
+def check_positive(name: str, **values: Any) -> None:
+    """Raise ValueError for a Python number that is not above 0; tensors and schedules pass."""
+    for what, value in values.items():
+        numeric.check(
+            lambda x: 0.0 < x < float("inf"),
+            value,
+            f"{name} needs a finite {what} above 0, but got {{}}.",
+        )
+
+
+def check_told(name: str, n: int, candidates: Any, fitness: Any, like: Any) -> None:
+    if not isinstance(fitness, Tensor) or tuple(fitness.shape) != (n,):
+        what = tuple(fitness.shape) if isinstance(fitness, Tensor) else type(fitness).__name__
+        raise ValueError(
+            f"{name} with a population of {n} needs its losses as a tensor of shape ({n},), but "
+            f"got {what}; fo.search.evaluate makes one."
+        )
+    many = tree.map(lambda p: p.expand(n, *p.shape), like)
+    tree.check_same(many, candidates, "params × population", "candidates", "pass what ask returned")
+
+
+def default_population(params: Any) -> int:
+    """4 + ⌊3 ln d⌋ for d numbers: what CMA-ES and its relatives use where evaluations count.
+
+    Hansen, "The CMA Evolution Strategy: A Tutorial", https://arxiv.org/abs/1604.00772, table 1.
+    Larger ones search more globally, and use hardware better.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> fo.search.default_population({"w": torch.zeros(10)})
+        10
+    """
+    return 4 + int(3 * math.log(Flat(params).size))

@@ -1,0 +1,80 @@
+"""What CMA-ES and sep-CMA-ES share: weights of places, and the two paths.
+
+Hansen, "The CMA Evolution Strategy: A Tutorial", https://arxiv.org/abs/1604.00772, has the names.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rates(NamedTuple):
+    """The constants of one dimension and population."""
+
+    weights: list[float]
+    """Of all places, best first: the first half is positive and adds up to 1."""
+    mueff: float
+    """Variance-effective number of parents."""
+    cc: float
+    c1: float
+    cmu: float
+    cs: float
+    damps: float
+
+
+def log_weights(population: int) -> list[float]:
+    """ln((n + 1)/2) − ln k at place k; positive ones add up to 1, negative ones to −1."""
+    raw = [math.log((population + 1) / 2) - math.log(k) for k in range(1, population + 1)]
+    above, below = sum(w for w in raw if w > 0), -sum(w for w in raw if w < 0)
+    return [w / above if w > 0 else w / max(below, 1e-300) for w in raw]
+
+
+def effective(weights: list[float]) -> float:
+    """The variance-effective number: (Σ w)² / Σ w²."""
+    return sum(weights) ** 2 / sum([w * w for w in weights])
+
+
+def chi(d: int) -> float:
+    """The expected length of d standard normal numbers."""
+    return math.sqrt(2) * math.exp(math.lgamma((d + 1) / 2) - math.lgamma(d / 2))
+
+
+def step_path(ps: Tensor, shift: Tensor, rates: Rates) -> Tensor:
+    """p_σ, from the mean's shift in coordinates in which candidates are standard normal."""
+    return (1 - rates.cs) * ps + math.sqrt(rates.cs * (2 - rates.cs) * rates.mueff) * shift
+
+
+def keeps_pace(ps: Tensor, step: Tensor, rates: Rates) -> Tensor:
+    """h_σ: 1, or 0 while p_σ is so long that p_c would stretch C along it. 0-dim."""
+    d = ps.shape[0]
+    grown = 1 - (1 - rates.cs) ** (2 * (step + 1)).to(torch.float64)
+    return (ps.square().sum() / grown / d < 2 + 4 / (d + 1)).to(ps.dtype)
+
+
+def shape_path(pc: Tensor, shift: Tensor, h: Tensor, rates: Rates) -> Tensor:
+    """p_c, from the mean's shift divided by σ."""
+    return (1 - rates.cc) * pc + h * math.sqrt(rates.cc * (2 - rates.cc) * rates.mueff) * shift
+
+
+def step_size(sigma: Tensor, ps: Tensor, rates: Rates) -> Tensor:
+    """σ, longer where p_σ is longer than a random path; by a factor of e at most."""
+    change = rates.cs / rates.damps * (ps.square().sum().sqrt() / chi(ps.shape[0]) - 1)
+    return sigma * change.clamp(-1, 1).exp().to(sigma.dtype)
+
+
+def as_tensor(weights: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(weights, dtype=torch.float64, device=like.device)
+
+
+def fields(mean: Tensor, sigma: Tensor) -> dict[str, Any]:
+    """What both start with."""
+    return {
+        "mean": mean,
+        "sigma": sigma,
+        "ps": torch.zeros_like(mean),
+        "pc": torch.zeros_like(mean),
+    }

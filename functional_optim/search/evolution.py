@@ -1,0 +1,192 @@
+"""Evolution strategies that hand a gradient estimate to any transformation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, numeric
+from functional_optim.flat import Flat
+from functional_optim.search.base import Search, Start, antithetic, check_positive, method
+from functional_optim.search.shaping import centered_ranks
+
+
+class OpenAIESState(NamedTuple):
+    step: Tensor
+    """Generations told so far, 0-dim int64."""
+    seed: Tensor
+    """The seed, 0-dim int64."""
+    best: Any
+    """The best candidate so far, a tree like params."""
+    best_fitness: Tensor
+    """Its loss, 0-dim float64."""
+    mean: Tensor
+    """The parameters as one vector (d,), in float32 or float64."""
+    tx: Any
+    """The state of the transformation."""
+
+
+def openai_es(population: int, sigma: numeric.Hyper, tx: base.GradientTransformation) -> Search:
+    """Evolution strategy of OpenAI: ranks of antithetic candidates estimate a gradient for `tx`.
+
+    ::
+
+        xᵢ = m + σ zᵢ;   g = 1/(nσ) Σ rᵢ zᵢ;   m ← m + tx(g)
+
+    with z standard normal, in pairs of opposite sign, and r the centred ranks. As ranks have no
+    scale, neither has g: use a transformation that brings its own, such as `adam`, or tune `lr`.
+
+    Args:
+        population: n ≥ 2. The last candidate of an odd population has no opposite.
+        sigma: deviation of the candidates, > 0: a number, a 0-dim tensor or a schedule. The paper
+            has 0.02 for networks of unit scale.
+        tx: any transformation; it sees trees like params in float32 (or float64), so choices by
+            path, weight decay and the like work as with gradients.
+
+    The candidates carry the noise: z is read back from them. Where a parameter's dtype is too
+    coarse for σ (bfloat16 has 3 digits), candidates that round to the mean weigh nothing.
+
+    State: `OpenAIESState`.
+
+    Raises:
+        ValueError: if sigma is no positive number, or the population is below 2.
+        TypeError: if tx is no transformation.
+
+    Paper: Salimans et al., "Evolution Strategies as a Scalable Alternative to Reinforcement
+    Learning", https://arxiv.org/abs/1703.03864, algorithm 1.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> method = fo.search.openai_es(population=32, sigma=0.1, tx=fo.adam(0.1))
+        >>> state = method.init(torch.tensor([1.0, -2.0]))
+        >>> for _ in range(60):
+        ...     candidates, state = method.ask(state)
+        ...     state = method.tell(candidates, candidates.square().sum(1), state)
+        >>> bool(fo.search.center(state).abs().max() < 0.1)
+        True
+    """
+    base.check_transformation("openai_es", tx, "openai_es(64, 0.02, fo.adam(0.01))")
+    check_positive("openai_es", sigma=sigma)
+
+    def start(at: Start) -> dict[str, Any]:
+        return {"mean": at.mean, "tx": tx.init(at.flat.tree(at.mean, stored=False))}
+
+    def sample(state: OpenAIESState) -> Tensor:
+        return state.mean + _sigma(sigma, state) * antithetic(state, population, state.mean)
+
+    def learn(state: OpenAIESState, x: Tensor, losses: Tensor) -> dict[str, Any]:
+        s = _sigma(sigma, state)
+        z = (x - state.mean) / s
+        g = centered_ranks(losses).to(z.dtype) @ z / (population * s)
+        return _descend(tx, state, g)
+
+    return method("openai_es", population, OpenAIESState, start, sample, learn, least=2)
+
+
+class PGPEState(NamedTuple):
+    step: Tensor
+    """Generations told so far, 0-dim int64."""
+    seed: Tensor
+    """The seed, 0-dim int64."""
+    best: Any
+    """The best candidate so far, a tree like params."""
+    best_fitness: Tensor
+    """Its loss, 0-dim float64."""
+    mean: Tensor
+    """The parameters as one vector (d,), in float32 or float64."""
+    sigma: Tensor
+    """The deviation of each, (d,)."""
+    tx: Any
+    """The state of the transformation."""
+
+
+def pgpe(
+    population: int,
+    sigma: float | Tensor,
+    tx: base.GradientTransformation,
+    *,
+    lr_sigma: numeric.Hyper = 0.1,
+    max_change: float = 0.2,
+) -> Search:
+    """Policy gradients with parameter-based exploration, by symmetric sampling.
+
+    ::
+
+        xᵢ = m + σ zᵢ;   m ← m + tx(1/n Σ rᵢ σ zᵢ);   σ ← σ − α 1/n Σ rᵢ σ (zᵢ² − 1)
+
+    with z standard normal, in pairs of opposite sign, r the centred ranks (the paper: rewards less
+    a baseline), all products by entry. Unlike `openai_es` it learns a deviation for each entry.
+
+    Args:
+        population: n ≥ 2. The last candidate of an odd population has no opposite.
+        sigma: deviation of the candidates at first, > 0: a number or a 0-dim tensor.
+        tx: any transformation; it sees trees like params in float32 (or float64).
+        lr_sigma: α ≥ 0: a number, a 0-dim tensor or a schedule. Default: EvoTorch's 0.1.
+        max_change: how much of itself σ may change in one generation, in (0, 1). Default:
+            EvoTorch's 0.2, https://docs.evotorch.ai.
+
+    State: `PGPEState`.
+
+    Raises:
+        ValueError: if a number is out of range, or the population is below 2.
+        TypeError: if tx is no transformation.
+
+    Paper: Sehnke et al., "Parameter-exploring policy gradients",
+    https://doi.org/10.1016/j.neunet.2009.12.004, section 3.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> method = fo.search.pgpe(population=32, sigma=0.5, tx=fo.adam(0.1))
+        >>> state = method.init(torch.tensor([1.0, -2.0]))
+        >>> for _ in range(100):
+        ...     candidates, state = method.ask(state)
+        ...     state = method.tell(candidates, candidates.square().sum(1), state)
+        >>> bool(fo.search.center(state).abs().max() < 0.1)
+        True
+    """
+    base.check_transformation("pgpe", tx, "pgpe(64, 0.1, fo.adam(0.01))")
+    check_positive("pgpe", sigma=sigma)
+    numeric.check(lambda x: x >= 0.0, lr_sigma, "pgpe needs lr_sigma of 0 or more, but got {}.")
+    numeric.check(
+        lambda x: 0.0 < x < 1.0, max_change, "pgpe needs max_change in (0, 1), but got {}."
+    )
+
+    def start(at: Start) -> dict[str, Any]:
+        deviations = at.number(sigma).to(at.mean.dtype).expand_as(at.mean).clone()
+        return {
+            "mean": at.mean,
+            "sigma": deviations,
+            "tx": tx.init(at.flat.tree(at.mean, stored=False)),
+        }
+
+    def sample(state: PGPEState) -> Tensor:
+        return state.mean + state.sigma * antithetic(state, population, state.mean)
+
+    def learn(state: PGPEState, x: Tensor, losses: Tensor) -> dict[str, Any]:
+        z = (x - state.mean) / state.sigma
+        r = centered_ranks(losses).to(z.dtype) / population
+        alpha = numeric.at(lr_sigma, (state.step + 1).to(torch.float64))
+        change = -_as(alpha, z) * (r @ (z.square() - 1))
+        new = state.sigma * (1 + change.clamp(-max_change, max_change))
+        return {"sigma": new, **_descend(tx, state, state.sigma * (r @ z))}
+
+    return method("pgpe", population, PGPEState, start, sample, learn, least=2)
+
+
+def _descend(tx: base.GradientTransformation, state: Any, g: Tensor) -> dict[str, Any]:
+    flat = Flat(state.best, dtype=g.dtype)
+    wide = flat.tree(state.mean, stored=False)
+    updates, inner = tx.update(flat.tree(g, stored=False), state.tx, wide)
+    return {"mean": state.mean + flat.vector(updates), "tx": inner}
+
+
+def _sigma(sigma: numeric.Hyper, state: OpenAIESState) -> Any:
+    return _as(numeric.at(sigma, (state.step + 1).to(torch.float64)), state.mean)
+
+
+def _as(number: Any, like: Tensor) -> Any:
+    return number.to(like) if isinstance(number, Tensor) else number

@@ -1,0 +1,103 @@
+"""From fitness to weights: what a generation's order says, whatever the size of the numbers.
+
+Everywhere smaller is better, and what is not finite is worst: NaN, ∞ and −∞ tie for the last place.
+Equal values share the mean of the weights of their places, so no result depends on the order in
+which candidates stand.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.rules import compute_dtype
+
+
+class Places(NamedTuple):
+    """Where each of n values stands in the sorted row, 0 for the best."""
+
+    first: Tensor
+    """The first place of those that are equal to it: (n,) int64."""
+    last: Tensor
+    """The last place of those that are equal to it: (n,) int64."""
+
+
+def worst_if_not_finite(fitness: Tensor) -> Tensor:
+    """The values, with ∞ for NaN, ∞ and −∞: a loss of −∞ has diverged, too."""
+    return torch.where(fitness.isfinite(), fitness, math.inf)
+
+
+def places(fitness: Tensor) -> Places:
+    """Where each of n values stands; equal ones share a range of places."""
+    n = fitness.shape[0]
+    ordered, order = worst_if_not_finite(fitness).sort(stable=True)
+    at = torch.arange(n, device=fitness.device)
+    new = torch.cat([at[:1] == at[:1], ordered[1:] != ordered[:-1]])
+    first = torch.where(new, at, 0).cummax(0).values
+    closes = torch.cat([new[1:], at[:1] == at[:1]])
+    last = torch.where(closes, at, n).flip(0).cummin(0).values.flip(0)
+    back = order.argsort()
+    return Places(first.gather(0, back), last.gather(0, back))
+
+
+def centered_ranks(fitness: Tensor) -> Tensor:
+    """Ranks, evenly from −0.5 for the best (smallest) value to 0.5 for the worst.
+
+    They stand in for losses: what follows their gradient downwards follows the losses'. They add up
+    to 0. Equal values share the mean of their ranks, so values that are all equal give zeros.
+
+    Args:
+        fitness: (n,) losses; NaN and infinite ones are worst, and tie.
+
+    Returns:
+        (n,) in float32, or float64 if the losses are; 0 for n = 1.
+
+    Paper: Salimans et al., "Evolution Strategies as a Scalable Alternative to Reinforcement
+    Learning", https://arxiv.org/abs/1703.03864, section 2 (fitness shaping). Its authors' code
+    gives ties in the order in which they stand: https://github.com/openai/evolution-strategies-starter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> fo.search.centered_ranks(torch.tensor([3.0, float("nan"), -7.0, 3.0, 4.0]))
+        tensor([-0.1250,  0.5000, -0.5000, -0.1250,  0.2500])
+    """
+    n = fitness.shape[0]
+    place = places(fitness)
+    wide = (place.first + place.last).to(compute_dtype(fitness))
+    return wide / 2 / max(n - 1, 1) - (0.5 if n > 1 else 0.0)
+
+
+def weigh(fitness: Tensor, weights: Tensor) -> Tensor:
+    """Each candidate's weight by its place: weights[0] for the best, weights[n − 1] for the worst.
+
+    Equal values share the mean of their weights.
+
+    Args:
+        fitness: (n,) losses; NaN and infinite ones are worst, and tie.
+        weights: (n,), best first.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.search.shaping import weigh
+        >>> weigh(torch.tensor([5.0, 1.0, 5.0]), torch.tensor([1.0, 0.0, -1.0]))
+        tensor([-0.5000,  1.0000, -0.5000])
+    """
+    first, last = places(fitness)
+    total = torch.cat([torch.zeros_like(weights[:1]), weights.cumsum(0)])
+    shared = (total.gather(0, last + 1) - total.gather(0, first)) / (last - first + 1)
+    return torch.where(first == last, weights.gather(0, first), shared)
+
+
+def nes_utilities(n: int) -> list[float]:
+    """The weights of natural evolution strategies, best first; they add up to 0.
+
+    Wierstra et al., "Natural Evolution Strategies", https://arxiv.org/abs/1106.4487, section 3.1:
+    max(0, ln(n/2 + 1) − ln k) at place k, divided by their sum, less 1/n.
+    """
+    raw = [max(0.0, math.log(n / 2 + 1) - math.log(k)) for k in range(1, n + 1)]
+    return [x / sum(raw) - 1 / n for x in raw]

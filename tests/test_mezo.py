@@ -1,0 +1,211 @@
+"""MeZO: a leaf of noise at a time, weights that do not drift, and runs made again from scalars."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from helpers import assert_same, clone
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+import functional_optim as fo
+from functional_optim import estimators
+from functional_optim.estimators.lazy import Lazy
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made inside hold at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.known, self.now, self.most = WeakTensorKeyDictionary(), 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        known = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if self.is_(x)}
+        for x in tree_leaves(result):
+            storage = x.untyped_storage() if self.is_(x) else None
+            if storage is not None and storage.data_ptr() not in known:
+                self.known[x] = storage.nbytes()
+        self.now = sum({x.untyped_storage().data_ptr(): n for x, n in self.known.items()}.values())
+        self.most = max(self.most, self.now)
+        return result
+
+    @staticmethod
+    def is_(x):
+        return isinstance(x, torch.Tensor)
+
+
+WIDTH, DEPTH = 512, 12
+LEAF = 4 * WIDTH * WIDTH
+"""Bytes of a layer's weight."""
+
+
+def network(dtype=torch.float32, depth=DEPTH):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(depth)]
+    model = torch.nn.Sequential(*layers).to(dtype)
+    return model, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def loss_of(model):
+    x = torch.ones(2, WIDTH)
+
+    def loss_fn(params):
+        dtype = next(iter(params.values())).dtype
+        out = torch.func.functional_call(model, params, (x.to(dtype),))
+        return (out.float() - 1).square().mean()
+
+    return loss_fn
+
+
+def peak_of(fn):
+    with Peak() as peak:
+        fn()
+    return peak.most
+
+
+def test_no_more_than_a_leaf_of_noise_is_ever_there():
+    model, params = network()
+    est = fo.mezo(eps=1e-2)
+    state = est.init(params, 0)
+    found = []
+
+    def whole_step():
+        _, after = est.measure(loss_of(model))(state, params)
+        estimators.mezo_step_(params, after, lr=1e-3)
+        found.append(after)
+
+    # a leaf's noise, its product with a number, their sum with the weight; a block of words
+    assert peak_of(whole_step) < 3.1 * LEAF
+    (after,) = found
+    assert peak_of(lambda: est.gradient(after, params)) > (DEPTH - 1) * LEAF  # so it is seen
+    kept = [x for x in after if isinstance(x, torch.Tensor)]
+    assert sum(x.numel() * x.element_size() for x in kept) == 24
+
+
+def test_lazy_parameters_give_the_bits_of_eager_ones():
+    model, params = network(depth=2)
+    est = fo.mezo(eps=1e-2)
+    state = est.init(params, 0)
+    value, after = est.measure(loss_of(model))(state, params)
+    candidates, _ = est.ask(state, params)
+    losses = [loss_of(model)({k: x[i] for k, x in candidates.items()}) for i in range(2)]
+    assert value == torch.stack(losses).double().mean()
+    assert_same(est.tell(candidates, torch.stack(losses), state)[1], after)
+
+
+def test_a_lazy_parameter_is_made_wherever_it_is_read():
+    p, made = torch.ones(2, 3), []
+
+    def make():
+        made.append(1)
+        return p + 1
+
+    x = Lazy(p, make)
+    assert (x.shape, x.dtype, x.dim(), x.size(0), x.numel()) == ((2, 3), p.dtype, 2, 2, 6)
+    assert made == []
+    for result in (x.T.T, x[:], torch.cat([x, x])[:2], x.to(torch.float64).float(), x.data, +x):
+        assert type(result) is torch.Tensor
+        assert torch.equal(result, p + 1)
+    assert torch.equal(torch.nn.functional.linear(torch.eye(3), x), (p + 1).T)
+    assert len(made) == 8
+    attention = torch.nn.MultiheadAttention(4, 2)  # reads a child's weights without calling it
+    tree = {name: p.detach() for name, p in attention.named_parameters()}
+    lazy = {name: Lazy(p, lambda p=p: p + 1) for name, p in tree.items()}
+    eager = {name: p + 1 for name, p in tree.items()}
+    q = torch.randn(3, 1, 4)
+    with torch.no_grad():
+        a, b = [torch.func.functional_call(attention, t, (q, q, q))[0] for t in (lazy, eager)]
+    assert torch.equal(a, b)
+
+
+def naive(params, loss_fn, eps, steps):
+    """The paper's Algorithm 1 with a learning rate of 0: +ε z, −2 ε z, +ε z, in place."""
+    for i in range(steps):
+        for factor in (1, -2, 1):
+            random = torch.Generator().manual_seed(i)
+            for p in params.values():
+                p.add_(factor * eps * torch.randn(p.shape, generator=random).to(p.dtype))
+    return params
+
+
+def relative(a, b):
+    gap = sum((x.double() - y.double()).square().sum() for x, y in zip(a, b, strict=True))
+    return (gap / sum(y.double().square().sum() for y in b)).sqrt().item()
+
+
+def test_a_thousand_steps_without_a_learning_rate_leave_bfloat16_as_it_was():
+    torch.manual_seed(0)
+    params = {"w": 0.3 * torch.randn(40, 10).to(torch.bfloat16)}
+    start = clone(params)
+    est, tx = fo.mezo(eps=1e-3), fo.sgd(0.0)
+    state, opt_state, functional = est.init(params, 0), tx.init(params), params
+
+    def loss_fn(params):
+        return params["w"].float().square().sum()
+
+    for _ in range(1000):
+        _, state = est.measure(loss_fn)(state, functional)
+        estimators.mezo_step_(params, state, lr=0.0)
+    for _ in range(3):
+        (_, grads), state = est.value_and_grad(loss_fn)(state, functional)
+        updates, opt_state = tx.update(grads, opt_state, functional)
+        functional = fo.apply_updates(functional, updates)
+    assert int(state.step) == 1003
+    assert_same((params, functional), (start, start))
+    drifted = naive(clone(start), loss_fn, 1e-3, 1000)
+    assert relative(drifted.values(), start.values()) > 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mezo", "mezo-adam", "spsa", "forward"])
+def test_a_run_is_made_again_from_its_scalars_bit_for_bit(name, dtype):
+    torch.manual_seed(0)
+    start = {"w": torch.randn(4, 3).to(dtype), "b": torch.randn(3).to(dtype)}
+    est = {
+        "mezo": fo.mezo(eps=0.05),
+        "mezo-adam": fo.mezo(eps=0.05, samples=2),
+        "spsa": fo.spsa(c=0.1),
+        "forward": fo.forward_gradient(2),
+    }[name]
+    schedule = fo.schedules.linear(0.05, 0.0, 50)
+    tx = fo.sgd(schedule) if name == "mezo" else fo.chain(fo.trace(0.9), fo.adam(schedule))
+    params, state, opt_state, log = start, est.init(start, 3), tx.init(start), []
+    for _ in range(30):
+        (_, grads), state = est.value_and_grad(
+            lambda p: (p["w"].float().sum(0) - p["b"].float() + 1).square().sum()
+        )(state, params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = fo.apply_updates(params, updates)
+        log.append(state)
+    text = json.dumps([[x.tolist() for x in state] for state in log])  # numbers survive as text
+    read = [
+        estimators.EstimatorState(
+            torch.tensor(step), torch.tensor(seed), torch.tensor(weights, dtype=torch.float64)
+        )
+        for step, seed, weights in json.loads(text)
+    ]
+    assert_same(estimators.replay(est, tx, start, read), (params, opt_state))
+    assert not torch.equal(params["w"], start["w"])
+    half = estimators.replay(est, tx, start, read[:17])
+    assert_same(estimators.replay(est, tx, half[0], read[17:], half[1])[0], params)
+
+
+def test_steps_in_place_are_made_again_from_their_scalars():
+    _, params = network(torch.bfloat16, depth=2)
+    model, other = network(torch.bfloat16, depth=2)
+    est, log = fo.mezo(eps=0.02), []
+    state = est.init(params, 0)
+    for i in range(20):
+        _, state = est.measure(loss_of(model))(state, params)
+        estimators.mezo_step_(params, state, lr=0.1 / (1 + i))
+        log.append(state)
+    before = clone(other)
+    for i, entry in enumerate(log):
+        estimators.mezo_step_(other, entry, lr=0.1 / (1 + i))
+    assert_same(other, params)
+    assert not torch.equal(before["0.weight"], params["0.weight"])

@@ -1,0 +1,267 @@
+"""What holds for every population method."""
+
+from __future__ import annotations
+
+import functools
+import io
+
+import optree
+import pytest
+import torch
+from helpers import assert_close, assert_same, clone
+from search_cases import CASES, generation, loss_fn, make, params, run
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import functional_optim as fo
+from functional_optim import search
+
+NAMES = pytest.mark.parametrize("name", CASES)
+COMMON = {"step", "seed", "best", "best_fitness"}
+
+
+def own(state):
+    """The method's fields: what it has learned."""
+    return {k: v for k, v in state._asdict().items() if k not in COMMON}
+
+
+@NAMES
+def test_nothing_is_touched_and_the_structure_stays(name):
+    method, start = make(name), params()
+    before = clone(start)
+    torch_state = torch.random.get_rng_state()
+    state = method.init(start, seed=3)
+    for _ in range(3):
+        kept = clone(state)
+        candidates, after = method.ask(state)
+        assert_same(candidates, method.ask(state)[0])
+        copies = clone(candidates)
+        fitness = search.evaluate(loss_fn, candidates)
+        new = method.tell(candidates, fitness, after)
+        assert_same((state, candidates), (kept, copies))
+        assert optree.tree_structure(new) == optree.tree_structure(state)
+        for x, y in zip(optree.tree_leaves(new), optree.tree_leaves(state), strict=True):
+            assert (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
+        for x, p in zip(optree.tree_leaves(candidates), optree.tree_leaves(start), strict=True):
+            assert (x.shape, x.dtype) == ((method.population, *p.shape), p.dtype)
+        assert int(new.step) == int(state.step) + 1
+        state = new
+    assert_same(start, before)
+    assert torch.equal(torch.random.get_rng_state(), torch_state)
+    assert set(state._fields) >= COMMON
+
+
+@NAMES
+def test_it_finds_the_minimum(name):
+    method, case = make(name), CASES[name]
+    states = torch.vmap(lambda seed: method.init(params(), seed))(torch.arange(5))
+    step = torch.vmap(functools.partial(generation, method))
+    for _ in range(case.generations):
+        states = step(states)
+    assert states.best_fitness.median() < case.tolerance
+    centers = torch.vmap(loss_fn)(torch.vmap(search.center)(states))
+    assert centers.median() < 10 * case.tolerance
+
+
+@NAMES
+def test_searches_side_by_side_are_each_its_own(name):
+    method, start = make(name), params(torch.float64)
+    seeds = torch.tensor([0, 5, 2**40 + 7])
+    states = torch.vmap(lambda seed: method.init(start, seed))(seeds)
+    for _ in range(4):
+        states = torch.vmap(functools.partial(generation, method))(states)
+    centers = torch.vmap(search.center)(states)
+    for i, seed in enumerate(seeds.tolist()):
+        alone = run(method, method.init(start, seed), 4)
+        assert_close(optree.tree_map(lambda x, i=i: x[i], states), alone, 1e-9)
+        mine = optree.tree_map(lambda x, i=i: x[i], centers)
+        assert_close(mine, search.center(alone), 1e-9)
+    assert not torch.equal(states.best_fitness[0], states.best_fitness[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*[(name, "eager") for name in CASES], ("openai_es", "aot_eager"), ("cma_es", "aot_eager")],
+)
+def test_one_graph_holds_a_generation(name, backend, fresh_dynamo):
+    method = make(name)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(functools.partial(generation, method), fullgraph=True, backend=counter)
+    state = expected = method.init(params(torch.float64), seed=1)
+    frames = None
+    for _ in range(4):
+        state, expected = compiled(state), generation(method, expected)
+        frames = counter.frame_count if frames is None else frames
+    assert_close(state, expected, 1e-9)
+    assert counter.frame_count == frames
+
+
+@NAMES
+def test_a_saved_run_goes_on_bitwise(name):
+    method, start = make(name), params()
+    state = run(method, method.init(start, seed=2), 3)
+    file = io.BytesIO()
+    torch.save(optree.tree_leaves(state), file)
+    file.seek(0)
+    leaves = torch.load(file)
+    loaded = optree.tree_unflatten(optree.tree_structure(state), leaves)
+    assert_same(run(make(name), loaded, 4), run(method, method.init(start, seed=2), 7))
+
+
+@NAMES
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_worst(name, bad):
+    method = make(name)
+    state = run(method, method.init(params(torch.float64)), 3)
+    candidates, state = method.ask(state)
+    fitness = search.evaluate(loss_fn, candidates)
+    broken, huge = fitness.clone(), fitness.clone()
+    broken[0], huge[0] = bad, 1e300
+    new = method.tell(candidates, broken, state)
+    assert all(torch.isfinite(x).all() for x in optree.tree_leaves(new))
+    if method.population > 1 and CASES[name].ranks:
+        assert_close(own(new), own(method.tell(candidates, huge, state)), 1e-12)
+
+
+@NAMES
+def test_a_generation_without_a_finite_loss_changes_nothing(name):
+    method = make(name)
+    state = run(method, method.init(params()), 3)
+    candidates, state = method.ask(state)
+    for bad in (float("nan"), float("inf")):
+        new = method.tell(candidates, torch.full((method.population,), bad), state)
+        assert_same((own(new), new.best), (own(state), state.best))
+        assert int(new.step) == int(state.step) + 1
+        again = method.ask(new)[0]
+        assert not torch.equal(again["a"], candidates["a"])
+
+
+@NAMES
+def test_it_recovers_from_a_start_without_finite_losses(name):
+    def late(tree):
+        return torch.where(tree["a"][0] < 1.0, loss_fn(tree), torch.nan)
+
+    method = make(name)
+    state = run(method, method.init(params()), 40, late)
+    assert state.best_fitness < 8
+    assert all(torch.isfinite(x).all() for x in optree.tree_leaves(search.center(state)))
+
+
+@NAMES
+def test_a_population_may_be_odd(name):
+    method = make(name, odd=True)
+    state = run(method, method.init(params()), 20)
+    assert method.population == CASES[name].populations[1]
+    assert state.best_fitness < 7
+
+
+@NAMES
+def test_a_tree_is_searched_as_one_vector(name):
+    method, start = make(name), params()
+    vector = torch.cat([x.reshape(-1) for x in optree.tree_leaves(start)])
+    state = run(method, method.init(start))
+    alone = run(method, method.init(vector), loss=lambda x: x.square().sum())
+    found = torch.cat([x.reshape(-1) for x in optree.tree_leaves(search.center(state))])
+    assert_close(found, search.center(alone), 1e-6)
+
+
+@NAMES
+def test_the_best_is_the_best_so_far(name):
+    method = make(name)
+    state = method.init(params(), seed=4)
+    assert_same(search.best(state), params())
+    seen, least = [], float("inf")
+    for _ in range(12):
+        candidates, state = method.ask(state)
+        fitness = search.evaluate(loss_fn, candidates)
+        state = method.tell(candidates, fitness, state)
+        seen.append(float(fitness.min()))
+        assert float(state.best_fitness) == min(seen) <= least
+        least = float(state.best_fitness)
+        assert float(loss_fn(search.best(state))) == least
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.ranks])
+def test_only_the_order_of_losses_counts(name):
+    method = make(name)
+    plain = run(method, method.init(params(torch.float64)))
+    warped = run(
+        method, method.init(params(torch.float64)), loss=lambda p: loss_fn(p).sqrt() * 7 - 1000
+    )
+    assert_close(search.center(plain), search.center(warped), 1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith(("diff", "anneal", "one"))])
+def test_the_order_of_candidates_does_not_count(name):
+    method = make(name)
+    state = run(method, method.init(params(torch.float64)), 2)
+    candidates, state = method.ask(state)
+    fitness = (search.evaluate(loss_fn, candidates) / 4).round()
+    assert len(fitness.unique()) < method.population  # some are equal
+    order = torch.randperm(method.population)
+    new = method.tell(candidates, fitness, state)
+    shuffled = optree.tree_map(lambda x: x[order], candidates)
+    assert_close(own(method.tell(shuffled, fitness[order], state)), own(new), 1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n not in ("one_plus_one", "random_search")])
+def test_half_precision_does_not_drift(name):
+    """Where σ is below the parameters' resolution all candidates are the mean, and stay there."""
+    method = make(name, sigma=0.02)
+    start = {"w": torch.full((4,), 100.0, dtype=torch.bfloat16)}
+    state = method.init(start)
+    for x in optree.tree_leaves({k: v for k, v in own(state).items() if k != "tx"}):
+        assert x.dtype in (torch.float32, torch.float64, torch.int64)
+    candidates, state = method.ask(state)
+    assert_same(candidates, {"w": start["w"].expand(method.population, 4)})
+    assert_same(search.center(run(method, state, 50)), start)
+
+
+def test_steps_below_the_resolution_add_up():
+    method = search.openai_es(16, 4.0, fo.sgd(2.0))
+    start = torch.full((4,), 100.0, dtype=torch.bfloat16)  # neighbours are 0.5 away
+    state = run(method, method.init(start), 1)
+    assert 0 < (state.mean - 100).abs().max() < 0.2
+    assert_same(search.center(state), start)
+    assert (search.center(run(method, state, 100)) < 98).all()
+
+
+@NAMES
+def test_complex_parameters_are_pairs(name):
+    method = make(name)
+    start = {"z": torch.tensor([1 + 2j, -1j]), "w": torch.tensor([0.5])}
+
+    def loss(tree):
+        return tree["z"].abs().square().sum() + tree["w"].square().sum()
+
+    state = run(method, method.init(start), 40, loss)
+    assert search.center(state)["z"].dtype is torch.complex64
+    assert state.best_fitness < 3
+
+
+def test_hyperparameters_side_by_side():
+    def best(sigma, seed):
+        method = search.cma_es(8, sigma)
+        return run(method, method.init(params(), seed), 10).best_fitness
+
+    sigmas = torch.tensor([0.1, 0.5, 2.0])
+    found = torch.vmap(best)(sigmas, torch.arange(3))
+    alone = torch.stack([best(float(s), i) for i, s in enumerate(sigmas)])
+    assert_close(found, alone, 1e-4)
+
+
+def test_schedules_and_tensors_are_hyperparameters():
+    lr = fo.schedules.linear(0.2, 0.01, 40)
+    sigma = fo.schedules.linear(0.5, 0.05, 40)
+    method = search.openai_es(16, sigma, fo.adam(lr))
+    assert run(method, method.init(params()), 60).best_fitness < 0.1
+    first, _ = method.ask(method.init(params()))
+    tensor = search.openai_es(16, torch.tensor(0.5), fo.adam(lr))
+    assert_close(first, tensor.ask(tensor.init(params()))[0], 1e-6)
+
+
+def test_the_transformation_sees_the_tree():
+    tx = fo.chain(fo.masked(fo.scale(0.0), "a"), fo.sgd(1.0))
+    method = search.openai_es(8, 0.1, tx)
+    center = search.center(run(method, method.init(params())))
+    assert_same(center["a"], params()["a"])
+    assert not torch.equal(center["c"][0], params()["c"][0])

@@ -1,0 +1,40 @@
+"""Losses after 2,000 evaluations in ten dimensions: medians over ten starts stay below these.
+
+`benchmarks/search.py` has the functions and the starts, and compares with pycma and nevergrad.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parent.parent / "benchmarks" / "search.py"
+BARS = {
+    "cma_es": {"sphere": 1e-10, "rosenbrock": 6.0, "rastrigin": 20.0, "ellipsoid": 40.0},
+    "cem": {"sphere": 1e-3, "rosenbrock": 25.0, "rastrigin": 15.0, "ellipsoid": 50.0},
+    "differential_evolution": {
+        "sphere": 1e-4,
+        "rosenbrock": 9.0,
+        "rastrigin": 25.0,
+        "ellipsoid": 0.5,
+    },
+}
+
+
+def benchmark():
+    spec = importlib.util.spec_from_file_location("search_benchmark", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", BARS)
+def test_losses_after_a_budget(name):
+    bench = benchmark()
+    (row,) = [row for row in bench.rows() if row.name == name]
+    found = bench.ours(row.method)
+    for function, bar in BARS[name].items():
+        assert statistics.median(found[function, 2000]) < bar, function

@@ -1,0 +1,39 @@
+"""CMA-ES goes where pycma's goes, told of the same candidates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import functional_optim as fo
+
+FILE = json.loads((Path(__file__).parent / "reference" / "pycma.json").read_text())
+FIELDS = ("mean", "sigma", "C", "pc", "ps")
+
+
+def wide(x):
+    return torch.tensor(x, dtype=torch.float64)
+
+
+def begun(row):
+    """Our state where pycma starts: its C is not quite the unit matrix."""
+    method = fo.search.cma_es(row["population"], row["sigma"])
+    state = method.init(wide(row["kept"]["0"]["mean"]))
+    C = wide(row["kept"]["0"]["C"])
+    return method, state._replace(C=C, D=C.diagonal().sqrt())
+
+
+@pytest.mark.parametrize("name", FILE["rows"])
+def test_the_state_is_pycmas(name):
+    row = FILE["rows"][name]
+    method, state = begun(row)
+    for step, (candidates, fitness) in enumerate(row["told"], 1):
+        state = method.tell(wide(candidates), wide(fitness), state)
+        if str(step) in row["kept"]:
+            for field in FIELDS:
+                expected = wide(row["kept"][str(step)][field])
+                found = getattr(state, field)
+                assert (found - expected).norm() <= 1e-9 * expected.norm(), (step, field)

@@ -1,0 +1,265 @@
+"""Each method against a loop over plain numbers, from its paper; and the weights of places."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers import assert_close
+
+import functional_optim as fo
+from functional_optim import search
+from functional_optim.search.shaping import nes_utilities, weigh
+
+D, N, SIGMA = 3, 6, 0.4
+START = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+
+
+def loss(x):
+    return (torch.tensor([1.0, 3.0, 10.0], dtype=torch.float64) * x.square()).sum(-1)
+
+
+def against(method, learn, start, generations=6):
+    """`learn(numbers, x, order)` does what tell does, to a dict of tensors named as in the state.
+
+    order: the candidates' indices, best first.
+    """
+    state = method.init(START, seed=1)
+    numbers = {k: v.clone() for k, v in start.items()}
+    for t in range(generations):
+        x, state = method.ask(state)
+        order = sorted(range(len(x)), key=lambda i: float(loss(x[i])))
+        numbers = learn(numbers, x, order, t + 1)
+        state = method.tell(x, loss(x), state)
+        for name, expected in numbers.items():
+            assert_close(getattr(state, name), expected, 1e-10)
+
+
+def constant(value):
+    return torch.full((D,), value, dtype=torch.float64)
+
+
+def test_openai_es():
+    def learn(now, x, order, t):
+        g = torch.zeros(D, dtype=torch.float64)
+        for place, i in enumerate(order):
+            g += (place / (N - 1) - 0.5) * (x[i] - now["mean"]) / SIGMA / (N * SIGMA)
+        return {"mean": now["mean"] - 0.3 * g}
+
+    against(search.openai_es(N, SIGMA, fo.sgd(0.3)), learn, {"mean": START})
+
+
+def test_antithetic_candidates_come_in_pairs():
+    for n in (6, 7):
+        method = search.openai_es(n, SIGMA, fo.sgd(0.3))
+        x, _ = method.ask(method.init(START))
+        k = n - n // 2
+        assert_close(x[: n // 2] + x[k:], (2 * START).expand(n // 2, D), 1e-12)
+        if n == 7:
+            assert (x[3] - START).abs().min() > 1e-3
+
+
+def test_pgpe():
+    """By pairs, as the paper has it."""
+    half = N // 2
+
+    def learn(now, x, order, t):
+        m, s = now["mean"], now["sigma"]
+        rank = {i: place / (N - 1) - 0.5 for place, i in enumerate(order)}
+        shift, spread = torch.zeros_like(m), torch.zeros_like(m)
+        for i in range(half):
+            e = x[i] - m
+            shift += (rank[i] - rank[i + half]) / 2 * e / half
+            spread += (rank[i] + rank[i + half]) / 2 * (e**2 - s**2) / s / half
+        step = torch.minimum(torch.maximum(-0.5 * spread, -0.2 * s), 0.2 * s)
+        return {"mean": m - 0.3 * shift, "sigma": s + step}
+
+    method = search.pgpe(N, SIGMA, fo.sgd(0.3), lr_sigma=0.5)
+    against(method, learn, {"mean": START, "sigma": constant(SIGMA)})
+
+
+def test_snes():
+    raw = [max(0.0, math.log(N / 2 + 1) - math.log(k + 1)) for k in range(N)]
+    u = [x / sum(raw) - 1 / N for x in raw]
+    rate = (3 + math.log(D)) / (5 * math.sqrt(D))
+
+    def learn(now, x, order, t):
+        m, s = now["mean"], now["sigma"]
+        z = [(x[i] - m) / s for i in order]
+        shift = sum(w * y for w, y in zip(u, z, strict=True))
+        spread = sum(w * (y**2 - 1) for w, y in zip(u, z, strict=True))
+        return {"mean": m + s * shift, "sigma": s * torch.exp(rate / 2 * spread)}
+
+    against(search.snes(N, SIGMA), learn, {"mean": START, "sigma": constant(SIGMA)})
+
+
+def test_cem():
+    def learn(now, x, order, t):
+        elite = x[order[:3]]
+        mean, deviation = elite.mean(0), elite.std(0, correction=0)
+        sigma = now["sigma"] + 0.6 * (deviation - now["sigma"])
+        noise = 0.1 / t
+        return {
+            "mean": now["mean"] + 0.6 * (mean - now["mean"]),
+            "sigma": (sigma**2 + noise**2).sqrt(),
+        }
+
+    method = search.cem(N, SIGMA, elites=3, smoothing=0.6, noise=lambda count: 0.1 / (1 + count))
+    against(method, learn, {"mean": START, "sigma": constant(SIGMA)})
+
+
+def test_sep_cma_es():
+    w = [math.log((N + 1) / 2) - math.log(k) for k in range(1, N // 2 + 1)]
+    w = [x / sum(w) for x in w]
+    mueff = 1 / sum(x * x for x in w)
+    cs = (mueff + 2) / (D + mueff + 3)
+    damps = 1 + 2 * max(0, math.sqrt((mueff - 1) / (D + 1)) - 1) + cs
+    cc = 4 / (D + 4)
+    cov = 2 / (D + math.sqrt(2)) ** 2 / mueff
+    cov += (1 - 1 / mueff) * min(1, (2 * mueff - 1) / ((D + 2) ** 2 + mueff))
+    cov *= (D + 2) / 3
+    chi = math.sqrt(2) * math.gamma((D + 1) / 2) / math.gamma(D / 2)
+
+    def learn(now, x, order, t):
+        m, s, C = now["mean"], now["sigma"], now["C"]
+        y = [(x[i] - m) / s for i in order[: len(w)]]
+        shift = sum(a * b for a, b in zip(w, y, strict=True))
+        ps = (1 - cs) * now["ps"] + math.sqrt(cs * (2 - cs) * mueff) * shift / C.sqrt()
+        h = float(ps.square().sum() / (1 - (1 - cs) ** (2 * t)) / D < 2 + 4 / (D + 1))
+        pc = (1 - cc) * now["pc"] + h * math.sqrt(cc * (2 - cc) * mueff) * shift
+        C = (1 - cov) * C + cov / mueff * pc**2
+        C = C + cov * (1 - 1 / mueff) * sum(a * b**2 for a, b in zip(w, y, strict=True))
+        sigma = s * torch.exp(cs / damps * (ps.norm() / chi - 1))
+        return {"mean": m + s * shift, "sigma": sigma, "ps": ps, "pc": pc, "C": C}
+
+    zero, one = constant(0.0), constant(1.0)
+    start = {"mean": START, "sigma": torch.tensor(SIGMA, dtype=torch.float64)}
+    against(search.sep_cma_es(N, SIGMA), learn, {**start, "ps": zero, "pc": zero, "C": one}, 20)
+
+
+def test_one_plus_one():
+    method = search.one_plus_one(SIGMA, factor=2.0)
+    state = method.init(START)
+    parent, least, sigma = START, math.inf, SIGMA
+    for t in range(40):
+        x, state = method.ask(state)
+        if t == 0:
+            assert torch.equal(x[0], START)
+        f = float(loss(x[0]))
+        if f <= least:
+            parent, least, sigma = x[0], f, sigma * (2 if t else 1)
+        else:
+            sigma *= 2**-0.25
+        state = method.tell(x, loss(x), state)
+        assert_close(state.parent, parent, 0.0)
+        assert float(state.sigma) == pytest.approx(sigma, rel=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["best/1/bin", "rand/1/bin"])
+def test_differential_evolution(strategy):
+    """Each trial is its parent, with some entries from one base and one difference of others."""
+    n, F = 5, 0.6
+    method = search.differential_evolution(n, SIGMA, F=F, CR=0.5, strategy=strategy)
+    state, changed, seen = method.init(START, seed=2), [], set()
+    first, _ = method.ask(state)
+    assert torch.equal(first, state.members)
+    assert torch.equal(first[0], START)
+    for t in range(30):
+        x, state = method.ask(state)
+        old = state.members
+        best = int(state.members_fitness.argmin())
+        for i in range(n) if t else ():
+            found = [
+                (a, b, c)
+                for a in ([best] if strategy[0] == "b" else range(n))
+                for b in range(n)
+                for c in range(n)
+                if len({i, b, c}) == 3 and (strategy[0] == "b" or len({i, a, b, c}) == 4)
+                for v in [old[a] + F * (old[b] - old[c])]
+                if all(x[i, j] == old[i, j] or (x[i, j] - v[j]).abs() < 1e-12 for j in range(D))
+            ]
+            assert found
+            seen |= set(found)
+            if all(len(old[:, j].unique()) == n for j in range(D)):
+                changed.append(int((x[i] != old[i]).sum()))
+        state = method.tell(x, loss(x), state)
+        better = loss(x) <= (loss(old) if t else math.inf)
+        assert_close(state.members, torch.where(better.unsqueeze(1), x, old), 0.0)
+    assert len(changed) > 40
+    assert min(changed) >= 1
+    assert 0.55 < sum(changed) / len(changed) / D < 0.78  # one for sure, others 1 in 2: 2/3
+    assert len(seen) > (10 if strategy[0] == "b" else 20)
+
+
+def test_annealing_accepts_as_metropolis_has_it():
+    """On a slope, one step of many walks: the share that goes up by u is exp(−u / T)."""
+    n, T = 20_000, 0.7
+    method = search.annealing(n, 1.0, T)
+    state = method.init(torch.zeros(1, dtype=torch.float64))
+    x, state = method.ask(state)
+    assert torch.equal(x, torch.zeros_like(x))
+    state = method.tell(x, x[:, 0], state)
+    x, state = method.ask(state)
+    new = method.tell(x, x[:, 0], state)
+    moved = new.walkers[:, 0] == x[:, 0]
+    assert moved[x[:, 0] <= 0].all()
+    up = x[x[:, 0] > 0, 0]
+    expected = (-up / T).exp()
+    assert abs(moved[x[:, 0] > 0].double().mean() - expected.mean()) < 0.02
+    cold = search.annealing(n, 1.0, 0.0).tell(x, x[:, 0], state)
+    assert (cold.walkers <= 0).all()
+
+
+def test_weights_of_places():
+    f = torch.tensor([3.0, math.nan, -7.0, 3.0, math.inf, 4.0])
+    ranks = search.centered_ranks(f)
+    assert_close(ranks, torch.tensor([-0.2, 0.4, -0.5, -0.2, 0.4, 0.1]), 1e-6)
+    assert_close(search.centered_ranks(torch.full((4,), math.nan)), torch.zeros(4), 0.0)
+    assert search.centered_ranks(torch.rand(1)).item() == 0
+    w = torch.tensor([8.0, 4.0, 2.0, 1.0, 0.0, -6.0])
+    assert_close(weigh(f, w), torch.tensor([3.0, -3.0, 8.0, 3.0, -3.0, 1.0]), 1e-6)
+    assert abs(sum(nes_utilities(11))) < 1e-12
+
+
+BAD = {
+    "population of 2 or more, but got 1": lambda: search.snes(1, 0.1),
+    "population of 3 or more, but got 2": lambda: search.cma_es(2, 0.1),
+    "population of 4 or more, but got 3": lambda: search.differential_evolution(3, 0.1),
+    "population of 1 or more, but got 0": lambda: search.random_search(0, 0.1),
+    "finite sigma above 0, but got -1": lambda: search.cma_es(8, -1.0),
+    "factor above 1, but got 1.0": lambda: search.one_plus_one(0.1, factor=1.0),
+    "elites in": lambda: search.cem(8, 0.1, elites=9),
+    "smoothing in": lambda: search.cem(8, 0.1, smoothing=0.0),
+    "knows the strategies": lambda: search.differential_evolution(8, 0.1, strategy="best/2"),
+    "temperature of 0 or more": lambda: search.annealing(1, 0.1, -1.0),
+    "max_change in": lambda: search.pgpe(8, 0.1, fo.sgd(0.1), max_change=1.0),
+    "shape \\(8,\\), but got \\(7,\\)": lambda: told(torch.zeros(7)),
+    "shape \\(8,\\), but got list": lambda: told([0.0] * 8),
+}
+
+
+def told(fitness):
+    method = search.snes(8, 0.1)
+    candidates, state = method.ask(method.init(START))
+    return method.tell(candidates, fitness, state)
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_values_are_named(message):
+    with pytest.raises(ValueError, match=message):
+        BAD[message]()
+
+
+def test_wrong_kinds_are_named():
+    with pytest.raises(TypeError, match="integer as its population"):
+        search.snes(8.0, 0.1)
+    with pytest.raises(TypeError, match="takes a transformation"):
+        search.openai_es(8, 0.1, fo.adam)
+    with pytest.raises(TypeError, match=r"dtype torch\.int64"):
+        search.snes(8, 0.1).init(torch.arange(3))
+    with pytest.raises(TypeError, match="snes needs an integer as its seed"):
+        search.snes(8, 0.1).init(START, seed=0.5)
+    method = search.snes(8, 0.1)
+    with pytest.raises(ValueError, match="differ at"):
+        method.tell(torch.zeros(7, D), torch.zeros(8), method.init(START))
