@@ -72,7 +72,12 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
 
 
 def add(p: Tensor, u: Tensor) -> Tensor:
-    """`p + u` in the wider of the two dtypes, rounded once to p's."""
+    """`p + u` in the wider of the two dtypes, rounded once to p's.
+
+    Part by part for complex ones: torch multiplies u by 1 + 0j, which turns -0.0 into 0.0.
+    """
+    if p.is_complex() and u.is_complex():
+        return torch.complex(p.real + u.real, p.imag + u.imag).to(p.dtype)
     return (p + u).to(p.dtype)
 
 

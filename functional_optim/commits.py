@@ -55,36 +55,39 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
         grads: Any, state: Any, params: Any = None, *, commit: Any, **extra: Any
     ) -> tuple[Any, Any]:
         base.check_extra(extra, known)
-        _check_flag(commit)
+        check_flag(commit)
         if not isinstance(commit, Tensor):
-            if commit:
+            if as_flag(commit):
                 return tx.update(grads, state, params, **extra)
             like = grads if params is None else params
             return tree.map(lambda x, g: None if g is None else _nothing(x), like, grads), state
+        # NaN times the zero that comes back through a selection would be a NaN in meta-gradients
+        grads = tree.map(lambda g: select(commit, g, torch.zeros_like(g)), grads)
         updates, new = tx.update(grads, state, params, **extra)
-        taken = commit if commit.dtype == torch.bool else commit > 0
-
-        def kept(after: Tensor, before: Any) -> Tensor:
-            return torch.where(taken, after, before)
-
-        updates = tree.map(lambda u: None if u is None else kept(u, -0.0), updates)
-        return updates, tree.map(kept, new, state)
+        updates = tree.map(lambda u: select(commit, u, _nothing(u)), updates)
+        return updates, tree.map(lambda a, b: select(commit, a, b), new, state)
 
     return CommitIf(tx.init, update, tx)
 
 
 def _nothing(like: Tensor) -> Tensor:
     """An update that changes no bit: -0.0 + 0.0 would be 0.0, but x + -0.0 is x."""
-    return torch.full_like(like, -0.0)
+    return torch.full_like(like, complex(-0.0, -0.0) if like.is_complex() else -0.0)
+
+
+def select(commit: Tensor, taken: Tensor, refused: Tensor) -> Tensor:
+    """One of two tensors of the same shape, as a flag says: no NaN of the other comes through."""
+    flag = commit.reshape(()) if commit.dtype == torch.bool else commit.reshape(()) > 0
+    return torch.where(flag.to(taken.device), taken, refused)
 
 
 def as_flag(commit: Any) -> bool:
     """A commit flag, read on the host."""
-    _check_flag(commit)
+    check_flag(commit)
     return bool(commit > 0)
 
 
-def _check_flag(commit: Any) -> None:
+def check_flag(commit: Any) -> None:
     """Raise TypeError for what is not one flag."""
     if isinstance(commit, Tensor) and commit.numel() != 1:
         raise TypeError(
@@ -182,8 +185,8 @@ def rollback(state: SnapshotsState, steps: int = 1) -> tuple[Any, SnapshotsState
 
     Raises:
         TypeError: for another state.
-        ValueError: if fewer steps are kept. Inside torch.compile and vmap, where the count is not
-            known, only `steps` ≤ `last` is checked.
+        ValueError: if fewer steps are kept; of stacked states, in any of them. Inside torch.compile
+            and vmap, where the count is not known, only `steps` ≤ `last` is checked.
 
     Example::
 
@@ -201,7 +204,7 @@ def rollback(state: SnapshotsState, steps: int = 1) -> tuple[Any, SnapshotsState
             "the transformation: keep_snapshots(adam())."
         )
     unknown = torch.compiler.is_compiling() or kernels.bypass()
-    most = len(state.past) if unknown else int(state.kept)
+    most = len(state.past) if unknown else int(state.kept.min())
     if not 1 <= steps <= most:
         raise ValueError(
             f"rollback can take back 1 to {most} steps, but got steps={steps}; "

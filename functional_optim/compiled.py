@@ -65,7 +65,8 @@ def compile(
             "first, e.g. compile(adamw(lr=1e-3))."
         )
     if isinstance(tx, CommitIf):
-        return _committed(tx, compile(tx.inner, donate=donate, strict=strict), donate)
+        step = compile(tx.inner, donate=donate, strict=strict)
+        return _committed(tx, step, donate and isinstance(tx.inner, Leafwise))
     if isinstance(tx, Synced):
         return _counted(compile(tx.inner, donate=donate, strict=strict))
     return FusedStep(tx, donate, strict) if isinstance(tx, Leafwise) else _whole(tx)

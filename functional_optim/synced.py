@@ -10,7 +10,7 @@ from torch import Tensor
 
 from functional_optim import base, tree
 from functional_optim.combine import Sequence, Wrapped, extra_names
-from functional_optim.commits import as_flag
+from functional_optim.commits import as_flag, check_flag, select
 
 Settle = Callable[[Any, Any, Any], tuple[Any, Any]]
 """From a mean, a state and parameters to parameters and a state."""
@@ -68,6 +68,7 @@ class Synced(Wrapped):
         def settle(mean: Any, state: Any, params: Any, commit: Any) -> tuple[Any, Any]:
             if not isinstance(commit, Tensor):
                 return (taken if as_flag(commit) else refused)(mean, state, params)
+            check_flag(commit)
             yes, no = taken(mean, state, params), refused(mean, state, params)
             return tree.map(lambda a, b: _either(commit, a, b), yes, no)
 
@@ -118,8 +119,4 @@ def _holds_synced(tx: Any) -> bool:
 
 
 def _either(commit: Tensor, taken: Tensor, refused: Tensor) -> Tensor:
-    """One of two tensors; a selection, so that no NaN of the other comes through."""
-    if taken is refused:
-        return taken
-    commit = commit if commit.dtype == torch.bool else commit > 0
-    return torch.where(commit.to(taken.device), taken, refused)
+    return taken if taken is refused else select(commit, taken, refused)

@@ -273,3 +273,79 @@ def test_bad_arguments_of_snapshots():
     tx = fo.keep_snapshots(fo.sgd(0.1))
     with pytest.raises(ValueError, match="needs the parameters"):
         tx.update(torch.ones(1), tx.init(torch.ones(1)))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_refused_step_keeps_the_signs_of_complex_zeros(flag):
+    zeros = [complex(a, b) for a in (0.0, -0.0) for b in (0.0, -0.0)]
+    w = torch.tensor(zeros)
+    tx = fo.commit_if(fo.sgd(0.1, momentum=0.9))
+    u, _ = refuse(tx, w, tx.init(w), flag, float("nan"))
+    assert bits(fo.apply_updates(w, u)) == bits(w)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_flag_with_one_element_changes_no_shape(answer):
+    w, flag = torch.ones(2), torch.tensor([[answer]])
+    tx = fo.commit_if(fo.adam(0.1))
+    state = tx.init(w)
+    u, after = tx.update(w, state, w, commit=flag)
+    synced = fo.local_sgd(fo.adam(0.1), 2)
+    begun = synced.init(w)
+    pairs = ((after, state), (u, w), (synced.settle(w, begun, w, flag), (w, begun)))
+    for new, old in pairs:
+        assert [x.shape for x in fo.tree.leaves(new)] == [x.shape for x in fo.tree.leaves(old)]
+    with pytest.raises(TypeError, match="commit must be one flag"):
+        synced.settle(w, begun, w, torch.ones(2))
+
+
+@pytest.mark.parametrize("number", [-1.0, float("nan"), 0, 1, 0.5])
+def test_numbers_mean_the_same_in_every_form(number):
+    w = torch.ones(1)
+    tx = fo.commit_if(fo.sgd(0.5))
+    plain = tx.update(w, tx.init(w), w, commit=number)[0].any()
+    tensor = tx.update(w, tx.init(w), w, commit=torch.tensor(number))[0].any()
+    compiled = fo.compile(tx, donate=False)(w, tx.init(w), w, commit=number)[0] != w
+    assert plain == tensor == compiled == (number > 0)
+
+
+def test_a_refused_nan_does_not_reach_the_gradient_of_the_learning_rate():
+    def end(lr, bad, steps=((1.0, True), (None, False), (2.0, True))):
+        tx = fo.commit_if(fo.adam(lr))
+        w = torch.ones(2, dtype=torch.float64)
+        state = tx.init(w)
+        for scale, commit in steps:
+            g = torch.full_like(w, bad) if scale is None else w * scale
+            u, state = tx.update(g, state, w, commit=torch.tensor(commit))
+            w = fo.apply_updates(w, u)
+        return w.sum()
+
+    lr = torch.tensor(0.1, dtype=torch.float64)
+    found = torch.func.grad(end)(lr, float("nan"))
+    assert_close(found, torch.func.grad(end)(lr, 0.0, ((1.0, True), (2.0, True))), 1e-12)
+
+
+def test_stacked_states_are_rolled_back_together():
+    tx = fo.keep_snapshots(fo.adam(0.1), last=2)
+    w = torch.ones(3, 2)
+    _, state = torch.vmap(tx.update)(w, torch.vmap(tx.init)(w), w)
+    back, state = fo.rollback(state)
+    assert_same(back, w)
+    assert state.kept.tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="1 to 0 steps"):
+        fo.rollback(state)
+
+
+def test_a_compiled_step_under_a_transform_keeps_the_snapshots():
+    tx = fo.commit_if(fo.keep_snapshots(fo.sgd(1.0), last=2))
+    step = fo.compile(tx)
+
+    def once(w, state, commit):
+        return step(torch.ones_like(w), state, w, commit=commit)
+
+    w, flags = torch.zeros(3, 1), torch.tensor([True, True, False])
+    state = torch.vmap(tx.init)(w)
+    for _ in range(2):
+        w, state = torch.vmap(once)(w, state, flags)
+    assert w.flatten().tolist() == [-2.0, -2.0, 0.0]
+    assert [past.params.flatten()[0].item() for past in state.past] == [-1.0, 0.0]

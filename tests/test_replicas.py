@@ -368,7 +368,10 @@ def test_a_managers_refusal_says_why():
     assert group.decide() == Decision(False, False, 4, 2, "ValueError: lost")
     manager.committing = False
     group.start()
-    assert "too few replicas" in group.decide().reason
+    assert group.decide().reason == "another rank of this replica is against it"
+    manager._min_replica_size = 3
+    group.start()
+    assert group.decide().reason == "2 replicas take part, but min_replica_size=3"
 
 
 def test_what_is_registered_is_registered_with_the_manager():

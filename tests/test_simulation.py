@@ -434,3 +434,8 @@ def test_bad_numbers_raise(options, message):
 def test_what_is_no_fault_raises():
     with pytest.raises(TypeError, match="a fault is a Kill, Delay, CutOff or Slow, but got a str"):
         Simulation(faults=["kill"])
+
+
+def test_nobody_sleeps_back_in_time():
+    with pytest.raises(RuntimeError, match=r"ValueError: sleep\(seconds\) needs 0 s or more"):
+        Simulation(1).run(lambda group: group.sleep(-0.5))

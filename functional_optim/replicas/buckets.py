@@ -42,7 +42,7 @@ def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes:
         bucket_bytes: ≥ 1; at least one element goes into a vector.
 
     Raises:
-        TypeError: for a leaf that is no floating-point or complex tensor.
+        TypeError: for a leaf that is no dense floating-point or complex tensor.
     """
     leaves = tree.leaves(values)
     for path, x in tree.items(values):
@@ -51,6 +51,10 @@ def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes:
             raise TypeError(
                 f"allreduce averages floating-point and complex tensors, but {path!r} is a {kind}; "
                 "leave it out of the tree."
+            )
+        if x.layout is not torch.strided:
+            raise TypeError(
+                f"allreduce averages dense tensors, but {path!r} is sparse; make it dense."
             )
     plain = [_local(x) for x in leaves]
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}

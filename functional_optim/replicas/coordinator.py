@@ -124,6 +124,7 @@ class Coordinator:
                 f"a peer has saved {sorted(saved)}, but this replica has registered "
                 f"{sorted(self._loads)}; register the same keys everywhere."
             )
+        self._must_heal = True
         for key, (load, _) in self._loads.items():
             load(saved[key])
         self._healed = True
@@ -194,8 +195,8 @@ class Coordinator:
 
         Raises:
             RuntimeError: if no step is open; after more than max_retries refused ones in a row; if
-                a step was half taken here, and the next is committed though no peer has healed
-                this replica.
+                a step was half taken here, or a heal failed, and the next step is committed though
+                no peer has healed this replica.
         """
         self._check_open("decide()")
         self._open = False
@@ -204,8 +205,8 @@ class Coordinator:
         self.decision = decision
         if self._must_heal and decision.committed:
             raise RuntimeError(
-                "an update failed half-way on this replica after its step was committed, and no "
-                "peer has healed it since; restart it from a checkpoint."
+                "an update or a heal failed half-way on this replica, and no peer has healed it "
+                "since; restart it from a checkpoint."
             )
         self._refused = 0 if decision.committed else self._refused + 1
         if self.max_retries is not None and self._refused > self.max_retries:

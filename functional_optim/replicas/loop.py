@@ -99,6 +99,8 @@ class Replica:
         self._in_place = compile
         self._apply = _stepper(tx, compile)
         self._tree: ReplicaState | None = None
+        self._came = False
+        """Has a peer's tree come that nobody has been given yet?"""
         self._begun = False
         self._pending: Any = None
         self.coordinator.register(key, self._load, self._save)
@@ -106,19 +108,21 @@ class Replica:
     def init(self, params: Any, extra: Any = None) -> ReplicaState:
         """The tree that training starts from. Replicas may start from different ones."""
         with torch.no_grad():
-            return ReplicaState(params, self.tx.init(params), extra)
+            self._tree = ReplicaState(params, self.tx.init(params), extra)
+        return self._tree
 
     def start(self, now: ReplicaState) -> ReplicaState:
-        """Begin a step. Returns the tree to compute gradients from: a peer's, if that heals here.
+        """Begin a step. Returns the tree to compute gradients from: a peer's, if one has come.
 
         Raises:
-            RuntimeError: if a step is open.
+            RuntimeError: if a step is open. To give one up, whose batch could not be read for
+                instance, call `coordinator.report_error(error)` and `coordinator.decide()`.
         """
-        self._tree = now
+        self._give(now)
         if not isinstance(self.tx, Synced):
             self.coordinator.start()
         self._begun = True
-        return self._tree
+        return self._now()
 
     def step(
         self, grads: Any, now: ReplicaState, **extra: Any
@@ -143,12 +147,13 @@ class Replica:
         if isinstance(self.tx, Synced):
             return self._local_step(self.tx, grads, now, extra)
         group = self.coordinator
-        mean, means = group.allreduce((grads, _as_tensors(extra))).wait()
+        like = base.default_device(tree.leaves(grads))
+        mean, means = group.allreduce((grads, _as_tensors(extra, like))).wait()
         if self.nonfinite == "refuse" and group.error is None:
             self._check_finite(mean)
-        self._tree = now
+        self._give(now)
         decision = group.decide()
-        now, self._begun = self._tree, False
+        now, self._begun = self._now(), False
         if not decision.committed:
             return now, decision
         self._tree = None  # while it is written to, there is none to heal with
@@ -166,7 +171,7 @@ class Replica:
             now: the last tree. In a `Simulation`, peers that are behind are still healed with it,
                 its `extra` included, which may be newer than what `step` returned.
         """
-        self._tree = now
+        self._give(now)
         self.coordinator.close()
 
     def _local_step(
@@ -175,11 +180,14 @@ class Replica:
         """A step alone, and where it is time, a part of a synchronization."""
         group = self.coordinator
         self._begun = False
-        self._tree = now = self._updated(grads, now, extra)
+        self._give(now)
+        self._tree = now = self._updated(grads, self._now(), extra)
+        if not group.is_open:  # it was given up
+            self._pending = None
         pending = self._pending
         if pending is None and tx.offers(now.state):
             group.start()
-            now = self._tree
+            now = self._now()
             pending = self._pending = group.allreduce(tx.offer(now.state, now.params))
         if pending is None or not tx.settles(now.state):
             return now, None
@@ -187,7 +195,7 @@ class Replica:
         if self.nonfinite == "refuse" and group.error is None:
             self._check_finite(mean)
         decision = group.decide()
-        now, self._tree = self._tree, None
+        now, self._tree = self._now(), None
         try:
             self._tree = self._settled(tx, mean, now, decision.committed)
         except BaseException as error:
@@ -211,11 +219,21 @@ class Replica:
     def _check_finite(self, mean: Any) -> None:
         """Vote against means that are not finite; one flag is read for all of them."""
         flags = [(path, g.isfinite().all()) for path, g in tree.items(mean)]
-        if flags and not torch.stack([flag for _, flag in flags]).all():
+        if flags and not torch.stack([flag.to(flags[0][1].device) for _, flag in flags]).all():
             path = next(path for path, flag in flags if not flag)
             self.coordinator.report_error(
                 ValueError(f"the mean of {path!r} has an infinite or NaN entry")
             )
+
+    def _give(self, now: ReplicaState) -> None:
+        """The caller's tree is this replica's, unless a peer's has come that it does not know."""
+        if not self._came:
+            self._tree = now
+
+    def _now(self) -> Any:
+        """This replica's tree, which the caller is given now."""
+        self._came = False
+        return self._tree
 
     def _save(self) -> ReplicaState | None:
         return self._tree
@@ -226,11 +244,12 @@ class Replica:
         tree.check_same(
             tuple(self._tree), tuple(saved), "this replica", "its peer", "run the same program"
         )
-        saved = ReplicaState(*saved)
+        saved = ReplicaState(*tree.map(_where, tuple(self._tree), tuple(saved)))
         if isinstance(self.tx, Synced):  # how far we are between synchronizations stays ours
             since = self._tree.state.since
             saved = saved._replace(state=saved.state._replace(since=since))
         self._tree = saved
+        self._came = True
 
 
 def _stepper(tx: base.GradientTransformation, compiled: bool) -> Any:
@@ -244,8 +263,23 @@ def _stepper(tx: base.GradientTransformation, compiled: bool) -> Any:
     return torch.no_grad()(step)
 
 
-def _as_tensors(extra: dict[str, Any]) -> dict[str, Tensor]:
+def _where(mine: Any, theirs: Any) -> Any:
+    """What a peer has saved, on the device where ours is: it may have come by way of the CPU."""
+    both = isinstance(mine, Tensor) and isinstance(theirs, Tensor)
+    return theirs.to(mine.device) if both else theirs
+
+
+def _as_tensors(extra: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """Extra arguments for a reduction: a number goes where the gradients are."""
+    for name, x in extra.items():
+        if not isinstance(x, (bool, int, float, Tensor)):
+            raise TypeError(
+                f"step averages its extra arguments over the group, so {name} must be a number or "
+                f"a tensor, but is a {type(x).__name__}."
+            )
     return {
-        name: x.detach() if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64)
+        name: x.detach()
+        if isinstance(x, Tensor)
+        else torch.tensor(x, dtype=torch.float64, device=device)
         for name, x in extra.items()
     }

@@ -54,7 +54,13 @@ class Simulated(Coordinator):
         return self._baton.now
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass: what the computation of a gradient takes, for instance."""
+        """Let virtual time pass: what the computation of a gradient takes, for instance.
+
+        Raises:
+            ValueError: for less than no time.
+        """
+        if not seconds >= 0:
+            raise ValueError(f"sleep(seconds) needs 0 s or more, but got {seconds}.")
         me = self._me
         key = object()
 

@@ -79,6 +79,7 @@ class TorchFT(Coordinator):
         super().register(key, load, save)
 
         def loaded(values: Any) -> None:
+            self._must_heal = True
             load(values)
             self.step = self.manager.current_step()
             self._healed = True
