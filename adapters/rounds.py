@@ -96,7 +96,9 @@ class Rounds:
     def join(self, member: Member) -> None:
         """A member's zero_grad: the open step is its step too, or a new one begins."""
         mine, joining = member.round, [member]
-        if mine is not None and mine.decision is None:
+        if mine is not None and mine.decision is None and not self.coordinator.is_open:
+            self._abandon(mine)  # the coordinator was closed meanwhile, or decided by hand
+        elif mine is not None and mine.decision is None:
             if not member.has_gradients():
                 return
             if member not in mine.again:
@@ -118,9 +120,14 @@ class Rounds:
         """
         now = self.current
         if now is not None and now.decision is not None:
-            if now.decision.committed and now.owing:
+            skipped = [one for one in now.again if one in now.empty and one in now.owing]
+            skipped = [one for one in skipped if not one.has_gradients()]  # zeroed for the next one
+            if now.decision.committed and len(skipped) < len(now.owing):
                 return
-            now = None
+            for member in skipped:
+                now.owing.remove(member)
+            self.waiting += skipped
+            now = self.current = None
         if now is None:
             for member in self.members:
                 member.schedules.begin()
@@ -139,7 +146,12 @@ class Rounds:
         """Decide on the open step, for all members whose step it is."""
         group = self.coordinator
         now.empty = [member for member in now.owing if not member.has_gradients()]
-        average(group, now.owing)
+        try:
+            average(group, now.owing)
+        except BaseException:
+            if not group.is_open:  # there is no quorum: nothing is left to vote on
+                self._abandon(now)
+            raise
         scaled = any(member.scaled for member in now.owing)
         for member in now.owing:
             if member.nonfinite == "refuse" or (scaled and member.average_gradients):
@@ -152,13 +164,18 @@ class Rounds:
         try:
             now.decision = self.coordinator.decide()
         except BaseException:
-            self.current = None
-            for member in now.owing:
-                member.round = None
+            self._abandon(now)
             raise
-        finally:
-            self._end()
+        self._end()
         return now.decision
+
+    def _abandon(self, now: Round) -> None:
+        """A step is over that has no decision."""
+        self.current = None
+        for member in now.owing:
+            member.round = None
+        now.owing = []
+        self._end()
 
     def _end(self) -> None:
         for member in self.members:
@@ -166,6 +183,11 @@ class Rounds:
 
     def why_none(self, member: Member) -> str:
         """Why a member has no step to take, in words."""
+        if member in self.waiting and self.current is None:
+            return (
+                "no step has begun, since the coordinator could not start one; call zero_grad() "
+                "again, which tries again."
+            )
         if member in self.waiting:
             return (
                 "the last step of this group is not over: another optimizer that shares it has not "
