@@ -360,6 +360,15 @@ def test_a_manager_is_asked_in_order():
     assert manager.calls[-1] == "shutdown"
 
 
+def test_a_checkpoint_of_the_manager_counts_from_the_next_start_on():
+    manager = Manager()
+    group = fo.replicas.TorchFT(manager)
+    manager.load_state_dict({"step": 7, "batches_committed": 14})
+    group.start()
+    assert group.step == 7
+    assert group.decide().step == 8
+
+
 def test_a_managers_refusal_says_why():
     manager = Manager()
     group = fo.replicas.TorchFT(manager)
@@ -368,7 +377,10 @@ def test_a_managers_refusal_says_why():
     assert group.decide() == Decision(False, False, 4, 2, "ValueError: lost")
     manager.committing = False
     group.start()
-    assert "too few replicas" in group.decide().reason
+    assert "another rank of this replica" in group.decide().reason
+    manager._min_replica_size = 3
+    group.start()
+    assert group.decide().reason == "2 replicas take part, but min_replica_size=3"
 
 
 def test_what_is_registered_is_registered_with_the_manager():
