@@ -37,7 +37,7 @@ class Member:
         """Did distributed checkpoint's empty step come, and not yet its zero_grad?"""
         self.scaled = False
         """Does a GradScaler leave the check for infinite gradients to this step?"""
-        self._zeroed: list[tuple[int, int] | None] = []
+        self._zeroed: dict[int, tuple[int, int]] = {}
 
     def parameters(self) -> list[Tensor]:
         return [p for group in self.optim.param_groups for p in group["params"]]
@@ -48,11 +48,12 @@ class Member:
 
     def has_gradients(self) -> bool:
         """Were gradients made since zero_grad?"""
-        return self._marks() != self._zeroed
+        return any(self._zeroed.get(p) != mark for p, mark in self._marks().items())
 
-    def _marks(self) -> list[tuple[int, int] | None]:
-        grads = [p.grad for p in self.parameters()]
-        return [None if g is None else (id(g), g._version) for g in grads]
+    def _marks(self) -> dict[int, tuple[int, int]]:
+        """By parameter, so that groups may be added and taken away meanwhile."""
+        grads = [(id(p), p.grad) for p in self.parameters()]
+        return {p: (id(g), g._version) for p, g in grads if g is not None}
 
     def is_initialization(self) -> bool:
         """Is this the step by which torch.distributed.checkpoint makes the state of an optimizer?
