@@ -43,9 +43,10 @@ class FaultTolerantOptimizer(StandsFor):
     Args:
         coordinator: a `replicas.Coordinator` or a torchft Manager.
         optimizer: any torch optimizer but L-BFGS, and any of this package's.
-        average_gradients: average the gradients over the group in `step`. A parameter that has none
-            here takes part with zeros, and keeps None if it has none anywhere. By default it is up
-            to the model, e.g. `torchft.ddp.DistributedDataParallel`.
+        average_gradients: average the gradients over the group in `step`: clipping before it is of
+            this replica's own. A parameter that has none here takes part with zeros, and keeps None
+            if it has none anywhere. By default it is up to the model, e.g.
+            `torchft.ddp.DistributedDataParallel`.
         heal: what a replica gets from its peer. "everything" (the default): parameters, state, the
             groups' values and the schedulers' states. "schedules": only the last two, for a Manager
             whose `state_dict` has the model and the optimizer in it. A model's buffers are not in

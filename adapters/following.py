@@ -18,8 +18,9 @@ from functional_optim.replicas.coordinator import Coordinator
 
 _newobj = copyreg.__newobj__  # pyright: ignore[reportAttributeAccessIssue]
 _HOMES = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
-_FOLLOWED: weakref.WeakKeyDictionary[Any, Schedules] = weakref.WeakKeyDictionary()
-"""Kept outside of the schedulers, whose attributes are all in their state dict."""
+_FOLLOWED: weakref.WeakKeyDictionary[Any, weakref.ref[Schedules]] = weakref.WeakKeyDictionary()
+"""Kept outside of the schedulers, whose attributes are all in their state dict. Weak on both sides:
+an optimizer may lead to its scheduler, e.g. by a hook, and would keep both alive from here."""
 
 
 class Schedules:
@@ -56,14 +57,14 @@ class Schedules:
                 f"a scheduler needs the methods step, state_dict and load_state_dict, but a "
                 f"{type(scheduler).__name__} has no {' and no '.join(missing)}."
             )
-        before = _FOLLOWED.get(scheduler)
+        before = _followed(scheduler)
         if before is self:
             return
-        if before is None:
-            scheduler.__class__ = _following(type(scheduler))
-        else:
+        if before is not None:
             del before._seen[scheduler]
-        _FOLLOWED[scheduler] = self
+        elif scheduler not in _FOLLOWED:
+            scheduler.__class__ = _following(type(scheduler))
+        _FOLLOWED[scheduler] = weakref.ref(self)
         self._seen[scheduler] = self.commits
 
     def begin(self) -> None:
@@ -194,13 +195,22 @@ def reader() -> Any:
     return None
 
 
+def _followed(scheduler: Any) -> Schedules | None:
+    """Those of the optimizer that a scheduler follows; None where that is gone or never was."""
+    found = _FOLLOWED.get(scheduler)
+    return None if found is None else found()
+
+
 @functools.cache
 def _following(cls: Any) -> type:
     """A class of schedulers, but for `step`. Its objects are pickled as those of the first."""
 
     @functools.wraps(cls.step)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _FOLLOWED[self].call(self, cls.step, args, kwargs)
+        schedules = _followed(self)
+        if schedules is None:
+            return cls.step(self, *args, **kwargs)
+        return schedules.call(self, cls.step, args, kwargs)
 
     def reduce(self: Any, protocol: Any) -> Any:
         make, args, *rest = cls.__reduce_ex__(self, protocol)

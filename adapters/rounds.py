@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from functional_optim import tree
 from functional_optim.adapters.following import Schedules
 from functional_optim.replicas.coordinator import Coordinator, Decision
 
@@ -37,7 +36,7 @@ class Member:
         """Did distributed checkpoint's empty step come, and not yet its zero_grad?"""
         self.scaled = False
         """Does a GradScaler leave the check for infinite gradients to this step?"""
-        self._zeroed: list[tuple[int, int] | None] = []
+        self._zeroed: dict[int, tuple[int, int]] = {}
 
     def parameters(self) -> list[Tensor]:
         return [p for group in self.optim.param_groups for p in group["params"]]
@@ -48,11 +47,12 @@ class Member:
 
     def has_gradients(self) -> bool:
         """Were gradients made since zero_grad?"""
-        return self._marks() != self._zeroed
+        return any(self._zeroed.get(p) != mark for p, mark in self._marks().items())
 
-    def _marks(self) -> list[tuple[int, int] | None]:
-        grads = [p.grad for p in self.parameters()]
-        return [None if g is None else (id(g), g._version) for g in grads]
+    def _marks(self) -> dict[int, tuple[int, int]]:
+        """By parameter, so that groups may be added and taken away meanwhile."""
+        grads = [(id(p), p.grad) for p in self.parameters()]
+        return {p: (id(g), g._version) for p, g in grads if g is not None}
 
     def is_initialization(self) -> bool:
         """Is this the step by which torch.distributed.checkpoint makes the state of an optimizer?
@@ -96,7 +96,9 @@ class Rounds:
     def join(self, member: Member) -> None:
         """A member's zero_grad: the open step is its step too, or a new one begins."""
         mine, joining = member.round, [member]
-        if mine is not None and mine.decision is None:
+        if mine is not None and mine.decision is None and not self.coordinator.is_open:
+            self._abandon(mine)  # the coordinator was closed meanwhile, or decided by hand
+        elif mine is not None and mine.decision is None:
             if not member.has_gradients():
                 return
             if member not in mine.again:
@@ -118,9 +120,14 @@ class Rounds:
         """
         now = self.current
         if now is not None and now.decision is not None:
-            if now.decision.committed and now.owing:
+            skipped = [one for one in now.again if one in now.empty and one in now.owing]
+            skipped = [one for one in skipped if not one.has_gradients()]  # zeroed for the next one
+            if now.decision.committed and len(skipped) < len(now.owing):
                 return
-            now = None
+            for member in skipped:
+                now.owing.remove(member)
+            self.waiting += skipped
+            now = self.current = None
         if now is None:
             for member in self.members:
                 member.schedules.begin()
@@ -139,7 +146,12 @@ class Rounds:
         """Decide on the open step, for all members whose step it is."""
         group = self.coordinator
         now.empty = [member for member in now.owing if not member.has_gradients()]
-        average(group, now.owing)
+        try:
+            average(group, now.owing)
+        except BaseException:
+            if not group.is_open:  # there is no quorum: nothing is left to vote on
+                self._abandon(now)
+            raise
         scaled = any(member.scaled for member in now.owing)
         for member in now.owing:
             if member.nonfinite == "refuse" or (scaled and member.average_gradients):
@@ -152,13 +164,18 @@ class Rounds:
         try:
             now.decision = self.coordinator.decide()
         except BaseException:
-            self.current = None
-            for member in now.owing:
-                member.round = None
+            self._abandon(now)
             raise
-        finally:
-            self._end()
+        self._end()
         return now.decision
+
+    def _abandon(self, now: Round) -> None:
+        """A step is over that has no decision."""
+        self.current = None
+        for member in now.owing:
+            member.round = None
+        now.owing = []
+        self._end()
 
     def _end(self) -> None:
         for member in self.members:
@@ -166,6 +183,11 @@ class Rounds:
 
     def why_none(self, member: Member) -> str:
         """Why a member has no step to take, in words."""
+        if member in self.waiting and self.current is None:
+            return (
+                "no step has begun, since the coordinator could not start one; call zero_grad() "
+                "again, which tries again."
+            )
         if member in self.waiting:
             return (
                 "the last step of this group is not over: another optimizer that shares it has not "
@@ -230,20 +252,14 @@ def average(group: Coordinator, members: list[Member]) -> None:
 
 def nonfinite_gradient(params: list[Tensor]) -> Exception | None:
     """What to report of gradients with infinite or NaN entries; None where there are none."""
-    places = [i for i, p in enumerate(params) if p.grad is not None]
-    flags = [_finite(params[i].grad) for i in places]
-    if not flags or all(torch.stack([f.to(flags[0].device) for f in flags]).tolist()):
+    given = [(i, p.grad) for i, p in enumerate(params) if p.grad is not None]
+    found = tree.first_not_finite([g for _, g in given])
+    if found is None:
         return None
-    bad = next(i for i, flag in zip(places, flags, strict=True) if not flag)
+    i, g = given[found]
     return ValueError(
-        f"the gradient of parameter {bad}, of shape {tuple(params[bad].shape)}, has an infinite "
-        "or NaN entry"
+        f"the gradient of parameter {i}, of shape {tuple(g.shape)}, has an infinite or NaN entry"
     )
-
-
-def _finite(g: Any) -> Tensor:
-    values = g if g.layout is torch.strided else g.coalesce().values()
-    return values.isfinite().all()
 
 
 @torch.no_grad()

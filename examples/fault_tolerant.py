@@ -63,9 +63,10 @@ class Replica:
             self.said.put((self.rank, json.loads(line)))
         self.said.put((self.rank, None))
 
-    def stop_at(self, step: int) -> None:
+    def tell(self, order: str | int) -> None:
+        """Either "begin" or the step to stop at."""
         assert self.process.stdin is not None
-        print(step, file=self.process.stdin, flush=True)
+        print(order, file=self.process.stdin, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,6 +140,7 @@ def direct(
         log.unlink(missing_ok=True)
     live = [Replica(rank, seed, lighthouse, logs[rank], said) for rank in (0, 1)]
     story = ft_report.Story()
+    waiting: list[Replica] = []
     alone, last = 0, None
     try:
         while any(replica.process.poll() is None for replica in live) or not said.empty():
@@ -147,6 +149,13 @@ def direct(
                 dead = live[rank].process
                 if dead.wait() != 0 and (rank == 0 or story.killed_at is None or story.back_at):
                     raise BadInput(f"replica {rank} has failed; {logs[rank]} says why.")
+                continue
+            if "ready" in line:
+                waiting.append(live[rank])
+                if len(waiting) == 2 or story.killed_at is not None:  # the first two begin together
+                    for replica in waiting:
+                        replica.tell("begin")
+                    waiting.clear()
                 continue
             story.lines[rank].append(line)
             display.step(rank, line)
@@ -172,7 +181,7 @@ def direct(
                     last = line["step"] + 5  # both replicas are within a step of one another
                     display.ends_at(last)
                     for replica in live:
-                        replica.stop_at(last)
+                        replica.tell(last)
     finally:
         for replica in live:
             replica.process.kill()

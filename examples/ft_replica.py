@@ -1,7 +1,7 @@
 """One of the two replicas that `fault_tolerant.py` starts: a program of its own, so it can die.
 
-It trains a small GPT, and says in a line of JSON what became of each step. On its input it is told
-when to stop; when its input ends, so does it.
+It trains a small GPT, and says in a line of JSON that it is ready, and then what became of each
+step. On its input it is told when to begin and when to stop; when its input ends, so does it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ class Orders:
     """What the parent says: `last` is the step to stop at, None as long as it is not known."""
 
     def __init__(self) -> None:
+        self.begin = threading.Event()
         self.last: int | None = None
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self) -> None:
         for line in sys.stdin:
-            self.last = int(line)
+            if line.strip() == "begin":
+                self.begin.set()
+            else:
+                self.last = int(line)
         if self.last is None:
             os._exit(1)  # the parent is gone
 
@@ -95,6 +99,8 @@ def main() -> None:
     replica = fo.replicas.Replica(connect(flags.rank), tx)
     group = replica.coordinator
     now = replica.init(params)
+    print(json.dumps({"ready": True}), flush=True)
+    orders.begin.wait()
     while orders.last is None or group.step < orders.last:
         now = replica.start(now)
         # which text comes next depends on the step, so a healed replica reads on where its peer is

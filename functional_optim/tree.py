@@ -138,6 +138,19 @@ def global_norm(tree: Any) -> Tensor:
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
 
 
+def first_not_finite(tensors: list[Tensor]) -> int | None:
+    """Which tensor is the first with an infinite or NaN entry; None if none has. Reads one flag."""
+    flags = [_stored(x).isfinite().all() for x in tensors]
+    if not flags or torch.stack([flag.to(flags[0].device) for flag in flags]).all():
+        return None
+    return next(i for i, flag in enumerate(flags) if not flag)
+
+
+def _stored(x: Tensor) -> Tensor:
+    """The entries that a tensor stores."""
+    return x if x.layout is torch.strided else x.coalesce().values()
+
+
 def check_same(
     a: Any, b: Any, a_name: str, b_name: str, advice: str, *, shapes: bool = True
 ) -> None:

@@ -80,3 +80,18 @@ def test_the_gradient_free_example_trains_and_draws(tmp_path):
         2,
         "gradient_free: --generations must be at least 1, but is 0.\n",
     )
+
+
+def test_a_replica_may_join_late_but_not_miss_a_step():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import ft_report as r\n"
+        "def line(i): return {'step': i, 'committed': True, 'digest': i, 'time': i}\n"
+        "def story(*steps): return r.Story(([*map(line, steps)], [line(6), line(9)]), 7, 8)\n"
+        "print(r.complaint(story(6, 7, 8, 9)), r.complaint(story(6, 7, 9)), sep='\\n')"
+    )
+    command = [sys.executable, "-c", code, str(EXAMPLES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.splitlines() == [
+        "None",
+        "the survivor has lost a step, or counted one twice.",
+    ]

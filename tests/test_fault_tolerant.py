@@ -124,6 +124,23 @@ def test_t04_set_to_none_by_position_and_by_name():
     assert net.weight.grad is None
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_t10_groups_may_come_and_go_while_a_step_is_open(set_to_none):
+    """As fine-tuning does it between two epochs, where zero_grad ends a loop and begins one."""
+    log = []
+    net, opt = recorded(log)
+    train(opt, net, 1)
+    log.clear()
+    opt.zero_grad(set_to_none)
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    opt.zero_grad(set_to_none)
+    del opt.param_groups[0]
+    opt.zero_grad(set_to_none)
+    opt.step()
+    assert [what for what in log if isinstance(what, str)] == ["start", "decide", "update"]
+    assert opt.decision.committed
+
+
 @kinds
 @pytest.mark.parametrize("value", [1.0, float("nan")])
 def test_t05_t06_a_refused_step_changes_nothing(kind, value):

@@ -346,3 +346,76 @@ def test_a_wrong_peer_is_refused_before_anything_is_changed():
         with pytest.raises(ValueError, match=says):
             train(opt, mine, 1)
         assert_same(everything(opt), before)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("at_end", [False, True])
+def test_t24_t30_one_of_two_optimizers_has_infinite_gradients(bad, at_end):
+    """It skips the step that they share, wherever zero_grad is called."""
+    group = Counting()
+    both = pair(group)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    if at_end:
+        for _, opt in both:
+            opt.zero_grad()
+    for i in range(3):
+        if not at_end:
+            for _, opt in both:
+                opt.zero_grad()
+        for number, (net, _) in enumerate(both):
+            factor = float("inf") if (i, number) == (1, bad) else 1.0
+            scaler.scale(loss_of(net, i) * factor).backward()
+        for _, opt in both:
+            scaler.step(opt)
+            if at_end:
+                opt.zero_grad()
+        scaler.update()
+    assert group.reasons == ["", "", ""]
+    for number, (seed, kind) in enumerate(((1, "adamw"), (2, "sgd"))):
+        lone, other = alone((seed, kind))
+        for i in range(3):
+            if (i, number) != (1, bad):
+                train(other, lone, 1, first=i)
+        assert_same(everything(both[number][1]), everything(other))
+
+
+class NoQuorum(Counting):
+    """As torchft, whose asynchronous quorum may fail in the first reduction."""
+
+    fails = False
+
+    def allreduce(self, values):
+        if self.fails:
+            self.fails = self._open = False
+            raise TimeoutError("no quorum")
+        return super().allreduce(values)
+
+
+def test_a_reduction_that_finds_no_quorum_ends_the_step_and_takes_nothing_back():
+    group = NoQuorum()
+    net, opt = made("adamw", group, average_gradients=True)
+    train(opt, net, 2)
+    before = everything(opt)
+    group.fails = True
+    with pytest.raises(TimeoutError):
+        train(opt, net, 1, first=2)
+    assert_same(everything(opt), before)
+    assert group.step == 2
+    train(opt, net, 1, first=2)
+    lone, other = alone((0, "adamw"))
+    train(other, lone, 3)
+    assert_same(everything(opt), everything(other))
+    assert (group.step, group.starts) == (3, 4)
+
+
+def test_zero_grad_of_a_closed_coordinator_takes_nothing_back():
+    net, opt = made("sgd", Counting())
+    train(opt, net, 1)
+    opt.zero_grad()
+    loss_of(net).backward()
+    opt.coordinator.close()
+    for call, says in ((opt.zero_grad, "is closed"), (opt.step, "could not start one")):
+        with pytest.raises(RuntimeError, match=says):
+            call()
+    assert opt.coordinator.step == 1
+    assert opt.decision.committed

@@ -201,3 +201,38 @@ def test_a_scheduler_that_is_thrown_away_is_forgotten():
     assert gone() is None
     (saved,) = opt.coordinator.saved()["optimizer"]["schedule"]["schedulers"]
     assert saved["class"] == type(kept).__name__
+
+
+@pytest.mark.filterwarnings("ignore:.*between the optimizer's zero_grad:UserWarning")
+@pytest.mark.parametrize("how", ["a hook", "an open step"])
+def test_an_optimizer_that_leads_to_its_scheduler_is_not_kept_alive(how):
+    def used():
+        net = model()
+        opt = FaultTolerantOptimizer(Local(), INSIDE["sgd"](net.parameters(), 1.0))
+        scheduler = lrs.StepLR(opt, 1, 0.5)
+        if how == "a hook":
+            opt.optim.register_step_post_hook(lambda *_: scheduler)
+        one_step(net, opt, scheduler, 0)
+        if how == "an open step":
+            opt.zero_grad()
+            scheduler.step()
+        return [weakref.ref(x) for x in (scheduler, opt, net.weight)]
+
+    gone = used()
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 3
+
+
+def test_a_scheduler_whose_optimizer_is_gone_steps_as_it_would():
+    opt = FaultTolerantOptimizer(Local(), INSIDE["sgd"](model().parameters(), 1.0))
+    scheduler = opt.follow(Plain())
+    del opt
+    gc.collect()
+    scheduler.step()
+    assert scheduler.steps == 1
+    other = FaultTolerantOptimizer(Scripted([False]), INSIDE["sgd"](model().parameters(), 1.0))
+    other.follow(scheduler)
+    other.zero_grad()
+    other.step()
+    scheduler.step()
+    assert scheduler.steps == 1

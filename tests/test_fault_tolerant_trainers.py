@@ -159,17 +159,17 @@ def module(lightning, group, manual=False, **kwargs):
     return Module()
 
 
-def fit(lightning, module, batches=BATCHES, **kwargs):
+def fit(lightning, module, batches=BATCHES, max_epochs=1, ckpt_path=None, **kwargs):
     trainer = lightning.Trainer(
         accelerator="cpu",
-        max_epochs=1,
+        max_epochs=max_epochs,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         **kwargs,
     )
-    trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(batches, 1)))
+    trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(batches, 1)), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -207,6 +207,18 @@ def test_t31_lightning_accumulates_and_clips(lightning):
         ends.append(everything(trainer.optimizers[0]))
         if group is not None:
             assert group.step == 3
+    assert_same(*ends)
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_t31_lightning_resumes(lightning, tmp_path):
+    trainer = fit(lightning, module(lightning, Local()))
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    ends = []
+    for path in (tmp_path / "saved.ckpt", None):
+        resumed = fit(lightning, module(lightning, Local()), max_epochs=2, ckpt_path=path)
+        ends.append(everything(resumed.optimizers[0]))
     assert_same(*ends)
 
 
@@ -274,3 +286,26 @@ def test_t32_accelerate(accelerator):
         alone.step()
         halving.step()
     assert_same(everything(opt), everything(alone))
+
+
+def test_t32_accelerate_saves_and_loads(accelerator, tmp_path):
+    net, opt = made("adamw", Local())
+    scheduler = lrs.StepLR(opt, 1, 0.5)
+    prepared = accelerator.prepare(net, opt, scheduler)
+
+    def steps(first):
+        for i in range(first, first + 4):
+            with accelerator.accumulate(prepared[0]):
+                accelerator.backward(loss_of(prepared[0], i))
+                for each in prepared[1:]:
+                    each.step()
+                prepared[1].zero_grad()
+        return everything(opt), scheduler.state_dict()
+
+    prepared[1].zero_grad()
+    steps(0)
+    accelerator.save_state(str(tmp_path))
+    ends = steps(4)
+    accelerator.load_state(str(tmp_path))
+    assert scheduler.last_epoch == 2
+    assert_same(steps(4), ends)

@@ -256,6 +256,19 @@ def test_an_update_that_raises_is_taken_back_and_the_replica_must_be_healed():
         alone.step(torch.ones(1), now)
 
 
+def test_an_error_of_the_program_costs_no_step():
+    replica = Replica(Local(), fo.polyak_sgd())
+    now = replica.start(replica.init({"w": torch.ones(2)}))
+    for grads, extra in (
+        ({"w": torch.ones(3)}, {"value": 1.0}),
+        ({"w": torch.ones(2)}, {"val": 1}),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            replica.step(grads, now, **extra)
+    now, decision = replica.step({"w": torch.ones(2)}, now, value=1.0)
+    assert decision == Decision(True, False, 1, 1)
+
+
 def test_bad_arguments_of_the_loop():
     with pytest.raises(TypeError, match="Replica takes a transformation"):
         Replica(Local(), fo.sgd)
@@ -358,6 +371,15 @@ def test_a_manager_is_asked_in_order():
     assert manager.state_dict() == {"step": 4, "batches_committed": 8}
     group.close()
     assert manager.calls[-1] == "shutdown"
+
+
+def test_a_checkpoint_of_the_manager_counts_from_the_next_start_on():
+    manager = Manager()
+    group = fo.replicas.TorchFT(manager)
+    manager.load_state_dict({"step": 7, "batches_committed": 14})
+    group.start()
+    assert group.step == 7
+    assert group.decide().step == 8
 
 
 def test_a_managers_refusal_says_why():

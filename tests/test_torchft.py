@@ -131,6 +131,7 @@ ROWS = (
     "reported error",
     "update fails",
     "world sizes",
+    "checkpoint",
     "max_retries",
     "too few",
     "quantize",

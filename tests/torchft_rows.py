@@ -141,6 +141,18 @@ def both_world_size_modes_hold() -> None:
     assert spares[0] in ((1.0, 1), (3.0, 1)), spares
 
 
+def a_run_goes_on_where_its_checkpoint_was() -> None:
+    def resumed(rank: int, manager: Manager) -> list[tuple[Any, float]]:
+        manager.load_state_dict({"step": 5, "batches_committed": 10})
+        assert as_coordinator(manager).step == 5
+        return train(rank, manager, lambda *_: None)
+
+    for run in together(resumed):
+        assert [(d.step, d.participants, d.healed) for d, _ in run] == [
+            (step, 2, False) for step in (6, 7, 8)
+        ], run
+
+
 def max_retries_raises_after_one_more() -> None:
     server = lighthouse()
     with TorchFT(make_manager(server, 0, max_retries=2)) as group:
@@ -233,6 +245,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "reported error": a_reported_error_refuses_the_step_and_its_replica_heals,
     "update fails": an_update_that_fails_after_its_vote_is_taken_back_and_heals,
     "world sizes": both_world_size_modes_hold,
+    "checkpoint": a_run_goes_on_where_its_checkpoint_was,
     "max_retries": max_retries_raises_after_one_more,
     "too few": too_few_replicas_refuse_a_step,
     "quantize": quantize_says_that_there_is_no_triton,

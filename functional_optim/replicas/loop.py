@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, tree
+from functional_optim.combine import extra_names
 from functional_optim.compiled import compile
 from functional_optim.replicas.coordinator import Decision
 from functional_optim.replicas.torchft import as_coordinator
@@ -96,6 +97,7 @@ class Replica:
             )
         self.tx = tx
         self.nonfinite = nonfinite
+        self._extra = extra_names(tx)
         self._in_place = compile
         self._apply = _stepper(tx, compile)
         self._tree: ReplicaState | None = None
@@ -130,7 +132,8 @@ class Replica:
         """Average the gradients, vote, and then update.
 
         Args:
-            grads: this replica's gradients, like the parameters.
+            grads: this replica's gradients, like the parameters. None, for a parameter without one,
+                stands in the same places on all replicas.
             now: the tree that `start` returned.
             extra: what tx's update takes beside: numbers and tensors, averaged like the gradients.
 
@@ -141,9 +144,13 @@ class Replica:
         Raises:
             RuntimeError: without a `start`; and as `Coordinator.decide`. If the update itself
                 raises, its step is taken back, and this replica has to be healed by a peer.
+            ValueError, TypeError: for gradients unlike the parameters, and an extra argument that
+                tx does not take. The step is then still open.
         """
         if not self._begun:
             raise RuntimeError("call tree = replica.start(tree) before replica.step(grads, tree).")
+        base.check_grads(now.params, grads)  # an error of the program costs no step
+        base.check_extra(extra, self._extra)
         if isinstance(self.tx, Synced):
             return self._local_step(self.tx, grads, now, extra)
         group = self.coordinator
@@ -217,12 +224,12 @@ class Replica:
         return ReplicaState(params, state, now.extra)
 
     def _check_finite(self, mean: Any) -> None:
-        """Vote against means that are not finite; one flag is read for all of them."""
-        flags = [(path, g.isfinite().all()) for path, g in tree.items(mean)]
-        if flags and not torch.stack([flag.to(flags[0][1].device) for _, flag in flags]).all():
-            path = next(path for path, flag in flags if not flag)
+        """Vote against means that are not finite."""
+        named = list(tree.items(mean))
+        found = tree.first_not_finite([g for _, g in named])
+        if found is not None:
             self.coordinator.report_error(
-                ValueError(f"the mean of {path!r} has an infinite or NaN entry")
+                ValueError(f"the mean of {named[found][0]!r} has an infinite or NaN entry")
             )
 
     def _give(self, now: ReplicaState) -> None:

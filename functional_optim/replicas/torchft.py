@@ -88,6 +88,7 @@ class TorchFT(Coordinator):
         self.manager.register_state_dict_fn(key, loaded, lambda: self.copied(save))
 
     def _start(self) -> None:
+        self.step = self.manager.current_step()  # a checkpoint may have been loaded meanwhile
         failed = getattr(self.manager, "_quorum_future", None)
         if failed is not None and failed.done() and failed.exception() is not None:
             self.manager._quorum_future = None  # or it would raise again, whatever the group is now
