@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import statistics
 import sys
 import warnings
 from collections.abc import Callable
@@ -20,7 +19,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import search_table
 import torch
+from search_table import Found
 from torch import Tensor
 
 import functional_optim as fo
@@ -29,7 +30,6 @@ from functional_optim import search
 FILE = Path(__file__).with_name("SEARCH.md")
 DIMENSIONS, SEEDS = 10, 30
 BUDGETS = (500, 2000)
-RESAMPLINGS, CONFIDENCE = 10_000, 0.9
 STIFFNESS = 1e6 ** torch.linspace(0, 1, DIMENSIONS, dtype=torch.float64)
 
 
@@ -51,8 +51,6 @@ def ellipsoid(x: Tensor) -> Tensor:
 
 
 FUNCTIONS = (sphere, rosenbrock, rastrigin, ellipsoid)
-Found = dict[tuple[str, int], list[float]]
-"""The losses of all starts, by function and budget."""
 
 
 class Row(NamedTuple):
@@ -81,7 +79,8 @@ def rows() -> list[Row]:
             "cem",
             search.cem(64, 1.0),
             ("nevergrad NaiveIsoEMNA", "nevergrad AnisoEMNA"),
-            "theirs estimate a normal distribution from the best 16 of 64, and do not narrow it down here",
+            "theirs estimate a normal distribution from the best 16 of 64, and do not narrow it "
+            "down here",
         ),
         Row("random_search", search.random_search(10, 1.0), ("nevergrad RandomSearch",)),
         Row("snes", search.snes(10, 1.0)),
@@ -179,65 +178,6 @@ def _nevergrad(name: str) -> Callable[[Any, Any, int], list[float]]:
     return run
 
 
-def number(x: float) -> str:
-    return f"{x:.2g}" if x >= 1e-3 else f"{x:.0e}"
-
-
-def verdict(mine: list[float], other: list[float]) -> str:
-    """better, equal or worse: by a bootstrap interval of the ratio of the two medians.
-
-    Starts are drawn again with replacement, the same for both; where the middle 90 % of the
-    ratios so found lie on both sides of 1, the medians are equal as far as these starts can tell.
-    """
-    g = torch.Generator().manual_seed(0)
-    drawn = torch.randint(len(mine), (RESAMPLINGS, len(mine)), generator=g)
-    a, b = (torch.tensor(x, dtype=torch.float64).log()[drawn] for x in (mine, other))
-    ratios = a.quantile(0.5, dim=1) - b.quantile(0.5, dim=1)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = ratios.quantile(tail).item(), ratios.quantile(1 - tail).item()
-    return "better" if high < 0 else "worse" if low > 0 else "equal"
-
-
-Result = tuple[Row, Found, dict[str, Found]]
-
-
-def header(first: str) -> list[str]:
-    names = [f.__name__ for f in FUNCTIONS]
-    return [
-        f"| {first} | evaluations | {' | '.join(names)} |",
-        f"| --- | --: | {' | '.join(['--:'] * len(names))} |",
-    ]
-
-
-def compared(results: list[Result]) -> str:
-    """Both medians and the verdict, a line for each pair and budget; and how often it was which."""
-    lines, seen = header("ours : theirs"), dict.fromkeys(("better", "equal", "worse"), 0)
-    for row, mine, others in results:
-        for peer, found in others.items():
-            for budget in BUDGETS:
-                cells = []
-                for f in FUNCTIONS:
-                    a, b = mine[f.__name__, budget], found[f.__name__, budget]
-                    word = verdict(a, b)
-                    seen[word] += 1
-                    shown = f"**{word}**" if word == "worse" else word
-                    medians = [number(statistics.median(x)) for x in (a, b)]
-                    cells.append(f"{medians[0]} : {medians[1]} {shown}")
-                lines.append(f"| `{row.name}` : {peer} | {budget} | {' | '.join(cells)} |")
-    count = ", ".join([f"{n} {word}" for word, n in seen.items()])
-    return "\n".join(lines) + f"\n\nOf {sum(seen.values())} pairs of medians: {count}."
-
-
-def alone(results: list[Result]) -> str:
-    """The medians of methods without a peer."""
-    lines = header("method")
-    for row, mine, others in results:
-        for budget in () if others else BUDGETS:
-            cells = [number(statistics.median(mine[f.__name__, budget])) for f in FUNCTIONS]
-            lines.append(f"| `{row.name}` | {budget} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def peer_runs(peer: str) -> Found:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -252,14 +192,21 @@ def main() -> None:
         waiting = {p: pool.submit(peer_runs, p) for row in picked for p in row.peers}
         mine = [ours(row.method) for row in picked]
         others = {peer: future.result() for peer, future in waiting.items()}
-    results = [
-        (row, found, {peer: others[peer] for peer in row.peers})
+    pairs = [
+        (row.name, peer, found, others[peer])
         for row, found in zip(picked, mine, strict=True)
+        for peer in row.peers
     ]
+    single = [(row.name, f) for row, f in zip(picked, mine, strict=True) if not row.peers]
+    names = [f.__name__ for f in FUNCTIONS]
     populations = [f"`{row.name}` {row.method.population}" for row in picked]
     notes = [f"* `{row.name}`: {row.note}." for row in picked if row.note]
     notes.append(f"* Populations: {', '.join(populations)}.")
-    text = "\n\n".join([compared(results), alone(results), "\n".join(notes)])
+    tables = (
+        search_table.compared(pairs, names, BUDGETS),
+        search_table.alone(single, names, BUDGETS),
+    )
+    text = "\n\n".join([*tables, "\n".join(notes)])
     print(text)
     if not chosen:
         FILE.write_text(HEAD + text + "\n")
@@ -272,10 +219,10 @@ the same for all); medians of the loss of the best candidate so far, after as ma
 the line says. Peers have their own defaults: pycma 4.5.0, nevergrad 1.0.12.
 
 *better*, *equal* and *worse* say what the sampling error of the medians allows to say. The starts
-are drawn anew with replacement, {RESAMPLINGS:,} times, each time with the ratio of both medians.
-Ours is better where the middle {CONFIDENCE:.0%} of these ratios lie below 1, worse where they lie
-above 1, and equal where they lie on both sides. Of medians that are truly equal, about one in
-twenty will look better and one in twenty worse.
+are drawn anew with replacement, {search_table.RESAMPLINGS:,} times, each time with the
+ratio of both medians. Ours is better where the middle {search_table.CONFIDENCE:.0%} of these
+ratios lie below 1, worse where they lie above 1, and equal where they lie on both sides. Of
+medians that are truly equal, about one in twenty will look better and one in twenty worse.
 
 """
 
