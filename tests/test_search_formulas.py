@@ -110,32 +110,50 @@ def test_cem():
 
 
 def test_sep_cma_es():
-    w = [math.log((N + 1) / 2) - math.log(k) for k in range(1, N // 2 + 1)]
-    w = [x / sum(w) for x in w]
-    mueff = 1 / sum(x * x for x in w)
-    cs = (mueff + 2) / (D + mueff + 3)
+    raw = [math.log((N + 1) / 2) - math.log(k) for k in range(1, N + 1)]
+    w, v = [x for x in raw if x > 0], [-x for x in raw if x < 0]
+    mueff, minus = (sum(a) ** 2 / sum(x * x for x in a) for a in (w, v))
+    c1 = 1 / (D + 2 * math.sqrt(D) + mueff / D)
+    cmu = (mueff + 1 / mueff - 1.75) / (D + 4 * math.sqrt(D) + mueff / 2)
+    cc = (1 + 1 / D + mueff / D) / (math.sqrt(D) + 1 / D + 2 * mueff / D)
+    below = min(1 + c1 / cmu, 1 + 2 * minus / (mueff + 2))
+    w = [x / sum(w) for x in w] + [-below * x / sum(v) for x in v]
+    cs = min(0.5, (mueff + 2) / (D + mueff + 3))
     damps = 1 + 2 * max(0, math.sqrt((mueff - 1) / (D + 1)) - 1) + cs
-    cc = 4 / (D + 4)
-    cov = 2 / (D + math.sqrt(2)) ** 2 / mueff
-    cov += (1 - 1 / mueff) * min(1, (2 * mueff - 1) / ((D + 2) ** 2 + mueff))
-    cov *= (D + 2) / 3
     chi = math.sqrt(2) * math.gamma((D + 1) / 2) / math.gamma(D / 2)
+    largest = 0.0
 
     def learn(now, x, order, t):
+        nonlocal largest
         m, s, C = now["mean"], now["sigma"], now["C"]
-        y = [(x[i] - m) / s for i in order[: len(w)]]
-        shift = sum(a * b for a, b in zip(w, y, strict=True))
-        ps = (1 - cs) * now["ps"] + math.sqrt(cs * (2 - cs) * mueff) * shift / C.sqrt()
+        z = [(x[i] - m) / s / C.sqrt() for i in order]
+        shift = sum(max(a, 0) * b for a, b in zip(w, z, strict=True))
+        ps = (1 - cs) * now["ps"] + math.sqrt(cs * (2 - cs) * mueff) * shift
         h = float(ps.square().sum() / (1 - (1 - cs) ** (2 * t)) / D < 2 + 4 / (D + 1))
         pc = (1 - cc) * now["pc"] + h * math.sqrt(cc * (2 - cc) * mueff) * shift
-        C = (1 - cov) * C + cov / mueff * pc**2
-        C = C + cov * (1 - 1 / mueff) * sum(a * b**2 for a, b in zip(w, y, strict=True))
+        growth = c1 * (1 - (1 - h) * cc * (2 - cc)) * (pc**2 - 1)
+        growth = growth + cmu * sum(a * (b**2 - 1) for a, b in zip(w, z, strict=True))
+        largest = max(largest, float(growth.abs().max()))
         sigma = s * torch.exp(cs / damps * (ps.norm() / chi - 1))
-        return {"mean": m + s * shift, "sigma": sigma, "ps": ps, "pc": pc, "C": C}
+        mean = m + s * C.sqrt() * shift
+        return {"mean": mean, "sigma": sigma, "ps": ps, "pc": pc, "C": C * 2**growth}
 
     zero, one = constant(0.0), constant(1.0)
     start = {"mean": START, "sigma": torch.tensor(SIGMA, dtype=torch.float64)}
     against(search.sep_cma_es(N, SIGMA), learn, {**start, "ps": zero, "pc": zero, "C": one}, 20)
+    assert 0.1 < largest < 2 / math.log(2)
+
+
+def test_sep_cma_es_takes_candidates_from_far_away():
+    """No deviation changes by more than a factor of e, up or down; a plain exponential ends at 0
+    or infinity."""
+    method = search.sep_cma_es(N, SIGMA)
+    for far in ([0], [N - 1]):
+        x, state = method.ask(method.init(START))
+        x[far] = 1e6
+        state = method.tell(x, torch.arange(float(N)), state)
+        grown = 2.0 if far == [0] else -2.0
+        assert_close(state.C, constant(math.exp(grown)), 1e-12)
 
 
 def test_one_plus_one():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from functional_optim import kernels
 from functional_optim.search import covariance
 from functional_optim.search.base import Search, Start, check_positive, method, normal
-from functional_optim.search.covariance import Rates, as_tensor, effective, log_weights
+from functional_optim.search.covariance import Rates, as_tensor
 from functional_optim.search.shaping import weigh
 
 CONDITION = 1e14
@@ -129,27 +128,13 @@ def cma_es(population: int, sigma: float | Tensor) -> Search:
 
 
 def active_rates(d: int, population: int) -> Rates:
-    """pycma's constants; negative weights are scaled so that C does not decay by itself and stays
-    positive definite (https://arxiv.org/abs/1604.00772, equations 46 to 53)."""
-    weights = log_weights(population)
-    mueff = effective([w for w in weights if w > 0])
-    minus = effective([w for w in weights if w < 0])
+    """pycma's constants (https://arxiv.org/abs/1604.00772, equations 46 to 53, and details)."""
+    weights = covariance.log_weights(population)
+    mueff = covariance.effective([w for w in weights if w > 0])
     c1 = min(1, population / 6) * 2 / ((d + 1.3) ** 2 + mueff)
     cmu = min(1 - c1, 2 * (0.25 + mueff + 1 / mueff - 2) / ((d + 2) ** 2 + mueff))
-    below = 1 + 2 * minus / (mueff + 2)
-    if cmu > 0:
-        below = min(below, 1 + c1 / cmu, (1 - c1 - cmu) / cmu / d)
-    cs = min(0.5, (mueff + 2) / (d + mueff + 3))
-    inner = max(1.0, 3 * (1 - 0.5 ** (d / 9)))
-    return Rates(
-        weights=[w if w > 0 else w * below for w in weights],
-        mueff=mueff,
-        cc=(4 + mueff / d) / (d + 4 + 2 * mueff / d),
-        c1=c1,
-        cmu=cmu,
-        cs=cs,
-        damps=1 + 2 * max(0.0, inner * math.sqrt((mueff - 1) / (d + 1)) - 1) + cs,
-    )
+    cc = (4 + mueff / d) / (d + 4 + 2 * mueff / d)
+    return covariance.complete(d, weights, cc=cc, c1=c1, cmu=cmu, definite=True)
 
 
 def decompose(state: CMAState, C: Tensor, rates: Rates) -> dict[str, Any]:

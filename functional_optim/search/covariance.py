@@ -1,4 +1,4 @@
-"""What CMA-ES and sep-CMA-ES share: weights of places, and the two paths.
+"""What CMA-ES and sep-CMA-ES share: weights of places, their constants, and the two paths.
 
 Hansen, "The CMA Evolution Strategy: A Tutorial", https://arxiv.org/abs/1604.00772, has the names.
 """
@@ -16,7 +16,7 @@ class Rates(NamedTuple):
     """The constants of one dimension and population."""
 
     weights: list[float]
-    """Of all places, best first: the first half is positive and adds up to 1."""
+    """Of all places, best first: the better half's are positive and add up to 1."""
     mueff: float
     """Variance-effective number of parents."""
     cc: float
@@ -38,6 +38,35 @@ def effective(weights: list[float]) -> float:
     return sum(weights) ** 2 / sum([w * w for w in weights])
 
 
+def complete(
+    d: int, weights: list[float], *, cc: float, c1: float, cmu: float, definite: bool
+) -> Rates:
+    """All constants, from the weights of `log_weights` and the rates at which C is learned.
+
+    Negative weights are scaled so that C does not decay by itself, and add up to no more than
+    their effective number allows; with `definite`, to so little that C stays positive definite
+    (https://arxiv.org/abs/1604.00772, equations 50 to 53).
+    """
+    mueff = effective([w for w in weights if w > 0])
+    minus = effective([w for w in weights if w < 0])
+    below = 1 + 2 * minus / (mueff + 2)
+    if cmu > 0:
+        below = min(below, 1 + c1 / cmu)
+        if definite:
+            below = min(below, (1 - c1 - cmu) / cmu / d)
+    cs = min(0.5, (mueff + 2) / (d + mueff + 3))
+    inner = max(1.0, 3 * (1 - 0.5 ** (d / 9)))
+    return Rates(
+        weights=[w if w > 0 else w * below for w in weights],
+        mueff=mueff,
+        cc=cc,
+        c1=c1,
+        cmu=cmu,
+        cs=cs,
+        damps=1 + 2 * max(0.0, inner * math.sqrt((mueff - 1) / (d + 1)) - 1) + cs,
+    )
+
+
 def chi(d: int) -> float:
     """The expected length of d standard normal numbers."""
     return math.sqrt(2) * math.exp(math.lgamma((d + 1) / 2) - math.lgamma(d / 2))
@@ -56,7 +85,7 @@ def keeps_pace(ps: Tensor, step: Tensor, rates: Rates) -> Tensor:
 
 
 def shape_path(pc: Tensor, shift: Tensor, h: Tensor, rates: Rates) -> Tensor:
-    """p_c, from the mean's shift divided by σ."""
+    """p_c, from the mean's shift in the coordinates that it is kept in."""
     return (1 - rates.cc) * pc + h * math.sqrt(rates.cc * (2 - rates.cc) * rates.mueff) * shift
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from functional_optim.search import covariance
 from functional_optim.search.base import Search, Start, check_positive, method, normal
-from functional_optim.search.covariance import Rates, as_tensor, effective, log_weights
+from functional_optim.search.covariance import Rates, as_tensor
 from functional_optim.search.shaping import weigh
 
 
@@ -30,7 +30,7 @@ class SepCMAState(NamedTuple):
     ps: Tensor
     """p_σ, the path that steers σ, (d,)."""
     pc: Tensor
-    """p_c, the path that stretches C, (d,)."""
+    """p_c, the path that stretches C, (d,): in units of the deviations of its time."""
     C: Tensor
     """The diagonal of the covariance of candidates divided by σ², (d,)."""
 
@@ -40,22 +40,34 @@ def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
 
     For many parameters, and functions that separate or nearly do. It knows no correlations.
 
+    ::
+
+        C ← C exp(ln 2 (c₁ (p_c² − 1) + c_μ Σ wₖ (zₖ² − 1)))        zₖ = (xₖ − m) / (σ √C)
+
+    entry by entry. The diagonal is multiplied, so it stays positive whatever the weights, and
+    scales that differ a thousandfold are learned quickly. p_c, like z, is in units of √C.
+
     Args:
         population: n ≥ 2; `default_population(params)` = 4 + ⌊3 ln d⌋ is the paper's.
         sigma: σ > 0 at first: a number or a 0-dim tensor.
 
-    Weights ln(n/2 + ½) − ln k of the better half, and the paper's constants: CMA-ES's of its time,
-    with a learning rate of C that is (d + 2)/3 times as large; h_σ as in `cma_es`. (pycma's
-    CMA_diagonal is another method, multiplicative and with negative weights: it learns scales that
-    differ a thousandfold sooner.)
+    The rule and all constants are those of pycma 4.5.0 with CMA_diagonal=True,
+    https://github.com/CMA-ES/pycma: the worse half has negative weights w that add up to
+    −(1 + c₁/c_μ) at most, c₁ = 1 / (d + 2√d + μ_eff/d),
+    c_μ = (μ_eff + 1/μ_eff − 1.75) / (d + 4√d + μ_eff/2) and
+    c_c = (1 + (1 + μ_eff)/d) / (√d + (1 + 2 μ_eff)/d); σ, its path and h_σ are as in `cma_es`;
+    where h_σ = 0, c₁ is multiplied by 1 − c_c (2 − c_c). Only here, no deviation √C changes by more
+    than a factor of e in one generation, as σ does not: candidates from elsewhere may be far away.
 
     State: `SepCMAState`.
 
     Raises:
         ValueError: if sigma is no positive number, or the population is below 2.
 
-    Paper: Ros, Hansen, "A Simple Modification in CMA-ES Achieving Linear Time and Space
-    Complexity", https://doi.org/10.1007/978-3-540-87700-4_30, section 3.
+    Papers: Ros, Hansen, "A Simple Modification in CMA-ES Achieving Linear Time and Space
+    Complexity", https://doi.org/10.1007/978-3-540-87700-4_30, has the idea; its C is a mean, with
+    positive weights only. Akimoto, Hansen, "Diagonal Acceleration for Covariance Matrix Adaptation
+    Evolution Strategies", https://arxiv.org/abs/1905.05885, section 4, has the exponential update.
 
     Example::
 
@@ -82,39 +94,32 @@ def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
 
     def learn(state: SepCMAState, x: Tensor, losses: Tensor) -> dict[str, Any]:
         rates = separable_rates(state.mean.shape[0], population)
-        sigma = state.sigma.to(x.dtype)
-        w = weigh(losses, as_tensor(rates.weights, x)).to(x.dtype)
-        y = (x - state.mean) / sigma
-        shift = w @ y
-        ps = covariance.step_path(state.ps, shift / state.C.sqrt(), rates)
+        weights = as_tensor(rates.weights, x)
+        deviation = state.sigma.to(x.dtype) * state.C.sqrt()
+        z = (x - state.mean) / deviation
+        shift = weigh(losses, weights.clamp(min=0)).to(x.dtype) @ z
+        ps = covariance.step_path(state.ps, shift, rates)
         h = covariance.keeps_pace(ps, state.step, rates)
         pc = covariance.shape_path(state.pc, shift, h, rates)
-        C = (1 - rates.c1 - rates.cmu) * state.C + rates.c1 * pc.square()
+        c1 = rates.c1 * (1 - (1 - h) * rates.cc * (2 - rates.cc))
+        w = rates.cmu * weigh(losses, weights).to(x.dtype)
+        growth = c1 * (pc.square() - 1) + w @ (z.square() - 1)
         return {
-            "mean": state.mean + sigma * shift,
+            "mean": state.mean + deviation * shift,
             "sigma": covariance.step_size(state.sigma, ps, rates),
             "ps": ps,
             "pc": pc,
-            "C": C + rates.cmu * (w @ y.square()),
+            "C": state.C * (math.log(2) * growth).clamp(-2, 2).exp(),
         }
 
     return method("sep_cma_es", population, SepCMAState, start, sample, learn, least=2)
 
 
 def separable_rates(d: int, population: int) -> Rates:
-    """The paper's constants: c₁ = c_cov/μ_cov and c_μ = c_cov (1 − 1/μ_cov) with μ_cov = μ_eff."""
-    weights = [max(w, 0.0) for w in log_weights(population)]
-    mueff = effective(weights)
-    full = 2 / (d + math.sqrt(2)) ** 2 / mueff
-    full += (1 - 1 / mueff) * min(1, (2 * mueff - 1) / ((d + 2) ** 2 + mueff))
-    cov = min(1.0, full * (d + 2) / 3)
-    cs = (mueff + 2) / (d + mueff + 3)
-    return Rates(
-        weights=weights,
-        mueff=mueff,
-        cc=4 / (d + 4),
-        c1=cov / mueff,
-        cmu=cov * (1 - 1 / mueff),
-        cs=cs,
-        damps=1 + 2 * max(0.0, math.sqrt((mueff - 1) / (d + 1)) - 1) + cs,
-    )
+    """pycma's constants for a diagonal: those of C fall with d, not with its square."""
+    weights = covariance.log_weights(population)
+    mueff = covariance.effective([w for w in weights if w > 0])
+    c1 = 1 / (d + 2 * math.sqrt(d) + mueff / d)
+    cmu = min(1 - c1, (mueff + 1 / mueff - 1.75) / (d + 4 * math.sqrt(d) + mueff / 2))
+    cc = (1 + (1 + mueff) / d) / (math.sqrt(d) + (1 + 2 * mueff) / d)
+    return covariance.complete(d, weights, cc=cc, c1=c1, cmu=cmu, definite=False)
