@@ -15,6 +15,8 @@ nevergrad; the functions that are searched cost nothing.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -124,11 +126,15 @@ def cma(peer: str, effort: Effort) -> Measured:
     return race(stepped(ours, method.init(start)), {peer: theirs}, effort)
 
 
+def installed(name: str) -> Any:
+    """Another library; it need not be there."""
+    if importlib.util.find_spec(name) is None:
+        raise NotHere(f"{name} is not installed here.")
+    return importlib.import_module(name)
+
+
 def pycma(d: int, n: int) -> Callable[[], Any]:
-    try:
-        import cma as package
-    except ImportError:
-        raise NotHere("pycma is not installed here.") from None
+    package = installed("cma")
     endless = {"popsize": n, "verbose": -9, "seed": 1, "tolfun": 0, "tolx": 0, "tolfunhist": 0}
     strategy = package.CMAEvolutionStrategy(d * [1.0], 0.5, endless)
 
@@ -140,10 +146,7 @@ def pycma(d: int, n: int) -> Callable[[], Any]:
 
 
 def nevergrad(d: int, n: int) -> Callable[[], Any]:
-    try:
-        import nevergrad as package
-    except ImportError:
-        raise NotHere("nevergrad is not installed here.") from None
+    package = installed("nevergrad")
     optimizer = package.optimizers.ParametrizedCMA(popsize=n)(package.p.Array(shape=(d,)), 10**9)
 
     def step() -> None:

@@ -10,6 +10,7 @@ processes of their own. Needs cma and nevergrad (`pip install "functional_optim[
 
 from __future__ import annotations
 
+import importlib
 import math
 import multiprocessing
 import sys
@@ -142,7 +143,7 @@ def theirs(name: str) -> Found:
 
 
 def _pycma(name: str) -> Callable[[Any, Any, int], list[float]]:
-    import cma
+    cma: Any = importlib.import_module("cma")
 
     options = {"verbose": -9, "tolfun": 0, "tolx": 0, "tolfunhist": 0, "tolstagnation": 10**9}
     options |= {"CMA_diagonal": name.endswith("diagonal"), "tolxstagnation": False}
@@ -161,7 +162,7 @@ def _pycma(name: str) -> Callable[[Any, Any, int], list[float]]:
 
 
 def _nevergrad(name: str) -> Callable[[Any, Any, int], list[float]]:
-    import nevergrad
+    nevergrad: Any = importlib.import_module("nevergrad")
 
     def run(loss: Any, start: Any, seed: int) -> list[float]:
         values: list[float] = []

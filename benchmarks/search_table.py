@@ -45,7 +45,7 @@ def compared(
 ) -> str:
     """Both medians and the verdict, a line for each pair and budget; and how often it was which."""
     lines = header("ours : theirs", functions)
-    seen = dict.fromkeys(("better", "equal", "worse"), 0)
+    seen: dict[str, int] = dict.fromkeys(("better", "equal", "worse"), 0)
     for name, peer, mine, other in pairs:
         for budget in budgets:
             cells = []
