@@ -138,6 +138,21 @@ def test_m22_a_resumed_run_is_the_uninterrupted_one(name, dtype):
     assert equal(values(again), values(model))
 
 
+@pytest.mark.parametrize("name", ["snes", "cma_es", "mezo"])
+def test_a_checkpoint_goes_on_in_another_precision(name):
+    model, wide = model_of(), model_of(torch.float64)
+    opt, other = made(name, model.parameters()), made(name, wide.parameters())
+    steps(opt, model, 2)
+    other.load_state_dict(opt.state_dict())
+    like = made(name, wide.parameters()).method_state()
+    for _ in range(2):
+        state = other.method_state()
+        for (path, x), y in zip(fo.tree.items(state), fo.tree.leaves(like), strict=True):
+            assert x.dtype is y.dtype, path
+        steps(other, wide, 1)
+    assert state.step == 3
+
+
 @pytest.mark.parametrize("copied", ["pickle", "deepcopy"])
 @pytest.mark.parametrize("begun", [True, False])
 def test_copies_go_the_same_way(copied, begun):
