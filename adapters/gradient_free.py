@@ -82,8 +82,9 @@ class GradientFree(Runs):
         randomness.seed_tensor("GradientFree", seed, torch.device("cpu"))
         self.recipe = Recipe(method, tx, hyperparameters)
         defaults = {**self.recipe.defaults, "seed": seed}
-        state = self.recipe(defaults).init([torch.zeros(2)], 0)
-        self.kind = type(state).__name__
+        driver = self.recipe(defaults)
+        driver.init([torch.zeros(2)], 0)
+        self.kind = driver.name
         super().__init__(params, {**defaults, "method": self.kind})
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
@@ -91,8 +92,8 @@ class GradientFree(Runs):
         on: the update raises."""
         if group["method"] != self.kind:
             raise ValueError(
-                f"the parameter group is one for a method with a {group['method']}, and this "
-                f"optimizer's keeps a {self.kind}; load a checkpoint of the same method."
+                f"the parameter group is one of {group['method']}, and this optimizer's method is "
+                f"{self.kind}; load a checkpoint of the same method."
             )
         driver = self.recipe(group)
         return base.GradientTransformation(lambda params: driver.init(params, group["seed"]), _none)
@@ -232,8 +233,7 @@ class GradientFree(Runs):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of the same method for parameters of the same shapes.
 
-        Of two estimators that were called before they were passed, only the number of directions
-        is compared.
+        Of a method that was called before it was passed, the hyperparameters are not compared.
 
         Args:
             state_dict: from `state_dict()`.
@@ -312,7 +312,10 @@ class Described:
 
 
 def check_kept(kept: dict[str, Any], like: Any) -> None:
-    """Raise ValueError unless what is kept is a state of this method and these parameters."""
+    """Raise ValueError unless what is kept is a state of this method and these parameters.
+
+    Other entries may be there, but none of another transformation.
+    """
     for path, x in tree.items(like):
         found = kept.get(path)
         if not isinstance(found, Tensor) or found.shape != x.shape:
@@ -322,3 +325,10 @@ def check_kept(kept: dict[str, Any], like: Any) -> None:
                 f"hyperparameters, but the state has {has}; load a checkpoint of the same method, "
                 "model and population."
             )
+    strange = sorted(set(kept) - {path for path, _ in tree.items(like)})
+    theirs = [path for path in strange if path.startswith("tx.")]
+    if theirs:
+        raise ValueError(
+            f"the transformation has no place for {', '.join(theirs[:3])}, which the state has; "
+            "load a checkpoint with the same tx."
+        )

@@ -32,6 +32,10 @@ class Searching(NamedTuple):
 
     method: Search
 
+    @property
+    def name(self) -> str:
+        return self.method.name
+
     def init(self, params: Any, seed: int) -> Any:
         home = tree.leaves(params)[0].device
         return self.method.init(tree.map(lambda p: p.to(home), params), seed)
@@ -64,6 +68,10 @@ class Estimating(NamedTuple):
 
     estimator: Estimator
     tx: base.GradientTransformation
+
+    @property
+    def name(self) -> str:
+        return self.estimator.name
 
     def init(self, params: Any, seed: int) -> EstimatingState:
         return EstimatingState(*self.estimator.init(params, seed), tx=self.tx.init(params))

@@ -1,4 +1,4 @@
-"""Digits to 90 % by evolution and by estimators, without one backward pass."""
+"""Digits to 90 % by evolution, without one backward pass."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ def test_bad_input_raises_at_once():
         with pytest.raises(ValueError, match=match):
             make()
     for est in (fo.spsa(), fo.mezo()):
-        with pytest.raises(ValueError, match="returns one number, but got a tensor of shape"):
+        with pytest.raises(ValueError, match="returns one real number, but got a tensor of"):
             est.value_and_grad(lambda x: x)(est.init(x), x)
     est = fo.spsa()
     with pytest.raises(ValueError, match=r"losses of its 2 candidates .* but got \(3,\)"):
@@ -366,3 +366,31 @@ def test_bad_input_raises_at_once():
         est.init(torch.ones(3, dtype=torch.int64))
     with pytest.raises(TypeError, match="cannot be told its values"):
         fo.forward_gradient().ask(est.init(x), x)
+
+
+def test_forward_gradients_need_one_real_number_too():
+    x = torch.ones(3)
+    for est in (fo.forward_gradient(2), fo.forward_gradient(2, batched=False), fo.spsa()):
+        for loss_fn in (lambda x: x, lambda x: x.sum() * 1j):
+            with pytest.raises(ValueError, match="returns one real number, but got a tensor of"):
+                est.value_and_grad(loss_fn)(est.init(x), x)
+        flat = est.value_and_grad(lambda x: (x @ x).reshape(1))(est.init(x), x)
+        assert_same(flat, est.value_and_grad(lambda x: x @ x)(est.init(x), x))
+
+
+@every
+def test_losses_may_be_random(name):
+    est, x = EVERY[name](), torch.ones(3)
+    (_, grads), _ = est.value_and_grad(lambda x: torch.nn.functional.dropout(x).sum())(
+        est.init(x), x
+    )
+    assert torch.isfinite(grads).all()
+
+
+@pytest.mark.parametrize("make", [fo.spsa, fo.mezo, lambda c: fo.es_gradient(4, c)])
+def test_a_reach_that_has_fallen_to_zero_estimates_nothing(make):
+    est, x = make(fo.schedules.linear(0.1, 0.0, 1)), torch.ones(3)
+    (_, before), state = est.value_and_grad(lambda x: x @ x)(est.init(x), x)
+    (_, after), _ = est.value_and_grad(lambda x: x @ x)(state, x)
+    assert (before != 0).any()
+    assert torch.equal(after, torch.zeros(3))

@@ -138,6 +138,21 @@ def test_m22_a_resumed_run_is_the_uninterrupted_one(name, dtype):
     assert equal(values(again), values(model))
 
 
+@pytest.mark.parametrize("name", ["snes", "cma_es", "mezo"])
+def test_a_checkpoint_goes_on_in_another_precision(name):
+    model, wide = model_of(), model_of(torch.float64)
+    opt, other = made(name, model.parameters()), made(name, wide.parameters())
+    steps(opt, model, 2)
+    other.load_state_dict(opt.state_dict())
+    like = made(name, wide.parameters()).method_state()
+    for _ in range(2):
+        state = other.method_state()
+        for (path, x), y in zip(fo.tree.items(state), fo.tree.leaves(like), strict=True):
+            assert x.dtype is y.dtype, path
+        steps(other, wide, 1)
+    assert state.step == 3
+
+
 @pytest.mark.parametrize("copied", ["pickle", "deepcopy"])
 @pytest.mark.parametrize("begun", [True, False])
 def test_copies_go_the_same_way(copied, begun):
@@ -303,17 +318,26 @@ def test_dtypes_may_be_mixed_and_complex():
 def test_methods_that_look_alike_are_told_apart():
     w = torch.ones(2)
     opt, other = (GradientFree([w], each, tx=fo.sgd, lr=0.1) for each in (spsa, mezo))
-    with pytest.raises(ValueError, match=r"have no 'c'.*the same kind of optimizer"):
+    with pytest.raises(ValueError, match=r"of mezo, and .* method is spsa; load a checkpoint of"):
         opt.load_state_dict(other.state_dict())
     snes, cem = (GradientFree([w], each(5, 0.1)) for each in (search.snes, search.cem))
     cem.step(lambda: w.sum())
-    with pytest.raises(ValueError, match="keeps a SNESState; load a checkpoint of the same method"):
+    with pytest.raises(ValueError, match=r"of cem, and .* method is snes; load a checkpoint of"):
         snes.load_state_dict(cem.state_dict())
     three = GradientFree([w], spsa, samples=3, tx=fo.sgd, lr=0.1)
     three.step(lambda: w.sum())
     single = GradientFree([w], spsa(), tx=fo.sgd, lr=0.1)
     with pytest.raises(ValueError, match="weights has shape"):
         single.load_state_dict(three.state_dict())
+    finished = GradientFree([w], mezo(), tx=fo.sgd, lr=0.1)
+    with pytest.raises(ValueError, match=r"of spsa, and .* method is mezo; load a checkpoint of"):
+        finished.load_state_dict(single.state_dict())
+    adam, descent = (GradientFree([w], mezo(), tx=tx) for tx in (fo.adam(0.1), fo.sgd(0.1)))
+    adam.step(lambda: w.sum())
+    before = descent.state_dict()
+    with pytest.raises(ValueError, match=r"has no place for tx\..* with the same tx"):
+        descent.load_state_dict(adam.state_dict())
+    assert descent.state_dict() == before
 
 
 WRONG = {

@@ -198,6 +198,13 @@ def test_m20_annealing_finds_the_lowest_of_many_wells():
     assert greedy.params.min() > 3.5  # at temperature 0 it stays in its well
 
 
+def test_m20_a_chain_of_parameters_records_no_gradients():
+    w = torch.ones(3, requires_grad=True)
+    tx = fo.metropolis(walk(1.0))
+    updates, state = tx.update(None, tx.init(w), w, value=w @ w)
+    assert not any(x.requires_grad for x in (updates, *state))
+
+
 def test_m20_a_temperature_of_infinity_refuses_nothing_finite():
     x = torch.zeros(1)
     _, state, _ = run(fo.metropolis(walk(1.0), math.inf), x, lambda x: (x**2).sum() * 100, 10)

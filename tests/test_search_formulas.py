@@ -10,6 +10,7 @@ from helpers import assert_close
 
 import functional_optim as fo
 from functional_optim import search
+from functional_optim.search.cma import active_rates, decompose
 from functional_optim.search.shaping import nes_utilities, weigh
 
 D, N, SIGMA = 3, 6, 0.4
@@ -107,6 +108,23 @@ def test_cem():
 
     method = search.cem(N, SIGMA, elites=3, smoothing=0.6, noise=lambda count: 0.1 / (1 + count))
     against(method, learn, {"mean": START, "sigma": constant(SIGMA)})
+
+
+def test_candidates_without_a_finite_loss_are_no_elites():
+    method = search.cem(N, SIGMA, elites=4, smoothing=1.0)
+    x, state = method.ask(method.init(START))
+    losses = torch.tensor([math.nan, 1.0, math.inf, 2.0, math.nan, math.nan])
+    state = method.tell(x, losses, state)
+    # the finite ones have a whole place each, the others share two
+    assert_close(state.mean, x[[1, 3]].mean(0), 1e-12)
+    assert_close(state.sigma, x[[1, 3]].std(0, correction=0), 1e-12)
+
+
+def test_a_covariance_matrix_that_is_nearly_singular_still_gives_candidates():
+    state = search.cma_es(N, SIGMA).init(START)
+    broken = torch.tensor([1.0, 1e-20, -1e-16], dtype=torch.float64).diag()
+    found = decompose(state, broken, active_rates(D, N))
+    assert_close(found["D"].sort().values, torch.tensor([1e-7, 1e-7, 1.0]).double(), 1e-6)
 
 
 def test_sep_cma_es():
@@ -247,7 +265,8 @@ BAD = {
     "population of 1 or more, but got 0": lambda: search.random_search(0, 0.1),
     "finite sigma above 0, but got -1": lambda: search.cma_es(8, -1.0),
     "factor above 1, but got 1.0": lambda: search.one_plus_one(0.1, factor=1.0),
-    "elites in": lambda: search.cem(8, 0.1, elites=9),
+    r"integer in \[1, 8\] as its elites, but got 9": lambda: search.cem(8, 0.1, elites=9),
+    "integer in .* as its elites, but got 2.5": lambda: search.cem(8, 0.1, elites=2.5),
     "smoothing in": lambda: search.cem(8, 0.1, smoothing=0.0),
     "knows the strategies": lambda: search.differential_evolution(8, 0.1, strategy="best/2"),
     "temperature of 0 or more": lambda: search.annealing(1, 0.1, -1.0),

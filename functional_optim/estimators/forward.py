@@ -16,7 +16,9 @@ from functional_optim.estimators.protocol import (
     Rays,
     check_count,
     key_ahead,
+    number,
     seen,
+    shared,
 )
 
 
@@ -60,7 +62,7 @@ def forward_gradient(
             f'forward_gradient draws "normal" numbers or "rademacher" signs, but got '
             f"{distribution!r}."
         )
-    rays = Rays(directions, distribution == "rademacher", batched)
+    name, rays = "forward_gradient", Rays(directions, distribution == "rademacher", batched)
 
     def measure(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, EstimatorState]]:
         def measured(
@@ -71,7 +73,8 @@ def forward_gradient(
 
             def along(i: Any) -> Any:
                 def loss(*leaves: Tensor) -> Tensor:
-                    return loss_fn(tree.with_leaves(params, list(leaves)), *args)
+                    moved = tree.with_leaves(params, list(leaves))
+                    return number(name, loss_fn(moved, *args))
 
                 z = [rays.one(key, i, path, p).to(p.dtype) for path, p in named]
                 return torch.func.jvp(loss, tuple([p.detach() for _, p in named]), tuple(z))
@@ -79,18 +82,16 @@ def forward_gradient(
             with torch.no_grad():
                 if batched:
                     every = torch.arange(directions, dtype=torch.int64, device=key[0].device)
-                    values, slopes = torch.vmap(along)(every)
+                    values, slopes = torch.vmap(along, randomness="different")(every)
                 else:
                     found = [along(i) for i in range(directions)]
                     values, slopes = [torch.stack(x) for x in zip(*found, strict=True)]
-            slopes = slopes.to(state.weights)
-            finite = slopes.isfinite()
-            weights = torch.where(finite, slopes, 0.0) / finite.sum().clamp(min=1)
+            weights = shared(slopes.to(state.weights))
             return seen(values.to(weights)), EstimatorState(state.step + 1, state.seed, weights)
 
         return measured
 
-    return Estimator(rays.start("forward_gradient"), measure, rays.gradient, refuse, refuse)
+    return Estimator(rays.start(name), measure, rays.gradient, refuse, refuse, name)
 
 
 def refuse(*args: Any) -> Any:

@@ -15,8 +15,11 @@ from functional_optim.estimators.protocol import (
     Estimator,
     EstimatorState,
     Rays,
+    finite,
     key_ahead,
+    number,
     seen,
+    shared,
 )
 from functional_optim.search import evaluate
 
@@ -71,7 +74,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
     def measure(loss_fn: Callable[..., Any]) -> Callable[..., tuple[Tensor, EstimatorState]]:
         def one(moved: Tree, *args: Any) -> Tensor:
-            return number(name, loss_fn(moved, *args))
+            return number(name, loss_fn(moved, *args)).detach()
 
         def measured(
             state: EstimatorState, params: Tree, *args: Any
@@ -94,25 +97,12 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
             )
         losses = losses.detach().to(state.weights)
         _, c = at(state)
-        weights = weigh(losses[:n], losses[n:]) / (2 * c)
+        weights = finite(weigh(losses[:n], losses[n:]) / (2 * c))  # c may have fallen to 0
         return seen(losses), EstimatorState(state.step + 1, state.seed, weights)
 
-    return Estimator(rays.start(name), measure, rays.gradient, candidates, read)
+    return Estimator(rays.start(name), measure, rays.gradient, candidates, read, name)
 
 
 def differences(plus: Tensor, minus: Tensor) -> Tensor:
     """f⁺ − f⁻, divided by how many of them are finite; 0 where it is not."""
-    gap = plus - minus
-    finite = gap.isfinite()
-    return torch.where(finite, gap, 0.0) / finite.sum().clamp(min=1)
-
-
-def number(name: str, value: Any) -> Tensor:
-    """What a loss function returned, 0-dim."""
-    x = torch.as_tensor(value)
-    if x.numel() != 1:
-        raise ValueError(
-            f"{name} needs a loss function that returns one number, but got a tensor of shape "
-            f"{tuple(x.shape)}; take its mean."
-        )
-    return x.detach().reshape(())
+    return shared(plus - minus)

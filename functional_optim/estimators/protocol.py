@@ -76,6 +76,8 @@ class Estimator(NamedTuple):
     candidates: Callable[[EstimatorState, Tree], Tree]
     read: Callable[[Tensor, EstimatorState], tuple[Tensor, EstimatorState]]
     """Losses of the candidates, and the state before them → value, state."""
+    name: str = ""
+    """What checkpoints of `adapters.GradientFree` call it."""
 
     def value_and_grad(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """A function (state, params, *args) → ((value, grads), state)."""
@@ -110,8 +112,8 @@ def replay(
 
     Args:
         estimator: the one of the run.
-        tx: what turned its estimates into updates. With a schedule, or with new hyperparameters at
-            some step, replay piece by piece.
+        tx: what turned its estimates into updates. It follows its schedules; where somebody gave it
+            new hyperparameters at some step, replay piece by piece.
         params: the parameters at the start of the log.
         log: the states after each estimate. One takes 24 bytes, more with several directions.
         opt_state: of tx at the start of the log. Default: `tx.init(params)`.
@@ -198,10 +200,29 @@ def key_ahead(state: EstimatorState) -> tuple[Words, Tensor]:
 
 def seen(losses: Tensor) -> Tensor:
     """The mean of the losses that are finite; infinite if none is."""
-    finite = losses.isfinite()
-    count = finite.sum()
-    total = torch.where(finite, losses, 0.0).sum()
-    return torch.where(count > 0, total / count.clamp(min=1), torch.inf)
+    count = losses.isfinite().sum()
+    return torch.where(count > 0, finite(losses).sum() / count.clamp(min=1), torch.inf)
+
+
+def shared(x: Tensor) -> Tensor:
+    """What is finite, divided by how many are, so that the sum is a mean; 0 for the others."""
+    return finite(x) / x.isfinite().sum().clamp(min=1)
+
+
+def finite(x: Tensor) -> Tensor:
+    """What is finite, and 0 for what is not."""
+    return torch.where(x.isfinite(), x, 0.0)
+
+
+def number(name: str, value: Any) -> Tensor:
+    """What a loss function returned, 0-dim."""
+    x = torch.as_tensor(value)
+    if x.numel() != 1 or x.is_complex():
+        raise ValueError(
+            f"{name} needs a loss function that returns one real number, but got a tensor of "
+            f"{x.dtype} and shape {tuple(x.shape)}; take e.g. its mean."
+        )
+    return x.reshape(())
 
 
 def check_count(name: str, what: str, count: Any) -> None:

@@ -51,8 +51,9 @@ class Search(NamedTuple):
     Vectors are kept in float32, or in float64 if any parameter is double, whatever the
     parameters' own dtype: candidates are rounded, the state is not, so nothing drifts.
 
-    In a generation without a finite loss nothing is learned; likewise where a step would make a
-    number of the state infinite.
+    In a generation without a finite loss nothing is learned (but `one_plus_one` has learned that
+    the child is worse than its parent); likewise where a step would make a number of the state
+    infinite.
 
     Raises:
         TypeError: from `init`, for a leaf that is no floating-point or complex tensor.
@@ -76,6 +77,8 @@ class Search(NamedTuple):
     ask: Callable[[Any], tuple[Any, Any]]
     tell: Callable[[Any, Tensor, Any], Any]
     population: int
+    name: str = ""
+    """What checkpoints of `adapters.GradientFree` call it."""
 
 
 class Start(NamedTuple):
@@ -141,16 +144,20 @@ def method(
     def tell(candidates: Any, fitness: Tensor, state: Any) -> Any:
         check_told(name, population, candidates, fitness, state.best)
         losses = worst_if_not_finite(fitness.detach().to(state.best_fitness))
-        x = spread(state.best, population, dtype).vector(candidates)
+        x = spread(state.best, population, dtype).vector(candidates).detach()
         learned = settled(state, losses, learn(state, x, losses))
         return state._replace(**learned, **best_of(candidates, losses, state), step=state.step + 1)
 
-    return Search(init, ask, tell, population)
+    return Search(init, ask, tell, population, name)
 
 
 def settled(state: Any, losses: Tensor, new: dict[str, Any]) -> dict[str, Any]:
-    """The new fields, or the old ones where nothing could be learned."""
-    ok = losses.isfinite().any()
+    """The new fields, or the old ones where nothing could be learned.
+
+    Losses are compared among themselves, and with those that the state has of members or a parent.
+    """
+    known = [getattr(state, name).reshape(-1) for name in new if "fitness" in name]
+    ok = torch.cat([losses, *known]).isfinite().any()
     for name, field in new.items():
         if isinstance(field, Tensor) and "fitness" not in name:
             ok = ok & field.isfinite().all()

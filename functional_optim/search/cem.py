@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.search.base import Search, Start, check_positive, method, normal
+from functional_optim.search.base import (
+    Search,
+    Start,
+    check_population,
+    check_positive,
+    method,
+    normal,
+)
 from functional_optim.search.shaping import weigh
 
 
@@ -74,12 +81,15 @@ def cem(
         >>> bool(fo.search.center(state).abs().max() < 1e-2)
         True
     """
+    check_population("cem", population, 2)
     check_positive("cem", sigma=sigma)
     numeric.check(lambda x: 0.0 < x <= 1.0, smoothing, "cem needs smoothing in (0, 1], but got {}.")
     numeric.check(lambda x: x >= 0.0, noise, "cem needs noise of 0 or more, but got {}.")
     k = max(1, population // 4) if elites is None else elites
-    if not 1 <= k <= max(population, 1):
-        raise ValueError(f"cem needs elites in [1, {population}], but got {elites}.")
+    if not isinstance(k, int) or not 1 <= k <= population:
+        raise ValueError(
+            f"cem needs an integer in [1, {population}] as its elites, but got {elites!r}."
+        )
 
     def start(at: Start) -> dict[str, Any]:
         return {
@@ -106,4 +116,4 @@ def cem(
             "sigma": (sigma.square() + extra.square()).sqrt(),
         }
 
-    return method("cem", population, CEMState, start, sample, learn, least=2)
+    return method("cem", population, CEMState, start, sample, learn)

@@ -100,4 +100,5 @@ def nes_utilities(n: int) -> list[float]:
     max(0, ln(n/2 + 1) − ln k) at place k, divided by their sum, less 1/n.
     """
     raw = [max(0.0, math.log(n / 2 + 1) - math.log(k)) for k in range(1, n + 1)]
-    return [x / sum(raw) - 1 / n for x in raw]
+    total = sum(raw)
+    return [x / total - 1 / n for x in raw]

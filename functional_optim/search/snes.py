@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.search.base import Search, Start, check_positive, method, normal
+from functional_optim.search.base import (
+    Search,
+    Start,
+    check_population,
+    check_positive,
+    method,
+    normal,
+)
 from functional_optim.search.shaping import nes_utilities, weigh
 
 
@@ -69,10 +76,11 @@ def snes(
         >>> bool(fo.search.center(state).abs().max() < 1e-3)
         True
     """
+    check_population("snes", population, 2)
     check_positive("snes", sigma=sigma, lr=lr)
     if lr_sigma is not None:
         check_positive("snes", lr_sigma=lr_sigma)
-    utilities = nes_utilities(max(population, 2)) if isinstance(population, int) else []
+    utilities = nes_utilities(population)
 
     def start(at: Start) -> dict[str, Any]:
         return {
@@ -94,4 +102,4 @@ def snes(
             "sigma": state.sigma * (0.5 * half * (u @ (z.square() - 1))).exp(),
         }
 
-    return method("snes", population, SNESState, start, sample, learn, least=2)
+    return method("snes", population, SNESState, start, sample, learn)

@@ -125,7 +125,7 @@ def metropolis(
         degrees = numeric.at(temperature, step.to(torch.float64))
         # chance < exp(−(new − old) / T), without dividing by a temperature of 0
         taken = (new <= state.value) | (chance.log() * degrees < state.value - new)
-        kept = tree.map(lambda p, old: torch.where(taken, p, old), params, state.params)
+        kept = tree.map(lambda p, old: torch.where(taken, p.detach(), old), params, state.params)
         proposal = propose(kept, draws.like(key, params))
         tree.check_same(params, proposal, "params", "the proposal", "return one tensor for each")
         after = MetropolisState(
