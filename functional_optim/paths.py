@@ -1,7 +1,8 @@
 """Choosing leaves of a tree: by patterns of their paths, by a predicate, or by a tree of answers.
 
 A path is the keys joined by dots, as in `dict(model.named_parameters())`: `blocks.0.weight`. What
-lists, tuples and NamedTuples hold is numbered from 0. The path of a lone tensor is empty.
+lists and tuples hold is numbered from 0; what NamedTuples hold is called as their fields. The path
+of a lone tensor is empty.
 """
 
 from __future__ import annotations
