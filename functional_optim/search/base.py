@@ -96,6 +96,10 @@ class Start(NamedTuple):
             return x.detach().to(device=self.mean.device, dtype=torch.float64).reshape(()).clone()
         return torch.full((), x, dtype=torch.float64, device=self.mean.device)
 
+    def deviations(self, sigma: Any) -> Tensor:
+        """One deviation for each entry, (d,), all the same at first."""
+        return self.number(sigma).to(self.mean.dtype).expand_as(self.mean).clone()
+
 
 def method(
     name: str,

@@ -92,10 +92,7 @@ def cem(
         )
 
     def start(at: Start) -> dict[str, Any]:
-        return {
-            "mean": at.mean,
-            "sigma": at.number(sigma).to(at.mean.dtype).expand_as(at.mean).clone(),
-        }
+        return {"mean": at.mean, "sigma": at.deviations(sigma)}
 
     def sample(state: CEMState) -> Tensor:
         return state.mean + state.sigma * normal(state, population, state.mean)

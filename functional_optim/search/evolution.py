@@ -156,7 +156,7 @@ def pgpe(
     )
 
     def start(at: Start) -> dict[str, Any]:
-        deviations = at.number(sigma).to(at.mean.dtype).expand_as(at.mean).clone()
+        deviations = at.deviations(sigma)
         return {
             "mean": at.mean,
             "sigma": deviations,
