@@ -75,7 +75,7 @@ class Runs(torch.optim.Optimizer):
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
     """
 
-    compile: Compile = True
+    compile: Compile  # of each object alone: wrappers ask their own class before it
     counts_steps: bool = True
     integer_steps: bool = False
 
@@ -206,7 +206,7 @@ class Runs(torch.optim.Optimizer):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"compile": self.compile} if "compile" in self.__dict__ else {}
+        own = {"compile": self.compile} if hasattr(self, "compile") else {}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
