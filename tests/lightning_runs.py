@@ -81,11 +81,11 @@ class Resumable(DataLoader):
         self.at = 0
 
     def __iter__(self) -> Iterator[Any]:
+        self.at %= len(self)  # Lightning asks for as many as there are, and so ends no iterator
         for i, batch in enumerate(super().__iter__()):
             if i == self.at:
                 self.at += 1
                 yield batch
-        self.at = 0
 
     def state_dict(self) -> dict[str, int]:
         return {"at": self.at}
