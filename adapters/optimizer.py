@@ -210,7 +210,10 @@ class Runs(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        known = "differentiable" in (state.get("defaults") or self.defaults)
         super().__setstate__(state)
+        if not known:  # torch adds it, and a group that is added later would be unlike the others
+            self.defaults.pop("differentiable", None)
         for mine in self.state.values():
             for key, value in mine.items():
                 if isinstance(value, Tensor) and value.dim() == 0:
