@@ -119,13 +119,10 @@ def fabric(pl, kind):
     return [whole(p) for p in model.parameters()]
 
 
-def work(rank: int, folder: str, port: int) -> None:
+def work(rank: int, folder: str) -> None:
     """What one process does: each part's result, or how it failed, goes into its file."""
     torch.set_num_threads(1)
-    os.environ.update(
-        LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1"
-    )
-    os.environ["MASTER_PORT"] = str(port)
+    os.environ["LOCAL_RANK"] = str(rank)  # so Lightning starts no processes of its own
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meeting",
@@ -161,10 +158,7 @@ def both(tmp_path_factory):
     """The results of the two processes."""
     folder = tmp_path_factory.mktemp("ranks")
     context = mp.get_context("spawn")
-    ranks = [
-        context.Process(target=work, args=(r, str(folder), 29611), daemon=True)
-        for r in range(WORLD)
-    ]
+    ranks = [context.Process(target=work, args=(r, str(folder)), daemon=True) for r in range(WORLD)]
     for process in ranks:
         process.start()
     end = time.monotonic() + LIMIT
