@@ -54,7 +54,7 @@ LIGHTNINGS = (
     (r".*isinstance.treespec, LeafSpec.", FutureWarning),
     (r".*isinstance.treespec, LeafSpec.", DeprecationWarning),
 )
-"""What Lightning says of data that is in memory, and torch of how Lightning walks through a tree."""
+"""What Lightning says of data that is in memory, and torch of how Lightning walks over trees."""
 
 
 @pytest.fixture

@@ -61,9 +61,7 @@ class ByHand(Net):
 
 def data(batches: int = BATCHES, dtype: torch.dtype = torch.float64) -> Tensor:
     """What the batches are made of."""
-    return torch.randn(
-        batches * ROWS, 4, dtype=dtype, generator=torch.Generator().manual_seed(1)
-    )
+    return torch.randn(batches * ROWS, 4, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
 def loader(batches: int = BATCHES, dtype: torch.dtype = torch.float64) -> DataLoader:

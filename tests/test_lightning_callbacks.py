@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import assert_close, assert_same
 from torch.optim import lr_scheduler as lrs
+from voting import recipe
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -27,10 +28,6 @@ def pair(name):
         lambda params: getattr(torch.optim, name)(params, **ROWS[name]),
         lambda params: getattr(adapters, name)(params, compile=False, **ROWS[name]),
     )
-
-
-def recipe(lr, decay=0.9):
-    return fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr), fo.params_ema(decay))
 
 
 def as_recipe(params):
@@ -121,9 +118,7 @@ def thawed(kind):
 
 @names
 def test_groups_that_finetuning_adds_are_stepped_as_with_torchs(pl, name):
-    runs = [
-        pl.run(thawed(kind), max_epochs=3, callbacks=[unfreezing(pl)]) for kind in pair(name)
-    ]
+    runs = [pl.run(thawed(kind), max_epochs=3, callbacks=[unfreezing(pl)]) for kind in pair(name)]
     pl.assert_agree(runs[1], runs[0])
     assert [group["params"] for group in runs[1][1]] == [[0, 1], [2, 3]]
     assert runs[1][1][1]["lr"] == 0.01

@@ -1,4 +1,4 @@
-"""Lightning's checkpoints: resumed bitwise, ours and torch's in turn, read safely, killed amidst."""
+"""Lightning's checkpoints: resumed bitwise, ours and torch's in turn, read safely, cut short."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import cases
 import pytest
 import torch
 from helpers import assert_same
 from torch.optim import lr_scheduler as lrs
+from voting import recipe
 
 import functional_optim as fo
 from functional_optim import adapters
 
 pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-
-
-def recipe(lr, decay=0.9):
-    return fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr), fo.params_ema(decay))
 
 
 def whole(lr):
@@ -197,7 +195,7 @@ print("not killed")
 
 def test_a_kill_while_it_saves_leaves_the_last_checkpoint(pl, tmp_path):
     folder = tmp_path / "kept"
-    here = os.path.dirname(__file__)
+    here = str(Path(__file__).parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, str(folder)],

@@ -6,13 +6,10 @@ import pytest
 import torch
 from helpers import assert_close, assert_same
 from torch.optim import lr_scheduler as lrs
+from voting import recipe
 
 import functional_optim as fo
 from functional_optim import adapters
-
-
-def recipe(lr, decay=0.9):
-    return fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr), fo.params_ema(decay))
 
 
 def average(lr, decay=0.5):
@@ -113,7 +110,10 @@ def test_schedulers_by_hand(pl):
     class Scheduled(pl.ByHand):
         def configure_optimizers(self):
             opts = super().configure_optimizers()
-            return opts, [lrs.ExponentialLR(opts[0], 0.7), lrs.ReduceLROnPlateau(opts[1], patience=0)]
+            return opts, [
+                lrs.ExponentialLR(opts[0], 0.7),
+                lrs.ReduceLROnPlateau(opts[1], patience=0),
+            ]
 
         def training_step(self, batch, index):
             opts, schedulers = self.optimizers(), self.lr_schedulers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import assert_close, assert_same
+from voting import recipe
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -25,7 +26,12 @@ PRECISIONS = {
     "32-true": torch.float32,
 }
 """With the dtype of the weights."""
-COARSE = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-7, torch.float32: 1e-5, torch.float64: 1e-10}
+COARSE = {
+    torch.bfloat16: 2.0**-6,
+    torch.float16: 2.0**-7,
+    torch.float32: 1e-5,
+    torch.float64: 1e-10,
+}
 """torch's steps in half precision round after each operation, ours once: how far they may part."""
 
 names = pytest.mark.parametrize("name", ROWS)
@@ -37,10 +43,6 @@ def pair(name):
         lambda m: getattr(torch.optim, name)(m.parameters(), **ROWS[name]),
         lambda m: getattr(adapters, name)(m.parameters(), compile=False, **ROWS[name]),
     )
-
-
-def recipe(lr, decay=0.9):
-    return fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr), fo.params_ema(decay))
 
 
 def as_recipe(module):

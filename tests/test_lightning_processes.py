@@ -63,7 +63,7 @@ def ddp(pl, kind):
 
 
 def divided(pl, tensor, folder):
-    """fully_shard, or a tensor-parallel plan, under ModelParallelStrategy; from a checkpoint, too."""
+    """fully_shard, or tensor parallelism, under ModelParallelStrategy; from a checkpoint, too."""
     from lightning.pytorch.strategies import ModelParallelStrategy
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +29,9 @@ def pair(name):
 
 
 def chained(opt):
-    return lrs.ChainedScheduler([lrs.LinearLR(opt, 0.1, total_iters=3), lrs.ExponentialLR(opt, 0.9)])
+    return lrs.ChainedScheduler(
+        [lrs.LinearLR(opt, 0.1, total_iters=3), lrs.ExponentialLR(opt, 0.9)]
+    )
 
 
 def warm(opt):
@@ -160,12 +163,16 @@ def test_the_monitor_writes_what_it_writes_for_torchs(pl, name, tmp_path):
     for i, kind in enumerate(pair(name)):
         trainer, _ = monitored(pl, configure(kind), pl.Net, tmp_path / str(i))
         trainer.logger.save()
-        with open(trainer.logger.experiment.metrics_file_path) as file:
+        with Path(trainer.logger.experiment.metrics_file_path).open() as file:
             tables.append(list(csv.DictReader(file)))
     assert tables[0] == tables[1]
     assert len(tables[1]) == pl.BATCHES
     columns = set(tables[1][0])
-    assert {f"lr-{name}/first", f"lr-{name}/pg2-momentum", f"lr-{name}/first-weight_decay"} < columns
+    assert {
+        f"lr-{name}/first",
+        f"lr-{name}/pg2-momentum",
+        f"lr-{name}/first-weight_decay",
+    } < columns
     assert len({row[f"lr-{name}/pg2-momentum"] for row in tables[1]}) > 3
 
 
@@ -227,7 +234,9 @@ def test_tensorboard_has_the_same_names(pl, tmp_path):
 
 # ---------------------------------------------------------------- clipping and accumulation
 
-CLIPPING = [{"gradient_clip_val": 0.05, "gradient_clip_algorithm": how} for how in ("norm", "value")]
+CLIPPING = [
+    {"gradient_clip_val": 0.05, "gradient_clip_algorithm": how} for how in ("norm", "value")
+]
 
 
 @pytest.mark.parametrize("args", CLIPPING, ids=["norm", "value"])
