@@ -227,6 +227,14 @@ def test_an_unused_optimizer_can_be_copied():
         assert twin.compile
 
 
+def test_a_recipe_without_hyperparameters_can_be_copied():
+    opt = adapters.Optimizer(as_parameters(make_params()), fo.identity, compile=False)
+    for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        assert twin.defaults == {}
+        assert [set(group) for group in twin.param_groups] == [{"params"}]
+        twin.load_state_dict(opt.state_dict())
+
+
 @pytest.mark.parametrize("name", ["recipe", "Adafactor", "Muon", "AdamW"])
 def test_a_group_that_joins_after_a_load_is_like_the_others(name):
     """torch's own loading adds an entry to `defaults`, and with it to every later group."""

@@ -98,6 +98,8 @@ def test_lightnings_wrapper_stands_for_the_optimizer(pl, as_recipe):
     copied = copy.deepcopy(opt)
     assert_same(copied.state_dict()["state"], opt.state_dict()["state"])
     assert len(copy.deepcopy(wrapper).param_groups) == 2
+    wrapper.load_state_dict(opt.state_dict())  # as with torch's, that stays with the wrapper
+    assert wrapper.param_groups is not opt.param_groups
 
 
 def test_a_copied_module_and_trainer_train_on(pl):
