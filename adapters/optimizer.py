@@ -210,7 +210,8 @@ class Runs(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        known = "differentiable" in (state["defaults"] if "defaults" in state else self.defaults)
+        copied = "defaults" in state  # else loaded
+        known = "differentiable" in (state["defaults"] if copied else self.defaults)
         super().__setstate__(state)
         if not known:  # torch adds it, and a group that is added later would be unlike the others
             self.defaults.pop("differentiable", None)
@@ -287,8 +288,9 @@ class Optimizer(Runs):
         return {**super().__getstate__(), "recipe": self.recipe}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        recipe = state["recipe"] if "recipe" in state else self.recipe
-        defaults = state["defaults"] if "defaults" in state else self.defaults
+        copied = "defaults" in state  # else loaded
+        recipe = state["recipe"] if copied else self.recipe
+        defaults = state["defaults"] if copied else self.defaults
         for group in state["param_groups"]:
             for name in recipe.names:
                 group.setdefault(name, defaults[name])
