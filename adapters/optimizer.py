@@ -75,7 +75,7 @@ class Runs(torch.optim.Optimizer):
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
     """
 
-    compile: Compile = True
+    compile: Compile  # of each object alone: wrappers ask their own class before it
     counts_steps: bool = True
     integer_steps: bool = False
 
@@ -206,11 +206,15 @@ class Runs(torch.optim.Optimizer):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"compile": self.compile} if "compile" in self.__dict__ else {}
+        own = {"compile": self.compile} if hasattr(self, "compile") else {}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        copied = "defaults" in state  # else loaded
+        known = "differentiable" in (state["defaults"] if copied else self.defaults)
         super().__setstate__(state)
+        if not known:  # torch adds it, and a group that is added later would be unlike the others
+            self.defaults.pop("differentiable", None)
         for mine in self.state.values():
             for key, value in mine.items():
                 if isinstance(value, Tensor) and value.dim() == 0:
@@ -284,8 +288,9 @@ class Optimizer(Runs):
         return {**super().__getstate__(), "recipe": self.recipe}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        recipe = state.get("recipe") or self.recipe
-        defaults = state.get("defaults") or self.defaults
+        copied = "defaults" in state  # else loaded
+        recipe = state["recipe"] if copied else self.recipe
+        defaults = state["defaults"] if copied else self.defaults
         for group in state["param_groups"]:
             for name in recipe.names:
                 group.setdefault(name, defaults[name])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -45,3 +47,21 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+LIGHTNINGS = (
+    (r".*does not have many workers", UserWarning),
+    (r".*isinstance.treespec, LeafSpec.", FutureWarning),
+    (r".*isinstance.treespec, LeafSpec.", DeprecationWarning),
+)
+"""What Lightning says of data that is in memory, and torch of how Lightning walks over trees."""
+
+
+@pytest.fixture
+def pl() -> Any:
+    """The helpers for Lightning, which imports torch's compiler: so not before a test asks."""
+    for message, category in LIGHTNINGS:
+        warnings.filterwarnings("ignore", message, category)
+    import lightning_runs
+
+    return lightning_runs

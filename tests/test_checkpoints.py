@@ -227,6 +227,49 @@ def test_an_unused_optimizer_can_be_copied():
         assert twin.compile
 
 
+def test_a_recipe_without_hyperparameters_can_be_copied():
+    opt = adapters.Optimizer(as_parameters(make_params()), fo.identity, compile=False)
+    for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        assert twin.defaults == {}
+        assert [set(group) for group in twin.param_groups] == [{"params"}]
+        twin.load_state_dict(opt.state_dict())
+
+
+@pytest.mark.parametrize("name", ["recipe", "Adafactor", "Muon", "AdamW"])
+def test_a_group_that_joins_after_a_load_is_like_the_others(name):
+    """torch's own loading adds an entry to `defaults`, and with it to every later group."""
+
+    def make():
+        if name == "recipe":
+            return adapters.Optimizer([torch.ones(2, 2)], fo.adamw, lr=0.1)
+        return getattr(adapters, name)([torch.ones(2, 2)], lr=0.1)
+
+    opt = make()
+    keys = set(opt.param_groups[0])
+    opt.load_state_dict(make().state_dict())
+    for joined in (opt, copy.deepcopy(opt)):
+        assert joined.defaults.keys() == keys - {"params"}
+        joined.add_param_group({"params": [torch.ones(1, 2)]})
+        assert [set(group) for group in joined.param_groups] == [keys, keys]
+
+
+def test_compile_is_each_objects_own():
+    """A wrapper that takes the optimizer's class, as Lightning's does, finds the optimizer's."""
+
+    class Wrapper:
+        def __init__(self, opt):
+            self.opt = opt
+            self.__class__ = type("Wrapped", (Wrapper, type(opt)), {})
+
+        def __getattr__(self, name):
+            return getattr(self.opt, name)
+
+    for compile in (True, False, "strict"):
+        opt = adapters.SGD([torch.ones(2)], lr=0.1, compile=compile)
+        assert Wrapper(opt).compile == compile
+        assert copy.deepcopy(opt).compile == compile
+
+
 def test_a_lambda_can_be_copied_but_not_pickled():
     opt = adapters.Optimizer(as_parameters(make_params()), lambda lr: fo.sgd(lr), lr=0.1)
     copy.deepcopy(opt)

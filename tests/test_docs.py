@@ -25,7 +25,9 @@ NAMED = re.compile(r"`((?:fo|adapters|torch)\.[A-Za-z_][\w.]*)")
 # torch.compile itself warns about its own use of a deprecated module in a fresh process
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", [name for name in PAGES if snippets.blocks(PAGES[name])])
-def test_the_examples_of_a_page_run(name: str) -> None:
+def test_the_examples_of_a_page_run(name: str, request: pytest.FixtureRequest) -> None:
+    if "import lightning" in PAGES[name]:
+        request.getfixturevalue("pl")  # which ignores Lightning's own warnings
     names = snippets.run_page(name, PAGES[name])
     if name == "README.md":
         assert float(names["loss"]) < 2.0

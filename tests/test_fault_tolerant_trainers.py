@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 
 import pytest
 import torch
@@ -119,22 +118,13 @@ def test_t40_torchft_local_sgd_over_it():
     assert_same(everything(opt), everything(alone))
 
 
-@pytest.fixture
-def lightning():
-    import lightning as found
-
-    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    return found
-
-
 BATCHES = 6
 
 
-def module(lightning, group, manual=False, **kwargs):
+def module(pl, group, manual=False, **kwargs):
     """A LightningModule over a linear layer, with a scheduler that steps after each batch."""
 
-    class Module(lightning.LightningModule):
+    class Module(pl.lightning.LightningModule):
         def __init__(self):
             super().__init__()
             self.net = model()
@@ -159,33 +149,15 @@ def module(lightning, group, manual=False, **kwargs):
     return Module()
 
 
-def fit(lightning, module, batches=BATCHES, max_epochs=1, ckpt_path=None, **kwargs):
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=max_epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **kwargs,
-    )
-    trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(batches, 1)), ckpt_path=ckpt_path)
-    return trainer
+def fit(pl, module, batches=BATCHES, **kwargs):
+    return pl.fit(module, torch.utils.data.DataLoader(torch.zeros(batches, 1)), **kwargs)
 
 
-quiet = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    "ignore:.*isinstance.treespec, LeafSpec.:FutureWarning",
-    "ignore:.*isinstance.treespec, LeafSpec.:DeprecationWarning",
-)
-
-
-@quiet
 @pytest.mark.parametrize("manual", [False, True])
-def test_t31_lightning(lightning, manual):
+def test_t31_lightning(pl, manual):
     script = [True, False, True, False, False, True]
-    mine = module(lightning, Scripted(script), manual)
-    trainer = fit(lightning, mine)
+    mine = module(pl, Scripted(script), manual)
+    trainer = fit(pl, mine)
     (opt,) = trainer.optimizers
     assert opt.coordinator.next == BATCHES
     assert opt.coordinator.step == 3
@@ -198,35 +170,32 @@ def test_t31_lightning(lightning, manual):
     assert_same(everything(opt), everything(alone))
 
 
-@quiet
-def test_t31_lightning_accumulates_and_clips(lightning):
+def test_t31_lightning_accumulates_and_clips(pl):
     args = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
     ends = []
     for group in (Local(), None):
-        trainer = fit(lightning, module(lightning, group), **args)
+        trainer = fit(pl, module(pl, group), **args)
         ends.append(everything(trainer.optimizers[0]))
         if group is not None:
             assert group.step == 3
     assert_same(*ends)
 
 
-@quiet
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_t31_lightning_resumes(lightning, tmp_path):
-    trainer = fit(lightning, module(lightning, Local()))
+def test_t31_lightning_resumes(pl, tmp_path):
+    trainer = fit(pl, module(pl, Local()))
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
     ends = []
     for path in (tmp_path / "saved.ckpt", None):
-        resumed = fit(lightning, module(lightning, Local()), max_epochs=2, ckpt_path=path)
+        resumed = fit(pl, module(pl, Local()), max_epochs=2, ckpt_path=path)
         ends.append(everything(resumed.optimizers[0]))
     assert_same(*ends)
 
 
-@quiet
-def test_t31_lightning_two_optimizers_by_hand(lightning):
+def test_t31_lightning_two_optimizers_by_hand(pl):
     group = Counting()
 
-    class Module(lightning.LightningModule):
+    class Module(pl.lightning.LightningModule):
         def __init__(self):
             super().__init__()
             self.one, self.two = model(1), model(2)
@@ -245,7 +214,7 @@ def test_t31_lightning_two_optimizers_by_hand(lightning):
             return [FaultTolerantOptimizer(group, optim) for optim in inside]
 
     mine = Module()
-    fit(lightning, mine, batches=3)
+    fit(pl, mine, batches=3)
     assert group.starts == group.step == 6
     for seed, kind, net in ((1, "adamw", mine.one), (2, "sgd", mine.two)):
         lone, alone = made(kind, Local(), seed=seed)
