@@ -204,9 +204,7 @@ class Plan:
             integers = optimizer.integer_steps
             step = Integers(states, "step") if integers else Column(states, "step", time)
         keys = chain.from_iterable(tx.layout.carry)
-        carried = {
-            key: Column(states, key, value) for key, value in zip(keys, values, strict=True)
-        }
+        carried = {key: Column(states, key, value) for key, value in zip(keys, values, strict=True)}
         return Team(k, tx, members[0], cohort, places, time, step, carried, not dense)
 
     def fresh(self) -> list[Tensor]:

@@ -29,6 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
     )
+    # torch's rpc, which ignite imports, declares an interface with it
+    config.addinivalue_line(
+        "filterwarnings", "ignore:`torch.jit.interface` is deprecated:DeprecationWarning"
+    )
     # Dynamo's trace log has a record for every step of tracing, which a failing test would print
     logging.getLogger("torch.__trace").addFilter(lambda record: False)
 

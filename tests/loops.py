@@ -37,10 +37,14 @@ every_kind = pytest.mark.parametrize("kind", [drop_in, general])
 Kind = Callable[..., Any]
 
 
+def row(name: str) -> cases.Case:
+    """A row of the table."""
+    return next(case for case in cases.CASES if case.name == name)
+
+
 def rows(*names: str) -> Any:
     """Some rows of the table, as a parameter of a test."""
-    found = {case.name: case for case in cases.CASES}
-    return pytest.mark.parametrize("case", [pytest.param(found[n], id=n) for n in names])
+    return pytest.mark.parametrize("case", [pytest.param(row(n), id=n) for n in names])
 
 
 KEPT = rows("sgd", "sgd-momentum", "adamw", "adafactor", "nadam", "muon")

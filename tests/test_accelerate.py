@@ -1,14 +1,26 @@
-"""Accelerate: prepared, accumulated, clipped, saved and resumed, as it is with torch's optimizers."""
+"""Accelerate: prepared, accumulated, clipped, saved, resumed, all as with torch's optimizers."""
 
 from __future__ import annotations
 
 import accelerate
-import cases
 import pytest
 import torch
 from helpers import assert_close, assert_same
-from loops import EXACT, KEPT, batches, drop_in, every_kind, every_row, general, loss_of
-from loops import make_model, rows, stock, values
+from loops import (
+    EXACT,
+    KEPT,
+    batches,
+    drop_in,
+    every_kind,
+    every_row,
+    general,
+    loss_of,
+    make_model,
+    row,
+    rows,
+    stock,
+    values,
+)
 from torch.optim import lr_scheduler as lrs
 
 import functional_optim as fo
@@ -125,7 +137,7 @@ def test_what_accelerate_saved_of_torchs_optimizer_is_loaded(case, accelerator, 
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step..:UserWarning")
 @pytest.mark.parametrize("step_with_optimizer", [True, False])
 def test_a_scheduler_is_stepped_with_the_optimizer_or_by_hand(step_with_optimizer, accelerator):
-    case = cases.CASES[0]
+    case = row("sgd")
     histories = []
     for make in (stock, drop_in):
         here = accelerator(
@@ -154,7 +166,7 @@ def test_bfloat16_autocast_trains_float32_parameters(case, accelerator):
 @every_kind
 def test_a_step_that_the_scaler_leaves_out_is_said_to_be_skipped(kind, accelerator):
     """On a CPU Accelerate's "fp16" casts nothing and makes no scaler, so this one is given."""
-    (case,) = (c for c in cases.CASES if c.name == "adamw")
+    case = row("adamw")
     ends = []
     for make in (stock, kind):
         here = accelerator()
@@ -179,12 +191,12 @@ def test_a_step_that_the_scaler_leaves_out_is_said_to_be_skipped(kind, accelerat
 def test_fp16_on_a_cpu_is_float32(accelerator):
     here = accelerator(mixed_precision="fp16")
     assert here.scaler is None
-    model, *_ = prepared(here, drop_in, cases.CASES[0], torch.float32)
+    model, *_ = prepared(here, drop_in, row("sgd"), torch.float32)
     assert model(batches(1, torch.float32)[0]).dtype is torch.float32
 
 
 def test_accumulation_in_the_recipe_is_that_of_accelerate(accelerator):
-    (case,) = (c for c in cases.CASES if c.name == "adamw")
+    case = row("adamw")
     here = accelerator(gradient_accumulation_steps=2)
     theirs = prepared(here, drop_in, case)
     for x in batches(6):
@@ -208,7 +220,7 @@ def test_accumulation_in_the_recipe_is_that_of_accelerate(accelerator):
 
 
 def test_a_kernel_steps_a_prepared_optimizer(accelerator):
-    (case,) = (c for c in cases.CASES if c.name == "adamw")
+    case = row("adamw")
     ends = []
     for make in (stock, strict):
         here = accelerator()

@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler, swa_utils
 import functional_optim as fo
 from functional_optim import adapters
 
+
 def pair(case, **more):
     """Models with torch's class and with ours."""
     a, b = make_model(case), make_model(case)
