@@ -83,11 +83,11 @@ class Readings:
 
     def __call__(self, x: Any) -> float:
         base = x._base if isinstance(x, Tensor) else None
-        if base is None or base.device.type == "cpu" or base.dim() != 1:
+        if base is None or base.device.type == "cpu" or base.dim() != 1 or base.stride() != (1,):
             return float(x)
         if id(base) not in self.vectors:
             self.vectors[id(base)] = base.tolist()
-        return self.vectors[id(base)][x.storage_offset()]
+        return self.vectors[id(base)][x.storage_offset() - base.storage_offset()]
 
 
 class Integers:
