@@ -37,6 +37,7 @@ class Column:
         self.ours = all(x._base is not None for x in found)
         if self.ours:
             self._hand_out(torch.stack(found))
+        self.here = found[0].device.type == "cpu"
         self.versions = [x._version for x in self.tensors]
         self.known: float | None = value
 
@@ -47,23 +48,30 @@ class Column:
 
     def write(self, value: Any) -> bool:
         """Set all to one value; True if the states have new tensors for that."""
-        first = self.tensors[0]
-        moved = self.ours and isinstance(value, Tensor) and value.device != first.device
-        if moved:
-            self._hand_out(torch.empty_like(first, device=value.device))
+        moved = isinstance(value, Tensor) and self._follow(value)
         for x in self.tensors:
             x.fill_(value)
         self.versions = [x._version for x in self.tensors]
-        if isinstance(value, Tensor):
-            self.known = None
-        elif first.device.type != "cpu":
-            self.known = torch.full((), value, dtype=first.dtype, device="cpu").item()
+        if not self.here:
+            self.known = None if isinstance(value, Tensor) else self._rounded(value)
         return moved
 
+    def _follow(self, value: Tensor) -> bool:
+        """Move to the device of a value, unless the tensors are somebody else's."""
+        first = self.tensors[0]
+        if not self.ours or value.device == first.device:
+            return False
+        self._hand_out(torch.empty_like(first, device=value.device))
+        self.here = value.device.type == "cpu"
+        return True
+
+    def _rounded(self, value: float) -> float:
+        return torch.full((), value, dtype=self.tensors[0].dtype, device="cpu").item()
+
     def read(self) -> Any:
-        """The value, as it is kept: a float64 tensor where nobody here knows it."""
+        """The value, as it is kept: a float64 tensor where it is only known on another device."""
         first = self.tensors[0].reshape(-1)[0]
-        if first.device.type == "cpu":
+        if self.here:
             return first.item()
         return numeric.float64(first) if self.known is None else self.known
 

@@ -19,14 +19,26 @@ from torch.distributed.tensor import DTensor
 from torch.optim import lr_scheduler as lrs
 from torch.utils.data import DataLoader
 
+import functional_optim as fo
+
 WORLD = 2
 BATCH = 3
 EVERY = 2  # local steps between two averages
-CASES = [c for c in cases.CASES if c.name in ("sgd-momentum", "adamw", "adafactor", "composed")]
 
 
-def make(case: cases.Case, params: Any) -> Any:
-    return loops.drop_in(case, params) if case.stock else loops.general(case, params)
+def parted(lr: float) -> fo.GradientTransformation:
+    """By the names of the parameters, which Accelerate may replace."""
+    parts = {"matrices": fo.adamw(lr), "vectors": fo.sgd(lr)}
+    return fo.partition(parts, {"*.weight": "matrices", "*.bias": "vectors"})
+
+
+CASES = [loops.row(name) for name in ("sgd-momentum", "adamw", "adafactor", "composed")]
+CASES += [cases.row("parted", parted, lr=0.1)]
+
+
+def make(case: cases.Case, model: torch.nn.Module) -> Any:
+    kind = loops.drop_in if case.stock else loops.general
+    return kind(case, model.named_parameters())
 
 
 def data() -> torch.Tensor:
@@ -56,7 +68,7 @@ def whole(p: torch.Tensor) -> torch.Tensor:
 
 def prepared(here: Any, case: cases.Case) -> Any:
     model = loops.make_model(case)
-    opt = make(case, model.parameters())
+    opt = make(case, model)
     scheduler = lrs.StepLR(opt, 1, 0.7)
     return here.prepare(model, opt, scheduler, DataLoader(data(), batch_size=BATCH))
 

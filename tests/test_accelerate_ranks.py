@@ -47,7 +47,7 @@ def of(both, name):
 def passes(case, count=1):
     """The parameters that one process has after each pass over the data, in batches of both."""
     model = make_model(case)
-    opt = ranks.make(case, model.parameters())
+    opt = ranks.make(case, model)
     scheduler = lrs.StepLR(opt, 1, 0.7)
     ends = []
     for _ in range(count):
@@ -79,7 +79,7 @@ def test_shards_go_where_one_process_goes(case, both):
 @every_row
 def test_local_steps_are_averaged(case, both):
     models = [make_model(case) for _ in range(ranks.WORLD)]
-    opts = [ranks.make(case, model.parameters()) for model in models]
+    opts = [ranks.make(case, model) for model in models]
     parts = ranks.data().split(ranks.BATCH)
     for i in range(len(parts) // ranks.WORLD):
         for rank, (model, opt) in enumerate(zip(models, opts, strict=True)):
