@@ -42,7 +42,8 @@ def gathered(lr: float) -> fo.GradientTransformation:
     return fo.accumulate(fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr)), every=2)
 
 
-ROWS = [loops.row(name) for name in ("sgd-momentum", "adamw", "adafactor", "nadam", "composed")]
+NAMES = ("sgd-momentum", "adamw", "adafactor", "asgd", "nadam", "composed")
+ROWS = [loops.row(name) for name in NAMES]
 ROWS += [cases.row("watched", watched), cases.row("gathered", gathered, lr=0.1)]
 
 
