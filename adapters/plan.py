@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, kernels, numeric
-from functional_optim.adapters.numbers import Column, Integers, owned
+from functional_optim.adapters.numbers import Column, Integers, Readings, owned
 from functional_optim.adapters.whole import WholeTree
 from functional_optim.combine import extra_names
 from functional_optim.engine import Cohort, Turn, advance, how_to, same_leaves
@@ -74,16 +74,18 @@ class Team:
             return False
         return not self.carried or all(c.untouched() for c in self.carried.values())
 
-    def finish(self, carry: list[Numbers]) -> None:
-        """Write the step count and the carried numbers back."""
+    def finish(self, carry: list[Numbers]) -> bool:
+        """Write the step count and the carried numbers back; True if new tensors hold some."""
         self.time += 1
         if self.step is not None:
             self.step.write(self.time)
         if not self.carried:
-            return
+            return False
+        moved = False
         for keys, values in zip(self.tx.layout.carry, carry, strict=True):
             for key, value in zip(keys, values, strict=True):
-                self.carried[key].write(value)
+                moved |= self.carried[key].write(value)
+        return moved
 
 
 class Seen:
@@ -140,6 +142,7 @@ class Plan:
         self.teams: list[Team] = []
         self.wholes: list[WholeTree] = []
         numbers = {"step"}
+        read = Readings()
         at = 0
         for k, group in enumerate(optimizer.param_groups):
             hyper = host_values(group)
@@ -162,12 +165,12 @@ class Plan:
                 optimizer.check_gradient(p, g, group)
                 new = not optimizer.state.get(p)
                 fill_state(optimizer, p, part)
-                signature = (part, g.layout, *_signature(optimizer, p, part, new))
+                signature = (part, g.layout, *_signature(optimizer, p, part, new, read))
                 teams.setdefault(signature, []).append(i)
-            for (part, _, time, *_), members in teams.items():
+            for (part, _, *known), members in teams.items():
                 some = [live[i] for i in members]
                 places = [at + i for i in members]
-                self.teams.append(self._team(optimizer, k, part, time, some, places))
+                self.teams.append(self._team(optimizer, k, part, known, some, places))
             at += len(live)
         if len(self.teams) == 1 and len(self.teams[0].cohort.params) == at:
             self.teams[0].places = None
@@ -181,10 +184,11 @@ class Plan:
         optimizer: Runs,
         k: int,
         tx: Leafwise,
-        time: float,
+        known: list[float],
         members: list[tuple[str, Tensor]],
         places: list[int],
     ) -> Team:
+        time, *values = known
         params = [p for _, p in members]
         states = [optimizer.state.get(p) or {} for p in params]
         slots = [
@@ -197,8 +201,10 @@ class Plan:
         cohort = Cohort(tx.links, params, slots, grads, how=how, counts=tx.layout.counts)
         step = None
         if optimizer.counts_steps:
-            step = (Integers if optimizer.integer_steps else Column)(states, "step")
-        carried = {key: Column(states, key) for keys in tx.layout.carry for key in keys}
+            integers = optimizer.integer_steps
+            step = Integers(states, "step") if integers else Column(states, "step", time)
+        keys = chain.from_iterable(tx.layout.carry)
+        carried = {key: Column(states, key, value) for key, value in zip(keys, values, strict=True)}
         return Team(k, tx, members[0], cohort, places, time, step, carried, not dense)
 
     def fresh(self) -> list[Tensor]:
@@ -262,9 +268,9 @@ class Plan:
         for whole in self.wholes:
             whole.run(extra)
         advance(turns)
-        for team, turn in zip(self.teams, turns, strict=True):
-            team.finish(turn.carried)
-        if self.restless:
+        pairs = zip(self.teams, turns, strict=True)
+        moved = [team.finish(turn.carried) for team, turn in pairs]
+        if self.restless or any(moved):
             self.seen = Seen(optimizer, self.numbers)
 
 
@@ -373,14 +379,16 @@ def _keeps_state(optimizer: Runs, tx: Leafwise) -> bool:
     return optimizer.counts_steps or any(layout.slots) or any(layout.carry)
 
 
-def _signature(optimizer: Runs, p: Tensor, tx: Leafwise, new: bool) -> tuple[float, ...]:
+def _signature(
+    optimizer: Runs, p: Tensor, tx: Leafwise, new: bool, read: Readings
+) -> tuple[float, ...]:
     """What tensors that step together have in common: finished steps, carried numbers.
 
     An optimizer that keeps no step count, as torch's SGD, knows only whether it was here before.
     """
     mine = optimizer.state.get(p) or {}
-    time = float(mine["step"]) if optimizer.counts_steps else float(not new)
-    return (time, *[float(mine[key]) for keys in tx.layout.carry for key in keys])
+    time = read(mine["step"]) if optimizer.counts_steps else float(not new)
+    return (time, *[read(mine[key]) for keys in tx.layout.carry for key in keys])
 
 
 def _param_lists(optimizer: Runs) -> list[list[Tensor]]:

@@ -36,6 +36,9 @@ GRAIN = 1 << 15
 CHUNK = 16
 """Tensors that one launch steps on a device where launches are dear."""
 
+WITHOUT_MEMORY = ("lazy", "xla")
+"""Devices whose tensors stand for operations still to be run: a view cannot be made over them."""
+
 
 class Pack:
     """Links and their numbers in a step, in the form each kind of kernel reads.
@@ -287,6 +290,8 @@ def kernel_size(p: Tensor) -> int:
 def fits(tensors: list[Tensor], flat: bool) -> bool:
     """Can a kernel see these tensors, all of one leaf, through their memory alone?"""
     first = tensors[0]
+    if first.device.type in WITHOUT_MEMORY:
+        return False
     dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
     return dense and all(
         type(x) in PLAIN

@@ -311,7 +311,9 @@ def _whole(tx: base.GradientTransformation) -> Callable[..., tuple[Any, Any]]:
 def _check_apart(params: list[Tensor]) -> None:
     seen: set[int] = set()
     for p in params:
-        if p.numel() and p.data_ptr() in seen:
+        if not p.numel() or not p.data_ptr():  # 0: of a device whose tensors have no memory
+            continue
+        if p.data_ptr() in seen:
             raise ValueError(
                 f"two parameters of shape {tuple(p.shape)} share their memory, so a step in place "
                 "would move it twice; pass tied weights once."

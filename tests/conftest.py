@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
     )
+    # torch's rpc, which ignite imports, declares an interface with it
+    config.addinivalue_line(
+        "filterwarnings", "ignore:`torch.jit.interface` is deprecated:DeprecationWarning"
+    )
     # Dynamo's trace log has a record for every step of tracing, which a failing test would print
     logging.getLogger("torch.__trace").addFilter(lambda record: False)
 
@@ -39,6 +44,25 @@ def pytest_configure(config: pytest.Config) -> None:
 def seed_and_thread() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # tensors are tiny here; test_engine asks for more
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_left() -> Iterator[None]:
+    """Accelerate and transformers keep precision and devices in classes and in the environment."""
+    before = _settings()
+    yield
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        for name in _settings().keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
 
 
 @pytest.fixture

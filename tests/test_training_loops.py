@@ -9,41 +9,11 @@ import cases
 import pytest
 import torch
 from helpers import assert_close, assert_same
+from loops import EXACT, backward, batches, every_row, loss_of, make_model, values
 from torch.optim import lr_scheduler, swa_utils
 
 import functional_optim as fo
 from functional_optim import adapters
-
-EXACT = 1e-10
-every_row = pytest.mark.parametrize("case", cases.with_torch())
-
-
-def make_model(case, dtype=torch.float64):
-    """Two layers; of matrices only for a row that takes no other."""
-    torch.manual_seed(0)
-    bias = case.dim is None
-    layers = [torch.nn.Linear(4, 5, bias), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias)]
-    return torch.nn.Sequential(*layers).to(dtype)
-
-
-def batches(count, dtype=torch.float64):
-    torch.manual_seed(1)
-    return [torch.randn(6, 4, dtype=dtype) for _ in range(count)]
-
-
-def loss_of(model, x):
-    return (model(x) - x.sum(1, keepdim=True)).square().mean()
-
-
-def backward(model, opt, x):
-    opt.zero_grad()
-    loss = loss_of(model, x)
-    loss.backward()
-    return loss
-
-
-def values(model):
-    return [p.detach().clone() for p in model.parameters()]
 
 
 def pair(case, **more):
