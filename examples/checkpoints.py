@@ -42,7 +42,7 @@ def save(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
     meet()
-    dcp.save(state, checkpoint_id=part)
+    dcp.save(state, checkpoint_id=part)  # pyright: ignore[reportPrivateImportUsage]
     if first():
         discard(final)
         part.rename(final)
@@ -91,7 +91,7 @@ def train(folder: Path) -> dict[str, Any]:
     found = newest(folder)
     if found is not None:
         saved = {"model": params, "optimizer": fo.state_dict(state, params)}
-        dcp.load(saved, checkpoint_id=found)
+        dcp.load(saved, checkpoint_id=found)  # pyright: ignore[reportPrivateImportUsage]
         params = saved["model"]
         state = fo.load_state_dict(state, saved["optimizer"], params)
     if first():
