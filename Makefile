@@ -1,13 +1,14 @@
 # make test    everything is checked          make train   train a small GPT on the standard library
 # make check   lint, format and types         make bench   measure all bars, write benchmarks/RESULTS.md
 # make fault   two replicas train, one is killed, comes back, and is healed
+# make docs    the site, in out/docs: loss curves are drawn by training, docstrings become the API
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault test check bench clean
+.PHONY: train gradient-free fault docs test check bench clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -17,6 +18,9 @@ fault: $(VENV)/.torchft
 
 gradient-free: $(VENV)/.examples
 	$(BIN)/python examples/gradient_free.py $(ARGS)
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . out/docs $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -45,6 +49,10 @@ $(VENV)/.torchft: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[examples,torchft]"
 	touch $@ $(VENV)/.examples
 
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
 $(VENV)/.bench: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"
 	touch $@
@@ -58,7 +66,7 @@ $(VENV)/.peers: $(VENV)/.bench
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $@ $(VENV)/.examples
+	touch $@ $(VENV)/.examples $(VENV)/.docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info out

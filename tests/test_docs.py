@@ -16,7 +16,7 @@ from functional_optim import adapters
 
 PAGES = {
     path.relative_to(snippets.ROOT).as_posix(): path.read_text()
-    for path in [snippets.ROOT / "README.md", *sorted((snippets.ROOT / "docs").glob("*.md"))]
+    for path in [snippets.ROOT / "README.md", *sorted((snippets.ROOT / "docs").rglob("*.md"))]
 }
 NAMES = {"fo": fo, "adapters": adapters, "torch": torch}
 NAMED = re.compile(r"`((?:fo|adapters|torch)\.[A-Za-z_][\w.]*)")

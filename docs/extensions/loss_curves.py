@@ -1,0 +1,96 @@
+"""The directive `loss-curve`: trains a small model while the site is built, and shows the losses.
+
+    ```{loss-curve} adam
+    ```
+
+draws the entry "adam" of `trainings.CURVES` or `searches.SEARCHES`: three runs, of which the second
+is the one to begin with, and a reference in grey.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+import searches
+import trainings
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from sphinx.application import Sphinx
+
+CURVES: dict[str, trainings.Curve | searches.SearchCurve]
+CURVES = {**trainings.CURVES, **searches.SEARCHES}
+FOLDER = Path("build", "loss_curves")
+GREY, SUGGESTED, OTHERS = "#8c8c8c", "#3a8fd9", ("#e08a2e", "#35a97c")
+"""Legible on white and on black."""
+STYLE = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.grid": True,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "font.size": 9,
+    "legend.frameon": False,
+    "legend.labelcolor": GREY,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "functional_optim",
+    "text.color": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+}
+
+
+def draw(name: str, path: Path) -> None:
+    """Train, and write the picture."""
+    curve = CURVES[name]
+    label, losses = curve.reference()
+    with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}):
+        figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+        panel = figure.subplots()
+        panel.plot(*losses, color=GREY, label=label, zorder=2, linewidth=1.2)
+        for i, (label, recipe) in enumerate(curve.runs.items()):
+            colour = SUGGESTED if i == 1 else OTHERS[i // 2]
+            wide = 2.4 if i == 1 else 1.4
+            losses = curve.follow(recipe)
+            panel.plot(*losses, color=colour, label=label, linewidth=wide, zorder=4 - i % 2)
+        panel.set(xlabel=curve.axis, ylabel="loss", yscale="log", xlim=(0, curve.steps))
+        low, high = panel.get_ylim()
+        panel.set_ylim(max(low, 1e-6), min(high, 3 * losses_at_first(panel)))
+        panel.legend(loc="best", fontsize=8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def losses_at_first(panel: Axes) -> float:
+    """The largest value with which a curve begins."""
+    return max(line.get_ydata()[0] for line in panel.get_lines())
+
+
+class LossCurve(Directive):
+    """The picture of one algorithm."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        (name,) = self.arguments
+        env = self.state.document.settings.env
+        if name not in CURVES:
+            raise self.error(f"loss-curve knows no {name!r}; add it to trainings.py or searches.py")
+        for module in (trainings, searches):
+            env.note_dependency(module.__file__)
+        path = FOLDER / f"{name}.svg"
+        draw(name, Path(env.srcdir, path))
+        says = f"{CURVES[name].what} Blue: where to begin. Drawn when this page was built."
+        image = nodes.image(uri=f"/{path.as_posix()}", alt=f"Loss curves of {name}", width="100%")
+        caption = nodes.caption(says, "", nodes.Text(says))
+        return [nodes.figure("", image, caption, classes=["loss-curve"])]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("loss-curve", LossCurve)
+    return {"parallel_read_safe": True}

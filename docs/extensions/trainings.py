@@ -1,0 +1,208 @@
+"""What the loss curves train: a small network on scikit-learn's digits, by each algorithm."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import functional_optim as fo
+
+STEPS, BATCH, EVERY = 200, 128, 4
+
+Params = dict[str, Tensor]
+Losses = tuple[list[int], list[float]]
+"""Steps or evaluations, and the losses after them."""
+
+
+class Task(NamedTuple):
+    """What is trained.
+
+    params: where training begins. loss: of parameters, on some of the pictures. x, y: all pictures.
+    batch: how many pictures a step sees. what: in words.
+    """
+
+    params: Params
+    loss: Callable[[Params, Tensor, Tensor], Tensor]
+    x: Tensor
+    y: Tensor
+    batch: int
+    what: str
+
+
+@functools.cache
+def digits() -> tuple[Tensor, Tensor]:
+    """scikit-learn's 1,797 handwritten digits, 8 × 8 pixels from 0 to 16."""
+    from sklearn.datasets import load_digits
+
+    data: Any = load_digits()
+    return torch.from_numpy(data.data).float(), torch.from_numpy(data.target)
+
+
+def of_layers(params: Params, x: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of a network with one hidden layer."""
+    hidden = torch.tanh(x @ params["hidden.weight"] + params["hidden.bias"])
+    return F.cross_entropy(hidden @ params["head.weight"] + params["head.bias"], y)
+
+
+def of_tokens(params: Params, x: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of a sum of embeddings: one row for each pixel and each of its values."""
+    return F.cross_entropy(F.embedding_bag(x, params["embedding"], mode="sum", sparse=True), y)
+
+
+@functools.cache
+def task(name: str) -> Task:
+    """By name: the network on batches or on all pictures, or the embeddings on batches."""
+    x, y = digits()
+    g = torch.Generator().manual_seed(0)
+    if name == "tokens":
+        rows = torch.arange(64) * 17 + x.long()
+        params = {"embedding": torch.zeros(64 * 17, 10)}
+        return Task(params, of_tokens, rows, y, BATCH, "embeddings of pixels, sparse gradients")
+    params = {
+        "hidden.weight": torch.randn(64, 32, generator=g) / 8,
+        "hidden.bias": torch.zeros(32),
+        "head.weight": torch.randn(32, 10, generator=g) / 32**0.5,
+        "head.bias": torch.zeros(10),
+    }
+    if name == "whole":
+        return Task(params, of_layers, x / 16, y, len(y), "a network, full batches")
+    return Task(params, of_layers, x / 16, y, BATCH, f"a network, batches of {BATCH}")
+
+
+def value_and_grad(fn: Callable[[Params], Tensor]) -> Callable[[Params], tuple[Tensor, Params]]:
+    """By a backward pass, which makes sparse gradients where they are asked for."""
+
+    def both(params: Params) -> tuple[Tensor, Params]:
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        value = fn(leaves)
+        grads = torch.autograd.grad(value, list(leaves.values()))
+        return value.detach(), dict(zip(leaves, grads, strict=True))
+
+    return both
+
+
+def train(recipe: Callable[[], fo.GradientTransformation], on: Task, run: Curve) -> Losses:
+    """The loss on all pictures, every few steps; it ends where that is no number."""
+    tx, g = recipe(), torch.Generator().manual_seed(1)
+    params, state = on.params, tx.init(on.params)
+    counts, losses = [0], [float(on.loss(params, on.x, on.y))]
+    for step in range(1, run.steps + 1):
+        at = torch.randint(len(on.y), (on.batch,), generator=g) if on.batch < len(on.y) else ...
+        x, y = on.x[at], on.y[at]
+        fn = value_and_grad(lambda p, x=x, y=y: on.loss(p, x, y))
+        value, grads = fn(params)
+        more = {"value": value, "value_and_grad": fn}
+        updates, state = tx.update(grads, state, params, **{k: more[k] for k in run.asks})
+        params = fo.apply_updates(params, updates)
+        count = run.count(state) if run.count else step
+        if count > run.steps:
+            break
+        if run.count or step % EVERY == 0:
+            shown = run.shown(state) if run.shown else params
+            counts.append(count)
+            losses.append(float(on.loss(shown, on.x, on.y)))
+        if not losses[-1] < 1e3:
+            break
+    return counts, losses
+
+
+class Curve(NamedTuple):
+    """What a picture shows.
+
+    runs: recipes by their labels; the second is the one to begin with. on: the task. asks: extra
+    arguments of `update`. shown: from the state, the parameters to evaluate. count: from the
+    state, where on the axis a step stands. axis: its label. steps: how many.
+    """
+
+    runs: dict[str, Callable[[], fo.GradientTransformation]]
+    on: str = "batches"
+    asks: tuple[str, ...] = ()
+    shown: Callable[[Any], Params] | None = None
+    count: Callable[[Any], int] | None = None
+    axis: str = "step"
+    steps: int = STEPS
+
+    @property
+    def what(self) -> str:
+        """What is trained, in words."""
+        return f"Digits by {task(self.on).what}; grey: SGD, tuned."
+
+    def follow(self, recipe: Callable[[], fo.GradientTransformation]) -> Losses:
+        """The losses of one run."""
+        return train(recipe, task(self.on), self)
+
+    def reference(self) -> tuple[str, Losses]:
+        """The run to compare with, and its label."""
+        return tuned_sgd(self.on)
+
+
+def rates(recipe: Callable[[float], Any], *values: float, name: str = "lr", **more: Any) -> Curve:
+    """A curve for each value of one number."""
+    runs = {f"{name}={value:g}": functools.partial(recipe, value) for value in values}
+    return Curve(runs, **more)
+
+
+def muon(lr: float) -> fo.GradientTransformation:
+    """Muon for the hidden layer's matrix, AdamW for the rest."""
+    parts = {"matrix": fo.muon(lr, weight_decay=0.0), "rest": fo.adamw(1e-2, weight_decay=0.0)}
+    return fo.partition(parts, {"hidden.weight": "matrix", "*": "rest"})
+
+
+def lbfgs(**hyper: Any) -> Callable[[], fo.GradientTransformation]:
+    """Four iterations at a time."""
+    return functools.partial(fo.lbfgs, max_iter=4, history_size=10, **hyper)
+
+
+CURVES = {
+    "adadelta": rates(fo.adadelta, 1.0, 10.0, 100.0),
+    "adafactor": rates(fo.adafactor, 0.02, 0.2, 2.0),
+    "adagrad": rates(fo.adagrad, 0.01, 0.1, 1.0),
+    "adam": rates(fo.adam, 3e-3, 3e-2, 3e-1),
+    "adamax": rates(fo.adamax, 5e-3, 5e-2, 5e-1),
+    "adamw": rates(fo.adamw, 3e-3, 3e-2, 3e-1),
+    "asgd": rates(
+        lambda lr: fo.asgd(lr, lambd=0.0, t0=STEPS / 2),
+        *(0.05, 0.5, 5.0),
+        shown=lambda state: state.slots["ax"],
+    ),
+    "lbfgs": Curve(
+        {
+            "lr=0.3": lbfgs(lr=0.3),
+            "strong Wolfe": lbfgs(line_search_fn="strong_wolfe"),
+            "lr=1": lbfgs(lr=1.0),
+        },
+        on="whole",
+        asks=("value", "value_and_grad"),
+        count=lambda state: int(state.func_evals),
+        axis="evaluation",
+        steps=100,
+    ),
+    "muon": rates(muon, 0.005, 0.05, 0.5),
+    "nadam": rates(fo.nadam, 3e-3, 3e-2, 3e-1),
+    "polyak_sgd": rates(
+        lambda most: fo.polyak_sgd(most), 0.1, 1.0, 10.0, name="max_learning_rate", asks=("value",)
+    ),
+    "radam": rates(fo.radam, 5e-3, 5e-2, 5e-1),
+    "rmsprop": rates(fo.rmsprop, 1e-3, 1e-2, 1e-1),
+    "rprop": rates(fo.rprop, 1e-4, 1e-2, 1.0, on="whole", steps=120),
+    "sgd": rates(lambda lr: fo.sgd(lr, momentum=0.9), 0.02, 0.2, 2.0),
+    "sparse_adam": rates(fo.sparse_adam, 2e-3, 2e-2, 2e-1, on="tokens"),
+}
+
+
+@functools.cache
+def tuned_sgd(name: str) -> tuple[str, Losses]:
+    """SGD with momentum on a task, at the best of three rates."""
+    tried = {
+        f"SGD, momentum, lr={lr:g}": train(
+            lambda lr=lr: fo.sgd(lr, momentum=0.9), task(name), Curve({})
+        )
+        for lr in (0.1, 0.3, 1.0)
+    }
+    best = min(tried, key=lambda label: tried[label][1][-1])
+    return best, tried[best]

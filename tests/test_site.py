@@ -1,0 +1,204 @@
+"""The site builds without a warning, and has a place for everything that is public."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from algorithm_pages import ALGORITHMS, DROP_INS
+from snippets import ROOT
+
+from functional_optim import search
+
+pytest.importorskip("sphinx")
+pytest.importorskip("furo")
+pytest.importorskip("myst_nb")
+pytest.importorskip("sklearn")
+sys.path.append(str(ROOT / "docs" / "extensions"))
+
+import docstrings
+import public_names
+
+RECIPE = re.search(r"^docs: .*\n\t\$\(BIN\)/python (.*)$", (ROOT / "Makefile").read_text(), re.M)
+
+
+def sphinx(*arguments: str | Path, where: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", *map(str, arguments)]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """What `make docs` makes, in a folder of its own."""
+    assert RECIPE
+    out = tmp_path_factory.mktemp("site")
+    words = shlex.split(RECIPE[1].replace("$(ARGS)", ""))
+    assert words[:2] == ["-m", "sphinx"]
+    assert {"--fail-on-warning", "--keep-going"} <= set(words)
+    moved = {"out/docs": out / "html", "build/doctrees": out / "doctrees"}
+    built = sphinx(*[moved.get(word, word) for word in words[2:]])
+    assert built.returncode == 0, built.stderr
+    assert built.stderr == ""
+    return out / "html"
+
+
+class Page(HTMLParser):
+    """What a page links to, its anchors, its pictures, and the links of its sidebar."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links, self.anchors, self.pictures = [], {""}, []
+        self.text = text
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.anchors.add(given.get("id"))
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if tag == "img":
+            self.pictures.append(given)
+
+
+@functools.cache
+def page(path: Path) -> Page:
+    return Page(path.read_text())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_has_a_page_with_steps_a_picture_and_its_docstrings(site, name):
+    found = page(site / "docs" / "algorithms" / f"{name}.html")
+    assert found.text.count("algorithm admonition") == 1
+    (picture,) = [p for p in found.pictures if f"{name}.svg" in p["src"]]
+    assert picture["alt"]
+    drawn = (site / "docs" / "algorithms" / picture["src"]).read_text()
+    assert drawn.count("<path") > 4
+    wanted = {f"functional_optim.{name}"}
+    if name in DROP_INS:
+        wanted.add(f"functional_optim.adapters.{DROP_INS[name]}")
+    assert wanted <= found.anchors
+
+
+def test_a_search_method_has_a_picture_and_a_box(site):
+    found = page(site / "docs" / "algorithms" / "search.html")
+    methods = {
+        name
+        for name, thing in vars(search).items()
+        if inspect.isfunction(thing) and inspect.signature(thing).return_annotation == "Search"
+    }
+    assert len(methods) == 10
+    for name in methods:
+        assert any(f"{name}.svg" in picture["src"] for picture in found.pictures)
+    assert found.text.count("algorithm admonition") == 10
+
+
+def test_every_link_leads_somewhere(site):
+    broken = []
+    for path in site.rglob("*.html"):
+        for link in page(path).links:
+            if re.match(r"[a-z]+:", link) or link == "#":
+                continue
+            file, _, anchor = link.partition("#")
+            there = (path.parent / file) if file else path
+            known = there.is_file() and (not anchor or anchor in page(there).anchors)
+            if not known:
+                broken.append((path.relative_to(site).as_posix(), link))
+    assert broken == []
+
+
+def test_every_page_is_in_the_sidebar(site):
+    home = site / "docs" / "index.html"
+    links = {(home.parent / link.partition("#")[0]).resolve() for link in page(home).links}
+    extra = {site / name for name in ("index.html", "genindex.html", "search.html")}
+    extra |= {site / "py-modindex.html"}
+    pages = {path.resolve() for path in site.rglob("*.html")} - extra - {home}
+    assert pages - links == set()
+    sources = {p.relative_to(ROOT) for p in (ROOT / "docs").rglob("*.md")}
+    sources |= {p.relative_to(ROOT) for p in ROOT.glob("notebooks/*.ipynb")}
+    assert {
+        source for source in sources if not (site / source.with_suffix(".html")).exists()
+    } == set()
+
+
+def test_the_first_page_leads_on(site):
+    assert "docs/index.html" in (site / "index.html").read_text()
+
+
+def a_module(source: str) -> ModuleType:
+    module = ModuleType("functional_optim.search")
+    exec(source, vars(module))
+    return module
+
+
+def test_a_public_name_without_a_docstring_is_found():
+    names = public_names.public([a_module("def found(x): return x\ndef _hidden(x): return x")])
+    assert public_names.undocumented(names) == ["functional_optim.search.found"]
+    told = a_module("class C:\n '''A class.'''\n def go(self): ...\n def _no(self): ...")
+    told.C.__qualname__ = "C"
+    assert public_names.undocumented(public_names.public([told])) == [
+        "functional_optim.search.C.go"
+    ]
+    assert public_names.undocumented(public_names.public()) == []
+
+
+def test_a_public_name_that_is_on_no_page_is_found():
+    things = public_names.public()
+    shown = set(things) | {
+        f"{name}.{method}"
+        for name, thing in things.items()
+        if inspect.isclass(thing)
+        for method, _ in public_names.methods(thing)
+    }
+    assert public_names.left_out(things, shown) == []
+    assert public_names.left_out(things, shown - {"functional_optim.chain"}) == [
+        "functional_optim.chain"
+    ]
+    # the same function under another name is enough
+    assert public_names.left_out(things, shown - {"functional_optim.spsa"}) == []
+    without = shown - {"functional_optim.replicas.Replica.step"}
+    assert public_names.left_out(things, without) == ["functional_optim.replicas.Replica.step"]
+
+
+def test_a_name_without_docstring_or_page_fails_a_build(tmp_path):
+    extensions = ROOT / "docs" / "extensions"
+    (tmp_path / "conf.py").write_text(
+        f"import sys\nsys.path.append({str(extensions)!r})\n"
+        "from functional_optim import search\n"
+        "search.new = lambda x: x\n"
+        "search.new.__module__ = search.__name__\n"
+        "extensions = ['public_names']\n"
+    )
+    (tmp_path / "index.rst").write_text(
+        "Empty\n=====\n\n.. py:function:: functional_optim.chain()\n"
+    )
+    built = sphinx("-q", "-W", "--keep-going", ".", "out", where=tmp_path)
+    assert built.returncode != 0
+    assert "functional_optim.search.new has no docstring" in built.stderr
+    assert "functional_optim.named_chain is on no page" in built.stderr
+    assert "functional_optim.chain is on no page" not in built.stderr
+
+
+@pytest.mark.parametrize(
+    ("plain", "mended"),
+    [
+        ("|g| of `|x|` and *this*", r"\|g\| of `|x|` and *this*"),
+        ("* a bullet of *args", r"* a bullet of \*args"),
+        ("mezo_step_ moves", r"mezo_step\_ moves"),
+        ("State: `ax`.", "**State.** `ax`."),
+        ("step: a\n    count.\nseed: b", "* `step`: a\n  count.\n* `seed`: b"),
+        ("Args:\n    x: one.\n\n    A remark.", "Args:\n    x: one.\n\nA remark."),
+        ("Example::\n\n    |a|\n\n|b|", "Example::\n\n    |a|\n\n\\|b\\|"),
+    ],
+)
+def test_docstrings_become_what_sphinx_reads(plain, mended):
+    lines = plain.split("\n")
+    docstrings.mend(None, "function", "f", None, None, lines)
+    assert "\n".join(lines).rstrip() == mended
