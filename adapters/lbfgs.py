@@ -267,8 +267,8 @@ def check_undivided(params: list[Tensor]) -> None:
     """Raise ValueError for a process's part of parameters, whose inner products are not known."""
     if any(sharded.flat_parts(params)):
         raise ValueError(
-            "LBFGS needs inner products over the whole model, but FullyShardedDataParallel has left "
-            "this process a part of each parameter; use fully_shard or DistributedDataParallel."
+            "LBFGS needs inner products over the whole model, but FullyShardedDataParallel has "
+            "left this process a part of it; use fully_shard or DistributedDataParallel."
         )
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.optim.optimizer as every_optimizer
 from torch import Tensor
 
-from functional_optim import base, kernels, numeric, sharded
+from functional_optim import base, kernels, numeric
 from functional_optim.adapters.apart import step_apart
 from functional_optim.adapters.loading import check_loaded
 from functional_optim.adapters.numbers import owned

@@ -181,7 +181,9 @@ class Plan:
         self.seen = Seen(optimizer, numbers)
         self.restless = bool(self.wholes) or optimizer.integer_steps
         self.asking = any(asks(part.tx) for part in (*self.teams, *self.wholes))
-        self.mesh = sharded.mesh_of([p for group in optimizer.param_groups for p in group["params"]])
+        self.mesh = sharded.mesh_of(
+            [p for group in optimizer.param_groups for p in group["params"]]
+        )
 
     def _team(
         self,
@@ -335,7 +337,7 @@ def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise, *, recorded: bool = Fal
 
 
 def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> None:
-    """Raise ValueError for a slot that other processes share than the parameter, or another part."""
+    """Raise ValueError for a slot of another size, or shared by others, than the parameter."""
     for link, keys in zip(tx.links, tx.layout.slots, strict=True):
         for key in keys:
             slot = state.get(key)

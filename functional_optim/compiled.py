@@ -269,7 +269,9 @@ class Seen:
             teams[0].every = True
         if tx.meets:  # all numbers go on, those of links that act on nothing here too
             counts = tx.layout.counts
-            cohort = Cohort(everywhere(tx.links, tx.layout), [], [], [], how=self.how, counts=counts)
+            cohort = Cohort(
+                everywhere(tx.links, tx.layout), [], [], [], how=self.how, counts=counts
+            )
             teams.append(Team(tx.layout, cohort, []))
         return teams
 

@@ -90,7 +90,7 @@ class Progress:
         self.carried.append(tuple(carried))
 
     def is_shut(self) -> bool:
-        """Is the gate of the next link known to be shut? Other processes may measure all the same."""
+        """Is the gate of the next link known to be shut? In other processes it may be open."""
         opened = self._open(len(self.numbers)) if self.links[len(self.numbers)].gate else 1.0
         return not (isinstance(opened, Tensor) or opened > 0)
 

@@ -97,7 +97,7 @@ def _adds_up(where: Any) -> bool:
 
 
 class _Summed(torch.autograd.Function):
-    """A sum over a process group. Its gradient is the sum of the gradients; a batch goes through."""
+    """A sum over a process group; its gradient is the sum of the gradients. Takes batches."""
 
     @staticmethod
     def forward(x: Tensor, group: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -143,7 +143,8 @@ def summed_over(numbers: Sequence[Any], groups: Sequence[Any]) -> tuple[Any, ...
         else:
             sent = _Summed.apply(sent, group)
         vector = sent.to(vector.device)
-    return tuple(vector.unbind() if tensors else vector.tolist())
+    unread = tensors or torch.compiler.is_compiling()
+    return tuple(vector.unbind() if unread else vector.tolist())
 
 
 def _check_group(group: Any) -> None:
@@ -194,8 +195,8 @@ def check_beside(name: str, x: Any, what: str, p: Any) -> None:
         return
     raise ValueError(
         f"{what} of parameter {name!r} is {_described(x)}, but the parameter is {_described(p)}; "
-        "divide it over the same processes, with distribute_tensor(x, p.device_mesh, p.placements), "
-        "or load a checkpoint through torch.distributed.checkpoint."
+        "divide it over the same processes, with distribute_tensor(x, p.device_mesh, "
+        "p.placements), or load a checkpoint through torch.distributed.checkpoint."
     )
 
 

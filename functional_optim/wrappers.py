@@ -186,7 +186,8 @@ def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.Gra
 
     Every step makes one all_reduce of a few numbers for each link that measures, also in a process
     that has no parameters, or no gradient for them: it takes part with zeros. So every process
-    must step equally often; if one raises, the others wait until their group's timeout.
+    must step equally often; if one raises, the others wait until their group's timeout. In a step
+    that torch.compile traces, every process needs a gradient: a sum that nobody reads is dropped.
 
     Args:
         tx: a transformation made of one-tensor rules, or a chain of such.
