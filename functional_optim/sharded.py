@@ -100,7 +100,7 @@ class _Summed(torch.autograd.Function):
     """A sum over a process group; its gradient is the sum of the gradients. Takes batches."""
 
     @staticmethod
-    def forward(x: Tensor, group: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(x: Tensor, group: Any) -> Tensor:
         total = x.clone()
         torch.distributed.all_reduce(total, group=group)
         return total
@@ -114,8 +114,8 @@ class _Summed(torch.autograd.Function):
         return _Summed.apply(g, ctx.group), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, group: Any) -> Any:
-        return _Summed.apply(x, group), in_dims[0]
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _Summed.apply(*args), in_dims[0]
 
 
 def summed_over(numbers: Sequence[Any], groups: Sequence[Any]) -> tuple[Any, ...]:

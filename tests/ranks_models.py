@@ -110,7 +110,7 @@ ROWS = [
         Row(c.name, clipped(c), WHOLE_SHAPES if c.name in MATRICES else WAYS, rounding=1e-9)
         for c in DENSE
     ],
-    Row("compiled", clipped(DENSE[10]), compile=True),
+    Row("compiled", lambda lr: cases.composed(lr, 0.1, 0.9), compile=True),
     Row("composed", lambda lr: cases.composed(lr, 0.1, 0.9)),
     Row("lookahead", lambda lr: fo.lookahead(fo.adam(lr), 2)),
     Row("monitor", watched),

@@ -62,11 +62,11 @@ SCENES = {
     "partition": Scene(parted),
 }
 HOWS = ("update", "object", "vmap", "compile", "traced")
-KEPT_SHORT = {"compile": ("finite", "partition"), "traced": ("clip",), "vmap": ("clip", "finite")}
+SOME = {"traced": ("clip",), "vmap": ("clip", "finite")}
 RUNS = [
     (name, how, owners)
     for how in HOWS
-    for name in KEPT_SHORT.get(how, SCENES)
+    for name in SOME.get(how, SCENES)
     for owners in (OWNERS if how in ("update", "object", "compile") else ("split",))
 ]
 
@@ -85,8 +85,9 @@ def gradients(scene, how):
     return found[:2] if how == "traced" else found
 
 
-def run(scene, how, recipe, keep):
+def run(name, how, recipe, keep):
     """The leaves that `keep` names, after all steps."""
+    scene = SCENES[name]
     params = {name: x for name, x in tensors(0).items() if name in keep}
     grads = [{n: g for n, g in all_.items() if n in keep} for all_ in gradients(scene, how)]
     if how == "object":
@@ -104,6 +105,8 @@ def run(scene, how, recipe, keep):
     state = tx.init(params)
     if how == "compile":
         step = fo.compile(tx)
+        if name != "finite":  # whose kernels are enough
+            step.how = "eager"
         for g in grads:
             params, state = step(g, state, params)
         return params
@@ -133,9 +136,8 @@ def in_an_ensemble(recipe, params, grads):
 
 
 def run_part(name, how, owners):
-    scene = SCENES[name]
     keep = [n for n, rank in OWNERS[owners].items() if rank == dist.get_rank()]
-    return run(scene, how, lambda lr: fo.sharded_over(scene.recipe(lr)), keep)
+    return run(name, how, lambda lr: fo.sharded_over(SCENES[name].recipe(lr)), keep)
 
 
 def gradient_of_a_norm(mesh):

@@ -27,8 +27,7 @@ pytestmark = needs_gloo
 @pytest.mark.parametrize(("name", "how", "owners"), RUNS, ids=lambda x: str(x))
 def test_parts_step_as_the_whole(name, how, owners, both):
     """Also where a process has no leaves, no gradient in a step, or a NaN of its own."""
-    scene = SCENES[name]
-    whole = run(scene, how, scene.recipe, SHAPES)
+    whole = run(name, how, SCENES[name].recipe, SHAPES)
     ends = results(both, f"part-{name}-{how}-{owners}")
     for rank, end in enumerate(ends):
         assert_close(end, {n: whole[n] for n in end}, 1e-10)
