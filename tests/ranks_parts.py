@@ -248,7 +248,7 @@ def step_faulty(mesh, fault):
 def faulty_update(mesh):
     p = {"w": distribute_tensor(torch.ones(4), mesh, [Shard(0)])}
     tx = fo.sgd(0.1)
-    return message(ValueError, tx.update, {"w": torch.ones(4)}, tx.init(p), p)
+    return {"said": message(ValueError, tx.update, {"w": torch.ones(4)}, tx.init(p), p)}
 
 
 def refusals(mesh):

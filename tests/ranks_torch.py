@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from typing import Any
@@ -39,7 +40,7 @@ def train_with_divided_state(case):
     loop(model, opt, inputs[:STEPS])
     middle = full("zero", model)
     opt.consolidate_state_dict(to=0)
-    saved = opt.state_dict() if dist.get_rank() == 0 else None
+    saved = copy.deepcopy(opt.state_dict()) if dist.get_rank() == 0 else None
     loop(model, opt, inputs[STEPS:])
     return {
         "middle": middle,
@@ -58,7 +59,7 @@ def sharded_checkpoint(case, way, mesh):
     model = wrapped(way, mesh, new_model())
     opt = case.drop_in(model.parameters(), compile=False, **case.hyper)
     loop(model, opt, inputs[:STEPS])
-    params, saved = model.state_dict(), FSDP.optim_state_dict(model, opt)
+    params, saved = model.state_dict(), copy.deepcopy(FSDP.optim_state_dict(model, opt))
     params = {name: whole(x) for name, x in params.items()}
     loop(model, opt, inputs[STEPS:])
     ends = [full(way, model)]

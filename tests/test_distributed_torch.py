@@ -45,11 +45,16 @@ def test_a_consolidated_state_goes_on_in_one_process(case, both):
 @each(SAVED)
 @pytest.mark.parametrize("way", ["fsdp1", "fsdp1-flat"])
 def test_fsdp1_state_dicts_go_around(way, case, both):
-    """Into another optimizer of ours, into torch's, and from that back."""
+    """Into another optimizer of ours, into torch's, and from that back.
+
+    With original parameters torch 2.13 does not go on where it was, with its own AdamW neither:
+    there ours go where torch's go.
+    """
     for found in results(both, f"saved-{way}-{case.name}"):
-        first, *others = found["ends"]
-        for end in others:
-            assert_close(end, first, 1e-10)
+        first, ours, theirs, back = found["ends"]
+        assert_close(ours, theirs, 1e-10)
+        if way == "fsdp1-flat":
+            assert_close([ours, back], [first, first], 1e-10)
         assert found["keys"] == sorted(first)
 
 

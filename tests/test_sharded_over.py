@@ -82,14 +82,14 @@ def test_a_fault_names_the_parameter_and_changes_nothing(fault, both):
 
 
 def test_a_plain_gradient_of_a_shard_is_named(both):
-    for said in results(both, "faulty update"):
-        assert "the gradient of parameter 'w' is a plain tensor of shape (4,)" in said
-        assert "distribute_tensor" in said
+    for mine in results(both, "faulty update"):
+        assert "the gradient of parameter 'w' is a plain tensor of shape (4,)" in mine["said"]
+        assert "distribute_tensor" in mine["said"]
 
 
 @pytest.mark.parametrize("way", ["fsdp1", "fsdp1-flat"])
 def test_what_fsdp1_has_flattened_is_not_taken_for_the_model(way, both):
-    name = {"fsdp1": "0.weight", "fsdp1-flat": "_flat_param"}[way]
+    name = {"fsdp1": "_fsdp_wrapped_module.0.", "fsdp1-flat": "_flat_param"}[way]
     for mine in results(both, "refusals"):
         said = mine[way]
         for key in ("clip", "functional"):
