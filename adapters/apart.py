@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from functional_optim import numeric
+from functional_optim import numeric, sharded
 from functional_optim.adapters.names import named
 from functional_optim.adapters.plan import asks, extra_of, fill_state
-from functional_optim.engine import Cohort, Turn, advance
+from functional_optim.engine import Cohort, Turn, advance, agenda_of
 from functional_optim.layout import Layout
 from functional_optim.leafwise import Leafwise
 
@@ -29,6 +29,8 @@ def step_apart(optimizer: Runs, loss: Any, *, replace: bool) -> None:
     """
     turns: list[Turn] = []
     layouts = []
+    chains = []
+    mesh = sharded.mesh_of([p for group in optimizer.param_groups for p in group["params"]])
     for group in optimizer.param_groups:
         tx = optimizer.checked_transform(group, in_step=True)
         if not isinstance(tx, Leafwise):
@@ -36,6 +38,8 @@ def step_apart(optimizer: Runs, loss: Any, *, replace: bool) -> None:
                 "a step that torch.compile or make_fx traces, or autograd records, needs a recipe "
                 "made of one-tensor rules; this one also has a transformation of whole trees."
             )
+        if tx.meets:
+            chains.append((tx.links, tx.layout.counts))
         for name, p in named(group):
             part = tx.on(name, p) if p.grad is not None else None
             if p.grad is None or part is None:
@@ -60,12 +64,12 @@ def step_apart(optimizer: Runs, loss: Any, *, replace: bool) -> None:
             else:
                 time = 1.0 if new else 2.0
             carry = [tuple([mine[key].to(torch.float64) for key in keys]) for keys in layout.carry]
-            extra = extra_of(loss) if asks(part) else {}
+            extra = extra_of(loss, mesh) if asks(part) else {}
             turns.append(Turn(cohort, [p.grad], time, carry, extra))
             layouts.append(layout)
     wide = replace and _keeps_doubles(optimizer, layouts, turns)
     with numeric.storing_wide() if wide else nullcontext():
-        advance(turns)
+        advance(turns, agenda_of(chains))
         _write_back(optimizer, turns, layouts, replace=replace)
 
 

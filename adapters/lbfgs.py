@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import base
+from functional_optim import base, sharded
 from functional_optim.adapters.optimizer import Runs
 from functional_optim.algorithms.lbfgs import lbfgs
 from functional_optim.flat import Flat, real_dtype
@@ -78,6 +78,7 @@ class LBFGS(Runs, torch.optim.LBFGS):
             if len(self.param_groups) > 1:
                 raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
             self.check_parameters(self.param_groups[0])
+            check_undivided(self.param_groups[0]["params"])
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -139,12 +140,13 @@ class LBFGS(Runs, torch.optim.LBFGS):
 
     def _run(self, closure: Callable[[], Any], settings: Settings, flat: Flat) -> Any:
         """The run; writes the state at its end, when nothing can raise any more."""
+        mesh = sharded.mesh_of(flat.leaves)
         loss = closure()
         old = self.state.get(flat.leaves[0], {})
-        run = begin(settings, point(flat), number(loss), gradient(flat), past_of(old, flat))
+        run = begin(settings, point(flat), number(loss, mesh), gradient(flat), past_of(old, flat))
         while not run.done:
             write(flat, aim(settings, run))
-            f = number(closure())
+            f = number(closure(), mesh)
             if not settings.wolfe:
                 run = run._replace(x=point(flat))  # a closure may project the parameters
             run = advance(settings, run, f, gradient(flat))
@@ -232,6 +234,20 @@ def write(flat: Flat, x: Tensor) -> None:
         p.copy_(value)
 
 
-def number(loss: Any) -> float:
-    """A loss as a Python number."""
+def check_undivided(params: list[Tensor]) -> None:
+    """Raise ValueError for a process's part of parameters, whose inner products are not known."""
+    if any(sharded.flat_parts(params)):
+        raise ValueError(
+            "LBFGS needs inner products over the whole model, but FullyShardedDataParallel has "
+            "left this process a part of it; use fully_shard or DistributedDataParallel."
+        )
+
+
+def number(loss: Any, mesh: Any = None) -> float:
+    """A loss as a Python number: of sharded parameters, the mean over the processes of their mesh.
+
+    All processes must take the same way.
+    """
+    if mesh is not None:
+        return sharded.mean_over(loss, mesh)
     return float(loss.detach() if isinstance(loss, Tensor) else loss)

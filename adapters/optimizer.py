@@ -22,7 +22,7 @@ from functional_optim.adapters.numbers import owned
 from functional_optim.adapters.plan import Plan
 from functional_optim.combine import required_names
 from functional_optim.engine import Compile, how_to
-from functional_optim.leafwise import Leafwise
+from functional_optim.leafwise import Leafwise, check_parts
 
 Recipe = Callable[..., base.GradientTransformation]
 """Any function from hyperparameters to a transformation."""
@@ -170,9 +170,14 @@ class Runs(torch.optim.Optimizer):
             if isinstance(tx, Leafwise):
                 for name, p in named(self.param_groups[-1]):
                     tx.on(name, p)
+                self.check_parts(self.param_groups[-1], tx)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+
+    def check_parts(self, group: dict[str, Any], tx: Leafwise) -> None:
+        """Raise ValueError where a group's tensors are parts of what a rule takes for all of it."""
+        check_parts(tx.links, named(group))
 
     def check_parameters(self, group: dict[str, Any]) -> None:
         """Raise TypeError for an integer parameter."""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from functional_optim import base, kernels, numeric
+from functional_optim import base, kernels, numeric, sharded
 from functional_optim.adapters.names import named
 from functional_optim.adapters.numbers import Column, Integers, Readings, owned
 from functional_optim.adapters.whole import WholeTree
 from functional_optim.combine import extra_names
-from functional_optim.engine import Cohort, Turn, advance, how_to, same_leaves
+from functional_optim.engine import Cohort, Turn, advance, agenda_of, how_to, same_leaves
 from functional_optim.leafwise import Leafwise
 from functional_optim.looks import Looks
 from functional_optim.rules import Numbers, init_slots
@@ -144,6 +144,7 @@ class Plan:
         self.wholes: list[WholeTree] = []
         numbers = {"step"}
         read = Readings()
+        chains: list[Leafwise] = []
         at = 0
         for k, group in enumerate(optimizer.param_groups):
             hyper = host_values(group)
@@ -155,6 +156,7 @@ class Plan:
                 self.wholes.append(WholeTree(optimizer, k, tx))
                 at += sum(p.grad is not None for p in group["params"])
                 continue
+            chains.append(tx)
             self.wheres.append([link.where for link in tx.links])
             numbers.update(chain.from_iterable(tx.layout.carry))
             teams: dict[Any, list[int]] = {}
@@ -164,8 +166,10 @@ class Plan:
                 if part is None or g is None:
                     continue
                 optimizer.check_gradient(p, g, group)
+                sharded.check_beside(name, g, "the gradient", p)
                 new = not optimizer.state.get(p)
                 fill_state(optimizer, p, part)
+                check_slots(name, p, optimizer.state.get(p) or {}, part)
                 signature = (part, g.layout, *_signature(optimizer, p, part, new, read))
                 teams.setdefault(signature, []).append(i)
             for (part, _, *known), members in teams.items():
@@ -173,12 +177,17 @@ class Plan:
                 places = [at + i for i in members]
                 self.teams.append(self._team(optimizer, k, part, known, some, places))
             at += len(live)
+            optimizer.check_parts(group, tx)
+        self.agenda = agenda_of([(tx.links, tx.layout.counts) for tx in chains if tx.meets])
         if len(self.teams) == 1 and len(self.teams[0].cohort.params) == at:
             self.teams[0].places = None
         self.numbers = numbers
         self.seen = Seen(optimizer, numbers)
         self.restless = bool(self.wholes) or optimizer.integer_steps
         self.asking = any(asks(part.tx) for part in (*self.teams, *self.wholes))
+        self.mesh = sharded.mesh_of(
+            [p for group in optimizer.param_groups for p in group["params"]]
+        )
 
     def _team(
         self,
@@ -258,7 +267,7 @@ class Plan:
 
     def run(self, optimizer: Runs, grads: list[Tensor], loss: Any) -> None:
         """Step every tensor. grads: as the plan's `gradients` gave them."""
-        extra = extra_of(loss) if self.asking else {}
+        extra = extra_of(loss, self.mesh) if self.asking else {}
         turns = []
         for team in self.teams:
             mine = grads if team.places is None else [grads[i] for i in team.places]
@@ -268,7 +277,7 @@ class Plan:
             turns.append(Turn(team.cohort, mine, team.time + 1, team.carry(), extra))
         for whole in self.wholes:
             whole.run(extra)
-        advance(turns)
+        advance(turns, self.agenda)
         pairs = zip(self.teams, turns, strict=True)
         moved = [team.finish(turn.carried) for team, turn in pairs]
         if self.restless or any(moved):
@@ -280,8 +289,10 @@ def asks(tx: base.GradientTransformation) -> bool:
     return "value" in extra_names(tx)
 
 
-def extra_of(loss: Any) -> dict[str, Any]:
+def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
     """The extra arguments of a step in an optimizer object: `value`, the closure's loss.
+
+    mesh: of sharded parameters. All processes must go one way, so all get the mean of their losses.
 
     Raises:
         RuntimeError: if there was no closure.
@@ -291,6 +302,8 @@ def extra_of(loss: Any) -> dict[str, Any]:
             "this recipe reads the loss; call opt.step(closure) with a function that computes the "
             "loss and its gradients, and returns the loss."
         )
+    if mesh is not None:
+        return {"value": sharded.mean_over(loss, mesh)}
     if isinstance(loss, Tensor):
         plain = loss.device.type == "cpu" and not torch.compiler.is_compiling()
         recorded = torch.is_grad_enabled() or kernels.bypass()
@@ -322,6 +335,15 @@ def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise, *, recorded: bool = Fal
             for key, slot in zip(slot_keys, start, strict=True):
                 if mine.get(key) is None and slot is not None:
                     mine[key] = slot
+
+
+def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> None:
+    """Raise ValueError for a slot of another size, or shared by others, than the parameter."""
+    for link, keys in zip(tx.links, tx.layout.slots, strict=True):
+        for key in keys:
+            slot = state.get(key)
+            if link.flat and isinstance(slot, Tensor) and slot.dim() == p.dim() > 0:
+                sharded.check_beside(name, slot, f"the slot {key!r}", p)
 
 
 PLAIN_NUMBERS = (float, int, bool)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from functional_optim import base, tree
-from functional_optim.combine import extra_names, reads_gradients
+from functional_optim.combine import extra_names, meets, reads_gradients
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import Runs
@@ -35,9 +35,9 @@ class WholeTree:
         extra: arguments for those who take them.
         """
         grads = [p.grad for p in self.params]
-        if all(g is None for g in grads) and reads_gradients(self.tx):
+        if all(g is None for g in grads) and reads_gradients(self.tx) and not meets(self.tx):
             return
-        kept = self.optimizer.state[self.params[0]]
+        kept = self.optimizer.state[self.params[0]] if self.params else {}
         state = tree.with_leaves(
             self.fresh,
             [

@@ -101,5 +101,6 @@ from functional_optim.transforms import trace as trace
 from functional_optim.transforms import zero_nans as zero_nans
 from functional_optim.wrappers import flatten as flatten
 from functional_optim.wrappers import lookahead as lookahead
+from functional_optim.wrappers import sharded_over as sharded_over
 from functional_optim.wrappers import slot_dtypes as slot_dtypes
 from functional_optim.wrappers import with_schedule as with_schedule

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from functional_optim import tree
+from functional_optim import sharded, tree
 
 Tree: TypeAlias = Any
 """Any optree pytree of tensors: a dict of parameters, a list, a tensor, nested as you like."""
@@ -128,6 +128,8 @@ def check_grads(params: Tree, grads: Tree) -> None:
                 f"the gradient of {path!r} has dtype {g.dtype} and the parameter {p.dtype}; pass a "
                 "complex gradient for a complex parameter, and a real one for a real one."
             )
+        if g is not None:
+            sharded.check_beside(path, g, "the gradient", p)
 
 
 def extra_names(update: Callable[..., Any]) -> tuple[str, ...]:

@@ -166,6 +166,15 @@ def reads_gradients(tx: base.GradientTransformation) -> bool:
     return not isinstance(tx, WithoutGradients)
 
 
+def meets(tx: base.GradientTransformation) -> bool:
+    """Does a transformation take part in sums over processes, whatever gradients there are here?"""
+    if isinstance(tx, Sequence):
+        return any(meets(part) for part in tx.parts)
+    if isinstance(tx, Wrapped):
+        return meets(tx.inner)
+    return isinstance(tx, Leafwise) and tx.meets
+
+
 def on_some(
     acts: Callable[[str, Tensor], bool],
     tx: base.GradientTransformation,

@@ -13,9 +13,15 @@ from torch import Tensor
 from functional_optim import base, kernels, numeric, tree
 from functional_optim.combine import extra_names
 from functional_optim.commits import CommitIf, as_flag
-from functional_optim.engine import Cohort, How, Turn, advance
+from functional_optim.engine import Cohort, How, Turn, advance, agenda_of
 from functional_optim.layout import Layout
-from functional_optim.leafwise import Leafwise, State, check_state, check_trees
+from functional_optim.leafwise import (
+    Leafwise,
+    State,
+    check_state,
+    check_trees,
+    everywhere,
+)
 from functional_optim.looks import Looks
 from functional_optim.rules import Numbers, present
 from functional_optim.synced import Synced, advanced
@@ -144,9 +150,9 @@ class FusedStep:
             given = seen.given
         t = seen.time(state.step)
         carry = seen.carry(state.carry) if state.carry else {}
-        if given:
+        if seen.teams:
             turns = [team.turn(given, t, carry, extra) for team in seen.teams]
-            advance(turns)
+            advance(turns, seen.agenda)
             if carry or seen.changing:
                 for team, turn in zip(seen.teams, turns, strict=True):
                     carry.update(team.carried(turn))
@@ -218,6 +224,7 @@ class Seen:
         self.looks = Looks(given, memory, self.tensors)
         self.how: How = how if self.looks.layouts is None else "apart"
         self.teams = self._teams(tx, params, given, columns)
+        self.agenda = agenda_of([(tx.links, tx.layout.counts)]) if tx.meets else ()
         self.here = state.step.device.type == "cpu"
         for team in self.teams:  # of another recipe, perhaps, the last time
             known = [row for row in team.hyper() if row[0] in state.hyper]
@@ -260,6 +267,12 @@ class Seen:
             teams.append(Team(part.layout, cohort, [place[i] for i in some]))
         if len(teams) == 1 and len(teams[0].places) == len(place):
             teams[0].every = True
+        if tx.meets:  # all numbers go on, those of links that act on nothing here too
+            counts = tx.layout.counts
+            cohort = Cohort(
+                everywhere(tx.links, tx.layout), [], [], [], how=self.how, counts=counts
+            )
+            teams.append(Team(tx.layout, cohort, []))
         return teams
 
     def gradients(self, grads: Any, state: Any, params: Any) -> list[Tensor] | None:

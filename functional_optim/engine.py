@@ -6,7 +6,7 @@ kernel serves; the others are stepped one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FunctionType
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from functional_optim import base, kernels
 from functional_optim.banks import Bank, Pack, fits, write
 from functional_optim.bundles import Bundle
 from functional_optim.looks import PLAIN
-from functional_optim.progress import Caster, Progress, sum_parts
+from functional_optim.progress import Caster, Progress, over_groups, sum_parts
 from functional_optim.rules import (
     Leaf,
     Link,
@@ -203,17 +203,26 @@ class Turn(Progress):
         self.grads = grads
 
 
-def advance(turns: Sequence[Turn]) -> None:
+def advance(turns: Sequence[Turn], agenda: Agenda = ()) -> None:
     """Step all cohorts of an optimizer once, in place; each turn then has what it carries on.
 
     A measurement of one name is summed over all cohorts, so a global norm spans parameter groups.
+
+    agenda: the measurements that are summed over processes, too. All processes go through all of
+    them in this order, also where nothing is measured: one that is not met would keep the others
+    waiting.
     """
-    while waiting := [turn for turn in turns if turn.proceed()]:
-        meeting = _next_measurement(waiting)
+    left = list(agenda)
+    while (waiting := [turn for turn in turns if turn.proceed()]) or left:
+        key = _next_measurement(waiting, left)
+        meeting = waiting if key is None else [x for x in waiting if _ahead(x)[0] == key]
         parts: list[Sequence[Any]] = []
         for turn in meeting:
-            parts += turn.cohort.measure(turn.grads, turn.to_measure())
-        total = _total(parts)
+            if not turn.is_shut():
+                parts += turn.cohort.measure(turn.grads, turn.to_measure())
+        total = _total(parts) if parts else None
+        if left and key == left[0][0]:
+            total = over_groups(left.pop(0)[1], total)
         for turn in meeting:
             turn.advance(total)
     for turn in turns:
@@ -240,14 +249,46 @@ def _total(parts: list[Sequence[Any]]) -> Numbers:
     return tuple(total)
 
 
-def _next_measurement(waiting: list[Turn]) -> list[Turn]:
-    """Those for whom the next measurement is one that nobody has still before it out of reach."""
-    if len(waiting) == 1:
-        return waiting
+Key = tuple[str, int]
+"""A measurement: the name of its link, and the how manieth of it."""
+
+Agenda = Sequence[tuple[Key, Link]]
+
+
+def agenda_of(chains: Iterable[tuple[Sequence[Link], Sequence[int]]]) -> Agenda:
+    """The measurements that links sum over processes, in an order that suits all chains of them.
+
+    chains: links, and of each the how manieth of its name it is.
+    """
+    known: dict[Key, Link] = {}
+    plans: list[list[Key]] = []
+    for links, counts in chains:
+        pairs = zip(links, counts, strict=True)
+        own = {(x.name, n): x for x, n in pairs if x.over and x.reduce is not None}
+        known.update(own)
+        plans.append(list(own))
+    order: list[Key] = []
+    while plans := [plan for plan in plans if plan]:
+        order.append(_in_reach(plans))
+        plans = [plan[1:] if plan[0] == order[-1] else plan for plan in plans]
+    return [(key, known[key]) for key in order]
+
+
+def _next_measurement(waiting: list[Turn], left: Agenda) -> Key | None:
+    """The next measurement; None: that of the only cohort that waits for one."""
+    if len(waiting) == 1 and not left:
+        return None
     plans = [_ahead(turn) for turn in waiting]
+    if left:
+        plans.append([key for key, _ in left])
+    return _in_reach(plans)
+
+
+def _in_reach(plans: list[list[Key]]) -> Key:
+    """The first of one plan that nobody has still before it out of reach."""
     for key, *_ in plans:
         if all(key not in plan[1:] for plan in plans):
-            return [turn for turn, plan in zip(waiting, plans, strict=True) if plan[0] == key]
+            return key
     names = " and ".join(sorted({plan[0][0] for plan in plans}))
     raise ValueError(
         f"two parameter groups measure {names} in different orders, so no sum over both exists; "
@@ -255,7 +296,7 @@ def _next_measurement(waiting: list[Turn]) -> list[Turn]:
     )
 
 
-def _ahead(turn: Turn) -> list[tuple[str, int]]:
+def _ahead(turn: Turn) -> list[Key]:
     """The measurements that a cohort still needs: the name, and the how manieth of it."""
     return [
         (link.name, turn.cohort.counts[i])
@@ -287,6 +328,7 @@ def _same_code(a: Link, b: Link) -> bool:
         and a.gate == b.gate
         and a.back == b.back
         and a.flat == b.flat
+        and a.over == b.over
         and _same_function(a.update, b.update)
         and _same_function(a.reduce, b.reduce)
     )

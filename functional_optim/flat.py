@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import base, tree
+from functional_optim import base, sharded, tree
 from functional_optim.rules import as_real, as_stored, as_update, compute_dtype
 
 REAL = {
@@ -20,6 +20,9 @@ REAL = {
 
 class Flat:
     """The way between trees like `like` and vectors of one dtype; complex numbers become pairs.
+
+    Every process has the whole of a vector: sharded leaves (DTensors) are gathered, and divided
+    again on the way back.
 
     Args:
         like: pytree of floating-point or complex tensors, of any strides.
@@ -83,7 +86,7 @@ class Flat:
                 continue
             if x.layout != torch.strided:
                 x = x.to_dense()
-            real = as_real(x.resolve_conj(), self.dtype)
+            real = as_real(sharded.whole(x).resolve_conj(), self.dtype)
             parts.append(real.reshape((*self.problems, n)))
         return torch.cat(parts, -1)
 

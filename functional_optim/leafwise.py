@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, numeric, tree
+from functional_optim import base, numeric, sharded, tree
 from functional_optim.layout import Layout, lay_out
 from functional_optim.paths import chosen
-from functional_optim.progress import Caster, Progress, sum_parts
+from functional_optim.progress import Caster, Progress, over_groups, sum_parts
 from functional_optim.rules import (
     Leaf,
     Link,
     Numbers,
     Slots,
+    check_part,
     init_slots,
     measure,
     run_all_stored,
@@ -43,11 +44,13 @@ class State(NamedTuple):
 class Leafwise(base.GradientTransformation):
     """A transformation made of nothing but one-tensor rules, so it can be fused and compiled.
 
-    links: the rules, in order. layout: the names of what they keep.
+    links: the rules, in order. layout: the names of what they keep. meets: does a link sum what it
+    measures over processes? All of them then go on, whatever gradients there are here.
     """
 
     links: tuple[Link, ...]
     layout: Layout
+    meets: bool
     parts: dict[tuple[int, ...], Leafwise]
 
     def __new__(cls, links: tuple[Link, ...], layout: Layout | None = None) -> Leafwise:
@@ -55,6 +58,7 @@ class Leafwise(base.GradientTransformation):
         self = super().__new__(cls, *_lift(links, layout))
         self.links = links
         self.layout = layout
+        self.meets = any(link.over for link in links)
         self.parts = {}
         return self
 
@@ -83,6 +87,11 @@ def route(links: tuple[Link, ...], path: str, leaf: Any) -> tuple[int, ...] | No
     """Which links act on a leaf; None if it is frozen."""
     places = [i for i, link in enumerate(links) if chosen(link.where, path, leaf)]
     return None if any(links[i].update is frozen for i in places) else tuple(places)
+
+
+def everywhere(links: tuple[Link, ...], layout: Layout) -> tuple[Link, ...]:
+    """A chain's links as a leaf would see them on which all of them act."""
+    return _part(links, layout, tuple(range(len(links))))[0]
 
 
 def _part(
@@ -248,6 +257,7 @@ class Row(NamedTuple):
 def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], Callable[..., Any]]:
     keys, routed = layout.keys, layout.routed
     every = tuple(range(len(links)))
+    meets = any(link.over for link in links)
 
     def row(path: str, p: Tensor, g: Any, *slots: Any) -> Row | None:
         places = route(links, path, p) if routed else every
@@ -270,6 +280,7 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
                     made.update(zip(own, init_slots(link, p), strict=True))
             return tuple([made.get(key) for key in keys])
 
+        check_parts(links, tree.items(params))
         columns = tree.map_unzip_with_path(len(keys), first, params)
         carry = {
             key: numeric.stored(value, device)
@@ -295,18 +306,20 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
         rows: list[Row | None] = []
         tree.map_with_path(lambda *leaf: rows.append(row(*leaf)), params, grads, *columns)
         t = (state.step + 1).to(torch.float64)
-        if not rows:
+        if not rows and not meets:
             return grads, state._replace(step=state.step + 1)
 
         live = [row if row is not None and row.g is not None else None for row in rows]
         used, names = links, layout
-        if routed or not any(live):  # what acts on no gradient neither measures nor goes on
+        if meets:  # in another process there may be gradients
+            used = everywhere(links, layout)
+        elif routed or not any(live):  # what acts on no gradient neither measures nor goes on
             places = sorted({i for row in live if row is not None for i in row.at})
             used, names = _part(links, layout, tuple(places))
             live = [row and row._replace(at=tuple(map(places.index, row.at))) for row in live]
         step = Progress(used, t, carry_of(names, state.carry), extra)
         while step.proceed():
-            step.advance(_measured(live, step.to_measure()))
+            step.advance(_measured(live, step))
         results = iter(_stepped(live, Caster(step.numbers)))
 
         def leaf(p: Tensor, g: Any, *slots: Any) -> tuple[Any, ...]:
@@ -327,8 +340,12 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
     return init, update
 
 
-def _measured(rows: list[Row | None], numbers: list[Numbers]) -> Numbers:
-    """What the link after the known numbers measures on all leaves that it acts on."""
+def _measured(rows: list[Row | None], step: Progress) -> Numbers:
+    """What the next link of a step measures on all leaves that it acts on."""
+    link = step.links[len(step.numbers)]
+    if step.is_shut():
+        return over_groups(link, None)
+    numbers = step.to_measure()
     there = [row for row in rows if row is not None and len(numbers) - 1 in row.at]
     cast = Caster(numbers)
     parts = []
@@ -336,7 +353,7 @@ def _measured(rows: list[Row | None], numbers: list[Numbers]) -> Numbers:
         known = row.upto(len(numbers))
         own = row.pick(cast(row.p))
         parts.append(measure(row.links[:known], row.g, row.p, row.slots[:known], own))
-    return sum_parts(parts)
+    return over_groups(link, sum_parts(parts) if parts else None)
 
 
 def _stepped(rows: list[Row | None], cast: Caster) -> list[tuple[Any, dict[str, Any]]]:
@@ -370,6 +387,16 @@ def _to_read(hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().to(device, copy=True)  # not the user's own memory
     return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def check_parts(links: tuple[Link, ...], named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ValueError where a process's part of the parameters is surely taken for all of them."""
+    found = list(named)
+    flattened = sharded.flat_parts([p for _, p in found])
+    for (path, p), flat in zip(found, flattened, strict=True):
+        if flat or sharded.is_sharded(p):
+            for i in route(links, path, p) or ():
+                check_part(links[i], path, p, flat=flat)
 
 
 def carry_of(layout: Layout, stored: dict[str, Tensor]) -> list[Numbers]:

@@ -41,6 +41,7 @@ class Looks:
         self.places = list(map(Tensor.data_ptr, self.others))
         self.wide = tuple([x for x in tensors if x.dim() > 1])
         self.wide_strides = tuple(map(Tensor.stride, self.wide))
+        self.meshes = _meshes(grads)
         first, *rest = objects
         self.whole = (
             *(self.kinds, self.strides, self.sizes, self.dtypes, first),
@@ -53,7 +54,7 @@ class Looks:
         if library is None or self.layouts is not None:
             return NotImplemented
         grads = getattr(library, function)(*now, self.whole)
-        return grads if self._others_stay() else None
+        return grads if grads is None or self._others_stay(grads) else None
 
     def fit(self, given: list[Tensor | None]) -> list[Tensor] | None:
         """The gradients that are there, if these look the same and no tensor has moved."""
@@ -70,17 +71,24 @@ class Looks:
                 and tuple(map(_dtype_of, dense)) == self.dtypes
                 and tuple(map(Tensor.stride, self.wide)) == self.wide_strides
                 and self.addresses.same()
-                and self._others_stay()
+                and self._others_stay(grads)
             )
         except RuntimeError:  # a sparse tensor has no strides
             return None
         return grads if same else None
 
-    def _others_stay(self) -> bool:
+    def _others_stay(self, grads: list[Tensor]) -> bool:
+        if self.meshes and _meshes(grads) != self.meshes:
+            return False
         return not self.others or list(map(Tensor.data_ptr, self.others)) == self.places
 
     def _dense(self, grads: list[Tensor]) -> list[Tensor]:
         return grads if self.layouts is None else [g for g in grads if g.layout is torch.strided]
+
+
+def _meshes(grads: list[Tensor]) -> list[Any]:
+    """Between which processes gradients are divided."""
+    return [mesh for g in grads if (mesh := getattr(g, "device_mesh", None)) is not None]
 
 
 _dtype_of = attrgetter("dtype")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, sharded
-from functional_optim.rules import Link, Numbers, compute_dtype
+from functional_optim.rules import Link, Numbers, compute_dtype, init_slots, measure
 
 
 class Progress:
@@ -35,7 +35,7 @@ class Progress:
         while len(self.numbers) < len(self.links):
             link = self.links[len(self.numbers)]
             if link.gate:
-                if self._pass_by(link):
+                if not (link.over and link.reduce) and self._pass_by(link):
                     continue
                 if link.reduce is None:
                     self.advance()
@@ -67,6 +67,8 @@ class Progress:
         """Work out the next link's numbers, and what it carries to the next step."""
         i = len(self.numbers)
         link, mine = self.links[i], self.carry[i]
+        if link.over and link.gate and self._pass_by(link):
+            return
         numbers: Numbers = total or ()
         carried: Numbers = mine
         if link.scalars is not None:
@@ -87,13 +89,17 @@ class Progress:
         self.numbers.append(tuple(numbers))
         self.carried.append(tuple(carried))
 
+    def is_shut(self) -> bool:
+        """Is the gate of the next link known to be shut? In other processes it may be open."""
+        opened = self._open(len(self.numbers)) if self.links[len(self.numbers)].gate else 1.0
+        return not (isinstance(opened, Tensor) or opened > 0)
+
     def _pass_by(self, link: Link) -> bool:
         """Leave out a link whose gate is known to be shut."""
-        i = len(self.numbers)
-        opened = self._open(i)
-        if isinstance(opened, Tensor) or opened > 0:
+        if not self.is_shut():
             return False
-        self.numbers.append((opened,))
+        i = len(self.numbers)
+        self.numbers.append((self._open(i),))
         self.carried.append(self.carry[i])
         return True
 
@@ -140,11 +146,33 @@ class Caster:
 def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
     """Sum what `reduce` measured on each tensor, entry by entry, in float64.
 
-    A measurement of a sharded tensor is itself sharded (a DTensor); it is completed first.
+    Measurements of sharded tensors are themselves sharded (DTensors): what this process has of them
+    is summed first, and then completed at once.
     """
-    return tuple(
-        [
-            torch.stack([numeric.float64(sharded.whole(x)) for x in column]).sum()
-            for column in zip(*parts, strict=True)
-        ]
-    )
+    columns = list(zip(*parts, strict=True))
+    plain = [[numeric.float64(x) for x in c if not sharded.is_sharded(x)] for c in columns]
+    divided = [[x for x in c if sharded.is_sharded(x)] for c in columns]
+    if any(divided):
+        for own, more in zip(plain, sharded.completed_sums(divided), strict=True):
+            own += more
+    return tuple([torch.stack(own).sum() for own in plain])
+
+
+def over_groups(link: Link, total: Numbers | None) -> Numbers:
+    """A measurement, summed over the process groups of its link. total: None if nothing was there.
+
+    In a process that has none of the leaves, or no gradient for them, zeros take part.
+    """
+    if total is None:
+        total = (0.0,) * _width(link)
+    return sharded.summed_over(total, link.over) if link.over else total
+
+
+def _width(link: Link) -> int:
+    """How many numbers a link measures, found by measuring."""
+    given: Numbers = ()
+    if link.before is not None:
+        given = tuple(link.before(*([1.0] if link.carry is None else [1.0, link.carry])))
+    p = torch.zeros((1, 1), device="cpu")
+    alone = link._replace(gate=0, where=(), back=None)
+    return len(measure([alone], p, p, [init_slots(alone, p)], [given]))

@@ -48,6 +48,8 @@ class Link(NamedTuple):
     """Works on the step that will be added, so that no learning rate may follow."""
     whole: bool = False
     """Must it see all rows? It then takes no sparse gradients."""
+    over: tuple[Any, ...] = ()
+    """The process groups over which its measurement is summed; None: the default group."""
 
 
 def compute_dtype(p: Tensor) -> torch.dtype:
@@ -234,6 +236,31 @@ def run_all_stored(
         ]
         results.append((as_update(u, p), back))
     return results
+
+
+def check_part(link: Link, path: str, p: Tensor, *, flat: bool) -> None:
+    """Raise ValueError where a link would take a part of the model for all of it, or sum it twice.
+
+    flat: is p this process's part of what FSDP1 has flattened?
+    """
+    name = link.name or "a link"
+    if flat and not link.flat:
+        raise ValueError(
+            f"{name} looks at whole tensors, but FullyShardedDataParallel has flattened the "
+            f"parameter {path!r}, and this process has a part of it; use fully_shard, which leaves "
+            "shapes as they are."
+        )
+    if flat and link.reduce is not None and not link.over:
+        raise ValueError(
+            f"{name} measures the whole model, but FullyShardedDataParallel has left this process "
+            f"a part of it (parameter {path!r}); put the recipe into fo.sharded_over(...), which "
+            "sums over the processes, or use fully_shard."
+        )
+    if link.over and link.reduce is not None and sharded.is_sharded(p):
+        raise ValueError(
+            f"{name} is inside of sharded_over, but the parameter {path!r} is a DTensor, which is "
+            "measured as a whole in every process; leave sharded_over out."
+        )
 
 
 def check_lazy(links: Sequence[Link]) -> None:

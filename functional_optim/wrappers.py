@@ -1,4 +1,4 @@
-"""Transformations around others: lookahead, flatten, slot_dtypes, with_schedule."""
+"""Transformations around others: lookahead, flatten, slot_dtypes, sharded_over, with_schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, numeric, tree
-from functional_optim.combine import Wrapped, chain, extra_names
+from functional_optim.combine import Sequence, Wrapped, chain, extra_names
 from functional_optim.flat import Flat
 from functional_optim.leafwise import Leafwise, leafwise
 from functional_optim.rules import Link, either, init_slots, wide_dtype
@@ -172,6 +172,61 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
 
     pairs = zip(tx.links, tx.layout.slots, strict=True)
     return Leafwise(tuple([stored(link, names) for link, names in pairs]))
+
+
+def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.GradientTransformation:
+    """Say that the tree is one process's part of a larger one: measure the whole of it.
+
+    What links measure (norms, counts of NaNs, what `monitor` keeps) is then summed over the
+    processes of a group: a global norm is that of the whole model, and gates decide alike
+    everywhere. All else stays local. It is for plain tensors that are divided between processes,
+    each in one process only: FullyShardedDataParallel (FSDP1), ZeroRedundancyOptimizer, or your own
+    pipeline. DTensors (fully_shard, tensor parallelism) need nothing, nor do copies (DDP): in these
+    the sum would be too large.
+
+    Every step makes one all_reduce of a few numbers for each link that measures, also in a process
+    that has no parameters, or no gradient for them: it takes part with zeros. So every process
+    must step equally often; if one raises, the others wait until their group's timeout. In a step
+    that torch.compile traces, every process needs a gradient: a sum that nobody reads is dropped.
+
+    Args:
+        tx: a transformation made of one-tensor rules, or a chain of such.
+        group: a `torch.distributed` process group; None: the default group, at the step. Nested
+            calls sum over each of their groups.
+
+    Returns:
+        The transformation with its links marked. It fuses as tx does, and runs in torch.vmap, in
+        torch.func.grad (the gradient of a sum is summed, too), in torch.compile, in `fo.compile`,
+        and in the optimizer object.
+
+    Extra arguments, such as a loss, are not summed: pass the same number in all processes.
+
+    Raises:
+        TypeError: for a part that is not made of one-tensor rules: it measures by itself.
+        ValueError: from init, for a DTensor that a link measures.
+        RuntimeError: from update, without a process group, or from outside of it.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> tx = fo.sharded_over(fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(0.5)))
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([3.0, 4.0]), tx.init(w), w)[0]
+        tensor([-0.3000, -0.4000])
+        >>> dist.destroy_process_group()
+    """
+    base.check_transformation("sharded_over", tx, "sharded_over(chain(clip_by_global_norm(1.0)))")
+    if isinstance(tx, Sequence):
+        return chain(*[sharded_over(part, group) for part in tx.parts])
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            "sharded_over takes what is made of one-tensor rules, but got a transformation of "
+            "whole trees; put sharded_over around the rules inside of it, or beside it: "
+            "chain(add_noise(...), sharded_over(...)), with_schedule(lambda lr: sharded_over(...))."
+        )
+    return Leafwise(tuple([link._replace(over=(*link.over, group)) for link in tx.links]))
 
 
 class WithScheduleState(NamedTuple):

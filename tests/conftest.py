@@ -89,3 +89,11 @@ def pl() -> Any:
     import lightning_runs
 
     return lightning_runs
+
+
+@pytest.fixture(scope="session")
+def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    """What two processes found that ran the parts of all distributed tests."""
+    from ranks import run_both  # what it imports takes a second, and few tests need it
+
+    return run_both(tmp_path_factory.mktemp("ranks"))
