@@ -13,7 +13,8 @@ import torch
 import torch.multiprocessing as mp
 from torch import distributed as dist
 
-LIMIT = 120  # seconds for all that the processes of one call do
+MEETING = 300  # seconds until all processes of a group are there, and for one collective
+LIMIT = 500  # seconds for all that the processes of one call do, where others compute, too
 
 
 def start(world: int, work: Callable[..., Any], *args: Any, folder: Path, meet: bool = True) -> Any:
@@ -60,7 +61,7 @@ def _run(rank: int, world: int, work: Any, args: Any, folder: str, meet: bool) -
             init_method=f"file://{folder}/meeting",
             rank=rank,
             world_size=world,
-            timeout=datetime.timedelta(seconds=60),
+            timeout=datetime.timedelta(seconds=MEETING),
         )
     try:
         result = work(rank, *args)
