@@ -1,13 +1,14 @@
 # make test    everything is checked          make train   train a small GPT on the standard library
 # make check   lint, format and types         make bench   measure all bars, write benchmarks/RESULTS.md
 # make fault   two replicas train, one is killed, comes back, and is healed
+# make notebooks   execute notebooks/ and store them with their pictures
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault test check bench clean
+.PHONY: train gradient-free fault notebooks test check bench clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -17,6 +18,9 @@ fault: $(VENV)/.torchft
 
 gradient-free: $(VENV)/.examples
 	$(BIN)/python examples/gradient_free.py $(ARGS)
+
+notebooks: $(VENV)/.notebooks
+	$(BIN)/python notebooks/run.py $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -41,6 +45,10 @@ $(VENV)/.examples: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[examples]"
 	touch $@
 
+$(VENV)/.notebooks: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[notebooks]"
+	touch $@ $(VENV)/.examples
+
 $(VENV)/.torchft: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[examples,torchft]"
 	touch $@ $(VENV)/.examples
@@ -58,7 +66,7 @@ $(VENV)/.peers: $(VENV)/.bench
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $@ $(VENV)/.examples
+	touch $@ $(VENV)/.examples $(VENV)/.notebooks
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info out
