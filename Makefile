@@ -2,13 +2,14 @@
 # make check   lint, format and types         make bench   measure all bars, write benchmarks/RESULTS.md
 # make fault   two replicas train, one is killed, comes back, and is healed
 # make docs    the site, in out/docs: loss curves are drawn by training, docstrings become the API
+# make notebooks   execute notebooks/ and store them with their pictures
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault docs test check bench clean
+.PHONY: train gradient-free fault notebooks docs test check bench clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -21,6 +22,9 @@ gradient-free: $(VENV)/.examples
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . out/docs $(ARGS)
+
+notebooks: $(VENV)/.notebooks
+	$(BIN)/python notebooks/run.py $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -45,6 +49,10 @@ $(VENV)/.examples: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[examples]"
 	touch $@
 
+$(VENV)/.notebooks: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[notebooks]"
+	touch $@ $(VENV)/.examples
+
 $(VENV)/.torchft: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[examples,torchft]"
 	touch $@ $(VENV)/.examples
@@ -66,7 +74,7 @@ $(VENV)/.peers: $(VENV)/.bench
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $@ $(VENV)/.examples $(VENV)/.docs
+	touch $@ $(VENV)/.examples $(VENV)/.notebooks $(VENV)/.docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info out
