@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from functional_optim import numeric
-from functional_optim.adapters.plan import asks, extra_of, fill_state, named
+from functional_optim.adapters.names import named
+from functional_optim.adapters.plan import asks, extra_of, fill_state
 from functional_optim.engine import Cohort, Turn, advance
 from functional_optim.layout import Layout
 from functional_optim.leafwise import Leafwise

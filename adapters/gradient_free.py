@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +85,8 @@ class GradientFree(Runs):
         driver.init([torch.zeros(2)], 0)
         self.kind = driver.name
         super().__init__(params, {**defaults, "method": self.kind})
+
+    keeps_trees = False
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """Raises for hyperparameters that the method does not take. There are no gradients to work
@@ -239,16 +240,12 @@ class GradientFree(Runs):
             state_dict: from `state_dict()`.
 
         Raises:
-            ValueError, TypeError, KeyError: if it does not fit. The optimizer is then as it was.
+            ValueError, TypeError: if it does not fit. The optimizer is then as it was.
         """
         before = {"state": self.state, "param_groups": self.param_groups}
         template = self.__dict__.pop("_like", None)
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # torch casts all to the first parameter's dtype, at first
-                warnings.filterwarnings("ignore", "Casting complex values to real")
-                super().load_state_dict(state_dict)
+            super().load_state_dict(state_dict)
             with torch.no_grad(), numeric.trusting(True):
                 driver = self.recipe(self._group())
                 params = self._params()

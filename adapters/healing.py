@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from functional_optim.adapters.loading import unrounded
 from functional_optim.adapters.rounds import Member
 
 
@@ -74,18 +74,4 @@ def _load_state(optim: torch.optim.Optimizer, state: Any, groups: list[dict[str,
     params = [p for group in optim.param_groups for p in group["params"]]
     for i, p in zip(ids, params, strict=True):
         if i in state:
-            optim.state[p] = _uncast(optim.state[p], state[i])
-
-
-def _uncast(loaded: Any, saved: Any) -> Any:
-    """What torch has loaded, in the dtype that a peer works with.
-
-    torch casts state to the dtype of its parameter: a replica healed so would go another way.
-    """
-    if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
-        same = loaded.dtype == saved.dtype
-        return loaded if same else saved.to(loaded.device)
-    if isinstance(loaded, dict) and isinstance(saved, dict):
-        for key in loaded.keys() & saved.keys():
-            loaded[key] = _uncast(loaded[key], saved[key])
-    return loaded
+            optim.state[p].update(unrounded(optim.state[p], state[i]))

@@ -60,6 +60,8 @@ class LBFGS(Runs, torch.optim.LBFGS):
         True
     """
 
+    keeps_trees = False
+
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         return lbfgs(**{name: group[name] for name in NAMES})
 
@@ -80,31 +82,9 @@ class LBFGS(Runs, torch.optim.LBFGS):
             self.param_groups.pop()
             raise
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class or of torch.optim.LBFGS.
-
-        Args:
-            state_dict: from `state_dict()`.
-
-        Raises:
-            ValueError, TypeError, KeyError: if it does not fit. The optimizer is then as it was.
-        """
-        before = {"state": self.state, "param_groups": self.param_groups}
-        try:
-            super().load_state_dict(state_dict)
-            self._unround(state_dict)
-            self._check_sizes()
-        except BaseException:
-            self.__dict__.update(before)
-            raise
-
-    def _unround(self, state_dict: dict[str, Any]) -> None:
-        """Undo torch's cast of the state to the dtype of the first parameter."""
-        first, index = self.param_groups[0]["params"][0], state_dict["param_groups"][0]["params"][0]
-        mine, saved = self.state.get(first) or {}, state_dict["state"].get(index) or {}
-        mine.update({key: unrounded(x, saved.get(key)) for key, x in mine.items()})
-
-    def _check_sizes(self) -> None:
+    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
+        """Raise ValueError if what was loaded does not fit."""
+        super().check_loaded(given, before)
         params = self.param_groups[0]["params"]
         mine = self.state.get(params[0]) or {}
         size = Flat(params).size
@@ -212,15 +192,6 @@ def past_of(old: dict[str, Any], flat: Flat) -> Past:
         g=wide(known.get("prev_flat_grad", nothing)),
         n_iter=known.get("n_iter", 0),
     )
-
-
-def unrounded(x: Any, saved: Any) -> Any:
-    """What was saved, where loading has done no more to it than round it."""
-    if isinstance(x, list) and isinstance(saved, list) and len(x) == len(saved):
-        return [unrounded(a, b) for a, b in zip(x, saved, strict=True)]
-    if not (isinstance(x, Tensor) and isinstance(saved, Tensor)) or x.dtype is saved.dtype:
-        return x
-    return saved.to(x.device, copy=True) if torch.equal(saved.to(x), x) else x
 
 
 def state_of(run: Run, old: dict[str, Any], history_size: int) -> dict[str, Any]:

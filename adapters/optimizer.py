@@ -16,9 +16,10 @@ from torch import Tensor
 
 from functional_optim import base, kernels, numeric
 from functional_optim.adapters.apart import step_apart
-from functional_optim.adapters.loading import check_loaded
+from functional_optim.adapters.loading import check_loaded, load_checked
+from functional_optim.adapters.names import named
 from functional_optim.adapters.numbers import owned
-from functional_optim.adapters.plan import Plan, named
+from functional_optim.adapters.plan import Plan
 from functional_optim.combine import required_names
 from functional_optim.engine import Compile, how_to
 from functional_optim.leafwise import Leafwise
@@ -73,11 +74,13 @@ class Runs(torch.optim.Optimizer):
     counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD
         and Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
+    keeps_trees: keep the state of a transformation of whole trees by its paths.
     """
 
     compile: Compile = True
     counts_steps: bool = True
     integer_steps: bool = False
+    keeps_trees: bool = True
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation that a parameter group asks for."""
@@ -195,15 +198,18 @@ class Runs(torch.optim.Optimizer):
             state_dict: from `state_dict()`. A slot that it lacks starts anew at the next step.
 
         Raises:
-            ValueError, TypeError, KeyError: if it does not fit. The optimizer is then as it was.
+            ValueError, TypeError: if it does not fit: one error for all parameters. Where both name
+                their parameters, names and order must be equal. The optimizer is then as it was.
         """
-        before = {"state": self.state, "param_groups": self.param_groups}
-        try:
-            _without_compiler(super().load_state_dict, state_dict)
-            check_loaded(self, state_dict)
-        except BaseException:
-            self.__dict__.update(before)
-            raise
+        load = super().load_state_dict
+        load_checked(self, lambda given: _without_compiler(load, given), state_dict)
+
+    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
+        """Raise ValueError if what was loaded does not fit.
+
+        given: what was loaded, behind all hooks. before: names in the groups before the load.
+        """
+        check_loaded(self, given, before)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"compile": self.compile} if "compile" in self.__dict__ else {}

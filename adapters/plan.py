@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import base, kernels, numeric
+from functional_optim.adapters.names import named
 from functional_optim.adapters.numbers import Column, Integers, owned
 from functional_optim.adapters.whole import WholeTree
 from functional_optim.combine import extra_names
@@ -289,12 +290,6 @@ def extra_of(loss: Any) -> dict[str, Any]:
         recorded = torch.is_grad_enabled() or kernels.bypass()
         return {"value": loss.item() if plain and not recorded else numeric.float64(loss)}
     return {"value": float(loss)}
-
-
-def named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """A group's parameters with the paths that patterns see: their names, else their places."""
-    params = group["params"]
-    return list(zip(group.get("param_names") or map(str, range(len(params))), params, strict=True))
 
 
 def fill_state(optimizer: Runs, p: Tensor, tx: Leafwise, *, recorded: bool = False) -> None:

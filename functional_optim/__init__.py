@@ -41,6 +41,8 @@ from functional_optim.algorithms import sparse_adam as sparse_adam
 from functional_optim.base import EmptyState as EmptyState
 from functional_optim.base import GradientTransformation as GradientTransformation
 from functional_optim.base import apply_updates as apply_updates
+from functional_optim.checkpoints import load_state_dict as load_state_dict
+from functional_optim.checkpoints import state_dict as state_dict
 from functional_optim.combine import chain as chain
 from functional_optim.combine import named_chain as named_chain
 from functional_optim.commits import commit_if as commit_if

@@ -19,6 +19,12 @@ def whole(x: Any) -> Any:
     return x if full is None else full()
 
 
+def part(x: Any) -> Any:
+    """What this process has of a sharded tensor, as a plain one."""
+    local = getattr(x, "to_local", None)
+    return x if local is None else local()
+
+
 def complete(x: Any) -> Any:
     """A sum along a divided dimension, added up over the ranks that have a part of it.
 

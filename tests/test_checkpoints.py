@@ -162,7 +162,7 @@ def spoil_dict(state):
 SPOILS = [
     (spoil_groups, ValueError, "different number of parameter groups"),
     (spoil_group, ValueError, "doesn't match the size of optimizer's group"),
-    (spoil_dict, KeyError, "param_groups"),
+    (spoil_dict, ValueError, "no 'param_groups'"),
     (spoil_shape, ValueError, r"of parameter 2 .*has shape \(7,\), but .* needs \(3, 4\)"),
     (spoil_slots, ValueError, r"slots \['square_avg', 'step'\], but .* keeps \["),
 ]

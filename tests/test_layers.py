@@ -15,14 +15,14 @@ CORE, ADAPTERS = ROOT / "functional_optim", ROOT / "adapters"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 LAYERS = (
-    {"numeric", "tree", "kernels", "sharded"},
+    {"fitting", "kernels", "numeric", "sharded", "tree"},
     {"paths"},
     {"base", "schedules", "linesearch", "linalg", "looks", "measures", "projections", "randomness"},
     {"rules", "quasi_newton", "tapes"},
     {"progress", "layout"},
     {"banks", "bundles", "draws"},
     {"leafwise", "engine", "flat"},
-    {"combine", "forms", "lookup"},
+    {"checkpoints", "combine", "forms", "lookup"},
     {"transforms", "commits", "search", "selection", "gates", "wrappers"},
     {"algorithms", "synced"},
     {"compiled"},

@@ -80,17 +80,13 @@ def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes:
 
 def _local(x: Tensor) -> Tensor:
     """This process's part of a tensor, as real numbers."""
-    x = _part(x.detach())
+    x = sharded.part(x.detach())
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-
-
-def _part(x: Any) -> Tensor:
-    return x.to_local() if sharded.is_sharded(x) else x
 
 
 def _like(values: Tensor, leaf: Tensor) -> Tensor:
     """What was averaged, in the form of the tensor that was given."""
-    like = _part(leaf)
+    like = sharded.part(leaf)
     if like.is_complex():  # copied, as real neighbours may have put it at an odd place
         values = torch.view_as_complex(values.clone())
     if values.stride() != like.stride():
