@@ -43,7 +43,7 @@ def execute(path: Path, timeout: int = 120) -> Any:
 
     Raises:
         nbclient.exceptions.CellExecutionError: where a cell fails.
-        ValueError: where a cell prints a warning, or the name of a folder of this machine.
+        ValueError: where a cell prints a warning, a folder of this machine, or an address.
     """
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata = nbformat.from_dict(METADATA)
@@ -65,7 +65,7 @@ def execute(path: Path, timeout: int = 120) -> Any:
 
 
 def faults(cell: Any) -> list[str]:
-    """What should not be stored of a cell: warnings, and folders of this machine."""
+    """What should not be stored of a cell: warnings, folders of this machine, addresses."""
     found = []
     for output in cell.get("outputs", []):
         if output.output_type == "error" or output.get("name") == "stderr":
@@ -73,6 +73,7 @@ def faults(cell: Any) -> list[str]:
             found.append(f"writes to stderr: {text}")
     for text in texts(cell):
         found += [f"names a folder: {text}" for folder in FOLDERS if folder in text]
+        found += [f"shows an address: {text}"] if " at 0x" in text else []
     return found
 
 

@@ -76,6 +76,7 @@ def test_every_notebook_is_listed():
     [
         ("import warnings; warnings.warn('old')", "writes to stderr"),
         ("import os; os.getcwd()", "names a folder"),
+        ("object()", "shows an address"),
     ],
 )
 def test_what_should_not_be_stored_is_refused(run, tmp_path, source, complaint):
