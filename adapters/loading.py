@@ -28,11 +28,7 @@ def load_checked(optimizer: Runs, load: Callable[[Any], None], state_dict: Any) 
     Raises:
         ValueError, TypeError: naming the parameters that do not fit. The optimizer is as it was.
     """
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(
-            f"load_state_dict takes what an optimizer's state_dict() returned, but got a "
-            f"{type(state_dict).__name__}."
-        )
+    check_dict(state_dict)
     before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
     names = [group.get("param_names") for group in optimizer.param_groups]
     keys = [set(group) for group in optimizer.param_groups]
@@ -56,6 +52,15 @@ def load_checked(optimizer: Runs, load: Callable[[Any], None], state_dict: Any) 
         raise
     finally:
         handle.remove()
+
+
+def check_dict(state_dict: Any) -> None:
+    """Raise TypeError for what is no dict at all."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"load_state_dict takes what an optimizer's state_dict() returned, but got a "
+            f"{type(state_dict).__name__}."
+        )
 
 
 def check_form(optimizer: Runs, given: Mapping[str, Any]) -> None:
@@ -100,6 +105,16 @@ def check_form(optimizer: Runs, given: Mapping[str, Any]) -> None:
                 f"optimizer's group: group {k} has {len(theirs['params'])} parameters, but the "
                 f"optimizer's has {len(mine['params'])}; load a checkpoint of this model."
             )
+    if optimizer.counts_steps:
+        _refuse(
+            [
+                f"step of parameter {place(mine, k, i)} {why}"
+                for k, (mine, theirs) in enumerate(zip(groups, saved, strict=True))
+                for i, index in enumerate(theirs["params"])
+                if "step" in (raw := state.get(index, {}))
+                and (why := not_a_number(raw["step"], whole=True))
+            ]
+        )
 
 
 def check_loaded(optimizer: Runs, given: Mapping[str, Any], before: list[set[str]]) -> None:
@@ -134,6 +149,10 @@ def check_loaded(optimizer: Runs, given: Mapping[str, Any], before: list[set[str
             raw = given["state"].get(index, {})
             new = _check_parameter(optimizer, p, found, raw, part, bool(other))
             faults += [fault.format(f"parameter {place(group, k, i)}") for fault in new]
+    _refuse(faults)
+
+
+def _refuse(faults: list[str]) -> None:
     if faults:
         more = [f"… {len(faults) - 12} more"] if len(faults) > 12 else []
         raise ValueError(
@@ -163,11 +182,7 @@ def _check_parameter(
         return [f"{{}} has the slots {sorted(map(str, found))}, but {keeps}"]
     faults: list[str] = []
     if optimizer.counts_steps and "step" in found:
-        why = not_a_number(found["step"], whole=True)
-        if why:
-            faults.append(f"step of {{}} {why}")
-        else:
-            found["step"] = _as_count(found["step"], optimizer.integer_steps)
+        found["step"] = _as_count(found["step"], optimizer.integer_steps)
     for key in numbers:
         x = unrounded(found.get(key), raw.get(key))
         why = not_a_number(x, whole=False) if key in found else None

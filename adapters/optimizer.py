@@ -216,7 +216,13 @@ class Runs(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        try:
+            super().__setstate__(state)
+        except KeyError as missing:  # in torch's own, for the state of another algorithm
+            raise ValueError(
+                f"the loaded state has no {missing}, which {type(self).__name__} needs; load a "
+                "checkpoint of the same kind of optimizer."
+            ) from None
         for mine in self.state.values():
             for key, value in mine.items():
                 if isinstance(value, Tensor) and value.dim() == 0:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from functional_optim.adapters.loading import check_dict
+
 _HOOKS = (
     "step_pre",
     "step_post",
@@ -116,8 +118,10 @@ class StandsFor(torch.optim.Optimizer):
             state_dict: from `state_dict()` of this object or of the optimizer inside.
 
         Raises:
+            TypeError: if it is no dict.
             ValueError: if it does not fit, and what else the optimizer inside raises.
         """
+        check_dict(state_dict)
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)

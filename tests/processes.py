@@ -1,0 +1,71 @@
+"""Several processes that work together, started and collected by a test."""
+
+from __future__ import annotations
+
+import datetime
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from torch import distributed as dist
+
+LIMIT = 120  # seconds for all that the processes of one call do
+
+
+def start(world: int, work: Callable[..., Any], *args: Any, folder: Path, meet: bool = True) -> Any:
+    """Start processes that call `work(rank, *args)`, in a gloo group of their own if they meet."""
+    context = mp.get_context("spawn")
+    ranks = [
+        context.Process(target=_run, args=(rank, world, work, args, str(folder), meet), daemon=True)
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.start()
+    return ranks
+
+
+def join(ranks: Any, limit: float = LIMIT) -> list[int | None]:
+    """Wait for processes to end; their exit codes, None for one that did not."""
+    end = time.monotonic() + limit
+    try:
+        for process in ranks:
+            process.join(max(0, end - time.monotonic()))
+        return [process.exitcode for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+def collect(world: int, work: Callable[..., Any], *args: Any, folder: Path) -> list[Any]:
+    """What each process returned: tensors and plain containers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    codes = join(start(world, work, *args, folder=folder))
+    assert codes == [0] * world, f"the processes ended with {codes}; None: not within {LIMIT} s"
+    found = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+    for mine in found:
+        assert not isinstance(mine, str), mine
+    return found
+
+
+def _run(rank: int, world: int, work: Any, args: Any, folder: str, meet: bool) -> None:
+    torch.set_num_threads(1)
+    if meet:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/meeting",
+            rank=rank,
+            world_size=world,
+            timeout=datetime.timedelta(seconds=60),
+        )
+    try:
+        result = work(rank, *args)
+    except BaseException:  # such is CheckpointException
+        result = traceback.format_exc()
+    torch.save(result, f"{folder}/{rank}.pt")
+    if meet:
+        dist.destroy_process_group()
