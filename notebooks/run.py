@@ -92,11 +92,12 @@ def texts(cell: Any) -> list[str]:
 
 def main(chosen: list[str]) -> None:
     """Execute the notebooks whose names begin so (all, if none is named), and store them."""
-    for path in PATHS:
-        if not chosen or path.name.startswith(tuple(chosen)):
-            notebook = execute(path)
-            nbformat.write(notebook, path)
-            print(f"{path.name}: {path.stat().st_size // 1000} kB")
+    paths = [path for path in PATHS if not chosen or path.name.startswith(tuple(chosen))]
+    if not paths:
+        sys.exit(f"no notebook's name begins with {' or '.join(chosen)}; say e.g. 01.")
+    for path in paths:
+        nbformat.write(execute(path), path)
+        print(f"{path.name}: {path.stat().st_size // 1000} kB")
 
 
 if __name__ == "__main__":
