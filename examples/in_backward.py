@@ -21,8 +21,7 @@ LAYERS, WIDTH, BATCH = 16, 256, 8
 
 
 def model_of(layers: int, width: int) -> nn.Module:
-    """The same at every call."""
-    torch.manual_seed(0)
+    """Layers of one width."""
     return nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
 
 
@@ -63,9 +62,9 @@ def peak(run: Callable[[], Any]) -> int:
     """
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         run()
-    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+    events = [own for own in profile.kineto_results.events() if own.name() == "[memory]"]
     most = now = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
+    for event in sorted(events, key=lambda own: own.start_ns()):
         now += event.nbytes()
         most = max(most, now)
     return most

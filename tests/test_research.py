@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import re
 from pathlib import Path
@@ -225,7 +226,8 @@ def test_steps_inside_backward_save_the_gradients_memory(load):
     assert found[0] == found[1]  # nothing is left to chance
     sizes = found[0]
     assert sizes["usual"] - sizes["in backward"] > 0.7 * sizes["gradients"]
-    a, b = module.model_of(3, 8), module.model_of(3, 8)
+    a = module.model_of(3, 8)
+    b = copy.deepcopy(a)
     steps = module.usual(a, compile=False), module.in_backward(b, compile=False)
     for x in torch.randn(4, 5, 8):
         for step in steps:
