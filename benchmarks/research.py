@@ -1,6 +1,6 @@
 """Sixteen models in one compiled step against a loop, and steps inside the backward pass.
 
-make bench ARGS="--only ensemble,memory"
+make bench ARGS="--only ensemble,backward"
 """
 
 from __future__ import annotations
@@ -108,4 +108,4 @@ def rows() -> list[Row]:
     ]
     model = "16 layers of 256 × 256"
     name = "AdamW inside the backward pass: peak of a train step"
-    return [*found, Row("memory-backward", name, model, memory, (0.25,), unit="MB")]
+    return [*found, Row("backward-memory", name, model, memory, (0.25,), unit="MB")]

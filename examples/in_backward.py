@@ -2,13 +2,14 @@
 
     python examples/in_backward.py
 
-One optimizer object for each parameter, called by torch's hook, so that one gradient at a time is
-alive. The price: no global norm, which needs all of them, and no accumulation over batches.
+One optimizer object for each parameter, called by torch's hook: one gradient at a time is alive.
+The price: no global norm, which needs all of them, and no accumulation over batches.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,11 +64,8 @@ def peak(run: Callable[[], Any]) -> int:
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         run()
     events = [own for own in profile.kineto_results.events() if own.name() == "[memory]"]
-    most = now = 0
-    for event in sorted(events, key=lambda own: own.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+    events.sort(key=lambda own: own.start_ns())
+    return max(0, *itertools.accumulate([event.nbytes() for event in events]))
 
 
 def compare(layers: int, width: int, **options: Any) -> dict[str, int]:
@@ -87,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure both."""
     parser = argparse.ArgumentParser(description="Memory of steps inside the backward pass.")
     parser.add_argument("--quick", action="store_true", help="a small model, eagerly")
-    quick = parser.parse_args(argv).quick
-    sizes = compare(8, 64, compile=False) if quick else compare(LAYERS, WIDTH)
+    small = parser.parse_args(argv).quick
+    sizes = compare(8, 64, compile=False) if small else compare(LAYERS, WIDTH)
     for name in ("usual", "in backward"):
         share = sizes[name] / sizes["usual"]
         print(f"{name:12} {sizes[name] / 1e6:6.2f} MB  {'█' * round(40 * share)}")
