@@ -41,6 +41,7 @@ include_patterns = [
     "benchmarks/*.md",
     "docs/**.md",
     "docs/**.rst",
+    "notebooks/README.md",
     "notebooks/*.ipynb",
 ]
 exclude_patterns = [".*", "build", "out", "dist", "tests", "examples", "**/.ipynb_checkpoints"]

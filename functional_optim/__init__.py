@@ -77,6 +77,9 @@ from functional_optim.transforms import centralize as centralize
 from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
 from functional_optim.transforms import clip_by_global_norm as clip_by_global_norm
 from functional_optim.transforms import clip_by_value as clip_by_value
+from functional_optim.transforms import (
+    differentially_private_aggregate as differentially_private_aggregate,
+)
 from functional_optim.transforms import ema as ema
 from functional_optim.transforms import keep_params_in as keep_params_in
 from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative

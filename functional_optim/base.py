@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from functional_optim import sharded, tree
+from functional_optim import kernels, sharded, tree
 
 Tree: TypeAlias = Any
 """Any optree pytree of tensors: a dict of parameters, a list, a tensor, nested as you like."""
@@ -168,3 +168,15 @@ def unrecorded(fn: Callable[..., Any], *args: Any) -> Any:
 def default_device(leaves: list[Tensor]) -> torch.device:
     """Where the step count of a tree lives: with its first leaf."""
     return leaves[0].device if leaves else torch.get_default_device()
+
+
+def first_step(leaves: list[Tensor]) -> Tensor:
+    """The step count of a new state: 0-dim int64, with the first leaf.
+
+    Under vmap it is batched as that leaf is, and so laid out as the count of every later step: a
+    compiled step of an ensemble is then compiled once, not twice.
+    """
+    batched = torch.compiler.is_compiling() or kernels.transformed()
+    if leaves and batched and not sharded.is_sharded(leaves[0]):
+        return leaves[0].new_zeros((), dtype=torch.int64)
+    return torch.zeros((), dtype=torch.int64, device=default_device(leaves))

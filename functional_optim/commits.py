@@ -156,7 +156,7 @@ def keep_snapshots(tx: base.GradientTransformation, last: int = 1) -> base.Gradi
 
     def init(params: Any) -> SnapshotsState:
         inner = tx.init(params)
-        count = torch.zeros((), dtype=torch.int64, device=base.default_device(tree.leaves(params)))
+        count = base.first_step(tree.leaves(params))
         return SnapshotsState(inner, count, (Moment(params, inner),) * last)
 
     def update(

@@ -236,14 +236,15 @@ def _total(parts: list[Sequence[Any]]) -> Numbers:
     """The sum of measurements, some of them Python numbers: such a number itself where it can be.
 
     On another device it stays a tensor, so that nobody waits for it, and so it does where autograd
-    records it.
+    records it, or somebody traces.
     """
     numbers = [part for part in parts if isinstance(part[0], float)]
     total = [sum(column) for column in zip(*numbers, strict=True)]
     tensors = [part for part in parts if not isinstance(part[0], float)]
     if tensors:
         sums = sum_parts(tensors)
-        if not torch.is_grad_enabled():
+        traced = torch.compiler.is_compiling() or kernels.bypass()
+        if not (torch.is_grad_enabled() or traced):
             sums = tuple([x.item() if x.device.type == "cpu" else x for x in sums])
         total = [x + y for x, y in zip(total, sums, strict=True)] if numbers else list(sums)
     return tuple(total)

@@ -287,7 +287,7 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
             for link, own in zip(links, layout.carry, strict=True)
             for key, value in zip(own, link.carry or (), strict=True)
         }
-        step = torch.zeros((), dtype=torch.int64, device=device)
+        step = base.first_step(tree.leaves(params))
         hyper = {
             key: _to_read(value, 1.0, device)
             for link, own in zip(links, layout.hyper, strict=True)

@@ -287,9 +287,9 @@ def with_schedule(
         return {name: value(x) for name, x in hyperparameters.items() if name not in fixed}
 
     def init(params: Any) -> WithScheduleState:
-        device = base.default_device(tree.leaves(params))
-        now = values(1.0, device)
-        step = torch.zeros((), dtype=torch.int64, device=device)
+        leaves = tree.leaves(params)
+        now = values(1.0, base.default_device(leaves))
+        step = base.first_step(leaves)
         return WithScheduleState(step, now, recipe(**fixed, **now).init(params))
 
     def update(

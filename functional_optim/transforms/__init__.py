@@ -26,6 +26,9 @@ from functional_optim.transforms.normalizing import scale_by_trust_ratio as scal
 from functional_optim.transforms.normalizing import sign as sign
 from functional_optim.transforms.plateau import reduce_on_plateau as reduce_on_plateau
 from functional_optim.transforms.polyak import scale_by_polyak as scale_by_polyak
+from functional_optim.transforms.privacy import (
+    differentially_private_aggregate as differentially_private_aggregate,
+)
 from functional_optim.transforms.sampling import metropolis as metropolis
 from functional_optim.transforms.scaling import apply_delta as apply_delta
 from functional_optim.transforms.scaling import scale as scale

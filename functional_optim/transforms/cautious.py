@@ -89,8 +89,7 @@ def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.Gradien
     known = extra_names(tx)
 
     def init(params: Any) -> CautiousState:
-        device = base.default_device(tree.leaves(params))
-        return CautiousState(torch.zeros((), dtype=torch.int64, device=device), tx.init(params))
+        return CautiousState(base.first_step(tree.leaves(params)), tx.init(params))
 
     def update(
         grads: Any, state: CautiousState, params: Any = None, **extra: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -57,13 +58,7 @@ def add_noise(
         numeric.check(
             lambda x: x >= 0.0, value, f"add_noise needs {name} of 0 or more, but got {{}}."
         )
-    randomness.seed_tensor("add_noise", seed, torch.device("cpu"))
-
-    def init(params: Any) -> NoiseState:
-        base.check_params(params)
-        device = base.default_device(tree.leaves(params))
-        step = torch.zeros((), dtype=torch.int64, device=device)
-        return NoiseState(step, randomness.seed_tensor("add_noise", seed, device))
+    init = seeded("add_noise", seed)
 
     def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         step = state.step + 1
@@ -82,3 +77,16 @@ def add_noise(
         return tree.map_with_path(noisy, grads), NoiseState(step, state.seed)
 
     return base.GradientTransformation(init, update)
+
+
+def seeded(name: str, seed: int | Tensor) -> Callable[[Any], NoiseState]:
+    """`init` of a transformation that draws noise, in its name; a wrong seed raises at once."""
+    randomness.seed_tensor(name, seed, torch.device("cpu"))
+
+    def init(params: Any) -> NoiseState:
+        base.check_params(params)
+        leaves = tree.leaves(params)
+        device = base.default_device(leaves)
+        return NoiseState(base.first_step(leaves), randomness.seed_tensor(name, seed, device))
+
+    return init

@@ -1,0 +1,131 @@
+"""Gradients that tell little about any one example."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import base, draws, numeric, tree
+from functional_optim.rules import as_real, as_update, compute_dtype
+from functional_optim.transforms.noise import NoiseState, seeded
+
+
+def differentially_private_aggregate(
+    l2_norm_clip: numeric.Hyper, noise_multiplier: numeric.Hyper, seed: int | Tensor
+) -> base.GradientTransformation:
+    """Clip the gradient of each example, add them up, add noise, and divide by their number.
+
+    With C = `l2_norm_clip` and σ = `noise_multiplier`, from B gradients to one::
+
+        (Σᵢ gᵢ / max(1, ‖gᵢ‖ / C) + σ C z) / B,    z standard normal
+
+    The norm is that of an example's whole tree, so one example more or less moves the sum by C at
+    most. Gradients come with the examples in front, (B, *shape of the parameter), as
+    `torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(params, x, y)` makes them; what goes on
+    has the parameters' shapes, for any transformation behind it. It acts on whole trees, so it does
+    not fuse with its neighbours, and stands first in a chain. Noise is drawn as `add_noise` draws
+    it: from the seed, the step, the leaf's path and the entry's place.
+
+    An example whose norm is not finite counts as zero, for its influence would have no bound. It is
+    still one of the B. What (ε, δ) a run has, an accountant says, from σ, the share of the data in
+    a batch and the number of steps; all of them ask for a seed that nobody knows. Where batches are
+    drawn with a number of examples that varies (Poisson sampling), `scale(B / expected)` behind
+    this link divides by the expected one.
+
+    Args:
+        l2_norm_clip: C, > 0: a number, a 0-dim tensor, or a schedule. The paper has 4 for MNIST and
+            3 for CIFAR-10.
+        noise_multiplier: σ, ≥ 0, likewise. The paper has 2 to 8 for MNIST, 6 for CIFAR-10.
+        seed: a Python integer, or a 0-dim tensor of integers; 64 bits.
+
+    State: `step` and `seed`. The seed of the state is the one that counts.
+
+    Raises:
+        ValueError: if a number is out of range or the seed has more than 64 bits; from `update`,
+            for gradients without examples in front, or with different numbers of them.
+        TypeError: if the seed is no integer.
+
+    Paper: Abadi et al., "Deep Learning with Differential Privacy",
+    https://arxiv.org/abs/1607.00133, Algorithm 1.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.differentially_private_aggregate(1.0, 0.0, seed=0), fo.sgd(1.0))
+        >>> w = torch.zeros(2)
+        >>> each = torch.tensor([[3.0, 4.0], [0.0, 0.5], [0.0, -1e30], [torch.inf, 0.0]])
+        >>> u, state = tx.update(each, tx.init(w), w)
+        >>> u  # -(0.6, 0.8 + 0.5 - 1) / 4
+        tensor([-0.1500, -0.0750])
+    """
+    me = "differentially_private_aggregate"
+    numeric.check(
+        lambda x: x > 0.0, l2_norm_clip, f"{me} needs an l2_norm_clip above 0, but got {{}}."
+    )
+    numeric.check(
+        lambda x: x >= 0.0,
+        noise_multiplier,
+        f"{me} needs a noise_multiplier of 0 or more, but got {{}}.",
+    )
+    init = seeded(me, seed)
+
+    def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        given = [row for row in tree.rows(params, grads) if row[1] is not None]
+        if not given:
+            return grads, state._replace(step=state.step + 1)
+        count = _examples(params, grads)
+        t = (state.step + 1).to(torch.float64)
+        clip = numeric.at(l2_norm_clip, t)
+        deviation = clip * numeric.at(noise_multiplier, t)
+        norms = torch.stack([_norms(g) for _, g in given]).square().sum(0).sqrt()
+        shares = torch.where(norms.isfinite(), (clip / norms).clamp(max=1.0), 0.0)
+        key = draws.stream(state.seed, state.step + 1)
+
+        def mean(path: str, p: Tensor, g: Tensor | None) -> Tensor | None:
+            if g is None:
+                return None
+            x = as_real(g, compute_dtype(p))
+            weights = shares.to(x.device, x.dtype)
+            kept = torch.where(weights.reshape(-1, *[1] * (x.dim() - 1)) > 0, x, 0.0)
+            z = draws.for_path(key, path, tuple(x.shape[1:]), x.dtype, x.device)
+            noise = numeric.float64(deviation) * z.to(torch.float64)
+            return as_update(((torch.tensordot(weights, kept, 1) + noise) / count).to(x.dtype), p)
+
+        return tree.map_with_path(mean, params, grads), NoiseState(state.step + 1, state.seed)
+
+    return base.GradientTransformation(init, update)
+
+
+def _norms(g: Tensor) -> Tensor:
+    """The norm of each example, summed in float64."""
+    x = torch.view_as_real(g) if g.is_complex() else g
+    flat = x.reshape(len(x), math.prod(x.shape[1:]))
+    return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+
+
+def _examples(params: Any, grads: Any) -> int:
+    """How many examples there are; raises if the gradients do not have them in front."""
+    counts: dict[int, str] = {}
+    for (path, p), (_, g) in zip(tree.items(params), tree.rows(params, grads), strict=True):
+        if g is None:
+            continue
+        if g.dim() == 0 or g.shape[1:] != p.shape or len(g) == 0:
+            raise ValueError(
+                f"differentially_private_aggregate got a gradient of shape {tuple(g.shape)} for "
+                f"{path!r} of shape {tuple(p.shape)}; it needs one gradient per example, the "
+                "examples in front, as torch.vmap(torch.func.grad(loss), in_dims=(None, 0)) makes "
+                "them."
+            )
+        counts.setdefault(len(g), path)
+    if len(counts) > 1:
+        (m, a), (n, b) = list(counts.items())[:2]
+        raise ValueError(
+            f"differentially_private_aggregate got {m} examples for {a!r} and {n} for {b!r}; pass "
+            "the gradients of one batch."
+        )
+    return next(iter(counts))
