@@ -27,7 +27,7 @@ notebooks: $(VENV)/.notebooks
 	$(BIN)/python notebooks/run.py $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
