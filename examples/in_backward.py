@@ -45,7 +45,7 @@ def usual(model: nn.Module, **options: Any) -> Callable[[Tensor], None]:
 
 def in_backward(model: nn.Module, **options: Any) -> Callable[[Tensor], None]:
     """A train step whose backward pass steps the parameters."""
-    own = {p: AdamW([p], **options) for p in model.parameters()}
+    own: dict[Tensor, AdamW] = {p: AdamW([p], **options) for p in model.parameters()}
 
     def use(p: Tensor) -> None:
         own[p].step()
@@ -63,7 +63,8 @@ def peak(run: Callable[[], Any]) -> int:
     """
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         run()
-    events = [own for own in profile.kineto_results.events() if own.name() == "[memory]"]
+    found: Any = profile.kineto_results  # torch declares less than there is
+    events = [own for own in found.events() if own.name() == "[memory]"]
     events.sort(key=lambda own: own.start_ns())
     return max(0, *itertools.accumulate([event.nbytes() for event in events]))
 

@@ -53,7 +53,7 @@ def run(numbers: Any, params: dict[str, Tensor], batches: Batches, final: Any) -
 def learn(meta_steps: int, unrolled: int) -> tuple[Any, list[float]]:
     """The numbers that were learnt, and the loss of each run on the way."""
     data, random = digits.load(), torch.Generator().manual_seed(0)
-    params = dict(MODEL.named_parameters())
+    params: dict[str, Tensor] = dict(MODEL.named_parameters())
     numbers = first_numbers(params)
     tx = fo.adam(0.1)
     state, losses = tx.init(numbers), []
