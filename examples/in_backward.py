@@ -61,10 +61,10 @@ def peak(run: Callable[[], Any]) -> int:
 
     From the allocator's own events, which the profiler collects: on the CPU, the same at each call.
     """
-    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+    profile: Any = torch.autograd.profiler.profile(profile_memory=True)  # torch declares too little
+    with profile:
         run()
-    found: Any = profile.kineto_results  # torch declares less than there is
-    events = [own for own in found.events() if own.name() == "[memory]"]
+    events = [own for own in profile.kineto_results.events() if own.name() == "[memory]"]
     events.sort(key=lambda own: own.start_ns())
     return max(0, *itertools.accumulate([event.nbytes() for event in events]))
 
