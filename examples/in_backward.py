@@ -91,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("usual", "in backward"):
         share = sizes[name] / sizes["usual"]
         print(f"{name:12} {sizes[name] / 1e6:6.2f} MB  {'█' * round(40 * share)}")
-    saved = (sizes["usual"] - sizes["in backward"]) / sizes["gradients"]
-    print(f"Saved: {saved:.0%} of the {sizes['gradients'] / 1e6:.2f} MB that all gradients take.")
+    saved = sizes["usual"] - sizes["in backward"]
+    print(f"Saved: {saved / 1e6:.2f} MB. All gradients take {sizes['gradients'] / 1e6:.2f} MB.")
 
 
 if __name__ == "__main__":
