@@ -17,6 +17,7 @@ from functional_optim.adapters.methods import (
     Searching,
     estimators_part,
 )
+from functional_optim.adapters.names import names_of
 from functional_optim.adapters.optimizer import Runs, with_hooks
 from functional_optim.search.shaping import worst_if_not_finite
 
@@ -142,7 +143,7 @@ class GradientFree(Runs):
 
     def _tree(self, values: list[Any]) -> Any:
         """A list, or a dict by the parameters' names where they have some."""
-        names = [n for group in self.param_groups for n in group.get("param_names", ())]
+        names = [n for group in self.param_groups for n in names_of(group) or ()]
         named = len(set(names)) == len(values)
         return dict(zip(names, values, strict=True)) if named else values
 

@@ -9,14 +9,20 @@ from torch import Tensor
 
 from functional_optim.fitting import listed, near
 
-WRAPPERS = ("_orig_mod.", "module.")
+COMPILED, PARALLEL = "_orig_mod.", "module."
 """What torch.compile and data parallelism put into the names of a model that they wrap."""
 
 
 def named(group: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """A group's parameters with the paths that patterns see: their names, else their places."""
     params = group["params"]
-    return list(zip(group.get("param_names") or map(str, range(len(params))), params, strict=True))
+    return list(zip(names_of(group) or map(str, range(len(params))), params, strict=True))
+
+
+def names_of(group: Mapping[str, Any]) -> list[str] | None:
+    """The names of a group's parameters in the model, whether it is compiled or not; or None."""
+    names = group.get("param_names")
+    return names and [name.replace(COMPILED, "") for name in names]
 
 
 def place(group: Mapping[str, Any], k: int, i: int) -> str:
@@ -53,6 +59,4 @@ def check_names(k: int, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
 
 
 def _bare(name: str) -> str:
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "") if wrapper == "_orig_mod." else name.removeprefix(wrapper)
-    return name
+    return name.replace(COMPILED, "").removeprefix(PARALLEL)

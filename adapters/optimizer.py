@@ -17,7 +17,7 @@ from torch import Tensor
 from functional_optim import base, kernels, numeric
 from functional_optim.adapters.apart import step_apart
 from functional_optim.adapters.loading import check_loaded, load_checked
-from functional_optim.adapters.names import named
+from functional_optim.adapters.names import named, place
 from functional_optim.adapters.numbers import owned
 from functional_optim.adapters.plan import Plan
 from functional_optim.combine import required_names
@@ -163,7 +163,14 @@ class Runs(torch.optim.Optimizer):
         """
         if isinstance(param_group, dict):
             self.checked_transform({**self.defaults, **param_group})
-        _without_compiler(super().add_param_group, param_group)
+        try:
+            _without_compiler(super().add_param_group, param_group)
+        except ValueError as error:
+            if "without names to the optimizer" not in str(error):
+                raise
+            raise ValueError(
+                f"{error}; pass pairs of names and parameters, as module.named_parameters() gives."
+            ) from None
         try:
             self.check_parameters(self.param_groups[-1])
             tx = self.checked_transform(self.param_groups[-1])
@@ -227,7 +234,7 @@ class Runs(torch.optim.Optimizer):
             super().__setstate__(state)
         except KeyError as missing:  # in torch's own, for the state of another algorithm
             raise ValueError(
-                f"the loaded state has no {missing}, which {type(self).__name__} needs; load a "
+                f"{_without(state, missing.args[0])}, which {type(self).__name__} needs; load a "
                 "checkpoint of the same kind of optimizer."
             ) from None
         if not known:  # torch adds it, and a group that is added later would be unlike the others
@@ -236,6 +243,17 @@ class Runs(torch.optim.Optimizer):
             for key, value in mine.items():
                 if isinstance(value, Tensor) and value.dim() == 0:
                     mine[key] = owned(value)
+
+
+def _without(state: dict[str, Any], key: str) -> str:
+    """Which parameter of a loaded state lacks a slot, and what it has, for an error."""
+    for k, group in enumerate(state["param_groups"]):
+        for i, p in enumerate(group["params"]):
+            mine = state["state"].get(p)
+            if mine is not None and key not in mine:
+                has = sorted(map(str, mine))
+                return f"parameter {place(group, k, i)} of the loaded state has {has}, no {key!r}"
+    return f"the loaded parameter groups have no {key!r}"
 
 
 class Optimizer(Runs):

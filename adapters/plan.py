@@ -300,7 +300,8 @@ def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
     if loss is None:
         raise RuntimeError(
             "this recipe reads the loss; call opt.step(closure) with a function that computes the "
-            "loss and its gradients, and returns the loss."
+            "loss and its gradients, and returns the loss. A GradScaler steps without a closure, "
+            "as under Lightning's 16-mixed precision: take bfloat16, which needs no scaler."
         )
     if mesh is not None:
         return {"value": sharded.mean_over(loss, mesh)}

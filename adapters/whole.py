@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from functional_optim import base, tree
+from functional_optim.adapters.names import names_of
 from functional_optim.combine import extra_names, meets, reads_gradients
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class WholeTree:
         self.group = group
         self.tx = tx
         self.params: list[Tensor] = list(optimizer.param_groups[group]["params"])
-        self.names: list[str] | None = optimizer.param_groups[group].get("param_names")
+        self.names: list[str] | None = names_of(optimizer.param_groups[group])
         self.fresh = tx.init(self._tree(self.params))
 
     def run(self, extra: dict[str, Any]) -> None:

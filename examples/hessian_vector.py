@@ -9,6 +9,7 @@ transformation as an extra argument of `update`, as in AdaHessian, https://arxiv
 
 from __future__ import annotations
 
+import argparse
 from typing import Any, NamedTuple
 
 import torch
@@ -50,13 +51,12 @@ def scale_by_curvature(beta: float = 0.9, eps: float = 1e-8) -> fo.GradientTrans
         step = state.step + 1
         part = 1 - beta ** step.to(torch.float64)
 
-        def averaged(v: Tensor, h: Tensor) -> Tensor:
-            return v + (1 - beta) * (h * h - v)
-
         def divided(g: Tensor, v: Tensor) -> Tensor:
             return g / ((v / part.to(v.dtype)).sqrt() + eps)
 
-        hessian_sq = fo.tree.map(averaged, state.hessian_sq, hessian_diagonal)
+        hessian_sq = fo.tree.map(
+            lambda v, h: v + (1 - beta) * (h * h - v), state.hessian_sq, hessian_diagonal
+        )
         return fo.tree.map(divided, grads, hessian_sq), CurvatureState(step, hessian_sq)
 
     return fo.GradientTransformation(init, update)
@@ -71,8 +71,7 @@ def valley(params: dict[str, Tensor]) -> Tensor:
 
 def descend(tx: fo.GradientTransformation, steps: int, curved: bool) -> float:
     """The norm of the gradient after some steps, with or without the diagonal."""
-    random = torch.Generator().manual_seed(0)
-    params = {"x": torch.zeros(5, dtype=torch.float64)}
+    params, random = {"x": torch.zeros(5).double()}, torch.Generator().manual_seed(0)
     state = tx.init(params)
     for _ in range(steps):
         grads = torch.func.grad(valley)(params)
@@ -89,8 +88,9 @@ RECIPES = {
 }
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """The same bowl with and without curvature."""
+    argparse.ArgumentParser(description="Hessian-vector products that scale.").parse_args(argv)
     for name, (tx, curved) in RECIPES.items():
         print(f"{name:10} gradient after 100 steps: {descend(tx, 100, curved):.1e}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ def peak(run: Callable[[], Any]) -> int:
 
     From the allocator's own events, which the profiler collects: on the CPU, the same at each call.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says when it begins
     profile: Any = torch.autograd.profiler.profile(profile_memory=True)  # torch declares too little
     with profile:
         run()
@@ -71,8 +73,7 @@ def peak(run: Callable[[], Any]) -> int:
 
 def compare(layers: int, width: int, **options: Any) -> dict[str, int]:
     """The peak of each kind of step, and the bytes of all gradients."""
-    x = torch.randn(BATCH, width)
-    sizes = {}
+    x, sizes = torch.randn(BATCH, width), {}
     for name, make in {"usual": usual, "in backward": in_backward}.items():
         model = model_of(layers, width)
         step = make(model, **options)
@@ -85,14 +86,14 @@ def compare(layers: int, width: int, **options: Any) -> dict[str, int]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure both."""
     parser = argparse.ArgumentParser(description="Memory of steps inside the backward pass.")
-    parser.add_argument("--quick", action="store_true", help="a small model, eagerly")
-    small = parser.parse_args(argv).quick
-    sizes = compare(8, 64, compile=False) if small else compare(LAYERS, WIDTH)
+    parser.add_argument("--quick", action="store_true", help="fewer layers, eagerly")
+    quick = parser.parse_args(argv).quick
+    sizes = compare(8, WIDTH, compile=False) if quick else compare(LAYERS, WIDTH)
     for name in ("usual", "in backward"):
-        share = sizes[name] / sizes["usual"]
-        print(f"{name:12} {sizes[name] / 1e6:6.2f} MB  {'█' * round(40 * share)}")
-    saved = sizes["usual"] - sizes["in backward"]
-    print(f"Saved: {saved / 1e6:.2f} MB. All gradients take {sizes['gradients'] / 1e6:.2f} MB.")
+        bar = "█" * round(40 * sizes[name] / sizes["usual"])
+        print(f"{name:12} {sizes[name] / 1e6:6.2f} MB  {bar}")
+    saved = (sizes["usual"] - sizes["in backward"]) / sizes["gradients"]
+    print(f"Saved: {saved:.0%} of the {sizes['gradients'] / 1e6:.2f} MB that all gradients take.")
 
 
 if __name__ == "__main__":

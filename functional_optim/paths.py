@@ -61,10 +61,16 @@ class Answers:
                 return answer
         if self.other is not None:
             return self.other
+        unnamed = path.isdecimal()
+        hint = (
+            " Parameters without names are numbered: pass model.named_parameters()."
+            if unnamed
+            else ""
+        )
         has = ", ".join([repr(pattern) for pattern, _ in self.patterns]) or "no pattern at all"
         raise ValueError(
             f"{self.what} has no answer for the leaf {path!r}; add a pattern that fits it, such as "
-            f"'*' at the end for all others (it has: {has})."
+            f"'*' at the end for all others (it has: {has}).{hint}"
         )
 
     def _check(self, answer: Any, where: str) -> None:

@@ -115,6 +115,36 @@ def test_a_saved_run_goes_on_bitwise_in_fresh_objects(case, kind, accelerator, t
     assert_same(others[1].state_dict(), objects[1].state_dict())
 
 
+def test_two_models_and_a_registered_scheduler_are_saved_and_freed(accelerator, tmp_path):
+    cases_of = row("adamw"), row("sgd-momentum")
+    data = batches(8)
+
+    def made():
+        here = accelerator()
+        models = [make_model(case) for case in cases_of]
+        kinds = zip((drop_in, general), cases_of, models, strict=True)
+        opts = [kind(case, model.named_parameters()) for kind, case, model in kinds]
+        schedulers = [lrs.CosineAnnealingLR(opt, 8) for opt in opts]
+        here.register_for_checkpointing(schedulers[1])
+        *ready, schedulers[0] = here.prepare(*models, *opts, schedulers[0])
+        return here, list(zip(ready[:2], ready[2:], schedulers, strict=True))
+
+    def go(here, both, some):
+        for x in some:
+            for objects in both:
+                train(here, objects, [x], clip_norm)
+        return [(values(m), opt.state_dict()["state"], s.get_last_lr()) for m, opt, s in both]
+
+    here, both = made()
+    go(here, both, data[:4])
+    here.save_state(str(tmp_path))
+    wanted = go(here, both, data[4:])
+    there, others = made()
+    there.load_state(str(tmp_path))
+    assert_same(go(there, others, data[4:]), wanted)
+    assert there.free_memory(*others[0]) == [None] * 3
+
+
 @rows("adamw", "sgd-momentum", "nadam")
 def test_what_accelerate_saved_of_torchs_optimizer_is_loaded(case, accelerator, tmp_path):
     data = batches(8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import assert_same
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -84,6 +85,52 @@ def test_a_parameter_without_a_label_is_told_when_the_object_is_made():
     params = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("body", "head")}
     with pytest.raises(ValueError, match="no answer for the leaf 'head'"):
         adapters.Optimizer(params.items(), recipe)
+    with pytest.raises(ValueError, match=r"the leaf '0'; .* pass model.named_parameters\(\)"):
+        adapters.Optimizer(params.values(), recipe)
+
+
+def test_a_group_without_names_beside_groups_with_names_is_told_what_to_pass():
+    """As finetuning callbacks add one."""
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    opt = adapters.AdamW(first.named_parameters())
+    with pytest.raises(ValueError, match=r"cannot add param group without names .*; pass pairs of"):
+        opt.add_param_group({"params": second.parameters()})
+    assert len(opt.param_groups) == 1
+
+
+def layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+
+
+def by_path(lr):
+    return fo.chain(fo.freeze("0.*"), fo.sgd(lr, momentum=0.9))
+
+
+def as_one(lr):
+    """The same as a transformation of whole trees, whose state is kept by paths."""
+    tx = by_path(lr)
+    return fo.GradientTransformation(tx.init, tx.update)
+
+
+@pytest.mark.parametrize("recipe", [by_path, as_one])
+def test_names_are_those_of_the_model_even_if_it_is_compiled(recipe, fresh_dynamo):
+    """torch.compile puts `_orig_mod.` in front of the names that its module gives."""
+    ends = []
+    for compiled in (False, True):
+        model = layers()
+        start = model[0].weight.detach().clone()
+        called = torch.compile(model, backend="eager") if compiled else model
+        opt = adapters.Optimizer(called.named_parameters(), recipe, compile=False, lr=0.1)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        opt.step()
+        assert torch.equal(model[0].weight, start)
+        ends.append((list(model.parameters()), list(opt.state_dict()["state"].items())))
+        if compiled:
+            plain = adapters.Optimizer(layers().named_parameters(), recipe, compile=False, lr=0.1)
+            plain.load_state_dict(opt.state_dict())
+    assert_same(*ends)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from events import read_events
 from helpers import assert_close, assert_same
-from ignite.engine import Events, create_supervised_trainer
+from ignite.engine import Engine, Events, create_supervised_trainer
 from ignite.handlers import (
     Checkpoint,
     ConcatScheduler,
@@ -152,6 +152,37 @@ def test_a_plateau_turns_the_rate_down():
 
 def note_no_progress(engine):
     engine.state.metrics["loss"] = 1.0
+
+
+def test_an_engine_with_two_optimizers_like_a_gan():
+    def run(kind):
+        nets = [make_model(row("adamw")) for _ in range(2)]
+        pairs = zip(nets, ("adamw", "sgd-momentum"), strict=True)
+        first, second = [kind(row(name), net.parameters()) for net, name in pairs]
+        maker, judge = nets
+
+        def step(engine, x):
+            second.zero_grad()
+            loss = (judge(x) - 1).square().mean() + judge(x[:, :3] @ mix + maker(x).detach() @ mix)
+            loss.mean().backward()
+            second.step()
+            first.zero_grad()
+            judge(maker(x) @ mix).square().mean().backward()
+            first.step()
+
+        mix = torch.ones(3, 4, dtype=torch.float64)
+        engine = Engine(step)
+        cosine = CosineAnnealingScheduler(first, "lr", 0.1, 0.01, BATCHES)
+        engine.add_event_handler(Events.ITERATION_STARTED, cosine)
+        falling = LRScheduler(lrs.ExponentialLR(second, 0.9))
+        engine.add_event_handler(Events.ITERATION_COMPLETED, falling)
+        engine.run(batches(BATCHES))
+        rates = [opt.param_groups[0]["lr"] for opt in (first, second)]
+        return [values(net) for net in nets], rates
+
+    theirs, *ours = (run(kind) for kind in (stock, drop_in, general))
+    for mine in ours:
+        assert_close(mine, theirs, EXACT)
 
 
 # ---------------------------------------------------------------- checkpoints and averages

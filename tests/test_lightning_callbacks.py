@@ -67,6 +67,21 @@ def test_the_finder_of_learning_rates_leaves_no_trace(pl, make, tmp_path):
     assert_close(found[1], found[0], 1e-9)
 
 
+def test_the_finder_finds_nothing_for_a_recipe_without_lr(pl, tmp_path):
+    from lightning.pytorch.tuner import Tuner
+
+    losses = []
+    for highest in (0.1, 10.0):
+        module = pl.Net(
+            lambda m: adapters.Optimizer(m.parameters(), lambda: fo.sgd(0.01), compile=False)
+        )
+        tuner = Tuner(pl.trainer(default_root_dir=tmp_path))
+        module.lr = 0.0
+        given = {"max_lr": highest, "num_training": 8, "update_attr": False}
+        losses.append(tuner.lr_find(module, pl.loader(20), **given).results["loss"])
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.filterwarnings("ignore:.*is smaller than the logging interval:UserWarning")
 def test_the_finder_of_batch_sizes_leaves_no_trace(pl, tmp_path):
     from lightning.pytorch.tuner import Tuner
@@ -151,6 +166,40 @@ def test_a_finetuning_checkpoint_of_torchs_goes_on_with_ours(pl, tmp_path):
     fitted(theirs, 2)[1].save_checkpoint(tmp_path / "half.ckpt")
     resumed, _ = fitted(ours, 3, tmp_path / "half.ckpt")
     pl.assert_ended_alike(resumed, fitted(theirs, 3)[0], 1e-10)
+
+
+def test_named_parameters_are_unfrozen_by_name(pl, tmp_path):
+    """Lightning's own callback adds a group without names, which no optimizer with names takes."""
+
+    def configure(module):
+        def by_name(lr):
+            parts = {"decay": fo.adamw(lr, weight_decay=0.5), "plain": fo.adam(lr)}
+            return fo.partition(parts, {"*.bias": "plain", "layers.*": "decay"})
+
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        return adapters.Optimizer(named, by_name, compile=False, lr=0.05)
+
+    class ByName(type(unfreezing(pl))):
+        def finetune_function(self, module, current, optimizer):
+            layer = module.layers[0]
+            if current >= 1:
+                self.make_trainable(layer)
+            if current == 1:
+                group = {"params": list(layer.named_parameters("layers.0")), "lr": 0.01}
+                optimizer.add_param_group(group)
+
+    def fitted(epochs, path=None):
+        module = pl.Net(configure)
+        trainer = pl.fit(module, None, epochs, path, callbacks=[ByName()])
+        return pl.found(module, trainer), trainer
+
+    end, _ = fitted(3)
+    assert end[1][1]["param_names"] == ["layers.0.weight", "layers.0.bias"]
+    for half in (1, 2):  # before the new group is there, and with it
+        fitted(half)[1].save_checkpoint(tmp_path / "half.ckpt")
+        pl.assert_ended_alike(fitted(3, tmp_path / "half.ckpt")[0], end)
+    with pytest.raises(ValueError, match="without names to the optimizer; pass pairs of names"):
+        pl.run(configure, max_epochs=2, callbacks=[unfreezing(pl)])
 
 
 @names

@@ -131,6 +131,41 @@ def test_schedulers_by_hand(pl):
     assert run[1][1]["lr"] < 0.1
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_two_optimizers_with_schedulers_and_clips_resume_bitwise(pl, tmp_path):
+    class Gan(pl.ByHand):
+        def configure_optimizers(self):
+            opts = super().configure_optimizers()
+            return opts, [
+                lrs.OneCycleLR(opts[0], 0.1, total_steps=2 * pl.BATCHES),
+                lrs.CosineAnnealingLR(opts[1], 2 * pl.BATCHES),
+            ]
+
+        def training_step(self, batch, index):
+            for opt, scheduler in zip(self.optimizers(), self.lr_schedulers(), strict=True):
+                with opt.toggle_model():
+                    loss = self.loss(batch[0])
+                    self.losses.append(loss.item())
+                    opt.zero_grad()
+                    self.manual_backward(loss)
+                    self.clip_gradients(opt, 0.05, "norm")
+                    opt.step()
+                scheduler.step()
+
+    def fitted(kind, epochs, path=None):
+        module = Gan(two(kind))
+        trainer = pl.fit(module, None, epochs, path)
+        return pl.found(module, trainer), trainer
+
+    ends = {kind: fitted(kind, 2)[0] for kind in KINDS}
+    pl.assert_agree(ends["ours"], ends["torch"])
+    for kind, tolerance in (("ours", 0.0), ("torch", 1e-10)):
+        fitted(kind, 1)[1].save_checkpoint(tmp_path / "half.ckpt")
+        resumed, _ = fitted("ours", 2, tmp_path / "half.ckpt")
+        pl.assert_ended_alike(resumed, ends["ours"], tolerance)
+    assert all(group["lr"] < 0.01 for group in ends["ours"][1])
+
+
 def test_two_recipes_keep_to_themselves(pl):
     class Both(pl.ByHand):
         def training_step(self, batch, index):

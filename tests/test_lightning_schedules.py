@@ -111,6 +111,39 @@ def test_reduce_on_plateau_follows_what_is_logged(pl, name, monitor):
     assert runs[1][1][0]["lr"] < 0.05
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* is not empty:UserWarning")
+def test_stopping_early_and_a_plateau_resume_as_with_torchs(pl, tmp_path):
+    """Lightning saves before the plateau's step of that epoch: neither run is the uninterrupted."""
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+    class Validated(pl.Net):
+        def validation_step(self, batch, index):
+            self.log("val", self.loss(batch[0]))
+
+    def fitted(kind, folder, path=None):
+        best = {"monitor": "val", "save_top_k": 2, "save_on_train_epoch_end": True}
+        kept = [
+            EarlyStopping("val", patience=2, min_delta=0.3),
+            ModelCheckpoint(folder, filename="{epoch}", **best),
+        ]
+        module = Validated(plateau(kind, "val"))
+        trainer = pl.trainer(12, callbacks=kept, enable_checkpointing=True)
+        trainer.fit(module, pl.loader(), pl.loader(2), ckpt_path=path)
+        assert 2 < trainer.current_epoch < 12
+        return pl.found(module, trainer), sorted(p.name for p in folder.iterdir())
+
+    runs = []
+    for i, kind in enumerate(pair("AdamW")):
+        whole, files = fitted(kind, tmp_path / str(i))
+        resumed, _ = fitted(kind, tmp_path / str(i), tmp_path / str(i) / files[0])
+        runs.append((whole, resumed, files))
+        assert len(files) == 2
+    for mine, theirs in zip(runs[1][:2], runs[0][:2], strict=True):
+        pl.assert_agree(mine, theirs)
+    assert runs[0][2] == runs[1][2]
+
+
 def test_a_recipes_own_hyperparameters_are_scheduled(pl):
     """LambdaLR turns `lr`; OneCycleLR finds `betas` among the defaults of the recipe."""
 

@@ -124,6 +124,40 @@ def test_one_scaler_for_two_optimizers_leaves_out_the_one_with_the_inf(case, kin
     assert_close(ends[1], ends[0], max(EXACT, case.rounding))
 
 
+def test_a_scaler_and_apply_if_finite_leave_out_one_step_each():
+    """What the scaler sees never reaches the gate; what comes behind it, the gate holds back."""
+    case = row("adamw")
+
+    def gated(**hyper):
+        return fo.apply_if_finite(case.recipe(**hyper), max_consecutive_errors=3)
+
+    theirs, ours = make_model(case), make_model(case)
+    opts = [
+        stock(case, theirs.parameters()),
+        adapters.Optimizer(ours.parameters(), lambda lr: gated(**{**case.hyper, "lr": lr}), lr=0.1),
+    ]
+    opts[1].compile = False
+    opts[0].param_groups[0]["lr"] = 0.1
+    for model, opt in zip((theirs, ours), opts, strict=True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+        for i, x in enumerate(batches(6)):
+            opt.zero_grad()
+            scaler.scale(loss_of(model, x) * (torch.inf if i == 2 else 1.0)).backward()
+            scaler.unscale_(opt)
+            if i == 4:  # found too late for the scaler
+                for p in model.parameters():
+                    p.grad = None if opt is opts[0] else p.grad * torch.nan
+            scaler.step(opt)
+            scaler.update()
+            scheduler.step()
+        assert scaler.get_scale() == 2.0**7
+    assert_close(values(ours), values(theirs), EXACT)
+    kept = opts[1].state[next(ours.parameters())]
+    found = [kept[key].item() for key in ("step", "open_steps", "total_notfinite")]
+    assert found == [5.0, 4.0, 1.0]
+
+
 @every_kind
 @rows("sgd", "adamw")
 def test_float16_with_a_scaler_that_accumulates(case, kind):

@@ -30,7 +30,7 @@ def load(monkeypatch):
         ("ensemble", r"lr  1\.0e-05 .*\nThe best learning rate is"),
         ("learned_lr", r"momentum 0\.\d+\nThe loss at the end of a run fell"),
         ("dp_sgd", r"noise  0\.0 .*\nnoise  1\.0 "),
-        ("in_backward", r"in backward .*\nSaved: [\d.]+ MB"),
+        ("in_backward", r"in backward .*\nSaved: [89]\d% of the \d"),
     ],
 )
 def test_a_program_runs_and_says_what_it_found(load, capsys, name, said):
@@ -211,7 +211,7 @@ def test_the_curvature_reaches_its_link_and_no_other(curved, capsys):
     assert_close(updates, fo.tree.map(lambda g, h: 2 * g / h.abs(), grads, given), 1e-12)
     with pytest.raises(TypeError, match=r"extra argument diagonal, .* takes: hessian_diagonal"):
         tx.update(grads, state, params, diagonal=given)
-    module.main()
+    module.main([])
     ends = dict(re.findall(r"^(\w+) .*: (\S+)$", capsys.readouterr().out, re.MULTILINE))
     assert float(ends["curvature"]) < 1e-6 < 1 < min(float(ends["sgd"]), float(ends["adam"]))
     assert len((EXAMPLES / "hessian_vector.py").read_text().splitlines()) < 100
@@ -222,10 +222,11 @@ def test_the_curvature_reaches_its_link_and_no_other(curved, capsys):
 
 def test_steps_inside_backward_save_the_gradients_memory(load):
     module = load("in_backward")
-    found = [module.compare(8, 64, compile=False) for _ in range(2)]
+    found = [module.compare(8, 256, compile=False) for _ in range(2)]
     assert found[0] == found[1]  # nothing is left to chance
     sizes = found[0]
-    assert sizes["usual"] - sizes["in backward"] > 0.7 * sizes["gradients"]
+    saved = (sizes["usual"] - sizes["in backward"]) / sizes["gradients"]
+    assert 0.8 < saved <= 1.0  # no more than there is: what is saved is gradients
     a = module.model_of(3, 8)
     b = copy.deepcopy(a)
     steps = module.usual(a, compile=False), module.in_backward(b, compile=False)

@@ -226,8 +226,28 @@ def test_bfloat16_on_a_cpu(case, kind, tmp_path):
 
 def test_gradient_checkpointing_changes_nothing(tmp_path):
     case = row("adamw")
-    ends = [seen(run(tmp_path, drop_in, case, activation_checkpointing=on)) for on in (False, True)]
-    assert_close(*ends, EXACT)
+    runs = [run(tmp_path, drop_in, case, activation_checkpointing=on) for on in (False, True)]
+    assert [trainer.model.is_activation_checkpointing for trainer in runs] == [False, True]
+    assert_close(*map(seen, runs), EXACT)
+
+
+@every_kind
+def test_parameters_that_are_frozen_have_no_state(kind, tmp_path):
+    """As adapters of models leave them."""
+    ends = []
+    for make in (stock, kind):
+        model = make_model().requires_grad_(False)
+        start = values(model)
+        for name, p in model.named_parameters():
+            p.requires_grad_("q_proj" in name or "norm" in name)
+        own = made_by(make, row("adamw"))
+        trainer = make_trainer(tmp_path, model=model, optimizer_cls_and_kwargs=own)
+        trainer.train()
+        moved = [not torch.equal(a, b) for a, b in zip(start, values(model), strict=True)]
+        assert moved == [p.requires_grad for p in model.parameters()]
+        assert len(trainer.optimizer.state) == sum(moved)
+        ends.append(seen(trainer))
+    assert_close(ends[1], ends[0], EXACT)
 
 
 CLASSES = [x for x in vars(adapters).values() if isinstance(x, type) and hasattr(x, "step")]
