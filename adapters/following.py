@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from functional_optim.adapters.recipes import as_data, with_code
 from functional_optim.replicas.coordinator import Coordinator
 
 _newobj = copyreg.__newobj__  # pyright: ignore[reportAttributeAccessIssue]
@@ -125,7 +126,11 @@ class Schedules:
         def live() -> dict[str, Any]:
             return {
                 "groups": [
-                    {key: x for key, x in group.items() if key not in ("params", "param_names")}
+                    {
+                        key: as_data(x)
+                        for key, x in group.items()
+                        if key not in ("params", "param_names")
+                    }
                     for group in self.groups()
                 ],
                 "schedulers": [
@@ -163,7 +168,7 @@ class Schedules:
         if groups:
             for group, values in zip(self.groups(), saved["groups"], strict=True):
                 for key, value in values.items():
-                    group[key] = _loaded(group.get(key), value)
+                    group[key] = _loaded(group.get(key), with_code(value, group.get(key)))
         for scheduler, theirs in zip(list(self._seen), saved["schedulers"], strict=True):
             scheduler.load_state_dict(theirs["state"])
             self._seen[scheduler] = self.commits - theirs["due"]

@@ -12,6 +12,7 @@ from torch import Tensor
 from functional_optim import numeric, sharded, tree
 from functional_optim.adapters.names import check_names, named, place
 from functional_optim.adapters.numbers import owned
+from functional_optim.adapters.recipes import has_none, is_code, with_code
 from functional_optim.fitting import described, listed, misfit, not_a_number
 from functional_optim.leafwise import Leafwise
 from functional_optim.rules import init_slots
@@ -30,8 +31,8 @@ def load_checked(optimizer: Runs, load: Callable[[Any], None], state_dict: Any) 
     """
     check_dict(state_dict)
     before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
-    names = [group.get("param_names") for group in optimizer.param_groups]
-    keys = [set(group) for group in optimizer.param_groups]
+    groups = [dict(group) for group in optimizer.param_groups]
+    keys = [set(group) for group in groups]
     given: dict[str, Any] = {}
 
     def check(_: Any, final: dict[str, Any]) -> None:
@@ -43,9 +44,12 @@ def load_checked(optimizer: Runs, load: Callable[[Any], None], state_dict: Any) 
         with warnings.catch_warnings():  # what torch casts first is put right, or refused
             warnings.filterwarnings("ignore", "Casting complex values to real")
             load(state_dict)
-        for group, own in zip(optimizer.param_groups, names, strict=True):
-            if own and "param_names" in group:
-                group["param_names"] = own
+        for group, own in zip(optimizer.param_groups, groups, strict=True):
+            if own.get("param_names"):
+                group["param_names"] = own["param_names"]
+            for name, x in own.items():
+                if name in group or is_code(x):
+                    group[name] = with_code(group.get(name), x)
         optimizer.check_loaded(given, keys)
     except BaseException:
         optimizer.__dict__.update(before)
@@ -137,6 +141,14 @@ def check_loaded(optimizer: Runs, given: Mapping[str, Any], before: list[set[str
                 f"{type(optimizer).__name__} needs; load a checkpoint of the same kind of "
                 "optimizer."
             ) from None
+        except TypeError as error:
+            empty = listed([name for name, x in saved.items() if has_none(x)]) or "nothing"
+            raise ValueError(
+                f"the loaded hyperparameters of group {k} make no transformation: {error} None was "
+                f"saved for {empty}; it "
+                "stands where a schedule or another function was, which is code and not saved. "
+                "Pass one to this optimizer, or put a number into the loaded groups."
+            ) from None
         if not isinstance(tx, Leafwise):
             faults += _check_whole(optimizer, k, tx, saved, given["state"])
             continue
@@ -199,11 +211,23 @@ def _check_parameter(
             why = misfit(x, slot)
             if why is None and not isinstance(x, Tensor):
                 why = f"is a {described(x)}, but it needs a tensor"
+            if why is None and link.flat and p.dim():
+                why = _elsewhere(x, p)
             if why:
                 faults.append(f"{key} of {{}} {why}")
             elif found[key].dtype is not slot.dtype:
                 found[key] = x.to(slot.dtype)
     return [fault if "{}" in fault else fault + " of {}" for fault in faults]
+
+
+def _elsewhere(x: Tensor, p: Tensor) -> str | None:
+    """Why a slot cannot stand beside a parameter that other processes share; None if it can."""
+    if getattr(x, "device_mesh", None) == getattr(p, "device_mesh", None):
+        return None
+    return (
+        f"{sharded.beside(x, p)}; load it with "
+        "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which divides it"
+    )
 
 
 def _as_count(step: Any, integer: bool) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from functional_optim import base, search, tree
-from functional_optim.adapters.optimizer import ByReference, recipe_defaults
+from functional_optim.adapters.recipes import ByReference, recipe_defaults
 from functional_optim.combine import extra_names, required_names
 from functional_optim.estimators import Estimator, EstimatorState
 from functional_optim.estimators.forward import refuse

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from functional_optim.fitting import listed, near
 
-COMPILED, PARALLEL = "_orig_mod.", "module."
-"""What torch.compile and data parallelism put into the names of a model that they wrap."""
+COMPILED = "_orig_mod."
+"""What torch.compile puts into the names of a model that it wraps."""
+WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""What torch puts into the names of a model that it wraps: torch.compile, DataParallel and
+DistributedDataParallel, FullyShardedDataParallel, and checkpoint_wrapper."""
 
 
 def named(group: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
@@ -36,7 +39,12 @@ def check_names(k: int, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
 
     torch would go by their order, and give each parameter the state of another one.
     """
-    own, saved = (list(map(_bare, group.get("param_names") or ())) for group in (mine, theirs))
+    own = list(map(_bare, mine.get("param_names") or ()))
+    saved = list(map(_bare, theirs.get("param_names") or ()))
+    if not saved and all(isinstance(name, str) for name in theirs["params"]):  # a dict by names
+        saved = list(map(_bare, theirs["params"]))
+        if sorted(saved) != sorted(own):  # those of a whole model, of which this is a part
+            return
     if not own or not saved or own == saved:
         return
     absent = [name for name in own if name not in saved]
@@ -53,10 +61,12 @@ def check_names(k: int, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
         i = next(i for i, (a, b) in enumerate(zip(own, saved, strict=True)) if a != b)
         found = f"they are in another order: {saved[i]} was saved in the place of {own[i]}"
     raise ValueError(
-        f"the names of the parameters in group {k} are not those that were saved: {found}. Rename "
-        "them in the loaded state dict, or delete its param_names to go by the order."
+        f"the names of the parameters in group {k} are not those that were saved: {found}. If "
+        "their order is right, delete 'param_names' from the saved groups; else put names and "
+        "'params' there right. Where a trainer loads, do it in a hook: "
+        "opt.register_load_state_dict_pre_hook(fn)."
     )
 
 
 def _bare(name: str) -> str:
-    return name.replace(COMPILED, "").removeprefix(PARALLEL)
+    return ".".join([part for part in name.split(".") if part not in WRAPPERS])

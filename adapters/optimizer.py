@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import inspect
-import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +17,10 @@ from functional_optim.adapters.loading import check_loaded, load_checked
 from functional_optim.adapters.names import named, place
 from functional_optim.adapters.numbers import owned
 from functional_optim.adapters.plan import Plan
+from functional_optim.adapters.recipes import ByReference, Recipe, as_data, recipe_defaults
 from functional_optim.combine import required_names
 from functional_optim.engine import Compile, how_to
 from functional_optim.leafwise import Leafwise, check_parts
-
-Recipe = Callable[..., base.GradientTransformation]
-"""Any function from hyperparameters to a transformation."""
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,18 +195,27 @@ class Runs(torch.optim.Optimizer):
         _without_compiler(super().zero_grad, set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """State and parameter groups, as torch has them; see torch.optim.Optimizer.state_dict."""
-        return _without_compiler(super().state_dict)
+        """State and parameter groups, as torch has them; see torch.optim.Optimizer.state_dict.
+
+        A schedule, or another function, among a group's hyperparameters is code: None stands in its
+        place, and `load_state_dict` leaves the one that is there.
+        """
+        saved = _without_compiler(super().state_dict)
+        for group in saved.get("param_groups", ()):  # hooks of the user may return something else
+            group.update({name: as_data(value) for name, value in group.items()})
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of the torch.optim class that it stands for.
 
         Args:
             state_dict: from `state_dict()`. A slot that it lacks starts anew at the next step.
+                Where a hyperparameter here is a schedule, it stays.
 
         Raises:
             ValueError, TypeError: if it does not fit: one error for all parameters. Where both name
-                their parameters, names and order must be equal. The optimizer is then as it was.
+                their parameters, names and order must be equal, but for what torch's wrappers put
+                into them. The optimizer is then as it was.
         """
         load = super().load_state_dict
         load_checked(self, lambda given: _without_compiler(load, given), state_dict)
@@ -320,7 +324,8 @@ class Optimizer(Runs):
         return tx
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "recipe": self.recipe}
+        recipe = self.recipe.beside(self.defaults, *self.param_groups)  # the first to be pickled
+        return {"recipe": recipe, **super().__getstate__()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         copied = "defaults" in state  # else loaded
@@ -330,52 +335,3 @@ class Optimizer(Runs):
             for name in recipe.names:
                 group.setdefault(name, defaults[name])
         super().__setstate__(state)
-
-
-class ByReference:
-    """A recipe that pickle stores by its name, and deepcopy shares; names: its hyperparameters."""
-
-    def __init__(self, recipe: Recipe, names: tuple[str, ...]) -> None:
-        self.call = recipe
-        self.names = names
-
-    def __call__(self, group: dict[str, Any]) -> Any:
-        return self.call(**{name: group[name] for name in self.names})
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ByReference:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        try:
-            pickle.dumps(self.call)
-        except Exception as error:
-            name = getattr(self.call, "__qualname__", repr(self.call))
-            raise pickle.PicklingError(
-                f"the optimizer's recipe {name} cannot be pickled ({error}); define it with def at "
-                "the top level of a module, or save opt.state_dict() instead of the optimizer."
-            ) from None
-        return ByReference, (self.call, self.names)
-
-
-def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's hyperparameters: those given, and the recipe's own defaults for the others."""
-    parameters = inspect.signature(recipe).parameters.values()
-    if any(p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL for p in parameters):
-        raise TypeError("a recipe takes its hyperparameters by name; it has positional-only ones.")
-    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-    if len(named) == len(list(parameters)):
-        unknown = sorted(set(given) - {p.name for p in named})
-        if unknown:
-            takes = ", ".join(p.name for p in named) or "none"
-            raise TypeError(
-                f"the recipe does not take the hyperparameter {', '.join(unknown)} (it takes: "
-                f"{takes}). Check the spelling, or leave it out."
-            )
-    missing = [p.name for p in named if p.default is p.empty and p.name not in given]
-    if missing:
-        raise TypeError(
-            f"the recipe needs the hyperparameter {', '.join(missing)}; pass "
-            f"{', '.join(f'{name}=…' for name in missing)} to the optimizer."
-        )
-    own = {p.name: copy.copy(p.default) for p in named if p.default is not p.empty}
-    return {**own, **given}

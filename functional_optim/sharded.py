@@ -200,10 +200,15 @@ def check_beside(name: str, x: Any, what: str, p: Any) -> None:
     if (mine is own or mine == own) and x.shape == p.shape:
         return
     raise ValueError(
-        f"{what} of parameter {name!r} is {_described(x)}, but the parameter is {_described(p)}; "
+        f"{what} of parameter {name!r} {beside(x, p)}; "
         "divide it over the same processes, with distribute_tensor(x, p.device_mesh, "
         "p.placements), or load a checkpoint through torch.distributed.checkpoint."
     )
+
+
+def beside(x: Any, p: Any) -> str:
+    """What a gradient or slot is, and what its parameter, where they are not alike."""
+    return f"is {_described(x)}, but the parameter is {_described(p)}"
 
 
 def _described(x: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import optree
@@ -91,3 +92,26 @@ def assert_finite(tree: Any) -> None:
 
 def copy_of(params: list[torch.nn.Parameter]) -> list[Tensor]:
     return [p.detach().clone() for p in params]
+
+
+def through_file(saved: Any) -> Any:
+    """What torch.save writes, as torch.load reads it."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def forgetting(state: Any) -> Any:
+    """A state without what is only there to be read, which is not saved."""
+    if isinstance(state, fo.State):
+        return state._replace(hyper={})
+    if isinstance(state, dict):
+        return {name: forgetting(x) for name, x in state.items()}
+    if isinstance(state, tuple):
+        inner = [forgetting(x) for x in state]
+        fields = getattr(state, "_fields", None)
+        if fields and "hyper" in fields:
+            inner[fields.index("hyper")] = {}
+        return type(state)(*inner) if fields else tuple(inner)
+    return state

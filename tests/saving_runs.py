@@ -236,9 +236,40 @@ def both_ways(rank: int, folder: str, made: str) -> dict[str, Any]:
             "of one": read_functional(name, f"{made}/functional-{name}", shard=True),
         }
     found["functional-of-torch"] = read_adamw(f"{folder}/torch-AdamW")
+    found["functional-of-meta"] = through_meta()
+    found["refused"] = [refused(shard) for shard in (True, False)]
     found["async"] = save_meanwhile(f"{folder}/async")
     dist.barrier()
     return found
+
+
+def through_meta() -> list[Any]:
+    """A state, and what becomes of one on the meta device that takes its values."""
+    params = copies(make_model(shard=True))
+    tx = composed(0.05)
+    _, state = tx.update(params, tx.init(params), params)
+    hollow = tx.init({name: p.to("meta") for name, p in params.items()})
+    loaded = fo.load_state_dict(hollow, fo.state_dict(state, params), params)
+    assert [type(x) for x in fo.tree.leaves(loaded.slots)] == [
+        type(x) for x in fo.tree.leaves(state.slots)
+    ]
+    return [whole(loaded.slots), whole(state.slots)]
+
+
+def refused(shard: bool) -> dict[str, Any]:
+    """What is said where the state of an undivided model meets a divided one, or the other way."""
+    model, twin, other = make_model(shard), make_model(shard), make_model(not shard)
+    opt, same, source = (make_optimizer("nadam", each) for each in (model, twin, other))
+    for each, its in ((model, opt), (twin, same), (other, source)):
+        train(each, its, 0, 1)
+    said = "nothing"
+    try:
+        opt.load_state_dict(source.state_dict())
+    except ValueError as error:
+        said = str(error)
+    train(model, opt, 1, 2)
+    train(twin, same, 1, 2)
+    return {"said": said, "ends": [whole(dict(each.named_parameters())) for each in (model, twin)]}
 
 
 def rows() -> list[tuple[str, str]]:

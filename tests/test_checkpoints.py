@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 
 import cases
@@ -17,6 +16,7 @@ from helpers import (
     make_grads,
     make_params,
     step_object,
+    through_file,
 )
 from objects import DROP_INS, GENERAL, check_edit, edits, every_drop_in, every_pair, parameters
 
@@ -24,13 +24,6 @@ import functional_optim as fo
 from functional_optim import adapters
 
 EXACT = 1e-12
-
-
-def through_file(state_dict):
-    file = io.BytesIO()
-    torch.save(state_dict, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def form(opt, params):

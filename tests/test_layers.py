@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 LAYERS = (
     {"fitting", "kernels", "numeric", "sharded", "tree"},
-    {"paths"},
+    {"paths", "saved"},
     {"base", "schedules", "linesearch", "linalg", "looks", "measures", "projections", "randomness"},
     {"rules", "quasi_newton", "tapes"},
     {"progress", "layout"},

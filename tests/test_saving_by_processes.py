@@ -101,6 +101,23 @@ def test_a_sharded_checkpoint_of_torchs_loads_into_a_functional_state(two):
         assert_close(mine["functional-of-torch"], mine["torch-AdamW"]["wanted"], 1e-10)
 
 
+def test_a_divided_state_on_the_meta_device_is_filled(two):
+    for mine in two:
+        assert_same(*mine["functional-of-meta"])
+
+
+def test_divided_state_beside_a_whole_parameter_is_refused_by_name(two):
+    """And the other way round. The optimizer goes on."""
+    for mine in two:
+        for row, (kind, own) in zip(
+            mine["refused"], [("plain tensor", "DTensor"), ("DTensor", "plain tensor")], strict=True
+        ):
+            assert f"exp_avg of parameter '0.weight' is a {kind} of shape (7, 4)" in row["said"]
+            assert f"but the parameter is a {own}" in row["said"]
+            assert "set_optimizer_state_dict" in row["said"]
+            assert_same(*row["ends"])
+
+
 def test_an_asynchronous_save_has_the_state_of_its_call(two):
     for mine in two:
         assert_same(mine["async"]["again"], mine["async"]["wanted"])

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import io
-
 import cases
 import combined
 import pytest
 import search_cases
 import torch
-from helpers import assert_close, assert_same, clone, make_grads, make_params, run, step_object
+from helpers import (
+    assert_close,
+    assert_same,
+    clone,
+    forgetting,
+    make_grads,
+    make_params,
+    run,
+    step_object,
+    through_file,
+)
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -20,28 +28,6 @@ import functional_optim as fo
 from functional_optim import adapters
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-
-
-def through_file(saved):
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def forgetting(state):
-    """A state without what is only there to be read, which is not saved."""
-    if isinstance(state, fo.State):
-        return state._replace(hyper={})
-    if isinstance(state, dict):
-        return {name: forgetting(x) for name, x in state.items()}
-    if isinstance(state, tuple):
-        inner = [forgetting(x) for x in state]
-        fields = getattr(state, "_fields", None)
-        if fields and "hyper" in fields:
-            inner[fields.index("hyper")] = {}
-        return type(state)(*inner) if fields else tuple(inner)
-    return state
 
 
 def resumed_as_if_never_stopped(make, params, grads, **extra):
