@@ -97,7 +97,7 @@ SEARCHES = {
     "differential_evolution": sigmas(
         fo.search.differential_evolution, 0.1, 1.0, 10.0, population=40
     ),
-    "one_plus_one": sigmas(fo.search.one_plus_one, 0.02, 0.3, 5.0, steps=500),
+    "one_plus_one": sigmas(fo.search.one_plus_one, 0.02, 0.3, 5.0, steps=300),
     "openai_es": sigmas(fo.search.openai_es, 0.005, 0.05, 0.5, population=20, tx=adam()),
     "pgpe": sigmas(fo.search.pgpe, 0.01, 0.1, 1.0, population=20, tx=adam()),
     "random_search": sigmas(fo.search.random_search, 0.1, 1.0, 10.0, population=20, beside=False),
