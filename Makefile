@@ -4,6 +4,7 @@
 # make docs    the site, in out/docs: loss curves are drawn by training, docstrings become the API
 # make notebooks   execute notebooks/ and store them with their pictures
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
+# make clean   remove the virtual environment and what was built; ARGS="…" is handed to what a target runs
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin

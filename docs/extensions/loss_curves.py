@@ -4,7 +4,7 @@
     ```
 
 draws the entry "adam" of `trainings.CURVES` or `searches.SEARCHES`: three runs, of which the second
-is the one to begin with, and a reference in grey.
+is the one to begin with, and mostly a reference in grey.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ STYLE = {
 def draw(name: str, path: Path) -> None:
     """Train, and write the picture."""
     curve = CURVES[name]
-    label, losses = curve.reference()
+    reference = curve.reference()
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}):
         figure = Figure(figsize=(6.4, 3.0), layout="constrained")
         panel = figure.subplots()
-        panel.plot(*losses, color=GREY, label=label, zorder=2, linewidth=1.2)
+        if reference is not None:
+            label, losses = reference
+            panel.plot(*losses, color=GREY, label=label, zorder=2, linewidth=1.2)
         for i, (label, recipe) in enumerate(curve.runs.items()):
             colour = SUGGESTED if i == 1 else OTHERS[i // 2]
             wide = 2.4 if i == 1 else 1.4

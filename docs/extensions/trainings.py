@@ -116,7 +116,8 @@ class Curve(NamedTuple):
 
     runs: recipes by their labels; the second is the one to begin with. on: the task. asks: extra
     arguments of `update`. shown: from the state, the parameters to evaluate. count: from the
-    state, where on the axis a step stands. axis: its label. steps: how many.
+    state, where on the axis a step stands. axis: its label. steps: how many. beside: the momentum
+    of the SGD to compare with.
     """
 
     runs: dict[str, Callable[[], fo.GradientTransformation]]
@@ -126,11 +127,13 @@ class Curve(NamedTuple):
     count: Callable[[Any], int] | None = None
     axis: str = "step"
     steps: int = STEPS
+    beside: float = 0.9
 
     @property
     def what(self) -> str:
         """What is trained, in words."""
-        return f"Digits by {task(self.on).what}; grey: SGD, tuned."
+        kind = "SGD with momentum" if self.beside else "SGD without momentum"
+        return f"Digits by {task(self.on).what}; grey: {kind} at the best of three rates."
 
     def follow(self, recipe: Callable[[], fo.GradientTransformation]) -> Losses:
         """The losses of one run."""
@@ -138,7 +141,7 @@ class Curve(NamedTuple):
 
     def reference(self) -> tuple[str, Losses]:
         """The run to compare with, and its label."""
-        return tuned_sgd(self.on)
+        return best_sgd(self.on, self.beside)
 
 
 def rates(recipe: Callable[[float], Any], *values: float, name: str = "lr", **more: Any) -> Curve:
@@ -160,14 +163,14 @@ def lbfgs(**hyper: Any) -> Callable[[], fo.GradientTransformation]:
 
 CURVES = {
     "adadelta": rates(fo.adadelta, 1.0, 10.0, 100.0),
-    "adafactor": rates(fo.adafactor, 0.02, 0.2, 2.0),
+    "adafactor": rates(fo.adafactor, 0.005, 0.05, 0.5),
     "adagrad": rates(fo.adagrad, 0.01, 0.1, 1.0),
     "adam": rates(fo.adam, 3e-3, 3e-2, 3e-1),
     "adamax": rates(fo.adamax, 5e-3, 5e-2, 5e-1),
     "adamw": rates(fo.adamw, 3e-3, 3e-2, 3e-1),
     "asgd": rates(
         lambda lr: fo.asgd(lr, lambd=0.0, t0=STEPS / 2),
-        *(0.05, 0.5, 5.0),
+        *(0.1, 1.0, 10.0),
         shown=lambda state: state.slots["ax"],
     ),
     "lbfgs": Curve(
@@ -187,20 +190,21 @@ CURVES = {
     "polyak_sgd": rates(
         lambda most: fo.polyak_sgd(most), 0.1, 1.0, 10.0, name="max_learning_rate", asks=("value",)
     ),
-    "radam": rates(fo.radam, 5e-3, 5e-2, 5e-1),
+    "radam": rates(fo.radam, 0.01, 0.1, 1.0),
     "rmsprop": rates(fo.rmsprop, 1e-3, 1e-2, 1e-1),
     "rprop": rates(fo.rprop, 1e-4, 1e-2, 1.0, on="whole", steps=120),
-    "sgd": rates(lambda lr: fo.sgd(lr, momentum=0.9), 0.02, 0.2, 2.0),
-    "sparse_adam": rates(fo.sparse_adam, 2e-3, 2e-2, 2e-1, on="tokens"),
+    "sgd": rates(lambda lr: fo.sgd(lr, momentum=0.9), 0.03, 0.3, 3.0, beside=0.0),
+    "sparse_adam": rates(fo.sparse_adam, 0.01, 0.1, 1.0, on="tokens"),
 }
 
 
 @functools.cache
-def tuned_sgd(name: str) -> tuple[str, Losses]:
-    """SGD with momentum on a task, at the best of three rates."""
+def best_sgd(name: str, momentum: float) -> tuple[str, Losses]:
+    """SGD on a task, at the best of three rates."""
+    kind = "SGD, momentum" if momentum else "SGD"
     tried = {
-        f"SGD, momentum, lr={lr:g}": train(
-            lambda lr=lr: fo.sgd(lr, momentum=0.9), task(name), Curve({})
+        f"{kind}, lr={lr:g}": train(
+            lambda lr=lr: fo.sgd(lr, momentum=momentum), task(name), Curve({})
         )
         for lr in (0.1, 0.3, 1.0)
     }
