@@ -154,11 +154,17 @@ def check_loaded(optimizer: Runs, given: Mapping[str, Any], before: list[set[str
 
 def _refuse(faults: list[str]) -> None:
     if faults:
+        divided = any("a DTensor" in fault for fault in faults)
+        advice = (
+            "Save and load it through torch.distributed.checkpoint, which divides it anew."
+            if divided
+            else "Load a checkpoint of this model and of the same kind of optimizer."
+        )
         more = [f"… {len(faults) - 12} more"] if len(faults) > 12 else []
         raise ValueError(
             "the loaded state does not fit:\n  "
             + "\n  ".join([*faults[:12], *more])
-            + "\nLoad a checkpoint of this model and of the same kind of optimizer."
+            + f"\n{advice}"
         )
 
 
@@ -199,6 +205,8 @@ def _check_parameter(
             why = misfit(x, slot)
             if why is None and not isinstance(x, Tensor):
                 why = f"is a {described(x)}, but it needs a tensor"
+            if why is None and (link.flat or sharded.is_sharded(x)) and x.dim() == p.dim() > 0:
+                why = sharded.misplaced(x, p)
             if why:
                 faults.append(f"{key} of {{}} {why}")
             elif found[key].dtype is not slot.dtype:
