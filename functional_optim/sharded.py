@@ -206,7 +206,7 @@ def check_beside(name: str, x: Any, what: str, p: Any) -> None:
 
     name: of the parameter p. what: what x is, in words.
     """
-    why = misplaced(x, p)
+    why = misplaced(x, p, shapes=True)
     if why is not None:
         raise ValueError(
             f"{what} of parameter {name!r} {why}; divide it over the same processes, with "
@@ -215,13 +215,13 @@ def check_beside(name: str, x: Any, what: str, p: Any) -> None:
         )
 
 
-def misplaced(x: Any, p: Any) -> str | None:
+def misplaced(x: Any, p: Any, *, shapes: bool = False) -> str | None:
     """Why a gradient or slot cannot stand beside p, as "is …, but …"; None if it can.
 
-    It must be as large, and shared by the same processes.
+    It must be shared by the same processes; shapes: and be as large.
     """
     mine, own = getattr(x, "device_mesh", None), getattr(p, "device_mesh", None)
-    if (mine is own or mine == own) and x.shape == p.shape:
+    if (mine is own or mine == own) and not (shapes and x.shape != p.shape):
         return None
     return f"is {_described(x)}, but the parameter is {_described(p)}"
 
