@@ -166,11 +166,17 @@ def check_loaded(optimizer: Runs, given: Mapping[str, Any], before: list[set[str
 
 def _refuse(faults: list[str]) -> None:
     if faults:
+        divided = any("a DTensor" in fault for fault in faults)
+        advice = (
+            "Save and load it through torch.distributed.checkpoint, which divides it anew."
+            if divided
+            else "Load a checkpoint of this model and of the same kind of optimizer."
+        )
         more = [f"… {len(faults) - 12} more"] if len(faults) > 12 else []
         raise ValueError(
             "the loaded state does not fit:\n  "
             + "\n  ".join([*faults[:12], *more])
-            + "\nLoad a checkpoint of this model and of the same kind of optimizer."
+            + f"\n{advice}"
         )
 
 
@@ -211,23 +217,13 @@ def _check_parameter(
             why = misfit(x, slot)
             if why is None and not isinstance(x, Tensor):
                 why = f"is a {described(x)}, but it needs a tensor"
-            if why is None and link.flat and p.dim():
-                why = _elsewhere(x, p)
+            if why is None and (link.flat or sharded.is_sharded(x)) and x.dim() == p.dim() > 0:
+                why = sharded.misplaced(x, p)
             if why:
                 faults.append(f"{key} of {{}} {why}")
             elif found[key].dtype is not slot.dtype:
                 found[key] = x.to(slot.dtype)
     return [fault if "{}" in fault else fault + " of {}" for fault in faults]
-
-
-def _elsewhere(x: Tensor, p: Tensor) -> str | None:
-    """Why a slot cannot stand beside a parameter that other processes share; None if it can."""
-    if getattr(x, "device_mesh", None) == getattr(p, "device_mesh", None):
-        return None
-    return (
-        f"{sharded.beside(x, p)}; load it with "
-        "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which divides it"
-    )
 
 
 def _as_count(step: Any, integer: bool) -> Any:

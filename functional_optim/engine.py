@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from functional_optim import base, kernels
+from functional_optim import base, kernels, sharded
 from functional_optim.banks import Bank, Pack, fits, write
 from functional_optim.bundles import Bundle
 from functional_optim.looks import PLAIN
@@ -201,6 +201,8 @@ class Turn(Progress):
         super().__init__(cohort.links, t, carry, extra)
         self.cohort = cohort
         self.grads = grads
+        if cohort.loose:
+            self.grads = list(map(sharded.gradient_of, cohort.params, grads))
 
 
 def advance(turns: Sequence[Turn], agenda: Agenda = ()) -> None:

@@ -266,7 +266,7 @@ def _lift(links: tuple[Link, ...], layout: Layout) -> tuple[Callable[..., Any], 
         known = dict(zip(keys, slots, strict=True))
         mine, names = _part(links, layout, places) if routed else (links, layout)
         own = [tuple([known[key] for key in its]) for its in names.slots]
-        return Row(mine, names.slots, places, p, g, own)
+        return Row(mine, names.slots, places, p, sharded.gradient_of(p, g), own)
 
     def init(params: Any) -> State:
         base.check_params(params)

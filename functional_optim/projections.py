@@ -1,7 +1,8 @@
 """Projections: the nearest point of a set, for a tensor or a whole tree.
 
 A tree is one long vector here: `l2_ball` bounds the norm of all its leaves together. To project
-each parameter by itself while training, use the link `functional_optim.keep_params_in`.
+each parameter by itself while training, use the link `functional_optim.keep_params_in`. Sharded
+leaves (DTensors) are gathered for a vector, and divided again as they were.
 
 Held, Wolfe, Crowder, "Validation of subgradient optimization", https://doi.org/10.1007/BF01580223;
 Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient projections onto the l1-ball for learning in high
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import tree
+from functional_optim import sharded, tree
 from functional_optim.numeric import Number
 
 
@@ -197,7 +198,7 @@ def _threshold(vector: Tensor, scale: Number) -> Tensor:
 
 def _joined(params: Any) -> Tensor:
     """All entries as one vector, in float32 at least."""
-    parts = [_real(x).reshape(-1) for x in tree.leaves(params)]
+    parts = [sharded.whole(_real(x)).reshape(-1) for x in tree.leaves(params)]
     wide = [x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in parts]
     return torch.cat(wide) if len(wide) != 1 else wide[0]
 
@@ -205,11 +206,15 @@ def _joined(params: Any) -> Tensor:
 def _divided(old: Tensor, new: Tensor, params: Any) -> Any:
     """A vector cut into a tree like `params`."""
     if isinstance(params, Tensor):
-        return new.reshape(params.shape).to(params.dtype)
+        return _shaped(new, params)
     leaves = tree.leaves(params)
     parts = new.split([x.numel() for x in leaves])
-    found = [y.reshape(x.shape).to(x.dtype) for x, y in zip(leaves, parts, strict=True)]
+    found = [_shaped(y, x) for x, y in zip(leaves, parts, strict=True)]
     return tree.with_leaves(params, found)
+
+
+def _shaped(part: Tensor, like: Tensor) -> Tensor:
+    return sharded.placed_like(part.reshape(like.shape).to(like.dtype), like)
 
 
 def _spread(bound: Any, params: Any) -> Any:

@@ -54,9 +54,19 @@ def placed_like(x: Any, like: Any) -> Any:
         return x
     if hasattr(x, "redistribute"):
         return x.redistribute(placements=placements)
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, Replicate
 
-    return distribute_tensor(x, like.device_mesh, placements, src_data_rank=None)
+    mesh = like.device_mesh  # distribute_tensor could not be traced
+    everywhere = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=placements)
+
+
+def gradient_of(p: Any, g: Any) -> Any:
+    """A gradient, added up and divided as its parameter is; None, or a plain one, as it is.
+
+    In tensor parallelism it comes as the parts of a sum, which every rule would add up again.
+    """
+    return placed_like(g, p) if is_sharded(g) else g
 
 
 def from_part(part: Any, like: Any) -> Any:
@@ -196,18 +206,23 @@ def check_beside(name: str, x: Any, what: str, p: Any) -> None:
 
     name: of the parameter p. what: what x is, in words.
     """
+    why = misplaced(x, p, shapes=True)
+    if why is not None:
+        raise ValueError(
+            f"{what} of parameter {name!r} {why}; divide it over the same processes, with "
+            "distribute_tensor(x, p.device_mesh, p.placements), or load a checkpoint through "
+            "torch.distributed.checkpoint."
+        )
+
+
+def misplaced(x: Any, p: Any, *, shapes: bool = False) -> str | None:
+    """Why a gradient or slot cannot stand beside p, as "is …, but …"; None if it can.
+
+    It must be shared by the same processes; shapes: and be as large.
+    """
     mine, own = getattr(x, "device_mesh", None), getattr(p, "device_mesh", None)
-    if (mine is own or mine == own) and x.shape == p.shape:
-        return
-    raise ValueError(
-        f"{what} of parameter {name!r} {beside(x, p)}; "
-        "divide it over the same processes, with distribute_tensor(x, p.device_mesh, "
-        "p.placements), or load a checkpoint through torch.distributed.checkpoint."
-    )
-
-
-def beside(x: Any, p: Any) -> str:
-    """What a gradient or slot is, and what its parameter, where they are not alike."""
+    if (mine is own or mine == own) and not (shapes and x.shape != p.shape):
+        return None
     return f"is {_described(x)}, but the parameter is {_described(p)}"
 
 

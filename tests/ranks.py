@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 WORLD = 2
-MODULES = ("ranks_tensors", "ranks_models", "ranks_parts", "ranks_torch")
+MODULES = ("ranks_tensors", "ranks_models", "ranks_parts", "ranks_torch", "ranks_links")
 
 needs_gloo = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"

@@ -69,6 +69,7 @@ def add_noise(
         def noisy(path: str, g: Tensor) -> Tensor:
             if g.layout is not torch.strided:
                 g = g.to_dense()
+            g = sharded.complete(g)
             x = as_real(g.resolve_conj(), compute_dtype(g))
             z = draws.for_path(key, path, tuple(x.shape), x.dtype, x.device)
             width = deviation.to(x.device, x.dtype)

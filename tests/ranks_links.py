@@ -1,0 +1,205 @@
+"""Parts of the two processes: every link on DTensors, sums still to be made, and who is asked."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import links
+import torch
+from ranks import whole
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import functional_optim as fo
+from functional_optim import adapters
+
+STEPS = 2
+HOWS = ("update", "object", "compile")
+CASES = (*links.NEW, *links.OLD)
+SOME = ("l1_ball", "l2_sphere", "normalize", "orthogonalize", "scale_by_adam")
+"""Run in every way."""
+RUNS = [(case, how) for how in HOWS for case in CASES if how == "update" or case.name in SOME]
+
+
+def placement(name, x):
+    """How a tensor is divided, by its name: three rows and five entries unevenly."""
+    if name.startswith("all") or not x.dim():
+        return Replicate()
+    return Shard(0 if name.startswith("rows") else x.dim() - 1)
+
+
+def in_all_ways(tree):
+    """A tree that has each tensor three times, to be divided by rows, by columns, and not."""
+    ways = ("rows", "columns", "all")
+    return {
+        f"{way} {name}": x.clone() for way in ways for name, x in tree.items() if name != "cube"
+    }
+
+
+def run(case, how, divide):
+    """The parameters after all steps."""
+    given = [in_all_ways(x) for x in (case.params(), *case.grads(case.params(), STEPS))]
+    params, *grads = ({n: divide(n, x) for n, x in tree.items()} for tree in given)
+    if how == "update":
+        return case.run(case.recipe(), params, grads)[0]
+    if how == "compile":
+        tx = case.recipe()
+        step, state = fo.compile(tx), tx.init(params)
+        for i, g in enumerate(grads):
+            params, state = step(g, state, params, **case.given(i))
+        return params
+    params = {name: torch.nn.Parameter(p) for name, p in params.items()}
+    opt = adapters.Optimizer(params.items(), case.recipe, lr=0.1, compile=False)
+    for i, g in enumerate(grads):
+        for name, p in params.items():
+            p.grad = g[name]
+        opt.step(*[lambda loss=loss: loss for loss in case.given(i).values()])
+    return {name: p.detach() for name, p in params.items()}
+
+
+def alone(case):
+    """Where one process goes."""
+    return run(case, "update", lambda name, x: x.clone())
+
+
+RECIPES = {
+    "adamw": fo.adamw,
+    "clipped": lambda lr: fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr)),
+    "watched": lambda lr: fo.chain(
+        fo.monitor({"norm": fo.measures.global_norm, "nans": fo.measures.nan_count}),
+        fo.sgd(lambda step: lr / (1 + step), 0.9),
+    ),
+    "finite": lambda lr: fo.apply_if_finite(fo.adamw(lr), 3),
+    "noisy": lambda lr: fo.chain(fo.add_noise(0.1, 0.5, seed=3), fo.sgd(lr)),
+}
+ALL_REDUCES = {"adamw": 0, "clipped": 1, "watched": 1, "finite": 1}
+"""How often a step on shards asks the other process."""
+WAYS = {"Shard": Shard(0), "Replicate": Replicate()}
+SUMS = [
+    *[("clipped", how, way) for how in HOWS for way in WAYS],
+    *[("noisy", how, "Shard") for how in ("update", "object")],
+]
+
+
+def stepper(name, how, params):
+    """A function of gradients that makes one step, and returns the parameters."""
+    if how == "object":
+        params = {n: torch.nn.Parameter(p) for n, p in params.items()}
+        opt = adapters.Optimizer(params.items(), RECIPES[name], lr=0.1, compile=False)
+
+        def step(grads):
+            for n, p in params.items():
+                p.grad = grads[n]
+            opt.step()
+            return params
+
+        return step
+    tx = RECIPES[name](0.1)
+    step, kept = fo.compile(tx), [params, tx.init(params)]
+
+    def by_functions(grads):
+        if how == "compile":
+            kept[:] = step(grads, kept[1], kept[0])
+        else:
+            updates, kept[1] = tx.update(grads, kept[1], kept[0])
+            kept[0] = fo.apply_updates(kept[0], updates)
+        return kept[0]
+
+    return by_functions
+
+
+def matrices(seed):
+    torch.manual_seed(seed)
+    return {name: torch.randn(3, 2, dtype=torch.float64) for name in ("a", "b")}
+
+
+def summed_alone(name):
+    step = stepper(name, "update", matrices(0))
+    return [step(matrices(i)) for i in (1, 2, 3)][-1]
+
+
+# ---------------------------------------------------------------- in the two processes
+
+
+def run_divided(case, how, mesh) -> dict[str, Any]:
+    end = run(case, how, lambda name, x: distribute_tensor(x, mesh, [placement(name, x)]))
+    assert all(p.placements == (placement(name, p),) for name, p in end.items())
+    return {name: whole(p) for name, p in end.items()}
+
+
+def collectives(function, *args):
+    """What a call asks of the other process, and its result.
+
+    CommDebugMode is a mode of dispatch, under which steps are made of plain operations.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        result = function(*args)
+    names = [event.name.partition("::") for event in seen.events()]
+    return [op for library, _, op in names if library == "c10d"], result
+
+
+def step_sums(name, how, way, mesh):
+    """Gradients that are the parts of a sum; the end, and the collectives of the last step."""
+    divide = functools.partial(distribute_tensor, device_mesh=mesh, placements=[WAYS[way]])
+    step = stepper(name, how, {n: divide(x) for n, x in matrices(0).items()})
+    for i in (1, 2, 3):
+        torch.manual_seed(10 + i)
+        sign = 1 - 2 * mesh.get_rank()
+        grads = {
+            n: DTensor.from_local(x / 2 + sign * torch.randn(()), mesh, [Partial()])
+            for n, x in matrices(i).items()
+        }
+        asked, params = collectives(step, grads)
+    return {n: whole(p) for n, p in params.items()}, len(asked)
+
+
+def count(name, how, mesh):
+    """The collectives of a step on shards."""
+    divide = functools.partial(distribute_tensor, device_mesh=mesh, placements=[Shard(0)])
+    step = stepper(name, how, {n: divide(x) for n, x in matrices(0).items()})
+    for i in (1, 2):
+        grads = {n: divide(x) for n, x in matrices(i).items()}
+        asked, _ = collectives(step, grads)
+    return asked
+
+
+def load_elsewhere(mesh, to_shards):
+    """State dicts of shards for whole tensors, and the other way: what is said, and what changed.
+
+    So looks a state dict that torch.load brings into another number of processes.
+    """
+
+    def make(divided):
+        divide = functools.partial(distribute_tensor, device_mesh=mesh, placements=[Shard(0)])
+        given = {n: divide(x) if divided else x for n, x in matrices(0).items()}
+        params = {n: torch.nn.Parameter(x) for n, x in given.items()}
+        opt = adapters.AdamW(params.items(), compile=False)
+        for p in params.values():
+            p.grad = torch.ones_like(p)
+        opt.step()
+        return opt
+
+    source, opt = make(not to_shards), make(to_shards)
+    before = [dict(x) for x in opt.state.values()]
+    try:
+        opt.load_state_dict(source.state_dict())
+    except ValueError as raised:
+        pairs = zip(opt.state.values(), before, strict=True)
+        kept = all(new[key] is x for new, old in pairs for key, x in old.items())
+        return {"said": str(raised), "kept": kept}
+    raise AssertionError("nothing was raised")
+
+
+def parts(mesh, folder):
+    found = {
+        f"link-{case.name}-{how}": functools.partial(run_divided, case, how, mesh)
+        for case, how in RUNS
+    }
+    for to_shards in (False, True):
+        found[f"load-{to_shards}"] = functools.partial(load_elsewhere, mesh, to_shards)
+    for name, how, way in SUMS:
+        found[f"sums-{name}-{how}-{way}"] = functools.partial(step_sums, name, how, way, mesh)
+    for how in HOWS:
+        for name in ALL_REDUCES:
+            found[f"count-{name}-{how}"] = functools.partial(count, name, how, mesh)
+    return found
