@@ -13,6 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from filelock import FileLock
 
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("suite")
@@ -93,7 +94,14 @@ def pl() -> Any:
 
 @pytest.fixture(scope="session")
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
-    """What two processes found that ran the parts of all distributed tests."""
+    """What two processes found that ran the parts of all distributed tests.
+
+    Of several workers the first to ask starts them.
+    """
     from ranks import run_both  # what it imports takes a second, and few tests need it
 
-    return run_both(tmp_path_factory.mktemp("ranks"))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with FileLock(folder / "ranks.lock"):
+        return run_both(folder / "ranks")

@@ -47,6 +47,11 @@ def collect(world: int, work: Callable[..., Any], *args: Any, folder: Path) -> l
     folder.mkdir(parents=True, exist_ok=True)
     codes = join(start(world, work, *args, folder=folder))
     assert codes == [0] * world, f"the processes ended with {codes}; None: not within {LIMIT} s"
+    return results(world, folder)
+
+
+def results(world: int, folder: Path) -> list[Any]:
+    """What processes that have ended left behind."""
     found = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
     for mine in found:
         assert not isinstance(mine, str), mine
