@@ -1,4 +1,4 @@
-"""Losses after 2,000 evaluations in ten dimensions: medians over ten starts stay below these.
+"""Losses after 2,000 evaluations in ten dimensions: medians over fifty starts stay below these.
 
 `benchmarks/search.py` has the functions and the starts, and compares with pycma and nevergrad.
 """
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 BARS = {
     "cma_es": {"sphere": 1e-10, "rosenbrock": 6.0, "rastrigin": 20.0, "ellipsoid": 40.0},
     "sep_cma_es": {"sphere": 1e-12, "rosenbrock": 8.0, "rastrigin": 25.0, "ellipsoid": 1e-5},
-    "cem": {"sphere": 1e-2, "rosenbrock": 25.0, "rastrigin": 15.0, "ellipsoid": 50.0},
+    "cem": {"sphere": 1e-3, "rosenbrock": 25.0, "rastrigin": 15.0, "ellipsoid": 50.0},
     "differential_evolution": {
         "sphere": 1e-4,
         "rosenbrock": 9.0,
@@ -29,7 +29,7 @@ BARS = {
 def bench(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("search")
-    monkeypatch.setattr(module, "SEEDS", 10)
+    monkeypatch.setattr(module, "SEEDS", 50)
     return module
 
 
