@@ -8,20 +8,19 @@ import torch
 from torch import Tensor
 
 from functional_optim import randomness, tree
-from functional_optim.randomness import Words
 from functional_optim.rules import as_update, compute_dtype
 
 
-def stream(seed: Any, *counters: Any) -> Words:
+def stream(seed: Tensor, *counters: Any) -> Tensor:
     """The key of all numbers drawn for a seed and some counters, such as the step."""
-    key = randomness.words(seed)
+    key = seed
     for counter in counters:
-        key = randomness.threefry(key, randomness.words(counter))
+        key = randomness.derived(key, counter)
     return key
 
 
 def for_path(
-    key: Words,
+    key: Tensor,
     path: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -30,12 +29,12 @@ def for_path(
     signs: bool = False,
 ) -> Tensor:
     """Standard normal numbers for one path, or random signs."""
-    x, y = randomness.threefry(key, randomness.words(randomness.named(path)))
+    own = randomness.derived(key, randomness.named(path))
     make = randomness.signs if signs else randomness.normal
-    return make((x.to(device), y.to(device)), shape, dtype, device)
+    return make(own.to(device), shape, dtype, device)
 
 
-def leaf(key: Words, path: str, p: Tensor, *, signs: bool = False) -> Tensor:
+def leaf(key: Tensor, path: str, p: Tensor, *, signs: bool = False) -> Tensor:
     """Standard normal numbers (or signs) for one leaf, as a gradient of it would look.
 
     In compute dtype; complex, with independent parts of variance 1, for a complex leaf.
@@ -44,6 +43,6 @@ def leaf(key: Words, path: str, p: Tensor, *, signs: bool = False) -> Tensor:
     return as_update(for_path(key, path, shape, compute_dtype(p), p.device, signs=signs), p)
 
 
-def like(key: Words, params: Any, *, signs: bool = False) -> Any:
+def like(key: Tensor, params: Any, *, signs: bool = False) -> Any:
     """`leaf` for every leaf of a tree."""
     return tree.map_with_path(lambda path, p: leaf(key, path, p, signs=signs), params)

@@ -1,9 +1,16 @@
 """Random numbers as pure functions of a key and a counter: no generator, no state.
 
-Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-https://doi.org/10.1145/2063384.2063405: Threefry-2x32 with 20 rounds, in int64 tensors, as torch
-has no arithmetic on unsigned ones. Box, Muller, "A note on the generation of random normal
-deviates", https://doi.org/10.1214/aoms/1177706645.
+Numbers: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+https://doi.org/10.1145/2063384.2063405: Philox-2x32 with 10 rounds, in int64 tensors, as torch has
+no arithmetic on unsigned ones. Keys: Steele, Lea, Flood, "Fast splittable pseudorandom number
+generators", https://doi.org/10.1145/2714064.2660195: SplitMix64. Both have few operations: a
+compiler's time goes by their number.
+
+A stream is named by 64 bits. Philox has a key of 32 and a counter of 64, so the other half of a
+stream's name is the upper half of the counter. (That of a place beyond 2³² is xored into it.)
+
+Box, Muller, "A note on the generation of random normal deviates",
+https://doi.org/10.1214/aoms/1177706645.
 """
 
 from __future__ import annotations
@@ -16,28 +23,48 @@ from torch import Tensor
 
 from functional_optim import kernels
 
-Words = tuple[Any, Any]
-"""64 bits: two numbers in [0, 2³²), as int64 tensors or Python ints."""
-
 MASK = 0xFFFFFFFF
 BLOCK = 1 << 14
-ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+MULTIPLIER, WEYL, ROUNDS = 0xD256D193, 0x9E3779B9, 10
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def words(x: Any) -> Words:
-    """An integer, of which the last 64 bits count, as low and high word."""
-    return x & MASK, (x >> 32) & MASK
+def derived(key: Tensor, x: Any) -> Tensor:
+    """The key that number x has under a key: output x of SplitMix64 with the key as its seed.
+
+    Args:
+        key: int64, of any shape.
+        x: an int64 tensor, or a Python integer of which the last 64 bits count.
+    """
+    at = signed((x + 1) * GOLDEN) if isinstance(x, int) else (x + 1) * signed(GOLDEN)
+    z = key + at  # these products wrap around, like all of torch's integers
+    z = (z ^ shifted(z, 30)) * signed(FIRST)
+    z = (z ^ shifted(z, 27)) * signed(SECOND)
+    return z ^ shifted(z, 31)
 
 
-def threefry(key: Words, counter: Words) -> Words:
-    """Two words that are random as a function of the counter, another one for each key."""
-    keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
-    x, y = (counter[0] + keys[0]) & MASK, (counter[1] + keys[1]) & MASK
-    for i in range(1, 6):
-        for r in ROTATIONS[(i - 1) % 2]:
-            x = x + y  # masked only below: 64 bits are enough for four sums
-            y = (((y << r) | (y >> (32 - r))) ^ x) & MASK
-        x, y = (x + keys[i % 3]) & MASK, (y + keys[(i + 1) % 3] + i) & MASK
+def signed(x: int) -> int:
+    """The last 64 bits of an integer, as int64 has them."""
+    return ((x + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+
+
+def shifted(x: Tensor, n: int) -> Tensor:
+    """int64 shifted to the right by n bits, zeros coming in."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def words(key: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+    """Two words in [0, 2³²), int64, that are random as a function of i, others for each key."""
+    # masked even where i is small: as a product of indices Inductor would take 32 bits for it
+    return philox(key & MASK, (i & MASK, (i >> 32) ^ shifted(key, 32)))
+
+
+def philox(key: Tensor, counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Philox-2x32-10 of words in [0, 2³²), int64."""
+    x, y = counter
+    for i in range(ROUNDS):
+        product = x * (MULTIPLIER - 2**32)  # short of the real one by 2³² x: then it fits in int64
+        x, y = ((product >> 32) + x) ^ ((key + i * WEYL) & MASK) ^ y, product & MASK
     return x, y
 
 
@@ -49,14 +76,14 @@ def named(path: str) -> int:
     return h
 
 
-def uniform(key: Words, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def uniform(key: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Independent numbers, evenly spread in (0, 1): float64, one for each value of the counter."""
     i = torch.arange(math.prod(shape), dtype=torch.int64, device=device)
-    x, _ = threefry(key, words(i))
+    x, _ = words(key, i)
     return ((x.to(torch.float64) + 0.5) * 2.0**-32).reshape(shape)
 
 
-def normal(key: Words, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Independent standard normal numbers: two for each value of the counter.
 
     Made block by block where nobody traces: the words of a number take several times its memory.
@@ -73,20 +100,20 @@ def normal(key: Words, shape: tuple[int, ...], dtype: torch.dtype, device: torch
 
 
 def _box_muller(
-    key: Words, start: int, end: int, dtype: torch.dtype, device: torch.device
+    key: Tensor, start: int, end: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     i = torch.arange(start, end, dtype=torch.int64, device=device)
-    x, y = threefry(key, words(i))
+    x, y = words(key, i)
     radius = (-2 * ((x.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
     angle = y.to(dtype) * (2 * math.pi * 2.0**-32)
     return radius * angle.cos(), radius * angle.sin()
 
 
-def signs(key: Words, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def signs(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Independent numbers that are -1 or 1: two for each value of the counter."""
     count = math.prod(shape)
     i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
-    x, y = threefry(key, words(i))
+    x, y = words(key, i)
     return (1 - 2 * (torch.cat([x, y])[:count] & 1)).to(dtype).reshape(shape)
 
 

@@ -261,7 +261,7 @@ LEAST = {
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_estimate_and_update_are_one_graph_for_all_steps(name):
     est, tx = LEAST[name], fo.sgd(0.05)
-    w = make_params()["w"]  # one leaf: threefry is a hundred operations for each
+    w = make_params()["w"]  # one leaf: the graph grows with each
 
     def step(w, state, opt_state):
         (_, grads), state = est.value_and_grad(lambda w: (w**4).sum())(state, w)

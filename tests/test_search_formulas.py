@@ -206,18 +206,19 @@ def test_differential_evolution(strategy):
         old = state.members
         best = int(state.members_fitness.argmin())
         for i in range(n) if t else ():
-            found = [
-                (a, b, c)
+            found = {
+                (a, b, c): v
                 for a in ([best] if strategy[0] == "b" else range(n))
                 for b in range(n)
                 for c in range(n)
                 if len({i, b, c}) == 3 and (strategy[0] == "b" or len({i, a, b, c}) == 4)
                 for v in [old[a] + F * (old[b] - old[c])]
                 if all(x[i, j] == old[i, j] or (x[i, j] - v[j]).abs() < 1e-12 for j in range(D))
-            ]
+            }
             assert found
             seen |= set(found)
-            if all(len(old[:, j].unique()) == n for j in range(D)):
+            again = any(((v - old[i]).abs() < 1e-12).any() for v in found.values())
+            if not again and all(len(old[:, j].unique()) == n for j in range(D)):
                 changed.append(int((x[i] != old[i]).sum()))
         state = method.tell(x, loss(x), state)
         better = loss(x) <= (loss(old) if t else math.inf)

@@ -81,7 +81,7 @@ def forward_gradient(
 
             with torch.no_grad():
                 if batched:
-                    every = torch.arange(directions, dtype=torch.int64, device=key[0].device)
+                    every = torch.arange(directions, dtype=torch.int64, device=key.device)
                     values, slopes = torch.vmap(along, randomness="different")(every)
                 else:
                     found = [along(i) for i in range(directions)]

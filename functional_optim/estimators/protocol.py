@@ -14,7 +14,6 @@ from torch import Tensor
 
 from functional_optim import base, draws, randomness, tree
 from functional_optim.base import Tree
-from functional_optim.randomness import Words
 
 
 class EstimatorState(NamedTuple):
@@ -164,14 +163,14 @@ class Rays(NamedTuple):
 
         return init
 
-    def one(self, key: Words, i: Any, path: str, p: Tensor) -> Tensor:
+    def one(self, key: Tensor, i: Any, path: str, p: Tensor) -> Tensor:
         """A leaf of direction i."""
-        mine = randomness.threefry(key, randomness.words(i))
+        mine = randomness.derived(key, i)
         return draws.leaf(mine, path, p, signs=self.signs)
 
-    def all(self, key: Words, path: str, p: Tensor) -> Tensor:
+    def all(self, key: Tensor, path: str, p: Tensor) -> Tensor:
         """A leaf of every direction, stacked."""
-        every = torch.arange(self.number, dtype=torch.int64, device=key[0].device)
+        every = torch.arange(self.number, dtype=torch.int64, device=key.device)
         return torch.vmap(lambda i: self.one(key, i, path, p))(every)
 
     def gradient(self, state: EstimatorState, params: Tree) -> Tree:
@@ -179,7 +178,7 @@ class Rays(NamedTuple):
         key = draws.stream(state.seed, state.step)
         return tree.map_with_path(lambda path, p: self.sum(key, state.weights, path, p), params)
 
-    def sum(self, key: Words, weights: Tensor, path: str, p: Tensor) -> Tensor:
+    def sum(self, key: Tensor, weights: Tensor, path: str, p: Tensor) -> Tensor:
         """One leaf of that."""
         if self.batched:
             z = self.all(key, path, p)
@@ -192,7 +191,7 @@ class Rays(NamedTuple):
         return total
 
 
-def key_ahead(state: EstimatorState) -> tuple[Words, Tensor]:
+def key_ahead(state: EstimatorState) -> tuple[Tensor, Tensor]:
     """The key of the next estimate, and its number t = 1, 2, … in float64."""
     step = state.step + 1
     return draws.stream(state.seed, step), step.to(torch.float64)

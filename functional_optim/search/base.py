@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, numeric, randomness, tree
+from functional_optim import base, draws, numeric, randomness, tree
 from functional_optim.flat import Flat
 from functional_optim.search.shaping import worst_if_not_finite
 
@@ -193,10 +193,9 @@ def spread(like: Any, n: int, dtype: torch.dtype | None = None) -> Flat:
     return Flat(many, batched=True, dtype=dtype)
 
 
-def key(state: Any, what: str) -> randomness.Words:
+def key(state: Any, what: str) -> Tensor:
     """The key of a state's noise for one purpose."""
-    stream = randomness.threefry(randomness.words(state.seed), randomness.words(state.step))
-    return randomness.threefry(stream, randomness.words(randomness.named(what)))
+    return draws.stream(state.seed, state.step, randomness.named(what))
 
 
 def normal(state: Any, n: int, like: Tensor) -> Tensor:
