@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,17 @@ def results(world: int, folder: Path) -> list[Any]:
     return found
 
 
+def attempt_all(parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """What each of several parts returns, or how it failed."""
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        try:
+            found[name] = part()
+        except BaseException:  # such is CheckpointException
+            found[name] = traceback.format_exc()
+    return found
+
+
 def _run(rank: int, world: int, work: Any, args: Any, folder: str, meet: bool) -> None:
     torch.set_num_threads(1)
     if meet:
@@ -73,5 +84,5 @@ def _run(rank: int, world: int, work: Any, args: Any, folder: str, meet: bool) -
     except BaseException:  # such is CheckpointException
         result = traceback.format_exc()
     torch.save(result, f"{folder}/{rank}.pt")
-    if meet:
+    if dist.is_initialized():
         dist.destroy_process_group()

@@ -7,7 +7,6 @@ one order; what each returns, or how it failed, goes into the process's file.
 from __future__ import annotations
 
 import importlib
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,7 @@ def work(rank: int, folder: str, modules: tuple[str, ...]) -> dict[str, Any]:
     mesh = dist.init_device_mesh("cpu", (WORLD,))
     found: dict[str, Any] = {}
     for module in modules:
-        for name, part in importlib.import_module(module).parts(mesh, folder).items():
-            try:
-                found[name] = part()
-            except BaseException:  # such is CheckpointException
-                found[name] = traceback.format_exc()
+        found |= processes.attempt_all(importlib.import_module(module).parts(mesh, folder))
     return found
 
 

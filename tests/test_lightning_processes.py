@@ -5,28 +5,20 @@ Both processes are started once, run every part, and leave what they found in a 
 
 from __future__ import annotations
 
-import datetime
 import os
-import time
-import traceback
 import warnings
 
+import processes
 import pytest
 import torch
-import torch.multiprocessing as mp
 from helpers import assert_close
-from torch import distributed as dist
+from ranks import WORLD, needs_gloo, results, whole
 
 import functional_optim as fo
 from functional_optim import adapters
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"
-)
+pytestmark = needs_gloo
 
-WORLD = 2
-START_LIMIT = 60  # seconds for one meeting of the processes
-LIMIT = 150  # seconds for all that they do
 EXACT = 1e-12
 HERE = {"use_distributed_sampler": False}
 
@@ -39,10 +31,6 @@ KINDS = {
     "AdamW": lambda m: adapters.AdamW(m.parameters(), lr=0.05, compile=False),
     "recipe": lambda m: adapters.Optimizer(m.parameters(), recipe, lr=0.05, compile=False),
 }
-
-
-def whole(x):
-    return (x.full_tensor() if hasattr(x, "full_tensor") else x).detach().clone()
 
 
 # ---------------------------------------------------------------- in the two processes
@@ -119,17 +107,9 @@ def fabric(pl, kind):
     return [whole(p) for p in model.parameters()]
 
 
-def work(rank: int, folder: str) -> None:
-    """What one process does: each part's result, or how it failed, goes into its file."""
-    torch.set_num_threads(1)
+def work(rank: int, folder: str) -> dict[str, object]:
+    """What one process does."""
     os.environ["LOCAL_RANK"] = str(rank)  # so Lightning starts no processes of its own
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=START_LIMIT),
-    )
     warnings.simplefilter("ignore")
     import lightning_runs as pl
 
@@ -139,66 +119,38 @@ def work(rank: int, folder: str) -> None:
         parts[f"fabric-{kind}"] = lambda kind=kind: fabric(pl, kind)
     for tensor in (False, True):
         parts[f"divided-{tensor}"] = lambda tensor=tensor: divided(pl, tensor, folder)
-    results = {}
-    for name, part in parts.items():
-        try:
-            results[name] = part()
-        except BaseException:
-            results[name] = traceback.format_exc()
-    torch.save(results, f"{folder}/{rank}.pt")
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    return processes.attempt_all(parts)
 
 
 # ---------------------------------------------------------------- and in this one
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
+def two(tmp_path_factory):
     """The results of the two processes."""
     folder = tmp_path_factory.mktemp("ranks")
-    context = mp.get_context("spawn")
-    ranks = [context.Process(target=work, args=(r, str(folder)), daemon=True) for r in range(WORLD)]
-    for process in ranks:
-        process.start()
-    end = time.monotonic() + LIMIT
-    try:
-        for process in ranks:
-            process.join(max(0, end - time.monotonic()))
-        codes = [process.exitcode for process in ranks]
-        assert codes == [0] * WORLD, f"the processes ended with {codes}; None: not within {LIMIT} s"
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
-
-
-def results(both, name):
-    for mine in both:
-        assert not isinstance(mine[name], str), mine[name]
-    return [mine[name] for mine in both]
+    return processes.collect(WORLD, work, str(folder), folder=folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ddp_on_two_halves_of_a_batch_is_one_process_on_all_of_it(pl, kind, both):
+def test_ddp_on_two_halves_of_a_batch_is_one_process_on_all_of_it(pl, kind, two):
     args = {"gradient_clip_val": 0.05} if kind == "AdamW" else {}
     alone = pl.run(KINDS[kind], max_epochs=2, **args)[0][0]
-    for mine in results(both, f"ddp-{kind}"):
+    for mine in results(two, f"ddp-{kind}"):
         assert_close(mine, alone, EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fabric_with_ddp_is_one_process(pl, kind, both):
+def test_fabric_with_ddp_is_one_process(pl, kind, two):
     alone = pl.run(KINDS[kind])[0][0]
-    for mine in results(both, f"fabric-{kind}"):
+    for mine in results(two, f"fabric-{kind}"):
         assert_close(mine, alone, EXACT)
 
 
 @pytest.mark.parametrize("tensor", [False, True], ids=["fully_shard", "tensor parallel"])
-def test_a_recipe_over_a_divided_model_is_one_process_and_resumes(pl, tensor, both):
+def test_a_recipe_over_a_divided_model_is_one_process_and_resumes(pl, tensor, two):
     alone = pl.run(KINDS["recipe"], max_epochs=2)[0][0]
-    for mine in results(both, f"divided-{tensor}"):
+    for mine in results(two, f"divided-{tensor}"):
         assert "DTensor" in mine["placements"]
         assert_close(mine["straight"], alone, EXACT)
         assert_close(mine["resumed"], alone, EXACT)
