@@ -66,9 +66,8 @@ def peak(run: Callable[[], Any]) -> int:
     profile: Any = torch.autograd.profiler.profile(profile_memory=True)  # torch declares too little
     with profile:
         run()
-    events = [own for own in profile.kineto_results.events() if own.name() == "[memory]"]
-    events.sort(key=lambda own: own.start_ns())
-    return max(0, *itertools.accumulate([event.nbytes() for event in events]))
+    events = sorted(profile.kineto_results.events(), key=lambda e: e.start_ns())
+    return max(0, *itertools.accumulate(e.nbytes() for e in events if e.name() == "[memory]"))
 
 
 def compare(layers: int, width: int, **options: Any) -> dict[str, int]:
