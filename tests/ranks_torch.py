@@ -12,8 +12,11 @@ from ranks import whole
 from ranks_models import DENSE, batches, full, loss_of, mine, new_model, plain_name, wrapped
 from torch import distributed as dist
 
+from functional_optim import adapters
+
 STEPS = 4
 SAVED = [case for case in DENSE if case.name in ("sgd-momentum", "adamw", "nadam", "asgd")]
+SCALED = ("ddp", "fsdp2", "tp")
 WRAPPERS = ("post-local-sgd", "join")
 
 
@@ -22,6 +25,28 @@ def loop(model, opt, inputs):
         opt.zero_grad()
         loss_of(model, x).backward()
         opt.step()
+
+
+def scaled_loop(model, opt, inputs):
+    """With torch's own scaler, and clipped by torch's own function."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    for x in inputs:
+        opt.zero_grad()
+        scaler.scale(loss_of(model, x)).backward()
+        scaler.unscale_(opt)
+        assert whole(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)) > 0.05
+        scaler.step(opt)
+        scaler.update()
+
+
+def scaled(way, mesh):
+    model = wrapped(way, mesh, new_model())
+    scaled_loop(model, adamw(model), mine(way, batches(STEPS)))
+    return full(way, model)
+
+
+def adamw(model):
+    return adapters.AdamW(model.parameters(), lr=0.05, compile=False)
 
 
 def train_with_divided_state(case):
@@ -128,6 +153,8 @@ def parts(mesh, folder) -> dict[str, Any]:
             found[f"saved-{way}-{case.name}"] = functools.partial(
                 sharded_checkpoint, case, way, mesh
             )
+    for way in SCALED:
+        found[f"scaled-{way}"] = functools.partial(scaled, way, mesh)
     found["post-local-sgd"] = lambda: both_ways(local_sgd)
     found["join"] = joined
     return found

@@ -6,7 +6,7 @@ import pytest
 from helpers import assert_close
 from ranks import needs_gloo, results
 from ranks_models import DENSE, batches, new_model
-from ranks_torch import SAVED, STEPS, WRAPPERS, loop
+from ranks_torch import SAVED, SCALED, STEPS, WRAPPERS, adamw, loop, scaled_loop
 
 pytestmark = needs_gloo
 
@@ -62,3 +62,11 @@ def test_fsdp1_state_dicts_go_around(way, case, both):
 def test_torchs_wrappers_take_ours_for_torchs(name, both):
     for ours, theirs in results(both, name):
         assert_close(ours, theirs, 1e-10)
+
+
+@pytest.mark.parametrize("way", SCALED)
+def test_torchs_scaler_and_clipping_stand_around_our_step(way, both):
+    model = new_model()
+    scaled_loop(model, adamw(model), batches(STEPS))
+    for end in results(both, f"scaled-{way}"):
+        assert_close(end, detached(model), 1e-10)
