@@ -208,11 +208,13 @@ def check_beside(name: str, x: Any, what: str, p: Any) -> None:
     """
     why = misplaced(x, p, shapes=True)
     if why is not None:
-        raise ValueError(
-            f"{what} of parameter {name!r} {why}; divide it over the same processes, with "
-            "distribute_tensor(x, p.device_mesh, p.placements), or load a checkpoint through "
-            "torch.distributed.checkpoint."
-        )
+        advice = "make it as large as its parameter, or load a checkpoint of this model"
+        if is_sharded(x) or is_sharded(p):
+            advice = (
+                "divide it over the same processes, with distribute_tensor(x, p.device_mesh, "
+                "p.placements), or load a checkpoint through torch.distributed.checkpoint"
+            )
+        raise ValueError(f"{what} of parameter {name!r} {why}; {advice}.")
 
 
 def misplaced(x: Any, p: Any, *, shapes: bool = False) -> str | None:

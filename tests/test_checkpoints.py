@@ -358,3 +358,15 @@ def test_a_recipe_of_whole_trees_runs_resumes_and_equals_the_functional_loop():
     resumed.load_state_dict(through_file(opt.state_dict()))
     step_object(resumed, grads[3:])
     assert_close(copy_of(again), list(moved.values()), EXACT)
+
+
+def test_a_slot_that_was_put_in_with_another_shape_is_named():
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = adapters.AdamW([p], compile=False)
+    p.grad = torch.ones(2)
+    opt.step()
+    opt.state[p]["exp_avg"] = torch.zeros(3)
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=r"the slot 'exp_avg' of parameter '0' .* make it as large"):
+        opt.step()
+    assert torch.equal(p, before)
