@@ -13,7 +13,7 @@ from functional_optim import numeric, sharded, tree
 from functional_optim.adapters.names import check_names, named, place
 from functional_optim.adapters.numbers import owned
 from functional_optim.adapters.recipes import has_none, is_code, with_code
-from functional_optim.fitting import described, listed, misfit, not_a_number
+from functional_optim.fitting import described, in_lines, listed, misfit, not_a_number
 from functional_optim.leafwise import Leafwise
 from functional_optim.rules import init_slots
 
@@ -172,12 +172,7 @@ def _refuse(faults: list[str]) -> None:
             if divided
             else "Load a checkpoint of this model and of the same kind of optimizer."
         )
-        more = [f"… {len(faults) - 12} more"] if len(faults) > 12 else []
-        raise ValueError(
-            "the loaded state does not fit:\n  "
-            + "\n  ".join([*faults[:12], *more])
-            + f"\n{advice}"
-        )
+        raise ValueError(f"the loaded state does not fit:{in_lines(faults)}\n{advice}")
 
 
 def _check_parameter(

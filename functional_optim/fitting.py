@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 MOST = 8
-"""How many faults of one kind an error lists."""
+"""How many names an error lists in a row."""
+LINES = 12
+"""How many faults an error lists, a line each."""
 
 
 def kind(x: Any) -> str:
@@ -74,3 +76,9 @@ def listed(names: Iterable[str]) -> str:
     every = list(names)
     more = f", … {len(every) - MOST} more" if len(every) > MOST else ""
     return ", ".join(every[:MOST]) + more
+
+
+def in_lines(faults: Sequence[str]) -> str:
+    """Faults below an error's first line, those beyond the first few as a number."""
+    more = [f"… {len(faults) - LINES} more"] if len(faults) > LINES else []
+    return "".join([f"\n  {fault}" for fault in [*faults[:LINES], *more]])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.fitting import listed, near
+from functional_optim.fitting import in_lines, listed, near
 
 
 class Entry(NamedTuple):
@@ -108,7 +108,5 @@ def refuse(faults: dict[str, list[str]], strict: bool) -> None:
     if strict and (missing or unexpected):
         advice += ", or pass strict=False to take what is there"
     raise ValueError(
-        "the saved state does not fit:\n  "
-        + "\n  ".join([*lines[:12], *([f"… {len(lines) - 12} more"] if len(lines) > 12 else [])])
-        + f"\n{advice[0].upper()}{advice[1:]}."
+        f"the saved state does not fit:{in_lines(lines)}\n{advice[0].upper()}{advice[1:]}."
     )

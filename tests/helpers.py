@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import optree
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import functional_optim as fo
+from functional_optim import adapters
 
 SHAPES = {
     "cube": (2, 3, 2),
@@ -115,3 +117,15 @@ def forgetting(state: Any) -> Any:
             inner[fields.index("hyper")] = {}
         return type(state)(*inner) if fields else tuple(inner)
     return state
+
+
+def pairs(rows: dict[str, dict[str, Any]]) -> Callable[[str], tuple[Any, Any]]:
+    """By the name of a class: torch's optimizer of some parameters, and ours, as a row says."""
+
+    def pair(name: str) -> tuple[Any, Any]:
+        return (
+            lambda params: getattr(torch.optim, name)(params, **rows[name]),
+            lambda params: getattr(adapters, name)(params, compile=False, **rows[name]),
+        )
+
+    return pair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import assert_close, assert_same
+from helpers import assert_close, assert_same, pairs
 from torch.optim import lr_scheduler as lrs
 from voting import recipe
 
@@ -20,14 +20,7 @@ ROWS = {
     "ASGD": {"lr": 0.05},
 }
 names = pytest.mark.parametrize("name", ROWS)
-
-
-def pair(name):
-    """torch's optimizer of some parameters, and ours."""
-    return (
-        lambda params: getattr(torch.optim, name)(params, **ROWS[name]),
-        lambda params: getattr(adapters, name)(params, compile=False, **ROWS[name]),
-    )
+pair = pairs(ROWS)
 
 
 def as_recipe(params):

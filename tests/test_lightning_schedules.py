@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_close
+from helpers import assert_close, pairs
 from torch.optim import lr_scheduler as lrs
 
 import functional_optim as fo
@@ -18,14 +18,7 @@ KINDS = {
     "SGD": {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.1},
 }
 kinds = pytest.mark.parametrize("name", KINDS)
-
-
-def pair(name):
-    """torch's optimizer of some parameters, and ours."""
-    return (
-        lambda params: getattr(torch.optim, name)(params, **KINDS[name]),
-        lambda params: getattr(adapters, name)(params, compile=False, **KINDS[name]),
-    )
+pair = pairs(KINDS)
 
 
 def chained(opt):
