@@ -367,6 +367,8 @@ def test_a_slot_that_was_put_in_with_another_shape_is_named():
     opt.step()
     opt.state[p]["exp_avg"] = torch.zeros(3)
     before = p.detach().clone()
-    with pytest.raises(ValueError, match=r"the slot 'exp_avg' of parameter '0' .* make it as large"):
+    with pytest.raises(
+        ValueError, match=r"the slot 'exp_avg' of parameter '0' .* make it as large"
+    ):
         opt.step()
     assert torch.equal(p, before)
