@@ -1,24 +1,42 @@
 """Optimizer objects: torch.optim's contract over functional recipes."""
 
-from functional_optim.adapters.fault_tolerant import (
-    FaultTolerantOptimizer as FaultTolerantOptimizer,
-)
-from functional_optim.adapters.gradient_free import GradientFree as GradientFree
-from functional_optim.adapters.lbfgs import LBFGS as LBFGS
-from functional_optim.adapters.optimizer import Optimizer as Optimizer
-from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
-from functional_optim.adapters.stub import zero_loss as zero_loss
-from functional_optim.adapters.torch_optim import ASGD as ASGD
-from functional_optim.adapters.torch_optim import SGD as SGD
-from functional_optim.adapters.torch_optim import Adadelta as Adadelta
-from functional_optim.adapters.torch_optim import Adafactor as Adafactor
-from functional_optim.adapters.torch_optim import Adagrad as Adagrad
-from functional_optim.adapters.torch_optim import Adam as Adam
-from functional_optim.adapters.torch_optim import Adamax as Adamax
-from functional_optim.adapters.torch_optim import AdamW as AdamW
-from functional_optim.adapters.torch_optim import Muon as Muon
-from functional_optim.adapters.torch_optim import NAdam as NAdam
-from functional_optim.adapters.torch_optim import RAdam as RAdam
-from functional_optim.adapters.torch_optim import RMSprop as RMSprop
-from functional_optim.adapters.torch_optim import Rprop as Rprop
-from functional_optim.adapters.torch_optim import SparseAdam as SparseAdam
+from typing import TYPE_CHECKING
+
+from functional_optim.core.importing import on_demand as _on_demand
+from functional_optim.core.importing import uncollected as _uncollected
+
+with _uncollected():
+    from functional_optim.adapters.drop_ins import ASGD as ASGD
+    from functional_optim.adapters.drop_ins import SGD as SGD
+    from functional_optim.adapters.drop_ins import Adadelta as Adadelta
+    from functional_optim.adapters.drop_ins import Adafactor as Adafactor
+    from functional_optim.adapters.drop_ins import Adagrad as Adagrad
+    from functional_optim.adapters.drop_ins import Adam as Adam
+    from functional_optim.adapters.drop_ins import Adamax as Adamax
+    from functional_optim.adapters.drop_ins import AdamW as AdamW
+    from functional_optim.adapters.drop_ins import Muon as Muon
+    from functional_optim.adapters.drop_ins import NAdam as NAdam
+    from functional_optim.adapters.drop_ins import RAdam as RAdam
+    from functional_optim.adapters.drop_ins import RMSprop as RMSprop
+    from functional_optim.adapters.drop_ins import Rprop as Rprop
+    from functional_optim.adapters.drop_ins import SparseAdam as SparseAdam
+    from functional_optim.adapters.optimizer import Optimizer as Optimizer
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.fault_tolerant.optimizer import (
+        FaultTolerantOptimizer as FaultTolerantOptimizer,
+    )
+    from functional_optim.adapters.gradient_free.optimizer import GradientFree as GradientFree
+    from functional_optim.adapters.lbfgs import LBFGS as LBFGS
+    from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
+    from functional_optim.adapters.stub import zero_loss as zero_loss
+else:
+    __getattr__, __dir__, __all__ = _on_demand(
+        __name__,
+        names={
+            "functional_optim.adapters.fault_tolerant.optimizer": ("FaultTolerantOptimizer",),
+            "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
+            "functional_optim.adapters.lbfgs": ("LBFGS",),
+            "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),
+        },
+    )

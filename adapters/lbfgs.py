@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim import base, sharded
-from functional_optim.adapters.optimizer import Runs
-from functional_optim.algorithms.lbfgs import lbfgs
-from functional_optim.flat import Flat, real_dtype
-from functional_optim.quasi_newton import Memory, Past, Run, Settings, advance, aim, begin
+from functional_optim.adapters.optimizer import OptimizerBase
+from functional_optim.adapters.state.transaction import transaction
+from functional_optim.algorithms.lbfgs.quasi_newton import (
+    Memory,
+    Past,
+    Run,
+    Settings,
+    advance,
+    aim,
+    begin,
+)
+from functional_optim.algorithms.lbfgs.transform import lbfgs
+from functional_optim.checkpoint.errors import refuse
+from functional_optim.core import base, sharding
+from functional_optim.core.ravel import Ravel, real_dtype
+from functional_optim.kernels.interrupts import held
 
 NAMES = (
     "lr",
@@ -27,7 +38,7 @@ NAMES = (
 PAIRS = ("old_stps", "old_dirs", "ro")
 
 
-class LBFGS(Runs, torch.optim.LBFGS):
+class LBFGS(OptimizerBase, torch.optim.LBFGS):
     """torch.optim.LBFGS, run by the transitions of `functional_optim.lbfgs`.
 
     Takes torch's arguments with torch's defaults, and evaluates at the same points. Other than
@@ -73,37 +84,31 @@ class LBFGS(Runs, torch.optim.LBFGS):
         """
         if isinstance(param_group, dict):  # the step refuses an unknown search, as torch's does
             self.checked_transform({**self.defaults, **param_group, "line_search_fn": None})
+        transaction(self, self._add, param_group)
+
+    def _add(self, param_group: dict[str, Any]) -> None:
         torch.optim.Optimizer.add_param_group(self, param_group)
-        try:
-            if len(self.param_groups) > 1:
-                raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
-            self.check_parameters(self.param_groups[0])
-            check_undivided(self.param_groups[0]["params"])
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
+        if len(self.param_groups) > 1:
+            raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
+        self.check_parameters(self.param_groups[0])
+        check_undivided(self.param_groups[0]["params"])
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if what was loaded does not fit."""
         super().check_loaded(given, before)
         params = self.param_groups[0]["params"]
         mine = self.state.get(params[0]) or {}
-        size = Flat(params).size
+        size = Ravel(params).size
+        faults = []
         if len({len(mine.get(key) or ()) for key in PAIRS}) > 1:
-            raise ValueError(
-                f"the loaded {', '.join(PAIRS[:-1])} and {PAIRS[-1]} differ in length; load an "
-                "undamaged checkpoint."
-            )
+            faults.append(f"{', '.join(PAIRS[:-1])} and {PAIRS[-1]} differ in length")
         for key in ("d", "prev_flat_grad", "old_dirs", "old_stps"):
             found = mine.get(key)
-            for x in found if isinstance(found, list) else [found]:
-                if x is not None and x.numel() != size:
-                    raise ValueError(
-                        f"the loaded {key} has {x.numel()} elements, but the parameters have "
-                        f"{size}; load a checkpoint of this model."
-                    )
+            vectors = found if isinstance(found, list) else [found]
+            sizes = {x.numel() for x in vectors if x is not None} - {size}
+            faults += [f"{key} has {n} elements, but the parameters have {size}" for n in sizes]
+        refuse("the loaded state", faults, "load an undamaged checkpoint of this model")
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make up to `max_iter` iterations.
 
@@ -129,18 +134,30 @@ class LBFGS(Runs, torch.optim.LBFGS):
             )
         group = self.param_groups[0]
         self.checked_transform(group, in_step=True)
+        return base.unrecorded(self._step_whole, partial(base.recorded, closure), group)
+
+    def _step_whole(self, closure: Callable[[], Any], group: dict[str, Any]) -> Any:
         flat = flat_of(group["params"])
-        before = [p.detach().clone() for p in flat.leaves]
+        before = [(p, p.detach().clone()) for p in flat.leaves]
         try:
-            return self._run(torch.enable_grad()(closure), settings_of(group, flat), flat)
+            return self._run(closure, settings_of(group, flat), flat, before)
         except BaseException:
-            for p, b in zip(flat.leaves, before, strict=True):
-                p.copy_(b)
+            for p, value in before:
+                p.copy_(value)
             raise
 
-    def _run(self, closure: Callable[[], Any], settings: Settings, flat: Flat) -> Any:
-        """The run; writes the state at its end, when nothing can raise any more."""
-        mesh = sharded.mesh_of(flat.leaves)
+    def _run(
+        self,
+        closure: Callable[[], Any],
+        settings: Settings,
+        flat: Ravel,
+        before: list[tuple[Tensor, Tensor]],
+    ) -> Any:
+        """The run; writes the state at its end, when nothing can raise any more.
+
+        before: what the parameters were, emptied once the step is done.
+        """
+        mesh = sharding.mesh_of(flat.leaves)
         loss = closure()
         old = self.state.get(flat.leaves[0], {})
         run = begin(settings, point(flat), number(loss, mesh), gradient(flat), past_of(old, flat))
@@ -150,20 +167,25 @@ class LBFGS(Runs, torch.optim.LBFGS):
             if not settings.wolfe:
                 run = run._replace(x=point(flat))  # a closure may project the parameters
             run = advance(settings, run, f, gradient(flat))
-        if run.here:
-            write(flat, run.x)
         new = state_of(run, old, settings.history_size)
-        self.state[flat.leaves[0]].update(new)
+
+        def finish() -> None:
+            if run.here:
+                write(flat, run.x)
+            self.state[flat.leaves[0]].update(new)
+            before.clear()
+
+        held(finish)
         return loss
 
 
-def flat_of(params: list[Tensor]) -> Flat:
+def flat_of(params: list[Tensor]) -> Ravel:
     """The parameters as one vector in the widest of their dtypes, as torch computes."""
     dtypes = [real_dtype(p) for p in params]
-    return Flat(params, dtype=reduce(torch.promote_types, dtypes) if dtypes else None)
+    return Ravel(params, dtype=reduce(torch.promote_types, dtypes) if dtypes else None)
 
 
-def settings_of(group: dict[str, Any], flat: Flat) -> Settings:
+def settings_of(group: dict[str, Any], flat: Ravel) -> Settings:
     """A parameter group's hyperparameters."""
     lr = group["lr"]
     return Settings(
@@ -178,7 +200,7 @@ def settings_of(group: dict[str, Any], flat: Flat) -> Settings:
     )
 
 
-def past_of(old: dict[str, Any], flat: Flat) -> Past:
+def past_of(old: dict[str, Any], flat: Ravel) -> Past:
     """What the state of the first parameter says of the steps before this one."""
 
     def wide(x: Any) -> Any:
@@ -218,17 +240,17 @@ def state_of(run: Run, old: dict[str, Any], history_size: int) -> dict[str, Any]
     return kept
 
 
-def point(flat: Flat) -> Tensor:
+def point(flat: Ravel) -> Tensor:
     """The parameters."""
     return flat.vector(flat.leaves)
 
 
-def gradient(flat: Flat) -> Tensor:
+def gradient(flat: Ravel) -> Tensor:
     """Their gradients."""
     return flat.vector([p.grad for p in flat.leaves])
 
 
-def write(flat: Flat, x: Tensor) -> None:
+def write(flat: Ravel, x: Tensor) -> None:
     """Set the parameters."""
     for p, value in zip(flat.leaves, flat.tree(x), strict=True):
         p.copy_(value)
@@ -236,7 +258,7 @@ def write(flat: Flat, x: Tensor) -> None:
 
 def check_undivided(params: list[Tensor]) -> None:
     """Raise ValueError for a process's part of parameters, whose inner products are not known."""
-    if any(sharded.flat_parts(params)):
+    if any(sharding.flat_parts(params)):
         raise ValueError(
             "LBFGS needs inner products over the whole model, but FullyShardedDataParallel has "
             "left this process a part of it; use fully_shard or DistributedDataParallel."
@@ -249,5 +271,5 @@ def number(loss: Any, mesh: Any = None) -> float:
     All processes must take the same way.
     """
     if mesh is not None:
-        return sharded.mean_over(loss, mesh)
+        return sharding.mean_over(loss, mesh)
     return float(loss.detach() if isinstance(loss, Tensor) else loss)

@@ -5,22 +5,37 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.optim.optimizer as every_optimizer
 from torch import Tensor
 
-from functional_optim import base, kernels, numeric
-from functional_optim.adapters.apart import step_apart
-from functional_optim.adapters.loading import check_loaded, load_checked
-from functional_optim.adapters.names import named, place
-from functional_optim.adapters.numbers import owned
-from functional_optim.adapters.plan import Plan
-from functional_optim.adapters.recipes import ByReference, Recipe, as_data, recipe_defaults
-from functional_optim.combine import required_names
-from functional_optim.engine import Compile, how_to
-from functional_optim.leafwise import Leafwise, check_parts
+from functional_optim import numeric
+from functional_optim.adapters.state.filling import Made, discard
+from functional_optim.adapters.state.loading import check_loaded, load_checked
+from functional_optim.adapters.state.names import named, place
+from functional_optim.adapters.state.recipes import (
+    ByReference,
+    Recipe,
+    as_data,
+    check_keys,
+    recipe_defaults,
+    takes_any,
+    unknown_keys,
+)
+from functional_optim.adapters.state.transaction import transaction
+from functional_optim.adapters.stepping.columns import owned
+from functional_optim.adapters.stepping.plan import OptimizerPlan
+from functional_optim.adapters.stepping.traced import step_traced
+from functional_optim.core import base, modes
+from functional_optim.core.chain import choices_of
+from functional_optim.core.factory import forgetting_calls
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.lift import check_parts
+from functional_optim.core.paths import tell_unfit
+from functional_optim.engine.group import Compile, how_to
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +56,7 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
         return step(self, *args, **kwargs)
 
     quick.__name__ = "step"
-    quick.__qualname__ = "Runs.step"
+    quick.__qualname__ = "OptimizerBase.step"
     vars(quick)["hooked"] = True  # torch would wrap it again
     return quick
 
@@ -58,7 +73,7 @@ def _without_compiler(method: Any, *args: Any) -> Any:
     return hidden.__wrapped__(method.__self__, *args)
 
 
-class Runs(torch.optim.Optimizer):
+class OptimizerBase(torch.optim.Optimizer):
     """The part that every optimizer object shares: `step` and loading, over `transform(group)`.
 
     A drop-in inherits from this class and, after it, from torch's own, which gives it torch's
@@ -89,8 +104,7 @@ class Runs(torch.optim.Optimizer):
         in_step: take numbers that are out of range, as torch does after construction: its own
         LinearLR comes to a learning rate of -2e-19.
         """
-        with numeric.trusting(in_step):
-            tx = self.transform(group)
+        tx = forgetting_calls(in_step, numeric.trusting, in_step, self.transform, group)
         if not isinstance(tx, base.GradientTransformation):
             raise TypeError(
                 f"the recipe returned a {type(tx).__name__}; it must return a transformation, such "
@@ -103,7 +117,7 @@ class Runs(torch.optim.Optimizer):
 
         Args:
             closure: reevaluates the model and returns the loss. Called once, with gradients
-                enabled, before the gradients are read. Links that ask for `value` get the loss.
+                enabled, before the gradients are read. Rules that ask for `value` get the loss.
 
         Returns:
             The closure's loss; None without a closure.
@@ -111,18 +125,20 @@ class Runs(torch.optim.Optimizer):
         Raises:
             RuntimeError: for a gradient that the algorithm does not take; without a closure, if the
                 recipe asks for the loss.
+            TypeError, ValueError: for a gradient or slot that does not suit its parameter, and for
+                parameters with gradients, or their slots, that share memory.
+
+        A step that raises has changed neither parameters nor state (but for rules on DTensors, as
+        they run while it is written); one that Ctrl-C interrupts has changed none of them, or all.
         """
         loss = None
         if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+            loss = base.recorded(closure)
         compiling = torch.compiler.is_compiling()
         if self.defaults.get("differentiable") and not compiling:
-            with torch.enable_grad():
-                step_apart(self, loss, replace=True)
-        elif compiling or kernels.bypass():
-            with torch.no_grad():
-                step_apart(self, loss, replace=False)
+            base.recorded(partial(step_traced, self, loss, replace=True))
+        elif compiling or modes.intercepted():
+            base.unrecorded(partial(step_traced, self, loss, replace=False))
         else:
             base.unrecorded(self._step_in_place, loss)
         return loss
@@ -130,14 +146,17 @@ class Runs(torch.optim.Optimizer):
     step = with_hooks(_step)
 
     def _step_in_place(self, loss: Any) -> None:
-        plan = self.__dict__.get("_plan")
-        grads = None if plan is None else plan.gradients(self)
-        if plan is None or grads is None:
-            plan = Plan(self)
-            grads = plan.fresh()
-        self.__dict__["_plan"] = None  # a step that raises leaves no plan behind
-        plan.run(self, grads, loss)
-        self.__dict__["_plan"] = plan
+        plan = self.__dict__.pop("_plan", None)  # a step that raises leaves no plan behind
+        made: Made = []
+        try:
+            grads = None if plan is None else plan.gradients(self)
+            if plan is None or grads is None:
+                plan = OptimizerPlan(self, made)
+                grads = plan.fresh(self)
+            plan.run(self, grads, loss, made)
+        except BaseException:
+            discard(self, made)
+            raise
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         """Raise RuntimeError for a gradient that the rules cannot take."""
@@ -156,30 +175,37 @@ class Runs(torch.optim.Optimizer):
             TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
                 optimizer is then as it was.
         """
+        transaction(self, self._add_checked, super().add_param_group, param_group)
+
+    def _add_checked(self, add: Callable[[Any], None], param_group: Any) -> None:
         if isinstance(param_group, dict):
+            self._check_keys(param_group)
             self.checked_transform({**self.defaults, **param_group})
         try:
-            _without_compiler(super().add_param_group, param_group)
+            _without_compiler(add, param_group)
         except ValueError as error:
             if "without names to the optimizer" not in str(error):
                 raise
             raise ValueError(
                 f"{error}; pass pairs of names and parameters, as module.named_parameters() gives."
             ) from None
-        try:
-            self.check_parameters(self.param_groups[-1])
-            tx = self.checked_transform(self.param_groups[-1])
-            if isinstance(tx, Leafwise):
-                for name, p in named(self.param_groups[-1]):
-                    tx.on(name, p)
-                self.check_parts(self.param_groups[-1], tx)
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
+        group = self.param_groups[-1]
+        self.check_parameters(group)
+        tx = self.checked_transform(group)
+        if isinstance(tx, Leafwise):
+            for name, p in named(group):
+                tx.on(name, p)
+            self.check_parts(group, tx)
+
+    def _check_keys(self, group: dict[str, Any]) -> None:
+        """Raise TypeError for a hyperparameter of a new group that nobody reads.
+
+        Drop-ins let it pass, as torch does.
+        """
 
     def check_parts(self, group: dict[str, Any], tx: Leafwise) -> None:
         """Raise ValueError where a group's tensors are parts of what a rule takes for all of it."""
-        check_parts(tx.links, named(group))
+        check_parts(tx.placements, named(group))
 
     def check_parameters(self, group: dict[str, Any]) -> None:
         """Raise TypeError for an integer parameter."""
@@ -210,7 +236,9 @@ class Runs(torch.optim.Optimizer):
 
         Args:
             state_dict: from `state_dict()`. A slot that it lacks starts anew at the next step.
-                Where a hyperparameter here is a schedule, it stays.
+                Where a hyperparameter here is a schedule, it stays. Counts of the optimizer that
+                differ between parameters are brought into phase: those of the parameter with the
+                most steps count, and what the rule has collected for others starts anew.
 
         Raises:
             ValueError, TypeError: if it does not fit: one error for all parameters. Where both name
@@ -260,7 +288,7 @@ def _without(state: dict[str, Any], key: str) -> str:
     return f"the loaded parameter groups have no {key!r}"
 
 
-class Optimizer(Runs):
+class Optimizer(OptimizerBase):
     """A torch.optim.Optimizer that runs a recipe over parameter groups.
 
     Args:
@@ -269,17 +297,27 @@ class Optimizer(Runs):
         compile: run compiled kernels (the default); False runs the rules eagerly. Where they cannot
             be compiled, True falls back with a warning, and "strict" raises a RuntimeError at the
             step, before any tensor is changed. A recipe with parts that are not made of one-tensor
-            rules has none: it always runs eagerly, group by group.
+            rules has none: it always runs eagerly, each group as one tree. What its rules measure
+            is still summed over all groups, for which the update of a group is run again after
+            each sum; a transformation of your own that measures its tree sees its group.
         hyperparameters: values for the recipe's parameters; those with a default may be left out.
             They become the entries of the parameter groups, so torch's LR schedulers find
-            `group["lr"]`, and a group may have its own.
+            `group["lr"]`, and a group may have its own. What a recipe with `**kwargs` finds in a
+            group when that is added, it gets.
 
     State of each parameter: `step` and the recipe's slots, under their names. What is not made of
     one-tensor rules keeps its state, by path, with the first parameter of the group.
 
+    `step` counts the steps in which the parameter had a gradient, as in torch.optim. Gates, every-k
+    counts and plateaus are counts of the optimizer: they go on in each step in which a parameter
+    that they act on has a gradient, are equal in the state of all these parameters, and a parameter
+    that joins late takes them over. The optimizer's number of steps is the largest `step`; where a
+    step had only parameters that had missed one before, their state has it as `optimizer_step`.
+
     Raises:
         TypeError: for a recipe that is not callable, does not return a transformation, or does not
-            take a given hyperparameter, and for integer parameters.
+            take a given hyperparameter, also where a group has it, and for integer parameters.
+            What schedulers and frameworks write there, such as `initial_lr`, is let pass.
         ValueError: from the recipe, for numbers out of range; for another value of compile.
         RuntimeError: from `step`, if compile is "strict" and it cannot be compiled.
 
@@ -310,11 +348,15 @@ class Optimizer(Runs):
         how_to(compile)
         self.compile = compile
         super().__init__(params, defaults)
+        if not torch.compiler.is_compiling():
+            choices = [x for group in self.param_groups for x in choices_of(self.transform(group))]
+            names = [name for group in self.param_groups for name, _ in named(group)]
+            tell_unfit(choices, list(dict.fromkeys(names)))
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""
         tx = self.recipe(group)
-        missing = required_names(tx) if isinstance(tx, base.GradientTransformation) else ()
+        missing = tx.required if isinstance(tx, base.GradientTransformation) else ()
         if set(missing) - {"value"}:  # the loss comes from the closure
             raise TypeError(
                 f"the recipe's update needs {' and '.join(missing)}, which an optimizer object "
@@ -322,6 +364,17 @@ class Optimizer(Runs):
                 "yourself."
             )
         return tx
+
+    def _check_keys(self, group: dict[str, Any]) -> None:
+        """Raise TypeError for a hyperparameter that the recipe does not take.
+
+        A recipe with `**kwargs` takes all: it gets those of the group, too.
+        """
+        names = (*self.recipe.names, *self.recipe.more)
+        if not takes_any(self.recipe.call):
+            check_keys(group, names)
+        elif more := unknown_keys(group, names):
+            self.recipe = self.recipe.taking(more)
 
     def __getstate__(self) -> dict[str, Any]:
         recipe = self.recipe.beside(self.defaults, *self.param_groups)  # the first to be pickled

@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import base, tree
-from functional_optim.adapters.optimizer import Runs, with_hooks
-from functional_optim.flat import real_dtype
+from functional_optim import tree
+from functional_optim.adapters.optimizer import OptimizerBase, with_hooks
+from functional_optim.adapters.state.transaction import transaction
+from functional_optim.core import base
+from functional_optim.core.ravel import real_dtype
 from functional_optim.transforms import set_to_zero
 
 READ = {"lr": 0.0, "weight_decay": 0.0}
 """What trainers and schedulers read from every parameter group."""
 
 
-class OptimizerStub(Runs):
+class OptimizerStub(OptimizerBase):
     """A torch.optim.Optimizer that moves nothing, for trainers that update weights themselves.
 
     It checkpoints, pickles, fires hooks and takes LR schedulers like any other; its step calls the
@@ -105,18 +107,16 @@ class OptimizerStub(Runs):
             ValueError, TypeError: if it does not fit: other groups, something else than a state
                 dict, or the state of an optimizer that learns. The optimizer is then as it was.
         """
-        before = {"state": self.state, "param_groups": self.param_groups}
-        try:
-            super().load_state_dict(state_dict)
-            if self.state:
-                raise ValueError(
-                    f"an OptimizerStub keeps no state, but the loaded state dict has "
-                    f"{len(self.state)} entries in its state; load a checkpoint of a stub, or "
-                    "construct the optimizer that wrote this one."
-                )
-        except BaseException:
-            self.__dict__.update(before)
-            raise
+        transaction(self, self._load, super().load_state_dict, state_dict)
+
+    def _load(self, load: Callable[[Any], None], state_dict: Any) -> None:
+        load(state_dict)
+        if self.state:
+            raise ValueError(
+                f"an OptimizerStub keeps no state, but the loaded state dict has "
+                f"{len(self.state)} entries in its state; load a checkpoint of a stub, or "
+                "construct the optimizer that wrote this one."
+            )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         own = "differentiable" in (state.get("defaults") or self.__dict__.get("defaults") or {})

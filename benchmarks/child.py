@@ -22,6 +22,17 @@ def import_torch() -> dict[str, Any]:
     return {"seconds": time.perf_counter() - START}
 
 
+def import_both() -> dict[str, Any]:
+    """Seconds of `import torch`, and of importing the package with its adapters after it."""
+    import torch  # noqa: F401
+
+    theirs = time.perf_counter()
+    import functional_optim
+    import functional_optim.adapters  # noqa: F401
+
+    return {"ours": time.perf_counter() - theirs, "theirs": theirs - START}
+
+
 def first_step() -> dict[str, Any]:
     """Seconds from the first import to the end of the first step of AdamW."""
     from workloads import MLP
@@ -133,10 +144,18 @@ def gpu(name: str, effort: dict[str, Any]) -> dict[str, Any]:
     return PROGRAMS[name](Effort(**effort))
 
 
+def sharded(**arguments: Any) -> dict[str, Any]:
+    """The samples of one of several processes that step their shards in turns."""
+    from sharded import turns
+
+    return turns(**arguments)
+
+
 PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
     program.__name__: program
     for program in (
         import_torch,
+        import_both,
         first_step,
         cold_compile,
         kernels,
@@ -145,6 +164,7 @@ PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
         train_steps,
         peer,
         gpu,
+        sharded,
     )
 }
 

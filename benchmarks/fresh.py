@@ -20,18 +20,27 @@ PATIENCE = 1200
 """Seconds after which a process is given up."""
 
 
-def run(program: str, folder: str, **arguments: Any) -> dict[str, Any]:
-    """What a program of `child.py` measures in a new process that keeps everything in a folder."""
+def environment(folder: str) -> dict[str, str]:
+    """The environment of a process that keeps everything in a folder.
+
+    Bytecode is written beside the sources, as torch's was when it was installed.
+    """
     here = {
         "TMPDIR": folder,
         "XDG_CACHE_HOME": f"{folder}/cache",
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",
         "FUNCTIONAL_OPTIM_CACHE": f"{folder}/functional_optim",
+        "PYTHONDONTWRITEBYTECODE": "",
     }
+    return {**os.environ, **here}
+
+
+def run(program: str, folder: str, **arguments: Any) -> dict[str, Any]:
+    """What a program of `child.py` measures in a new process that keeps everything in a folder."""
     done = subprocess.run(
         [sys.executable, str(CHILD), program, json.dumps(arguments)],
-        env={**os.environ, **here},
+        env=environment(folder),
         capture_output=True,
         text=True,
         check=False,
@@ -70,6 +79,17 @@ def compile_deeper(effort: Effort) -> Measured:
         ours.append(seconds("cold_compile", layers=48, quick=effort.quick))
         theirs.append(seconds("cold_compile", layers=12, quick=effort.quick))
     return Measured(ours, theirs, "12 layers")
+
+
+def import_time(effort: Effort) -> Measured:
+    """Importing the package with its adapters, in a second process on a machine.
+
+    The first one writes the bytecode, which installing writes for torch.
+    """
+    once = partial(fresh, "import_both")
+    once()
+    found = [once() for _ in processes(effort)]
+    return Measured([x["ours"] for x in found], [x["theirs"] for x in found], "import torch")
 
 
 def first_step(kept: bool, effort: Effort) -> Measured:
@@ -140,6 +160,13 @@ def rows() -> list[Row]:
             "GPT, 580 and 148 tensors",
             compile_deeper,
             (1.1,),
+        ),
+        Row(
+            "import",
+            "Import of the package with its adapters, after torch's",
+            "second process on a machine",
+            import_time,
+            (0.13,),
         ),
         Row(
             "first-cold",

@@ -47,6 +47,36 @@ def composed(params: list[Tensor]) -> Step:
     return adapters.Optimizer(params, recipe, lr=1e-3).step
 
 
+def lamb(lr: float = 1e-3) -> fo.GradientTransformation:
+    """LAMB: AdamW whose steps have the size of their parameters."""
+    adapted = fo.scale_by_adam(), fo.add_decayed_weights(1e-2), fo.scale_by_trust_ratio()
+    return fo.chain(*adapted, fo.scale_by_lr(lr))
+
+
+def cautious(lr: float = 1e-3) -> fo.GradientTransformation:
+    """AdamW that moves only where update and gradient agree."""
+    direction = fo.cautious(fo.scale_by_adam())
+    return fo.chain(direction, fo.add_decayed_weights(1e-2), fo.scale_by_lr(lr))
+
+
+def block_clipped(lr: float = 1e-3) -> fo.GradientTransformation:
+    """AdamW whose updates have a bounded root mean square."""
+    return fo.chain(
+        fo.scale_by_adam(),
+        fo.clip_by_block_rms(1.0),
+        fo.add_decayed_weights(1e-2),
+        fo.scale_by_lr(lr),
+    )
+
+
+MEASURING = {
+    "lamb": ("LAMB", lamb),
+    "cautious": ("Cautious AdamW", cautious),
+    "block": ("AdamW, clipped by block RMS", block_clipped),
+}
+"""Recipes whose rules measure each tensor."""
+
+
 def parts(params: list[Tensor]) -> Step:
     """The same from torch's parts: clip_grad_norm_, fused AdamW, a foreach lerp."""
     opt = torch.optim.AdamW(params, fused=True)
@@ -87,6 +117,22 @@ def changing_lr(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Build:
         return step
 
     return build
+
+
+def in_groups(make: Callable[[Any], torch.optim.Optimizer]) -> Build:
+    """The step of an optimizer over eight groups with different learning rates."""
+
+    def build(params: list[Tensor]) -> Step:
+        cuts = [params[i::8] for i in range(8)]
+        groups = [{"params": own, "lr": 1e-3 / (i + 1)} for i, own in enumerate(cuts) if own]
+        return make(groups).step
+
+    return build
+
+
+def accumulating(params: list[Tensor]) -> Step:
+    """A micro-batch of AdamW that steps once in four."""
+    return adapters.Optimizer(params, lambda: fo.accumulate(fo.adamw(), 4)).step
 
 
 def measure(
@@ -166,9 +212,20 @@ def rows() -> list[Row]:
     for name, bars in OTHERS.items():
         for workload in (MLP, GPT, BIG):
             found.append(row(name.lower(), name, workload, ours(name), forms(name), bars))
+    rivals = {"torch, fused, likewise": in_groups(lambda x: torch.optim.AdamW(x, fused=True))}
+    for workload in (MLP, GPT):
+        groups = in_groups(adapters.AdamW)
+        found.append(row("groups", "AdamW in eight groups", workload, groups, rivals))
+    rivals = {"our AdamW": ours("AdamW")}
+    what = "Micro-batches of AdamW, four a step"
+    found.append(row("accumulate", what, GPT, accumulating, rivals))
+    for key, (what, made) in MEASURING.items():
+        step: Build = partial(lambda made, params: adapters.Optimizer(params, made).step, made)
+        found.append(row(key, what, GPT, step, {"our AdamW": ours("AdamW")}, (1.5,)))
+    found.append(row("adafactor", "Adafactor", GPT, ours("Adafactor"), forms("Adafactor"), (0.18,)))
     found.append(row("muon", "Muon", GPT, ours("Muon"), forms("Muon"), (0.6,), matrices=True))
     eager = ours("AdamW", compile=False)
-    for workload, bars in ((MLP, ()), (GPT, (1.2,))):
+    for workload, bars in ((MLP, ()), (GPT, (1.4,))):
         rivals = {"torch, for-loop": forms("AdamW")["torch, for-loop"]}
         found.append(row("eager", "AdamW with compile=False", workload, eager, rivals, bars))
     return found

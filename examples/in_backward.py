@@ -85,9 +85,9 @@ def compare(layers: int, width: int, **options: Any) -> dict[str, int]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure both."""
     parser = argparse.ArgumentParser(description="Memory of steps inside the backward pass.")
-    parser.add_argument("--quick", action="store_true", help="fewer layers, eagerly")
+    parser.add_argument("--quick", action="store_true", help="fewer layers")
     quick = parser.parse_args(argv).quick
-    sizes = compare(8, WIDTH, compile=False) if quick else compare(LAYERS, WIDTH)
+    sizes = compare(8 if quick else LAYERS, WIDTH)
     for name in ("usual", "in backward"):
         bar = "█" * round(40 * sizes[name] / sizes["usual"])
         print(f"{name:12} {sizes[name] / 1e6:6.2f} MB  {bar}")

@@ -1,109 +1,140 @@
 """Optimizers for PyTorch as pure functions: write the rule for one tensor, get everything else."""
 
-from functional_optim import estimators as estimators
-from functional_optim import linalg as linalg
-from functional_optim import measures as measures
-from functional_optim import numeric as numeric
-from functional_optim import projections as projections
-from functional_optim import replicas as replicas
-from functional_optim import schedules as schedules
-from functional_optim import search as search
-from functional_optim import tree as tree
-from functional_optim.algorithms import adadelta as adadelta
-from functional_optim.algorithms import adafactor as adafactor
-from functional_optim.algorithms import adagrad as adagrad
-from functional_optim.algorithms import adam as adam
-from functional_optim.algorithms import adamax as adamax
-from functional_optim.algorithms import adamw as adamw
-from functional_optim.algorithms import asgd as asgd
-from functional_optim.algorithms import lbfgs as lbfgs
-from functional_optim.algorithms import muon as muon
-from functional_optim.algorithms import nadam as nadam
-from functional_optim.algorithms import polyak_average as polyak_average
-from functional_optim.algorithms import polyak_sgd as polyak_sgd
-from functional_optim.algorithms import radam as radam
-from functional_optim.algorithms import rmsprop as rmsprop
-from functional_optim.algorithms import rprop as rprop
-from functional_optim.algorithms import scale_by_adadelta as scale_by_adadelta
-from functional_optim.algorithms import scale_by_adafactor as scale_by_adafactor
-from functional_optim.algorithms import scale_by_adagrad as scale_by_adagrad
-from functional_optim.algorithms import scale_by_adam as scale_by_adam
-from functional_optim.algorithms import scale_by_adamax as scale_by_adamax
-from functional_optim.algorithms import scale_by_asgd as scale_by_asgd
-from functional_optim.algorithms import scale_by_lbfgs as scale_by_lbfgs
-from functional_optim.algorithms import scale_by_muon as scale_by_muon
-from functional_optim.algorithms import scale_by_nadam as scale_by_nadam
-from functional_optim.algorithms import scale_by_radam as scale_by_radam
-from functional_optim.algorithms import scale_by_rms as scale_by_rms
-from functional_optim.algorithms import scale_by_rprop as scale_by_rprop
-from functional_optim.algorithms import sgd as sgd
-from functional_optim.algorithms import sparse_adam as sparse_adam
-from functional_optim.base import EmptyState as EmptyState
-from functional_optim.base import GradientTransformation as GradientTransformation
-from functional_optim.base import apply_updates as apply_updates
-from functional_optim.checkpoints import load_state_dict as load_state_dict
-from functional_optim.checkpoints import state_dict as state_dict
-from functional_optim.combine import chain as chain
-from functional_optim.combine import named_chain as named_chain
-from functional_optim.commits import commit_if as commit_if
-from functional_optim.commits import keep_snapshots as keep_snapshots
-from functional_optim.commits import rollback as rollback
-from functional_optim.compiled import compile as compile
-from functional_optim.estimators import es_gradient as es_gradient
-from functional_optim.estimators import forward_gradient as forward_gradient
-from functional_optim.estimators import mezo as mezo
-from functional_optim.estimators import spsa as spsa
-from functional_optim.gates import accumulate as accumulate
-from functional_optim.gates import apply_if_finite as apply_if_finite
-from functional_optim.gates import conditionally_mask as conditionally_mask
-from functional_optim.gates import conditionally_transform as conditionally_transform
-from functional_optim.gates import skip_large_updates as skip_large_updates
-from functional_optim.leafwise import State as State
-from functional_optim.leafwise import identity as identity
-from functional_optim.leafwise import leafwise as leafwise
-from functional_optim.lookup import get as get
-from functional_optim.replicas.diloco import diloco as diloco
-from functional_optim.replicas.local_sgd import local_sgd as local_sgd
-from functional_optim.selection import freeze as freeze
-from functional_optim.selection import masked as masked
-from functional_optim.selection import partition as partition
-from functional_optim.selection import selective_transform as selective_transform
-from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
-from functional_optim.transforms import add_decayed_weights as add_decayed_weights
-from functional_optim.transforms import add_noise as add_noise
-from functional_optim.transforms import apply_delta as apply_delta
-from functional_optim.transforms import cautious as cautious
-from functional_optim.transforms import centralize as centralize
-from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
-from functional_optim.transforms import clip_by_global_norm as clip_by_global_norm
-from functional_optim.transforms import clip_by_value as clip_by_value
-from functional_optim.transforms import (
-    differentially_private_aggregate as differentially_private_aggregate,
-)
-from functional_optim.transforms import ema as ema
-from functional_optim.transforms import keep_params_in as keep_params_in
-from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
-from functional_optim.transforms import metropolis as metropolis
-from functional_optim.transforms import monitor as monitor
-from functional_optim.transforms import normalize as normalize
-from functional_optim.transforms import orthogonalize as orthogonalize
-from functional_optim.transforms import params_ema as params_ema
-from functional_optim.transforms import reduce_on_plateau as reduce_on_plateau
-from functional_optim.transforms import scale as scale
-from functional_optim.transforms import (
-    scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
-)
-from functional_optim.transforms import scale_by_lr as scale_by_lr
-from functional_optim.transforms import scale_by_polyak as scale_by_polyak
-from functional_optim.transforms import scale_by_schedule as scale_by_schedule
-from functional_optim.transforms import scale_by_trust_ratio as scale_by_trust_ratio
-from functional_optim.transforms import set_to_zero as set_to_zero
-from functional_optim.transforms import sign as sign
-from functional_optim.transforms import snapshot as snapshot
-from functional_optim.transforms import trace as trace
-from functional_optim.transforms import zero_nans as zero_nans
-from functional_optim.wrappers import flatten as flatten
-from functional_optim.wrappers import lookahead as lookahead
-from functional_optim.wrappers import sharded_over as sharded_over
-from functional_optim.wrappers import slot_dtypes as slot_dtypes
-from functional_optim.wrappers import with_schedule as with_schedule
+from typing import TYPE_CHECKING
+
+from functional_optim.core.importing import on_demand as _on_demand
+from functional_optim.core.importing import uncollected as _uncollected
+
+with _uncollected():
+    from functional_optim import linalg as linalg
+    from functional_optim import measures as measures
+    from functional_optim import numeric as numeric
+    from functional_optim import projections as projections
+    from functional_optim import tree as tree
+    from functional_optim.algorithms import adadelta as adadelta
+    from functional_optim.algorithms import adafactor as adafactor
+    from functional_optim.algorithms import adagrad as adagrad
+    from functional_optim.algorithms import adam as adam
+    from functional_optim.algorithms import adamax as adamax
+    from functional_optim.algorithms import adamw as adamw
+    from functional_optim.algorithms import asgd as asgd
+    from functional_optim.algorithms import muon as muon
+    from functional_optim.algorithms import nadam as nadam
+    from functional_optim.algorithms import polyak_average as polyak_average
+    from functional_optim.algorithms import polyak_sgd as polyak_sgd
+    from functional_optim.algorithms import radam as radam
+    from functional_optim.algorithms import rmsprop as rmsprop
+    from functional_optim.algorithms import rprop as rprop
+    from functional_optim.algorithms import scale_by_adadelta as scale_by_adadelta
+    from functional_optim.algorithms import scale_by_adafactor as scale_by_adafactor
+    from functional_optim.algorithms import scale_by_adagrad as scale_by_adagrad
+    from functional_optim.algorithms import scale_by_adam as scale_by_adam
+    from functional_optim.algorithms import scale_by_adamax as scale_by_adamax
+    from functional_optim.algorithms import scale_by_asgd as scale_by_asgd
+    from functional_optim.algorithms import scale_by_muon as scale_by_muon
+    from functional_optim.algorithms import scale_by_nadam as scale_by_nadam
+    from functional_optim.algorithms import scale_by_radam as scale_by_radam
+    from functional_optim.algorithms import scale_by_rms as scale_by_rms
+    from functional_optim.algorithms import scale_by_rprop as scale_by_rprop
+    from functional_optim.algorithms import sgd as sgd
+    from functional_optim.algorithms import sparse_adam as sparse_adam
+    from functional_optim.checkpoint.lookup import get as get
+    from functional_optim.checkpoint.state_dict import load_state_dict as load_state_dict
+    from functional_optim.checkpoint.state_dict import state_dict as state_dict
+    from functional_optim.combinators.cautious import cautious as cautious
+    from functional_optim.combinators.commit import commit_if as commit_if
+    from functional_optim.combinators.commit import keep_snapshots as keep_snapshots
+    from functional_optim.combinators.commit import rollback as rollback
+    from functional_optim.combinators.gates import accumulate as accumulate
+    from functional_optim.combinators.gates import apply_if_finite as apply_if_finite
+    from functional_optim.combinators.gates import conditionally_mask as conditionally_mask
+    from functional_optim.combinators.gates import (
+        conditionally_transform as conditionally_transform,
+    )
+    from functional_optim.combinators.gates import skip_large_updates as skip_large_updates
+    from functional_optim.combinators.partition import freeze as freeze
+    from functional_optim.combinators.partition import masked as masked
+    from functional_optim.combinators.partition import partition as partition
+    from functional_optim.combinators.partition import selective_transform as selective_transform
+    from functional_optim.combinators.wrappers import flatten as flatten
+    from functional_optim.combinators.wrappers import lookahead as lookahead
+    from functional_optim.combinators.wrappers import sharded_over as sharded_over
+    from functional_optim.combinators.wrappers import slot_dtypes as slot_dtypes
+    from functional_optim.combinators.wrappers import with_schedule as with_schedule
+    from functional_optim.core.base import EmptyState as EmptyState
+    from functional_optim.core.base import GradientTransformation as GradientTransformation
+    from functional_optim.core.base import apply_updates as apply_updates
+    from functional_optim.core.chain import chain as chain
+    from functional_optim.core.chain import named_chain as named_chain
+    from functional_optim.core.factory import factory as factory
+    from functional_optim.core.leafwise import identity as identity
+    from functional_optim.core.leafwise import leafwise as leafwise
+    from functional_optim.core.lift import State as State
+    from functional_optim.engine.compile import compile as compile
+    from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
+    from functional_optim.transforms import add_decayed_weights as add_decayed_weights
+    from functional_optim.transforms import add_noise as add_noise
+    from functional_optim.transforms import apply_delta as apply_delta
+    from functional_optim.transforms import centralize as centralize
+    from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
+    from functional_optim.transforms import clip_by_global_norm as clip_by_global_norm
+    from functional_optim.transforms import clip_by_value as clip_by_value
+    from functional_optim.transforms import (
+        differentially_private_aggregate as differentially_private_aggregate,
+    )
+    from functional_optim.transforms import ema as ema
+    from functional_optim.transforms import keep_params_in as keep_params_in
+    from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
+    from functional_optim.transforms import metropolis as metropolis
+    from functional_optim.transforms import monitor as monitor
+    from functional_optim.transforms import normalize as normalize
+    from functional_optim.transforms import orthogonalize as orthogonalize
+    from functional_optim.transforms import params_ema as params_ema
+    from functional_optim.transforms import reduce_on_plateau as reduce_on_plateau
+    from functional_optim.transforms import scale as scale
+    from functional_optim.transforms import scale_by_lr as scale_by_lr
+    from functional_optim.transforms import scale_by_polyak as scale_by_polyak
+    from functional_optim.transforms import scale_by_schedule as scale_by_schedule
+    from functional_optim.transforms import scale_by_trust_ratio as scale_by_trust_ratio
+    from functional_optim.transforms import set_to_zero as set_to_zero
+    from functional_optim.transforms import sign as sign
+    from functional_optim.transforms import snapshot as snapshot
+    from functional_optim.transforms import trace as trace
+    from functional_optim.transforms import zero_nans as zero_nans
+
+if TYPE_CHECKING:
+    from functional_optim import estimators as estimators
+    from functional_optim import replicas as replicas
+    from functional_optim import schedules as schedules
+    from functional_optim import search as search
+    from functional_optim.algorithms.lbfgs.backtracking import (
+        scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
+    )
+    from functional_optim.algorithms.lbfgs.transform import lbfgs as lbfgs
+    from functional_optim.algorithms.lbfgs.transform import scale_by_lbfgs as scale_by_lbfgs
+    from functional_optim.estimators import es_gradient as es_gradient
+    from functional_optim.estimators import forward_gradient as forward_gradient
+    from functional_optim.estimators import mezo as mezo
+    from functional_optim.estimators import spsa as spsa
+    from functional_optim.replicas.sync.diloco import diloco as diloco
+    from functional_optim.replicas.sync.local_sgd import local_sgd as local_sgd
+else:
+    __getattr__, __dir__, __all__ = _on_demand(
+        __name__,
+        modules=("estimators", "replicas", "schedules", "search"),
+        names={
+            "functional_optim.algorithms.lbfgs.transform": (
+                "lbfgs",
+                "scale_by_lbfgs",
+            ),
+            "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
+            "functional_optim.estimators": (
+                "es_gradient",
+                "forward_gradient",
+                "mezo",
+                "spsa",
+            ),
+            "functional_optim.replicas.sync.diloco": ("diloco",),
+            "functional_optim.replicas.sync.local_sgd": ("local_sgd",),
+        },
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from functional_optim import sharded
+from functional_optim.core import sharding
 
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic with the steepest slope at 0, https://kellerjordan.github.io/posts/muon/."""
@@ -42,8 +42,8 @@ def newton_schulz(
         True
     """
     if hasattr(G, "full_tensor"):
-        X = newton_schulz(sharded.whole(G), coefficients, steps, eps)
-        return sharded.placed_like(X, G)
+        X = newton_schulz(sharding.whole(G), coefficients, steps, eps)
+        return sharding.placed_like(X, G)
     a, b, c = coefficients
     product = torch.addmm if G.dim() == 2 else torch.baddbmm
     X = G.to(torch.bfloat16)

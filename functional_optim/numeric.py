@@ -4,6 +4,10 @@ A rule's `scalars` is written once. The optimizer object and the engine call it 
 (a step costs no tensor operation), a traced or vmapped update calls it with 0-dim float64 tensors.
 These helpers do the same in both, always in float64: `torch.where(c, 0.0, 0.9)`,
 `torch.as_tensor(0.9)` and a power of an integer tensor would silently compute in float32.
+
+Both follow IEEE 754, where Python's own functions drop a NaN (`max(1.0, nan)` is 1.0) or raise
+(`math.sqrt(-1.0)`, `math.log(0.0)`, `0.0 ** -1`). The sign of zero is not determined in the larger
+or the smaller of 0.0 and -0.0.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
@@ -35,18 +40,124 @@ def float64(x: Any) -> Any:
 
 
 def at(hyper: Hyper, t: Number) -> Any:
-    """The value of a hyperparameter at step t (t = 1 at the first step; a schedule gets t - 1)."""
-    return float64(hyper(t - 1) if callable(hyper) else hyper)
+    """The value of a hyperparameter at step t (t = 1 at the first step; a schedule gets t - 1).
+
+    Raises:
+        NotANumber: if it is something else than one number.
+    """
+    value = hyper(t - 1) if callable(hyper) else hyper
+    if type(value) is float:
+        return value
+    if type(value) is Placeholder:
+        return value.read()
+    if isinstance(value, Tensor):
+        if value.numel() == 1:
+            return float64(value)
+    elif not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    raise NotANumber(hyper, value)
+
+
+class NotANumber(TypeError):
+    """What stands for a hyperparameter is no number, or its schedule has returned none."""
+
+    def __init__(self, hyper: Any, value: Any, name: str = "") -> None:
+        self.hyper = hyper
+        self.value = value
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        what = f"a {type(value).__name__}{shape}" if value is not None else "None"
+        if callable(hyper):
+            whose = f"the schedule of {name}" if name else "a schedule"
+            text = f"{whose} returned {what}; it must return a number or a 0-dim tensor."
+        else:
+            whose = f"the hyperparameter {name}" if name else "a hyperparameter"
+            text = f"{whose} is {what}; it must be a number, a 0-dim tensor or a schedule."
+        super().__init__(text)
+
+    def among(self, known: Iterable[tuple[str, Any]]) -> NotANumber:
+        """The same, with the name of the hyperparameter if it is one of these."""
+        for name, hyper in known:
+            if hyper is self.hyper:
+                return NotANumber(hyper, self.value, name)
+        return self
+
+
+class Placeholder:
+    """Stands for a Python number that may be another one at the next step.
+
+    An optimizer object puts it in the place of a hyperparameter, so that a new learning rate needs
+    no new transformation. It claims to be of the number's class. `at` reads the number, `equals`
+    compares it, and `check` lets it pass; anything else that depends on the number raises.
+
+    now: the number. readable: whether `at` may read it, which it may not as long as the
+    transformation is being built. equal: for each number that it was compared with, whether they
+    are equal. refused: whether something has raised.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.readable = False
+        self.equal: dict[float, bool] = {}
+        self.refused = False
+
+    @property
+    def __class__(self) -> type:
+        return type(self.now)
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        self.refuse()
+
+    def read(self) -> float:
+        """The number as it is now."""
+        return float(self.now) if self.readable else self.refuse()
+
+    def suits(self, value: Any) -> bool:
+        """Whether all that was said of the number is also true of this value."""
+        if type(value) is not type(self.now):
+            return False
+        return all((value == x) is equal for x, equal in self.equal.items())
+
+    def refuse(self, *args: Any) -> Any:
+        """Raise TypeError for a use that the number of a later step might make another one."""
+        self.refused = True
+        raise TypeError(
+            "this number may change at each step, so a transformation must not depend on it; read "
+            "it with functional_optim.numeric.at in the scalars of a rule."
+        )
+
+
+def _refuse_what_numbers_can_do() -> None:
+    refuse = Placeholder.refuse
+    kept = {*vars(Placeholder), "__new__", "__getattribute__", "__setattr__"}
+    kept |= {"__init_subclass__", "__subclasshook__"}
+    for name in {*dir(int), *dir(float)} - kept:
+        setattr(Placeholder, name, refuse if name.startswith("__") else property(refuse))
+
+
+_refuse_what_numbers_can_do()
 
 
 def is_static(x: Any) -> TypeGuard[float]:
     """Is x a Python number, so that its value may choose the graph?"""
+    if type(x) is Placeholder:
+        x.refuse()
     return isinstance(x, (bool, int, float))
 
 
+def equals(x: Any, number: float) -> bool:
+    """Is x this Python number? A tensor or a schedule never is: its value may change."""
+    if type(x) is Placeholder:
+        return x.equal.setdefault(number, x.now == number)
+    return is_static(x) and x == number
+
+
 def is_zero(x: Any) -> bool:
-    """Is x the Python number 0? A tensor or a schedule never is: its value may change."""
-    return is_static(x) and x == 0
+    """Is x the Python number 0?"""
+    return equals(x, 0)
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
@@ -57,51 +168,78 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The larger of two numbers."""
+    """The larger of two numbers; NaN if one of them is."""
     tensor = _first_tensor(a, b)
-    return max(a, b) if tensor is None else torch.maximum(_tensor(a, tensor), _tensor(b, tensor))
+    if tensor is None:
+        return a if a >= b or a != a else b
+    return torch.maximum(_tensor(a, tensor), _tensor(b, tensor))
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """The smaller of two numbers."""
+    """The smaller of two numbers; NaN if one of them is."""
     tensor = _first_tensor(a, b)
-    return min(a, b) if tensor is None else torch.minimum(_tensor(a, tensor), _tensor(b, tensor))
+    if tensor is None:
+        return a if a <= b or a != a else b
+    return torch.minimum(_tensor(a, tensor), _tensor(b, tensor))
 
 
 def clip(x: Any, low: Any, high: Any) -> Any:
-    """x, but not below `low` and not above `high`."""
+    """x, but not below `low` and not above `high`; NaN if one of them is."""
     return minimum(maximum(x, low), high)
 
 
 def sqrt(x: Any) -> Any:
-    """The square root."""
-    return float64(x).sqrt() if isinstance(x, Tensor) else math.sqrt(x)
+    """The square root; NaN of a negative number."""
+    if isinstance(x, Tensor):
+        return float64(x).sqrt()
+    return math.sqrt(x) if x >= 0 else math.nan
 
 
 def cos(x: Any) -> Any:
-    """The cosine of x radians."""
-    return float64(x).cos() if isinstance(x, Tensor) else math.cos(x)
+    """The cosine of x radians; NaN of an infinite number."""
+    if isinstance(x, Tensor):
+        return float64(x).cos()
+    return math.cos(x) if math.isfinite(x) else math.nan
 
 
 def log(x: Any) -> Any:
-    """The natural logarithm."""
-    return float64(x).log() if isinstance(x, Tensor) else math.log(x)
+    """The natural logarithm; −inf of 0, and NaN of a negative number."""
+    if isinstance(x, Tensor):
+        return float64(x).log()
+    if x > 0:
+        return math.log(x)
+    return -math.inf if x == 0 else math.nan
 
 
 def floor(x: Any) -> Any:
-    """The largest whole number that is not above x."""
-    return float64(x).floor() if isinstance(x, Tensor) else float(math.floor(x))
+    """The largest whole number that is not above x; infinities and NaN stay as they are."""
+    if isinstance(x, Tensor):
+        return float64(x).floor()
+    return x // 1.0 if math.isfinite(x) else float(x)
+
+
+def divide(a: Any, b: Any) -> Any:
+    """a / b; infinite or NaN where b is 0."""
+    tensor = _first_tensor(a, b)
+    if tensor is not None:
+        return _tensor(a, tensor) / _tensor(b, tensor)
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or a != a else math.copysign(1, a) * math.copysign(math.inf, b)
 
 
 def power(x: Any, y: Any) -> Any:
-    """x to the power of y, x ≥ 0 or y whole; infinite where float64 ends, as tensors have it."""
+    """x to the power of y; NaN for a negative x and a y that is not whole."""
     tensor = _first_tensor(x, y)
     if tensor is not None:
         return torch.pow(_tensor(x, tensor), _tensor(y, tensor))
     try:
-        return float(x) ** y
-    except OverflowError:
-        return math.inf
+        result = float(x) ** y
+    except (OverflowError, ZeroDivisionError):
+        if x < 0 and y % 1:
+            return math.nan
+        return math.copysign(math.inf, x) if y % 2 == 1 else math.inf
+    return math.nan if isinstance(result, complex) else result
 
 
 def lerp(a: Any, b: Any, x: Any) -> Any:
@@ -109,7 +247,7 @@ def lerp(a: Any, b: Any, x: Any) -> Any:
     tensor = _first_tensor(a, b, x)
     if tensor is not None:
         return torch.lerp(_tensor(a, tensor), _tensor(b, tensor), _tensor(x, tensor))
-    return a + x * (b - a) if x < 0.5 else b - (1 - x) * (b - a)
+    return a + x * (b - a) if abs(x) < 0.5 else b - (1 - x) * (b - a)
 
 
 def like(x: Any, example: Any) -> Any:
@@ -128,40 +266,66 @@ def rounded(x: Any) -> Any:
 
 def storage_dtype() -> torch.dtype:
     """The dtype of numbers kept in a state, as torch.optim has it: float32, or float64 if that is
-    torch's default dtype, or inside `storing_wide`."""
+    torch's default dtype, or under `storing_wide`."""
     if getattr(_local, "wide", False):
         return torch.float64
     return torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
 
 
-def stored(x: Any, device: torch.device | None = None) -> Tensor:
-    """x as a 0-dim tensor in the dtype of states."""
+def carry_dtype(first: Any) -> torch.dtype:
+    """The dtype in which a carried number is kept: float64 for a count, which starts from an int.
+
+    float32 holds whole numbers up to 2^24; a count would stop there.
+    """
+    return torch.float64 if type(first) is int else storage_dtype()
+
+
+def stored(x: Any, device: torch.device | None = None, *, dtype: torch.dtype | None = None) -> Any:
+    """x as a 0-dim tensor in the dtype of states, or in `dtype`; an int in float64."""
+    dtype = carry_dtype(x) if dtype is None else dtype
     if isinstance(x, Tensor):
-        return x.to(device=device, dtype=storage_dtype()).reshape(())
-    return torch.full((), x, dtype=storage_dtype(), device=device)
+        return x.to(device=device, dtype=dtype).reshape(())
+    try:
+        return torch.full((), x, dtype=dtype, device=device)
+    except RuntimeError:  # torch refuses a Python number that is too large for float32
+        return torch.full((), ctypes.c_float(x).value, dtype=dtype, device=device)
 
 
-class storing_wide:
-    """Inside, numbers are kept in float64: for a state that somebody has given such numbers."""
+def filling(x: Tensor, value: Any) -> Callable[[], object]:
+    """A write of a number into a tensor, in place; what its dtype cannot hold becomes infinite.
 
-    def __enter__(self) -> None:
+    It is a partial of a C function unless a subclass of Tensor may run Python in it.
+    """
+    narrow = x.dtype is torch.float32 and not isinstance(value, Tensor)
+    if narrow and not -LARGEST <= value <= LARGEST:
+        value = ctypes.c_float(float(value)).value  # torch refuses such a Python number
+    return partial(x.fill_, value) if type(x) is Tensor else lambda: x.fill_(value)
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+def storing_wide(fn: Callable[..., Any], *args: Any) -> Any:
+    """Call a function; numbers are kept in float64 meanwhile, as somebody has given them.
+
+    No context manager: an interrupt could leave its `__exit__` before the first line.
+    """
+    before = getattr(_local, "wide", False)
+    try:
         _local.wide = True
+        return fn(*args)
+    finally:
+        _local.wide = before
 
-    def __exit__(self, *error: object) -> None:
-        _local.wide = False
 
-
-class trusting:
-    """Inside, `check` lets everything pass, if `on`."""
-
-    def __init__(self, on: bool = True) -> None:
-        self.on = on
-
-    def __enter__(self) -> None:
-        self.before, _local.trusting = _trusts(), self.on or _trusts()
-
-    def __exit__(self, *error: object) -> None:
-        _local.trusting = self.before
+def trusting(on: bool, fn: Callable[..., Any], *args: Any) -> Any:
+    """Call a function; `check` lets everything pass meanwhile, if `on`."""
+    before = _trusts()
+    try:
+        _local.trusting = on or before
+        return fn(*args)
+    finally:
+        _local.trusting = before
 
 
 _local = threading.local()
@@ -179,12 +343,35 @@ def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
     Raises:
         TypeError: for what can never be a number.
     """
+    if type(value) is Placeholder:
+        return
     if value is None or isinstance(value, (str, bytes)):
         raise TypeError(
             f"a hyperparameter must be a number, a 0-dim tensor or a schedule, but got {value!r}."
         )
     if is_static(value) and not ok(value) and not _trusts():
         raise ValueError(message.format(value))
+
+
+def check_count(who: str, least: int, **counts: Any) -> None:
+    """Raise ValueError for what must be a whole number of at least `least`, and is not."""
+    for name, x in counts.items():
+        if isinstance(x, bool) or not isinstance(x, int) or x < least:
+            raise ValueError(
+                f"{who} needs a whole number of {least} or more for {name}, but got {x!r}."
+            )
+
+
+def pair(values: Any, name: str, example: str) -> tuple[Any, Any]:
+    """The two values of a hyperparameter that is a pair.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    several = isinstance(values, (tuple, list)) or (isinstance(values, Tensor) and values.dim())
+    if several and len(values) == 2:
+        return values[0], values[1]
+    raise TypeError(f"{name} must be a pair of numbers, e.g. {example}, but got {values!r}.")
 
 
 def _first_tensor(*values: Any) -> Tensor | None:

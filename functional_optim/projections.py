@@ -1,8 +1,8 @@
 """Projections: the nearest point of a set, for a tensor or a whole tree.
 
 A tree is one long vector here: `l2_ball` bounds the norm of all its leaves together. To project
-each parameter by itself while training, use the link `functional_optim.keep_params_in`. Sharded
-leaves (DTensors) are gathered for a vector, and divided again as they were.
+each parameter by itself while training, use the transform `functional_optim.keep_params_in`.
+Sharded leaves (DTensors) are gathered for a vector, and divided again as they were.
 
 Held, Wolfe, Crowder, "Validation of subgradient optimization", https://doi.org/10.1007/BF01580223;
 Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient projections onto the l1-ball for learning in high
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import sharded, tree
+from functional_optim import tree
+from functional_optim.core import sharding
 from functional_optim.numeric import Number
 
 
@@ -198,7 +199,7 @@ def _threshold(vector: Tensor, scale: Number) -> Tensor:
 
 def _joined(params: Any) -> Tensor:
     """All entries as one vector, in float32 at least."""
-    parts = [sharded.whole(_real(x)).reshape(-1) for x in tree.leaves(params)]
+    parts = [sharding.whole(_real(x)).reshape(-1) for x in tree.leaves(params)]
     wide = [x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in parts]
     return torch.cat(wide) if len(wide) != 1 else wide[0]
 
@@ -214,7 +215,7 @@ def _divided(old: Tensor, new: Tensor, params: Any) -> Any:
 
 
 def _shaped(part: Tensor, like: Tensor) -> Tensor:
-    return sharded.placed_like(part.reshape(like.shape).to(like.dtype), like)
+    return sharding.placed_like(part.reshape(like.shape).to(like.dtype), like)
 
 
 def _spread(bound: Any, params: Any) -> Any:

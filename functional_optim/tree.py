@@ -59,6 +59,33 @@ def places(structure: Any, *trees: Any) -> list[list[Any]]:
     return [structure.flatten_up_to(tree) for tree in trees]
 
 
+def outline(tree: Any) -> Any:
+    """The containers of a tree as nested tuples of type, keys and contents, with None for a leaf.
+
+    The library beside the kernels goes over trees by it, in optree's order. None for a tree that
+    is itself a leaf, or that has other containers than lists, tuples and dicts.
+    """
+    try:
+        return _outline(tree)
+    except TypeError:
+        return None
+
+
+def _outline(tree: Any) -> Any:
+    if optree.tree_is_leaf(tree):
+        return None
+    if tree is None:
+        return (type(None), None, ())
+    children, _, entries, _ = optree.tree_flatten_one_level(tree)
+    keys = tuple(entries) if isinstance(tree, dict) else None
+    if not isinstance(tree, (list, tuple, dict)):
+        raise TypeError("a container of another type")
+    found = [tree[key] for key in keys or range(len(children))]
+    if any(x is not child for x, child in zip(found, children, strict=True)):
+        raise TypeError("a container with its own way to be flattened")
+    return (type(tree), keys, tuple([_outline(x) for x in children]))
+
+
 def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any) -> list[Any]:
     """`map` for a function that returns n values: n trees.
 
@@ -169,10 +196,9 @@ def check_same(
             f"  {b_name}: {summary(b)}\n{advice[0].upper()}{advice[1:]}."
         ) from None
     for i, (x, y) in enumerate(zip(found, others, strict=True) if shapes else ()):
-        ours = getattr(x, "shape", None)
-        if y is not None and getattr(y, "shape", None) != ours:
+        ours, theirs = _shape_of(x), _shape_of(y)
+        if y is not None and theirs != ours:
             path = [path for path, _ in items(a)][i]
-            theirs = getattr(y, "shape", type(y).__name__)
             raise ValueError(
                 f"{a_name} and {b_name} differ at {path!r}: {_shape(ours)} against "
                 f"{_shape(theirs)}. {advice[0].upper()}{advice[1:]}."
@@ -181,15 +207,19 @@ def check_same(
 
 def summary(tree: Any, most: int = 6) -> str:
     """The first paths of a tree with their shapes, in one line for an error message."""
-    parts = [
-        f"{path or '(root)'} {_shape(getattr(leaf, 'shape', leaf))}" for path, leaf in items(tree)
-    ]
+    parts = [f"{path or '(root)'} {_shape(_shape_of(leaf))}" for path, leaf in items(tree)]
     more = f", … {len(parts) - most} more" if len(parts) > most else ""
     return f"{len(parts)} leaves: {', '.join(parts[:most])}{more}" if parts else "no leaves"
 
 
 def _joined(path: tuple[Any, ...]) -> str:
     return ".".join([str(key) for key in path])
+
+
+def _shape_of(x: Any) -> Any:
+    if isinstance(x, Tensor) and x.is_nested:
+        return "nested"
+    return getattr(x, "shape", type(x).__name__)
 
 
 def _shape(shape: Any) -> str:

@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 from functional_optim import algorithms, kernels
-from functional_optim.base import GradientTransformation
-from functional_optim.compiled import FusedStep, compile
+from functional_optim.algorithms.lbfgs.transform import lbfgs
+from functional_optim.core.base import GradientTransformation
+from functional_optim.engine.compile import FusedStep, compile
+from functional_optim.engine.native import KernelExecutor
 
 
 class Warmed(NamedTuple):
@@ -42,7 +44,7 @@ def warm(
 
     `compile(tx)` and the optimizer objects in `functional_optim.adapters` use the same ones, for
     every size of tensor and every value of the numbers. What chooses the code counts: flags, and
-    which links there are.
+    which rules there are.
 
     Args:
         tx: a transformation made of one-tensor rules, such as `adamw()` or a chain.
@@ -77,10 +79,14 @@ def warm(
 def _warm(step: FusedStep, tx: GradientTransformation, dtype: torch.dtype) -> Warmed:
     params = {"w": torch.ones(4, 4, dtype=dtype)}
     step({"w": torch.ones(4, 4, dtype=dtype)}, tx.init(params), params)
-    assert step.seen is not None
-    banks = [bank for team in step.seen.teams for bank in team.cohort.banks]
-    used = [kernel for bank in banks for kernel in bank.kernels.values()]
-    kept = [x.native for x in used if isinstance(x, kernels.Sweep) and kernels.is_kept(x.native)]
+    assert step.plan is not None
+    executors = [x for entry in step.plan.entries for x in entry.tensors.executors]
+    used = [y for x in executors if isinstance(x, KernelExecutor) for y in x.kernels.values()]
+    kept = [
+        x.native
+        for x in used
+        if isinstance(x, kernels.MultiTensorLaunch) and kernels.is_kept(x.native)
+    ]
     found = sum(x.found for x in kept)
     return Warmed(dtype, len(kept) - found, found, len(used) - len(kept))
 
@@ -89,7 +95,7 @@ def known() -> dict[str, Callable[..., GradientTransformation]]:
     """The algorithms that can be named."""
     return {
         name: factory
-        for name, factory in vars(algorithms).items()
+        for name, factory in {**vars(algorithms), "lbfgs": lbfgs}.items()
         if inspect.isfunction(factory)
         and "lr" in inspect.signature(factory).parameters
         and not name.startswith("scale_by_")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,9 +23,36 @@ hypothesis.settings.load_profile("suite")
 KERNELS = Path(__file__).parent.parent / "build" / "kernels"
 """Where tests keep compiled kernels: every change of the source makes all of them anew."""
 
+LONG = {
+    "test_examples",
+    "test_groups_as_one",
+    "test_links",
+    "test_notebooks",
+    "test_optimizer_counts",
+    "test_properties",
+    "test_site",
+    "test_torchft",
+    "test_wrong_tensors",
+}
+"""The files that take a minute or more. They come first: one that started last would run alone."""
+
+
+@pytest.fixture
+def pythons_own_handler() -> Iterator[None]:
+    """Ctrl-C raises, also where the tests run in the background, with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("FUNCTIONAL_OPTIM_CACHE", str(KERNELS))
+    # for the programs that tests start: threads of several programs wait for each other's cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Inductor's own import decorates a function with it
     config.addinivalue_line(
         "filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"

@@ -45,9 +45,9 @@ def public(among: list[ModuleType] | None = None) -> dict[str, Any]:
     return {
         f"{module.__name__}.{name}": thing
         for module in (modules() if among is None else among)
-        for name, thing in vars(module).items()
+        for name in dir(module)  # with those that are imported on demand
         if name in getattr(module, "__all__", [name]) and not name.startswith("_")
-        if not inspect.ismodule(thing) and belongs(thing, module)
+        if not inspect.ismodule(thing := getattr(module, name)) and belongs(thing, module)
     }
 
 

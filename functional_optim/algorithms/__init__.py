@@ -14,8 +14,6 @@ from functional_optim.algorithms.adamax import scale_by_adamax as scale_by_adama
 from functional_optim.algorithms.asgd import asgd as asgd
 from functional_optim.algorithms.asgd import polyak_average as polyak_average
 from functional_optim.algorithms.asgd import scale_by_asgd as scale_by_asgd
-from functional_optim.algorithms.lbfgs import lbfgs as lbfgs
-from functional_optim.algorithms.lbfgs import scale_by_lbfgs as scale_by_lbfgs
 from functional_optim.algorithms.muon import muon as muon
 from functional_optim.algorithms.muon import scale_by_muon as scale_by_muon
 from functional_optim.algorithms.nadam import nadam as nadam

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
 
 
@@ -24,6 +25,7 @@ class AdadeltaSlots(NamedTuple):
     """Average of Δ², like p."""
 
 
+@factory
 def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Leafwise:
     """Δ = g · RMS(Δ) / RMS(g), so that the step has the units of the parameter.
 
@@ -50,8 +52,8 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
     def init(p: Tensor) -> AdadeltaSlots:
         return AdadeltaSlots(torch.zeros_like(p), torch.zeros_like(p))
 
-    def scalars(t: Any) -> tuple[Any, Any]:
-        return 1 - numeric.at(rho, t), numeric.at(eps, t)
+    def scalars(t: Any, *, rho: Any, eps: Any) -> tuple[Any, Any]:
+        return 1 - rho, eps
 
     def update(
         g: Tensor, slots: AdadeltaSlots, p: Tensor, a: Any, eps: Any
@@ -60,9 +62,10 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
         d = (slots.acc_delta + eps).sqrt() / (v + eps).sqrt() * g
         return d, AdadeltaSlots(v, slots.acc_delta.lerp(d * d, a))
 
-    return leafwise(init, update, scalars, name="scale_by_adadelta", hyper={"rho": rho, "eps": eps})
+    return leafwise(init, update, scalars, hyper={"rho": rho, "eps": eps}, name="scale_by_adadelta")
 
 
+@factory
 def adadelta(
     lr: numeric.Hyper = 1.0,
     rho: numeric.Hyper = 0.9,

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, sharded
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim import numeric
+from functional_optim.core import sharding
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import scale
 from functional_optim.transforms.scaling import check_lr
 
@@ -29,6 +31,20 @@ class AdafactorSlots(NamedTuple):
     """Average V of g², like p; None from two dimensions on."""
 
 
+class AdafactorScalars(NamedTuple):
+    weight: Any
+    """1 − β₂(t), the weight of g² in the averages."""
+    rho: Any
+    """Relative step size."""
+    decay: Any
+    """Share of the parameter that the step takes away."""
+    min_scale: Any
+    """ε₂, the least scale of a parameter."""
+    threshold: Any
+    """d, the root mean square to which updates are clipped."""
+
+
+@factory
 def scale_by_adafactor(
     lr: numeric.Hyper = 1e-2,
     beta2_decay: numeric.Hyper = -0.8,
@@ -59,7 +75,7 @@ def scale_by_adafactor(
         >>> state.slots["row_var"]["w"].shape, state.slots["row_var"]["b"]
         (torch.Size([3, 1]), None)
     """
-    eps1, eps2 = eps
+    eps1, eps2 = numeric.pair(eps, "eps", "(None, 1e-3)")
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
     numeric.check(lambda x: x <= 0.0, beta2_decay, "beta2_decay should be <= 0 but is: {}")
     if eps1 is not None:
@@ -76,47 +92,44 @@ def scale_by_adafactor(
         zero = torch.zeros_like(p)  # averaged, so that shards and strides are those of later steps
         return AdafactorSlots(mean(zero, -1), mean(zero, -2), None)
 
-    def scalars(t: Any) -> tuple[Any, ...]:
-        rate = numeric.at(lr, t)
-        rho = numeric.minimum(rate, 1 / numeric.sqrt(t))
-        decay = rate * numeric.at(weight_decay, t)
-        return t ** numeric.at(beta2_decay, t), rho, decay, numeric.at(eps2, t), numeric.at(d, t)
+    def scalars(
+        t: Any, *, lr: Any, beta2_decay: Any, weight_decay: Any, d: Any
+    ) -> AdafactorScalars:
+        rho = numeric.minimum(lr, 1 / numeric.sqrt(t))
+        weight = numeric.power(t, beta2_decay)
+        return AdafactorScalars(weight, rho, lr * weight_decay, numeric.at(eps2, t), d)
 
     def update(
-        g: Tensor, slots: AdafactorSlots, p: Tensor, a: Any, rho: Any, decay: Any, eps2: Any, d: Any
+        g: Tensor, slots: AdafactorSlots, p: Tensor, s: AdafactorScalars
     ) -> tuple[Tensor, AdafactorSlots]:
         least = torch.finfo(p.dtype).eps if eps1 is None else eps1
-        R, C, S = slots
+        R, C, v = slots
         if R is not None and C is not None:
-            R = R.lerp(mean(g * g, -1), a)
-            C = C.lerp(mean(g * g, -2), a)
+            R = R.lerp(mean(g * g, -1), s.weight)
+            C = C.lerp(mean(g * g, -2), s.weight)
             V = (R * C) / mean(R, -2).clamp(min=least)
         else:
-            assert S is not None
-            V = S = S.lerp(g * g, a)
+            assert v is not None
+            V = v = v.lerp(g * g, s.weight)
         U = g * V.clamp(min=least * least).rsqrt()
-        alpha = rms(p).clamp(min=eps2) * rho
-        return decay * p + U * (alpha / (rms(U) / d).clamp(min=1.0)), AdafactorSlots(R, C, S)
+        alpha = rms(p).clamp(min=s.min_scale) * s.rho / (rms(U) / s.threshold).clamp(min=1.0)
+        return s.decay * p + U * alpha, AdafactorSlots(R, C, v)
 
+    hyper = {
+        "lr": lr,
+        "beta2_decay": beta2_decay,
+        "eps.1": eps2,
+        "weight_decay": weight_decay,
+        "d": d,
+    }
     return leafwise(
-        init,
-        update,
-        scalars,
-        flat=False,
-        name="scale_by_adafactor",
-        hyper={
-            "lr": lr,
-            "beta2_decay": beta2_decay,
-            "eps.1": eps2,
-            "weight_decay": weight_decay,
-            "d": d,
-        },
+        init, update, scalars, hyper=hyper, elementwise=False, name="scale_by_adafactor"
     )
 
 
 def mean(x: Tensor, dim: int) -> Tensor:
     """The mean along one dimension, which is kept; 0 where that is empty."""
-    return sharded.complete(x.sum(dim, keepdim=True)) / max(x.shape[dim], 1)
+    return sharding.complete(x.sum(dim, keepdim=True)) / max(x.shape[dim], 1)
 
 
 def rms(x: Tensor) -> Tensor:
@@ -124,6 +137,7 @@ def rms(x: Tensor) -> Tensor:
     return ((x * x).sum() / max(x.numel(), 1)).sqrt()
 
 
+@factory
 def adafactor(
     lr: numeric.Hyper = 1e-2,
     beta2_decay: numeric.Hyper = -0.8,

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
 from functional_optim.transforms.scaling import check_lr
 
@@ -24,6 +25,7 @@ class AdagradSlots(NamedTuple):
     """Sum of g² so far, like p."""
 
 
+@factory
 def scale_by_adagrad(
     initial_accumulator_value: float = 0.0, eps: numeric.Hyper = 1e-10
 ) -> Leafwise:
@@ -53,16 +55,17 @@ def scale_by_adagrad(
     def init(p: Tensor) -> AdagradSlots:
         return AdagradSlots(torch.full_like(p, start * (1 + 1j) if p.is_complex() else start))
 
-    def scalars(t: Any) -> tuple[Any]:
-        return (numeric.at(eps, t),)
+    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
+        return (eps,)
 
     def update(g: Tensor, slots: AdagradSlots, p: Tensor, eps: Any) -> tuple[Tensor, AdagradSlots]:
         s = slots.sum + g * g
         return g / (s.sqrt() + eps), AdagradSlots(s)
 
-    return leafwise(init, update, scalars, name="scale_by_adagrad", hyper={"eps": eps})
+    return leafwise(init, update, scalars, hyper={"eps": eps}, name="scale_by_adagrad")
 
 
+@factory
 def adagrad(
     lr: numeric.Hyper = 1e-2,
     lr_decay: numeric.Hyper = 0.0,

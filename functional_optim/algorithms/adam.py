@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
 
 Betas = tuple[numeric.Hyper, numeric.Hyper]
@@ -38,6 +39,19 @@ class AmsgradSlots(NamedTuple):
     """Largest v so far, like p."""
 
 
+class AdamScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of g in m."""
+    weight2: Any
+    """1 − β₂, the weight of g² in v."""
+    bias_correction1: Any
+    """1 − β₁ᵗ."""
+    bias_correction2: Any
+    """1 − β₂ᵗ."""
+    eps: Any
+
+
+@factory
 def scale_by_adam(
     betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8, *, amsgrad: bool = False
 ) -> Leafwise:
@@ -61,36 +75,28 @@ def scale_by_adam(
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
         tensor([-0.1000,  0.1000])
     """
-    b1, b2 = check_betas(betas)
+    hyper = {"betas": check_betas(betas), "eps": eps}
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     slot_type = AmsgradSlots if amsgrad else AdamSlots
 
     def init(p: Tensor) -> Any:
         return slot_type(*[torch.zeros_like(p) for _ in slot_type._fields])
 
-    def scalars(t: Any) -> tuple[Any, ...]:
-        beta1, beta2 = numeric.at(b1, t), numeric.at(b2, t)
-        return 1 - beta1, 1 - beta2, 1 - beta1**t, 1 - beta2**t, numeric.at(eps, t)
+    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
+        b1, b2 = betas
+        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
 
-    def update(
-        g: Tensor, slots: Any, p: Tensor, a1: Any, a2: Any, c1: Any, c2: Any, eps: Any
-    ) -> tuple[Tensor, Any]:
-        m = slots.exp_avg.lerp(g, a1)
-        v = slots.exp_avg_sq.lerp(g * g, a2)
-        if amsgrad:
-            top = torch.maximum(slots.max_exp_avg_sq, v)
-            return (m / c1) / ((top / c2).sqrt() + eps), AmsgradSlots(m, v, top)
-        return (m / c1) / ((v / c2).sqrt() + eps), AdamSlots(m, v)
+    def update(g: Tensor, slots: Any, p: Tensor, s: AdamScalars) -> tuple[Tensor, Any]:
+        m = slots.exp_avg.lerp(g, s.weight1)
+        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+        top = torch.maximum(slots.max_exp_avg_sq, v) if amsgrad else v
+        u = (m / s.bias_correction1) / ((top / s.bias_correction2).sqrt() + s.eps)
+        return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        name="scale_by_adam",
-        hyper={"betas.0": b1, "betas.1": b2, "eps": eps},
-    )
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_adam")
 
 
+@factory
 def adam(
     lr: numeric.Hyper = 1e-3,
     betas: Betas = (0.9, 0.999),
@@ -132,6 +138,7 @@ def adam(
     return adam_chain(adapt, lr, weight_decay, decoupled_weight_decay, maximize)
 
 
+@factory
 def adamw(
     lr: numeric.Hyper = 1e-3,
     betas: Betas = (0.9, 0.999),
@@ -180,7 +187,7 @@ def adam_chain(
     decoupled: bool,
     maximize: bool,
 ) -> GradientTransformation:
-    """An adaptive link with what the whole family puts around it."""
+    """An adaptive transform with what the whole family puts around it."""
     descend = scale_by_lr(lr)
     decay = add_decayed_weights(weight_decay)
     sign = scale(-1 if maximize else 1)
@@ -191,7 +198,7 @@ def adam_chain(
 
 def check_betas(betas: Betas) -> Betas:
     """Return the pair of betas, or raise torch's error for one out of range."""
-    b1, b2 = betas
+    b1, b2 = numeric.pair(betas, "betas", "(0.9, 0.999)")
     for i, beta in enumerate((b1, b2)):
         numeric.check(lambda x: 0.0 <= x < 1.0, beta, f"Invalid beta parameter at index {i}: {{}}")
     return b1, b2

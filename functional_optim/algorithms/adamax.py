@@ -13,8 +13,9 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, adam_chain, check_betas
-from functional_optim.base import GradientTransformation
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 
 
 class AdamaxSlots(NamedTuple):
@@ -24,6 +25,16 @@ class AdamaxSlots(NamedTuple):
     """Decaying maximum of |g|, like p."""
 
 
+class AdamaxScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of g in the first moment."""
+    beta2: Any
+    bias_correction1: Any
+    """1 − β₁ᵗ."""
+    eps: Any
+
+
+@factory
 def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Leafwise:
     """Divide the average gradient by the decaying maximum of |g|.
 
@@ -44,32 +55,27 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
         tensor([ 1.0000, -1.0000])
     """
-    b1, b2 = check_betas(betas)
+    hyper = {"betas": check_betas(betas), "eps": eps}
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
     def init(p: Tensor) -> AdamaxSlots:
         return AdamaxSlots(torch.zeros_like(p), torch.zeros_like(p))
 
-    def scalars(t: Any) -> tuple[Any, ...]:
-        beta1 = numeric.at(b1, t)
-        return 1 - beta1, numeric.at(b2, t), 1 - beta1**t, numeric.at(eps, t)
+    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamaxScalars:
+        b1, b2 = betas
+        return AdamaxScalars(1 - b1, b2, 1 - b1**t, eps)
 
     def update(
-        g: Tensor, slots: AdamaxSlots, p: Tensor, a1: Any, b2: Any, c1: Any, eps: Any
+        g: Tensor, slots: AdamaxSlots, p: Tensor, s: AdamaxScalars
     ) -> tuple[Tensor, AdamaxSlots]:
-        m = slots.exp_avg.lerp(g, a1)
-        top = torch.maximum(b2 * slots.exp_inf, g.abs() + eps)
-        return (m / c1) / top, AdamaxSlots(m, top)
+        m = slots.exp_avg.lerp(g, s.weight1)
+        top = torch.maximum(s.beta2 * slots.exp_inf, g.abs() + s.eps)
+        return (m / s.bias_correction1) / top, AdamaxSlots(m, top)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        name="scale_by_adamax",
-        hyper={"betas.0": b1, "betas.1": b2, "eps": eps},
-    )
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_adamax")
 
 
+@factory
 def adamax(
     lr: numeric.Hyper = 2e-3,
     betas: Betas = (0.9, 0.999),

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, scale
 from functional_optim.transforms.scaling import check_lr
 
@@ -35,6 +36,7 @@ class AsgdSlots(NamedTuple):
     """Average of the parameter, like p."""
 
 
+@factory
 def scale_by_asgd(
     lr: numeric.Hyper = 1e-2, lambd: numeric.Hyper = 1e-4, alpha: numeric.Hyper = 0.75
 ) -> Leafwise:
@@ -60,24 +62,26 @@ def scale_by_asgd(
     """
     check_lr(lr)
 
-    def scalars(t: Any, carry: EtaCarry) -> tuple[Any, ...]:
-        rate, decay = numeric.at(lr, t), numeric.at(lambd, t)
-        eta = rate / (1 + decay * rate * t) ** numeric.at(alpha, t)
-        return (carry.eta, decay), EtaCarry(eta)
+    def scalars(
+        t: Any, carry: EtaCarry, *, lr: Any, lambd: Any, alpha: Any
+    ) -> tuple[tuple[Any, Any], EtaCarry]:
+        eta = lr / numeric.power(1 + lambd * lr * t, alpha)
+        return (carry.eta, lambd), EtaCarry(eta)
 
-    def update(g: Tensor, slots: Any, p: Tensor, eta: Any, decay: Any) -> tuple[Tensor, Any]:
-        return -eta * (g + decay * p), slots
+    def update(g: Tensor, slots: Any, p: Tensor, eta: Any, lambd: Any) -> tuple[Tensor, Any]:
+        return -eta * (g + lambd * p), slots
 
     return leafwise(
         None,
         update,
         scalars,
         carry=EtaCarry(numeric.at(lr, 1)),
-        name="scale_by_asgd",
         hyper={"lr": lr, "lambd": lambd, "alpha": alpha},
+        name="scale_by_asgd",
     )
 
 
+@factory
 def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
     """Keep the mean of the parameters over all steps after t0; a copy of them before.
 
@@ -101,8 +105,8 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
     def init(p: Tensor) -> AsgdSlots:
         return AsgdSlots(torch.zeros_like(p))
 
-    def scalars(t: Any, carry: MuCarry) -> tuple[Any, ...]:
-        return (carry.mu,), MuCarry(1 / numeric.maximum(1.0, t - numeric.at(t0, t)))
+    def scalars(t: Any, carry: MuCarry, *, t0: Any) -> tuple[tuple[Any], MuCarry]:
+        return (carry.mu,), MuCarry(1 / numeric.maximum(1.0, t - t0))
 
     def update(u: Tensor, slots: AsgdSlots, p: Tensor, mu: Any) -> tuple[Tensor, AsgdSlots]:
         return u, AsgdSlots(slots.ax.lerp(p, mu))
@@ -112,12 +116,13 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
         update,
         scalars,
         carry=MuCarry(1.0),
-        tail=True,
-        name="polyak_average",
         hyper={"t0": t0},
+        reads_new_params=True,
+        name="polyak_average",
     )
 
 
+@factory
 def asgd(
     lr: numeric.Hyper = 1e-2,
     lambd: numeric.Hyper = 1e-4,

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.linalg import MUON_COEFFICIENTS
-from functional_optim.transforms import add_decayed_weights, orthogonalize, scale_by_lr
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.normalizing import orthogonal
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -26,6 +28,7 @@ class MuonSlots(NamedTuple):
     """Average m of the gradient, like p."""
 
 
+@factory
 def scale_by_muon(
     momentum: numeric.Hyper = 0.95,
     nesterov: bool = True,
@@ -61,7 +64,7 @@ def scale_by_muon(
         True
     """
     numeric.check(lambda x: x >= 0.0, momentum, "momentum should be >= 0 but is: {}")
-    turn = orthogonalize(ns_coefficients, eps, ns_steps, adjust_lr_fn or "original")
+    turned = orthogonal(ns_coefficients, eps, ns_steps, adjust_lr_fn or "original")
 
     def init(p: Tensor) -> MuonSlots:
         if p.is_complex():
@@ -73,18 +76,19 @@ def scale_by_muon(
             )
         return MuonSlots(torch.zeros_like(p))
 
-    def scalars(t: Any) -> tuple[Any]:
-        return (1 - numeric.at(momentum, t),)
+    def scalars(t: Any, *, momentum: Any) -> tuple[Any]:
+        return (1 - momentum,)
 
     def average(g: Tensor, slots: MuonSlots, p: Tensor, a: Any) -> tuple[Tensor, MuonSlots]:
         m = slots.momentum_buffer.lerp(g, a)
         return m.lerp(g, a) if nesterov else m, MuonSlots(m)
 
     mix = leafwise(init, average, scalars, name="scale_by_muon", hyper={"momentum": momentum})
-    (last,) = turn.links  # whose own complaints come after torch's
-    return Leafwise((*mix.links, last._replace(init=None, slots=None)))
+    turn = leafwise(None, turned, elementwise=False, batched=True, name="orthogonalize")
+    return Leafwise((*mix.placements, *turn.placements))
 
 
+@factory
 def muon(
     lr: numeric.Hyper = 1e-3,
     weight_decay: numeric.Hyper = 0.1,

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import AdamSlots, Betas, adam_chain, check_betas
-from functional_optim.base import GradientTransformation
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 
 
 class NadamCarry(NamedTuple):
@@ -23,6 +24,21 @@ class NadamCarry(NamedTuple):
     """μ₁ μ₂ … μ_t, 0-dim; 1 before the first step."""
 
 
+class NadamScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of g in m."""
+    weight2: Any
+    """1 − β₂, the weight of g² in v."""
+    bias_correction2: Any
+    """1 − β₂ᵗ."""
+    grad_factor: Any
+    """(1 − μ_t) / (1 − μ₁ … μ_t)."""
+    momentum_factor: Any
+    """μ_{t+1} / (1 − μ₁ … μ_{t+1})."""
+    eps: Any
+
+
+@factory
 def scale_by_nadam(
     betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8, momentum_decay: numeric.Hyper = 4e-3
 ) -> Leafwise:
@@ -47,40 +63,42 @@ def scale_by_nadam(
         >>> float(state.carry["mu_product"]) < 0.9
         True
     """
-    b1, b2 = check_betas(betas)
+    hyper = {"betas": check_betas(betas), "eps": eps, "momentum_decay": momentum_decay}
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     numeric.check(lambda x: x >= 0.0, momentum_decay, "Invalid momentum_decay value: {}")
 
     def init(p: Tensor) -> AdamSlots:
         return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
 
-    def scalars(t: Any, carry: NadamCarry) -> tuple[Any, ...]:
-        beta1, beta2, psi = numeric.at(b1, t), numeric.at(b2, t), numeric.at(momentum_decay, t)
-        mu = beta1 * (1 - 0.5 * 0.96 ** (t * psi))
-        mu_next = beta1 * (1 - 0.5 * 0.96 ** ((t + 1) * psi))
+    def scalars(
+        t: Any, carry: NadamCarry, *, betas: Any, eps: Any, momentum_decay: Any
+    ) -> tuple[NadamScalars, NadamCarry]:
+        b1, b2 = betas
+        mu = b1 * (1 - 0.5 * numeric.power(0.96, t * momentum_decay))
+        mu_next = b1 * (1 - 0.5 * numeric.power(0.96, (t + 1) * momentum_decay))
         product = numeric.rounded(carry.mu_product * numeric.rounded(mu))
-        from_g = (1 - mu) / (1 - product)
-        from_m = mu_next / (1 - product * mu_next)
-        numbers = (1 - beta1, 1 - beta2, 1 - beta2**t, from_g, from_m, numeric.at(eps, t))
+        from_g = numeric.divide(1 - mu, 1 - product)
+        from_m = numeric.divide(mu_next, 1 - product * mu_next)
+        numbers = NadamScalars(1 - b1, 1 - b2, 1 - b2**t, from_g, from_m, eps)
         return numbers, NadamCarry(product)
 
-    def update(
-        g: Tensor, slots: AdamSlots, p: Tensor, a1: Any, a2: Any, c2: Any, k: Any, n: Any, eps: Any
-    ) -> tuple[Tensor, AdamSlots]:
-        m = slots.exp_avg.lerp(g, a1)
-        v = slots.exp_avg_sq.lerp(g * g, a2)
-        return (k * g + n * m) / ((v / c2).sqrt() + eps), AdamSlots(m, v)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: NadamScalars) -> tuple[Tensor, AdamSlots]:
+        m = slots.exp_avg.lerp(g, s.weight1)
+        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+        u = s.grad_factor * g + s.momentum_factor * m
+        return u / ((v / s.bias_correction2).sqrt() + s.eps), AdamSlots(m, v)
 
     return leafwise(
         init,
         update,
         scalars,
         carry=NadamCarry(1.0),
+        hyper=hyper,
         name="scale_by_nadam",
-        hyper={"betas.0": b1, "betas.1": b2, "eps": eps, "momentum_decay": momentum_decay},
     )
 
 
+@factory
 def nadam(
     lr: numeric.Hyper = 2e-3,
     betas: Betas = (0.9, 0.999),

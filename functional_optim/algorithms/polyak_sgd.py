@@ -7,11 +7,13 @@ https://arxiv.org/abs/2002.10542.
 from __future__ import annotations
 
 from functional_optim import numeric
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
 from functional_optim.transforms import scale_by_lr, scale_by_polyak
 
 
+@factory
 def polyak_sgd(
     max_learning_rate: numeric.Hyper = 1.0,
     scaling: numeric.Hyper = 1.0,

@@ -7,17 +7,33 @@ paper: 4).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import AdamSlots, Betas, adam_chain, check_betas
-from functional_optim.base import GradientTransformation
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 
 
+class RadamScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of g in m."""
+    weight2: Any
+    """1 − β₂, the weight of g² in v."""
+    bias_correction1: Any
+    """1 − β₁ᵗ."""
+    adaptive: Any
+    """Rectification r_t √(1 − β₂ᵗ) while ρ_t > 5, else 0."""
+    plain: Any
+    """0 while ρ_t > 5, else 1."""
+    eps: Any
+
+
+@factory
 def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Leafwise:
     """The average gradient, divided by the root of the second moment once that can be trusted.
 
@@ -38,40 +54,34 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]  # not adaptive yet
         tensor([ 5.0000, -0.0100])
     """
-    b1, b2 = check_betas(betas)
+    hyper = {"betas": check_betas(betas), "eps": eps}
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
     def init(p: Tensor) -> AdamSlots:
         return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
 
-    def scalars(t: Any) -> tuple[Any, ...]:
-        beta1, beta2 = numeric.at(b1, t), numeric.at(b2, t)
-        c2 = 1 - beta2**t
-        rho_inf = 2 / (1 - beta2) - 1
-        rho = rho_inf - 2 * t * beta2**t / c2
+    def scalars(t: Any, *, betas: Any, eps: Any) -> RadamScalars:
+        b1, b2 = betas
+        c2 = 1 - b2**t
+        rho_inf = numeric.divide(2.0, 1 - b2) - 1
+        rho = rho_inf - numeric.divide(2 * t * b2**t, c2)
         known = rho > 5.0
         r, r_inf = numeric.maximum(rho, 5.0), numeric.maximum(rho_inf, 5.0)
         rect = numeric.sqrt((r - 4) * (r - 2) * r_inf / ((r_inf - 4) * (r_inf - 2) * r))
         adaptive = numeric.where(known, rect * numeric.sqrt(c2), 0.0)
         plain = numeric.where(known, 0.0, 1.0)
-        return 1 - beta1, 1 - beta2, 1 - beta1**t, adaptive, plain, numeric.at(eps, t)
+        return RadamScalars(1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps)
 
-    def update(
-        g: Tensor, slots: AdamSlots, p: Tensor, a1: Any, a2: Any, c1: Any, r: Any, s: Any, eps: Any
-    ) -> tuple[Tensor, AdamSlots]:
-        m = slots.exp_avg.lerp(g, a1)
-        v = slots.exp_avg_sq.lerp(g * g, a2)
-        return (m / c1) * (r / (v.sqrt() + eps) + s), AdamSlots(m, v)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: RadamScalars) -> tuple[Tensor, AdamSlots]:
+        m = slots.exp_avg.lerp(g, s.weight1)
+        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+        u = (m / s.bias_correction1) * (s.adaptive / (v.sqrt() + s.eps) + s.plain)
+        return u, AdamSlots(m, v)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        name="scale_by_radam",
-        hyper={"betas.0": b1, "betas.1": b2, "eps": eps},
-    )
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_radam")
 
 
+@factory
 def radam(
     lr: numeric.Hyper = 1e-3,
     betas: Betas = (0.9, 0.999),

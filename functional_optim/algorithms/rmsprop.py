@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
-from functional_optim.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr, trace
 
 
@@ -32,6 +33,7 @@ class CenteredSlots(NamedTuple):
     """Average m of g, like p."""
 
 
+@factory
 def scale_by_rms(
     alpha: numeric.Hyper = 0.99, eps: numeric.Hyper = 1e-8, *, centered: bool = False
 ) -> Leafwise:
@@ -63,8 +65,8 @@ def scale_by_rms(
     def init(p: Tensor) -> Any:
         return slot_type(*[torch.zeros_like(p) for _ in slot_type._fields])
 
-    def scalars(t: Any) -> tuple[Any, Any]:
-        return 1 - numeric.at(alpha, t), numeric.at(eps, t)
+    def scalars(t: Any, *, alpha: Any, eps: Any) -> tuple[Any, Any]:
+        return 1 - alpha, eps
 
     def update(g: Tensor, slots: Any, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:
         v = slots.square_avg.lerp(g * g, a)
@@ -73,9 +75,10 @@ def scale_by_rms(
         m = slots.grad_avg.lerp(g, a)
         return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
 
-    return leafwise(init, update, scalars, name="scale_by_rms", hyper={"alpha": alpha, "eps": eps})
+    return leafwise(init, update, scalars, hyper={"alpha": alpha, "eps": eps}, name="scale_by_rms")
 
 
+@factory
 def rmsprop(
     lr: numeric.Hyper = 1e-2,
     alpha: numeric.Hyper = 0.99,

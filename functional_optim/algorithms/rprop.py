@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import scale
 from functional_optim.transforms.scaling import check_lr
 
@@ -27,6 +28,16 @@ class RpropSlots(NamedTuple):
     """Size of the next step, like p."""
 
 
+class RpropScalars(NamedTuple):
+    shrink: Any
+    """η⁻, the factor for a changed sign."""
+    grow: Any
+    """η⁺, the factor for an unchanged sign."""
+    min_step: Any
+    max_step: Any
+
+
+@factory
 def scale_by_rprop(
     lr: numeric.Hyper = 1e-2,
     etas: tuple[numeric.Hyper, numeric.Hyper] = (0.5, 1.2),
@@ -53,8 +64,8 @@ def scale_by_rprop(
         tensor([ 0.1000, -0.1000])
     """
     check_lr(lr)
-    minus, plus = etas
-    least, most = step_sizes
+    minus, plus = numeric.pair(etas, "etas", "(0.5, 1.2)")
+    bounds = numeric.pair(step_sizes, "step_sizes", "(1e-6, 50.0)")
     if numeric.is_static(minus) and numeric.is_static(plus) and not 0.0 < minus < 1.0 < plus:
         raise ValueError(f"Invalid eta values: {minus}, {plus}")
 
@@ -64,33 +75,23 @@ def scale_by_rprop(
         size = torch.zeros_like(p) + (first * (1 + 1j) if p.is_complex() else first)
         return RpropSlots(torch.zeros_like(p), size.to(p.dtype))
 
-    def scalars(t: Any) -> tuple[Any, ...]:
-        return tuple([numeric.at(x, t) for x in (minus, plus, least, most)])
+    def scalars(t: Any, *, etas: Any, step_sizes: Any) -> RpropScalars:
+        return RpropScalars(*etas, *step_sizes)
 
     def update(
-        g: Tensor, slots: RpropSlots, p: Tensor, minus: Any, plus: Any, least: Any, most: Any
+        g: Tensor, slots: RpropSlots, p: Tensor, s: RpropScalars
     ) -> tuple[Tensor, RpropSlots]:
-        s, size = g * slots.prev, slots.step_size
-        size = torch.where(s > 0, plus * size, torch.where(s < 0, minus * size, size))
-        size = size.clamp(least, most)
-        g = torch.where(s < 0, 0, g)
+        agreement, size = g * slots.prev, slots.step_size
+        shrunk = torch.where(agreement < 0, s.shrink * size, size)
+        size = torch.where(agreement > 0, s.grow * size, shrunk).clamp(s.min_step, s.max_step)
+        g = torch.where(agreement < 0, 0, g)
         return g.sign() * size, RpropSlots(g, size)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        name="scale_by_rprop",
-        hyper={
-            "lr": lr,
-            "etas.0": minus,
-            "etas.1": plus,
-            "step_sizes.0": least,
-            "step_sizes.1": most,
-        },
-    )
+    hyper = {"lr": lr, "etas": (minus, plus), "step_sizes": bounds}
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_rprop")
 
 
+@factory
 def rprop(
     lr: numeric.Hyper = 1e-2,
     etas: tuple[numeric.Hyper, numeric.Hyper] = (0.5, 1.2),

@@ -8,12 +8,14 @@ keeps the learning rate out of the buffer: p ← p − lr b.
 from __future__ import annotations
 
 from functional_optim import numeric
-from functional_optim.base import GradientTransformation
-from functional_optim.combine import chain
-from functional_optim.leafwise import identity
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import identity
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr, trace
 
 
+@factory
 def sgd(
     lr: numeric.Hyper = 1e-3,
     momentum: numeric.Hyper = 0.0,

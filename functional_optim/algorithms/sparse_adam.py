@@ -10,9 +10,11 @@ from typing import Any
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, adam_chain, check_betas, scale_by_adam
-from functional_optim.base import GradientTransformation
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
 
 
+@factory
 def sparse_adam(
     lr: numeric.Hyper = 1e-3,
     betas: Betas = (0.9, 0.999),
@@ -56,6 +58,6 @@ def sparse_adam(
 
     def corrected(count: Any) -> Any:
         t = count + 1
-        return numeric.at(eps, t) / numeric.sqrt(1 - numeric.at(b2, t) ** t)
+        return numeric.divide(numeric.at(eps, t), numeric.sqrt(1 - numeric.at(b2, t) ** t))
 
     return adam_chain(scale_by_adam(betas, corrected), lr, 0.0, False, maximize)

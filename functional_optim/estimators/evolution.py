@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
 from functional_optim.estimators.protocol import Estimator, Rays, check_count
 from functional_optim.search.shaping import centered_ranks
 
 
+@factory
 def es_gradient(
     population: int = 64, sigma: numeric.Hyper = 0.02, *, ranks: bool = True, batched: bool = True
 ) -> Estimator:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.base import Tree
+from functional_optim.core.base import Tree
+from functional_optim.core.factory import factory
 from functional_optim.estimators.protocol import (
     Estimator,
     EstimatorState,
@@ -22,6 +23,7 @@ from functional_optim.estimators.protocol import (
 )
 
 
+@factory
 def forward_gradient(
     directions: int = 1, *, distribution: str = "normal", batched: bool = True
 ) -> Estimator:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from functional_optim import base, draws, numeric, tree
-from functional_optim.base import Tree
+from functional_optim import numeric, tree
+from functional_optim.core import base, draws
+from functional_optim.core.base import Tree
+from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
 from functional_optim.estimators.protocol import Estimator, EstimatorState, Rays, check_count
 
 NORMAL = Rays(1, False, False)
 
 
+@factory
 def mezo(eps: numeric.Hyper = 1e-3, samples: int = 1) -> Estimator:
     """Estimate a gradient from two forward passes, in the memory of one: (f⁺ − f⁻) / (2 ε) · z.
 

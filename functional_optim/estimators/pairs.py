@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import kernels, numeric, tree
-from functional_optim.base import Tree
+from functional_optim import numeric, tree
+from functional_optim.core import modes
+from functional_optim.core.base import Tree
 from functional_optim.estimators.lazy import Lazy, can_be_lazy
 from functional_optim.estimators.protocol import (
     Estimator,
@@ -58,7 +59,7 @@ def pairs(name: str, rays: Rays, reach: numeric.Hyper, weigh: Weigh, *, lazy: bo
 
     def one_by_one(fn: Callable[..., Any], state: EstimatorState, params: Tree) -> Tensor:
         key, c = at(state)
-        plain = lazy and not torch.compiler.is_compiling() and not kernels.transformed()
+        plain = lazy and not torch.compiler.is_compiling() and not modes.transformed()
 
         def value(i: int, sign: int) -> Tensor:
             def leaf(path: str, p: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, draws, randomness, tree
-from functional_optim.base import Tree
+from functional_optim import tree
+from functional_optim.core import base, draws, randomness
+from functional_optim.core.base import Tree
+from functional_optim.core.factory import Made
 
 
 class EstimatorState(NamedTuple):
@@ -29,7 +31,21 @@ class EstimatorState(NamedTuple):
     weights: Tensor
 
 
-class Estimator(NamedTuple):
+class EstimatorFunctions(NamedTuple):
+    """The fields of `Estimator`."""
+
+    init: Callable[..., EstimatorState]
+    measure: Callable[..., Any]
+    """measure(loss_fn)(state, params, *args) → value, state: all but the gradient."""
+    gradient: Callable[[EstimatorState, Tree], Tree]
+    candidates: Callable[[EstimatorState, Tree], Tree]
+    read: Callable[[Tensor, EstimatorState], tuple[Tensor, EstimatorState]]
+    """Losses of the candidates, and the state before them → value, state."""
+    name: str = ""
+    """What checkpoints of `adapters.GradientFree` call it."""
+
+
+class Estimator(Made, EstimatorFunctions):
     """Pure functions that estimate gradients, for any transformation to work on.
 
     ::
@@ -67,16 +83,6 @@ class Estimator(NamedTuple):
         >>> bool(w.norm() < 0.1)
         True
     """
-
-    init: Callable[..., EstimatorState]
-    measure: Callable[..., Any]
-    """measure(loss_fn)(state, params, *args) → value, state: all but the gradient."""
-    gradient: Callable[[EstimatorState, Tree], Tree]
-    candidates: Callable[[EstimatorState, Tree], Tree]
-    read: Callable[[Tensor, EstimatorState], tuple[Tensor, EstimatorState]]
-    """Losses of the candidates, and the state before them → value, state."""
-    name: str = ""
-    """What checkpoints of `adapters.GradientFree` call it."""
 
     def value_and_grad(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """A function (state, params, *args) → ((value, grads), state)."""
@@ -157,6 +163,11 @@ class Rays(NamedTuple):
 
         def init(params: Tree, seed: int | Tensor = 0) -> EstimatorState:
             base.check_params(params)
+            if not tree.leaves(params):
+                raise ValueError(
+                    f"{name} got a tree without parameters, so there is nothing to estimate; pass "
+                    "a pytree of tensors such as dict(model.named_parameters())."
+                )
             own = randomness.seed_tensor(name, seed, base.default_device(tree.leaves(params)))
             weights = torch.zeros(self.number, dtype=torch.float64, device=own.device)
             return EstimatorState(torch.zeros_like(own), own, weights)

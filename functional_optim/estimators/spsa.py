@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.estimators.pairs import differences, pairs
 from functional_optim.estimators.protocol import Estimator, Rays, check_count
 
 
+@factory
 def spsa(
     c: numeric.Hyper = 0.01, gamma: numeric.Hyper = 0.101, samples: int = 1, *, batched: bool = True
 ) -> Estimator:
@@ -57,6 +59,7 @@ def spsa(
     return pairs("spsa", Rays(samples, True, batched), reach, differences, lazy=True)
 
 
+@factory
 def spsa_gain(
     a: numeric.Number, stability: numeric.Number = 0.0, alpha: numeric.Number = 0.602
 ) -> numeric.Schedule:

@@ -14,40 +14,46 @@ it is missing, has changed or does not suit the rule:
 
 from __future__ import annotations
 
-import gc
+import functools
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim.kernels import native, store, watch
-from functional_optim.kernels.keys import fingerprint, static_key
-from functional_optim.kernels.native import Addresses, Native, Sweep, cut
-from functional_optim.kernels.store import folder
+from functional_optim.core.importing import uncollected
+from functional_optim.kernels import cpu, disk_cache, watch
+from functional_optim.kernels.cpu import READER, MultiTensorLaunch, Native
+from functional_optim.kernels.disk_cache import folder
+from functional_optim.kernels.fingerprints import fingerprint, static_key
+from functional_optim.kernels.interrupts import let_through
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
 __all__ = [
-    "Addresses",
+    "READER",
     "Body",
     "Kernel",
+    "MultiTensorLaunch",
     "Native",
     "Signature",
-    "Sweep",
     "build",
-    "bypass",
     "count",
-    "cut",
     "fingerprint",
     "folder",
+    "is_compile_error",
     "is_kept",
+    "is_limit",
+    "line",
+    "own_code",
+    "refusal",
     "same_entries",
     "static_key",
     "sweep",
+    "tell",
     "watcher",
 ]
 
@@ -69,10 +75,7 @@ def build(key: Any, body: Body, signature: Signature, *, strict: bool = False) -
     Raises:
         RuntimeError: if `strict`, and the kernel cannot be compiled.
     """
-    kernel = _once((key, signature), lambda give_way: _compile(body, signature, give_way), strict)
-    if strict and isinstance(kernel, Public):
-        kernel.insist()
-    return kernel
+    return _once((key, signature), lambda give_way: _compile(body, signature, give_way), strict)
 
 
 def sweep(
@@ -97,7 +100,7 @@ def sweep(
     Raises:
         RuntimeError: if `strict`, and building it fails.
     """
-    if signature.device.type != "cpu" or not set(signature.leaves[0]) <= native.CTYPES.keys():
+    if signature.device.type != "cpu" or not set(signature.leaves[0]) <= cpu.CTYPES.keys():
         return None
     return _once(
         ("native", key, signature),
@@ -108,7 +111,7 @@ def sweep(
 
 def watcher() -> Any:
     """The library that looks over objects, or None (see `watch`)."""
-    return watch.module if native.READER else None
+    return watch.module if cpu.READER else None
 
 
 def same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -119,28 +122,9 @@ def same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return same_keys and all(map(operator.is_, a.values(), b.values()))
 
 
-def bypass() -> bool:
-    """Would a kernel, which reads and writes memory directly, pass by something that must see it?
-
-    A mode such as make_fx's sees what goes through the dispatcher; tensors inside a transform of
-    torch.func, such as vmap, have no memory of their own.
-    """
-    return _modes() > 0 or transformed() or _early_modes() > 0
-
-
-def transformed() -> bool:
-    """Are we inside a transform of torch.func, such as vmap?"""
-    return _functorch() is not None
-
-
-_modes = torch._C._len_torch_dispatch_stack
-_functorch = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
-_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch
-
-
 def is_kept(kernel: Native) -> bool:
     """Will the next process find this kernel?"""
-    return kernel.name is not None and store.find(kernel.name) is not None
+    return kernel.name is not None and disk_cache.find(kernel.name) is not None
 
 
 def count() -> int:
@@ -158,9 +142,9 @@ def _once(full: Any, make: Callable[[GiveWay], Any], strict: bool) -> Any:
 
     def give_way(what: str, error: Exception) -> None:
         if strict:
-            raise _refusal(f"{what} ({_line(error)})") from error
+            raise refusal(f"{what} ({line(error)})") from error
         _gave_way.add(full)
-        _tell(f"{what} ({_line(error)})")
+        tell(f"{what} ({line(error)})")
 
     def missing() -> bool:
         return full not in _built or (strict and full in _gave_way)
@@ -168,27 +152,20 @@ def _once(full: Any, make: Callable[[GiveWay], Any], strict: bool) -> Any:
     if missing():
         with _lock:
             if missing():
-                with _uncollected():
-                    _built[full] = make(give_way)
+                _built[full] = let_through(_uncollected, make, give_way)
                 if strict:
                     _gave_way.discard(full)
     return _built[full]
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Inside, no garbage is collected: while 1,500 modules of the compiler are imported there is
-    none, and looking for it takes 0.9 s."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
+def _uncollected(make: Callable[[GiveWay], Any], give_way: GiveWay) -> Any:
+    """What `make` returns, which may import the 1,500 modules of the compiler."""
+    with uncollected():
+        return make(give_way)
 
 
-def _refusal(what: str) -> RuntimeError:
+def refusal(what: str) -> RuntimeError:
+    """The error of a strict step."""
     return RuntimeError(
         f"functional_optim: a strict step must be compiled, but {what}. Nothing was stepped; put "
         "this right, or compile without strict, which falls back with a warning."
@@ -203,17 +180,17 @@ def _native(
     give_way: GiveWay,
 ) -> Native | None:
     described = fingerprint(functions, tuple(map(str, signature)), outputs)
-    name = None if described is None else store.name_of(described)
-    kept = None if name is None else native.load(name, outputs)
+    name = None if described is None else disk_cache.name_of(described)
+    kept = None if name is None else cpu.load(name, outputs)
     if kept is not None:
         return kept
-    with store.turn(name):
-        kept = None if name is None else native.load(name, outputs)
+    with disk_cache.turn(name):
+        kept = None if name is None else cpu.load(name, outputs)
         if kept is not None:  # by a process that came first
             return kept
         try:
-            return native.compile(name, body, signature, outputs)
-        except native.Unsuitable:
+            return cpu.compile(name, body, signature, outputs)
+        except cpu.Unsuitable:
             return None
         except Exception as error:  # private interfaces: anything may have moved
             give_way("no native kernel can be built here", error)
@@ -223,25 +200,42 @@ def _native(
 def _compile(body: Body, signature: Signature, give_way: GiveWay) -> Kernel:
     if signature.device.type == "cpu":
         try:
-            return lower(trace(body, signature), signature.threads)
+            with warnings.catch_warnings():  # of the compiler, about its own code
+                warnings.simplefilter("ignore")
+                return lower(trace(body, signature), signature.threads)
         except Exception as error:  # a private interface: anything may have moved
             give_way("the direct call of compiled kernels is not available here", error)
-    return Public(body, signature)
+    return Public(body, signature, give_way)
 
 
 class Public:
-    """The same through torch.compile; eager, with a warning, if no compiler works."""
+    """The same through torch.compile; eager, with a warning, if no compiler works.
 
-    def __init__(self, body: Body, signature: Signature) -> None:
+    It is compiled when it is made, on tensors of the signature's kind, so that a step in which the
+    compiler fails has written nothing.
+    """
+
+    def __init__(self, body: Body, signature: Signature, give_way: GiveWay) -> None:
         self.signature = signature
         self.known = len(signature.leaves) if signature.shapes is None else 0
         self.works = True
+        self.tried = False
 
         def flat(tensors: list[Tensor], numbers: Tensor) -> Any:
             return body(split_leaves(tensors, signature), numbers)
 
         self.flat = flat
-        self.compiled = torch.compile(flat, fullgraph=True, dynamic=signature.shapes is None)
+        self._renew()
+        try:
+            self._try()
+        except Exception as error:  # of any compiler
+            give_way("torch.compile failed, without which the steps run eagerly", error)
+            self.works = False
+
+    def _renew(self) -> None:
+        """Forget all graphs, and be compiled again."""
+        dynamic = self.signature.shapes is None
+        self.compiled = torch.compile(own_code(self.flat), fullgraph=True, dynamic=dynamic)
 
     @torch.no_grad()
     def __call__(self, args: list[Any]) -> Any:
@@ -252,41 +246,66 @@ class Public:
             try:
                 return self.compiled(tensors, numbers)
             except Exception as error:
-                if not _is_compile_error(error):
+                if not is_compile_error(error):
                     raise
+                if is_limit(error):  # one of each way in which leaves are empty or of one element
+                    self._renew()
+                    return self.compiled(tensors, numbers)
                 self.works = False
-                _tell(f"torch.compile failed ({_line(error)}); the steps run eagerly")
+                tell(f"torch.compile failed ({line(error)}); the steps run eagerly")
         return self.flat(tensors, numbers)
 
     @torch.no_grad()
-    def insist(self) -> None:
-        """Compile now, on tensors of the signature's kind; raise RuntimeError if that fails."""
+    def _try(self) -> None:
+        """Compile, on tensors of the signature's kind."""
         leaves, shapes, (length, wide), device, _ = self.signature
-        layouts = [[((16,), (1,))] * len(own) for own in leaves] if shapes is None else shapes
+        if shapes is None:  # of all different sizes: no guard shall say that two are equal
+            shapes = [[((16 + i,), (1,))] * len(own) for i, own in enumerate(leaves)]
         tensors = [
             torch.empty_strided(*layout, dtype=dtype, device=device).zero_()
-            for own, looks in zip(leaves, layouts, strict=True)
+            for own, looks in zip(leaves, shapes, strict=True)
             for dtype, layout in zip(own, looks, strict=True)
         ]
-        try:
-            self.compiled(tensors, torch.ones(length, dtype=wide, device=device))
-        except Exception as error:
-            raise _refusal(f"torch.compile failed ({_line(error)})") from error
-        self.works = True
+        self.compiled(tensors, torch.ones(length, dtype=wide, device=device))
 
 
-def _is_compile_error(error: Exception) -> bool:
+def own_code(function: FunctionType) -> FunctionType:
+    """A function with a code object that no other one has.
+
+    torch.compile counts the graphs of a code object, and gives up after eight: functions that come
+    out of one `def` would share them.
+    """
+    code = function.__code__.replace()
+    own = (function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    made = FunctionType(code, *own)
+    functools.update_wrapper(made, function)
+    return made
+
+
+def is_limit(error: Exception) -> bool:
+    """Has torch.compile made as many graphs of a code object as it will?"""
+    return "RecompileLimit" in type(error).__name__ or "CacheLimit" in type(error).__name__
+
+
+def is_compile_error(error: Exception) -> bool:
+    """Does an error come from compiling, not from what was compiled?"""
     from torch._dynamo.exc import TorchDynamoException
 
-    return isinstance(error, (TorchDynamoException, OSError)) or "inductor" in repr(error).lower()
+    return (
+        isinstance(error, (TorchDynamoException, OSError))
+        or is_limit(error)
+        or "inductor" in repr(error).lower()
+    )
 
 
-def _line(error: Exception) -> str:
+def line(error: Exception) -> str:
+    """An error in one line."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
-def _tell(message: str) -> None:
+def tell(message: str) -> None:
+    """Warn, once a process."""
     if message not in _told:
         _told.add(message)
         warnings.warn(f"functional_optim: {message}.", RuntimeWarning, stacklevel=4)

@@ -4,120 +4,200 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 typedef void* (*Reader)(void*);
 typedef void (*Sweep)(const int64_t*);
+typedef std::vector<int64_t> Column;
 
-static PyObject *GRAD, *STRIDE, *NUMEL, *DTYPE, *PARAMS;
+static PyObject *GRAD, *OFFSET, *PARAMS, *FUNC, *PARTIAL;
 
-static int same_stride(PyObject* tensor, PyObject* known)
+/* An address below this may be an offset from 0; no storage is so large that one above it is. */
+static const int64_t LOWEST = (int64_t)1 << 40;
+
+/* The tensors of a step as they were; `guards.TensorGuard` says what its arguments are. */
+struct Guard {
+    PyObject_HEAD
+    PyObject* given;  /* a dict of the arguments, which owns all objects below */
+    PyObject *kinds, *checker, *wide, *tensors, *params, *states, *values;
+    PyCFunctionWithKeywords check;
+    Column *places, *reaches, *starts, *stops;
+    Column* last;     /* where the gradients lay when they were last found to be apart */
+    Reader read;
+};
+
+static int copied(PyObject* array, Column** out)
 {
-    PyObject* found = PyObject_CallMethodNoArgs(tensor, STRIDE);
-    if (!found) return -1;
-    int same = PyObject_RichCompareBool(found, known, Py_EQ);
-    Py_DECREF(found);
-    return same;
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, PyBUF_SIMPLE) < 0) return -1;
+    const int64_t* first = (const int64_t*)view.buf;
+    delete *out;
+    *out = new Column(first, first + view.len / sizeof(int64_t));
+    PyBuffer_Release(&view);
+    return 0;
 }
 
-/* 1: dtype, size and strides are those; 0: they are not; -1: an exception. */
-static int same_look(PyObject* tensor, PyObject* stride, PyObject* numel, PyObject* dtype)
+static int guard_init(Guard* self, PyObject*, PyObject* named)
 {
-    int same = same_stride(tensor, stride);
-    if (same != 1) return same;
-    PyObject* found = PyObject_CallMethodNoArgs(tensor, NUMEL);
-    if (!found) return -1;
-    same = PyObject_RichCompareBool(found, numel, Py_EQ);
-    Py_DECREF(found);
-    if (same != 1) return same;
-    found = PyObject_GetAttr(tensor, DTYPE);
-    if (!found) return -1;
-    same = found == dtype;
-    Py_DECREF(found);
-    return same;
+    static const char* names[] = {"kinds", "check", "wide", "tensors", "places", "reaches", "starts",
+                                  "stops", "read", "params", "states", "values", NULL};
+    PyObject *none = PyTuple_New(0), *check, *places, *reaches, *starts, *stops;
+    long long read;
+    PyObject* given = named ? PyDict_Copy(named) : PyDict_New();
+    int done = none && given &&
+        PyArg_ParseTupleAndKeywords(
+            none, given, "$O!O!O!O!OOOOLO!O!O!", (char**)names, &PyTuple_Type, &self->kinds,
+            &PyCFunction_Type, &check, &PyTuple_Type, &self->wide, &PyTuple_Type, &self->tensors, &places, &reaches,
+            &starts, &stops, &read, &PyTuple_Type, &self->params, &PyTuple_Type, &self->states,
+            &PyTuple_Type, &self->values);
+    Py_XDECREF(none);
+    Py_XSETREF(self->given, given);
+    if (!done || copied(places, &self->places) < 0 || copied(reaches, &self->reaches) < 0 ||
+        copied(starts, &self->starts) < 0 || copied(stops, &self->stops) < 0)
+        return -1;
+    delete self->last;
+    self->last = new Column(self->reaches->size());
+    self->read = (Reader)read;
+    self->checker = PyCFunction_GET_SELF(check); /* one without keywords ignores the third argument */
+    self->check = (PyCFunctionWithKeywords)(void*)PyCFunction_GET_FUNCTION(check);
+    return 0;
 }
 
-/* known: the addresses of a list of tensor objects and of where their data lay, how many there are,
-   and the address of torch's function from one to the other. */
-static int same_places(PyObject* known)
+static int guard_traverse(Guard* self, visitproc visit, void* arg)
 {
-    const int64_t* tensors = (const int64_t*)PyLong_AsLongLong(PyTuple_GET_ITEM(known, 0));
-    const int64_t* places = (const int64_t*)PyLong_AsLongLong(PyTuple_GET_ITEM(known, 1));
-    const int64_t count = PyLong_AsLongLong(PyTuple_GET_ITEM(known, 2));
-    Reader read = (Reader)PyLong_AsLongLong(PyTuple_GET_ITEM(known, 3));
-    for (int64_t i = 0; i < count; ++i)
-        if ((int64_t)read((void*)tensors[i]) != places[i]) return 0;
+    Py_VISIT(self->given);
+    return 0;
+}
+
+static int guard_clear(Guard* self)
+{
+    Py_CLEAR(self->given);
+    return 0;
+}
+
+static void guard_dealloc(Guard* self)
+{
+    PyObject_GC_UnTrack(self);
+    Py_CLEAR(self->given);
+    delete self->places;
+    delete self->reaches;
+    delete self->starts;
+    delete self->stops;
+    delete self->last;
+    Py_TYPE(self)->tp_free((PyObject*)self);
+}
+
+/* Where a tensor's data lie; 0 for one without a storage, for which torch throws. */
+static int64_t place(Reader read, PyObject* tensor)
+{
+    try {
+        return (int64_t)read((void*)tensor);
+    } catch (...) {
+        return 0;
+    }
+}
+
+/* Has a gradient memory, of its own? 1, 0, or -1 for an exception. */
+static int is_apart(Guard* self, PyObject* grad, Py_ssize_t at)
+{
+    const int64_t reach = (*self->reaches)[at];
+    if (!reach) return 1; /* its address means nothing */
+    const int64_t start = place(self->read, grad);
+    if (!start) return 0;
+    if (start == (*self->last)[at]) return 1;
+    if (start < LOWEST) { /* of a storage that was freed, there is the offset left */
+        PyObject* found = PyObject_CallMethodNoArgs(grad, OFFSET);
+        if (!found) return -1;
+        int64_t offset = PyLong_AsLongLong(found);
+        Py_DECREF(found);
+        if (offset && start <= 16 * offset) return 0;
+    }
+    const Column &starts = *self->starts, &stops = *self->stops;
+    const auto begun = std::lower_bound(starts.begin(), starts.end(), start + reach) - starts.begin();
+    const auto ended = std::upper_bound(stops.begin(), stops.end(), start) - stops.begin();
+    if (begun != ended) return 0;
+    (*self->last)[at] = start;
     return 1;
 }
 
-static PyObject* stays(PyObject*, PyObject* known) { return PyBool_FromLong(same_places(known)); }
-
-/* The gradients among `given`, a list of tensors and None, appended to a list; what `same_look` says.
-   kinds: their types; seen: strides, sizes and dtypes of the gradients at 0, 1 and 2. */
-static int same_gradient(PyObject* grad, PyObject* kind, PyObject* const* looks, PyObject* grads)
+/* Append a gradient, if it is one, to those that were found; 0 if it is not like the k-th was. */
+static int append(Guard* self, PyObject* grad, Py_ssize_t k, PyObject* grads)
 {
-    if ((PyObject*)Py_TYPE(grad) != kind) return 0;
+    if ((PyObject*)Py_TYPE(grad) != PyTuple_GET_ITEM(self->kinds, k)) return 0;
     if (grad == Py_None) return 1;
-    Py_ssize_t at = PyList_GET_SIZE(grads);
-    int same = same_look(grad, PyTuple_GET_ITEM(looks[0], at), PyTuple_GET_ITEM(looks[1], at),
-                         PyTuple_GET_ITEM(looks[2], at));
+    const int same = is_apart(self, grad, PyList_GET_SIZE(grads));
     return same == 1 && PyList_Append(grads, grad) < 0 ? -1 : same;
 }
 
-/* wide: strides of tensors; known: as in `same_places`. */
-static int same_memory(PyObject* wide, PyObject* strides, PyObject* known)
+/* Do gradients, and tensors of more than one dimension, look as they did, to torch's own guards?
+   These are called as a C function, since they throw at a tensor that has no strides. */
+static int look_same(Guard* self, PyObject* grads)
 {
-    int same = 1;
-    for (Py_ssize_t i = 0; same == 1 && i < PyTuple_GET_SIZE(wide); ++i)
-        same = same_stride(PyTuple_GET_ITEM(wide, i), PyTuple_GET_ITEM(strides, i));
-    return same == 1 ? same_places(known) : same;
+    const Py_ssize_t n = PyList_GET_SIZE(grads), more = PyTuple_GET_SIZE(self->wide);
+    PyObject* all = PyTuple_New(n + more);
+    if (!all) return -1;
+    for (Py_ssize_t i = 0; i < n + more; ++i) {
+        PyObject* x = i < n ? PyList_GET_ITEM(grads, i) : PyTuple_GET_ITEM(self->wide, i - n);
+        PyTuple_SET_ITEM(all, i, Py_NewRef(x));
+    }
+    PyObject* found;
+    try {
+        found = self->check(self->checker, all, NULL);
+    } catch (...) {
+        found = Py_NewRef(Py_False);
+    }
+    Py_DECREF(all);
+    Py_XDECREF(found);
+    return found ? found == Py_True : -1;
 }
 
-/* `grads` if all was the same, None if not, NULL for an exception that is no answer. */
-static PyObject* answer(int same, PyObject* grads)
+/* The gradients that were found, if `same` and all tensors are where they were; else None. */
+static PyObject* answer(Guard* self, int same, PyObject* grads)
 {
+    if (same == 1) same = look_same(self, grads);
+    for (size_t i = 0; same == 1 && i < self->places->size(); ++i)
+        same = place(self->read, PyTuple_GET_ITEM(self->tensors, i)) == (*self->places)[i];
     if (same == 1) return grads;
     Py_DECREF(grads);
-    if (same < 0) {
-        /* a sparse gradient has no strides */
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return NULL;
-        PyErr_Clear();
-    }
-    Py_RETURN_NONE;
+    return same < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* From a list of gradients or None, a list of other tensors, and `seen`: the gradients that are
-   there; None if anything differs from `seen`, a tuple: types of gradients; strides, sizes and dtypes
-   of gradients; the other tensors; further tensors, their strides; what `stays` gets. */
-static PyObject* given_gradients(PyObject*, PyObject* const* given, Py_ssize_t)
+/* Go over what stands where a tree of this outline (see `tree.outline`) has its leaves: gradients are
+   appended to `grads`, and without that other objects compared. at: how many were met before. */
+static int walk(Guard* self, PyObject* tree, PyObject* outline, PyObject* grads, Py_ssize_t* at)
 {
-    PyObject *found = given[0], *others = given[1], *const* seen = PySequence_Fast_ITEMS(given[2]);
-    if (PyList_GET_SIZE(found) != PyTuple_GET_SIZE(seen[0]) ||
-        PyList_GET_SIZE(others) != PyTuple_GET_SIZE(seen[4]))
-        Py_RETURN_NONE;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(others); ++i)
-        if (PyList_GET_ITEM(others, i) != PyTuple_GET_ITEM(seen[4], i)) Py_RETURN_NONE;
+    if (outline == Py_None) {
+        const Py_ssize_t i = (*at)++;
+        return grads ? append(self, tree, i, grads) : tree == PyTuple_GET_ITEM(self->params, i);
+    }
+    PyObject *keys = PyTuple_GET_ITEM(outline, 1), *inner = PyTuple_GET_ITEM(outline, 2);
+    const Py_ssize_t n = PyTuple_GET_SIZE(inner);
+    if ((PyObject*)Py_TYPE(tree) != PyTuple_GET_ITEM(outline, 0)) return 0;
+    if (n && (keys == Py_None ? PySequence_Fast_GET_SIZE(tree) : PyDict_GET_SIZE(tree)) != n) return 0;
+    int same = 1;
+    for (Py_ssize_t i = 0; same == 1 && i < n; ++i) {
+        PyObject* x = keys == Py_None
+            ? PySequence_Fast_GET_ITEM(tree, i)
+            : PyDict_GetItemWithError(tree, PyTuple_GET_ITEM(keys, i));
+        if (!x) return PyErr_Occurred() ? -1 : 0;
+        same = walk(self, x, PyTuple_GET_ITEM(inner, i), grads, at);
+    }
+    return same;
+}
+
+/* From an outline, a tree of gradients or None, and more trees, all of that outline: the gradients
+   that are there; None if anything is not as it was. */
+static PyObject* guard_trees(Guard* self, PyObject* const* given, Py_ssize_t n)
+{
     PyObject* grads = PyList_New(0);
     if (!grads) return NULL;
-    int same = 1;
-    for (Py_ssize_t i = 0; same == 1 && i < PyList_GET_SIZE(found); ++i)
-        same = same_gradient(PyList_GET_ITEM(found, i), PyTuple_GET_ITEM(seen[0], i), seen + 1, grads);
-    if (same == 1) same = same_memory(seen[5], seen[6], seen[7]);
-    return answer(same, grads);
-}
-
-/* Have two dicts the very same keys and values, in the same order? */
-static PyObject* same_entries(PyObject*, PyObject* const* given, Py_ssize_t)
-{
-    PyObject *key, *value, *other_key, *other_value;
-    Py_ssize_t at = 0, other_at = 0;
-    if (PyDict_GET_SIZE(given[0]) != PyDict_GET_SIZE(given[1])) Py_RETURN_FALSE;
-    while (PyDict_Next(given[0], &at, &key, &value))
-        if (!PyDict_Next(given[1], &other_at, &other_key, &other_value) || key != other_key ||
-            value != other_value)
-            Py_RETURN_FALSE;
-    Py_RETURN_TRUE;
+    Py_ssize_t at = 0;
+    int same = walk(self, given[1], given[0], grads, &at);
+    at = 0;
+    for (Py_ssize_t k = 2; same == 1 && k < n; ++k) same = walk(self, given[k], given[0], NULL, &at);
+    return answer(self, same, grads);
 }
 
 static int same_state(PyObject* state, PyObject* states, PyObject* values)
@@ -137,14 +217,11 @@ static int same_state(PyObject* state, PyObject* states, PyObject* values)
     return 1;
 }
 
-/* From groups, state and `seen`: the gradients of all parameters that have one; None if anything
-   differs from `seen`, a tuple of tuples: types of gradients; strides, sizes and dtypes of gradients;
-   parameters of each group; further tensors, their strides; what `stays` gets; values of the state,
-   their values. */
-static PyObject* gradients(PyObject*, PyObject* const* given, Py_ssize_t)
+/* From an optimizer's groups and state: the gradients of all parameters that have one; None if
+   anything is not as it was. */
+static PyObject* guard_gradients(Guard* self, PyObject* const* given, Py_ssize_t)
 {
-    PyObject *groups = given[0], *state = given[1], *const* seen = PySequence_Fast_ITEMS(given[2]);
-    PyObject *kinds = seen[0], *params = seen[4];
+    PyObject *groups = given[0], *state = given[1], *params = self->params;
     if (!PyList_Check(groups) || PyList_GET_SIZE(groups) != PyTuple_GET_SIZE(params))
         Py_RETURN_NONE;
     PyObject* grads = PyList_New(0);
@@ -160,14 +237,33 @@ static PyObject* gradients(PyObject*, PyObject* const* given, Py_ssize_t)
             PyObject* p = PyTuple_GET_ITEM(known, j);
             if (p != PyList_GET_ITEM(list, j)) { same = 0; break; }
             PyObject* grad = PyObject_GetAttr(p, GRAD);
-            if (!grad) { same = -1; break; }
-            same = same_gradient(grad, PyTuple_GET_ITEM(kinds, k), seen + 1, grads);
-            Py_DECREF(grad);
+            same = grad ? append(self, grad, k, grads) : -1;
+            Py_XDECREF(grad);
         }
     }
-    if (same == 1) same = same_state(state, seen[8], seen[9]);
-    if (same == 1) same = same_memory(seen[5], seen[6], seen[7]);
-    return answer(same, grads);
+    if (same == 1) same = same_state(state, self->states, self->values);
+    return answer(self, same, grads);
+}
+
+static PyMethodDef guard_methods[] = {
+    {"trees", (PyCFunction)(void*)guard_trees, METH_FASTCALL, NULL},
+    {"gradients", (PyCFunction)(void*)guard_gradients, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject guard_type = {PyVarObject_HEAD_INIT(NULL, 0)};
+
+/* Have two dicts the very same keys and values, in the same order? */
+static PyObject* same_entries(PyObject*, PyObject* const* given, Py_ssize_t)
+{
+    PyObject *key, *value, *other_key, *other_value;
+    Py_ssize_t at = 0, other_at = 0;
+    if (PyDict_GET_SIZE(given[0]) != PyDict_GET_SIZE(given[1])) Py_RETURN_FALSE;
+    while (PyDict_Next(given[0], &at, &key, &value))
+        if (!PyDict_Next(given[1], &other_at, &other_key, &other_value) || key != other_key ||
+            value != other_value)
+            Py_RETURN_FALSE;
+    Py_RETURN_TRUE;
 }
 
 template <typename T>
@@ -184,8 +280,9 @@ static int unpack(PyObject* numbers, std::vector<T>& out)
     return 0;
 }
 
-/* Run a kernel's `sweep`. Of its function and its record of a call, the addresses; gradients, a list
-   of tensors that nobody else changes; numbers, a list of tuples; are these read as doubles? */
+/* Run a library; the sums that it returns. Of its function and its record of a call, the addresses;
+   gradients, a list of tensors that nobody else changes; numbers, a list of tuples; whether these are
+   read as doubles; how many sums. */
 static PyObject* launch(PyObject*, PyObject* const* given, Py_ssize_t)
 {
     Sweep run = (Sweep)PyLong_AsLongLong(given[0]);
@@ -200,18 +297,44 @@ static PyObject* launch(PyObject*, PyObject* const* given, Py_ssize_t)
         call[5] = (int64_t)narrow.data();
     }
     call[3] = (int64_t)((PyListObject*)given[2])->ob_item;
+    const Py_ssize_t outputs = PyLong_AsSsize_t(given[5]);
+    double* totals = (double*)call[7];
+    std::fill(totals, totals + outputs, 0.0);
     Py_BEGIN_ALLOW_THREADS
     run(call);
     Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    PyObject* sums = PyTuple_New(outputs);
+    for (Py_ssize_t i = 0; sums && i < outputs; ++i)
+        PyTuple_SET_ITEM(sums, i, PyFloat_FromDouble(totals[i]));
+    return sums;
+}
+
+/* Call functions in order, if all are C functions, or partials of some: Python runs no signal handler
+   in between. False, and nothing done, if one is not. */
+static PyObject* run_all(PyObject*, PyObject* functions)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(functions); ++i) {
+        PyObject* one = PyList_GET_ITEM(functions, i);
+        if ((PyObject*)Py_TYPE(one) == PARTIAL) {
+            PyObject* inner = PyObject_GetAttr(one, FUNC);
+            if (!inner) return NULL;
+            Py_DECREF(inner); /* the partial keeps it */
+            one = inner;
+        }
+        if (!PyCFunction_Check(one)) Py_RETURN_FALSE;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(functions); ++i) {
+        PyObject* result = PyObject_CallNoArgs(PyList_GET_ITEM(functions, i));
+        if (!result) return NULL;
+        Py_DECREF(result);
+    }
+    Py_RETURN_TRUE;
 }
 
 static PyMethodDef methods[] = {
-    {"given_gradients", (PyCFunction)(void*)given_gradients, METH_FASTCALL, NULL},
-    {"gradients", (PyCFunction)(void*)gradients, METH_FASTCALL, NULL},
     {"same_entries", (PyCFunction)(void*)same_entries, METH_FASTCALL, NULL},
     {"launch", (PyCFunction)(void*)launch, METH_FASTCALL, NULL},
-    {"stays", stays, METH_O, NULL},
+    {"run_all", run_all, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -220,9 +343,23 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "functional_optim_watch"
 PyMODINIT_FUNC PyInit_functional_optim_watch(void)
 {
     GRAD = PyUnicode_InternFromString("grad");
-    STRIDE = PyUnicode_InternFromString("stride");
-    NUMEL = PyUnicode_InternFromString("numel");
-    DTYPE = PyUnicode_InternFromString("dtype");
+    OFFSET = PyUnicode_InternFromString("storage_offset");
     PARAMS = PyUnicode_InternFromString("params");
-    return PyModule_Create(&definition);
+    FUNC = PyUnicode_InternFromString("func");
+    PyObject* functools = PyImport_ImportModule("functools");
+    if (!functools) return NULL;
+    PARTIAL = PyObject_GetAttrString(functools, "partial");
+    Py_DECREF(functools);
+    guard_type.tp_name = "functional_optim_watch.Guard";
+    guard_type.tp_basicsize = sizeof(Guard);
+    guard_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+    guard_type.tp_new = PyType_GenericNew;
+    guard_type.tp_init = (initproc)guard_init;
+    guard_type.tp_traverse = (traverseproc)guard_traverse;
+    guard_type.tp_clear = (inquiry)guard_clear;
+    guard_type.tp_dealloc = (destructor)guard_dealloc;
+    guard_type.tp_methods = guard_methods;
+    PyObject* module = PyModule_Create(&definition);
+    if (!PARTIAL || !module || PyModule_AddType(module, &guard_type) < 0) return NULL;
+    return module;
 }

@@ -16,7 +16,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
-from functional_optim.kernels import store
+from functional_optim.kernels import disk_cache
 
 SOURCE = Path(__file__).with_name("watch.cpp")
 MODULE = "functional_optim_watch"
@@ -50,13 +50,18 @@ class Build:
         assert self.folder is not None
         return Path(self.folder) / "watch.so"
 
+    def stop(self) -> None:
+        """Give up what is being built."""
+        if self.process is not None:
+            self.process.kill()
+
     def finish(self) -> None:
         """Wait, load the library and keep it; nothing happens if there is none."""
         if self.process is None or self.folder is None:
             return
         try:
             if self.process.wait() == 0:
-                store.keep(name(), self.output())
+                disk_cache.keep(name(), self.output())
                 _take(self.output())
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -64,12 +69,12 @@ class Build:
 
 def name() -> str:
     """The library's name in the folder of kernels."""
-    return "watch-" + store.name_of(SOURCE.read_text(), sys.version)
+    return "watch-" + disk_cache.name_of(SOURCE.read_text(), sys.version)
 
 
 def load() -> bool:
     """Take the library that an earlier process kept; False if there is none."""
-    kept = store.find(name()) if module is None else None
+    kept = disk_cache.find(name()) if module is None else None
     if kept is not None:
         _take(kept)
     return module is not None

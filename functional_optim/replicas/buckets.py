@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import sharded, tree
+from functional_optim import tree
+from functional_optim.core import sharding
 
 Wait = Callable[[], Tensor]
 """Waits for a reduction, and returns its result."""
@@ -80,15 +81,15 @@ def reduce_in_buckets(values: Any, mean: Callable[[Tensor], Wait], bucket_bytes:
 
 def _local(x: Tensor) -> Tensor:
     """This process's part of a tensor, as real numbers."""
-    x = sharded.part(x.detach())
+    x = sharding.part(x.detach())
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _like(values: Tensor, leaf: Tensor) -> Tensor:
     """What was averaged, in the form of the tensor that was given."""
-    like = sharded.part(leaf)
+    like = sharding.part(leaf)
     if like.is_complex():  # copied, as real neighbours may have put it at an odd place
         values = torch.view_as_complex(values.clone())
     if values.stride() != like.stride():
         values = torch.empty_like(like).copy_(values)
-    return sharded.from_part(values, leaf) if sharded.is_sharded(leaf) else values
+    return sharding.from_part(values, leaf) if sharding.is_sharded(leaf) else values

@@ -7,12 +7,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, tree
-from functional_optim.combine import extra_names
-from functional_optim.compiled import compile
+from functional_optim import tree
+from functional_optim.combinators.local_steps import Synced, check_alone
+from functional_optim.core import base
+from functional_optim.engine.compile import compile
 from functional_optim.replicas.coordinator import Decision
 from functional_optim.replicas.torchft import as_coordinator
-from functional_optim.synced import Synced, check_alone
 
 
 class ReplicaState(NamedTuple):
@@ -97,7 +97,7 @@ class Replica:
             )
         self.tx = tx
         self.nonfinite = nonfinite
-        self._extra = extra_names(tx)
+        self._extra = tx.extra
         self._in_place = compile
         self._apply = _stepper(tx, compile)
         self._tree: ReplicaState | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
 from functional_optim.schedules.formula import (
     check_least,
@@ -15,6 +16,7 @@ from functional_optim.schedules.formula import (
 )
 
 
+@factory
 def constant(value: Number) -> Schedule:
     """The same value at every step.
 
@@ -30,6 +32,7 @@ def constant(value: Number) -> Schedule:
     return of_step(lambda n, value: value, value)
 
 
+@factory
 def linear(
     init_value: Number,
     end_value: Number,
@@ -62,6 +65,7 @@ def linear(
     return of_step(formula, init_value, end_value, transition_steps, transition_begin)
 
 
+@factory
 def polynomial(
     init_value: Number,
     end_value: Number,
@@ -98,6 +102,7 @@ def polynomial(
     return of_step(formula, init_value, end_value, power, transition_steps, transition_begin)
 
 
+@factory
 def cosine_decay(
     init_value: Number, decay_steps: Number, alpha: Number = 0.0, exponent: Number = 1.0
 ) -> Schedule:
@@ -138,6 +143,7 @@ def cosine_left(n: Any, steps: Any, exponent: Any) -> Any:
     return numeric.power(half_cosine(share(n, steps)), exponent)
 
 
+@factory
 def exponential_decay(
     init_value: Number,
     transition_steps: Number,

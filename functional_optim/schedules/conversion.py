@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import lr_scheduler as torchs
@@ -84,7 +84,7 @@ def _converter(scheduler: Any) -> Callable[[Any, Number, int], Schedule]:
     if isinstance(scheduler, torchs.ReduceLROnPlateau):
         raise TypeError(
             f"from_torch cannot convert {name}, which follows the loss and is no function of the "
-            "step; put the link reduce_on_plateau into the chain."
+            "step; put the transform reduce_on_plateau into the chain."
         )
     if isinstance(scheduler, torchs.MultiplicativeLR):
         raise TypeError(
@@ -99,33 +99,43 @@ def _converter(scheduler: Any) -> Callable[[Any, Number, int], Schedule]:
 
 
 def _lambda(scheduler: torchs.LambdaLR, base: Number, group: int) -> Schedule:
-    factor = scheduler.lr_lambdas[group]
-    return of_step(lambda n, base: base * numeric.float64(factor(_whole(n))), base)
+    return of_step(partial(_by_factor, scheduler.lr_lambdas[group]), base)
+
+
+def _by_factor(factor: Callable[[Any], Any], n: Any, base: Any) -> Any:
+    return base * numeric.float64(factor(_whole(n)))
 
 
 def _step(scheduler: torchs.StepLR, base: Number, group: int) -> Schedule:
-    size = scheduler.step_size
-    return _powers(base, scheduler.gamma, lambda n: numeric.floor(n / size))
+    return _powers(base, scheduler.gamma, partial(_floors, scheduler.step_size))
+
+
+def _floors(size: int, n: Any) -> Any:
+    return numeric.floor(n / size)
 
 
 def _multi_step(scheduler: torchs.MultiStepLR, base: Number, group: int) -> Schedule:
-    milestones = sorted(scheduler.milestones.items())
+    milestones = tuple(sorted(scheduler.milestones.items()))
+    return _powers(base, scheduler.gamma, partial(_passed, milestones))
 
-    def passed(n: Any) -> Any:
-        count: Any = 0.0
-        for milestone, times in milestones:
-            count = count + numeric.where(n < milestone, 0.0, times)
-        return count
 
-    return _powers(base, scheduler.gamma, passed)
+def _passed(milestones: tuple[tuple[int, int], ...], n: Any) -> Any:
+    count: Any = 0.0
+    for milestone, times in milestones:
+        count = count + numeric.where(n < milestone, 0.0, times)
+    return count
 
 
 def _exponential(scheduler: torchs.ExponentialLR, base: Number, group: int) -> Schedule:
-    return _powers(base, scheduler.gamma, lambda n: n)
+    return _powers(base, scheduler.gamma, numeric.float64)
 
 
 def _powers(base: Number, gamma: Number, exponent: Callable[[Any], Any]) -> Schedule:
-    return of_step(lambda n, base, gamma: base * numeric.power(gamma, exponent(n)), base, gamma)
+    return of_step(partial(_power, exponent), base, gamma)
+
+
+def _power(exponent: Callable[[Any], Any], n: Any, base: Any, gamma: Any) -> Any:
+    return base * numeric.power(gamma, exponent(n))
 
 
 def _constant(scheduler: torchs.ConstantLR, base: Number, group: int) -> Schedule:
@@ -144,55 +154,73 @@ def _polynomial(scheduler: torchs.PolynomialLR, base: Number, group: int) -> Sch
 
 
 def _cosine(scheduler: torchs.CosineAnnealingLR, base: Number, group: int) -> Schedule:
-    def formula(n: Any, base: Any, end: Any, steps: Any) -> Any:
-        return numeric.lerp(end, base, half_cosine(n / steps))  # up again after T_max
+    return of_step(_up_and_down, base, scheduler.eta_min, scheduler.T_max)
 
-    return of_step(formula, base, scheduler.eta_min, scheduler.T_max)
+
+def _up_and_down(n: Any, base: Any, end: Any, steps: Any) -> Any:
+    return numeric.lerp(end, base, half_cosine(n / steps))  # up again after T_max
 
 
 def _restarts(scheduler: torchs.CosineAnnealingWarmRestarts, base: Number, group: int) -> Schedule:
-    first, growth = scheduler.T_0, scheduler.T_mult
+    formula = partial(_restarting, scheduler.T_0, scheduler.T_mult)
+    return of_step(formula, base, scheduler.eta_min)
 
+
+def _restarting(first: int, growth: int, n: Any, base: Any, end: Any) -> Any:
     def start(cycle: Any) -> Any:
         """The first step of a cycle."""
         if growth == 1:
             return first * cycle
         return first * (numeric.power(growth, cycle) - 1) / (growth - 1)
 
-    def formula(n: Any, base: Any, end: Any) -> Any:
-        cycles = n / first
-        if growth > 1:
-            cycles = numeric.log(1 + cycles * (growth - 1)) / math.log(growth)
-        cycle = numeric.floor(cycles)
-        if growth > 1:  # a logarithm may end just beside a whole number
-            cycle = numeric.where(n < start(cycle), cycle - 1, cycle)
-            cycle = numeric.where(n < start(cycle + 1), cycle, cycle + 1)
-        x = (n - start(cycle)) / (first * numeric.power(growth, cycle))
-        return numeric.lerp(end, base, half_cosine(x))
+    cycles = n / first
+    if growth > 1:
+        cycles = numeric.log(1 + cycles * (growth - 1)) / math.log(growth)
+    cycle = numeric.floor(cycles)
+    if growth > 1:  # a logarithm may end just beside a whole number
+        cycle = numeric.where(n < start(cycle), cycle - 1, cycle)
+        cycle = numeric.where(n < start(cycle + 1), cycle, cycle + 1)
+    x = (n - start(cycle)) / (first * numeric.power(growth, cycle))
+    return numeric.lerp(end, base, half_cosine(x))
 
-    return of_step(formula, base, scheduler.eta_min)
+
+class _Cycle(NamedTuple):
+    """The settings of a CyclicLR."""
+
+    total: float
+    top: float
+    mode: str
+    by_cycle: bool
+    gamma: float
+    custom: Callable[[Any], Any] | None
 
 
 def _cyclic(scheduler: torchs.CyclicLR, base: Number, group: int) -> Schedule:
-    total, top = scheduler.total_size, scheduler.step_ratio
-    mode, by_cycle = scheduler.mode, scheduler.scale_mode == "cycle"
-    gamma, custom = scheduler.gamma, scheduler._scale_fn_custom
+    settings = _Cycle(
+        scheduler.total_size,
+        scheduler.step_ratio,
+        scheduler.mode,
+        scheduler.scale_mode == "cycle",
+        scheduler.gamma,
+        scheduler._scale_fn_custom,
+    )
+    return of_step(partial(_cycling, settings), base, scheduler.max_lrs[group])
 
-    def height(n: Any, cycle: Any) -> Any:
-        if custom is not None:
-            return numeric.float64(custom(_whole(cycle if by_cycle else n)))
-        if mode == "triangular2":
-            return numeric.power(0.5, cycle - 1)
-        return numeric.power(gamma, n) if mode == "exp_range" else 1.0
 
-    def formula(n: Any, base: Any, peak: Any) -> Any:
-        cycle = numeric.floor(n / total) + 1
-        x = n / total - (cycle - 1)
-        up = x / top if top > 0 else 0.0
-        down = (1 - x) / (1 - top) if top < 1 else 0.0
-        return base + (peak - base) * numeric.where(x <= top, up, down) * height(n, cycle)
-
-    return of_step(formula, base, scheduler.max_lrs[group])
+def _cycling(settings: _Cycle, n: Any, base: Any, peak: Any) -> Any:
+    total, top, mode, by_cycle, gamma, custom = settings
+    cycle = numeric.floor(n / total) + 1
+    x = n / total - (cycle - 1)
+    up = x / top if top > 0 else 0.0
+    down = (1 - x) / (1 - top) if top < 1 else 0.0
+    height: Any = 1.0
+    if custom is not None:
+        height = numeric.float64(custom(_whole(cycle if by_cycle else n)))
+    elif mode == "triangular2":
+        height = numeric.power(0.5, cycle - 1)
+    elif mode == "exp_range":
+        height = numeric.power(gamma, n)
+    return base + (peak - base) * numeric.where(x <= top, up, down) * height
 
 
 def _one_cycle(scheduler: torchs.OneCycleLR, base: Number, group: int) -> Schedule:
@@ -201,8 +229,12 @@ def _one_cycle(scheduler: torchs.OneCycleLR, base: Number, group: int) -> Schedu
     ends = tuple([phase["end_step"] for phase in phases])
     names = (phases[0]["start_lr"], *[phase["end_lr"] for phase in phases])
     values = [_value(settings[name]) for name in names]
-    shape = WAYS["cosine" if scheduler._anneal_func_type == "cos" else "linear"]
-    return of_step(lambda n, *values: between(n, shape, ends, values), *values)
+    kind = "cosine" if scheduler._anneal_func_type == "cos" else "linear"
+    return of_step(partial(_through, kind, ends), *values)
+
+
+def _through(kind: str, ends: tuple[float, ...], n: Any, *values: Any) -> Any:
+    return between(n, WAYS[kind], ends, values)
 
 
 def _sequential(scheduler: torchs.SequentialLR, base: Number, group: int) -> Schedule:
@@ -232,7 +264,11 @@ def _chained(scheduler: torchs.ChainedScheduler, base: Number, group: int) -> Sc
                 "function of the step that puts them together."
             )
         factors.append(_converter(part)(part, 1.0, group))
-    return of_step(lambda n, base: reduce(mul, [f(n) for f in factors], base), base)
+    return of_step(partial(_product, tuple(factors)), base)
+
+
+def _product(factors: tuple[Schedule, ...], n: Any, base: Any) -> Any:
+    return reduce(mul, [factor(n) for factor in factors], base)
 
 
 def _whole(n: Any) -> Any:

@@ -7,12 +7,14 @@ from itertools import accumulate
 from typing import Any
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
 from functional_optim.schedules.formula import WAYS, check_least, check_positive, of_step
 from functional_optim.schedules.pieces import between, join
 from functional_optim.schedules.warm import warmup_cosine_decay
 
 
+@factory
 def linear_onecycle(
     transition_steps: Number,
     peak_value: Number,
@@ -67,6 +69,7 @@ def linear_onecycle(
     return of_step(formula, *numbers)
 
 
+@factory
 def cosine_onecycle(
     transition_steps: Number,
     peak_value: Number,
@@ -111,6 +114,7 @@ def cosine_onecycle(
     return of_step(formula, transition_steps, peak_value, pct_start, div_factor, final_div_factor)
 
 
+@factory
 def sgdr(cosine_kwargs: Iterable[Mapping[str, Number]]) -> Schedule:
     """Stochastic gradient descent with warm restarts: several cosines, one after the other.
 

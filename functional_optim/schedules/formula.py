@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
 
 
+@factory
 def of_step(formula: Callable[..., Any], *numbers: Number) -> Schedule:
     """The schedule `formula(n, *numbers)`, n finished steps, all in float64.
 

@@ -8,10 +8,12 @@ from operator import mul
 from typing import Any
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
 from functional_optim.schedules.formula import check_least, check_schedule, of_step, way
 
 
+@factory
 def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedule:
     """One schedule after the other; each counts its own steps from 0.
 
@@ -53,6 +55,7 @@ def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedul
     return of_step(formula, *starts)
 
 
+@factory
 def piecewise_constant(
     init_value: Number, boundaries_and_scales: Mapping[int, Number] | None = None
 ) -> Schedule:
@@ -85,6 +88,7 @@ def piecewise_constant(
     return of_step(formula, init_value, *starts, *scales)
 
 
+@factory
 def piecewise_interpolate(
     interpolate_type: str,
     init_value: Number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
 from functional_optim.schedules.basic import constant, cosine_left, exponential_decay
 from functional_optim.schedules.formula import (
@@ -19,6 +20,7 @@ from functional_optim.schedules.formula import (
 from functional_optim.schedules.pieces import join
 
 
+@factory
 def warmup(
     schedule: Schedule, warmup_steps: Number, init_value: Number = 0.0, kind: str = "linear"
 ) -> Schedule:
@@ -66,6 +68,7 @@ def warmup(
     return join([of_step(formula, init_value, warmup_steps), schedule], [warmup_steps])
 
 
+@factory
 def warmup_constant(init_value: Number, peak_value: Number, warmup_steps: Number) -> Schedule:
     """A line from init_value up to peak_value, constant afterwards.
 
@@ -88,6 +91,7 @@ def warmup_constant(init_value: Number, peak_value: Number, warmup_steps: Number
     return warmup(constant(peak_value), warmup_steps, init_value)
 
 
+@factory
 def warmup_cosine_decay(
     init_value: Number,
     peak_value: Number,
@@ -134,6 +138,7 @@ def warmup_cosine_decay(
     return warmup(fall, warmup_steps, init_value)
 
 
+@factory
 def warmup_exponential_decay(
     init_value: Number,
     peak_value: Number,
@@ -173,6 +178,7 @@ def warmup_exponential_decay(
     return warmup(fall, warmup_steps, init_value)
 
 
+@factory
 def warmup_stable_decay(
     init_value: Number,
     peak_value: Number,
@@ -223,6 +229,7 @@ def warmup_stable_decay(
     return warmup(fall, warmup_steps, init_value)
 
 
+@factory
 def inverse_square_root(
     peak_value: Number, warmup_steps: Number, init_value: Number = 0.0
 ) -> Schedule:

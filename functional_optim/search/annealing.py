@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, randomness
+from functional_optim import numeric
+from functional_optim.core import randomness
+from functional_optim.core.factory import factory
 from functional_optim.search import base
 from functional_optim.search.base import Search, Start, check_positive, method
 
@@ -27,6 +29,7 @@ class AnnealingState(NamedTuple):
     """Their losses, (n,) float64: ∞ before the first generation."""
 
 
+@factory
 def annealing(population: int, sigma: numeric.Hyper, temperature: numeric.Hyper) -> Search:
     """Simulated annealing: random walks that go uphill at times, and less so as they cool.
 

@@ -13,12 +13,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, draws, numeric, randomness, tree
-from functional_optim.flat import Flat
+from functional_optim import numeric, tree
+from functional_optim.core import base, draws, randomness
+from functional_optim.core.factory import Made
+from functional_optim.core.ravel import Ravel
 from functional_optim.search.shaping import worst_if_not_finite
 
 
-class Search(NamedTuple):
+class SearchFunctions(NamedTuple):
+    """The fields of `Search`."""
+
+    init: Callable[..., Any]
+    ask: Callable[[Any], tuple[Any, Any]]
+    tell: Callable[[Any, Tensor, Any], Any]
+    population: int
+    name: str = ""
+    """What checkpoints of `adapters.GradientFree` call it."""
+
+
+class Search(Made, SearchFunctions):
     """Three pure functions that look for the parameters with the smallest loss, by trying some.
 
     ::
@@ -73,18 +86,11 @@ class Search(NamedTuple):
         True
     """
 
-    init: Callable[..., Any]
-    ask: Callable[[Any], tuple[Any, Any]]
-    tell: Callable[[Any, Tensor, Any], Any]
-    population: int
-    name: str = ""
-    """What checkpoints of `adapters.GradientFree` call it."""
-
 
 class Start(NamedTuple):
     """What a method's state is made of before the first generation."""
 
-    flat: Flat
+    flat: Ravel
     mean: Tensor
     """The parameters as one vector, (d,)."""
     step: Tensor
@@ -124,14 +130,14 @@ def method(
             not finite among the losses has become ∞. Fields in whose name "fitness" occurs may
             be infinite; a generation that makes another one so is not learned from.
         least: the smallest population that makes sense.
-        dtype: of the vectors. Default: as `Flat` chooses.
+        dtype: of the vectors. Default: as `Ravel` chooses.
     """
     check_population(name, population, least)
 
     def init(params: Any, seed: int | Tensor = 0) -> Any:
         base.check_params(params)
         best = tree.map(lambda p: p.detach().clone(), params)
-        flat = Flat(best, dtype=dtype)
+        flat = Ravel(best, dtype=dtype)
         number = randomness.seed_tensor(name, seed, flat.device)
         begun = Start(flat, flat.vector(best), torch.zeros_like(number), number)
         return State(
@@ -187,10 +193,10 @@ def best_of(candidates: Any, losses: Tensor, state: Any) -> dict[str, Any]:
     }
 
 
-def spread(like: Any, n: int, dtype: torch.dtype | None = None) -> Flat:
+def spread(like: Any, n: int, dtype: torch.dtype | None = None) -> Ravel:
     """The way between trees with a leading dimension of n and matrices (n, d)."""
     many = tree.map(lambda p: p.expand(n, *p.shape), like)
-    return Flat(many, batched=True, dtype=dtype)
+    return Ravel(many, batched=True, dtype=dtype)
 
 
 def key(state: Any, what: str) -> Tensor:
@@ -269,7 +275,7 @@ def center(state: Any) -> Any:
     """
     if not hasattr(state, "mean"):
         return state.best
-    return Flat(state.best, dtype=state.mean.dtype).tree(state.mean)
+    return Ravel(state.best, dtype=state.mean.dtype).tree(state.mean)
 
 
 def best(state: Any) -> Any:
@@ -332,4 +338,4 @@ def default_population(params: Any) -> int:
         >>> fo.search.default_population({"w": torch.zeros(10)})
         10
     """
-    return 4 + int(3 * math.log(Flat(params).size))
+    return 4 + int(3 * math.log(Ravel(params).size))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.search.base import (
     Search,
     Start,
@@ -34,6 +35,7 @@ class CEMState(NamedTuple):
     """The deviation of each, (d,)."""
 
 
+@factory
 def cem(
     population: int,
     sigma: float | Tensor,

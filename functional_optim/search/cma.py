@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import kernels
+from functional_optim.core import modes
+from functional_optim.core.factory import factory
 from functional_optim.search import covariance
 from functional_optim.search.base import Search, Start, check_positive, method, normal
 from functional_optim.search.covariance import Rates, as_tensor
@@ -44,6 +45,7 @@ class CMAState(NamedTuple):
     """The step at which that was, 0-dim int64."""
 
 
+@factory
 def cma_es(population: int, sigma: float | Tensor) -> Search:
     """CMA-ES: a normal distribution whose covariance matrix learns the shape of the function.
 
@@ -142,7 +144,7 @@ def decompose(state: CMAState, C: Tensor, rates: Rates) -> dict[str, Any]:
     step = state.step + 1
     gap = 1 / (rates.c1 + rates.cmu) / C.shape[0] / 10
     due = step >= state.decomposed + gap
-    if gap > 1 and not (torch.compiler.is_compiling() or kernels.bypass()) and not bool(due):
+    if gap > 1 and not modes.traced() and not bool(due):
         return {"C": C, "B": state.B, "D": state.D, "decomposed": state.decomposed}
     usable = C.isfinite().all()
     values, B = torch.linalg.eigh(torch.where(usable, C, torch.eye(len(C)).to(C)))

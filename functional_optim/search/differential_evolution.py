@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, randomness
+from functional_optim import numeric
+from functional_optim.core import randomness
+from functional_optim.core.factory import factory
 from functional_optim.search import base
 from functional_optim.search.base import Search, Start, check_positive, method
 
@@ -29,6 +31,7 @@ class DEState(NamedTuple):
     """Their losses, (n,) float64: ∞ before the first generation."""
 
 
+@factory
 def differential_evolution(
     population: int,
     sigma: float | Tensor,

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, numeric
-from functional_optim.flat import Flat
+from functional_optim import numeric
+from functional_optim.core import base
+from functional_optim.core.factory import factory
+from functional_optim.core.ravel import Ravel
 from functional_optim.search.base import Search, Start, antithetic, check_positive, method
 from functional_optim.search.shaping import centered_ranks
 
@@ -28,6 +30,7 @@ class OpenAIESState(NamedTuple):
     """The state of the transformation."""
 
 
+@factory
 def openai_es(population: int, sigma: numeric.Hyper, tx: base.GradientTransformation) -> Search:
     """Evolution strategy of OpenAI: ranks of antithetic candidates estimate a gradient for `tx`.
 
@@ -103,6 +106,7 @@ class PGPEState(NamedTuple):
     """The state of the transformation."""
 
 
+@factory
 def pgpe(
     population: int,
     sigma: float | Tensor,
@@ -178,7 +182,7 @@ def pgpe(
 
 
 def _descend(tx: base.GradientTransformation, state: Any, g: Tensor) -> dict[str, Any]:
-    flat = Flat(state.best, dtype=g.dtype)
+    flat = Ravel(state.best, dtype=g.dtype)
     wide = flat.tree(state.mean, stored=False)
     updates, inner = tx.update(flat.tree(g, stored=False), state.tx, wide)
     return {"mean": state.mean + flat.vector(updates), "tx": inner}

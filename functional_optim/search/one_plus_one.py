@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.search.base import Search, Start, check_positive, method, normal
 
 
@@ -28,6 +29,7 @@ class OnePlusOneState(NamedTuple):
     """The deviation of the next candidate, 0-dim float64."""
 
 
+@factory
 def one_plus_one(sigma: float | Tensor, *, factor: float | Tensor = 2.0) -> Search:
     """(1+1) evolution strategy with the one-fifth rule: keep what is as good, and mutate it.
 

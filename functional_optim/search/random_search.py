@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim.core.factory import factory
 from functional_optim.search.base import Search, Start, check_positive, method, normal
 
 
@@ -24,6 +25,7 @@ class RandomSearchState(NamedTuple):
     """The deviation, 0-dim float64."""
 
 
+@factory
 def random_search(population: int, sigma: float | Tensor) -> Search:
     """Draw from one normal distribution around the start, and keep the best.
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.factory import factory
 from functional_optim.search import covariance
 from functional_optim.search.base import Search, Start, check_positive, method, normal
 from functional_optim.search.covariance import Rates, as_tensor
@@ -35,6 +36,7 @@ class SepCMAState(NamedTuple):
     """The diagonal of the covariance of candidates divided by σ², (d,)."""
 
 
+@factory
 def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
     """CMA-ES restricted to a diagonal covariance matrix: O(d) in time and memory, learns faster.
 

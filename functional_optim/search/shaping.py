@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.rules import compute_dtype
+from functional_optim.core.storage import compute_dtype
 
 
 class Places(NamedTuple):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core.factory import factory
 from functional_optim.search.base import (
     Search,
     Start,
@@ -35,6 +36,7 @@ class SNESState(NamedTuple):
     """The deviation of each, (d,)."""
 
 
+@factory
 def snes(
     population: int,
     sigma: float | Tensor,

@@ -1,11 +1,7 @@
-"""Links: small one-tensor rules to compose optimizers from."""
+"""Transforms: small one-tensor rules from which optimizers are composed."""
 
 from functional_optim.transforms.averaging import ema as ema
 from functional_optim.transforms.averaging import params_ema as params_ema
-from functional_optim.transforms.backtracking import (
-    scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
-)
-from functional_optim.transforms.cautious import cautious as cautious
 from functional_optim.transforms.clipping import adaptive_grad_clip as adaptive_grad_clip
 from functional_optim.transforms.clipping import clip_by_block_rms as clip_by_block_rms
 from functional_optim.transforms.clipping import clip_by_global_norm as clip_by_global_norm

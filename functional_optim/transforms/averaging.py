@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 
 
 class ParamsEmaSlots(NamedTuple):
@@ -16,6 +17,7 @@ class ParamsEmaSlots(NamedTuple):
     """Average of the parameter, like p; it starts from p."""
 
 
+@factory
 def params_ema(decay: numeric.Hyper) -> Leafwise:
     """Keep an exponential moving average of the parameters after each update.
 
@@ -30,7 +32,8 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
     when it is updated once before training and after every step.
 
     Raises:
-        ValueError: if decay is a number outside [0, 1]; from `chain`, if another link follows.
+        ValueError: if decay is a number outside [0, 1]; from `chain`, if a rule follows that
+            changes updates.
 
     Paper: Polyak, Juditsky, "Acceleration of stochastic approximation by averaging",
     https://doi.org/10.1137/0330046.
@@ -51,14 +54,15 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
     def init(p: Tensor) -> ParamsEmaSlots:
         return ParamsEmaSlots(p.clone())
 
-    def scalars(t: Any) -> tuple[Any]:
-        return (1 - numeric.at(decay, t),)
+    def scalars(t: Any, *, decay: Any) -> tuple[Any]:
+        return (1 - decay,)
 
     def update(u: Tensor, slots: ParamsEmaSlots, p: Tensor, a: Any) -> tuple[Tensor, Any]:
-        ema = slots.params_ema
-        return u, ParamsEmaSlots(ema.lerp(p, a))
+        return u, ParamsEmaSlots(slots.params_ema.lerp(p, a))
 
-    return leafwise(init, update, scalars, tail=True, name="params_ema", hyper={"decay": decay})
+    return leafwise(
+        init, update, scalars, hyper={"decay": decay}, reads_new_params=True, name="params_ema"
+    )
 
 
 class EmaSlots(NamedTuple):
@@ -66,6 +70,7 @@ class EmaSlots(NamedTuple):
     """Average of the updates, like p; it starts from zero."""
 
 
+@factory
 def ema(decay: numeric.Hyper, debias: bool = True) -> Leafwise:
     """Replace the updates by their exponential moving average: a ← decay · a + (1 − decay) · u.
 
@@ -96,12 +101,11 @@ def ema(decay: numeric.Hyper, debias: bool = True) -> Leafwise:
     def init(p: Tensor) -> EmaSlots:
         return EmaSlots(torch.zeros_like(p))
 
-    def scalars(t: Any) -> tuple[Any, Any]:
-        beta = numeric.at(decay, t)
-        return 1 - beta, (1 - beta**t if debias else 1.0)
+    def scalars(t: Any, *, decay: Any) -> tuple[Any, Any]:
+        return 1 - decay, (1 - decay**t if debias else 1.0)
 
     def update(u: Tensor, slots: EmaSlots, p: Tensor, a: Any, c: Any) -> tuple[Tensor, EmaSlots]:
         average = slots.ema.lerp(u, a)
         return (average / c if debias else average), EmaSlots(average)
 
-    return leafwise(init, update, scalars, name="ema", hyper={"decay": decay})
+    return leafwise(init, update, scalars, hyper={"decay": decay}, name="ema")

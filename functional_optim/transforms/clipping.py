@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from functional_optim import base, numeric
-from functional_optim.leafwise import Leafwise, leafwise
-from functional_optim.rules import squares, times
+from functional_optim import numeric
+from functional_optim.core import base
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import squares, times
 
 
+@factory
 def clip_by_value(max_value: numeric.Hyper) -> Leafwise:
     """Clip every entry to [−max_value, max_value].
 
@@ -30,15 +34,16 @@ def clip_by_value(max_value: numeric.Hyper) -> Leafwise:
     """
     _check_bound("clip_by_value", "max_value", max_value)
 
-    def scalars(t: Any) -> tuple[Any]:
-        return (numeric.at(max_value, t),)
+    def scalars(t: Any, *, max_value: Any) -> tuple[Any]:
+        return (max_value,)
 
     def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
         return u.clamp(-c, c), slots
 
-    return leafwise(None, update, scalars, name="clip_by_value", hyper={"max_value": max_value})
+    return leafwise(None, update, scalars, hyper={"max_value": max_value}, name="clip_by_value")
 
 
+@factory
 def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
     """Scale all updates down together so that their common Euclidean norm is at most max_norm.
 
@@ -66,20 +71,21 @@ def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
     """
     _check_bound("clip_by_global_norm", "max_norm", max_norm)
 
-    def scalars(t: Any, total: tuple[Any]) -> tuple[Any]:
+    def scalars(t: Any, total: tuple[Any], *, max_norm: Any) -> tuple[Any]:
         norm = numeric.sqrt(total[0])
-        return (1 / numeric.maximum(1.0, (norm + eps) / numeric.at(max_norm, t)),)
+        return (1 / numeric.maximum(1.0, numeric.divide(norm + eps, max_norm)),)
 
     return leafwise(
         None,
         times,
         scalars,
         reduce=squares,
-        name="clip_by_global_norm",
         hyper={"max_norm": max_norm},
+        name="clip_by_global_norm",
     )
 
 
+@factory
 def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
     """Scale each tensor's update down so that its root mean square is at most `threshold`.
 
@@ -104,23 +110,23 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
     """
     _check_bound("clip_by_block_rms", "threshold", threshold)
 
-    def scalars(t: Any) -> tuple[Any]:
-        return (numeric.at(threshold, t),)
+    def scalars(t: Any, *, threshold: Any) -> tuple[Any]:
+        return (threshold,)
 
-    def update(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Any]:
-        excess = (u / d).square().mean().clamp(min=1.0)  # the root of 0 has no derivative
+    def measure(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Tensor]:
+        return (u / d).square().sum(), torch.ones_like(u).sum()
+
+    def update(
+        u: Tensor, slots: Any, p: Tensor, d: Any, squares: Any, size: Any
+    ) -> tuple[Tensor, Any]:
+        excess = (squares / size).clamp(min=1.0)  # the root of 0 has no derivative
         return u / excess.sqrt(), slots
 
-    return leafwise(
-        None,
-        update,
-        scalars,
-        flat=False,
-        name="clip_by_block_rms",
-        hyper={"threshold": threshold},
-    )
+    hyper = {"threshold": threshold}
+    return leafwise(None, update, scalars, hyper=hyper, measure=measure, name="clip_by_block_rms")
 
 
+@factory
 def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Leafwise:
     """Scale each unit's update down so that its norm is at most `clipping` times its weights' norm.
 
@@ -155,8 +161,8 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
     _check_bound("adaptive_grad_clip", "clipping", clipping)
     _check_bound("adaptive_grad_clip", "eps", eps)
 
-    def scalars(t: Any) -> tuple[Any, Any]:
-        return numeric.at(clipping, t), numeric.at(eps, t)
+    def scalars(t: Any, *, clipping: Any, eps: Any) -> tuple[Any, Any]:
+        return clipping, eps
 
     def update(u: Tensor, slots: Any, p: Tensor, ratio: Any, eps: Any) -> tuple[Tensor, Any]:
         most = ratio * _unit_squares(p).clamp(min=eps * eps).sqrt()
@@ -167,9 +173,9 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
         base.real_only("adaptive_grad_clip"),
         update,
         scalars,
-        flat=False,
-        name="adaptive_grad_clip",
         hyper={"clipping": clipping, "eps": eps},
+        elementwise=False,
+        name="adaptive_grad_clip",
     )
 
 
@@ -178,5 +184,5 @@ def _unit_squares(x: Tensor) -> Tensor:
     return (x * x).sum(tuple(range(1, x.dim())) if x.dim() > 1 else None, keepdim=True)
 
 
-def _check_bound(link: str, name: str, bound: numeric.Hyper) -> None:
-    numeric.check(lambda x: x > 0, bound, f"{link} needs a positive {name}, but got {{}}.")
+def _check_bound(transform: str, name: str, bound: numeric.Hyper) -> None:
+    numeric.check(lambda x: x > 0, bound, f"{transform} needs a positive {name}, but got {{}}.")

@@ -8,17 +8,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, numeric, projections
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim import numeric, projections
+from functional_optim.core import base
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 
 
 class NanCarry(NamedTuple):
     nan_count: Any
-    """How many NaNs the last updates had."""
+    """Number of NaNs in the last updates."""
     total_nan_count: Any
-    """How many there were since the start."""
+    """Number of NaNs since the start."""
 
 
+@factory
 def zero_nans() -> Leafwise:
     """Replace every NaN by 0, and count them.
 
@@ -33,8 +36,8 @@ def zero_nans() -> Leafwise:
         >>> tx = fo.zero_nans()
         >>> w = torch.zeros(2)
         >>> u, state = tx.update(torch.tensor([1.0, float("nan")]), tx.init(w), w)
-        >>> u, fo.get(state, "nan_count")
-        (tensor([1., 0.]), tensor(1.))
+        >>> u, fo.get(state, "nan_count").item()
+        (tensor([1., 0.]), 1.0)
     """
 
     def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
@@ -47,10 +50,17 @@ def zero_nans() -> Leafwise:
         return u.masked_fill(u != u, 0.0), slots
 
     return leafwise(
-        None, update, scalars, reduce=reduce, carry=NanCarry(0.0, 0.0), name="zero_nans"
+        None,
+        update,
+        scalars,
+        reduce=reduce,
+        carry=NanCarry(0, 0),
+        shared=True,
+        name="zero_nans",
     )
 
 
+@factory
 def keep_params_nonnegative() -> Leafwise:
     """Shorten updates so that no parameter becomes negative: p + u ≥ 0 in every entry.
 
@@ -72,13 +82,13 @@ def keep_params_nonnegative() -> Leafwise:
     def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
         return torch.maximum(u, -p), slots
 
-    return _final(
-        leafwise(base.real_only("keep_params_nonnegative"), update, name="keep_params_nonnegative")
-    )
+    init = base.real_only("keep_params_nonnegative")
+    return leafwise(init, update, scales_step=True, name="keep_params_nonnegative")
 
 
+@factory
 def keep_params_in(
-    projection: Callable[..., Tensor], *, flat: bool | None = None, **numbers: numeric.Hyper
+    projection: Callable[..., Tensor], *, elementwise: bool | None = None, **numbers: numeric.Hyper
 ) -> Leafwise:
     """Change updates so that each parameter tensor comes to lie in a set: projected descent.
 
@@ -91,8 +101,8 @@ def keep_params_in(
     Args:
         projection: a function of one tensor and of `numbers` by name: one of `fo.projections`, or
             your own, of tensor operations only.
-        flat: does it treat every entry by itself? Then it may see a tensor as 1-D. Default: True
-            for `non_negative`, `box`, `hypercube` and `linf_ball`, False for all others.
+        elementwise: whether it treats every entry by itself, and may see a tensor as 1-D. Default:
+            True for `non_negative`, `box`, `hypercube` and `linf_ball`, False for all others.
         numbers: its arguments: numbers, 0-dim tensors, or schedules.
 
     Raises:
@@ -117,7 +127,8 @@ def keep_params_in(
             "fo.projections.box, and its numbers by name."
         )
     names = tuple(numbers)
-    flat = projection in projections.ELEMENTWISE if flat is None else flat
+    if elementwise is None:
+        elementwise = projection in projections.ELEMENTWISE
 
     def scalars(t: Any) -> tuple[Any, ...]:
         return tuple([numeric.at(x, t) for x in numbers.values()])
@@ -128,9 +139,12 @@ def keep_params_in(
         return torch.where(y == x, u, y - p), slots
 
     init = base.real_only("keep_params_in")
-    return _final(leafwise(init, update, scalars, flat=flat, name="keep_params_in", hyper=numbers))
-
-
-def _final(tx: Leafwise) -> Leafwise:
-    (link,) = tx.links
-    return Leafwise((link._replace(final=True),))
+    return leafwise(
+        init,
+        update,
+        scalars,
+        hyper=numbers,
+        elementwise=elementwise,
+        scales_step=True,
+        name="keep_params_in",
+    )

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 
 
 class TraceSlots(NamedTuple):
@@ -16,6 +17,7 @@ class TraceSlots(NamedTuple):
     """Running sum of updates, like p."""
 
 
+@factory
 def trace(
     momentum: numeric.Hyper, dampening: numeric.Hyper = 0.0, nesterov: bool = False
 ) -> Leafwise:
@@ -48,13 +50,12 @@ def trace(
     def init(p: Tensor) -> TraceSlots:
         return TraceSlots(torch.zeros_like(p))
 
-    def scalars(t: Any) -> tuple[Any, Any]:
-        return numeric.at(momentum, t), numeric.where(t == 1, 1.0, 1 - numeric.at(dampening, t))
+    def scalars(t: Any, *, momentum: Any, dampening: Any) -> tuple[Any, Any]:
+        return momentum, numeric.where(t == 1, 1.0, 1 - dampening)
 
     def update(u: Tensor, slots: TraceSlots, p: Tensor, mu: Any, a: Any) -> tuple[Tensor, Any]:
         b = mu * slots.momentum_buffer + a * u
         return (u + mu * b if nesterov else b), TraceSlots(b)
 
-    return leafwise(
-        init, update, scalars, name="trace", hyper={"momentum": momentum, "dampening": dampening}
-    )
+    hyper = {"momentum": momentum, "dampening": dampening}
+    return leafwise(init, update, scalars, hyper=hyper, name="trace")

@@ -10,12 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.measures import Measure
 
 _records: dict[tuple[str, ...], Any] = {}
 
 
+@factory
 def monitor(
     measures: Mapping[str, Measure | Callable[[Tensor], Tensor]],
     *,
@@ -72,9 +74,10 @@ def monitor(
         return u, slots
 
     first = record(*[0.0] * len(names))
-    return leafwise(None, update, scalars, reduce=reduce, carry=first, name="monitor")
+    return leafwise(None, update, scalars, reduce=reduce, carry=first, shared=True, name="monitor")
 
 
+@factory
 def snapshot(
     name: str,
     measure: Measure | Callable[[Tensor], Tensor],

@@ -8,17 +8,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, draws, numeric, randomness, sharded, tree
-from functional_optim.rules import as_real, as_update, compute_dtype
+from functional_optim import numeric, tree
+from functional_optim.core import base, draws, randomness, sharding
+from functional_optim.core.factory import factory
+from functional_optim.core.storage import as_real, as_update, compute_dtype
 
 
 class NoiseState(NamedTuple):
     step: Tensor
-    """How many steps were taken, 0-dim int64."""
+    """Number of finished steps, 0-dim int64."""
     seed: Tensor
     """The seed, 0-dim int64: a batch of states with different seeds is an ensemble."""
 
 
+@factory
 def add_noise(
     eta: numeric.Hyper, gamma: numeric.Hyper, seed: int | Tensor
 ) -> base.GradientTransformation:
@@ -63,17 +66,17 @@ def add_noise(
     def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         step = state.step + 1
         t = step.to(torch.float64)
-        deviation = numeric.sqrt(numeric.at(eta, t) / t ** numeric.at(gamma, t))
+        deviation = numeric.sqrt(numeric.at(eta, t) / numeric.power(t, numeric.at(gamma, t)))
         key = draws.stream(state.seed, step)
 
         def noisy(path: str, g: Tensor) -> Tensor:
             if g.layout is not torch.strided:
                 g = g.to_dense()
-            g = sharded.complete(g)
+            g = sharding.complete(g)
             x = as_real(g.resolve_conj(), compute_dtype(g))
             z = draws.for_path(key, path, tuple(x.shape), x.dtype, x.device)
             width = deviation.to(x.device, x.dtype)
-            return as_update(x + width * sharded.placed_like(z, x), g)
+            return as_update(x + width * sharding.placed_like(z, x), g)
 
         return tree.map_with_path(noisy, grads), NoiseState(step, state.seed)
 

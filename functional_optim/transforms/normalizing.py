@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim import base, numeric
-from functional_optim.leafwise import Leafwise, leafwise
+from functional_optim import numeric
+from functional_optim.core import base
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import squares, times
 from functional_optim.linalg import MUON_COEFFICIENTS, newton_schulz
-from functional_optim.rules import squares, times
 
 
+@factory
 def sign() -> Leafwise:
     """Replace every entry by its sign: −1, 0 or 1; a complex one part by part.
 
@@ -35,6 +39,7 @@ def sign() -> Leafwise:
     return leafwise(None, update, name="sign")
 
 
+@factory
 def normalize(scale_factor: numeric.Hyper = 1.0, eps: numeric.Hyper = 1e-6) -> Leafwise:
     """Scale all updates together so that their common Euclidean norm is `scale_factor`.
 
@@ -58,21 +63,16 @@ def normalize(scale_factor: numeric.Hyper = 1.0, eps: numeric.Hyper = 1e-6) -> L
     """
     numeric.check(lambda x: x >= 0.0, eps, "normalize needs an eps of 0 or more, but got {}.")
 
-    def scalars(t: Any, total: tuple[Any]) -> tuple[Any]:
+    def scalars(t: Any, total: tuple[Any], *, scale_factor: Any, eps: Any) -> tuple[Any]:
         null = total[0] == 0
-        norm = numeric.sqrt(numeric.where(null, 1.0, total[0])) + numeric.at(eps, t)
-        return (numeric.where(null, 0.0, numeric.at(scale_factor, t) / norm),)
+        norm = numeric.sqrt(numeric.where(null, 1.0, total[0])) + eps
+        return (numeric.where(null, 0.0, scale_factor / norm),)
 
-    return leafwise(
-        None,
-        times,
-        scalars,
-        reduce=squares,
-        name="normalize",
-        hyper={"scale_factor": scale_factor, "eps": eps},
-    )
+    hyper = {"scale_factor": scale_factor, "eps": eps}
+    return leafwise(None, times, scalars, reduce=squares, hyper=hyper, name="normalize")
 
 
+@factory
 def centralize() -> Leafwise:
     """Take the mean away from the update of each unit, so that it is zero.
 
@@ -100,9 +100,17 @@ def centralize() -> Leafwise:
             return u, slots
         return u - u.mean(tuple(range(1, u.dim())), keepdim=True), slots
 
-    return leafwise(base.real_only("centralize"), update, flat=False, name="centralize")
+    return leafwise(base.real_only("centralize"), update, elementwise=False, name="centralize")
 
 
+class TrustRatioScalars(NamedTuple):
+    min_square: Any
+    """Least square of both norms."""
+    coefficient: Any
+    eps: Any
+
+
+@factory
 def scale_by_trust_ratio(
     min_norm: numeric.Hyper = 0.0,
     trust_coefficient: numeric.Hyper = 1.0,
@@ -145,22 +153,27 @@ def scale_by_trust_ratio(
             f"scale_by_trust_ratio needs a {name} of 0 or more, but got {{}}.",
         )
 
-    def scalars(t: Any) -> tuple[Any, Any, Any]:
-        least, factor = numeric.at(min_norm, t), numeric.at(trust_coefficient, t)
-        return least * least, factor, numeric.at(eps, t)
+    def scalars(t: Any, *, min_norm: Any, trust_coefficient: Any, eps: Any) -> TrustRatioScalars:
+        return TrustRatioScalars(min_norm * min_norm, trust_coefficient, eps)
+
+    def measure(u: Tensor, slots: Any, p: Tensor, s: TrustRatioScalars) -> tuple[Tensor, Tensor]:
+        return (p * p).sum(), (u * u).sum()
 
     def update(
-        u: Tensor, slots: Any, p: Tensor, least: Any, factor: Any, eps: Any
+        u: Tensor, slots: Any, p: Tensor, s: TrustRatioScalars, P: Tensor, U: Tensor
     ) -> tuple[Tensor, Any]:
-        P, U = (p * p).sum().clamp(min=least), (u * u).sum().clamp(min=least)
+        P, U = P.clamp(min=s.min_square), U.clamp(min=s.min_square)
         null = (P == 0) | (U == 0)
-        # the root of 0 has no derivative
-        ratio = factor * P.masked_fill(null, 1.0).sqrt() / (U.masked_fill(null, 1.0).sqrt() + eps)
+        P, U = P.masked_fill(null, 1.0), U.masked_fill(null, 1.0)  # the root of 0 has no derivative
+        ratio = s.coefficient * P.sqrt() / (U.sqrt() + s.eps)
         return u * ratio.masked_fill(null, 1.0), slots
 
-    return leafwise(None, update, scalars, flat=False, name="scale_by_trust_ratio", hyper=hyper)
+    return leafwise(
+        None, update, scalars, hyper=hyper, measure=measure, name="scale_by_trust_ratio"
+    )
 
 
+@factory
 def orthogonalize(
     ns_coefficients: tuple[float, float, float] = MUON_COEFFICIENTS,
     eps: float = 1e-7,
@@ -197,12 +210,7 @@ def orthogonalize(
         >>> bool((torch.linalg.svdvals(u) > 0.6).all())
         True
     """
-    if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
-        raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
-    if ns_steps >= 100:
-        raise ValueError("Number of steps must be less than 100 for computational efficiency")
-    if len(ns_coefficients) != 3:
-        raise ValueError("Coefficients must be a tuple of exactly 3 values")
+    update = orthogonal(ns_coefficients, eps, ns_steps, adjust_lr_fn)
     real = base.real_only("orthogonalize")
 
     def init(p: Tensor) -> base.EmptyState:
@@ -213,11 +221,33 @@ def orthogonalize(
             )
         return real(p)
 
+    return leafwise(init, update, elementwise=False, batched=True, name="orthogonalize")
+
+
+def orthogonal(
+    ns_coefficients: tuple[float, float, float],
+    eps: float,
+    ns_steps: int,
+    adjust_lr_fn: str | None,
+) -> Callable[..., tuple[Tensor, Any]]:
+    """The `update` of `orthogonalize`.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
+    if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
+        raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
+    numeric.check_count("orthogonalize", 0, ns_steps=ns_steps)
+    if ns_steps >= 100:
+        raise ValueError("Number of steps must be less than 100 for computational efficiency")
+    if len(ns_coefficients) != 3:
+        raise ValueError("Coefficients must be a tuple of exactly 3 values")
+
     def update(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
         X = newton_schulz(G, ns_coefficients, ns_steps, eps).to(G.dtype)
         return shape_factor(adjust_lr_fn, *G.shape[-2:]) * X, slots
 
-    return leafwise(init, update, flat=False, stack=True, name="orthogonalize")
+    return update
 
 
 def shape_factor(adjust_lr_fn: str | None, m: int, n: int) -> float:

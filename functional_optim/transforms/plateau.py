@@ -8,25 +8,27 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.leafwise import Leafwise, leafwise
-from functional_optim.rules import times
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import times
 
 
 class PlateauCarry(NamedTuple):
     scale: Any
-    """What updates are multiplied by, 1 at first."""
+    """Factor on the updates, 1 at first."""
     best_value: Any
     """The lowest value so far, infinite at first."""
     plateau_count: Any
-    """How many values in a row were no better."""
+    """Number of consecutive values without an improvement."""
     cooldown_count: Any
-    """How many more values are let pass after a reduction."""
+    """Number of values that remain of the cooldown."""
     avg_value: Any
     """Mean of the values since the last comparison."""
     count: Any
-    """How many these are."""
+    """Number of these values."""
 
 
+@factory
 def reduce_on_plateau(
     factor: numeric.Hyper = 0.1,
     patience: numeric.Hyper = 10,
@@ -96,13 +98,25 @@ def reduce_on_plateau(
             "improvement."
         )
 
-    def scalars(t: Any, carry: PlateauCarry, *, value: Any = None) -> tuple[Any, PlateauCarry]:
+    def scalars(
+        t: Any,
+        carry: PlateauCarry,
+        *,
+        factor: Any,
+        patience: Any,
+        rtol: Any,
+        atol: Any,
+        cooldown: Any,
+        accumulation_size: Any,
+        min_scale: Any,
+        value: Any = None,
+    ) -> tuple[tuple[Any], PlateauCarry]:
         count = carry.count + 1
         mean = carry.avg_value + (_number(value) - carry.avg_value) / count
-        full = count >= numeric.at(accumulation_size, t)
+        full = count >= accumulation_size
 
         best = carry.best_value
-        margin = numeric.at(rtol, t) * abs(best) + numeric.at(atol, t)
+        margin = rtol * abs(best) + atol
         level = numeric.where(best < math.inf, best - margin, best)
         seen = numeric.rounded(mean)  # as the best one is kept: equal values are no improvement
         better = seen < level
@@ -110,14 +124,14 @@ def reduce_on_plateau(
         resting = carry.cooldown_count > 0
         bad = numeric.where(better, 0.0, carry.plateau_count + 1)
         bad = numeric.where(resting, 0.0, bad)
-        reduces = bad >= numeric.at(patience, t)
-        less = numeric.maximum(carry.scale * numeric.at(factor, t), numeric.at(min_scale, t))
+        reduces = bad >= patience
+        less = numeric.maximum(carry.scale * factor, min_scale)
         rest = numeric.where(resting, carry.cooldown_count - 1, 0.0)
         judged = PlateauCarry(
             scale=numeric.where(reduces, less, carry.scale),
             best_value=numeric.where(better, seen, best),
             plateau_count=numeric.where(reduces, 0.0, bad),
-            cooldown_count=numeric.where(reduces, numeric.at(cooldown, t), rest),
+            cooldown_count=numeric.where(reduces, cooldown, rest),
             avg_value=0.0,
             count=0.0,
         )
@@ -130,9 +144,7 @@ def reduce_on_plateau(
         None,
         times,
         scalars,
-        carry=PlateauCarry(1.0, math.inf, 0.0, 0.0, 0.0, 0.0),
-        shared=True,
-        name="reduce_on_plateau",
+        carry=PlateauCarry(1.0, math.inf, 0, 0, 0.0, 0),
         hyper={
             "factor": factor,
             "patience": patience,
@@ -142,6 +154,8 @@ def reduce_on_plateau(
             "accumulation_size": accumulation_size,
             "min_scale": min_scale,
         },
+        shared=True,
+        name="reduce_on_plateau",
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from functional_optim import numeric
-from functional_optim.leafwise import Leafwise, leafwise
-from functional_optim.rules import squares, times
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import squares, times
 
 
+@factory
 def scale_by_polyak(
     f_min: numeric.Hyper = 0.0,
     max_learning_rate: numeric.Hyper = 1.0,
@@ -58,20 +60,16 @@ def scale_by_polyak(
             f'scale_by_polyak knows the variants "sps" and "sps+", but got {variant!r}.'
         )
 
-    def scalars(t: Any, total: tuple[Any], *, value: Any) -> tuple[Any]:
-        gap = numeric.float64(value) - numeric.at(f_min, t)
+    def scalars(
+        t: Any, total: tuple[Any], *, f_min: Any, max_learning_rate: Any, eps: Any, value: Any
+    ) -> tuple[Any]:
+        gap = numeric.float64(value) - f_min
         if variant == "sps+":
             gap = numeric.maximum(gap, 0.0)
-        square = total[0] + numeric.at(eps, t)
+        square = total[0] + eps
         null = square == 0
         step = gap / numeric.where(null, 1.0, square)
-        return (numeric.where(null, 0.0, numeric.minimum(step, numeric.at(max_learning_rate, t))),)
+        return (numeric.where(null, 0.0, numeric.minimum(step, max_learning_rate)),)
 
-    return leafwise(
-        None,
-        times,
-        scalars,
-        reduce=squares,
-        name="scale_by_polyak",
-        hyper={"f_min": f_min, "max_learning_rate": max_learning_rate, "eps": eps},
-    )
+    hyper = {"f_min": f_min, "max_learning_rate": max_learning_rate, "eps": eps}
+    return leafwise(None, times, scalars, reduce=squares, hyper=hyper, name="scale_by_polyak")

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import base, draws, numeric, tree
-from functional_optim.rules import as_real, as_update, compute_dtype
+from functional_optim import numeric, tree
+from functional_optim.core import base, draws
+from functional_optim.core.factory import factory
+from functional_optim.core.storage import as_real, as_update, compute_dtype
 from functional_optim.transforms.noise import NoiseState, seeded
 
 
+@factory
 def differentially_private_aggregate(
     l2_norm_clip: numeric.Hyper, noise_multiplier: numeric.Hyper, seed: int | Tensor
 ) -> base.GradientTransformation:
@@ -33,7 +36,7 @@ def differentially_private_aggregate(
     still one of the B. What (ε, δ) a run has, an accountant says, from σ, the share of the data in
     a batch and the number of steps; all of them ask for a seed that nobody knows. Where batches are
     drawn with a number of examples that varies (Poisson sampling), `scale(B / expected)` behind
-    this link divides by the expected one.
+    this transform divides by the expected one.
 
     Args:
         l2_norm_clip: C, > 0: a number, a 0-dim tensor, or a schedule. The paper has 4 for MNIST and
@@ -109,7 +112,7 @@ def _norms(g: Tensor) -> Tensor:
 
 
 def _examples(params: Any, grads: Any) -> int:
-    """How many examples there are; raises if the gradients do not have them in front."""
+    """The number of examples; raises if they are not the first dimension of all gradients."""
     counts: dict[int, str] = {}
     for (path, p), (_, g) in zip(tree.items(params), tree.rows(params, grads), strict=True):
         if g is None:

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import base, draws, numeric, randomness, tree
-from functional_optim.base import Tree
-from functional_optim.combine import WithoutGradients
+from functional_optim import numeric, tree
+from functional_optim.core import base, draws, randomness
+from functional_optim.core.base import Tree
+from functional_optim.core.chain import WithoutGradients
+from functional_optim.core.factory import factory
 
 
 class MetropolisState(NamedTuple):
@@ -35,6 +37,7 @@ class MetropolisState(NamedTuple):
     params: Tree
 
 
+@factory
 def metropolis(
     propose: Callable[[Tree, Tree], Tree],
     temperature: numeric.Hyper = 1.0,

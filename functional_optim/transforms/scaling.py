@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.leafwise import Leafwise, identity, leafwise
-from functional_optim.rules import times
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.rule import times
 
 
+@factory
 def scale(factor: numeric.Hyper) -> Leafwise:
     """Multiply every update by `factor`.
 
     Args:
-        factor: a number, a 0-dim tensor, or a schedule. The Python number 1 drops the link.
+        factor: a number, a 0-dim tensor, or a schedule. The Python number 1 makes this `identity`.
 
     Example::
 
@@ -26,13 +28,14 @@ def scale(factor: numeric.Hyper) -> Leafwise:
         >>> tx.update(torch.tensor([2.0, 4.0]), tx.init(w), w)[0]
         tensor([-1., -2.])
     """
-    if numeric.is_static(factor) and factor == 1:
+    if numeric.equals(factor, 1):
         return identity()
-    return _multiply(factor, 1, "scale", {"factor": factor})
+    return leafwise(None, times, _factor, hyper={"factor": factor}, name="scale")
 
 
+@factory
 def scale_by_lr(lr: numeric.Hyper) -> Leafwise:
-    """Multiply every update by −lr: the last link of a descent method.
+    """Multiply every update by −lr: the last transform of a descent method.
 
     Args:
         lr: learning rate, ≥ 0: a number, a 0-dim tensor (one compiled graph for all its values,
@@ -51,9 +54,14 @@ def scale_by_lr(lr: numeric.Hyper) -> Leafwise:
         (tensor([-1.]), tensor([-0.7500]))
     """
     check_lr(lr)
-    return _multiply(lr, -1, "scale_by_lr", {"lr": lr})
+
+    def scalars(t: Any, *, lr: Any) -> tuple[Any]:
+        return (-lr,)
+
+    return leafwise(None, times, scalars, hyper={"lr": lr}, name="scale_by_lr")
 
 
+@factory
 def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
     """Multiply every update by `schedule(count)`, count = 0 at the first step.
 
@@ -77,9 +85,10 @@ def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
             f"scale_by_schedule takes a function of the step count, but got {schedule!r}; "
             "use scale for a number."
         )
-    return _multiply(schedule, 1, "scale_by_schedule", {"factor": schedule})
+    return leafwise(None, times, _factor, hyper={"factor": schedule}, name="scale_by_schedule")
 
 
+@factory
 def apply_delta(lr: numeric.Hyper = 1.0) -> Leafwise:
     """Take what is given in the gradients' place as the step itself: multiply by +lr.
 
@@ -113,9 +122,14 @@ def apply_delta(lr: numeric.Hyper = 1.0) -> Leafwise:
         tensor([1., 0.])
     """
     check_lr(lr)
-    return _multiply(lr, 1, "apply_delta", {"lr": lr})
+
+    def scalars(t: Any, *, lr: Any) -> tuple[Any]:
+        return (lr,)
+
+    return leafwise(None, times, scalars, hyper={"lr": lr}, name="apply_delta")
 
 
+@factory
 def set_to_zero() -> Leafwise:
     """Make every update zero, whatever it was, NaN included; parameters stay where they are.
 
@@ -143,10 +157,6 @@ def check_lr(lr: numeric.Hyper, says: str = "Invalid learning rate: {}") -> None
     numeric.check(lambda x: x >= 0.0, lr, says)
 
 
-def _multiply(
-    factor: numeric.Hyper, sign: int, name: str, hyper: dict[str, numeric.Hyper]
-) -> Leafwise:
-    def scalars(t: Any) -> tuple[Any]:
-        return (sign * numeric.at(factor, t),)
-
-    return leafwise(None, times, scalars, name=name, hyper=hyper)
+def _factor(t: Any, *, factor: Any) -> tuple[Any]:
+    """The `scalars` of a rule that multiplies by a hyperparameter."""
+    return (factor,)

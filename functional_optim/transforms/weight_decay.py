@@ -7,10 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.leafwise import Leafwise, identity, leafwise
-from functional_optim.paths import Mask, masked_by
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.paths import Mask, masked_by
 
 
+@factory
 def add_decayed_weights(
     weight_decay: numeric.Hyper, *, independent: bool = False, mask: Mask | None = None
 ) -> Leafwise:
@@ -18,7 +20,7 @@ def add_decayed_weights(
 
     What that means is a matter of its place:
 
-    * before the adaptive link it is L2 regularization (torch.optim.Adam's weight_decay);
+    * before the adaptive transform it is L2 regularization (torch.optim.Adam's weight_decay);
     * between that and `scale_by_lr` it is decoupled from the gradient, not from the learning rate:
       a step takes `lr * weight_decay` of each weight away (torch.optim.AdamW's);
     * after `scale_by_lr`, with `independent=True`, a step takes `weight_decay` of each weight away,
@@ -26,7 +28,7 @@ def add_decayed_weights(
 
     Args:
         weight_decay: coefficient, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number
-            0 drops the link.
+            0 makes this `identity`.
         independent: subtract instead of adding, for the place after `scale_by_lr`.
         mask: which parameters to decay: a pattern, patterns, a function of path and parameter, or a
             tree of bools, as in `masked`. Default: all.
@@ -55,13 +57,18 @@ def add_decayed_weights(
         return identity()
     sign = -1 if independent else 1
 
-    def scalars(t: Any) -> tuple[Any]:
-        return (sign * numeric.at(weight_decay, t),)
+    def scalars(t: Any, *, weight_decay: Any) -> tuple[Any]:
+        return (sign * weight_decay,)
 
     def update(u: Tensor, slots: Any, p: Tensor, w: Any) -> tuple[Tensor, Any]:
         return u + w * p, slots
 
-    (link,) = leafwise(
-        None, update, scalars, name="add_decayed_weights", hyper={"weight_decay": weight_decay}
-    ).links
-    return Leafwise((link._replace(where=where, final=independent),))
+    decay = leafwise(
+        None,
+        update,
+        scalars,
+        hyper={"weight_decay": weight_decay},
+        scales_step=independent,
+        name="add_decayed_weights",
+    )
+    return Leafwise(tuple([placement.on(*where) for placement in decay.placements]))

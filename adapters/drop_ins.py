@@ -1,0 +1,385 @@
+"""Drop-ins for torch.optim: the same names, arguments, errors, state and checkpoints."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from functional_optim import algorithms
+from functional_optim.adapters.optimizer import OptimizerBase
+from functional_optim.core import base
+from functional_optim.engine.group import Compile, how_to
+
+try:  # torch's own checks, for the same refusals in the same words
+    from torch.optim.optimizer import _device_dtype_check_for_fused as _check_fused
+    from torch.optim.optimizer import _get_capturable_supported_devices
+
+    CAPTURABLE = _get_capturable_supported_devices()
+except ImportError:
+    _check_fused = None
+    CAPTURABLE = ["cuda"]
+
+DOC = """{summary}
+
+Args:
+    compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
+        warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
+        compiled.
+
+    The other arguments and their defaults are those of `torch.optim.{name}`.{kept}
+
+Raises:
+    ValueError, RuntimeError: torch's, for arguments and gradients that it refuses.
+
+Example::
+
+    >>> import torch
+    >>> from functional_optim.adapters import {name}
+    >>> w = torch.nn.Parameter(torch.eye(2))
+    >>> opt = {name}([w], lr=0.1, compile=False)
+    >>> {backward}
+    >>> opt.step()
+    >>> bool(w.trace() < 2)
+    True
+"""
+"""What each drop-in's docstring becomes."""
+
+
+class DropIn(OptimizerBase):
+    """A class of torch.optim whose steps are run by a recipe.
+
+    A subclass states its signature, which is torch's and the keyword `compile`, for editors and
+    type checkers, and passes its arguments to `_construct`. Its hyperparameters are named as the
+    recipe's are, so the recipe is called with a parameter group.
+
+    recipe: the function that makes the transformation.
+    sparse: what a sparse gradient does: raises "never", moves its rows only ("lazy").
+    counted: what torch's error for `capturable` on a wrong device calls the tensors of numbers.
+    backward: how its docstring's example makes gradients.
+    optional: hyperparameters that a loaded group may lack, besides those that torch's class adds.
+    """
+
+    recipe: ClassVar[Callable[..., base.GradientTransformation]]
+    sparse: ClassVar[str] = "never"
+    counted: ClassVar[str] = "params and state_steps"
+    backward: ClassVar[str] = "w.square().sum().backward()"
+    optional: ClassVar[tuple[str, ...]] = ()
+    _names: ClassVar[tuple[str, ...]] = ()
+
+    def _construct(self, arguments: dict[str, Any]) -> None:
+        """Call torch's constructor. arguments: the `locals()` of the drop-in's own."""
+        how_to(arguments["compile"])
+        self.compile = arguments["compile"]
+        super().__init__(**{k: x for k, x in arguments.items() if k not in ("self", "compile")})
+        # set by torch's own classes when fused=True, for a step that unscales gradients itself
+        self._step_supports_amp_scaling = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "recipe" in cls.__dict__:
+            cls._names = tuple(inspect.signature(cls.recipe).parameters)
+        if cls.__module__ == __name__ and cls.__doc__:  # -OO leaves none
+            cls.__doc__ = _documented(cls)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        known = inspect.signature(type(self)).parameters if self.optional else {}
+        for group in state["param_groups"]:
+            for name in self.optional:
+                group.setdefault(name, known[name].default)
+        super().__setstate__(state)
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        return type(self).recipe(**{name: group[name] for name in self._names})
+
+    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        if g.layout != torch.strided and self.sparse == "never":
+            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+        if torch.compiler.is_compiling():
+            return
+        if group.get("capturable") and p.device.type not in CAPTURABLE:
+            raise AssertionError(
+                f"If capturable=True, {self.counted} must be on supported devices: {CAPTURABLE}."
+            )
+        if group.get("fused") and _check_fused is not None:
+            _check_fused(p)
+
+
+def _documented(drop_in: type[DropIn]) -> str:
+    """The docstring of a drop-in within the text of all: its own says what its state is."""
+    parameters = inspect.signature(drop_in).parameters
+    kept = " and ".join([f"`{name}`" for name in ("foreach", "fused") if name in parameters])
+    return DOC.format(
+        summary=inspect.cleandoc(drop_in.__doc__ or "").replace(" State: ", "\n\nState: "),
+        name=drop_in.__name__,
+        kept=f"\n    Beyond torch's checks, nothing depends on {kept}." if kept else "",
+        backward=drop_in.backward,
+    )
+
+
+class Adadelta(DropIn, torch.optim.Adadelta):
+    """torch.optim.Adadelta, run by `functional_optim.adadelta`. State: `step`, `square_avg`,
+    `acc_delta`.
+    """
+
+    recipe = algorithms.adadelta
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1.0, rho: float = 0.9, eps: float = 1e-6,
+        weight_decay: float = 0, foreach: bool | None = None, *, capturable: bool = False,
+        maximize: bool = False, differentiable: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Adafactor(DropIn, torch.optim.Adafactor):
+    """torch.optim.Adafactor, run by `functional_optim.adafactor`. State: `step`; `row_var` and
+    `col_var`, or `variance` below two dimensions.
+    """
+
+    recipe = algorithms.adafactor
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-2, beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 0.001), d: float = 1.0, weight_decay: float = 0.0,
+        *, foreach: bool | None = None, maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Adagrad(DropIn, torch.optim.Adagrad):
+    """torch.optim.Adagrad, run by `functional_optim.adagrad`. State: `step` and `sum`, made at
+    construction, as in torch. Sparse gradients move their rows only; with weight decay or `fused`
+    they are refused, as in torch.
+    """
+
+    recipe = algorithms.adagrad
+    sparse = "lazy"
+    optional = ("initial_accumulator_value",)  # torch reads it at construction only
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-2, lr_decay: float = 0,
+        weight_decay: float = 0, initial_accumulator_value: float = 0, eps: float = 1e-10,
+        foreach: bool | None = None, *, maximize: bool = False, differentiable: bool = False,
+        fused: bool | None = None, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        super().check_gradient(p, g, group)
+        if g.layout == torch.strided:
+            return
+        if group["fused"]:
+            raise RuntimeError("`fused` does not support sparse grad or complex param")
+        if group["weight_decay"] != 0:
+            raise RuntimeError("weight_decay option is not compatible with sparse gradients")
+
+
+class Adam(DropIn, torch.optim.Adam):
+    """torch.optim.Adam, run by `functional_optim.adam`. State: `step`, `exp_avg`, `exp_avg_sq`, and
+    with amsgrad `max_exp_avg_sq`.
+    """
+
+    recipe = algorithms.adam
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0, amsgrad: bool = False, *, foreach: bool | None = None,
+        maximize: bool = False, capturable: bool = False, differentiable: bool = False,
+        fused: bool | None = None, decoupled_weight_decay: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        if g.layout != torch.strided:
+            raise RuntimeError(
+                "Adam does not support sparse gradients, please consider SparseAdam instead"
+            )
+        super().check_gradient(p, g, group)
+
+
+class AdamW(Adam, torch.optim.AdamW):
+    """torch.optim.AdamW, run by `functional_optim.adamw`. State: `step`, `exp_avg`, `exp_avg_sq`,
+    and with amsgrad `max_exp_avg_sq`.
+    """
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
+        fused: bool | None = None, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Adamax(DropIn, torch.optim.Adamax):
+    """torch.optim.Adamax, run by `functional_optim.adamax`. State: `step`, `exp_avg`, `exp_inf`."""
+
+    recipe = algorithms.adamax
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0,
+        foreach: bool | None = None, *, maximize: bool = False, differentiable: bool = False,
+        capturable: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class ASGD(DropIn, torch.optim.ASGD):
+    """torch.optim.ASGD, run by `functional_optim.asgd`. State: `step`, `eta`, `mu`, and `ax`, the
+    average of the parameter.
+    """
+
+    recipe = algorithms.asgd
+    counted = "params, mus, etas, and state_steps"
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-2, lambd: float = 0.0001,
+        alpha: float = 0.75, t0: float = 1e6, weight_decay: float = 0,
+        foreach: bool | None = None, maximize: bool = False, differentiable: bool = False,
+        capturable: bool = False, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Muon(DropIn, torch.optim.Muon):
+    """torch.optim.Muon, run by `functional_optim.muon`. State: `momentum_buffer`. No step count, as
+    in torch. Matrices only.
+    """
+
+    recipe = algorithms.muon
+    counts_steps = False
+
+    def __init__(
+        self, params: ParamsT, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315), eps: float = 1e-7,
+        ns_steps: int = 5, adjust_lr_fn: str | None = None, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class NAdam(DropIn, torch.optim.NAdam):
+    """torch.optim.NAdam, run by `functional_optim.nadam`. State: `step`, `mu_product`, `exp_avg`,
+    `exp_avg_sq`.
+    """
+
+    recipe = algorithms.nadam
+    counted = "params, mu_products and state_steps"
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0,
+        momentum_decay: float = 0.004, decoupled_weight_decay: bool = False, *,
+        foreach: bool | None = None, maximize: bool = False, capturable: bool = False,
+        differentiable: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class RAdam(DropIn, torch.optim.RAdam):
+    """torch.optim.RAdam, run by `functional_optim.radam`. State: `step`, `exp_avg`,
+    `exp_avg_sq`.
+    """
+
+    recipe = algorithms.radam
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0,
+        decoupled_weight_decay: bool = False, *, foreach: bool | None = None,
+        maximize: bool = False, capturable: bool = False, differentiable: bool = False,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class RMSprop(DropIn, torch.optim.RMSprop):
+    """torch.optim.RMSprop, run by `functional_optim.rmsprop`. State: `step`, `square_avg`;
+    `momentum_buffer` with momentum, `grad_avg` if centered.
+    """
+
+    recipe = algorithms.rmsprop
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-2, alpha: float = 0.99, eps: float = 1e-8,
+        weight_decay: float = 0, momentum: float = 0, centered: bool = False,
+        capturable: bool = False, foreach: bool | None = None, maximize: bool = False,
+        differentiable: bool = False, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Rprop(DropIn, torch.optim.Rprop):
+    """torch.optim.Rprop, run by `functional_optim.rprop`. State: `step`, `prev`, `step_size`."""
+
+    recipe = algorithms.rprop
+    optional = ("lr",)  # torch reads it at a parameter's first step only
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-2, etas: tuple[float, float] = (0.5, 1.2),
+        step_sizes: tuple[float, float] = (1e-6, 50), *, capturable: bool = False,
+        foreach: bool | None = None, maximize: bool = False, differentiable: bool = False,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class SGD(DropIn, torch.optim.SGD):
+    """torch.optim.SGD, run by `functional_optim.sgd`. State: `momentum_buffer`, if there is
+    momentum. No step count, as in torch. Sparse gradients move their rows only; with momentum or
+    weight decay they are made dense, and with `fused` refused, as in torch.
+    """
+
+    recipe = algorithms.sgd
+    counts_steps = False
+    sparse = "lazy"
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-3, momentum: float = 0,
+        dampening: float = 0, weight_decay: float | Tensor = 0, nesterov: bool = False, *,
+        maximize: bool = False, foreach: bool | None = None, differentiable: bool = False,
+        fused: bool | None = None, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        super().check_gradient(p, g, group)
+        if g.layout != torch.strided and group["fused"]:
+            raise RuntimeError("`_fused_sgd` does not support sparse gradients")
+
+    def dense_gradient(self, g: Tensor, group: dict[str, Any]) -> Tensor:
+        return g.to_dense() if group["momentum"] != 0 or group["weight_decay"] != 0 else g
+
+
+class SparseAdam(DropIn, torch.optim.SparseAdam):
+    """torch.optim.SparseAdam, run by `functional_optim.sparse_adam`. State: `step`, a Python int as
+    in torch; `exp_avg`, `exp_avg_sq`, dense.
+    """
+
+    recipe = algorithms.sparse_adam
+    optional = ("maximize",)
+    sparse = "lazy"
+    integer_steps = True
+    backward = "torch.nn.functional.embedding(torch.arange(2), w, sparse=True).sum().backward()"
+
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, maximize: bool = False, *,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        if g.layout == torch.strided:
+            raise RuntimeError(
+                "SparseAdam does not support dense gradients, please consider Adam instead"
+            )
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        return super().transform({"maximize": False, **group})  # old checkpoints lack it

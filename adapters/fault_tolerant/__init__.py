@@ -1,0 +1,1 @@
+"""Any torch optimizer as one of several replicas."""

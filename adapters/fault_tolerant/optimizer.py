@@ -1,0 +1,340 @@
+"""Any torch optimizer as one of a group of replicas that may fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from functional_optim.adapters.fault_tolerant import healing
+from functional_optim.adapters.fault_tolerant.proxy import OptimizerProxy, announced
+from functional_optim.adapters.fault_tolerant.rounds import (
+    Member,
+    Round,
+    Rounds,
+    rounds_of,
+    unscale,
+)
+from functional_optim.core import base
+from functional_optim.kernels.interrupts import held
+from functional_optim.replicas import Coordinator, Decision, as_coordinator
+
+
+class FaultTolerantOptimizer(OptimizerProxy):
+    """Any optimizer as one of a group of replicas that train together, any of which may fail.
+
+    ::
+
+        opt = FaultTolerantOptimizer(coordinator, torch.optim.AdamW(model.parameters()))
+        for x, y in batches:
+            opt.zero_grad()                  # a step of the group begins
+            loss(model(x), y).backward()
+            opt.step()                       # vote; then, if it is committed, update
+
+    A step that is refused changes neither parameters nor state. One that is committed updates what
+    there is after the vote: a peer's parameters and state, where this replica was healed by it.
+
+    `zero_grad` begins a step of the group, and `step` votes on it. A second `zero_grad` does not
+    begin another one, but where gradients have been made meanwhile, their step was skipped (a
+    GradScaler does that), and is refused first. `step(closure)` begins the step itself if
+    `zero_grad` has not, before the closure is called.
+
+    Several optimizers with one coordinator share the steps: those that have called `zero_grad`
+    before the vote have one vote, by the first `step` among them. So `a.zero_grad(),
+    b.zero_grad(), a.step(), b.step()` is one vote, and `a.zero_grad(), a.step(), b.zero_grad(),
+    b.step()` are two. After a committed vote the next step begins when all of them have taken the
+    last one or called `zero_grad` again.
+
+    Args:
+        coordinator: a `replicas.Coordinator` or a torchft Manager.
+        optimizer: any torch optimizer but L-BFGS, and any of this package's.
+        average_gradients: average the gradients over the group in `step`: clipping before it is of
+            this replica's own. A parameter that has none here takes part with zeros, and keeps None
+            if it has none anywhere. By default it is up to the model, e.g.
+            `torchft.ddp.DistributedDataParallel`.
+        heal: what a replica gets from its peer. "everything" (the default): parameters, state, the
+            groups' values and the schedulers' states. "schedules": only the last two, for a Manager
+            whose `state_dict` has the model and the optimizer in it. A model's buffers are not in
+            either: `coordinator.register("buffers", load, save)`.
+        nonfinite: "commit" (the default) takes steps with infinite or NaN gradients like others;
+            "refuse" votes against them.
+
+    Schedulers: pass each LR scheduler to `follow`, and use what that returns. Its `step` counts
+    only if a step was committed since its last one that did, so one that is called after each batch
+    stands still where a batch is refused. After a heal it goes on where the peer's does. Call it
+    after `step` and before the next `zero_grad`: later, it warns. A copy and an unpickled one have
+    to be passed to `follow` again.
+
+    Hooks that are registered here are called by every `step`; those of the optimizer inside and
+    global ones by committed steps only, once. A pickled or copied object has no coordinator; assign
+    `opt.coordinator`. `opt.optim` is the optimizer inside, and `opt.decision` what was last
+    decided. With `average_gradients`, a GradScaler leaves the check for infinities to this object,
+    as it would to a fused optimizer: a replica that skipped its `step` would keep its peers
+    waiting.
+
+    Raises:
+        TypeError: for what is no coordinator or no optimizer; for L-BFGS, which tries steps out
+            before there is anything to vote on.
+        ValueError: for another value of heal or nonfinite.
+        RuntimeError: from `step`, if no step has begun (but for the empty one with which
+            `torch.distributed.checkpoint` makes an optimizer's state), or if a scheduler was made
+            with this object and none was passed to `follow`; as `Coordinator.decide`. If the
+            optimizer inside raises, its step is taken back, and this replica has to be healed by a
+            peer.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim.adapters import FaultTolerantOptimizer
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> group = fo.replicas.Scripted([True, False])
+        >>> opt = FaultTolerantOptimizer(group, torch.optim.SGD([w], lr=0.5))
+        >>> for _ in range(2):
+        ...     opt.zero_grad()
+        ...     w.sum().backward()
+        ...     opt.step()
+        ...     print(w.item(), opt.decision.committed)
+        0.5 True
+        0.5 False
+    """
+
+    def __init__(
+        self,
+        coordinator: Any,
+        optimizer: torch.optim.Optimizer,
+        *,
+        average_gradients: bool = False,
+        heal: Literal["everything", "schedules"] = "everything",
+        nonfinite: Literal["commit", "refuse"] = "commit",
+    ) -> None:
+        group = as_coordinator(coordinator)
+        _check_optimizer(optimizer)
+        if heal not in ("everything", "schedules"):
+            raise ValueError(f'heal must be "everything" or "schedules", but is {heal!r}.')
+        if nonfinite not in ("commit", "refuse"):
+            raise ValueError(f'nonfinite must be "commit" or "refuse", but is {nonfinite!r}.')
+        self._set_up(optimizer, average_gradients, heal, nonfinite)
+        self.coordinator = group
+
+    def _set_up(
+        self, optimizer: torch.optim.Optimizer, average_gradients: bool, heal: str, nonfinite: str
+    ) -> None:
+        self._make_hooks()
+        self._member = Member(optimizer, average_gradients, nonfinite)
+        self._heal = heal
+
+    @property
+    def optim(self) -> torch.optim.Optimizer:
+        """The optimizer inside."""
+        return self._member.optim
+
+    @property
+    def decision(self) -> Decision | None:
+        """What the group said of the last `step`; None before the first."""
+        return self._member.decision
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """The connection to the group. Assign one to a copy."""
+        rounds = self._member.rounds
+        return None if rounds is None else rounds.coordinator
+
+    @coordinator.setter
+    def coordinator(self, coordinator: Any) -> None:
+        group, member, heal = as_coordinator(coordinator), self._member, self._heal
+        if member.rounds is not None and member.rounds.coordinator is group:
+            return
+        if member.round is not None:
+            raise RuntimeError(
+                "this optimizer's step has begun with another coordinator; call step() first."
+            )
+        rounds = rounds_of(group)
+        number = len(rounds.members)
+        group.register(
+            f"optimizer.{number}" if number else "optimizer",
+            lambda saved: healing.load(member, heal, saved),
+            lambda: healing.save(member, heal),
+        )
+        rounds.members.append(member)
+        member.rounds = rounds
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Read by GradScaler: call `step` where gradients are infinite, too?"""
+        return self._member.average_gradients
+
+    def follow(self, scheduler: Any) -> Any:
+        """Make a scheduler whose steps count only with committed ones, and which heals.
+
+        ::
+
+            scheduler = opt.follow(torch.optim.lr_scheduler.StepLR(opt, 10))
+
+        Args:
+            scheduler: has `step`, `state_dict` and `load_state_dict`. Of schedulers that contain
+                others, the outer one suffices.
+
+        Returns:
+            The scheduler to use from now on. It has the attributes and, for `isinstance`, the class
+            of the one that was passed, whose own `step` does not ask whether a step was committed.
+
+        Raises:
+            TypeError: if one of these methods is missing.
+        """
+        return self._member.schedules.follow(scheduler)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Begin a step of the group, and forget the gradients.
+
+        Where a heal comes at the beginning (torchft with `use_async_quorum=False`), the parameters
+        may change here.
+
+        Args:
+            set_to_none: set each to None (the default), or fill it with zeros.
+
+        Raises:
+            RuntimeError: as `Coordinator.start`.
+        """
+        member = self._member
+        if member.initializes:
+            member.initializes = False
+        elif not member.evaluates:
+            self._rounds().join(member)
+        member.optim.zero_grad(set_to_none)
+        member.remember_zeroed()
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Vote on the step, and take it if it is committed.
+
+        Args:
+            closure: computes the gradients and returns the loss. Called once, with gradients
+                enabled. It may call `zero_grad`.
+
+        Returns:
+            The closure's loss; None without a closure. `decision` says what became of the step.
+
+        Raises:
+            RuntimeError: if no step has begun; as `Coordinator.decide`; what the optimizer raises.
+        """
+        member = self._member
+        if closure is None and member.is_initialization():
+            member.optim.step()
+            member.initializes = True
+            return None
+        self._check_schedulers()
+        rounds = self._rounds()
+        if member.round is None and closure is not None:
+            rounds.join(member)
+        now = member.round
+        if now is None:
+            raise RuntimeError(rounds.why_none(member))
+        loss = None
+        if closure is not None:
+            member.evaluates = True
+            try:
+                loss = base.recorded(closure)
+            finally:
+                member.evaluates = False
+        self._unscale(now)
+        if now.decision is None:
+            rounds.vote(now)
+        elif member in now.empty and member.has_gradients():
+            raise RuntimeError(
+                "this optimizer's gradients were made after another optimizer's step() had voted "
+                "on the step that they share; call its zero_grad() after that step(), for a vote "
+                "of its own, or make its gradients before."
+            )
+        held(self._settle, now)
+        if rounds.waiting:
+            rounds.begin()
+        return loss
+
+    step = announced(_step)
+
+    def _settle(self, now: Round) -> None:
+        """Do as was decided. An interrupt in between would make this replica unlike its peers."""
+        member = self._member
+        now.owing.remove(member)
+        member.round = None
+        member.decision = now.decision
+        member.has_stepped = True
+        if now.decision is not None and now.decision.committed:
+            self._take(now)
+
+    def _take(self, now: Round) -> None:
+        member = self._member
+        try:
+            member.optim.step()
+        except BaseException as error:
+            group = self._rounds().coordinator
+            group.report_error(
+                error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
+            )
+            now.decision = member.decision = group.decision
+            raise
+        member.schedules.commits += 1
+
+    def _unscale(self, now: Round) -> None:
+        """Do a GradScaler's work, where it leaves it to `step`."""
+        shared = vars(self)
+        self._member.scaled = "found_inf" in shared
+        scale = shared.get("grad_scale")
+        if isinstance(scale, Tensor):
+            if now.decision is not None:
+                raise RuntimeError(
+                    "this optimizer's gradients were averaged when another one voted on the step "
+                    "that they share, before they were unscaled; call scaler.unscale_(opt) for "
+                    "each before the first step."
+                )
+            unscale(self._member.parameters(), scale)
+
+    def _check_schedulers(self) -> None:
+        """Raise RuntimeError if a scheduler would step whether or not steps are committed.
+
+        torch's schedulers mark the `step` of the optimizer with which they are made.
+        """
+        marked = getattr(self.step, "_wrapped_by_lr_sched", False)
+        if marked and not self._member.schedules.were_followed:
+            raise RuntimeError(
+                "a learning rate scheduler was made with this optimizer, but does not follow its "
+                "commits; write scheduler = opt.follow(scheduler), and use what that returns."
+            )
+
+    def _rounds(self) -> Rounds:
+        rounds = self._member.rounds
+        if rounds is None:
+            raise RuntimeError(
+                "this optimizer was copied or unpickled, and has no coordinator; assign "
+                "opt.coordinator = ... first."
+            )
+        return rounds
+
+    def __getstate__(self) -> dict[str, Any]:
+        member = self._member
+        return {
+            "optim": member.optim,
+            "average_gradients": member.average_gradients,
+            "heal": self._heal,
+            "nonfinite": member.nonfinite,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._set_up(state["optim"], state["average_gradients"], state["heal"], state["nonfinite"])
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"a torch optimizer is needed, but got a {type(optimizer).__name__}; pass the "
+            "coordinator first, then the optimizer."
+        )
+    if isinstance(optimizer, FaultTolerantOptimizer):
+        raise TypeError("this optimizer is fault tolerant already; pass the one inside.")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "L-BFGS cannot be fault tolerant here: it evaluates its closure at several trial "
+            "points, and has moved the parameters long before the group could vote; use "
+            "fo.replicas.Replica with a transformation, or an optimizer that needs one gradient."
+        )

@@ -1,0 +1,271 @@
+"""When optimizers that share a coordinator begin a step, vote on it, and take it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.adapters.fault_tolerant.schedulers import Schedules
+from functional_optim.replicas.coordinator import Coordinator, Decision
+
+_NAME = "_functional_optim_rounds"
+
+
+class Member:
+    """One optimizer's part in the steps of a group: all that changes while it trains.
+
+    It is shared by everything that stands for the optimizer. Lightning calls `zero_grad` on a
+    shadow of it, whose own attributes nobody else sees.
+    """
+
+    def __init__(
+        self, optim: torch.optim.Optimizer, average_gradients: bool, nonfinite: str
+    ) -> None:
+        self.optim = optim
+        self.average_gradients = average_gradients
+        self.nonfinite = nonfinite
+        self.schedules = Schedules(lambda: optim.param_groups)
+        self.rounds: Rounds | None = None
+        self.round: Round | None = None
+        self.decision: Decision | None = None
+        self.has_stepped = False
+        self.evaluates = False
+        """Is a closure running?"""
+        self.initializes = False
+        """Did distributed checkpoint's empty step come, and not yet its zero_grad?"""
+        self.scaled = False
+        """Does a GradScaler leave the check for infinite gradients to this step?"""
+        self._zeroed: dict[int, tuple[int, int]] = {}
+
+    def parameters(self) -> list[Tensor]:
+        return [p for group in self.optim.param_groups for p in group["params"]]
+
+    def remember_zeroed(self) -> None:
+        """Note the gradients as they are after zero_grad."""
+        self._zeroed = self._marks()
+
+    def has_gradients(self) -> bool:
+        """Were gradients made since zero_grad?"""
+        return any(self._zeroed.get(p) != mark for p, mark in self._marks().items())
+
+    def _marks(self) -> dict[int, tuple[int, int]]:
+        """By parameter, so that groups may be added and taken away meanwhile."""
+        grads = [(id(p), p.grad) for p in self.parameters()]
+        return {p: (id(g), g._version) for p, g in grads if g is not None}
+
+    def is_initialization(self) -> bool:
+        """Is this the step by which torch.distributed.checkpoint makes the state of an optimizer?
+
+        It is one without state, with zeros for gradients and for learning rates.
+        """
+        if self.optim.state:
+            return False
+        if any(float(group.get("lr", 0.0)) for group in self.optim.param_groups):
+            return False
+        trained = [p.grad for p in self.parameters() if p.requires_grad]
+        return bool(trained) and not any(g is None or bool(g.any()) for g in trained)
+
+
+class Round:
+    """One step of the group.
+
+    decision: None while it is open.
+    owing: the members whose step it is that have not taken it yet, in the order of zero_grad.
+    again: those that have made gradients, and zeroed them again instead of a step.
+    empty: those that had no gradients when it was voted on.
+    """
+
+    def __init__(self) -> None:
+        self.decision: Decision | None = None
+        self.owing: list[Member] = []
+        self.again: list[Member] = []
+        self.empty: list[Member] = []
+
+
+class Rounds:
+    """All steps of a coordinator's optimizers, one after the other."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.members: list[Member] = []
+        self.current: Round | None = None
+        self.waiting: list[Member] = []
+        """Members that have zeroed, while others still have to take the step before."""
+
+    def join(self, member: Member) -> None:
+        """A member's zero_grad: the open step is its step too, or a new one begins."""
+        mine, joining = member.round, [member]
+        if mine is not None and mine.decision is None and not self.coordinator.is_open:
+            self._abandon(mine)  # the coordinator was closed meanwhile, or decided by hand
+        elif mine is not None and mine.decision is None:
+            if not member.has_gradients():
+                return
+            if member not in mine.again:
+                mine.again.append(member)
+            if len(mine.again) < len(mine.owing):
+                return
+            joining = mine.again
+            self._close_skipped(mine)
+        elif mine is not None:
+            mine.owing.remove(member)
+            member.round = None
+        self.waiting += [one for one in joining if one not in self.waiting]
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step for those that wait; not before all have taken the last one.
+
+        What a peer is given in the background must not change meanwhile.
+        """
+        now = self.current
+        if now is not None and now.decision is not None:
+            skipped = [one for one in now.again if one in now.empty and one in now.owing]
+            skipped = [one for one in skipped if not one.has_gradients()]  # zeroed for the next one
+            if now.decision.committed and len(skipped) < len(now.owing):
+                return
+            for member in skipped:
+                now.owing.remove(member)
+            self.waiting += skipped
+            now = self.current = None
+        if now is None:
+            for member in self.members:
+                member.schedules.begin()
+            try:
+                self.coordinator.start()
+            except BaseException:
+                self._end()
+                raise
+            now = self.current = Round()
+        for member in self.waiting:
+            member.round = now
+            now.owing.append(member)
+        self.waiting = []
+
+    def vote(self, now: Round) -> Decision:
+        """Decide on the open step, for all members whose step it is."""
+        group = self.coordinator
+        now.empty = [member for member in now.owing if not member.has_gradients()]
+        try:
+            average(group, now.owing)
+        except BaseException:
+            if not group.is_open:  # there is no quorum: nothing is left to vote on
+                self._abandon(now)
+            raise
+        scaled = any(member.scaled for member in now.owing)
+        for member in now.owing:
+            if member.nonfinite == "refuse" or (scaled and member.average_gradients):
+                error = nonfinite_gradient(member.parameters())
+                if error is not None and group.error is None:
+                    group.report_error(error)
+        return self._decide(now)
+
+    def _decide(self, now: Round) -> Decision:
+        try:
+            now.decision = self.coordinator.decide()
+        except BaseException:
+            self._abandon(now)
+            raise
+        self._end()
+        return now.decision
+
+    def _abandon(self, now: Round) -> None:
+        """A step is over that has no decision."""
+        self.current = None
+        for member in now.owing:
+            member.round = None
+        now.owing = []
+        self._end()
+
+    def _end(self) -> None:
+        for member in self.members:
+            member.schedules.end()
+
+    def why_none(self, member: Member) -> str:
+        """Why a member has no step to take, in words."""
+        if member in self.waiting and self.current is None:
+            return (
+                "no step has begun, since the coordinator could not start one; call zero_grad() "
+                "again, which tries again."
+            )
+        if member in self.waiting:
+            return (
+                "the last step of this group is not over: another optimizer that shares it has not "
+                "taken it; call its step(), or its zero_grad(), before this step()."
+            )
+        if member.has_stepped:
+            return (
+                "step() was called twice for the same gradients; call zero_grad() before the next "
+                "forward pass."
+            )
+        return (
+            "step() was called before zero_grad(), which begins a step of the group; call "
+            "opt.zero_grad() before each forward pass."
+        )
+
+    def _close_skipped(self, now: Round) -> None:
+        self.coordinator.report_error(
+            RuntimeError("gradients were made, and zeroed without a step() of the optimizer")
+        )
+        self._decide(now)
+        for member in now.owing:
+            member.round = None
+        now.owing = []
+
+
+def rounds_of(coordinator: Coordinator) -> Rounds:
+    """The steps of a coordinator: the same object for all of its optimizers."""
+    known = vars(coordinator).get(_NAME)
+    if known is None:
+        known = Rounds(coordinator)
+        setattr(coordinator, _NAME, known)
+    return known
+
+
+@torch.no_grad()
+def average(group: Coordinator, members: list[Member]) -> None:
+    """Replace gradients by their means over the group. One that no replica has stays None."""
+    theirs = [
+        [p for p in member.parameters() if p.requires_grad or p.grad is not None]
+        for member in members
+        if member.average_gradients
+    ]
+    params = [p for mine in theirs for p in mine]
+    if not params:
+        return
+    for p in params:
+        if p.grad is not None and p.grad.layout is not torch.strided:
+            raise TypeError(
+                "average_gradients=True averages dense gradients only, but one of shape "
+                f"{tuple(p.shape)} is sparse; make it dense, or average gradients yourself with "
+                "coordinator.allreduce."
+            )
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    there = torch.tensor([float(p.grad is not None) for p in params], device=params[0].device)
+    means, shares = group.allreduce((grads, there)).wait()
+    for p, mean, share in zip(params, means, shares.tolist(), strict=True):
+        if p.grad is not None:
+            p.grad.copy_(mean)
+        elif share > 0:
+            p.grad = mean.detach()
+
+
+def nonfinite_gradient(params: list[Tensor]) -> Exception | None:
+    """What to report of gradients with infinite or NaN entries; None where there are none."""
+    given = [(i, p.grad) for i, p in enumerate(params) if p.grad is not None]
+    found = tree.first_not_finite([g for _, g in given])
+    if found is None:
+        return None
+    i, g = given[found]
+    return ValueError(
+        f"the gradient of parameter {i}, of shape {tuple(g.shape)}, has an infinite or NaN entry"
+    )
+
+
+@torch.no_grad()
+def unscale(params: list[Tensor], scale: Tensor) -> None:
+    """Divide gradients by a GradScaler's scale, as it does itself."""
+    inverse = scale.double().reciprocal().float()
+    for p in params:
+        if p.grad is not None:
+            p.grad.mul_(inverse.to(p.grad.device))

@@ -1,0 +1,241 @@
+"""LR schedulers that follow an optimizer whose steps may be refused."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.adapters.state.recipes import as_data, with_code
+from functional_optim.replicas.coordinator import Coordinator
+
+Call = tuple["FollowingScheduler", tuple[Any, ...], dict[str, Any]]
+
+
+class FollowingScheduler:
+    """A scheduler whose `step` counts only with committed steps of an optimizer.
+
+    Everything else is the scheduler's own: attributes are read from it and written to it, and
+    `isinstance` sees its class, which trainers ask for. Copied or pickled it is the scheduler
+    alone. `__wrapped__` is the scheduler.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        object.__setattr__(self, "__wrapped__", scheduler)
+        object.__setattr__(self, "_schedules", None)
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self.__wrapped__)
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Step the scheduler, if that counts; after its optimizer is gone, always.
+
+        Args:
+            args, kwargs: those of the scheduler's `step`.
+        """
+        schedules = schedules_of(self)
+        if schedules is None:
+            return self.__wrapped__.step(*args, **kwargs)
+        return schedules.call((self, args, kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__wrapped__, name, value)
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
+    def __copy__(self) -> Any:
+        return copy.copy(self.__wrapped__)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _alone, (self.__wrapped__,)
+
+
+class Schedules:
+    """The schedulers of one optimizer, and what each still has to do.
+
+    A call of a scheduler's `step` counts if a step of the optimizer was committed since the last
+    call that did. What a peer is given is always the state at the beginning of a step: a call made
+    while a step is open is repeated after a heal.
+
+    Args:
+        groups: returns the optimizer's parameter groups.
+    """
+
+    def __init__(self, groups: Callable[[], list[dict[str, Any]]]) -> None:
+        self.groups = groups
+        self.commits = 0
+        self._seen: weakref.WeakKeyDictionary[FollowingScheduler, int]
+        self._seen = weakref.WeakKeyDictionary()
+        self.were_followed = False
+        self._open = False
+        self._inside = False
+        self._warned = False
+        self._lock = threading.Lock()
+        self._before: dict[str, Any] | None = None
+        self._calls: list[Call] = []
+
+    def follow(self, scheduler: Any) -> Any:
+        """The scheduler as one whose steps count only with committed ones."""
+        missing = [
+            name
+            for name in ("step", "state_dict", "load_state_dict")
+            if not callable(getattr(scheduler, name, None))
+        ]
+        if missing:
+            raise TypeError(
+                f"a scheduler needs the methods step, state_dict and load_state_dict, but a "
+                f"{type(scheduler).__name__} has no {' and no '.join(missing)}."
+            )
+        self.were_followed = True
+        for one in self._seen:
+            if scheduler is one or scheduler is one.__wrapped__:
+                return one
+        if type(scheduler) is not FollowingScheduler:
+            scheduler = FollowingScheduler(scheduler)
+        before = schedules_of(scheduler)
+        if before is not None:
+            del before._seen[scheduler]
+        object.__setattr__(scheduler, "_schedules", weakref.ref(self))
+        self._seen[scheduler] = self.commits
+        return scheduler
+
+    def begin(self) -> None:
+        """A step of the group begins."""
+        self._before = None
+        self._calls = []
+        self._open = True
+
+    def end(self) -> None:
+        """It is decided."""
+        self._open = False
+        self._before = None
+        self._calls = []
+
+    def call(self, call: Call) -> Any:
+        """A scheduler's `step` is called: run it if it counts."""
+        if self._inside:
+            return _run(call)
+        if self._open:
+            self._note(call)
+        return self._count(call)
+
+    def _note(self, call: Call) -> None:
+        """A call comes while a step is open."""
+        with self._lock:
+            self._before = self._before or self._now()
+        self._calls.append(call)
+        if not self._warned and self._seen[call[0]] < self.commits:
+            self._warned = True
+            warnings.warn(
+                "a scheduler's step() was called between the optimizer's zero_grad() and its "
+                "step(); a replica that is started anew and healed in this step does not do that, "
+                "and has another learning rate from then on. Call scheduler.step() before "
+                "zero_grad().",
+                stacklevel=4,
+            )
+
+    def _count(self, call: Call) -> Any:
+        scheduler, _, _ = call
+        if self._seen[scheduler] == self.commits:
+            return None
+        self._inside = True
+        try:
+            result = _run(call)
+        finally:
+            self._inside = False
+        self._seen[scheduler] = self.commits  # one that has raised an error may be repeated
+        return result
+
+    def save(self) -> dict[str, Any]:
+        """What a peer needs: the schedulers' states and the groups' values. From any thread."""
+        with self._lock:
+            return self._before or self._now()
+
+    def _now(self) -> dict[str, Any]:
+        def live() -> dict[str, Any]:
+            return {
+                "groups": [
+                    {
+                        key: as_data(x)
+                        for key, x in group.items()
+                        if key not in ("params", "param_names")
+                    }
+                    for group in self.groups()
+                ],
+                "schedulers": [
+                    {
+                        "class": type(scheduler.__wrapped__).__qualname__,
+                        "state": scheduler.state_dict(),
+                        "due": seen < self.commits,
+                    }
+                    for scheduler, seen in list(self._seen.items())
+                ],
+            }
+
+        return Coordinator.copied(live)
+
+    def check(self, saved: dict[str, Any]) -> None:
+        """Raise ValueError for what comes from another program."""
+        theirs = [x["class"] for x in saved["schedulers"]]
+        mine = [type(scheduler.__wrapped__).__qualname__ for scheduler in self._seen]
+        if mine != theirs:
+            raise ValueError(
+                f"a peer's schedulers are {theirs}, but this replica's are {mine}; make the same "
+                "ones in the same order everywhere, and keep them alive."
+            )
+        if len(saved["groups"]) != len(self.groups()):
+            raise ValueError(
+                f"a peer has {len(saved['groups'])} parameter groups, but this replica has "
+                f"{len(self.groups())}; add the same ones everywhere."
+            )
+
+    def load(self, saved: dict[str, Any], *, groups: bool) -> None:
+        """Become what a peer has saved, then do what was done here since the step began.
+
+        groups: load the groups' values too.
+        """
+        if groups:
+            for group, values in zip(self.groups(), saved["groups"], strict=True):
+                for key, value in values.items():
+                    group[key] = _loaded(group.get(key), with_code(value, group.get(key)))
+        for scheduler, theirs in zip(list(self._seen), saved["schedulers"], strict=True):
+            scheduler.load_state_dict(theirs["state"])
+            self._seen[scheduler] = self.commits - theirs["due"]
+        for call in self._calls:
+            self._count(call)
+
+
+def _loaded(mine: Any, value: Any) -> Any:
+    """A peer's value; in the tensor that is here, where there is one, since others may hold it."""
+    if isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.shape == value.shape:
+        return mine.detach().copy_(value) if mine.requires_grad else mine.copy_(value)
+    return value
+
+
+def schedules_of(scheduler: FollowingScheduler) -> Schedules | None:
+    """Those of the optimizer that a scheduler follows; None where that is gone.
+
+    The link is weak: an optimizer may lead to its scheduler, e.g. by a hook.
+    """
+    found = object.__getattribute__(scheduler, "_schedules")
+    return None if found is None else found()
+
+
+def _run(call: Call) -> Any:
+    scheduler, args, kwargs = call
+    return scheduler.__wrapped__.step(*args, **kwargs)
+
+
+def _alone(scheduler: Any) -> Any:
+    """What a copy of a following scheduler is: a scheduler that follows nothing yet."""
+    return scheduler

@@ -1,0 +1,1 @@
+"""Population methods and estimators as optimizer objects."""

@@ -1,0 +1,343 @@
+"""The torch.optim.Optimizer that learns from values of the loss alone."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.adapters.gradient_free.methods import (
+    Driver,
+    EstimatingState,
+    Recipe,
+    Searching,
+    estimators_part,
+)
+from functional_optim.adapters.optimizer import OptimizerBase, with_hooks
+from functional_optim.adapters.state.names import names_of
+from functional_optim.adapters.state.recipes import check_keys
+from functional_optim.adapters.state.transaction import transaction
+from functional_optim.checkpoint.errors import misfit, refuse
+from functional_optim.core import base, randomness
+from functional_optim.kernels.interrupts import held
+from functional_optim.search.shaping import worst_if_not_finite
+
+
+class GradientFree(OptimizerBase):
+    """A torch.optim.Optimizer that tries parameters out: no backward pass, no gradients.
+
+    Its step evaluates the closure as often as the method needs, each time with the parameters set
+    to another candidate, and leaves them where the method has learnt to go.
+
+    Args:
+        params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
+            `requires_grad` may be False, dtypes and devices may differ. All groups are searched as
+            one tree; none may have hyperparameters of its own.
+        method: a function of `fo.search` or `fo.estimators`, such as `fo.search.cma_es`, whose
+            hyperparameters are given as keywords, or what such a function returned. Any but
+            `forward_gradient`, which needs more than values of the loss.
+        tx: for estimators, and for `openai_es` and `pgpe`, the transformation that gets the
+            gradients: a function from hyperparameters to one, such as `fo.adam`, or a finished one.
+        seed: of all random numbers, an integer. Default 0.
+        hyperparameters: values for the parameters of `method` and `tx`; those with a default may be
+            left out. They become entries of the parameter groups, so LR schedulers find
+            `group["lr"]`. What a method reads at its start only, such as the `sigma` of cma_es,
+            does not change it later.
+
+    A population method keeps where it is in its state: between steps, writing to the parameters is
+    in vain, and before the first one it is where the method starts. Estimators move the parameters
+    as they find them, and from the untouched ones, so that half types do not drift.
+
+    Memory: a copy of the parameters, and a population method's candidates, n times the parameters.
+    Estimators with one direction (mezo, spsa) draw their two candidates leaf by leaf instead, from
+    the same numbers at each use.
+
+    State, with the first parameter: the method's (and transformation's) by path, such as `step`,
+    `seed`, `best_fitness`. `method_state()` gives it as the functions of `fo.search` take it.
+
+    Raises:
+        TypeError: for what is no method or transformation, for a hyperparameter that neither takes,
+            that is missing or that both take, for integer parameters; from `step`, without a
+            closure, and for a closure that does not return one number.
+        ValueError: for numbers out of range, and for groups that differ.
+        RuntimeError: from `step`, for a closure that calls backward.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim.adapters import GradientFree
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, -2.0]), requires_grad=False)
+        >>> opt = GradientFree([w], fo.search.cma_es, population=8, sigma=0.5)
+        >>> for _ in range(60):
+        ...     loss = opt.step(lambda: (w - 1).square().sum())
+        >>> bool(loss < 1e-6), torch.allclose(w, torch.ones(2), atol=1e-3)
+        (True, True)
+    """
+
+    compile = False
+    counts_steps = False
+
+    def __init__(
+        self, params: Any, method: Any, *, tx: Any = None, seed: int = 0, **hyperparameters: Any
+    ) -> None:
+        randomness.seed_tensor("GradientFree", seed, torch.device("cpu"))
+        self.recipe = Recipe(method, tx, hyperparameters)
+        defaults = {**self.recipe.defaults, "seed": seed}
+        driver = self.recipe(defaults)
+        driver.init([torch.zeros(2)], 0)
+        self.kind = driver.name
+        super().__init__(params, {**defaults, "method": self.kind})
+
+    keeps_trees = False
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """Raises for hyperparameters that the method does not take. There are no gradients to work
+        on: the update raises."""
+        if group["method"] != self.kind:
+            raise ValueError(
+                f"the parameter group is one of {group['method']}, and this optimizer's method is "
+                f"{self.kind}; load a checkpoint of the same method."
+            )
+        driver = self.recipe(group)
+        return base.GradientTransformation(lambda params: driver.init(params, group["seed"]), _none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the tree that is searched, before the first step.
+
+        Args:
+            param_group: `params`. Hyperparameters that are given must be the other groups'.
+
+        Raises:
+            TypeError, ValueError: for parameters that cannot be used, hyperparameters that differ,
+                and a method that has begun. The optimizer is then as it was.
+        """
+        groups = self.param_groups
+        if groups and self.state.get(groups[0]["params"][0]):
+            raise ValueError(
+                "the method has begun and its state has no place for more parameters; construct a "
+                "new GradientFree with all of them."
+            )
+        if groups and isinstance(param_group, dict):
+            shared = {name: groups[0][name] for name in self.defaults if name in groups[0]}
+            param_group = {**shared, **param_group}
+        transaction(self, self._add, super().add_param_group, param_group)
+
+    def _add(self, add: Callable[[Any], None], param_group: Any) -> None:
+        add(param_group)
+        self._group()
+
+    def _check_keys(self, group: dict[str, Any]) -> None:
+        """Raise TypeError for a hyperparameter that neither the method nor `tx` takes."""
+        if not self.recipe.takes_any:
+            check_keys(group, (*self.recipe.defaults, "seed", "method"))
+
+    def _group(self) -> dict[str, Any]:
+        """The hyperparameters, which all groups have in common."""
+        first, *others = self.param_groups
+        for i, group in enumerate(others, 1):
+            for name in (*self.recipe.defaults, "seed"):
+                if not same(first[name], group[name]):
+                    raise ValueError(
+                        f"parameter groups 0 and {i} differ in {name}, but all parameters are "
+                        "searched as one tree; give them equal values, or each its own optimizer."
+                    )
+        return first
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _tree(self, values: list[Any]) -> Any:
+        """A list, or a dict by the parameters' names where they have some."""
+        names = [n for group in self.param_groups for n in names_of(group) or ()]
+        named = len(set(names)) == len(values)
+        return dict(zip(names, values, strict=True)) if named else values
+
+    def _state(self, driver: Driver, params: Any) -> Any:
+        """The method's state: the one that is kept, or a new one from the parameters."""
+        kept = self.state.get(self._params()[0])
+        if not kept:
+            return driver.init(params, self.param_groups[0]["seed"])
+        like = self.__dict__.get("_like")
+        size = driver.method.population if isinstance(driver, Searching) else None
+        if like is None or like[0] != size:
+            like = size, tree.map(Described, driver.init(params, 0))
+            check_kept(kept, like[1])
+            self.__dict__["_like"] = like
+        found = [kept[path].to(x.device, x.like.dtype) for path, x in tree.items(like[1])]
+        return tree.with_leaves(like[1], found)
+
+    def method_state(self) -> Any:
+        """The method's state: for `fo.search.best`, `fo.search.center`, or a log to replay.
+
+        Returns:
+            A population method's state, or the `EstimatorState`. Before the first step, the one
+            that it would start with.
+
+        Example::
+
+            >>> import torch, functional_optim as fo
+            >>> from functional_optim.adapters import GradientFree
+            >>> w = torch.tensor([3.0])
+            >>> opt = GradientFree([w], fo.search.snes, population=4, sigma=0.5)
+            >>> loss = opt.step(lambda: w.square().sum())
+            >>> state = opt.method_state()
+            >>> state.step.item(), torch.equal(state.best_fitness.float(), loss)
+            (1, True)
+        """
+        driver = numeric.trusting(True, self.recipe, self._group())
+        params = self._tree([p.detach() for p in self._params()])
+        state = self._state(driver, params)
+        return estimators_part(state) if isinstance(state, EstimatingState) else state
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Evaluate the closure for every candidate, and learn.
+
+        Args:
+            closure: returns the loss at the parameters as they are, a tensor of one element or a
+                number; what is not finite is worst. Called once for each candidate, without
+                recording gradients. If it raises, parameters and state are as before the step.
+
+        Returns:
+            The smallest loss of this step, a 0-dim tensor; infinite if none was finite.
+        """
+        if closure is None:
+            raise TypeError(
+                "GradientFree compares losses at several points, so step needs a closure: a "
+                "function that returns the loss at the parameters as they are."
+            )
+        driver = numeric.trusting(True, self.recipe, self._group())
+        return base.unrecorded(self._try_out, closure, driver)
+
+    step = with_hooks(_step)
+
+    def _try_out(self, closure: Callable[[], Any], driver: Driver) -> Tensor:
+        params = self._params()
+        before = [p.detach().clone() for p in params]
+        at = self._tree(before)
+        moved = list(zip(params, before, strict=True))  # to be put back if the step has never been
+        places = tree.leaves(self._tree(params))  # a dict's leaves are sorted by name
+        try:
+            state = self._state(driver, at)
+            n, leaf, asked = driver.ask(state, at)
+            losses = []
+            for i in range(n):
+                for j, p in enumerate(places):
+                    p.copy_(leaf(j)[i])
+                losses.append(number(evaluate(closure)))
+            fitness = torch.stack([x.to(state.seed.device, torch.float64) for x in losses])
+            new, state = driver.tell(fitness, asked, at)
+            kept = {**self.state.get(params[0], {}), **dict(tree.items(state))}
+
+            def write() -> None:
+                for p, value in zip(places, tree.leaves(new), strict=True):
+                    p.copy_(value)
+                self.state[params[0]] = kept
+                moved.clear()
+
+            held(write)
+        except BaseException:
+            for p, value in moved:
+                p.copy_(value)
+            raise
+        kind = losses[0].dtype if losses[0].is_floating_point() else torch.float64
+        return worst_if_not_finite(fitness).min().to(kind)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of the same method for parameters of the same shapes.
+
+        Of a method that was called before it was passed, the hyperparameters are not compared.
+
+        Args:
+            state_dict: from `state_dict()`.
+
+        Raises:
+            ValueError, TypeError: if it does not fit. The optimizer is then as it was.
+        """
+        transaction(self, self._load, super().load_state_dict, state_dict)
+
+    def _load(self, load: Callable[[Any], None], state_dict: Any) -> None:
+        self.__dict__.pop("_like", None)
+        load(state_dict)
+        base.unrecorded(numeric.trusting, True, self._check_state)
+
+    def _check_state(self) -> None:
+        driver = self.recipe(self._group())
+        params = self._params()
+        if any(self.state.get(p) for p in params[1:]):
+            raise ValueError(
+                "the loaded state dict has a state for each parameter, but GradientFree keeps one "
+                "with the first; load a checkpoint of a GradientFree."
+            )
+        self._state(driver, self._tree([p.detach() for p in params]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "recipe": self.recipe, "kind": self.kind}
+
+
+def _none(grads: Any, state: Any, params: Any = None) -> Any:
+    raise TypeError("GradientFree works on losses and not on gradients; call step(closure).")
+
+
+def evaluate(closure: Callable[[], Any]) -> Any:
+    """Call a closure; if it fails for want of gradients, say why there are none."""
+    try:
+        return closure()
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise RuntimeError(
+            "the closure of a GradientFree runs without recording gradients, so it cannot call "
+            "backward; only return the loss. (Under Lightning's automatic optimization, override "
+            "the module's backward with a function that does nothing.)"
+        ) from error
+
+
+def number(loss: Any) -> Tensor:
+    """A closure's loss, 0-dim."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return loss.detach().reshape(())
+    if isinstance(loss, numbers.Real):
+        return torch.tensor(float(loss), dtype=torch.float64)
+    found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    raise TypeError(
+        f"the closure must return the loss, one real number, but it returned {found}; end it with "
+        "e.g. return loss."
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Are two hyperparameters equal?"""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a is b or bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+    return a is b or a == b
+
+
+class Described:
+    """What a tensor of a state looks like: `like` has its shape and dtype, but no memory."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.like, self.device = torch.empty_like(x, device="meta"), x.device
+
+
+def check_kept(kept: dict[str, Any], like: Any) -> None:
+    """Raise ValueError unless what is kept is a state of this method and these parameters.
+
+    Other entries may be there, but none of another transformation.
+    """
+    why = {path: misfit(kept.get(path), x.like) for path, x in tree.items(like)}
+    refuse(
+        "the method's state",
+        [f"{path} {fault}" for path, fault in why.items() if fault],
+        "load a checkpoint of the same method, model and population",
+    )
+    strange = sorted(set(kept) - {path for path, _ in tree.items(like)})
+    theirs = [path for path in strange if path.startswith("tx.")]
+    if theirs:
+        raise ValueError(
+            f"the transformation has no place for {', '.join(theirs[:3])}, which the state has; "
+            "load a checkpoint with the same tx."
+        )

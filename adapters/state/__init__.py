@@ -1,0 +1,1 @@
+"""What an optimizer object is called, saved and loaded by."""

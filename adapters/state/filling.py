@@ -1,0 +1,112 @@
+"""What a step puts into the states of parameters before it writes, and takes out again."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.adapters.stepping.columns import owned
+from functional_optim.core import base, memory
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.storage import init_slots
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.optimizer import OptimizerBase
+
+Made = list[tuple[Tensor, str]]
+"""Entries of the state, by parameter and key, that a step has made but not yet written to."""
+
+
+def fill_state(
+    optimizer: OptimizerBase, p: Tensor, tx: Leafwise, made: Made, *, recorded: bool = False
+) -> None:
+    """Give p what its state lacks: everything at its first step, a new slot after a load.
+
+    made: what is new is noted there first. recorded: by autograd, back to the parameter and the
+    hyperparameters that it is made from.
+    """
+    if not optimizer.state.get(p):
+        for placement in tx.placements:
+            if placement.rule.slots is not None and not placement.rule.slots._fields:
+                init_slots(placement.rule, p.detach())  # which may refuse p
+    if not _keeps_state(optimizer, tx):
+        return
+    mine = optimizer.state[p]
+    if optimizer.counts_steps and "step" not in mine:
+        made.append((p, "step"))
+        mine["step"] = 0 if optimizer.integer_steps else owned(numeric.stored(0.0))
+    for placement, slot_keys, carry_keys in zip(
+        tx.placements, tx.layout.slots, tx.layout.carry, strict=True
+    ):
+        for key, value in zip(carry_keys, placement.rule.carry or (), strict=True):
+            if key not in mine:
+                first = numeric.stored(value)
+                made.append((p, key))
+                mine[key] = first.clone() if recorded else owned(first)
+            elif type(value) is int and mine[key].dtype is torch.float32:  # a count of before
+                mine[key] = owned(mine[key].to(torch.float64))
+        if any(mine.get(key) is None for key in slot_keys):
+            start = init_slots(placement.rule, p if recorded else p.detach())
+            for key, slot in zip(slot_keys, start, strict=True):
+                if mine.get(key) is None and slot is not None:
+                    made.append((p, key))
+                    mine[key] = slot
+
+
+def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> None:
+    """Raise TypeError or ValueError for a slot that an elementwise rule cannot keep for p."""
+    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
+        for key in keys:
+            slot = state.get(key)
+            if placement.rule.elementwise and slot is not None:
+                base.check_slot(name, key, slot, p)
+
+
+def discard(optimizer: OptimizerBase, made: Made) -> None:
+    """Take new entries out of the state again, for a step that has never been.
+
+    An algorithm that counts no steps would take a parameter with a state for one that has stepped.
+    """
+    for p, key in made:
+        mine = optimizer.state.get(p)
+        if mine is not None:
+            mine.pop(key, None)
+            if not mine:
+                del optimizer.state[p]
+
+
+def _keeps_state(optimizer: OptimizerBase, tx: Leafwise) -> bool:
+    layout = tx.layout
+    return optimizer.counts_steps or any(layout.slots) or any(layout.carry)
+
+
+class Names:
+    """The tensors that a step writes in place, with names for errors."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.names: list[tuple[str, str]] = []
+
+    def add(
+        self, name: str, p: Tensor, state: dict[str, Any] | None = None, tx: Leafwise | None = None
+    ) -> None:
+        """A parameter and, if it has a state, its slots."""
+        self.tensors.append(p)
+        self.names.append((name, ""))
+        for key in chain.from_iterable(tx.layout.slots if tx is not None else ()):
+            slot = state.get(key) if state else None
+            if isinstance(slot, Tensor):
+                self.tensors.append(slot)
+                self.names.append((name, key))
+
+    def check_apart(self) -> None:
+        """Raise ValueError if two of them share memory."""
+        memory.check_apart(self.tensors, self._name)
+
+    def _name(self, i: int) -> str:
+        name, key = self.names[i]
+        return f"the slot {key!r} of parameter {name!r}" if key else f"parameter {name!r}"

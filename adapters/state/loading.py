@@ -1,0 +1,280 @@
+"""What a loaded state dict must be, and what torch's loading does to it that ours must not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.adapters.state.names import check_names, named, place
+from functional_optim.adapters.state.recipes import has_none, is_code, with_code
+from functional_optim.adapters.state.transaction import transaction
+from functional_optim.adapters.stepping.columns import Readings, owned
+from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
+from functional_optim.checkpoint.entries import Entry
+from functional_optim.checkpoint.errors import described, listed, misfit, not_a_number, refuse
+from functional_optim.checkpoint.precision import restore_precision
+from functional_optim.core import base, sharding
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.paths import partial
+from functional_optim.core.storage import slots_like
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.optimizer import OptimizerBase
+
+
+def load_checked(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any) -> None:
+    """Load a state dict with torch's own function, and check what it was and what came of it.
+
+    Hooks of the user come first: what they return is checked.
+
+    Raises:
+        ValueError, TypeError: naming the parameters that do not fit. The optimizer is as it was.
+    """
+    check_dict(state_dict)
+    transaction(optimizer, _load, optimizer, load, state_dict)
+
+
+def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any) -> None:
+    groups = [dict(group) for group in optimizer.param_groups]
+    given: dict[str, Any] = {}
+
+    def check(_: Any, final: dict[str, Any]) -> None:
+        check_form(optimizer, final)
+        given.update(final)
+
+    handle = optimizer.register_load_state_dict_pre_hook(check)
+    try:
+        with warnings.catch_warnings():  # what torch casts first is put right, or refused
+            warnings.filterwarnings("ignore", "Casting complex values to real")
+            load(state_dict)
+    finally:
+        handle.remove()
+    for group, own in zip(optimizer.param_groups, groups, strict=True):
+        if own.get("param_names"):
+            group["param_names"] = own["param_names"]
+        for name, x in own.items():
+            if name in group or is_code(x):
+                group[name] = with_code(group.get(name), x)
+    optimizer.check_loaded(given, [set(group) for group in groups])
+
+
+def check_dict(state_dict: Any) -> None:
+    """Raise TypeError for what is no dict at all."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"load_state_dict takes what an optimizer's state_dict() returned, but got a "
+            f"{type(state_dict).__name__}."
+        )
+
+
+def check_form(optimizer: OptimizerBase, given: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a state dict has this optimizer's groups and parameters."""
+    for name in ("param_groups", "state"):
+        if name not in given:
+            has = listed([repr(key) for key in given]) or "nothing"
+            flat = any(str(key).startswith(f"{name}.") for key in given)
+            advice = (
+                "it is flattened, so load it with "
+                "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
+                if flat
+                else "pass what an optimizer's state_dict() returned"
+            )
+            raise ValueError(f"the loaded state dict has no {name!r} (it has {has}); {advice}.")
+    state, saved = given["state"], given["param_groups"]
+    if not isinstance(state, Mapping) or not all(isinstance(x, Mapping) for x in state.values()):
+        raise ValueError(
+            "the 'state' of the loaded state dict must be a dict with a dict for each parameter; "
+            "pass what an optimizer's state_dict() returned."
+        )
+    whole = isinstance(saved, (list, tuple))
+    if not whole or not all(
+        isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple))
+        for group in saved
+    ):
+        raise ValueError(
+            "the 'param_groups' of the loaded state dict must be a list of dicts that have "
+            "'params'; pass what an optimizer's state_dict() returned."
+        )
+    groups = optimizer.param_groups
+    if len(groups) != len(saved):
+        raise ValueError(
+            f"loaded state dict has a different number of parameter groups: {len(saved)}, but the "
+            f"optimizer has {len(groups)}; build the same groups."
+        )
+    for k, (mine, theirs) in enumerate(zip(groups, saved, strict=True)):
+        check_names(k, mine, theirs)
+        if len(mine["params"]) != len(theirs["params"]):
+            raise ValueError(
+                "loaded state dict contains a parameter group that doesn't match the size of "
+                f"optimizer's group: group {k} has {len(theirs['params'])} parameters, but the "
+                f"optimizer's has {len(mine['params'])}; load a checkpoint of this model."
+            )
+    if optimizer.counts_steps:
+        _refuse(
+            [
+                f"step of parameter {place(mine, k, i)} {why}"
+                for k, (mine, theirs) in enumerate(zip(groups, saved, strict=True))
+                for i, index in enumerate(theirs["params"])
+                if "step" in (raw := state.get(index, {}))
+                and (why := not_a_number(raw["step"], whole=True))
+            ]
+        )
+
+
+def check_loaded(
+    optimizer: OptimizerBase, given: Mapping[str, Any], before: list[set[str]]
+) -> None:
+    """Check groups and state after a load, and undo torch's casts of what is not like a parameter.
+
+    before: the names of each group's hyperparameters before the load.
+
+    Raises:
+        ValueError: naming the parameters, and what each has against what it needs.
+    """
+    faults: list[str] = []
+    chains: list[tuple[int, Leafwise]] = []
+    for k, (group, saved) in enumerate(
+        zip(optimizer.param_groups, given["param_groups"], strict=True)
+    ):
+        try:
+            tx = optimizer.checked_transform(group, in_step=True)
+        except KeyError as missing:
+            raise ValueError(
+                f"the loaded parameter groups have no {missing}, which "
+                f"{type(optimizer).__name__} needs; load a checkpoint of the same kind of "
+                "optimizer."
+            ) from None
+        except TypeError as error:
+            empty = listed([name for name, x in saved.items() if has_none(x)]) or "nothing"
+            raise ValueError(
+                f"the loaded hyperparameters of group {k} make no transformation: {error} None was "
+                f"saved for {empty}; it "
+                "stands where a schedule or another function was, which is code and not saved. "
+                "Pass one to this optimizer, or put a number into the loaded groups."
+            ) from None
+        if not isinstance(tx, Leafwise):
+            faults += _check_whole(optimizer, k, tx, saved, given["state"])
+            continue
+        chains.append((k, tx))
+        strange = saved.keys() - before[k] - {"params", "param_names"}
+        other = strange and before[k] - saved.keys()
+        for i, ((path, p), index) in enumerate(zip(named(group), saved["params"], strict=True)):
+            found, part = optimizer.state.get(p), tx.on(path, p)
+            if not found or part is None:
+                continue
+            raw = given["state"].get(index, {})
+            new = _check_parameter(optimizer, p, found, raw, part, bool(other))
+            faults += [fault.format(f"parameter {place(group, k, i)}") for fault in new]
+    _refuse(faults)
+    counts = SharedCounts(optimizer, chains)
+    counts.gather()
+    base.unrecorded(counts.agree, Readings())
+
+
+def _refuse(faults: list[str]) -> None:
+    advice = "load a checkpoint of this model and of the same kind of optimizer"
+    if any("a DTensor" in fault for fault in faults):
+        advice = "save and load it through torch.distributed.checkpoint, which divides it anew"
+    refuse("the loaded state", faults, advice)
+
+
+def _check_parameter(
+    optimizer: OptimizerBase,
+    p: Tensor,
+    found: dict[str, Any],
+    raw: Mapping[str, Any],
+    tx: Leafwise,
+    other: bool,
+) -> list[str]:
+    """Faults in one parameter's state, {} for its name; puts right what torch has cast.
+
+    other: whether the hyperparameters are those of another algorithm.
+    """
+    carried = {
+        key: first
+        for placement, keys in zip(tx.placements, tx.layout.carry, strict=True)
+        for key, first in zip(keys, placement.rule.carry or (), strict=True)
+    }
+    expected = {*carried, *tx.layout.keys}
+    unknown = found.keys() - expected - {"step", STEPS}
+    if (expected and expected.isdisjoint(found)) or (other and unknown):
+        keeps = f"{type(optimizer).__name__} keeps {sorted(expected)}"
+        return [f"{{}} has the slots {sorted(map(str, found))}, but {keeps}"]
+    if optimizer.counts_steps and "step" in found:
+        found["step"] = _as_count(found["step"], optimizer.integer_steps)
+    numbers = {**carried, STEPS: 0}.items()
+    entries = [(Entry([(key, True)], first, number=True), False) for key, first in numbers]
+    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
+        slots = zip(keys, slots_like(placement.rule, p), strict=True)
+        shaped = placement.rule.elementwise
+        entries += [(Entry([(key, True)], x), shaped) for key, x in slots if x is not None]
+    faults: list[str] = []
+    for entry, beside in entries:
+        ((key, _),) = entry.keys
+        if key not in found or (found[key] is None and not entry.number):
+            continue
+        x = restore_precision(found[key], raw.get(key))
+        why = entry.misfit(x) or (None if entry.number else _misplaced(x, p, beside))
+        if why:
+            faults.append(f"{key} of {{}} {why}")
+        else:
+            found[key] = _as_kept(found[key], x, entry)
+    return faults
+
+
+def _misplaced(x: Any, p: Tensor, beside: bool) -> str | None:
+    """Why a slot of the right shape cannot be kept for p; None if it can.
+
+    beside: whether it must be divided among processes as p is.
+    """
+    if not isinstance(x, Tensor):
+        return f"is a {described(x)}, but it needs a tensor"
+    if (beside or sharding.is_sharded(x)) and x.dim() == p.dim() > 0:
+        return sharding.misplaced(x, p)
+    return None
+
+
+def _as_kept(loaded: Any, exact: Any, entry: Entry) -> Any:
+    """A loaded value in the dtype in which it is kept; exact: the same before torch's cast."""
+    dtype = numeric.carry_dtype(entry.value) if entry.number else entry.value.dtype
+    if getattr(loaded, "dtype", None) is dtype:
+        return loaded
+    if not entry.number:
+        return exact.to(dtype)
+    return owned(numeric.stored(exact, getattr(exact, "device", None), dtype=dtype))
+
+
+def _as_count(step: Any, integer: bool) -> Any:
+    """A step count as the optimizer keeps it."""
+    if integer:
+        return int(step)
+    return step if isinstance(step, Tensor) else owned(numeric.stored(float(step)))
+
+
+def _check_whole(
+    optimizer: OptimizerBase, k: int, tx: Any, saved: Mapping[str, Any], state: Mapping[Any, Any]
+) -> list[str]:
+    """Faults in the state of a group that is stepped as one tree."""
+    group = optimizer.param_groups[k]
+    for p, index in zip(group["params"], saved["params"], strict=True):
+        found = optimizer.state.get(p)
+        if found:
+            raw = state.get(index, {})
+            found.update({key: restore_precision(x, raw.get(key)) for key, x in found.items()})
+    kept = optimizer.state.get(group["params"][0]) if group["params"] else None
+    if not kept or not optimizer.keeps_trees:
+        return []
+    values = dict(named(group)) if group.get("param_names") else list(group["params"])
+    with partial():
+        new = base.unrecorded(tx.init, tree.map(torch.Tensor.detach, values))
+    like = dict(tree.items(new))
+    where = f"parameter {place(group, k, 0)}, with which the state of its group is kept,"
+    if like and like.keys().isdisjoint(kept):
+        return [f"{where} has {listed(sorted(map(str, kept)))}, but needs {listed(sorted(like))}"]
+    why = {key: misfit(kept[key], like[key]) for key in like.keys() & kept.keys()}
+    return [f"{key} of {where} {fault}" for key, fault in sorted(why.items()) if fault]

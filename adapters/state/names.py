@@ -1,0 +1,72 @@
+"""The names of an optimizer's parameters: what patterns see, and what errors say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.checkpoint.errors import listed, near
+
+COMPILED = "_orig_mod."
+"""What torch.compile puts into the names of a model that it wraps."""
+WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""What torch puts into the names of a model that it wraps: torch.compile, DataParallel and
+DistributedDataParallel, FullyShardedDataParallel, and checkpoint_wrapper."""
+
+
+def named(group: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """A group's parameters with the paths that patterns see: their names, else their places."""
+    params = group["params"]
+    return list(zip(names_of(group) or map(str, range(len(params))), params, strict=True))
+
+
+def names_of(group: Mapping[str, Any]) -> list[str] | None:
+    """The names of a group's parameters in the model, whether it is compiled or not; or None."""
+    names = group.get("param_names")
+    return names and [name.replace(COMPILED, "") for name in names]
+
+
+def place(group: Mapping[str, Any], k: int, i: int) -> str:
+    """The i-th parameter of group k, for an error."""
+    names = group.get("param_names")
+    return f"'{names[i]}'" if names else f"{i} of group {k}"
+
+
+def check_names(k: int, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raise ValueError where a group and a saved one both name their parameters, and not alike.
+
+    torch would go by their order, and give each parameter the state of another one.
+    """
+    own = list(map(_bare, mine.get("param_names") or ()))
+    saved = list(map(_bare, theirs.get("param_names") or ()))
+    if not saved and all(isinstance(name, str) for name in theirs["params"]):  # a dict by names
+        saved = list(map(_bare, theirs["params"]))
+        if sorted(saved) != sorted(own):  # those of a whole model, of which this is a part
+            return
+    if not own or not saved or own == saved:
+        return
+    absent = [name for name in own if name not in saved]
+    unused = [name for name in saved if name not in own]
+    if absent or unused:
+        what = [
+            f"no state is saved for {listed([near(name, unused) for name in absent])}"
+            if absent
+            else "",
+            f"nothing here is called {listed(unused)}" if unused else "",
+        ]
+        found = "; ".join(filter(None, what))
+    else:
+        i = next(i for i, (a, b) in enumerate(zip(own, saved, strict=True)) if a != b)
+        found = f"they are in another order: {saved[i]} was saved in the place of {own[i]}"
+    raise ValueError(
+        f"the names of the parameters in group {k} are not those that were saved: {found}. If "
+        "their order is right, delete 'param_names' from the saved groups; else put names and "
+        "'params' there right. Where a trainer loads, do it in a hook: "
+        "opt.register_load_state_dict_pre_hook(fn)."
+    )
+
+
+def _bare(name: str) -> str:
+    return ".".join([part for part in name.split(".") if part not in WRAPPERS])

@@ -1,0 +1,188 @@
+"""New numbers in a parameter group, without a new transformation.
+
+A recipe is a function of hyperparameters, so it would have to be called again whenever a learning
+rate changes. Instead it is called once with a placeholder (`numeric.Placeholder`) for each number
+that has changed. If the result differs from a plain one in nothing but the places where rules read
+these numbers, it serves for all numbers to come.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from functional_optim.adapters.state.recipes import ByReference
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.rule import Rule
+from functional_optim.numeric import Placeholder
+
+PACKAGE = "functional_optim."
+
+Make = Callable[[dict[str, Any]], GradientTransformation]
+"""A recipe, as a function of a group's hyperparameters."""
+
+
+class Placeholders:
+    """The hyperparameters of a group that are replaced where its transformation reads them.
+
+    recipe: the functions that make a transformation; nothing is replaced if they might ask for the
+    exact type of a number.
+    """
+
+    def __init__(self, *recipe: Any) -> None:
+        self.recipe = recipe
+        self.known: dict[str, Any] = {}
+        self.unfit: set[str] = set()
+
+    def take(self, changed: dict[str, Any]) -> bool:
+        """Replace numbers that have changed; False, and nothing done, if that is not possible."""
+        for key, x in changed.items():
+            if key not in self.known or not _suits(self.known[key], x):
+                return False
+        for key, x in changed.items():
+            for place, number in zip(_each(self.known[key]), _each(x), strict=True):
+                place.now = number
+        return True
+
+    def transform(
+        self, make: Make, group: dict[str, Any], changed: Collection[str]
+    ) -> GradientTransformation:
+        """The transformation that a group asks for, whose numbers `take` can replace if possible.
+
+        changed: the keys of what has changed since the last step.
+        """
+        tx = make(group)
+        keys = [key for key in {*self.known, *changed} if _is_number(group.get(key))]
+        self.known = {}
+        if not keys or not self.unfit.isdisjoint(changed) or not isinstance(tx, Leafwise):
+            return tx
+        known = {key: _placeholder(group[key]) for key in keys}
+        if not any(map(asks_type, self.recipe)):
+            try:
+                found = make({**group, **known})
+            except Exception:
+                found = None
+            every = [x for places in known.values() for x in _each(places)]
+            refused = any(x.refused for x in every)
+            if (
+                isinstance(found, Leafwise)
+                and not refused
+                and _alike(tx.placements, found.placements, set())
+            ):
+                self.known = known
+                for x in every:
+                    x.readable = True
+                return found
+        self.unfit.update(changed)
+        return tx
+
+
+def _is_number(x: Any) -> bool:
+    """Whether a hyperparameter is a Python number, or a tuple of these."""
+    return all(type(y) in (float, int) for y in _each(x))
+
+
+def _placeholder(x: Any) -> Any:
+    return tuple(map(Placeholder, x)) if type(x) is tuple else Placeholder(x)
+
+
+def _each(x: Any) -> tuple[Any, ...]:
+    return x if type(x) is tuple else (x,)
+
+
+def _suits(places: Any, x: Any) -> bool:
+    """Whether placeholders can take a hyperparameter."""
+    if type(places) is not tuple:
+        return places.suits(x)
+    return type(x) is tuple and len(x) == len(places) and all(map(Placeholder.suits, places, x))
+
+
+def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -> bool:
+    """Whether two objects are the same but for placeholders in the second.
+
+    above: the pairs that are being compared. read: whether a rule of this package holds the object,
+    and so reads a number with `numeric.at`.
+    """
+    kind = type(b)
+    if kind is Placeholder:
+        return read and b.now is a
+    if a is b or (id(a), id(b)) in above:
+        return True
+    if type(a) is not kind:
+        return False
+    inside = {*above, (id(a), id(b))}
+    if kind in (float, int, str):
+        return repr(a) == repr(b)
+    if kind is FunctionType:
+        own = _is_own(b) and not _home(b).startswith(PACKAGE + "schedules.")
+        return (
+            a.__code__ is b.__code__
+            and a.__globals__ is b.__globals__
+            and _alike(
+                (a.__defaults__, a.__kwdefaults__), (b.__defaults__, b.__kwdefaults__), inside
+            )
+            and _alike(_held(a), _held(b), inside, read=own)
+        )
+    if kind is Rule:
+        code, other = [tuple(x._replace(hyper=(), given=())) for x in (a, b)]  # given: of hyper
+        return _alike(code, other, inside) and _alike(a.hyper, b.hyper, inside, read=True)
+    if kind is list or isinstance(b, tuple):
+        read = read and kind in (list, tuple)
+        pairs = zip(a, b, strict=False)
+        return len(a) == len(b) and all(_alike(x, y, inside, read=read) for x, y in pairs)
+    if kind is dict:
+        return list(a) == list(b) and _alike([*a.values()], [*b.values()], inside, read=read)
+    if _is_own(kind) and hasattr(b, "__dict__"):
+        return _alike(vars(a), vars(b), inside)
+    return False
+
+
+def _is_own(x: Any) -> bool:
+    """Whether a function or class is this package's."""
+    return _home(x).startswith(PACKAGE)
+
+
+def _home(x: Any) -> str:
+    return x.__globals__["__name__"] if type(x) is FunctionType else x.__module__
+
+
+def _held(f: FunctionType) -> tuple[Any, ...]:
+    """What a function closes over; a variable that was never set has its cell in its place."""
+    return tuple([_content(cell) for cell in f.__closure__ or ()])
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
+
+
+def asks_type(f: Any, above: Collection[Any] = ()) -> bool:
+    """Whether a recipe might ask for the exact type of a number, which a placeholder does not have.
+
+    It and the functions that it can call by name are searched for `type`. `isinstance` may be used.
+    """
+    f = inspect.unwrap(f.call if type(f) is ByReference else f)
+    if type(f) is functools.partial:
+        return asks_type(f.func, above)
+    f = getattr(f, "__func__", f)
+    if type(f) is not FunctionType:
+        return True
+    if _is_own(f) or f in above:
+        return False
+    names = _names(f.__code__)
+    found = [f.__globals__.get(name) for name in names]
+    found += [vars(x).get(name) for x in found if type(x) is ModuleType for name in names]
+    functions = [x for x in (*found, *_held(f)) if type(x) is FunctionType]
+    return "type" in names or any(asks_type(x, (*above, f)) for x in functions)
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names and attributes that code reads, functions inside of it included."""
+    inner = [_names(x) for x in code.co_consts if isinstance(x, CodeType)]
+    return set(code.co_names).union(*inner)

@@ -1,0 +1,159 @@
+"""Recipes, their hyperparameters, and what of these is data to be saved."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+
+from functional_optim.core import base
+
+Recipe = Callable[..., base.GradientTransformation]
+"""Any function from hyperparameters to a transformation."""
+
+OTHERS = frozenset(
+    (
+        *("params", "param_names", "name", "initial_lr", "lr_scale", "swa_lr", "max_lr", "min_lr"),
+        *("base_momentum", "max_momentum", "foreach", "fused", "capturable", "differentiable"),
+        *("recipe", "compile", "method", "tx"),
+    )
+)
+"""Keys of a parameter group that no recipe needs to take: torch's own, those that schedulers and
+weight averaging write, torch's choices of an implementation, which change no numbers, and the
+optimizer's arguments, which ZeroRedundancyOptimizer hands on in every group."""
+
+
+class ByReference:
+    """A recipe that pickle stores by its name, and deepcopy shares.
+
+    names: its hyperparameters. more: those that some groups have, for a recipe with `**kwargs`.
+    groups: where functions may be among these, which pickle stores by name, too.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        names: tuple[str, ...],
+        *groups: dict[str, Any],
+        more: tuple[str, ...] = (),
+    ) -> None:
+        self.call = recipe
+        self.names = names
+        self.more = more
+        self.groups = groups
+
+    def beside(self, *groups: dict[str, Any]) -> ByReference:
+        """The recipe, to be pickled with these groups."""
+        return ByReference(self.call, self.names, *groups, more=self.more)
+
+    def taking(self, more: Iterable[str]) -> ByReference:
+        """The recipe, to be called with these as well, where a group has them."""
+        return ByReference(self.call, self.names, more=(*self.more, *more))
+
+    def __call__(self, group: dict[str, Any]) -> Any:
+        values = {name: group[name] for name in self.names}
+        if self.more:
+            values.update({name: group[name] for name in self.more if name in group})
+        return self.call(**values)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByReference:
+        return ByReference(self.call, self.names, more=self.more)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _check_pickled("recipe", self.call)
+        for group in self.groups:
+            for name in [*self.names, *[name for name in self.more if name in group]]:
+                for x in group[name] if isinstance(group[name], (list, tuple)) else [group[name]]:
+                    if is_code(x):
+                        _check_pickled(name, x)
+        return _restored, (self.call, self.names, self.more)
+
+
+def _restored(recipe: Recipe, names: tuple[str, ...], more: tuple[str, ...]) -> ByReference:
+    return ByReference(recipe, names, more=more)
+
+
+def _check_pickled(what: str, function: Any) -> None:
+    """Raise PicklingError for a function that pickle cannot find by its name."""
+    try:
+        pickle.dumps(function)
+    except Exception as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise pickle.PicklingError(
+            f"the optimizer's {what} {name} cannot be pickled ({error}); define it with def at "
+            "the top level of a module, or save opt.state_dict() instead of the optimizer."
+        ) from None
+
+
+def is_code(x: Any) -> bool:
+    """Is a hyperparameter a function, such as a schedule? A module is data: it has parameters."""
+    return callable(x) and not isinstance(x, torch.nn.Module)
+
+
+def as_data(x: Any) -> Any:
+    """A hyperparameter as it is saved: None in the place of a function."""
+    if type(x) is tuple:
+        return tuple([as_data(part) for part in x])
+    return None if is_code(x) else x
+
+
+def has_none(saved: Any) -> bool:
+    """May a function have been where a hyperparameter was saved?"""
+    return any(x is None for x in (saved if isinstance(saved, (list, tuple)) else [saved]))
+
+
+def with_code(saved: Any, own: Any) -> Any:
+    """A saved hyperparameter, with the functions that the optimizer has of its own."""
+    if type(own) is tuple and isinstance(saved, (list, tuple)) and len(saved) == len(own):
+        return type(saved)([with_code(x, y) for x, y in zip(saved, own, strict=True)])
+    return own if is_code(own) else saved
+
+
+def takes_any(recipe: Recipe) -> bool:
+    """Does a recipe have `**kwargs`?"""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(recipe).parameters.values())
+
+
+def unknown_keys(group: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """The keys of a group that neither are among the names nor may be there beside them."""
+    return sorted([key for key in map(str, group) if key not in OTHERS and key not in set(names)])
+
+
+def check_keys(group: dict[str, Any], names: Collection[str]) -> None:
+    """Raise TypeError for a parameter group with hyperparameters that are not among the names."""
+    unknown = unknown_keys(group, names)
+    if unknown:
+        raise TypeError(
+            f"a parameter group has {', '.join(unknown)}, which the recipe does not take (it "
+            f"takes: {', '.join(sorted(names)) or 'none'}). Check the spelling, or make it an "
+            f"argument of the recipe. An entry of your own that nobody shall read may be assigned "
+            f"afterwards: opt.param_groups[i][{unknown[0]!r}] = …."
+        )
+
+
+def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's hyperparameters: those given, and the recipe's own defaults for the others."""
+    parameters = inspect.signature(recipe).parameters.values()
+    if any(p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise TypeError("a recipe takes its hyperparameters by name; it has positional-only ones.")
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    if len(named) == len(list(parameters)):
+        unknown = sorted(set(given) - {p.name for p in named})
+        if unknown:
+            takes = ", ".join(p.name for p in named) or "none"
+            raise TypeError(
+                f"the recipe does not take the hyperparameter {', '.join(unknown)} (it takes: "
+                f"{takes}). Check the spelling, or leave it out."
+            )
+    missing = [p.name for p in named if p.default is p.empty and p.name not in given]
+    if missing:
+        raise TypeError(
+            f"the recipe needs the hyperparameter {', '.join(missing)}; pass "
+            f"{', '.join(f'{name}=…' for name in missing)} to the optimizer."
+        )
+    own = {p.name: copy.copy(p.default) for p in named if p.default is not p.empty}
+    return {**own, **given}

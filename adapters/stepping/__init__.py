@@ -1,0 +1,1 @@
+"""How the tensors of an optimizer object are stepped."""

@@ -1,0 +1,133 @@
+"""The numbers in the states of tensors that step together: step counts and carried values.
+
+Each parameter keeps its own 0-dim tensors, as in torch. Where this library made them they are views
+of one vector, so that all advance with one `fill_` (0.8 µs, against 190 µs for 148 single tensors)
+and one version counter tells whether somebody else wrote to one. Tensors that others put into the
+state are theirs: they stay the same objects, and are written one by one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.engine.executor import Write
+
+
+def owned(x: Tensor) -> Tensor:
+    """A copy of a 0-dim tensor as a view, the mark of those that may be replaced by other views."""
+    return x.detach().clone().reshape(1)[0]
+
+
+class Column:
+    """One number of several states, under one key; the same in all of them.
+
+    A number that is computed on another device is kept there, so that no step waits for it.
+
+    value: what the states hold.
+    """
+
+    def __init__(self, states: list[dict[str, Any]], key: str, value: float) -> None:
+        self.states = states
+        self.key = key
+        found = [state[key] for state in states]
+        self.tensors: list[Tensor] = found
+        self.ours = all(x._base is not None for x in found)
+        if self.ours:
+            self._hand_out(torch.stack(found))
+        self.here = found[0].device.type == "cpu"
+        self.versions = list(map(_version, self.tensors))
+        self.known: float | None = value
+        self.moved = False
+
+    def _hand_out(self, vector: Tensor) -> None:
+        for i, state in enumerate(self.states):
+            state[self.key] = vector[i]
+        self.tensors = [vector]
+
+    def writes(self, value: Any) -> list[Write]:
+        """What sets all to one value."""
+        if self.ours and isinstance(value, Tensor) and value.device != self.tensors[0].device:
+            return [partial(self._move, value)]
+        return list(map(numeric.filling, self.tensors, repeat(value)))
+
+    def _move(self, value: Tensor) -> None:
+        """Move to the device of a value."""
+        self._hand_out(torch.empty_like(self.tensors[0], device=value.device).fill_(value))
+        self.here = value.device.type == "cpu"
+        self.moved = True
+
+    def written(self, value: Any) -> bool:
+        """Note what was written; True if the states have new tensors for that."""
+        moved, self.moved = self.moved, False
+        self.versions = list(map(_version, self.tensors))
+        if not self.here:
+            self.known = None if isinstance(value, Tensor) else self._rounded(value)
+        return moved
+
+    def _rounded(self, value: float) -> float:
+        return numeric.stored(value, dtype=self.tensors[0].dtype).item()
+
+    def read(self) -> Any:
+        """The value, as it is kept: a float64 tensor where it is only known on another device."""
+        first = self.tensors[0].reshape(-1)[0]
+        if self.here:
+            return first.item()
+        return numeric.float64(first) if self.known is None else self.known
+
+    def untouched(self) -> bool:
+        """Has nobody else written to one?"""
+        return list(map(_version, self.tensors)) == self.versions
+
+
+_version = attrgetter("_version")
+
+
+class Readings:
+    """The values of 0-dim tensors, each vector that they are views of read once.
+
+    Reading a tensor of another device waits for that device.
+    """
+
+    def __init__(self) -> None:
+        self.vectors: dict[int, list[float]] = {}
+
+    def __call__(self, x: Any) -> float:
+        base = x._base if isinstance(x, Tensor) else None
+        if base is None or base.device.type == "cpu" or base.dim() != 1 or base.stride() != (1,):
+            return float(x)
+        if id(base) not in self.vectors:
+            self.vectors[id(base)] = base.tolist()
+        return self.vectors[id(base)][x.storage_offset() - base.storage_offset()]
+
+
+class Integers:
+    """A Column for step counts that are Python ints, as SparseAdam's."""
+
+    def __init__(self, states: list[dict[str, Any]], key: str) -> None:
+        self.states = states
+        self.key = key
+        self.value = states[0][key]
+
+    def writes(self, value: Any) -> list[Write]:
+        """What sets all to one value."""
+        return [partial(self._write, int(value))]
+
+    def _write(self, value: int) -> None:
+        for state in self.states:
+            state[self.key] = value
+
+    def written(self, value: Any) -> bool:
+        """Note what was written; True: the states have new objects."""
+        self.value = int(value)
+        return True
+
+    def untouched(self) -> bool:
+        """Has nobody else written to one?"""
+        return all(state[self.key] == self.value for state in self.states)

@@ -1,0 +1,403 @@
+"""How the tensors of an optimizer object are stepped: the plan that one step leaves for the next.
+
+`param_groups`, `state`, gradients and even the tensors in them are replaced from outside by half
+the ecosystem, so all of them are read at every step. What may be kept is what was built from them,
+as long as they are still the same objects; the smallest difference discards the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.adapters.state.filling import Made, Names, check_slots, fill_state
+from functional_optim.adapters.state.hyperparameters import (
+    PLAIN_NUMBERS,
+    changed_values,
+    constants,
+    host_values,
+    identical,
+)
+from functional_optim.adapters.state.names import named
+from functional_optim.adapters.state.placeholders import Placeholders
+from functional_optim.adapters.stepping.columns import Column, Integers, Readings
+from functional_optim.adapters.stepping.loss import asks, extra_of
+from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
+from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
+from functional_optim.core import base, sharding
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.lift import everywhere
+from functional_optim.core.rule import Numbers
+from functional_optim.engine.executor import Write
+from functional_optim.engine.group import how_to, same_leaves
+from functional_optim.engine.guards import TensorGuard
+from functional_optim.engine.plan import (
+    PlanEntry,
+    PlanLeaf,
+    StepContext,
+    StepPlan,
+    commit,
+    reduction_order,
+)
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.optimizer import OptimizerBase
+
+
+class ParamEntry(PlanEntry):
+    """Parameters of one group that have stepped together: one step count.
+
+    optimizer: not kept, as it keeps the plan. group: the index of the group. done: how many steps
+    are finished. values: the carried numbers of these parameters. shared: the columns of numbers
+    that the optimizer counts once, by key. written: ids of the columns that entries before this one
+    write; this one adds its own.
+    """
+
+    def __init__(
+        self,
+        optimizer: OptimizerBase,
+        group: int,
+        tx: Leafwise,
+        leaves: list[PlanLeaf],
+        places: list[int] | None,
+        done: float,
+        values: Sequence[float],
+        shared: dict[str, Column],
+        written: set[int],
+    ) -> None:
+        self.sparse = any(leaf.g.layout is not torch.strided for leaf in leaves)
+        super().__init__(tx, leaves, places, "apart" if self.sparse else how_to(optimizer.compile))
+        self.group = group
+        self.first = leaves[0] if leaves else None
+        self.done = done
+        states = [leaf.slots for leaf in leaves]
+        self.step: Column | Integers | None = None
+        if optimizer.counts_steps and leaves:
+            integers = optimizer.integer_steps
+            self.step = Integers(states, "step") if integers else Column(states, "step", done)
+        own = zip(_own_numbers(tx) if leaves else (), values, strict=True)
+        self.columns = {**shared, **{key: Column(states, key, value) for key, value in own}}
+        self.mine = {key for key, column in self.columns.items() if id(column) not in written}
+        written.update(map(id, self.columns.values()))
+        self.idle: list[Numbers] = [()] * len(tx.layout.carry)
+        self.noted: list[tuple[Column | Integers, Any]] = []
+
+    def time(self) -> float:
+        """The number of this step."""
+        return self.done + 1
+
+    def carry(self) -> list[Numbers]:
+        """What each rule carries; without leaves, what those that are not shared begin with."""
+        if not self.columns:
+            return self.idle
+        return [
+            tuple(
+                [
+                    self.columns[key].read() if key in self.columns else first
+                    for key, first in zip(keys, placement.rule.carry or (), strict=True)
+                ]
+            )
+            for placement, keys in zip(self.tx.placements, self.tx.layout.carry, strict=True)
+        ]
+
+    def writes(self, context: StepContext) -> list[Write]:
+        """The writes of the step count and of what each rule carries on."""
+        self.noted = [] if self.step is None else [(self.step, self.done + 1)]
+        if self.columns:
+            carried = self.carried(context)
+            self.noted += [(self.columns[key], x) for key, x in carried if key in self.mine]
+        return [write for column, value in self.noted for write in column.writes(value)]
+
+    def finish(self) -> bool:
+        """Note what was written; True if new tensors hold some numbers."""
+        self.done += 1
+        moved = False
+        for column, value in self.noted:
+            moved |= column.written(value)
+        return moved
+
+    def untouched(self) -> bool:
+        """Whether nobody else has written to the step counts or the carried numbers."""
+        if self.step is not None and not self.step.untouched():
+            return False
+        return not self.columns or all(c.untouched() for c in self.columns.values())
+
+    def retake(self, tx: base.GradientTransformation) -> bool:
+        """Take a transformation with other numbers; False if it has more than those."""
+        if not isinstance(tx, Leafwise):
+            return False
+        if self.first is None:
+            self.tx = tx
+            return self.tensors.take_numbers(everywhere(tx.placements, tx.layout))
+        part = tx.on(self.first.name, self.first.p)
+        if part is None or not self.tensors.take_numbers(part.placements):
+            return False
+        self.tx = part
+        return True
+
+
+class OptimizerPlan(StepPlan):
+    """The plan of an optimizer's step, built from its groups and state.
+
+    Args:
+        optimizer: its state is given what it lacks.
+        made: gets the entries that are new; `discard` takes them out again.
+
+    Raises:
+        TypeError, ValueError: if a gradient or slot does not suit its parameter, or two tensors
+            that are written share memory.
+    """
+
+    entries: list[ParamEntry]
+
+    def __init__(self, optimizer: OptimizerBase, made: Made) -> None:
+        self.hyper: list[dict[str, Any]] = []
+        recipe = getattr(optimizer, "recipe", None)
+        recipe = getattr(recipe, "__func__", recipe)  # a method would keep the optimizer alive
+        self.placeholders = [
+            Placeholders(type(optimizer).transform, recipe) for _ in optimizer.param_groups
+        ]
+        self.constants: list[dict[str, Any] | None] = []
+        transforms: list[base.GradientTransformation] = []
+        for group in optimizer.param_groups:
+            hyper = host_values(group)
+            transforms.append(optimizer.checked_transform({**group, **hyper}, in_step=True))
+            self.hyper.append(hyper)
+            self.constants.append(constants(group))
+        chains = [(k, tx) for k, tx in enumerate(transforms) if isinstance(tx, Leafwise)]
+        self.wheres = [
+            [placement.where for placement in tx.placements] if isinstance(tx, Leafwise) else None
+            for tx in transforms
+        ]
+        read, names = Readings(), Names()
+        counts = SharedCounts(optimizer, chains)
+        self.done = counts.time(read) if counts.counts_steps else None
+        self.trees: list[TreeGroup] = []
+        found: dict[Any, list[tuple[int, PlanLeaf]]] = {}
+        before = 0  # gradients of the groups before
+        for k, (group, tx) in enumerate(zip(optimizer.param_groups, transforms, strict=True)):
+            live = live_params(group)
+            if isinstance(tx, Leafwise):
+                for i, part, leaf, new in checked_leaves(optimizer, k, tx, made, names):
+                    kind = (k, part, leaf.g.layout, *_signature(optimizer, leaf, part, new, read))
+                    found.setdefault(kind, []).append((before + i, leaf))
+                optimizer.check_parts(group, tx)
+            else:
+                self.trees.append(TreeGroup(optimizer, k, tx))
+                for name, p, g in live:
+                    base.check_gradient(name, g, p)
+                    names.add(name, p)
+            before += len(live)
+        counts.gather()
+        columns = counts.columns(read)
+        written: set[int] = set()
+        entries = []
+        for (k, part, _, done, *values), members in found.items():
+            places = [i for i, _ in members] if len(members) < before else None
+            leaves = [leaf for _, leaf in members]
+            keys = set(chain.from_iterable(part.layout.carry)).difference(_own_numbers(part))
+            shared = {key: columns[k, key] for key in keys}
+            entries.append(
+                ParamEntry(optimizer, k, part, leaves, places, done, values, shared, written)
+            )
+        names.check_apart()
+        ahead = max([entry.done for entry in entries], default=-1.0)
+        for k, tx in chains:  # where other processes may have gradients for shared rules
+            mine = {key: column for (group, key), column in columns.items() if group == k}
+            if tx.communicates and not written.issuperset(map(id, mine.values())):
+                entries.append(
+                    ParamEntry(optimizer, k, tx, [], [], self.done or 0.0, (), mine, written)
+                )
+        self.steps: Column | None = None
+        if self.done is not None and entries and self.done > ahead:
+            live = [leaf.slots for members in found.values() for _, leaf in members]
+            self.steps = counts.count(self.done, live or counts.states())
+        parts = [(tx.placements, tx.layout.counts) for _, tx in chains if tx.communicates]
+        parts += [(x.placements, x.counts()) for x in self.trees if x.tx.communicates]
+        absent = counts.waiting([(entry.group, entry.tx) for entry in entries])
+        super().__init__(entries, absent, reduction_order(parts))
+        self.numbers = {"step", STEPS}
+        self.numbers.update(*[keys for _, tx in chains for keys in tx.layout.carry])
+        self.guard = state_guard(optimizer, self.numbers)
+        self.asking = any(asks(part.tx) for part in (*self.entries, *self.trees))
+        self.mesh = sharding.mesh_of(
+            [p for group in optimizer.param_groups for p in group["params"]]
+        )
+
+    def fresh(self, optimizer: OptimizerBase) -> list[Tensor]:
+        """The gradients, right after the plan was made."""
+        live = [row for group in optimizer.param_groups for row in live_params(group)]
+        return [self.guard.apart(g) for _, _, g in live]
+
+    def gradients(self, optimizer: OptimizerBase) -> list[Tensor] | None:
+        """The gradients, if the plan still holds; new numbers in the groups are taken over here."""
+        grads = self.guard.gradients(optimizer.param_groups, optimizer.state)
+        if grads is None:
+            return None
+        for entry in self.entries:
+            if not entry.untouched():
+                return None
+        if self.steps is not None and not self.steps.untouched():
+            return None
+        return grads if self._take_numbers(optimizer) else None
+
+    def _take_numbers(self, optimizer: OptimizerBase) -> bool:
+        for k, group in enumerate(optimizer.param_groups):
+            if identical(group, self.constants[k]):
+                continue
+            hyper = self._new_numbers(k, group)
+            changed = changed_values(self.hyper[k], hyper)
+            if not changed or self.placeholders[k].take(changed):
+                self.hyper[k] = hyper
+                continue
+            make = partial(optimizer.checked_transform, in_step=True)
+            tx = self.placeholders[k].transform(make, {**group, **hyper}, changed)
+            if isinstance(tx, Leafwise) and not same_leaves(tx.placements, self.wheres[k]):
+                return False
+            for tree_group in self.trees:
+                if tree_group.group == k:
+                    tree_group.tx = tx
+            for entry in self.entries:
+                if entry.group == k and not entry.retake(tx):
+                    return False
+            self.hyper[k] = hyper
+        return True
+
+    def _new_numbers(self, k: int, group: dict[str, Any]) -> dict[str, Any]:
+        """A group's hyperparameters; cheap if a few plain numbers replaced others."""
+        seen = self.constants[k]
+        if seen is not None and group.keys() == seen.keys():
+            changed = {key: x for key, x in group.items() if seen[key] is not x}
+            if all(type(x) in PLAIN_NUMBERS for x in changed.values()):
+                seen.update(changed)
+                return {**self.hyper[k], **changed}
+        self.constants[k] = constants(group)
+        return host_values(group)
+
+    def run(self, optimizer: OptimizerBase, grads: list[Tensor], loss: Any, made: Made) -> None:
+        """Step every tensor, all or none, and leave this plan for the next step.
+
+        grads: as the plan's `gradients` gave them. made: emptied once the step is being written.
+        """
+        extra = extra_of(loss, self.mesh) if self.asking else {}
+        for entry in self.entries:
+            if entry.sparse:
+                group = optimizer.param_groups[entry.group]
+                places = range(len(grads)) if entry.places is None else entry.places
+                known = {i: optimizer.dense_gradient(grads[i], group) for i in places}
+                grads = [known.get(i, g) for i, g in enumerate(grads)]
+        done = None if self.done is None else self.done + 1
+        trees = self._tree_parts(extra, bool(grads)) if self.trees else ()
+        _, writes = self.writes(grads, extra, done, trees)
+        if made:
+            writes.insert(0, made.clear)
+        if self.steps is not None:
+            writes += self.steps.writes(done)
+        commit(writes)
+        if self.steps is not None:
+            self.steps.written(done)
+        if self.entries:
+            self.done = done
+        moved = bool(self.trees)
+        for entry in self.entries:
+            moved |= entry.finish()
+        if moved:
+            self.guard = state_guard(optimizer, self.numbers)
+        optimizer.__dict__["_plan"] = self
+
+    def _tree_parts(self, extra: dict[str, Any], elsewhere: bool) -> list[TreePart]:
+        """The parts of the groups that are stepped as trees. elsewhere: is there any gradient?"""
+        taking = [tree_group for tree_group in self.trees if tree_group.takes_part(elsewhere)]
+        others = any(
+            placement.rule.reduce
+            for entry in self.entries
+            for placement in entry.tensors.placements
+        )
+        alone = not (self.order or others or len(taking) > 1)
+        return [TreePart(x, extra, elsewhere, alone=alone, order=self.order) for x in taking]
+
+
+def live_params(group: dict[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
+    """The parameters of a group that have a gradient, with their names."""
+    return [(name, p, p.grad) for name, p in named(group) if p.grad is not None]
+
+
+def checked_leaves(
+    optimizer: OptimizerBase,
+    k: int,
+    tx: Leafwise,
+    made: Made,
+    names: Names,
+    *,
+    recorded: bool = False,
+) -> list[tuple[int, Leafwise, PlanLeaf, bool]]:
+    """The parameters of a group on which its rules act, checked, with all that their state needs.
+
+    Of each one: its index among the gradients of the group, the rules, the parameter with its
+    state, and whether this is its first step.
+
+    Args:
+        optimizer: the optimizer.
+        k: the index of the group.
+        tx: what the group asks for.
+        made: gets the entries of the state that are new.
+        names: gets the tensors that are written.
+        recorded: as in `fill_state`.
+    """
+    group = optimizer.param_groups[k]
+    found = []
+    for i, (name, p, g) in enumerate(live_params(group)):
+        part = tx.on(name, p)
+        if part is None:
+            continue
+        optimizer.check_gradient(p, g, group)
+        base.check_gradient(name, g, p)
+        new = not optimizer.state.get(p)
+        fill_state(optimizer, p, part, made, recorded=recorded)
+        mine = optimizer.state.get(p) or {}
+        check_slots(name, p, mine, part)
+        names.add(name, p, mine, part)
+        found.append((i, part, PlanLeaf(name, p, g, mine), new))
+    return found
+
+
+def state_guard(optimizer: OptimizerBase, numbers: set[str]) -> TensorGuard:
+    """What compares the objects of an optimizer with those of now: parameters, gradients, state.
+
+    numbers: keys of the state whose tensors hold step counts and carried numbers.
+    """
+    params = tuple([tuple(group["params"]) for group in optimizer.param_groups])
+    every = list(chain.from_iterable(params))
+    states = tuple(optimizer.state.values())
+    dicts = [x if isinstance(x, dict) else {} for x in states]
+    slots = [
+        x
+        for mine in dicts
+        for name, x in mine.items()
+        if name not in numbers and isinstance(x, Tensor)
+    ]
+    live = [p for p in every if p.grad is not None]
+    values = tuple([tuple(x.values()) for x in dicts])
+    return TensorGuard([p.grad for p in every], [*live, *slots], params, states, values)
+
+
+def _signature(
+    optimizer: OptimizerBase, leaf: PlanLeaf, tx: Leafwise, new: bool, read: Readings
+) -> tuple[float, ...]:
+    """What tensors that step together have in common: finished steps, carried numbers.
+
+    An optimizer that keeps no step count, as torch's SGD, knows only whether it was here before.
+    """
+    time = read(leaf.slots["step"]) if optimizer.counts_steps else float(not new)
+    return (time, *[read(leaf.slots[key]) for key in _own_numbers(tx)])
+
+
+def _own_numbers(tx: Leafwise) -> list[str]:
+    """The keys of the carried numbers that each parameter has for itself."""
+    pairs = zip(tx.placements, tx.layout.carry, strict=True)
+    return [key for placement, keys in pairs if not placement.rule.shared for key in keys]

@@ -1,0 +1,277 @@
+"""What an optimizer counts once, though the state of each parameter has it, in torch's format.
+
+The carried numbers of a shared rule (gates, plateaus, measurements) are equal in all parameters on
+which it acts. They go on in each step in which one of these has a gradient, also for those that
+have none. A parameter that joins late takes them over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import kernels, numeric
+from functional_optim.adapters.stepping.columns import Column, Readings, owned
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.rule import Placement
+from functional_optim.core.storage import Slots, init_slots
+from functional_optim.engine.group import same_function
+from functional_optim.engine.plan import StepContext, WithoutGradient
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.optimizer import OptimizerBase
+
+STEPS = "optimizer_step"
+"""The key of the optimizer's own count of steps. A state has it only once there was a step in which
+no parameter had a gradient that has had one in all steps; else the largest `step` is the count."""
+
+
+class Holder(NamedTuple):
+    """A parameter whose state has the numbers of a rule. slots: the keys of that rule's slots."""
+
+    p: Tensor
+    state: dict[str, Any]
+    slots: tuple[str, ...]
+
+    def own(self) -> Slots:
+        """Its slots for that rule."""
+        return tuple([self.state.get(key) for key in self.slots])
+
+
+class SharedRule:
+    """One shared rule, in all parameter groups that have it.
+
+    keys: of the carried numbers. groups: their indices.
+    """
+
+    def __init__(self, placement: Placement, count: int, keys: tuple[str, ...]) -> None:
+        self.placement = placement
+        self.count = count
+        self.keys = keys
+        self.groups: dict[int, tuple[str, ...]] = {}
+        self.holders: list[Holder] = []
+        self.others: list[tuple[Tensor, tuple[str, ...]]] = []
+
+    def takes(
+        self,
+        placement: Placement,
+        count: int,
+        keys: tuple[str, ...],
+        groups: list[dict[str, Any]],
+        k: int,
+    ) -> bool:
+        """Whether a rule of another group is this one: of the same name, place and numbers."""
+        if (self.placement.name, self.count, self.keys) != (placement.name, count, keys):
+            return False
+        if torch.compiler.is_compiling():  # which cannot compare functions
+            return _same_entries(groups[next(iter(self.groups))], groups[k])
+        try:
+            mine, other = self.placement.rule, placement.rule
+            return same_function(mine.scalars, other.scalars) and (
+                kernels.static_key(mine.hyper) == kernels.static_key(other.hyper)
+            )
+        except TypeError:  # for a hyperparameter in a tensor
+            return False
+
+    def waiting(self, parts: Sequence[tuple[int, Leafwise]]) -> WithoutGradient | None:
+        """Those without a gradient, whose slots go on in such a step, too.
+
+        parts: for each entry of the plan its group, and what acts on its tensors.
+        """
+        rows = [(holder.p, holder.own()) for holder in self.holders if holder.p.grad is None]
+        place = self.place(parts) if rows and self.placement.rule.absent else None
+        return None if place is None else WithoutGradient(*place, rows)
+
+    def place(self, parts: Sequence[tuple[int, Leafwise]]) -> tuple[int, int] | None:
+        """The first entry that has the rule, and the rule's index in it."""
+        for k, (group, tx) in enumerate(parts):
+            if group in self.groups and self.keys in tx.layout.carry:
+                return k, tx.layout.carry.index(self.keys)
+        return None
+
+    def look(self, optimizer: OptimizerBase) -> None:
+        """Find the parameters whose state has the numbers."""
+        for k, slots in self.groups.items():
+            for p in optimizer.param_groups[k]["params"]:
+                holder = self._holder(optimizer, p, slots)
+                if holder is None:
+                    self.others.append((p, slots))
+                else:
+                    self.holders.append(holder)
+
+    def join(self, optimizer: OptimizerBase) -> None:
+        """Give those that have got their state since `look` what the others have."""
+        found = [self._holder(optimizer, p, slots) for p, slots in self.others]
+        new = [holder for holder in found if holder is not None]
+        for holder in new if self.holders else ():
+            for key in self.keys:
+                holder.state[key] = owned(self.holders[0].state[key])
+        self.holders += new
+
+    def _holder(self, optimizer: OptimizerBase, p: Tensor, slots: tuple[str, ...]) -> Holder | None:
+        mine = optimizer.state.get(p)
+        has = mine and all(key in mine for key in self.keys)
+        return Holder(p, mine, slots) if mine and has else None
+
+    def agree(self, read: Readings) -> tuple[float, ...]:
+        """Bring parameters into phase that are not, and say what all have then.
+
+        The numbers of the parameter with the most finished steps count. What a rule has collected
+        for one that was out of phase is dropped: it is not of the same steps.
+        """
+        values = [tuple([read(k.state[key]) for key in self.keys]) for k in self.holders]
+        steps = [read(k.state["step"]) if "step" in k.state else 0.0 for k in self.holders]
+        best = max(range(len(values)), key=lambda i: (steps[i], values[i]))
+        for holder, mine in zip(self.holders, values, strict=True):
+            if all(map(_equal, mine, values[best])):
+                continue
+            for key, value in zip(self.keys, values[best], strict=True):
+                holder.state[key].fill_(value)
+            start = init_slots(self.placement.rule, holder.p.detach())
+            for old, new in zip(holder.own(), start, strict=True):
+                if old is not None and new is not None:
+                    old.copy_(new)
+        return values[best]
+
+
+class SharedCounts:
+    """The shared rules of an optimizer, and the count of its steps.
+
+    chains: the groups that are made of one-tensor rules, by index, and their transformations.
+    counts_steps: whether the optimizer has such rules, and counts steps.
+    """
+
+    def __init__(self, optimizer: OptimizerBase, chains: Iterable[tuple[int, Leafwise]]) -> None:
+        self.optimizer = optimizer
+        self.rules: list[SharedRule] = []
+        self.counted: list[int] = []
+        found = False
+        for k, tx in chains:
+            self.counted.append(k)
+            rows = zip(
+                tx.placements, tx.layout.counts, tx.layout.carry, tx.layout.slots, strict=True
+            )
+            for placement, count, keys, slots in rows:
+                found |= placement.rule.shared
+                if placement.rule.shared and keys:
+                    self._of(placement, count, keys, k).groups[k] = slots
+        self.counts_steps = found and optimizer.counts_steps
+        for mine in self.rules:
+            mine.look(optimizer)
+
+    def _of(self, placement: Placement, count: int, keys: tuple[str, ...], k: int) -> SharedRule:
+        for known in self.rules:
+            if known.takes(placement, count, keys, self.optimizer.param_groups, k):
+                return known
+        self.rules.append(SharedRule(placement, count, keys))
+        return self.rules[-1]
+
+    def gather(self) -> None:
+        """Let those join that have got their state since."""
+        for shared in self.rules:
+            shared.join(self.optimizer)
+
+    def agree(self, read: Readings) -> None:
+        """Bring into phase what is not; see `SharedLink.agree`."""
+        for shared in self.rules:
+            if shared.holders:
+                shared.agree(read)
+
+    def columns(self, read: Readings) -> dict[tuple[int, str], Column]:
+        """The carried numbers of all parameters, in phase, by key and group."""
+        found: dict[tuple[int, str], Column] = {}
+        for shared in self.rules:
+            if not shared.holders:
+                continue
+            values = shared.agree(read)
+            states = [holder.state for holder in shared.holders]
+            for key, value in zip(shared.keys, values, strict=True):
+                column = Column(states, key, value)
+                found.update({(k, key): column for k in shared.groups})
+        return found
+
+    def time(self, read: Readings) -> float:
+        """How many steps are finished."""
+        found = [mine[key] for mine in self.states() for key in ("step", STEPS) if key in mine]
+        return max(map(read, found), default=0.0)
+
+    def traced_time(self) -> Any:
+        """The number of this step, where values cannot be compared; None if it is the first."""
+        counts = [
+            numeric.float64(mine[key])
+            for mine in self.states()
+            for key in ("step", STEPS)
+            if key in mine
+        ]
+        return torch.stack([torch.as_tensor(x) for x in counts]).amax() + 1 if counts else None
+
+    def write_apart(
+        self,
+        contexts: Sequence[StepContext],
+        parts: Sequence[tuple[int, Leafwise]],
+        t: Any,
+        *,
+        replace: bool,
+    ) -> None:
+        """Write the numbers of those without a gradient, after a step of each parameter apart.
+
+        t: the number of this step. replace: with new slots, for autograd.
+        """
+        if t is not None:
+            states = self.states()
+            stepped = [self.optimizer.state[x.tensors.params[0]] for x in contexts]
+            if len(stepped) < len(states) or any(STEPS in mine for mine in states):
+                for mine in stepped:
+                    mine[STEPS] = numeric.stored(t, dtype=torch.float64)
+        for shared in self.rules:
+            place = shared.place(parts)
+            if place is None:
+                continue
+            values = contexts[place[0]].carried[place[1]]
+            for holder in shared.holders:
+                if holder.p.grad is None:
+                    for key, value in zip(shared.keys, values, strict=True):
+                        holder.state[key] = numeric.stored(value).clone()
+        for absent in self.waiting(parts):
+            if not replace:
+                for write in absent.step(contexts):
+                    write()
+                continue
+            for (p, old), new in zip(absent.rows, absent.results(contexts), strict=True):
+                mine = self.optimizer.state[p]
+                keys = [key for slot in old for key, x in mine.items() if x is slot]
+                mine.update(zip(keys, new, strict=True))
+
+    def states(self) -> list[dict[str, Any]]:
+        """The states of all parameters that have one, without the groups that are trees."""
+        params = [p for k in self.counted for p in self.optimizer.param_groups[k]["params"]]
+        found = [self.optimizer.state.get(p) for p in params]
+        return [mine for mine in found if mine]
+
+    def count(self, time: float, states: list[dict[str, Any]]) -> Column:
+        """The column of the count itself, in some states."""
+        for mine in states:
+            mine[STEPS] = owned(numeric.stored(time, dtype=torch.float64))
+        return Column(states, STEPS, time)
+
+    def waiting(self, parts: Sequence[tuple[int, Leafwise]]) -> list[WithoutGradient]:
+        """What happens to tensors without a gradient; see `SharedLink.waiting`."""
+        found = [shared.waiting(parts) for shared in self.rules]
+        return [absent for absent in found if absent is not None]
+
+
+def _equal(x: float, y: float) -> bool:
+    return x == y or (x != x and y != y)
+
+
+def _same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two groups have the same hyperparameters, as far as that is seen at once."""
+    for key, x in a.items():
+        y = b.get(key)
+        plain = isinstance(x, (bool, int, float, str)) and isinstance(y, (bool, int, float, str))
+        if key not in ("params", "param_names") and not (x is y or (plain and x == y)):
+            return False
+    return True

@@ -1,0 +1,156 @@
+"""Steps that are traced, inside a transform of torch.func, or recorded by autograd."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.adapters.state.filling import Made, Names, discard
+from functional_optim.adapters.stepping.loss import asks, extra_of
+from functional_optim.adapters.stepping.plan import checked_leaves
+from functional_optim.adapters.stepping.shared_counts import SharedCounts
+from functional_optim.core import modes, sharding
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.rule import Numbers
+from functional_optim.engine.executor import Write
+from functional_optim.engine.plan import (
+    PlanEntry,
+    PlanLeaf,
+    StepContext,
+    StepPlan,
+    make,
+    reduction_order,
+)
+from functional_optim.kernels.interrupts import held
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.optimizer import OptimizerBase
+
+
+def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
+    """Step every parameter; with `replace`, put new tensors into the state for autograd.
+
+    loss: what the closure returned, for rules that read it.
+
+    The plan has an entry for each parameter, with its own `step` tensor as the time: in a graph
+    there is no comparing of tensors' values. It is made anew in each step.
+    """
+    made: Made = []
+    try:
+        _step(optimizer, loss, replace, made)
+    except BaseException:
+        discard(optimizer, made)
+        raise
+
+
+class TracedEntry(PlanEntry):
+    """One parameter. new: whether this is its first step."""
+
+    def __init__(
+        self,
+        optimizer: OptimizerBase,
+        tx: Leafwise,
+        leaf: PlanLeaf,
+        place: int,
+        new: bool,
+        replace: bool,
+    ) -> None:
+        super().__init__(tx, [leaf], [place], "apart", replace=replace)
+        self.optimizer = optimizer
+        self.p: Tensor = leaf.p
+        self.state: Any = leaf.slots
+        self.new = new
+
+    def time(self) -> Any:
+        """The number of this step, as a tensor if the optimizer counts steps."""
+        if self.optimizer.counts_steps:
+            return numeric.float64(self.state["step"] + 1)
+        return 1.0 if self.new else 2.0
+
+    def carry(self) -> list[Numbers]:
+        """What each rule carries, as it is kept."""
+        return [
+            tuple([self.state[key].to(torch.float64) for key in keys])
+            for keys in self.tx.layout.carry
+        ]
+
+    def writes(self, context: StepContext) -> list[Write]:
+        """One write, of the step count, the carried numbers and slots that are new tensors."""
+        return [partial(self._write, context)] if self.state else []
+
+    def _write(self, context: StepContext) -> None:
+        if self.optimizer.counts_steps:
+            with torch.no_grad():
+                self.state["step"] += 1
+        placements, layout = self.tensors.placements, self.tx.layout
+        for placement, keys, values in zip(placements, layout.carry, context.carried, strict=True):
+            for key, value, first in zip(keys, values, placement.rule.carry or (), strict=True):
+                self.state[key] = numeric.stored(value, dtype=numeric.carry_dtype(first))
+        if self.tensors.replace:
+            for keys, values in zip(layout.slots, self.tensors.slots[0], strict=True):
+                self.state.update(zip(keys, values, strict=True))
+
+
+def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Made) -> None:
+    chains: list[tuple[int, Leafwise]] = []
+    for k, group in enumerate(optimizer.param_groups):
+        tx = optimizer.checked_transform(group, in_step=True)
+        if not isinstance(tx, Leafwise):
+            raise TypeError(
+                "a step that torch.compile or make_fx traces, or autograd records, needs a recipe "
+                "made of one-tensor rules; this one also has a transformation of whole trees."
+            )
+        chains.append((k, tx))
+    counts = SharedCounts(optimizer, chains)
+    count = counts.traced_time() if counts.counts_steps else None
+    names = Names()
+    found = [
+        (k, row)
+        for k, tx in chains
+        for row in checked_leaves(optimizer, k, tx, made, names, recorded=replace)
+    ]
+    if not modes.traced():
+        names.check_apart()
+    counts.gather()
+    entries = [
+        TracedEntry(optimizer, part, leaf, i, new, replace)
+        for i, (_, (_, part, leaf, new)) in enumerate(found)
+    ]
+    parts = [(k, part) for k, (_, part, _, _) in found]
+    order = reduction_order(
+        [(tx.placements, tx.layout.counts) for _, tx in chains if tx.communicates]
+    )
+    plan = StepPlan(entries, (), order)
+    extra: dict[str, Any] = {}
+    if any(asks(part) for _, part in parts):
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        extra = extra_of(loss, sharding.mesh_of(every))
+
+    def step() -> None:
+        contexts, writes = plan.writes([leaf.g for _, (_, _, leaf, _) in found], extra, count)
+        last = partial(counts.write_apart, contexts, parts, count, replace=replace)
+        held(make, [made.clear, *writes, last])
+
+    if replace and _keeps_doubles(entries):
+        numeric.storing_wide(step)
+    else:
+        step()
+
+
+def _keeps_doubles(entries: list[TracedEntry]) -> bool:
+    """Are all carried numbers in the state float64, as one that is checked numerically is?
+
+    Counts, which always are, say nothing.
+    """
+    found = [
+        entry.state[key].dtype
+        for entry in entries
+        for placement, keys in zip(entry.tensors.placements, entry.tx.layout.carry, strict=True)
+        for key, first in zip(keys, placement.rule.carry or (), strict=True)
+        if type(first) is not int
+    ]
+    return bool(found) and set(found) == {torch.float64}

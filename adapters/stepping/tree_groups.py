@@ -1,0 +1,175 @@
+"""Stepping a group with a transformation of whole trees, which knows no single tensors.
+
+The tree is a list of the parameters, or a dict of them where they have names. Its state has no
+slots per parameter, so all of it is kept with the group's first parameter, as torch's LBFGS does: a
+flat dict from each tensor's path in the state to the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.adapters.state.names import names_of
+from functional_optim.core import base, sharding
+from functional_optim.core.memory import Written
+from functional_optim.core.paths import partial
+from functional_optim.core.rule import Numbers, Placement
+from functional_optim.core.scalars import Key, Missing, Totals
+from functional_optim.core.state_keys import indices_by_name
+from functional_optim.engine.executor import Write
+from functional_optim.engine.plan import ReductionOrder
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.optimizer import OptimizerBase
+
+
+class TreeGroup:
+    """One parameter group, stepped as one tree, eagerly."""
+
+    def __init__(
+        self, optimizer: OptimizerBase, group: int, tx: base.GradientTransformation
+    ) -> None:
+        self.optimizer = optimizer
+        self.group = group
+        self.tx = tx
+        self.params: list[Tensor] = list(optimizer.param_groups[group]["params"])
+        self.names: list[str] | None = names_of(optimizer.param_groups[group])
+        with partial():
+            self.fresh = tx.init(self._tree(self.params))
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The one-tensor rules inside, as far as they can be seen."""
+        return self.tx.placements
+
+    def counts(self) -> tuple[int, ...]:
+        """Of each of these rules, its index among those of its name."""
+        return indices_by_name(self.placements)
+
+    def takes_part(self, elsewhere: bool) -> bool:
+        """Whether there is anything to do in a step.
+
+        elsewhere: whether other groups have gradients. The gates of the optimizer then go on here.
+        """
+        if not self.tx.reads_gradients or self.tx.communicates:
+            return True
+        if any(p.grad is not None for p in self.params):
+            return True
+        return (
+            elsewhere
+            and bool(self.params)
+            and any(placement.rule.shared for placement in self.placements)
+        )
+
+    def updated(self, extra: dict[str, Any]) -> tuple[Any, Any]:
+        """The updates and the new state; nothing is written.
+
+        extra: arguments for those who take them.
+        """
+        grads = [p.grad for p in self.params]
+        kept = (self.optimizer.state.get(self.params[0]) if self.params else None) or {}
+        state = tree.with_leaves(
+            self.fresh,
+            [
+                kept[path].to(leaf.dtype).reshape(leaf.shape) if path in kept else leaf
+                for path, leaf in tree.items(self.fresh)
+            ],
+        )
+        params = self._tree(self.params)
+        asked = {name: extra[name] for name in self.tx.extra if name in extra}
+        return self.tx.update(self._tree(grads), state, params, **asked)
+
+    def written(self, updates: Any, state: Any) -> Write:
+        """The step of the group's parameters, in place, and of their state, ready to be written.
+
+        What the state remembers of the parameters, as `keep_snapshots` does, is copied.
+        """
+        rows = tree.rows(self._tree(self.params), updates)
+        moved = [(p, base.add(p, u)) for p, u in rows if u is not None]
+        here = Written(map(sharding.part, self.params))
+        new = {
+            path: x if x.numel() and not here.meets(sharding.part(x)) else x.detach().clone()
+            for path, x in tree.items(state)
+        }
+
+        def write() -> None:
+            for p, value in moved:
+                p.copy_(value)
+            if self.params:
+                self.optimizer.state[self.params[0]].update(new)
+
+        return write
+
+    def _tree(self, values: list[Any]) -> Any:
+        return values if self.names is None else dict(zip(self.names, values, strict=True))
+
+
+class TreePart:
+    """A tree's part in one step: its update, run again after each total that it has asked for.
+
+    elsewhere: whether other groups have gradients. Without any here, all numbers go on as there.
+    alone: whether no other part of the step measures. It then runs once, with its own totals.
+    order: the measurements that are summed over processes by the step.
+    """
+
+    def __init__(
+        self,
+        tree_group: TreeGroup,
+        extra: dict[str, Any],
+        elsewhere: bool,
+        *,
+        alone: bool,
+        order: ReductionOrder,
+    ) -> None:
+        self.tree_group = tree_group
+        self.extra = extra
+        here = any(p.grad is not None for p in tree_group.params)
+        keys = [key for key, _ in order]
+        self.totals = Totals(alone=alone, everyone=elsewhere and not here, agenda=keys)
+        self.missing: Missing | None = None
+        self.result: tuple[Any, Any] | None = None
+
+    def proceed(self) -> bool:
+        """Run the update, up to the next total that is not known; False if it is through."""
+        if self.missing is None and self.result is None:
+            try:
+                with self.totals:
+                    self.result = self.tree_group.updated(self.extra)
+            except Missing as missing:
+                self.missing = missing
+        return self.missing is not None
+
+    def ahead(self) -> list[Key]:
+        """The measurement that is asked for, and those that may follow, in order."""
+        assert self.missing is not None
+        pairs = zip(self.tree_group.placements, self.tree_group.counts(), strict=True)
+        keys = [
+            (placement.name, count)
+            for placement, count in pairs
+            if placement.rule.reduce is not None
+        ]
+        key = self.missing.key
+        return keys[keys.index(key) :] if key in keys else [key]
+
+    def measure(self) -> list[Sequence[Any]]:
+        """What is measured here, in parts still to be summed."""
+        assert self.missing is not None
+        return [*self.missing.parts]
+
+    def advance(self, total: Numbers | None = None) -> None:
+        """Take the total that was asked for."""
+        assert self.missing is not None
+        parts = [sharding.part(x) for part in self.missing.parts for x in part]
+        device = parts[0].device if parts else torch.device("cpu")
+        wide = {"dtype": torch.float64, "device": device}
+        self.totals.known.append(tuple([torch.as_tensor(x, **wide) for x in total or ()]))
+        self.missing = None
+
+    def step(self) -> list[Write]:
+        """The results, ready to be written."""
+        return [] if self.result is None else [self.tree_group.written(*self.result)]

@@ -1,0 +1,1 @@
+"""L-BFGS, its line searches, and the links made of them."""

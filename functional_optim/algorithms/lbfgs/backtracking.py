@@ -1,0 +1,160 @@
+"""Choosing how far to go by trying.
+
+Nocedal, Wright, "Numerical Optimization", 2nd ed. (2006), Algorithm 3.1; Armijo, "Minimization of
+functions having Lipschitz continuous first partial derivatives", Pacific J. Math. 16 (1966).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.algorithms.lbfgs.line_search import (
+    Condition,
+    Number,
+    can_branch,
+    decide,
+    dot,
+    negate,
+    smaller,
+    where,
+)
+from functional_optim.core.base import GradientTransformation, apply_updates
+from functional_optim.core.factory import factory
+from functional_optim.core.ravel import Ravel
+
+
+class BacktrackingState(NamedTuple):
+    learning_rate: Tensor
+    """The last step length, 0-dim."""
+
+
+@factory
+def scale_by_backtracking_linesearch(
+    max_backtracking_steps: int = 20,
+    slope_rtol: float = 1e-4,
+    decrease_factor: float = 0.8,
+    increase_factor: float = 1.5,
+    max_learning_rate: float = 1.0,
+) -> GradientTransformation:
+    """Multiply a descent direction by the first step length that decreases the value enough.
+
+    That is t with f(p + t u) ≤ f(p) + slope_rtol · t · gᵀu. The first one tried is the last one
+    found times `increase_factor`, each further one is smaller by `decrease_factor`. If none will
+    do, the update is zero::
+
+        updates, state = tx.update(grads, state, params, value=value, grad=grads, value_fn=fn)
+
+    A link for the end of a chain, after `scale(-1)`: what reaches it must lead downhill.
+
+    Args:
+        max_backtracking_steps: how many shorter steps to try, ≥ 0. A search that fails leaves the
+            next one to go on from the shortest.
+        slope_rtol: the share of the decrease foretold by the slope to ask for, in (0, 1). Default
+            1e-4, Nocedal and Wright's.
+        decrease_factor: in (0, 1). Default 0.8, optax's, as are the next two.
+        increase_factor: ≥ 1. `math.inf` starts each search at `max_learning_rate`.
+        max_learning_rate: the longest step, > 0.
+
+    Extra arguments of `update`: `value`, f(params); `grad`, the gradients at params; `value_fn`,
+    the function params → value. Instead of that, `value_and_grad`, params → (value, gradients).
+    Under torch.vmap and torch.compile all steps are tried, and masks keep the first good one.
+
+    State: `learning_rate`.
+
+    Raises:
+        ValueError: for numbers out of range; if a value is not one number.
+        TypeError: if update gets neither `value_fn` nor `value_and_grad`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.scale(-1), fo.scale_by_backtracking_linesearch())
+        >>> def fn(x):
+        ...     return 10 * (x * x).sum()
+        >>> x = torch.tensor([1.0, 2.0])
+        >>> g = 20 * x
+        >>> u, state = tx.update(g, tx.init(x), x, value=fn(x), grad=g, value_fn=fn)
+        >>> bool(fn(x + u) < fn(x)), round(float(state[1].learning_rate), 4)  # 0.8¹¹
+        (True, 0.0859)
+    """
+    if not max_backtracking_steps >= 0:
+        raise ValueError(
+            f"max_backtracking_steps must be at least 0, but got {max_backtracking_steps}."
+        )
+    if not 0 < slope_rtol < 1:
+        raise ValueError(f"slope_rtol must be between 0 and 1, but got {slope_rtol}.")
+    if not 0 < decrease_factor < 1:
+        raise ValueError(f"decrease_factor must be between 0 and 1, but got {decrease_factor}.")
+    if not increase_factor >= 1:
+        raise ValueError(f"increase_factor must be at least 1, but got {increase_factor}.")
+    if not max_learning_rate > 0:
+        raise ValueError(f"max_learning_rate must be positive, but got {max_learning_rate}.")
+
+    def init(params: Any) -> BacktrackingState:
+        return BacktrackingState(Ravel(params).zeros() + 1)
+
+    def update(
+        updates: Any,
+        state: BacktrackingState,
+        params: Any = None,
+        *,
+        value: Any,
+        grad: Any,
+        value_fn: Callable[[Any], Any] | None = None,
+        value_and_grad: Callable[[Any], tuple[Any, Any]] | None = None,
+    ) -> tuple[Any, BacktrackingState]:
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        fn = value_alone(value_fn, value_and_grad)
+        flat = Ravel(params)
+        u, last = flat.vector(updates), state.learning_rate
+        start, slope = one_number(value, u), dot(flat.vector(grad), u)
+        alone = can_branch(u, slope, last, start)
+
+        def number(x: Tensor) -> Tensor:
+            return x.reshape(()) if alone else x.reshape(1)
+
+        def decreases(t: Number) -> Condition:
+            f = one_number(fn(apply_updates(params, flat.tree(t * u, stored=False))), u)
+            return decide(number(f) <= number(start) + slope_rtol * t * number(slope))
+
+        longest = torch.full_like(number(last), max_learning_rate)
+        t = smaller(number(last) * increase_factor, longest)
+        found = decreases(t)
+        for _ in range(max_backtracking_steps):
+            if found is True:
+                break
+            t = where(found, t, t * decrease_factor)
+            found = found | (negate(found) & decreases(t))
+        kept = t.clamp(min=torch.finfo(t.dtype).tiny)  # from zero there is no way back
+        step = where(found, t * u, torch.zeros_like(u))
+        return flat.tree(step, stored=False), BacktrackingState(kept.reshape(last.shape))
+
+    return GradientTransformation(init, update)
+
+
+def value_alone(
+    value_fn: Callable[[Any], Any] | None,
+    value_and_grad: Callable[[Any], tuple[Any, Any]] | None,
+) -> Callable[[Any], Any]:
+    """The function params → value out of the two that update may be given."""
+    if value_fn is not None:
+        return value_fn
+    if value_and_grad is None:
+        raise TypeError("backtracking needs value_fn, or value_and_grad, to try steps with.")
+    return lambda params: value_and_grad(params)[0]
+
+
+def one_number(value: Any, like: Tensor) -> Tensor:
+    """A value as a tensor like another; raises ValueError if it is more than one."""
+    f = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if f.numel() != 1:
+        raise ValueError(
+            f"the value must be one number, but got one of shape {tuple(f.shape)}; for many "
+            "problems call update under torch.vmap."
+        )
+    return f

@@ -1,0 +1,394 @@
+"""L-BFGS.
+
+Liu, Nocedal, "On the limited memory BFGS method for large scale optimization", Mathematical
+Programming 45 (1989), https://doi.org/10.1007/BF01589116; Nocedal, Wright, "Numerical
+Optimization", 2nd ed. (2006), Algorithm 7.5. The algorithm stands in `quasi_newton` and
+`linesearch`; here it is lifted to trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim import kernels, numeric, tree
+from functional_optim.algorithms.lbfgs.batching import BatchLayout, like
+from functional_optim.algorithms.lbfgs.line_search import can_branch, is_column
+from functional_optim.algorithms.lbfgs.quasi_newton import (
+    Past,
+    Run,
+    Settings,
+    advance,
+    aim,
+    begin,
+    remember,
+    two_loop,
+)
+from functional_optim.core.base import GradientTransformation, check_grads
+from functional_optim.core.factory import factory
+from functional_optim.core.ravel import Ravel
+from functional_optim.transforms.scaling import check_lr
+
+ValueAndGrad = Callable[[Any], tuple[Tensor, Any]]
+"""From parameters to the value and the gradients there, in this order."""
+
+
+class LbfgsState(NamedTuple):
+    """m: history size. n: number of parameters. With `batched` all have a leading dimension."""
+
+    n_iter: Tensor
+    """Iterations so far: 0-dim, int64."""
+    func_evals: Tensor
+    """Evaluations so far: 0-dim, int64."""
+    d: Tensor
+    """The last direction, (n,)."""
+    t: Tensor
+    """The last step length, 0-dim."""
+    old_dirs: Tensor
+    """Differences y of gradients, oldest first, (m, n); the empty places come first."""
+    old_stps: Tensor
+    """Steps s, (m, n)."""
+    ro: Tensor
+    """1 / sᵀy, (m,); 0 in an empty place."""
+    H_diag: Tensor
+    """Scale γ of the first guess at the inverse Hessian, 0-dim."""
+    prev_flat_grad: Tensor
+    """The gradient where the last step began, (n,)."""
+
+
+class ScaleByLbfgsState(NamedTuple):
+    """m: history size. n: number of parameters."""
+
+    n_iter: Tensor
+    """Steps so far: 0-dim, int64."""
+    old_dirs: Tensor
+    """Differences y of gradients, oldest first, (m, n); the empty places come first."""
+    old_stps: Tensor
+    """Steps s, (m, n)."""
+    ro: Tensor
+    """1 / sᵀy, (m,); 0 in an empty place."""
+    H_diag: Tensor
+    """Scale γ of the first guess at the inverse Hessian, 0-dim."""
+    prev_flat_params: Tensor
+    """The parameters of the last step, (n,)."""
+    prev_flat_grad: Tensor
+    """The gradient of the last step, (n,)."""
+
+
+@factory
+def scale_by_lbfgs(history_size: int = 100) -> GradientTransformation:
+    """Multiply the gradient by the inverse Hessian that the last steps imply: H g.
+
+    A link: what follows it decides how far to go, say `scale_by_lr`, or `scale(-1)` and
+    `scale_by_backtracking_linesearch`. At the first step H is 1. s and y are differences of the
+    parameters and gradients that `update` gets, so no link before it should change the gradient. A
+    pair is remembered if its sᵀy is above 1e-10, as in torch.optim.LBFGS.
+
+    Args:
+        history_size: how many pairs to remember, ≥ 1. Default 100, torch's; 5 to 20 are usual.
+
+    State: `ScaleByLbfgsState`.
+
+    Raises:
+        ValueError: if `history_size` is less than 1, or the parameters have no elements.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.scale_by_lbfgs(5), fo.scale_by_lr(1.0))
+        >>> stiffness, w = torch.tensor([1.0, 1.5]), torch.ones(2)
+        >>> state = tx.init(w)
+        >>> for _ in range(6):
+        ...     updates, state = tx.update(stiffness * w, state, w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> bool(w.abs().max() < 1e-5)
+        True
+    """
+    check_whole("history_size", history_size, 1)
+
+    def init(params: Any) -> ScaleByLbfgsState:
+        flat = Ravel(params)
+        return ScaleByLbfgsState(
+            n_iter=flat.zeros(dtype=torch.int64),
+            old_dirs=flat.zeros(history_size, flat.size),
+            old_stps=flat.zeros(history_size, flat.size),
+            ro=flat.zeros(history_size),
+            H_diag=flat.zeros() + 1,
+            prev_flat_params=flat.zeros(flat.size),
+            prev_flat_grad=flat.zeros(flat.size),
+        )
+
+    def update(
+        grads: Any, state: ScaleByLbfgsState, params: Any = None
+    ) -> tuple[Any, ScaleByLbfgsState]:
+        flat = flat_of(params, grads)
+        check_state(state, ScaleByLbfgsState, history_size, flat)
+        x, g = flat.vector(params), flat.vector(grads)
+        many = not can_branch(x, g, state.prev_flat_grad)
+        form = BatchLayout(flat, many=many, whole=many)
+        s = form.vector(x - state.prev_flat_params)
+        y = form.vector(g - state.prev_flat_grad)
+        memory = form.memory(state)
+        going = form.condition(state.n_iter > 0)
+        memory = remember(memory, s, y, history_size, going)
+        direction, _ = two_loop(form.vector(g), memory)
+        new = state._replace(
+            n_iter=state.n_iter + 1,
+            **form.stored(memory, state),
+            prev_flat_params=x,
+            prev_flat_grad=g,
+        )
+        return flat.tree(direction.reshape(g.shape), stored=False), new
+
+    return GradientTransformation(init, update)
+
+
+@factory
+def lbfgs(
+    lr: numeric.Number = 1.0,
+    max_iter: int = 20,
+    max_eval: int | None = None,
+    tolerance_grad: float = 1e-7,
+    tolerance_change: float = 1e-9,
+    history_size: int = 100,
+    line_search_fn: str | None = None,
+    *,
+    batched: bool = False,
+    compile: bool = False,
+) -> GradientTransformation:
+    """L-BFGS, with torch.optim.LBFGS's arguments, defaults and numbers.
+
+    One update is what one `step` of torch's class is: up to `max_iter` iterations, with as many
+    evaluations, at the same points. It needs the function itself::
+
+        updates, state = tx.update(grads, state, params, value=value, value_and_grad=fn)
+
+    where `value, grads = fn(params)`. (torch.func.grad_and_value returns them the other way round.)
+
+    The loop ends when the problem is solved. Under torch.vmap and torch.compile, where no value can
+    be looked at, it always makes `max_eval` evaluations, and masks hold what is finished; for many
+    problems `batched=True` does without. A run can be differentiated, `lr` included; the step
+    lengths that a line search interpolates count as constants.
+
+    Args:
+        lr: the step length without a line search, and the first that a search tries; ≥ 0. Before
+            the first step of all it is multiplied by min(1, 1 / |g|₁). A number or a 0-dim tensor.
+        max_iter: iterations in one update.
+        max_eval: evaluations in one update, the one given as `value` included; a line search may
+            use one more. Default 1.25 max_iter.
+        tolerance_grad: stop when no entry of the gradient is larger.
+        tolerance_change: stop when a step, or the change of the value, is smaller.
+        history_size: how many pairs to remember, ≥ 1. Default 100, torch's; 5 to 20 are usual.
+        line_search_fn: None, or "strong_wolfe". For backtracking see `scale_by_lbfgs`.
+        batched: every leaf has a leading dimension of independent problems, which are solved side
+            by side until the last one is done. `value` is 1-dim, `fn` evaluates all problems.
+        compile: compile what happens between two evaluations, for small problems: it takes about
+            5 s for a history of 10, 15 s for one of 100, and makes the sums in another order than
+            torch. Ignored where a derivative is recorded.
+
+    State: `LbfgsState`.
+
+    Raises:
+        ValueError: torch's message for a bad lr; if `history_size` is less than 1, `max_iter` or
+            `max_eval` negative, or the parameters have no elements.
+        RuntimeError: torch's message for an unknown `line_search_fn`.
+        TypeError: for a schedule as lr; if `fn` does not return a value for each problem and
+            gradients.
+
+    Not for noisy gradients: both the pairs and the search take differences between evaluations as
+    curvature.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def rosenbrock(x):
+        ...     return 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
+        >>> def fn(x):
+        ...     grad, value = torch.func.grad_and_value(rosenbrock)(x)
+        ...     return value, grad
+        >>> tx = fo.lbfgs(max_iter=100, line_search_fn="strong_wolfe")
+        >>> x = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+        >>> value, grads = fn(x)
+        >>> updates, state = tx.update(grads, tx.init(x), x, value=value, value_and_grad=fn)
+        >>> fo.apply_updates(x, updates)
+        tensor([1.0000, 1.0000], dtype=torch.float64)
+        >>> int(state.func_evals)
+        43
+    """
+    check_lr(lr)
+    check_whole("history_size", history_size, 1)
+    if callable(lr):
+        raise TypeError(
+            "lr must be a number or a 0-dim tensor; for a schedule call lbfgs again at every step, "
+            "with its value."
+        )
+    if line_search_fn not in (None, "strong_wolfe"):
+        raise RuntimeError("only 'strong_wolfe' is supported")
+    most = max_iter * 5 // 4 if max_eval is None else max_eval
+    check_whole("max_iter", max_iter, 0)
+    check_whole("max_eval", most, 0)
+    tolerances = (tolerance_grad, tolerance_change)
+
+    def init(params: Any) -> LbfgsState:
+        flat = Ravel(params, batched=batched)
+        return LbfgsState(
+            n_iter=flat.zeros(dtype=torch.int64),
+            func_evals=flat.zeros(dtype=torch.int64),
+            d=flat.zeros(flat.size),
+            t=flat.zeros(),
+            old_dirs=flat.zeros(history_size, flat.size),
+            old_stps=flat.zeros(history_size, flat.size),
+            ro=flat.zeros(history_size),
+            H_diag=flat.zeros() + 1,
+            prev_flat_grad=flat.zeros(flat.size),
+        )
+
+    def update(
+        grads: Any,
+        state: LbfgsState,
+        params: Any = None,
+        *,
+        value: Tensor,
+        value_and_grad: ValueAndGrad,
+    ) -> tuple[Any, LbfgsState]:
+        flat = flat_of(params, grads, batched=batched)
+        check_state(state, LbfgsState, history_size, flat)
+        x, g = flat.vector(params), flat.vector(grads)
+        look = can_branch(x, g, value, lr, state.t, state.prev_flat_grad)
+        whole = compile or not look
+        form = BatchLayout(flat, many=batched or whole, whole=whole)
+        wolfe = line_search_fn is not None
+        settings = Settings(
+            form.lr(lr), max_iter, most, *tolerances, history_size, wolfe, flat.snap
+        )
+
+        def evaluate(point: Tensor) -> tuple[Any, Tensor]:
+            pair = value_and_grad(flat.tree(point.reshape(x.shape)))
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise TypeError(
+                    f"value_and_grad returned a {type(pair).__name__}; return (value, gradients)."
+                )
+            value, grads = pair
+            f = form.value(value)
+            check_grads(params, grads)
+            return f, form.vector(flat.vector(grads))
+
+        past = Past(
+            form.memory(state),
+            form.vector(state.d),
+            form.number(state.t),
+            form.vector(state.prev_flat_grad),
+            form.count(state.n_iter),
+        )
+        run = begin(settings, form.vector(x), form.value(value), form.vector(g), past)
+        if look and compile and not has_grad(run):
+            run = run_compiled(settings, run, evaluate, flat.layout)
+        else:
+            run = run_eagerly(settings, run, evaluate, early_exit=look)
+        past = run.past()
+        new = LbfgsState(
+            n_iter=like(past.n_iter, state.n_iter),
+            func_evals=state.func_evals + like(run.evals, state.func_evals),
+            d=like(past.d, state.d),
+            t=like(past.t, state.t),
+            **form.stored(past.memory, state),
+            prev_flat_grad=like(past.g, state.prev_flat_grad),
+        )
+        return flat.tree(run.x.reshape(x.shape) - x, stored=False), new
+
+    return GradientTransformation(init, update)
+
+
+# ---------------------------------------------------------------- running
+
+
+Evaluate = Callable[[Tensor], tuple[Any, Tensor]]
+
+
+def run_eagerly(settings: Settings, run: Run, evaluate: Evaluate, *, early_exit: bool) -> Run:
+    """As many evaluations as any problem could need; with `early_exit` until the last is done."""
+    for _ in range(settings.transitions()):
+        if early_exit and is_over(run.done):
+            break
+        run = advance(settings, run, *evaluate(aim(settings, run)))
+    return run
+
+
+def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) -> Run:
+    """Until the last problem is done, each transition one call of a kernel."""
+    whole: Any = run  # optree's types do not know that a NamedTuple is a tree
+    state, spec = optree.tree_flatten(whole)
+
+    def transition(leaves: list[list[Tensor]], lr: Tensor) -> list[Tensor]:
+        *before, f, g = leaves[0]
+        now = settings._replace(lr=lr.reshape(1, 1))
+        old: Any = optree.tree_unflatten(spec, before)
+        after: Any = advance(now, old, f, g)
+        return [*optree.tree_leaves(after), aim(now, after), after.done.all()]
+
+    inputs = [x.contiguous() for x in (*state, run.line.origin.f, run.line.origin.g)]
+    signature = kernels.Signature(
+        leaves=(tuple([x.dtype for x in inputs]),),
+        shapes=(tuple([(tuple(x.shape), x.stride()) for x in inputs]),),
+        numbers=(1, run.x.dtype),
+        device=run.x.device,
+        threads=1,
+    )
+    kernel = kernels.build(("lbfgs", settings[1:-1], spec, layout), transition, signature)
+    lr, point, over = settings.lr.reshape(1), aim(settings, run), is_over(run.done)
+    while not over:
+        inputs = [x.detach().contiguous() for x in (*state, *evaluate(point), lr)]
+        *state, point, over = kernel(inputs)
+    ended: Any = optree.tree_unflatten(spec, state)
+    return ended
+
+
+def is_over(done: Any) -> bool:
+    """Are all problems done?"""
+    return bool(done.all()) if is_column(done) else done
+
+
+def flat_of(params: Any, grads: Any, *, batched: bool = False) -> Ravel:
+    """The vector view of the parameters, after a check of the gradients' structure."""
+    if params is None:
+        raise ValueError("update needs the parameters: call update(grads, state, params).")
+    check_grads(params, grads)
+    return Ravel(params, batched=batched)
+
+
+def has_grad(run: Run) -> bool:
+    """Is a derivative being recorded?"""
+    tensors = [x for x in tree.leaves(run) if isinstance(x, Tensor)]
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def check_whole(name: str, x: Any, least: int) -> None:
+    """Raise ValueError unless x is an integer, and not too small."""
+    if not hasattr(x, "__index__") or x < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, but got {x}.")
+
+
+def check_state(state: Any, kind: type, history_size: int, flat: Ravel) -> None:
+    """Raise unless the state is of this kind and size, and for such parameters."""
+    if not isinstance(state, kind):
+        raise TypeError(
+            f"update got a state of type {type(state).__name__}; pass the state that this "
+            "transformation's own init returned."
+        )
+    places = state.ro.shape[-1]
+    if places != history_size:
+        raise ValueError(
+            f"update got a state with places for {places} pairs, but history_size is "
+            f"{history_size}; pass the state that this transformation's own init returned."
+        )
+    found, needed = state.prev_flat_grad, (*flat.problems, flat.size)
+    if found.shape != needed or found.dtype != flat.dtype:
+        raise ValueError(
+            f"update got a state with vectors of shape {tuple(found.shape)} in {found.dtype}, but "
+            f"the parameters need {needed} in {flat.dtype}; pass the state that init returned for "
+            "these parameters."
+        )

@@ -1,0 +1,1 @@
+"""States as flat dicts under torch's keys, and reading a state by name."""

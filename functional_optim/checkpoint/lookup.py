@@ -1,0 +1,112 @@
+"""Reading a state by names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.core.lift import State
+
+
+def get(state: Any, *names: str) -> Any:
+    """A hyperparameter, a number or a slot of a state, by name.
+
+    Args:
+        state: of a chain, or of anything that holds such states.
+        names: the name of a hyperparameter (`"lr"`: its value at the last step, or at the first
+            before it), of a carried number, or of a slot (a tree like the parameters); and the
+            path of a leaf, before or after a slot's name, for that leaf's slot alone. Where two
+            parts of a chain use one name, say which: `"muon.lr"`, by the label in a `partition`,
+            the name in a `named_chain`, or the place in a state that is a tuple, from `"0.lr"` on.
+
+    Returns:
+        A 0-dim tensor (float64 for a hyperparameter), a tuple of them for a pair such as `betas`,
+        a tree for a slot, or one tensor of it.
+
+    Raises:
+        KeyError: for a name that the state does not have, or has more than once: it lists those
+            that there are.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr=0.1))
+        >>> state = tx.init({"w": torch.ones(2)})
+        >>> fo.get(state, "lr").item(), fo.get(state, "w", "exp_avg")
+        (0.1, tensor([0., 0.]))
+    """
+    found = _entries(state)
+    if len(names) == 1:
+        return _one(found, names[0])
+    if len(names) != 2:
+        raise TypeError("get takes the name of a value, or that of a slot and the path of a leaf.")
+    paths: list[str] = []
+    for slot, path in (names, names[::-1]):
+        if any(_fits(key, slot) for key in found):
+            leaves = dict(tree.items(_one(found, slot)))
+            if path in leaves:
+                return leaves[path]
+            paths += [repr(x) for x in leaves]
+    raise KeyError(
+        f"the state has no slot for {names[0]!r} and {names[1]!r}; it has {_listed(found)}"
+        + (f", and the slot has leaves at {', '.join(paths)}." if paths else ".")
+    )
+
+
+def _one(found: dict[str, Any], name: str) -> Any:
+    matches = [key for key in found if _fits(key, name)]
+    exact = [key for key in matches if key == name]
+    if exact or len(matches) == 1:
+        return found[(exact or matches)[0]]
+    first, second = ([key for key in found if _fits(key, f"{name}.{i}")] for i in (0, 1))
+    if not matches and len(first) == len(second) == 1:
+        return found[first[0]], found[second[0]]
+    several = matches or first
+    if several:
+        raise KeyError(f"the state has several values called {name!r}: {', '.join(several)}.")
+    raise KeyError(f"the state has no value called {name!r}; it has {_listed(found)}.")
+
+
+def _fits(key: str, name: str) -> bool:
+    """Whether a name is a key without some of the words before its last."""
+    words, wanted = key.split("."), name.split(".")
+    if words[-len(wanted) :] == wanted:
+        return True
+    rest = iter(words)
+    return len(wanted) > 1 and words[-1] == wanted[-1] and all(word in rest for word in wanted)
+
+
+def _entries(state: Any) -> dict[str, Any]:
+    """All that a state holds, by name; what two of its parts call the same, after their places.
+
+    The hyperparameters of a whole, as `with_schedule` has them, come before those of its parts.
+    What a state remembers of its past is left out.
+    """
+    if isinstance(state, State):
+        return {"step": state.step, **state.hyper, **state.carry, **state.slots}
+    if isinstance(state, Tensor) or state is None:
+        return {}
+    fields = getattr(state, "_fields", None)
+    if fields is not None:
+        pairs = zip(fields, state, strict=True)
+    elif isinstance(state, dict):
+        pairs = state.items()
+    elif isinstance(state, (tuple, list)):
+        pairs = zip(map(str, range(len(state))), state, strict=True)
+    else:
+        return {}
+    parts = [(str(name), value, _entries(value)) for name, value in pairs if name != "past"]
+    keys = [key for _, _, inner in parts for key in inner]
+    found: dict[str, Any] = {}
+    for name, value, inner in parts:
+        if isinstance(value, Tensor):
+            found[name] = value
+        for key, x in inner.items():
+            found[key if name == "hyper" or keys.count(key) == 1 else f"{name}.{key}"] = x
+    return found
+
+
+def _listed(found: dict[str, Any]) -> str:
+    return ", ".join(found) if found else "none"

@@ -1,0 +1,122 @@
+"""Moving only where update and gradient agree."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.core import base
+from functional_optim.core.chain import Sequence, Wrapped
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import as_real, as_update, compute_dtype
+
+
+@factory
+def cautious(
+    tx: base.GradientTransformation, eps: numeric.Hyper = 1e-3
+) -> base.GradientTransformation:
+    """Drop the entries of a direction whose sign is not that of the gradient that tx got.
+
+    What is left of a tensor is divided by the share of entries that stay. Nothing is kept from step
+    to step: made of one-tensor rules, tx still is.
+
+    Args:
+        tx: a transformation without a learning rate: it must keep the gradient's sign, so it stands
+            before `scale_by_lr`.
+        eps: least share to divide by, in (0, 1]: a number, a 0-dim tensor, or a schedule. Default
+            1e-3, that of the authors' code. The paper divides by (count + 1) / size instead.
+
+    A complex entry counts as two real ones.
+
+    State: what tx keeps.
+
+    Raises:
+        ValueError: if eps is a number outside (0, 1], or tx has a learning rate.
+        TypeError: if tx is not a transformation.
+
+    Paper: Liang, Chen, Liu, Liu, "Cautious Optimizers: Improving Training with One Line of Code",
+    https://arxiv.org/abs/2411.16085, Algorithm 1; https://github.com/kyleliang919/C-Optim.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.cautious(fo.trace(0.9)), fo.scale_by_lr(1.0))
+        >>> w = torch.zeros(2)
+        >>> u, state = tx.update(torch.tensor([1.0, 1.0]), tx.init(w), w)
+        >>> tx.update(torch.tensor([1.0, -0.5]), state, w)[0]  # momentum 1.9 and 0.4
+        tensor([-3.8000, -0.0000])
+    """
+    numeric.check(lambda x: 0 < x <= 1, eps, "cautious needs an eps in (0, 1], but got {}.")
+    base.check_transformation("cautious", tx, "cautious(scale_by_adam())")
+    placements = [x for part in _runs(tx) for x in part.placements]
+    if any(name == "lr" for (rule, *_) in placements for name, _ in rule.hyper):
+        raise ValueError(
+            "cautious compares signs, which a learning rate turns around; put it around the "
+            "transforms before it, e.g. chain(cautious(scale_by_adam()), scale_by_lr(1e-3))."
+        )
+
+    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
+        return (eps,)
+
+    if not isinstance(tx, Leafwise):
+        return _around(tx, eps)
+    (last,) = leafwise(
+        None, agreeing, scalars, hyper={"eps": eps}, measure=agreement, name="cautious"
+    ).placements
+    return Leafwise((*tx.placements, last.looking_back(len(tx.placements))))
+
+
+def agreement(u: Tensor, slots: Any, p: Any, g: Tensor, eps: Any) -> tuple[Tensor, Tensor]:
+    """How many entries of u have the sign of g, and how many there are."""
+    return (u * g > 0).to(u.dtype).sum(), torch.ones_like(u).sum()
+
+
+def agreeing(
+    u: Tensor, slots: Any, p: Any, g: Tensor, eps: Any, kept: Tensor, size: Tensor
+) -> tuple[Tensor, Any]:
+    """The part of u that has the sign of g, scaled up."""
+    mask = (u * g > 0).to(u.dtype)
+    return u * (mask / (kept / size).clamp(min=eps)), slots
+
+
+def _runs(tx: base.GradientTransformation) -> list[Leafwise]:
+    parts = tx.parts if isinstance(tx, Sequence) else (tx,)
+    return [part for part in parts if isinstance(part, Leafwise)]
+
+
+class CautiousState(NamedTuple):
+    """The state of a transformation of whole trees, and a count for the schedule of `eps`."""
+
+    step: Tensor
+    inner: Any
+
+
+def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.GradientTransformation:
+    """The same for a transformation of whole trees."""
+    known = tx.extra
+
+    def init(params: Any) -> CautiousState:
+        return CautiousState(base.first_step(tree.leaves(params)), tx.init(params))
+
+    def update(
+        grads: Any, state: CautiousState, params: Any = None, **extra: Any
+    ) -> tuple[Any, CautiousState]:
+        base.check_extra(extra, known)
+        least = numeric.at(eps, (state.step + 1).to(torch.float64))
+        updates, inner = tx.update(grads, state.inner, params, **extra)
+
+        def leaf(g: Tensor, u: Any) -> Any:
+            if u is None:
+                return None
+            dtype = compute_dtype(g)
+            given = as_real(u, dtype), (), None, as_real(g, dtype), least
+            kept, _ = agreeing(*given, *agreement(*given))
+            return as_update(kept, g)
+
+        return tree.map(leaf, grads, updates), CautiousState(state.step + 1, inner)
+
+    return Wrapped(init, update, tx)

@@ -1,0 +1,220 @@
+"""Steps that may be refused, and steps that may be taken back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.core import base, modes
+from functional_optim.core.chain import Wrapped
+from functional_optim.core.factory import factory
+
+
+class CommitIf(Wrapped):
+    """A transformation made by `commit_if`."""
+
+
+@factory
+def commit_if(tx: base.GradientTransformation) -> CommitIf:
+    """Take a step, or refuse it, as a flag says: the vote of a group of replicas, for instance.
+
+    `update(grads, state, params, commit=flag)` is that of tx where the flag is true. Where it is
+    false, the updates are zero (-0.0, which changes no bit of any parameter) and the state is the
+    old one, bit for bit, whatever the gradients are: NaN too. Not even the count of steps moves, so
+    schedules stand still with the rest.
+
+    Args:
+        tx: a transformation. Its own extra arguments are passed on.
+
+    Returns:
+        A transformation whose `update` needs `commit`: a bool, or a 0-dim tensor, bool or number.
+        With a bool, a refused step computes nothing. Inside torch.compile and vmap, pass a tensor:
+        the update is computed and then selected, and one graph serves both answers. `fo.compile`
+        takes both, and reads the flag before it runs anything.
+
+    State: that of tx.
+
+    Raises:
+        TypeError: from update, without `commit` or for a flag of another kind.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.commit_if(fo.sgd(0.5))
+        >>> w, bad = torch.ones(2), torch.full((2,), float("nan"))
+        >>> state = tx.init(w)
+        >>> refused, state = tx.update(bad, state, w, commit=torch.tensor(False))
+        >>> taken, state = tx.update(torch.ones(2), state, w, commit=torch.tensor(True))
+        >>> refused, taken, state.step
+        (tensor([-0., -0.]), tensor([-0.5000, -0.5000]), tensor(1))
+    """
+    base.check_transformation("commit_if", tx, "commit_if(adam())")
+    known = tx.extra
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, commit: Any, **extra: Any
+    ) -> tuple[Any, Any]:
+        base.check_extra(extra, known)
+        check_flag(commit)
+        if not isinstance(commit, Tensor):
+            if as_flag(commit):
+                return tx.update(grads, state, params, **extra)
+            like = grads if params is None else params
+            return tree.map(lambda x, g: None if g is None else _nothing(x), like, grads), state
+        # NaN times the zero that comes back through a selection would be a NaN in meta-gradients
+        grads = tree.map(lambda g: select(commit, g, torch.zeros_like(g)), grads)
+        updates, new = tx.update(grads, state, params, **extra)
+        updates = tree.map(lambda u: select(commit, u, _nothing(u)), updates)
+        return updates, tree.map(lambda a, b: select(commit, a, b), new, state)
+
+    return CommitIf(tx.init, update, tx)
+
+
+def _nothing(like: Tensor) -> Tensor:
+    """An update that changes no bit: -0.0 + 0.0 would be 0.0, but x + -0.0 is x."""
+    return torch.full_like(like, complex(-0.0, -0.0) if like.is_complex() else -0.0)
+
+
+def select(commit: Tensor, taken: Tensor, refused: Tensor) -> Tensor:
+    """One of two tensors of the same shape, as a flag says: no NaN of the other comes through."""
+    flag = commit.reshape(()) if commit.dtype == torch.bool else commit.reshape(()) > 0
+    return torch.where(flag.to(taken.device), taken, refused)
+
+
+def as_flag(commit: Any) -> bool:
+    """A commit flag, read on the host."""
+    check_flag(commit)
+    return bool(commit > 0)
+
+
+def check_flag(commit: Any) -> None:
+    """Raise TypeError for what is not one flag."""
+    if isinstance(commit, Tensor) and commit.numel() != 1:
+        raise TypeError(
+            f"commit must be one flag, but is a tensor of shape {tuple(commit.shape)}; pass a bool "
+            "or a 0-dim tensor."
+        )
+    if not isinstance(commit, (bool, int, float, Tensor)):
+        raise TypeError(
+            f"commit must be a bool or a 0-dim tensor, but is a {type(commit).__name__}; pass "
+            "decision.committed."
+        )
+
+
+class Moment(NamedTuple):
+    """What stood before a step."""
+
+    params: Any
+    inner: Any
+
+
+class SnapshotsState(NamedTuple):
+    """The state of `keep_snapshots`.
+
+    inner: that of the wrapped transformation.
+    kept: 0-dim int64, how many steps can be taken back.
+    past: one `Moment` for each, the latest first; those that are not used yet are of the start.
+    """
+
+    inner: Any
+    kept: Tensor
+    past: tuple[Moment, ...]
+
+
+@factory
+def keep_snapshots(tx: base.GradientTransformation, last: int = 1) -> base.GradientTransformation:
+    """Remember parameters and state from before each of the last steps, for `rollback`.
+
+    Nothing is copied: the trees of those steps are kept alive. So do not write into parameters in
+    place; `add_` would change the past with the present. `fo.compile(tx)` copies what it must.
+
+    Args:
+        tx: a transformation.
+        last: how many steps can be taken back, ≥ 1. Memory: as many times that of parameters and
+            state.
+
+    State: a `SnapshotsState`.
+
+    Raises:
+        ValueError: for a `last` below 1; from update, without params.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.keep_snapshots(fo.sgd(1.0), last=2)
+        >>> w = torch.zeros(1)
+        >>> state = tx.init(w)
+        >>> for g in (1.0, 2.0):
+        ...     u, state = tx.update(torch.tensor([g]), state, w)
+        ...     w = fo.apply_updates(w, u)
+        >>> w, fo.rollback(state)[0], fo.rollback(state, steps=2)[0]
+        (tensor([-3.]), tensor([-1.]), tensor([0.]))
+    """
+    base.check_transformation("keep_snapshots", tx, "keep_snapshots(adam())")
+    numeric.check_count("keep_snapshots", 1, last=last)
+    known = tx.extra
+
+    def init(params: Any) -> SnapshotsState:
+        inner = tx.init(params)
+        count = base.first_step(tree.leaves(params))
+        return SnapshotsState(inner, count, (Moment(params, inner),) * last)
+
+    def update(
+        grads: Any, state: SnapshotsState, params: Any = None, **extra: Any
+    ) -> tuple[Any, SnapshotsState]:
+        base.check_extra(extra, known)
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        updates, inner = tx.update(grads, state.inner, params, **extra)
+        past = (Moment(params, state.inner), *state.past[:-1])
+        return updates, SnapshotsState(inner, (state.kept + 1).clamp(max=last), past)
+
+    return Wrapped(init, update, tx)
+
+
+def rollback(state: SnapshotsState, steps: int = 1) -> tuple[Any, SnapshotsState]:
+    """Take back the last steps of a transformation inside `keep_snapshots`.
+
+    Args:
+        state: its state.
+        steps: how many to take back, 1 ≤ steps ≤ `state.kept`.
+
+    Returns:
+        The parameters and the state from before these steps, bit for bit. What is older can still
+        be rolled back to.
+
+    Raises:
+        TypeError: for another state.
+        ValueError: if fewer steps are kept; of stacked states, in any of them. Inside torch.compile
+            and vmap, where the count is not known, only `steps` ≤ `last` is checked.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.keep_snapshots(fo.adam(0.1))
+        >>> w = torch.ones(1)
+        >>> u, state = tx.update(torch.ones(1), tx.init(w), w)
+        >>> w, state = fo.rollback(state)
+        >>> w, state.inner.step
+        (tensor([1.]), tensor(0))
+    """
+    if not isinstance(state, SnapshotsState):
+        raise TypeError(
+            f"rollback takes the state of keep_snapshots, but got a {type(state).__name__}; wrap "
+            "the transformation: keep_snapshots(adam())."
+        )
+    numeric.check_count("rollback", 1, steps=steps)
+    unknown = modes.traced()
+    most = len(state.past) if unknown else int(state.kept.min())
+    if not 1 <= steps <= most:
+        raise ValueError(
+            f"rollback can take back 1 to {most} steps, but got steps={steps}; "
+            "keep_snapshots(tx, last=…) says how many are kept."
+        )
+    there = state.past[steps - 1]
+    left = state.past[steps:]
+    past = (*left, *[state.past[-1]] * (len(state.past) - len(left)))
+    return there.params, SnapshotsState(there.inner, state.kept - steps, past)

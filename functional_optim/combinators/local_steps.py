@@ -1,0 +1,127 @@
+"""Transformations that step alone for a while, and then synchronize: their protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.combinators.commit import as_flag, check_flag, select
+from functional_optim.core import base
+from functional_optim.core.chain import Wrapped
+
+Settle = Callable[[Any, Any, Any], tuple[Any, Any]]
+"""From a mean, a state and parameters to parameters and a state."""
+
+
+class Synced(Wrapped):
+    """A transformation with local steps, and synchronizations between them; all of it pure.
+
+    `init` and `update` are those of a local step. After each, a driver (`Replica`) asks:
+
+    offers(state): is it time to begin a synchronization? On the host: a bool. True until one has
+        ended.
+    offer(state, params): the tree to average over the group. None stands for a leaf that is not
+        averaged this time.
+    settles(state): is it time to end it? On the host: a bool. At once, or some steps later.
+    settle(mean, state, params, commit): the parameters and the state after it. `commit`, a bool or
+        a 0-dim tensor, is what the group has decided; with a tensor nothing is read on the host,
+        and one graph serves both answers. Nothing that it returns shares memory with anything else
+        in the two trees, so that steps in place may follow.
+
+    Args:
+        inner: the transformation of a local step.
+        init: the first state: a NamedTuple with the fields `inner`, the state of that, and `since`,
+            the local steps since the last synchronization, 0-dim int64 on the CPU.
+        offers, offer, settles: as above.
+        taken, refused: `settle` for either answer. Of a mean that was refused only the structure
+            may be looked at.
+        heals_first: must a replica that joins have a peer's state before it offers anything?
+    """
+
+    offers: Callable[[Any], bool]
+    offer: Callable[..., Any]
+    settles: Callable[[Any], bool]
+    settle: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+    heals_first: bool
+    settled: tuple[Settle, Settle]
+
+    def __new__(
+        cls,
+        inner: base.GradientTransformation,
+        init: Callable[[Any], Any],
+        offers: Callable[[Any], bool],
+        offer: Callable[..., Any],
+        settles: Callable[[Any], bool],
+        taken: Settle,
+        refused: Settle,
+        heals_first: bool = False,
+    ) -> Synced:
+        known = inner.extra
+
+        def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+            base.check_extra(extra, known)
+            updates, mine = inner.update(grads, state.inner, params, **extra)
+            return updates, advanced(state, mine)
+
+        def settle(mean: Any, state: Any, params: Any, commit: Any) -> tuple[Any, Any]:
+            if not isinstance(commit, Tensor):
+                return (taken if as_flag(commit) else refused)(mean, state, params)
+            check_flag(commit)
+            yes, no = taken(mean, state, params), refused(mean, state, params)
+            return tree.map(lambda a, b: _either(commit, a, b), yes, no)
+
+        self = super().__new__(cls, init, update, inner)
+        self.offers = offers
+        self.offer = offer
+        self.settles = settles
+        self.settle = settle
+        self.heals_first = heals_first
+        self.settled = taken, refused
+        return self
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        functions = self.init, self.offers, self.offer, self.settles, *self.settled
+        return self.inner, *functions, self.heals_first
+
+
+def advanced(state: Any, inner: Any) -> Any:
+    """The state after a local step, which left its transformation in that one."""
+    return state._replace(inner=inner, since=state.since + 1)
+
+
+def no_steps() -> Tensor:
+    """A count, where reading it costs nothing."""
+    return torch.zeros((), dtype=torch.int64, device="cpu")
+
+
+def copied(values: Any) -> Any:
+    """A tree in memory of its own."""
+    return tree.map(torch.clone, values)
+
+
+def check_steps(name: str, every: Any) -> None:
+    """Raise ValueError for what is no number of steps."""
+    if isinstance(every, bool) or not (isinstance(every, int) and every >= 1):
+        raise ValueError(f"{name} synchronizes every 1 step or more, but got every={every!r}.")
+
+
+def check_alone(name: str, tx: Any, example: str) -> None:
+    """Raise for what is no transformation, or has one inside that wants to be synchronized."""
+    base.check_transformation(name, tx, example)
+    if _holds_synced(tx):
+        raise ValueError(
+            f"{name} got local_sgd(…) or diloco(…) inside another transformation, where nobody "
+            "would synchronize it; put the others inside of it: local_sgd(chain(…), every=16)."
+        )
+
+
+def _holds_synced(tx: base.GradientTransformation) -> bool:
+    return isinstance(tx, Synced) or any(map(_holds_synced, tx.children))
+
+
+def _either(commit: Tensor, taken: Tensor, refused: Tensor) -> Tensor:
+    return taken if taken is refused else select(commit, taken, refused)

@@ -1,0 +1,322 @@
+"""Transformations around others: lookahead, flatten, slot_dtypes, sharded_over, with_schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.core import base
+from functional_optim.core.chain import Sequence, Wrapped, chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.ravel import Ravel
+from functional_optim.core.rule import Placement, either
+from functional_optim.core.storage import wide_dtype
+
+
+class LookaheadSlots(NamedTuple):
+    slow_params: Tensor
+    """The slow copy of the parameter, like p; float32 for half types. It starts from p."""
+
+
+@factory
+def lookahead(
+    tx: base.GradientTransformation, sync_period: int = 6, slow_step_size: numeric.Hyper = 0.5
+) -> base.GradientTransformation:
+    """Let tx run ahead for some steps, then go back to a point on the way.
+
+    Args:
+        tx: the fast optimizer.
+        sync_period: k, steps between two synchronizations, ≥ 1. Default: that of optax's examples.
+        slow_step_size: α in φ ← φ + α (θ − φ), in [0, 1]: a number, a 0-dim tensor, or a schedule.
+            0.5 is the paper's.
+
+    State: that of tx, and `slow_params`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Paper: Zhang, Lucas, Hinton, Ba, "Lookahead Optimizer: k steps forward, 1 step back",
+    https://arxiv.org/abs/1907.08610, Algorithm 1.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.lookahead(fo.sgd(1.0), sync_period=2, slow_step_size=0.5)
+        >>> w, g = torch.zeros(1), torch.ones(1)
+        >>> state = tx.init(w)
+        >>> for _ in range(2):
+        ...     u, state = tx.update(g, state, w)
+        ...     w = fo.apply_updates(w, u)
+        >>> w
+        tensor([-1.])
+    """
+    base.check_transformation("lookahead", tx, "lookahead(adam())")
+    numeric.check_count("lookahead", 1, sync_period=sync_period)
+    numeric.check(
+        lambda x: 0.0 <= x <= 1.0,
+        slow_step_size,
+        "lookahead needs a slow_step_size in [0, 1], but got {}.",
+    )
+
+    def init(p: Tensor) -> LookaheadSlots:
+        return LookaheadSlots(p.to(wide_dtype(p), copy=True))
+
+    def scalars(t: Any, *, slow_step_size: Any) -> tuple[Any, Any]:
+        return numeric.float64(t % sync_period == 0), slow_step_size
+
+    def update(
+        u: Tensor, slots: LookaheadSlots, p: Tensor, sync: Any, a: Any
+    ) -> tuple[Tensor, LookaheadSlots]:
+        slow = slots.slow_params
+        there = slow + a * (p + u - slow)
+        return either(sync, there - p, u), LookaheadSlots(either(sync, there, slow))
+
+    hyper = {"slow_step_size": slow_step_size}
+    return chain(tx, leafwise(init, update, scalars, shared=True, name="lookahead", hyper=hyper))
+
+
+@factory
+def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
+    """Show a transformation all leaves as one vector.
+
+    What is measured for each leaf is then measured for all of them together. For speed it is not
+    needed here: small tensors share a kernel's call anyway.
+
+    Args:
+        tx: a transformation.
+
+    State: tx's for a vector: float32, or float64 if any parameter is double; complex parameters
+    count as pairs.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.flatten(fo.sgd(0.1, momentum=0.9))
+        >>> params = {"a": torch.zeros(2), "b": torch.zeros(1)}
+        >>> tx.init(params).slots["momentum_buffer"]
+        tensor([0., 0., 0.])
+    """
+    base.check_transformation("flatten", tx, "flatten(adam())")
+    known = tx.extra
+
+    def init(params: Any) -> Any:
+        return tx.init(Ravel(params).vector(params))
+
+    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        base.check_extra(extra, known)
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        flat = Ravel(params)
+        u, state = tx.update(flat.vector(grads), state, flat.vector(params), **extra)
+        updates = flat.tree(u, stored=False)
+        return tree.map(lambda _, g, u: None if g is None else u, params, grads, updates), state
+
+    return Wrapped(init, update, tx)
+
+
+@factory
+def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
+    """Keep slots in other dtypes than the rules choose: half the memory, or more precision.
+
+    Rules compute as before, in float32 or wider; a slot is rounded when it is stored.
+
+    Args:
+        tx: a transformation made of one-tensor rules.
+        dtypes: by slot name, for the real slots of real parameters. optax's `mu_dtype` of adam is
+            `exp_avg` here.
+
+    Raises:
+        TypeError: for a transformation of whole trees, or a dtype that is not floating-point.
+        ValueError: for a slot that tx does not have.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.slot_dtypes(fo.adamw(1e-3), exp_avg=torch.bfloat16)
+        >>> tx.init(torch.ones(2)).slots["exp_avg"].dtype
+        torch.bfloat16
+    """
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            f"slot_dtypes takes a transformation made of one-tensor rules, but got a "
+            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
+        )
+    for name, dtype in dtypes.items():
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(
+                f"slot_dtypes needs a floating-point dtype for {name}, but got {dtype!r}."
+            )
+    unknown = sorted(dtypes.keys() - set(tx.layout.keys))
+    if unknown:
+        raise ValueError(
+            f"the transformation has no slot called {', '.join(unknown)}; it has "
+            f"{', '.join(tx.layout.keys) or 'none'}."
+        )
+
+    def stored(placement: Placement, names: tuple[str, ...]) -> Placement:
+        own = [dtypes.get(name) for name in names]
+        if not any(own):
+            return placement
+        if placement.rule.codecs:
+            raise TypeError(
+                f"slot_dtypes cannot change slots of {placement.name}, which a codec stores; the "
+                "codec chooses their dtypes."
+            )
+        first: Any = placement.rule.init
+
+        def init(p: Tensor) -> Any:
+            made = first(p)
+            if p.is_complex():
+                return made
+            pairs = zip(made, own, strict=True)
+            return type(made)(*[x.to(kept) if kept and x is not None else x for x, kept in pairs])
+
+        return placement.initialized(init)
+
+    pairs = zip(tx.placements, tx.layout.slots, strict=True)
+    return Leafwise(tuple([stored(placement, names) for placement, names in pairs]))
+
+
+@factory
+def sharded_over(tx: base.GradientTransformation, group: Any = None) -> base.GradientTransformation:
+    """Say that the tree is one process's part of a larger one: measure the whole of it.
+
+    What transforms measure (norms, counts of NaNs, what `monitor` keeps) is then summed over the
+    processes of a group: a global norm is that of the whole model, and gates decide alike
+    everywhere. All else stays local. It is for plain tensors that are divided between processes,
+    each in one process only: FullyShardedDataParallel (FSDP1), ZeroRedundancyOptimizer, or your own
+    pipeline. DTensors (fully_shard, tensor parallelism) need nothing, nor do copies (DDP): in these
+    the sum would be too large.
+
+    Every step makes one all_reduce of a few numbers for each transform that measures. A process
+    without parameters, or without gradients for them, takes part with zeros. So every process
+    must step equally often; if one raises, the others wait until their group's timeout. In a step
+    that torch.compile traces, every process needs a gradient: a sum that nobody reads is dropped.
+
+    Args:
+        tx: a transformation made of one-tensor rules, or a chain of such.
+        group: a `torch.distributed` process group; None: the default group, at the step. Nested
+            calls sum over each of their groups.
+
+    Returns:
+        The transformation with its rules marked. It fuses as tx does, and runs in torch.vmap, in
+        torch.func.grad (the gradient of a sum is summed, too), in torch.compile, in `fo.compile`,
+        and in the optimizer object.
+
+    Extra arguments, such as a loss, are not summed: pass the same number in all processes.
+
+    Raises:
+        TypeError: for a part that is not made of one-tensor rules: it measures by itself.
+        ValueError: from init, for a DTensor that a transform measures.
+        RuntimeError: from update, without a process group, or from outside of it.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> tx = fo.sharded_over(fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(0.5)))
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([3.0, 4.0]), tx.init(w), w)[0]
+        tensor([-0.3000, -0.4000])
+        >>> dist.destroy_process_group()
+    """
+    base.check_transformation("sharded_over", tx, "sharded_over(chain(clip_by_global_norm(1.0)))")
+    if isinstance(tx, Sequence):
+        return chain(*[sharded_over(part, group) for part in tx.parts])
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            "sharded_over takes what is made of one-tensor rules, but got a transformation of "
+            "whole trees; put sharded_over around the rules inside of it, or beside it: "
+            "chain(add_noise(...), sharded_over(...)), with_schedule(lambda lr: sharded_over(...))."
+        )
+    return Leafwise(tuple([x.summed_over(*x.reduce_groups, group) for x in tx.placements]))
+
+
+class WithScheduleState(NamedTuple):
+    """step: 0-dim int64, finished steps. hyper: the last values, for reading. inner: the recipe's
+    own state."""
+
+    step: Tensor
+    hyper: dict[str, Any]
+    inner: Any
+
+
+@factory
+def with_schedule(
+    recipe: Callable[..., base.GradientTransformation], **hyperparameters: Any
+) -> base.GradientTransformation:
+    """A recipe called anew at every step, with the values that schedules have there.
+
+    Most hyperparameters take a schedule as it is: `fo.adamw(lr=schedule)`. This is for recipes that
+    compute with their arguments.
+
+    Args:
+        recipe: a function from hyperparameters to a transformation.
+        hyperparameters: for the recipe. Schedules, floats and 0-dim tensors, or tuples of them,
+            reach it as 0-dim float64 tensors; anything else, ints too, as it is.
+
+    State: `hyper`, a dict of 0-dim float64 tensors: the values of the last step.
+
+    Raises:
+        TypeError: if the recipe is not callable.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def recipe(lr):
+        ...     return fo.chain(fo.add_decayed_weights(0.1 * lr), fo.scale_by_lr(lr))
+        >>> tx = fo.with_schedule(recipe, lr=fo.schedules.linear(1.0, 0.0, 4))
+        >>> w = torch.zeros(1)
+        >>> u, state = tx.update(torch.ones(1), tx.init(w), w)
+        >>> u, state = tx.update(torch.ones(1), state, w)
+        >>> u, fo.get(state, "lr").item()
+        (tensor([-0.7500]), 0.75)
+    """
+    if not callable(recipe):
+        raise TypeError(
+            "with_schedule takes a function from hyperparameters to a transformation, but got a "
+            f"{type(recipe).__name__}; pass e.g. fo.adamw, not fo.adamw()."
+        )
+    fixed = {name: x for name, x in hyperparameters.items() if not _moves(x)}
+
+    def values(t: Any, device: torch.device) -> dict[str, Any]:
+        def value(x: Any) -> Any:
+            if isinstance(x, tuple):
+                return tuple([value(one) for one in x])
+            now = numeric.at(x, t)
+            if isinstance(now, Tensor):
+                return now.to(device)
+            return torch.full((), now, dtype=torch.float64, device=device)
+
+        return {name: value(x) for name, x in hyperparameters.items() if name not in fixed}
+
+    def init(params: Any) -> WithScheduleState:
+        leaves = tree.leaves(params)
+        now = values(1.0, base.default_device(leaves))
+        step = base.first_step(leaves)
+        return WithScheduleState(step, now, recipe(**fixed, **now).init(params))
+
+    def update(
+        grads: Any, state: WithScheduleState, params: Any = None, **extra: Any
+    ) -> tuple[Any, WithScheduleState]:
+        t = (state.step + 1).to(torch.float64)
+        now = values(t, state.step.device)
+        tx = recipe(**fixed, **now)
+        updates, inner = tx.update(grads, state.inner, params, **extra)
+        return updates, WithScheduleState(state.step + 1, now, inner)
+
+    first = recipe(**fixed, **values(1.0, torch.device("cpu")))
+    return Wrapped(init, update, first)
+
+
+def _moves(x: Any) -> bool:
+    """May a hyperparameter change while training?"""
+    if isinstance(x, tuple):
+        return bool(x) and all(map(_moves, x))
+    return isinstance(x, (float, Tensor)) or callable(x)

@@ -1,0 +1,287 @@
+"""Putting transformations together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.core import base
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.lift import freezes
+from functional_optim.core.paths import Choice, chosen, partial, tell_unfit
+from functional_optim.core.rule import Placement
+from functional_optim.core.scalars import given_totals
+from functional_optim.core.state_keys import check_rates
+
+
+@factory
+def chain(*transforms: base.GradientTransformation) -> base.GradientTransformation:
+    """Apply transformations one after the other.
+
+    Chains inside chains are flattened. Neighbours that are made of one-tensor rules are fused: they
+    share one step count and become one kernel. A chain of nothing else has a `State`; otherwise the
+    state is a tuple with one entry per fused part or other transformation.
+
+    Args:
+        transforms: transformations, applied from first to last. None at all is the identity.
+
+    Returns:
+        A transformation. Its `update` takes the extra arguments that any part declares, and gives
+        each part its own; anything else raises.
+
+    Raises:
+        TypeError: if an argument is not a `GradientTransformation`.
+        ValueError: if two parts have slots of the same name and no names of their own, a part that
+            reads the updated parameters is not the last, or two parts surely multiply the updates
+            of one leaf by a learning rate.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.clip_by_global_norm(1.0), fo.adam(lr=1e-2))
+        >>> params = {"w": torch.ones(2)}
+        >>> updates, state = tx.update({"w": torch.tensor([3.0, -4.0])}, tx.init(params), params)
+        >>> updates
+        {'w': tensor([-0.0100,  0.0100])}
+    """
+    parts: list[base.GradientTransformation] = []
+    run: list[Leafwise] = []
+    for part in [part for tx in transforms for part in _parts(tx)]:
+        if isinstance(part, Leafwise):
+            run.append(part)
+        else:
+            parts += [*_joined(run), part]
+            run = []
+    parts += _joined(run)
+    if not parts:
+        return Leafwise(())
+    if len(parts) == 1:
+        return parts[0]
+    freezing = freezing_rules(*parts)
+    return Sequence(tuple([_without(freezing, part) for part in parts] if freezing else parts))
+
+
+def _joined(run: list[Leafwise]) -> list[base.GradientTransformation]:
+    """Neighbours as one, without those that do nothing."""
+    some = [part for part in run if part.placements]
+    if len(some) < 2:
+        return [*some]
+    return [Leafwise(tuple([x for part in some for x in part.placements]))]
+
+
+@factory
+def named_chain(*named: tuple[str, base.GradientTransformation]) -> base.GradientTransformation:
+    """`chain`, with a name for each part: it tells slots of the same name apart.
+
+    Args:
+        named: pairs of a name and a transformation. The names must differ.
+
+    Returns:
+        A transformation. Where two parts have a slot of one name, say `momentum_buffer`, the state
+        keeps them as `fast.momentum_buffer` and `slow.momentum_buffer`.
+
+    Raises:
+        ValueError: if two parts have the same name.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.named_chain(("fast", fo.trace(0.5)), ("slow", fo.trace(0.9)))
+        >>> sorted(tx.init(torch.ones(2)).slots)
+        ['fast.momentum_buffer', 'slow.momentum_buffer']
+    """
+    names = [name for name, _ in named]
+    if len(set(names)) != len(names):
+        raise ValueError(f"named_chain needs different names, but got {names}.")
+    return chain(*[_rename(name, tx) for name, tx in named])
+
+
+class Sequence(base.GradientTransformation):
+    """A chain whose parts cannot all be fused. parts: what it runs, in order."""
+
+    parts: tuple[base.GradientTransformation, ...]
+
+    def __new__(cls, parts: tuple[base.GradientTransformation, ...]) -> Sequence:
+        for part in parts[:-1]:
+            if isinstance(part, Leafwise) and part.placements[-1].rule.reads_new_params:
+                name = part.placements[-1].name
+                raise ValueError(
+                    f"a transformation stands after {name}, which reads the parameters after the "
+                    f"update; put {name} last in the chain."
+                )
+        check_rates([x for part in parts for x in _rules_of(part)])
+        known = [part.extra for part in parts]
+        every = tuple([name for names in known for name in names])
+
+        def init(params: Any) -> tuple[Any, ...]:
+            return tuple([part.init(params) for part in parts])
+
+        def update(
+            grads: Any, state: tuple[Any, ...], params: Any = None, **extra: Any
+        ) -> tuple[Any, tuple[Any, ...]]:
+            base.check_extra(extra, every)
+            if len(state) != len(parts):
+                raise ValueError(
+                    f"chain of {len(parts)} parts got a state of length {len(state)}; pass the "
+                    "state that this chain's own init returned."
+                )
+            new = []
+            for part, mine, names in zip(parts, state, known, strict=True):
+                chosen = {name: extra[name] for name in names if name in extra}
+                grads, mine = part.update(grads, mine, params, **chosen)
+                new.append(mine)
+            return grads, tuple(new)
+
+        self = super().__new__(cls, init, update)
+        self.parts = parts
+        return self
+
+    @property
+    def children(self) -> tuple[base.GradientTransformation, ...]:
+        return self.parts
+
+    def _own_extra(self, *, required: bool) -> tuple[str, ...]:
+        return ()
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (self.parts,)
+
+
+class Wrapped(base.GradientTransformation):
+    """A transformation of whole trees, around another one whose extra arguments it passes on.
+
+    inner: that one. spared: where the leaves are frozen that it does not see.
+    """
+
+    inner: base.GradientTransformation
+    spared: tuple[Any, ...]
+
+    def __new__(
+        cls,
+        init: Callable[[Any], Any],
+        update: Callable[..., tuple[Any, Any]],
+        inner: base.GradientTransformation,
+        spared: tuple[Any, ...] = (),
+    ) -> Self:
+        self = super().__new__(cls, init, update)
+        self.inner = inner
+        self.spared = spared
+        return self
+
+    @property
+    def children(self) -> tuple[base.GradientTransformation, ...]:
+        return (self.inner,)
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.init, self.update, self.inner, self.spared
+
+
+class WithoutGradients(base.GradientTransformation):
+    """A transformation of whole trees that reads no gradients: they may all be `None`."""
+
+    @property
+    def reads_gradients(self) -> bool:
+        return False
+
+
+def on_some(
+    acts: Callable[[str, Tensor], bool],
+    tx: base.GradientTransformation,
+    spared: tuple[Any, ...] = (),
+    choices: tuple[Choice, ...] = (),
+) -> base.GradientTransformation:
+    """A transformation of whole trees, of some leaves: it sees a tree with gaps.
+
+    acts: is a leaf, given by its path and itself, one of them? choices: what the answer is made of,
+    for a warning of patterns that fit nothing.
+    """
+
+    def cut(params: Any, *trees: Any) -> list[Any]:
+        def kept(path: str, p: Tensor, x: Any) -> Any:
+            return x if acts(path, p) else None
+
+        return [tree.map_with_path(kept, params, x) for x in (params, *trees)]
+
+    def init(params: Any) -> Any:
+        (mine,) = cut(params)
+        tell_unfit(choices, [path for path, _ in tree.items(params)])
+        with partial():
+            return tx.init(mine) if tree.leaves(mine) else base.EmptyState()
+
+    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        base.check_extra(extra, known)
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+
+        def joined(path: str, p: Tensor, g: Any, u: Any) -> Any:
+            return u if acts(path, p) else g
+
+        mine, given = cut(params, grads)
+        if not tree.leaves(mine):
+            totals = given_totals()
+            if totals is not None:
+                totals.enter(tx.placements)
+            return grads, state
+        updates, state = tx.update(given, state, mine, **extra)
+        return tree.map_with_path(joined, params, grads, updates), state
+
+    known = tx.extra
+    return Wrapped(init, update, tx, spared)
+
+
+def choices_of(tx: base.GradientTransformation) -> list[Choice]:
+    """The selections of leaves in a transformation, where it is made of one-tensor rules."""
+    return [choice for placement in _rules_of(tx) for choice in placement.where]
+
+
+def freezing_rules(*parts: base.GradientTransformation) -> tuple[Placement, ...]:
+    """The rules of a chain's parts that take leaves out of all of it."""
+    known = [placement for part in parts for placement in _rules_of(part)]
+    return tuple([placement.ungated() for placement in known if freezes(placement)])
+
+
+def _rules_of(tx: base.GradientTransformation) -> list[Placement]:
+    """The rules of a chain, without those inside of transformations of whole trees."""
+    return [x for part in _parts(tx) if isinstance(part, Leafwise) for x in part.placements]
+
+
+def _without(
+    freezing: tuple[Placement, ...], part: base.GradientTransformation
+) -> base.GradientTransformation:
+    """A part of a chain in which some leaves are frozen, without these."""
+    if isinstance(part, Leafwise):
+        known = [placement.where for placement in part.placements if freezes(placement)]
+        missing = [placement for placement in freezing if placement.where not in known]
+        return Leafwise((*missing, *part.placements)) if missing else part
+    places = tuple([placement.where for placement in freezing])
+    if isinstance(part, Wrapped) and part.spared == places:
+        return part
+
+    def acts(path: str, p: Tensor) -> bool:
+        return not any(chosen(where, path, p) for where in places)
+
+    return on_some(acts, part, places)
+
+
+def _parts(tx: base.GradientTransformation) -> tuple[base.GradientTransformation, ...]:
+    if not isinstance(tx, base.GradientTransformation):
+        raise TypeError(
+            f"chain takes transformations, but got a {type(tx).__name__}; call the factory, e.g. "
+            "chain(clip_by_global_norm(1.0), adam())."
+        )
+    return tx.parts if isinstance(tx, Sequence) else (tx,)
+
+
+def _rename(name: str, tx: base.GradientTransformation) -> base.GradientTransformation:
+    if isinstance(tx, Leafwise):
+        if len(tx.placements) == 1:
+            return Leafwise((tx.placements[0].named(name),))
+        joined = [x.named(f"{name}.{x.name}" if x.name else name) for x in tx.placements]
+        return Leafwise(tuple(joined))
+    if isinstance(tx, Sequence):
+        return Sequence(tuple([_rename(name, part) for part in tx.parts]))
+    return tx

@@ -1,0 +1,265 @@
+"""Rules for one tensor, lifted to trees: the pure driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.core import base, sharding
+from functional_optim.core.paths import chosen, tell_unfit
+from functional_optim.core.rows import Row, absent_slots, measured, stepped, summed_elsewhere
+from functional_optim.core.rule import Numbers, Placement, check_part
+from functional_optim.core.scalars import Caster, StepScalars, given_totals
+from functional_optim.core.state_keys import Layout
+from functional_optim.core.storage import init_slots
+
+
+class State(NamedTuple):
+    """The state of a fused chain.
+
+    step: 0-dim int64, the number of finished steps.
+    carry: dict of 0-dim tensors, the numbers that recur from step to step.
+    slots: dict of trees like the parameters, by slot name.
+    hyper: dict of 0-dim float64 tensors, the hyperparameters of the last step, or of the first
+        before it. For reading, with `fo.get`: writing to them changes nothing.
+    """
+
+    step: Tensor
+    carry: dict[str, Tensor]
+    slots: dict[str, Any]
+    hyper: dict[str, Tensor]
+
+
+def frozen(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
+    """The update of a rule that takes its leaves out of everything."""
+    return u, slots
+
+
+def freezes(placement: Placement) -> bool:
+    """Whether a rule takes its leaves out of everything."""
+    return placement.rule.updates[0] is frozen
+
+
+def route(placements: tuple[Placement, ...], path: str, leaf: Any) -> tuple[int, ...] | None:
+    """The indices of the rules that act on a leaf; None if it is frozen."""
+    places = [i for i, x in enumerate(placements) if chosen(x.where, path, leaf)]
+    return None if any(freezes(placements[i]) for i in places) else tuple(places)
+
+
+def everywhere(placements: tuple[Placement, ...], layout: Layout) -> tuple[Placement, ...]:
+    """A chain's rules as a leaf would see them on which all of them act."""
+    return part_of(placements, layout, tuple(range(len(placements))))[0]
+
+
+def part_of(
+    placements: tuple[Placement, ...], layout: Layout, places: tuple[int, ...]
+) -> tuple[tuple[Placement, ...], Layout]:
+    """Some of a chain's rules, and the names that they have in the whole."""
+    mine = []
+    for at, i in enumerate(places):
+        gate, back = placements[i].gate, placements[i].lookback
+        if back is not None:
+            back = sum([i - back <= j < i for j in places])
+        gate = at - places.index(i - gate) if gate else 0
+        mine.append(placements[i].among(gate, back))
+    return tuple(mine), layout.pick(places)
+
+
+def lift(
+    placements: tuple[Placement, ...], layout: Layout
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`init` and `update` of a chain of rules, over trees."""
+    keys, routed = layout.keys, layout.routed
+    every = tuple(range(len(placements)))
+    meets = any(x.reduce_groups for x in placements)
+
+    def row(path: str, p: Tensor, g: Any, *slots: Any) -> Row | None:
+        places = route(placements, path, p) if routed else every
+        if places is None:
+            return None
+        known = dict(zip(keys, slots, strict=True))
+        mine, names = part_of(placements, layout, places) if routed else (placements, layout)
+        own = [tuple([known[key] for key in its]) for its in names.slots]
+        return Row(mine, names.slots, places, p, sharding.gradient_of(p, g), own)
+
+    def init(params: Any) -> State:
+        base.check_params(params)
+        device = base.default_device(tree.leaves(params))
+
+        def first(path: str, p: Tensor) -> tuple[Any, ...]:
+            found = row(path, p, None, *[None] * len(keys))
+            made: dict[str, Any] = {}
+            if found is not None:
+                for (rule, *_), own in zip(found.placements, found.names, strict=True):
+                    made.update(zip(own, init_slots(rule, p), strict=True))
+            return tuple([made.get(key) for key in keys])
+
+        check_parts(placements, tree.items(params))
+        columns = tree.map_unzip_with_path(len(keys), first, params)
+        if routed:
+            choices = [choice for placement in placements for choice in placement.where]
+            tell_unfit(choices, [path for path, _ in tree.items(params)])
+        carry = {
+            key: numeric.stored(value, device)
+            for (rule, *_), own in zip(placements, layout.carry, strict=True)
+            for key, value in zip(own, rule.carry or (), strict=True)
+        }
+        step = base.first_step(tree.leaves(params))
+        hyper = {
+            key: _to_read(name, value, 1.0, device)
+            for (rule, *_), own in zip(placements, layout.hyper, strict=True)
+            for key, (name, value) in zip(own, rule.each_hyper(), strict=True)
+        }
+        return State(step, carry, dict(zip(keys, columns, strict=True)), hyper)
+
+    def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
+        base.check_extra(extra, tuple([name for (rule, *_) in placements for name in rule.extra]))
+        check_state(placements, layout, state)
+        if params is None:
+            raise ValueError("update needs the parameters: call update(grads, state, params).")
+        if not torch.compiler.is_compiling():
+            check_trees(placements, layout, params, grads, state)
+        columns = [state.slots[key] for key in keys]
+        rows: list[Row | None] = []
+        tree.map_with_path(lambda *leaf: rows.append(row(*leaf)), params, grads, *columns)
+        t = (state.step + 1).to(torch.float64)
+        totals = given_totals()
+        before = None if totals is None else totals.enter(placements)
+        if not rows and not meets:
+            return grads, state._replace(step=state.step + 1)
+
+        live = [row if row is not None and row.g is not None else None for row in rows]
+        used, names, at = placements, layout, every
+        if meets or (totals and totals.everyone):  # there may be gradients elsewhere
+            used = everywhere(placements, layout)
+        elif routed or not any(live):  # what acts on no gradient neither measures nor goes on
+            at = tuple(sorted({i for row in live if row is not None for i in row.at}))
+            used, names = part_of(placements, layout, at)
+            live = [row and row._replace(at=tuple(map(at.index, row.at))) for row in live]
+        step = StepScalars(used, t, carry_of(names, state.carry), extra)
+        while step.proceed():
+            if totals is None or before is None or totals.alone:
+                step.advance(measured(live, step))
+                continue
+            i = len(step.numbers)
+            key = (used[i].name, before[used[i].name] + names.counts[i])
+            step.advance(summed_elsewhere(live, step, key, totals))
+        cast = Caster(step.numbers)
+        found = stepped(live, cast)
+        if any(rule.absent for (rule, *_) in used):
+            for k, its in enumerate(rows):
+                if its is not None and its.g is None:
+                    found[k] = (None, absent_slots(its, at, cast(its.p)))
+        results = iter(found)
+
+        def leaf(p: Tensor, g: Any, *slots: Any) -> tuple[Any, ...]:
+            u, new = next(results)
+            return (u, *[new.get(key, old) for key, old in zip(keys, slots, strict=True)])
+
+        updates, *new = tree.map_unzip(1 + len(columns), leaf, params, grads, *columns)
+        carried = {**state.carry, **stored_carry(used, names, state.carry, step.carried)}
+        hyper = {
+            key: _to_read(name, value, step.time_of(i), state.step.device)
+            for i, ((rule, *_), own) in enumerate(zip(used, names.hyper, strict=True))
+            for key, (name, value) in zip(own, rule.each_hyper(), strict=True)
+            if key in state.hyper
+        }
+        slots = dict(zip(keys, new, strict=True))
+        return updates, State(state.step + 1, carried, slots, {**state.hyper, **hyper})
+
+    return init, update
+
+
+def _to_read(name: str, hyper: numeric.Hyper, t: Any, device: torch.device) -> Tensor:
+    try:
+        value = numeric.at(hyper, t)
+    except numeric.NotANumber as error:
+        raise error.among([(name, hyper)]) from None
+    if isinstance(value, Tensor):
+        return value.detach().to(device, copy=True)  # not the user's own memory
+    return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def check_parts(placements: tuple[Placement, ...], named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ValueError where a process's part of the parameters is surely taken for all of them."""
+    found = list(named)
+    flattened = sharding.flat_parts([p for _, p in found])
+    for (path, p), flat in zip(found, flattened, strict=True):
+        if flat or sharding.is_sharded(p):
+            for i in route(placements, path, p) or ():
+                check_part(placements[i], path, p, flat=flat)
+
+
+def carry_of(layout: Layout, stored: dict[str, Tensor]) -> list[Numbers]:
+    """The carried numbers of each rule, in float64."""
+    return [tuple([numeric.float64(stored[key]) for key in keys]) for keys in layout.carry]
+
+
+def stored_carry(
+    placements: Sequence[Placement], layout: Layout, old: dict[str, Tensor], new: Iterable[Numbers]
+) -> dict[str, Tensor]:
+    """New carried numbers under their keys, in the dtype of the old ones; counts in float64."""
+    counts = count_keys(placements, layout)
+    return {
+        key: torch.as_tensor(
+            value,
+            dtype=torch.float64 if key in counts else old[key].dtype,
+            device=old[key].device,
+        )
+        for keys, values in zip(layout.carry, new, strict=True)
+        for key, value in zip(keys, values, strict=True)
+    }
+
+
+def count_keys(placements: Sequence[Placement], layout: Layout) -> set[str]:
+    """The keys of carried numbers that are counts; a state of before may have them in float32."""
+    return {
+        key
+        for (rule, *_), keys in zip(placements, layout.carry, strict=True)
+        for key, first in zip(keys, rule.carry or (), strict=True)
+        if type(first) is int
+    }
+
+
+def check_trees(
+    placements: Sequence[Placement], layout: Layout, params: Any, grads: Any, state: State
+) -> None:
+    """Raise unless gradients and slots are those of these parameters."""
+    base.check_grads(params, grads)
+    known = list(zip(tree.items(params), tree.rows(params, grads), strict=True))
+    for (rule, *_), keys in zip(placements, layout.slots, strict=True):
+        for key in keys:
+            tree.check_same(
+                params,
+                state.slots[key],
+                "params",
+                f"the slot {key!r} of the state",
+                "pass the state that this chain's own init returned for these parameters",
+                shapes=rule.elementwise,
+            )
+            for ((path, p), (_, g)), (_, slot) in zip(
+                known, tree.rows(params, state.slots[key]), strict=True
+            ):
+                if rule.elementwise and g is not None and slot is not None:
+                    base.check_slot(path, key, slot, p)
+
+
+def check_state(placements: Sequence[Placement], layout: Layout, state: Any) -> None:
+    """Raise if a state was not made by a chain of these rules."""
+    mine = set(layout.keys)
+    if not isinstance(state, State):
+        names = ", ".join(x.name or "?" for x in placements)
+        raise TypeError(
+            f"chain({names}) got a state of type {type(state).__name__}; pass the state that this "
+            "chain's own init returned."
+        )
+    if state.slots.keys() != mine:
+        names = ", ".join(x.name or "?" for x in placements)
+        raise ValueError(
+            f"chain({names}) keeps the slots {sorted(mine)}, but got a state with "
+            f"{sorted(state.slots)}; pass the state that this chain's own init returned."
+        )

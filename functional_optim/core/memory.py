@@ -1,0 +1,178 @@
+"""The memory of tensors: whether all of it is there, and whether two of them share some.
+
+Only plain tensors are looked at. What a subclass, a tensor inside a transform of torch.func or one
+of a device without memory stands for cannot be told from its address.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+PLAIN = {Tensor, torch.nn.Parameter}
+"""Types of tensors whose memory is all there is to them."""
+
+WITHOUT_MEMORY = ("lazy", "meta", "xla")
+"""Devices whose tensors have no memory to read: they stand for operations, or for shapes."""
+
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def has_address(x: Tensor) -> bool:
+    """Whether a tensor is nothing but numbers at an address."""
+    return (
+        type(x) in PLAIN
+        and x.layout is torch.strided
+        and x.device.type not in WITHOUT_MEMORY
+        and not (x.is_nested or _wrapped(x) or x._is_zerotensor())
+    )
+
+
+def reach(x: Tensor) -> int:
+    """The number of bytes between the first and the end of the last element of a tensor."""
+    if not x.numel():
+        return 0
+    steps = [(n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)]
+    return (1 + sum(steps)) * x.element_size()
+
+
+def shortage(x: Tensor) -> str | None:
+    """The error text for a tensor whose storage was resized to less than it needs."""
+    if not has_address(x):
+        return None
+    has = x.untyped_storage().nbytes()
+    needs = x.storage_offset() * x.element_size() + reach(x)
+    if not x.numel() or has >= needs:
+        return None
+    return f"needs a storage of {needs} bytes, but its storage was resized to {has}"
+
+
+def copied(x: Tensor) -> Tensor:
+    """A copy; the tensor itself if it has no memory to copy, as a part that was given back."""
+    return x if shortage(x) else x.clone()
+
+
+def is_there(x: Tensor) -> bool:
+    """Whether a strided tensor has memory. If its storage was freed, its address is its offset."""
+    address = x.data_ptr()
+    if not x.numel() or address >= LOWEST:
+        return True
+    return address > x.storage_offset() * x.element_size()
+
+
+LOWEST = 1 << 40
+"""An address below this may be an offset from 0; no storage is so large that one above it is."""
+
+
+class Written:
+    """Memory that a step writes, to be asked whether a gradient lies in it.
+
+    starts, stops: the addresses at which its pieces start and end, each list in order.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        found = sorted([(x.data_ptr(), reach(x)) for x in tensors if has_address(x)])
+        self.starts = [start for start, size in found if size]
+        self.stops = sorted([start + size for start, size in found if size])
+
+    def meets(self, x: Tensor) -> bool:
+        """Whether a tensor overlaps one of these."""
+        if not has_address(x) or not x.numel():
+            return False
+        return self.holds(x.data_ptr(), reach(x))
+
+    def holds(self, start: int, size: int) -> bool:
+        """Whether that many bytes from an address on overlap one of these."""
+        return bisect_right(self.stops, start) < bisect_left(self.starts, start + size)
+
+
+def check_apart(tensors: Sequence[Tensor], name: Callable[[int], str]) -> None:
+    """Raise ValueError unless the tensors that a step writes in place have each its own memory.
+
+    Interleaved ones, such as x[::2] and x[1::2], share none.
+
+    Args:
+        tensors: all that is written.
+        name: what to call the i-th in an error.
+    """
+    for i, x in enumerate(tensors):
+        if x.layout is torch.strided and x._is_zerotensor():
+            raise ValueError(
+                f"{name(i)} is a tensor of zeros without memory, so no step in place can write to "
+                "it; pass x.clone()."
+            )
+    known = [(x.data_ptr(), reach(x), i) for i, x in enumerate(tensors) if has_address(x)]
+    spans = sorted([(start, start + size, i) for start, size, i in known if size])
+    for _, _, i in spans:
+        if _folds(tensors[i]):
+            raise ValueError(
+                f"{name(i)} has several elements in one place of memory, so a step in place would "
+                "change them more than once; pass a copy, such as x.contiguous()."
+            )
+    near: list[int] = []
+    end = 0
+    for start, stop, i in spans:
+        if start >= end:
+            _check_cluster(near, tensors, name)
+            near = []
+        near.append(i)
+        end = max(end, stop)
+    _check_cluster(near, tensors, name)
+
+
+def _check_cluster(
+    members: list[int], tensors: Sequence[Tensor], name: Callable[[int], str]
+) -> None:
+    """`check_apart` for tensors that lie between each other's ends: what they take is marked."""
+    if len(members) < 2:
+        return
+    unit = math.gcd(*[tensors[i].element_size() for i in members])
+    first = min(tensors[i].data_ptr() for i in members)
+    offsets = [tensors[i].data_ptr() - first for i in members]
+    unit = math.gcd(unit, *offsets)
+    length = max(at + reach(tensors[i]) for at, i in zip(offsets, members, strict=True))
+    marks = torch.zeros(length // unit, dtype=torch.bool, device="cpu")
+
+    def mark(i: int, at: int) -> Tensor:
+        x = tensors[i]
+        wide = x.element_size() // unit
+        strides = [stride * wide for stride in x.stride()]
+        return marks.as_strided((*x.shape, wide), (*strides, 1), at // unit)
+
+    placed = list(zip(members, offsets, strict=True))
+    for k, (i, at) in enumerate(placed):
+        mine = mark(i, at)
+        if not mine.any():
+            mine.fill_(True)
+            continue
+        marks.zero_()
+        mine.fill_(True)
+        j = next(j for j, there in placed[:k] if mark(j, there).any())
+        a, b = sorted((i, j))
+        raise ValueError(
+            f"{name(a)} and {name(b)} share their memory, so a step in place would change it "
+            "twice; "
+            "pass tied weights once, and copies (x.clone()) of all else."
+        )
+
+
+def _folds(x: Tensor) -> bool:
+    """Whether two indices of a tensor lead to the same element."""
+    pairs = sorted([(stride, n) for stride, n in zip(x.stride(), x.shape, strict=True) if n > 1])
+    end = 0
+    for stride, n in pairs:
+        if stride <= end:
+            break
+        end += stride * (n - 1)
+    else:
+        return False
+    if pairs[0][0] == 0:
+        return True
+    places = torch.zeros((), dtype=torch.int64, device="cpu")
+    for stride, n in pairs:
+        places = places[..., None] + torch.arange(n, device="cpu") * stride
+    return places.unique().numel() < x.numel()

@@ -1,0 +1,138 @@
+"""Random numbers as pure functions of a key and a counter: no generator, no state.
+
+Numbers: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+https://doi.org/10.1145/2063384.2063405: Philox-2x32 with 10 rounds, in int64 tensors, as torch has
+no arithmetic on unsigned ones. Keys: Steele, Lea, Flood, "Fast splittable pseudorandom number
+generators", https://doi.org/10.1145/2714064.2660195: SplitMix64. Both have few operations: a
+compiler's time goes by their number.
+
+A stream is named by 64 bits. Philox has a key of 32 and a counter of 64, so the other half of a
+stream's name is the upper half of the counter. (That of a place beyond 2³² is xored into it.)
+
+Box, Muller, "A note on the generation of random normal deviates",
+https://doi.org/10.1214/aoms/1177706645.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core import modes
+
+MASK = 0xFFFFFFFF
+BLOCK = 1 << 14
+MULTIPLIER, WEYL, ROUNDS = 0xD256D193, 0x9E3779B9, 10
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def derived(key: Tensor, x: Any) -> Tensor:
+    """The key that number x has under a key: output x of SplitMix64 with the key as its seed.
+
+    Args:
+        key: int64, of any shape.
+        x: an int64 tensor, or a Python integer of which the last 64 bits count.
+    """
+    at = signed((x + 1) * GOLDEN) if isinstance(x, int) else (x + 1) * signed(GOLDEN)
+    z = key + at  # these products wrap around, like all of torch's integers
+    z = (z ^ shifted(z, 30)) * signed(FIRST)
+    z = (z ^ shifted(z, 27)) * signed(SECOND)
+    return z ^ shifted(z, 31)
+
+
+def signed(x: int) -> int:
+    """The last 64 bits of an integer, as int64 has them."""
+    return ((x + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+
+
+def shifted(x: Tensor, n: int) -> Tensor:
+    """int64 shifted to the right by n bits, zeros coming in."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def words(key: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+    """Two words in [0, 2³²), int64, that are random as a function of i, others for each key."""
+    # masked even where i is small: as a product of indices Inductor would take 32 bits for it
+    return philox(key & MASK, (i & MASK, (i >> 32) ^ shifted(key, 32)))
+
+
+def philox(key: Tensor, counter: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Philox-2x32-10 of words in [0, 2³²), int64."""
+    x, y = counter
+    for i in range(ROUNDS):
+        product = x * (MULTIPLIER - 2**32)  # short of the real one by 2³² x: then it fits in int64
+        x, y = ((product >> 32) + x) ^ ((key + i * WEYL) & MASK) ^ y, product & MASK
+    return x, y
+
+
+def named(path: str) -> int:
+    """64 bits of a string: FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/."""
+    h = 0xCBF29CE484222325
+    for letter in path:
+        h = ((h ^ ord(letter)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return h
+
+
+def uniform(key: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Independent numbers, evenly spread in (0, 1): float64, one for each value of the counter."""
+    i = torch.arange(math.prod(shape), dtype=torch.int64, device=device)
+    x, _ = words(key, i)
+    return ((x.to(torch.float64) + 0.5) * 2.0**-32).reshape(shape)
+
+
+def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Independent standard normal numbers: two for each value of the counter.
+
+    Made block by block where nobody traces: the words of a number take several times its memory.
+    """
+    count = math.prod(shape)
+    half = (count + 1) // 2
+    if half <= BLOCK or torch.compiler.is_compiling() or modes.transformed():
+        return torch.cat(_box_muller(key, 0, half, dtype, device))[:count].reshape(shape)
+    whole = torch.empty(2, half, dtype=dtype, device=device)
+    for start in range(0, half, BLOCK):
+        end = min(start + BLOCK, half)
+        whole[0, start:end], whole[1, start:end] = _box_muller(key, start, end, dtype, device)
+    return whole.reshape(-1)[:count].reshape(shape)
+
+
+def _box_muller(
+    key: Tensor, start: int, end: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    i = torch.arange(start, end, dtype=torch.int64, device=device)
+    x, y = words(key, i)
+    radius = (-2 * ((x.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
+    angle = y.to(dtype) * (2 * math.pi * 2.0**-32)
+    return radius * angle.cos(), radius * angle.sin()
+
+
+def signs(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Independent numbers that are -1 or 1: two for each value of the counter."""
+    count = math.prod(shape)
+    i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
+    x, y = words(key, i)
+    return (1 - 2 * (torch.cat([x, y])[:count] & 1)).to(dtype).reshape(shape)
+
+
+def seed_tensor(name: str, seed: Any, device: torch.device) -> Tensor:
+    """A seed, in the name of who takes it, as a 0-dim int64 tensor of its own.
+
+    Raises:
+        TypeError: if the seed is no integer.
+        ValueError: if it has more than 64 bits.
+    """
+    if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.is_floating_point() or seed.is_complex():
+            raise TypeError(
+                f"{name} needs one integer as its seed, but got a tensor of {seed.dtype} and "
+                f"shape {tuple(seed.shape)}; for an ensemble call it under torch.vmap."
+            )
+        return seed.detach().to(device=device, dtype=torch.int64).reshape(()).clone()
+    if not isinstance(seed, int):
+        raise TypeError(f"{name} needs an integer as its seed, but got {seed!r}.")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"{name} needs a seed in [-2⁶³, 2⁶³), but got {seed}.")
+    return torch.full((), seed, dtype=torch.int64, device=device)

@@ -1,0 +1,316 @@
+"""`Rule`, the mathematics of one tensor, and `Placement`, its place in a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.core import base, sharding
+from functional_optim.core.paths import Choice
+from functional_optim.core.storage import Codec
+
+Numbers = tuple[Any, ...]
+"""The numbers that a rule reads in a step: a plain tuple, or the rule's own NamedTuple."""
+
+Update = Callable[..., tuple[Any, Any]]
+
+
+class Selected(NamedTuple):
+    """The numbers of a rule that does not act in every step, or has several variants.
+
+    which: above 0 where the rule acts; of a rule with several variants, the number of the one that
+    does, from 1. 0: update and slots stay as they were, behind a shut gate.
+    """
+
+    which: Any
+    numbers: Numbers
+
+
+class Rule(NamedTuple):
+    """The mathematics of one tensor and its slots. `leafwise` documents the fields."""
+
+    updates: tuple[Update, ...]
+    """The variants; most rules have one. None behind a gate that is known to be shut."""
+    init: Callable[[Tensor], Any] | None = None
+    slots: type | None = None
+    """The NamedTuple that `init` returns."""
+    keys: tuple[str, ...] = ()
+    """The names of the stored tensors of the slots."""
+    codecs: tuple[Codec | None, ...] = ()
+    """For each slot; None where it is stored as it is."""
+    scalars: Callable[..., Any] | None = None
+    reduce: Callable[..., tuple[Any, ...]] | None = None
+    before: Callable[..., Numbers] | None = None
+    measure: Callable[..., Numbers] | None = None
+    choose: Callable[..., Any] | None = None
+    absent: Callable[..., Any] | None = None
+    carry: Any = None
+    hyper: tuple[tuple[str, Any], ...] = ()
+    """Hyperparameters by name: numbers, 0-dim tensors, schedules, or tuples of these."""
+    given: dict[str, Any] | tuple[tuple[str, Any], ...] = ()
+    """Those that `scalars` takes by name; a dict of their values if these never change."""
+    extra: tuple[str, ...] = ()
+    """The extra arguments of `update` that `scalars` takes by name."""
+    plain: bool = False
+    """Whether the step and the hyperparameters are all that its numbers depend on."""
+    elementwise: bool = True
+    reads_new_params: bool = False
+    shared: bool = False
+    batched: bool = False
+    dense_only: bool = False
+    """Whether it needs all rows of a tensor, so that sparse gradients are refused."""
+    scales_step: bool = False
+    """Whether it changes the finished step, so that no learning rate may follow."""
+
+    def each_hyper(self) -> list[tuple[str, Any]]:
+        """The hyperparameters, those in tuples one by one, under the names that a state shows."""
+        found: list[tuple[str, Any]] = []
+        for name, value in self.hyper:
+            if type(value) is tuple:
+                found += [(f"{name}.{i}", x) for i, x in enumerate(value)]
+            else:
+                found.append((name, value))
+        return found
+
+    def given_at(self, t: Any) -> dict[str, Any]:
+        """The values at step t of the hyperparameters that `scalars` takes."""
+        if type(self.given) is dict:
+            return self.given
+        return {name: value_at(x, t) for name, x in self.given}
+
+    def carried(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The carried numbers as an argument; none for a rule that carries nothing."""
+        return () if self.carry is None else (type(self.carry)(*values),)
+
+    def numbers_before(self, t: Any, carry: Sequence[Any]) -> Numbers:
+        """The numbers that `reduce` reads at step t."""
+        return () if self.before is None else self._asked(self.before, t, carry)
+
+    def chosen(self, t: Any, carry: Sequence[Any]) -> Any:
+        """The index of the variant for step t, from 0."""
+        return 0 if self.choose is None else self._asked(self.choose, t, carry)
+
+    def _asked(self, function: Callable[..., Any], t: Any, carry: Sequence[Any]) -> Any:
+        names = base.extra_names(function)
+        given = {name: value_at(x, t) for name, x in self.hyper if name in names}
+        return function(t, *self.carried(carry), **given)
+
+
+def value_at(hyper: Any, t: Any) -> Any:
+    """The value of a hyperparameter, or of each in a tuple, at step t."""
+    if type(hyper) is tuple:
+        return tuple([numeric.at(x, t) for x in hyper])
+    return numeric.at(hyper, t)
+
+
+def constants(given: dict[str, Any]) -> dict[str, Any] | None:
+    """The values of hyperparameters that never change: Python numbers, or tuples of these."""
+    each = [y for x in given.values() for y in (x if type(x) is tuple else (x,))]
+    if not all(type(y) is float or type(y) is int for y in each):
+        return None
+    return {name: value_at(x, 1.0) for name, x in given.items()}
+
+
+class Placement(NamedTuple):
+    """A rule in a recipe: its name there, and the leaves and steps in which it acts."""
+
+    rule: Rule
+    name: str = ""
+    where: tuple[Choice, ...] = ()
+    """The leaves on which it acts; all, if empty."""
+    gate: int = 0
+    """Distance to the rule before it that gates it; 0: none."""
+    lookback: int | None = None
+    """Distance to the rule before it whose incoming update it also gets, after p; None: none."""
+    reduce_groups: tuple[Any, ...] = ()
+    """The process groups over which its measurement is summed; None: the default group."""
+
+    def named(self, name: str) -> Placement:
+        """The same under another name."""
+        return self._replace(name=name)
+
+    def on(self, *choices: Choice) -> Placement:
+        """The same on those of its leaves only that these choices select."""
+        return self._replace(where=(*self.where, *choices))
+
+    def behind(self, gate: int) -> Placement:
+        """The same behind a gate; one that has a gate keeps it."""
+        return self if self.gate else self._replace(gate=gate)
+
+    def ungated(self) -> Placement:
+        """The same without a gate."""
+        return self._replace(gate=0)
+
+    def looking_back(self, lookback: int) -> Placement:
+        """The same with an older update for its rule."""
+        return self._replace(lookback=lookback)
+
+    def summed_over(self, *groups: Any) -> Placement:
+        """The same with a measurement that is summed over these process groups only."""
+        return self._replace(reduce_groups=groups)
+
+    def among(self, gate: int, lookback: int | None) -> Placement:
+        """The same on one leaf, where other rules may stand before it."""
+        return self._replace(where=(), gate=gate, lookback=lookback)
+
+    def initialized(self, init: Callable[[Tensor], Any]) -> Placement:
+        """The same with other first values for the slots."""
+        return self._replace(rule=self.rule._replace(init=init))
+
+    def observed_by(self, look: Update) -> Placement:
+        """What leaves a tensor as it is, and calls a function with the arguments of `update`."""
+        rule = self.rule._replace(updates=(look,), measure=None, choose=None)
+        return self._replace(rule=rule)
+
+    def variant(self, which: int) -> Placement:
+        """The same with one variant of the rule, by the number in `Selected`; 0: with none."""
+        rule = self.rule._replace(updates=self.rule.updates[which - 1 : which], choose=None)
+        if which:
+            return self._replace(rule=rule, gate=0)
+        idle = rule._replace(updates=(), measure=None, batched=False, reads_new_params=False)
+        return self._replace(rule=idle, gate=0, lookback=None)
+
+
+def settled(
+    placements: tuple[Placement, ...], numbers: Sequence[Numbers]
+) -> tuple[tuple[int, ...] | None, tuple[Placement, ...], list[Numbers]]:
+    """The variants that act in a step, and the same rules and numbers without any choice.
+
+    None for the variants where nothing is chosen, or a choice is not known yet: rules and numbers
+    are then as they were.
+    """
+    chosen = [own for own in numbers if type(own) is Selected]
+    if not chosen or any(isinstance(own.which, Tensor) for own in chosen):
+        return None, placements, list(numbers)
+    known: list[int] = []
+    plain: list[Placement] = []
+    left: list[Numbers] = []
+    for placement, own in zip(placements, numbers, strict=False):
+        if type(own) is not Selected:
+            plain.append(placement)
+            left.append(own)
+            continue
+        which = number_of(placement.rule, own.which)
+        known.append(which)
+        plain.append(placement.variant(which))
+        left.append(own.numbers if which else ())
+    return tuple(known), tuple(plain), left
+
+
+def number_of(rule: Rule, which: Any) -> int:
+    """A known choice as the number of a variant; 0: none."""
+    return int(which if len(rule.updates) > 1 else which > 0)
+
+
+def variant_of(rule: Rule, index: Any) -> Any:
+    """What `choose` has returned as the number of a variant, from 1.
+
+    Raises:
+        ValueError: if it is known that there is no such variant.
+    """
+    if not isinstance(index, Tensor) and index not in range(len(rule.updates)):
+        raise ValueError(
+            f"choose of a rule with {len(rule.updates)} variants returned {index!r}; return a "
+            f"whole number from 0 to {len(rule.updates) - 1}."
+        )
+    return 1 + index
+
+
+def told(numbers: Numbers) -> Numbers:
+    """The numbers of a rule as arguments: a NamedTuple is one, the entries of a tuple are many."""
+    return (numbers,) if hasattr(numbers, "_fields") else numbers
+
+
+def flat_numbers(numbers: Sequence[Numbers]) -> list[Any]:
+    """All numbers of some rules in one list."""
+    flat: list[Any] = []
+    for own in numbers:
+        flat += [own.which, *own.numbers] if type(own) is Selected else own
+    return flat
+
+
+class Form(NamedTuple):
+    """How the numbers of a rule are put together. record: their NamedTuple, None for a tuple."""
+
+    record: type | None
+    size: int
+    selected: bool
+
+
+def form_of(own: Numbers) -> Form:
+    """The form of a rule's numbers."""
+    if type(own) is Selected:
+        return form_of(own.numbers)._replace(selected=True)
+    return Form(type(own) if hasattr(own, "_fields") else None, len(own), False)
+
+
+def with_forms(flat: Iterator[Any], forms: Sequence[Form]) -> list[Numbers]:
+    """The inverse of `flat_numbers`."""
+    found: list[Numbers] = []
+    for record, size, selected in forms:
+        which = next(flat) if selected else None
+        values = tuple([next(flat) for _ in range(size)])
+        own = values if record is None else record(*values)
+        found.append(Selected(which, own) if selected else own)
+    return found
+
+
+def either(condition: Any, a: Tensor, b: Any) -> Tensor:
+    """a if a number is above 0, else b, a tensor like a or a float.
+
+    The number is one of a rule's: where it is known, this costs no operation.
+    """
+    if isinstance(condition, Tensor):
+        return torch.where(condition > 0, a, b)
+    if condition > 0:
+        return a
+    return b if isinstance(b, Tensor) else torch.full_like(a, b)
+
+
+def times(u: Tensor, slots: Any, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
+    """The `update` of a rule that multiplies by a number."""
+    return factor * u, slots
+
+
+def squares(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
+    """The `reduce` of a rule that measures the Euclidean norm: its square."""
+    return ((u * u).sum(),)
+
+
+def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> None:
+    """Raise ValueError where a rule would take a part of the model for all of it, or sum it twice.
+
+    flat: whether p is this process's part of what FSDP1 has flattened.
+    """
+    rule, name = placement.rule, placement.name or "a rule"
+    if flat and (rule.measure or not rule.elementwise):
+        raise ValueError(
+            f"{name} looks at whole tensors, but FullyShardedDataParallel has flattened the "
+            f"parameter {path!r}, and this process has a part of it; use fully_shard, which leaves "
+            "shapes as they are."
+        )
+    if flat and rule.reduce is not None and not placement.reduce_groups:
+        raise ValueError(
+            f"{name} measures the whole model, but FullyShardedDataParallel has left this process "
+            f"a part of it (parameter {path!r}); put the recipe into fo.sharded_over(...), which "
+            "sums over the processes, or use fully_shard."
+        )
+    if placement.reduce_groups and rule.reduce is not None and sharding.is_sharded(p):
+        raise ValueError(
+            f"{name} is inside of sharded_over, but the parameter {path!r} is a DTensor, which is "
+            "measured as a whole in every process; leave sharded_over out."
+        )
+
+
+def check_dense_only(placements: Sequence[Placement]) -> None:
+    """Raise RuntimeError if a rule cannot act on the rows of a sparse gradient alone."""
+    for placement in placements:
+        if placement.rule.dense_only:
+            raise RuntimeError(
+                f"{placement.name} does not take sparse gradients, since what it keeps of other "
+                "rows would be lost; pass dense ones, e.g. from Embedding(..., sparse=False)."
+            )

@@ -1,0 +1,305 @@
+"""The numbers of one step: worked out rule by rule, then cast for each kind of tensor."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.core import modes, sharding
+from functional_optim.core.execution import Leaf, measure
+from functional_optim.core.rule import (
+    Numbers,
+    Placement,
+    Rule,
+    Selected,
+    flat_numbers,
+    form_of,
+    variant_of,
+    with_forms,
+)
+from functional_optim.core.storage import compute_dtype, init_slots
+
+Key = tuple[str, int]
+"""A measurement: the name of its rule, and its index among the rules of that name."""
+
+
+class StepScalars:
+    """The numbers of one step, worked out rule by rule.
+
+    A rule that measures needs the total before it can go on: whoever drives this object measures
+    with `to_measure()` and hands the total to `advance`. The numbers of a rule behind a gate, or
+    with several variants, are `Selected`.
+
+    t: the number of this step. together: that of shared rules, if it is another one.
+    """
+
+    def __init__(
+        self,
+        placements: Sequence[Placement],
+        t: Any,
+        carry: Sequence[Numbers],
+        extra: dict[str, Any],
+        together: Any = None,
+    ) -> None:
+        self.placements = placements
+        self.time = t
+        self.together = t if together is None else together
+        self.carry = carry
+        self.extra = extra
+        self.numbers: list[Numbers] = []
+        self.carried: list[Numbers] = []
+
+    def proceed(self) -> bool:
+        """Go on to the next rule that measures; False if all numbers are known."""
+        try:
+            return self._proceed()
+        except numeric.NotANumber as error:
+            raise error.among(self.placements[len(self.numbers)].rule.each_hyper()) from None
+
+    def _proceed(self) -> bool:
+        for placement in self.placements[len(self.numbers) :]:
+            rule = placement.rule
+            if rule.plain and not placement.gate:
+                result: Any = ()
+                if rule.scalars is not None:
+                    t = self.together if rule.shared else self.time
+                    result = rule.scalars(t, **rule.given_at(t))
+                self.numbers.append(result if isinstance(result, tuple) else _refused(placement))
+                self.carried.append(())
+                continue
+            measures = rule.reduce is not None
+            meets = placement.reduce_groups and measures
+            if placement.gate and not meets and self._pass_by(placement):
+                continue
+            if measures:
+                return True
+            self.advance()
+        return False
+
+    def to_measure(self) -> list[Numbers]:
+        """The numbers so far, and those that the next rule's `reduce` needs."""
+        i = len(self.numbers)
+        placement = self.placements[i]
+        given = placement.rule.numbers_before(self.time_of(i), self.carry[i])
+        return [*self.numbers, Selected(self.opened(i), given) if placement.gate else given]
+
+    def advance(self, total: Numbers | None = None) -> None:
+        """Work out the next rule's numbers, and what it carries to the next step."""
+        i = len(self.numbers)
+        placement, mine = self.placements[i], self.carry[i]
+        rule = placement.rule
+        if placement.reduce_groups and placement.gate and self._pass_by(placement):
+            return
+        numbers, carried = self._worked_out(i, total)
+        if placement.gate or rule.choose is not None:
+            opened = self.opened(i) if placement.gate else 1.0
+            if isinstance(opened, Tensor):
+                pairs = zip(carried, mine, strict=True)
+                carried = tuple([numeric.where(opened > 0, new, old) for new, old in pairs])
+            which = opened
+            if rule.choose is not None:
+                variant = variant_of(rule, _known(rule.chosen(self.time_of(i), mine)))
+                which = numeric.where(opened > 0, variant, 0) if placement.gate else variant
+            numbers = Selected(which, numbers)
+        self.numbers.append(numbers)
+        self.carried.append(tuple(carried))
+
+    def _worked_out(self, i: int, total: Numbers | None) -> tuple[Numbers, Numbers]:
+        """A rule's numbers and what it carries, before anything is selected."""
+        rule, mine = self.placements[i].rule, self.carry[i]
+        if rule.scalars is None:
+            return total or (), mine
+        t = self.time_of(i)
+        args = [t, *rule.carried(mine)]
+        if rule.reduce is not None:
+            args.append(total)
+        try:
+            extra = {name: self.extra[name] for name in rule.extra if name in self.extra}
+            result = rule.scalars(*args, **rule.given_at(t), **extra)
+        except numeric.NotANumber as error:
+            raise error.among(rule.each_hyper()) from None
+        numbers, carried = (result, ()) if rule.carry is None else result
+        return numbers if isinstance(numbers, tuple) else _refused(self.placements[i]), carried
+
+    def is_shut(self) -> bool:
+        """Whether the gate of the next rule is known to be shut; elsewhere it may be open."""
+        i = len(self.numbers)
+        opened = self.opened(i) if self.placements[i].gate else 1.0
+        return not (isinstance(opened, Tensor) or opened > 0)
+
+    def _pass_by(self, placement: Placement) -> bool:
+        """Leave out a rule whose gate is known to be shut."""
+        if not self.is_shut():
+            return False
+        i = len(self.numbers)
+        self.numbers.append(Selected(0.0, ()))
+        self.carried.append(self.carry[i])
+        return True
+
+    def opened(self, i: int) -> Any:
+        """The number of the gates before a rule: above 0 if all are open."""
+        gate = self.numbers[i - self.placements[i].gate]
+        if type(gate) is not Selected:
+            return _known(gate[0])
+        return _known(gate.which * gate.numbers[0] if gate.numbers else gate.which)
+
+    def time_of(self, i: int) -> Any:
+        """A rule's number of this step: behind a gate, open steps alone are counted."""
+        placement = self.placements[i]
+        if placement.gate:
+            return numeric.maximum(self.carried[i - placement.gate][0], 1.0)
+        return self.together if placement.rule.shared else self.time
+
+
+def _known(choice: Any) -> Any:
+    """A variant's number, as a Python number if it is on the CPU and no step is traced."""
+    if type(choice) is Tensor and choice.device.type == "cpu" and not modes.traced():
+        return choice.item()
+    return choice
+
+
+def _refused(placement: Placement) -> NoReturn:
+    raise TypeError(
+        f"scalars of the rule {placement.name!r} must return a tuple or a NamedTuple of numbers; "
+        "with a carry, a pair of such a tuple and the new carry."
+    )
+
+
+class Caster:
+    """Turns the numbers of a step into what a tensor's rule reads, once per dtype and device.
+
+    Python numbers stay as they are. 0-dim tensors are stacked and unbound: under torch.compile
+    this makes Inductor store them once instead of inlining their computation into every loop.
+    """
+
+    def __init__(self, numbers: Sequence[Numbers]) -> None:
+        self.flat = flat_numbers(numbers)
+        self.forms = list(map(form_of, numbers))
+        self.cast: dict[tuple[torch.dtype, torch.device], list[Numbers]] = {}
+
+    def __call__(self, p: Tensor) -> list[Numbers]:
+        key = (compute_dtype(p), p.device)
+        if key not in self.cast:
+            dtype, device = key
+            tensors = [x for x in self.flat if isinstance(x, Tensor)]
+            ready: tuple[Tensor, ...] = ()
+            if tensors:
+                wide = torch.stack([numeric.float64(x).to(device) for x in tensors])
+                ready = wide.to(dtype).unbind()
+            supply = iter(ready)
+            flat = [next(supply) if isinstance(x, Tensor) else x for x in self.flat]
+            self.cast[key] = with_forms(iter(flat), self.forms)
+        return self.cast[key]
+
+
+def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
+    """Sum what `reduce` measured on each tensor, entry by entry, in float64.
+
+    Measurements of sharded tensors are themselves sharded (DTensors): what this process has of them
+    is summed first, and then completed at once.
+    """
+    columns = list(zip(*parts, strict=True))
+    plain = [[numeric.float64(x) for x in c if not sharding.is_sharded(x)] for c in columns]
+    divided = [[x for x in c if sharding.is_sharded(x)] for c in columns]
+    if any(divided):
+        for own, more in zip(plain, sharding.completed_sums(divided), strict=True):
+            own += more
+    return tuple([torch.stack(own).sum() for own in plain])
+
+
+class Missing(BaseException):
+    """Raised by an update of whole trees, inside `Totals`, where it measures.
+
+    key: the measurement. parts: what it has found here.
+    """
+
+    def __init__(self, key: Key, parts: Sequence[Sequence[Tensor]]) -> None:
+        super().__init__(key)
+        self.key = key
+        self.parts = parts
+
+
+class Totals:
+    """The totals for an update of whole trees that is one of several parts of a step.
+
+    An update that runs inside `with totals:` takes the totals of what it measures from `known`, in
+    the order in which it asks. At the first one that is not there it is left by `Missing`. An
+    update is pure, so it can be run again when that total has been summed over all parts.
+
+    Args:
+        alone: whether no other part measures, so that what is found here is the total.
+        everyone: whether all numbers go on, whatever gradients there are in this part.
+        agenda: the measurements that whoever runs the update sums over processes.
+    """
+
+    def __init__(
+        self, *, alone: bool = False, everyone: bool = False, agenda: Iterable[Key] = ()
+    ) -> None:
+        self.alone = alone
+        self.everyone = everyone
+        self.agenda = frozenset(agenda)
+        self.known: list[Numbers] = []
+        self.asked = 0
+        self.passed: Counter[str] = Counter()
+        self.gates: list[Any] = []
+
+    def __enter__(self) -> None:
+        self.asked = 0
+        self.passed.clear()
+        self.gates.clear()
+        self.outer = getattr(_local, "totals", None)
+        _local.totals = self
+
+    def __exit__(self, *error: object) -> None:
+        _local.totals = self.outer
+
+    def enter(self, placements: Iterable[Placement]) -> Counter[str]:
+        """The number of rules of each name before these; adds these."""
+        before = self.passed.copy()
+        self.passed.update([placement.name for placement in placements])
+        return before
+
+    def next(self) -> Numbers | None:
+        """The total that is asked for now; None if it is not known."""
+        self.asked += 1
+        return self.known[self.asked - 1] if self.asked <= len(self.known) else None
+
+    def shut(self, gates: Iterable[Any]) -> bool:
+        """Whether a gate keeps a measurement out of the sum: one of these, or one further out."""
+        return not all(gate > 0 for gate in (*self.gates, *gates))
+
+
+def given_totals() -> Totals | None:
+    """The `Totals` inside of which an update runs, where it could be left."""
+    if torch.compiler.is_compiling():
+        return None
+    totals = getattr(_local, "totals", None)
+    return None if totals is None or modes.intercepted() else totals
+
+
+_local = threading.local()
+
+
+def over_groups(placement: Placement, total: Numbers | None) -> Numbers:
+    """A measurement, summed over the process groups of its rule. total: None if nothing was there.
+
+    In a process that has none of the leaves, or no gradient for them, zeros take part.
+    """
+    if total is None:
+        total = nothing_measured(placement.rule)
+    return (
+        sharding.summed_over(total, placement.reduce_groups) if placement.reduce_groups else total
+    )
+
+
+def nothing_measured(rule: Rule) -> Numbers:
+    """The total of a rule's measurement on no tensors: as many zeros as it measures on one."""
+    p = torch.zeros((1, 1), device="cpu")
+    given = rule.numbers_before(1.0, rule.carry or ())
+    return (0.0,) * len(measure([Placement(rule)], Leaf(p, p, [init_slots(rule, p)], [given])))

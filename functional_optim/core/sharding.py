@@ -1,0 +1,267 @@
+"""Tensors that several processes share (DTensor): how they are gathered, and divided again.
+
+Every function of one tensor leaves a plain one as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_sharded(x: Any) -> bool:
+    """Whether several processes share it."""
+    return hasattr(x, "placements")
+
+
+def whole(x: Any) -> Any:
+    """All of a sharded tensor, as a plain one."""
+    full = getattr(x, "full_tensor", None)
+    return x if full is None else full()
+
+
+def part(x: Any) -> Any:
+    """The part of a sharded tensor that this process has, as a plain tensor."""
+    local = getattr(x, "to_local", None)
+    return x if local is None else local()
+
+
+def shard(x: Any) -> Any:
+    """The local shard of a DTensor: its own memory, after pending communication.
+
+    `to_local` makes a new view of a parameter at each call.
+    """
+    if x is None:
+        return None
+    local = x._local_tensor
+    wait = getattr(local, "wait", None)
+    return local if wait is None else wait()
+
+
+def complete(x: Any) -> Any:
+    """A sum along a divided dimension, added up over the ranks that have a part of it.
+
+    DTensor puts that off until somebody reads the sum, and cannot save one that it has put off.
+    """
+    placements = getattr(x, "placements", ())
+    if not any(where.is_partial() for where in placements):
+        return x
+    from torch.distributed.tensor import Replicate
+
+    return x.redistribute(
+        placements=[Replicate() if where.is_partial() else where for where in placements]
+    )
+
+
+def placed_like(x: Any, like: Any) -> Any:
+    """x, whole or a DTensor, divided between the ranks as `like` is.
+
+    DTensor gathers a dimension of size 1 in operations that could broadcast along it.
+    """
+    placements = getattr(like, "placements", None)
+    if placements is None or placements == getattr(x, "placements", None):
+        return x
+    if hasattr(x, "redistribute"):
+        return x.redistribute(placements=placements)
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh  # distribute_tensor could not be traced
+    everywhere = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=placements)
+
+
+def gradient_of(p: Any, g: Any) -> Any:
+    """A gradient, added up and divided as its parameter is; None, or a plain one, as it is.
+
+    In tensor parallelism it comes as the parts of a sum, which every rule would add up again.
+    """
+    return placed_like(g, p) if is_sharded(g) else g
+
+
+def from_part(part: Any, like: Any) -> Any:
+    """The DTensor, divided like another one, of which this process has that part."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def completed_sums(columns: Sequence[Sequence[Any]]) -> list[list[Tensor]]:
+    """For each column of 0-dim DTensors, plain float64 tensors that have their sum.
+
+    What is still to be added up over one mesh goes there in one vector.
+    """
+    from torch.distributed.tensor import DTensor
+
+    results: list[list[Tensor]] = [[] for _ in columns]
+    alike: dict[Any, dict[int, list[Tensor]]] = {}
+    for i, column in enumerate(columns):
+        for x in column:
+            if all(map(_adds_up, x.placements)):
+                mine = alike.setdefault((x.device_mesh, x.placements), {}).setdefault(i, [])
+                mine.append(x.to_local().to(torch.float64).reshape(()))
+            else:
+                results[i].append(whole(x).to(torch.float64).reshape(()))
+    for (mesh, placements), found in alike.items():
+        vector = torch.stack([torch.stack(mine).sum() for mine in found.values()])
+        total = DTensor.from_local(vector, mesh, placements, run_check=False).full_tensor()
+        for i, x in zip(found, total.unbind(), strict=True):
+            results[i].append(x)
+    return results
+
+
+def _adds_up(where: Any) -> bool:
+    """Whether a number placed in this way is replicated or a partial sum."""
+    return where.is_replicate() or (where.is_partial() and where.reduce_op == "sum")
+
+
+class _Summed(torch.autograd.Function):
+    """A sum over a process group; its gradient is the sum of the gradients. Takes batches."""
+
+    @staticmethod
+    def forward(x: Tensor, group: Any) -> Tensor:
+        total = x.clone()
+        torch.distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Summed.apply(g, ctx.group), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _Summed.apply(*args), in_dims[0]
+
+
+def summed_over(numbers: Sequence[Any], groups: Sequence[Any]) -> tuple[Any, ...]:
+    """Numbers summed over process groups: Python floats if all are, else 0-dim float64 tensors.
+
+    One all_reduce for each group; None is the default one.
+
+    Raises:
+        RuntimeError: without torch.distributed's process groups, or outside of this one.
+    """
+    tensors = [x for x in numbers if isinstance(x, Tensor)]
+    for group in groups:
+        _check_group(group)
+    if tensors:
+        here = tensors[0].device
+        given = [torch.as_tensor(x, dtype=torch.float64, device=here) for x in numbers]
+        vector = torch.stack([x.reshape(()) for x in given])
+    else:
+        vector = torch.tensor(numbers, dtype=torch.float64)
+    for group in groups:
+        sent = vector.to(_device_of(group))
+        if torch.compiler.is_compiling():
+            sent = sent.clone()
+            torch.distributed.all_reduce(sent, group=group)
+        else:
+            sent = _Summed.apply(sent, group)
+        vector = sent.to(vector.device)
+    unread = tensors or torch.compiler.is_compiling()
+    return tuple(vector.unbind() if unread else vector.tolist())
+
+
+def _check_group(group: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        raise RuntimeError(
+            "sharded_over adds up what processes measure, but torch.distributed is not initialized "
+            "here; call torch.distributed.init_process_group first, or leave sharded_over out."
+        )
+    if torch.distributed.get_rank(group) < 0:
+        raise RuntimeError(
+            "this process is not in the process group that sharded_over was given, so it cannot "
+            "take part in its sums; pass the group over which its own parameters are divided."
+        )
+
+
+def _device_of(group: Any) -> str:
+    """The device of numbers to be sent: the same in all processes, also without any tensors."""
+    for pair in torch.distributed.get_backend_config(group).split(","):
+        device, backend = pair.split(":")
+        if device != "cpu" and backend != "gloo" and torch.get_device_module(device).is_available():
+            return device
+    return "cpu"
+
+
+def mean_over(x: Any, mesh: Any) -> Any:
+    """The mean of a number over all processes of a device mesh: a Python float."""
+    number = torch.as_tensor(whole(x.detach() if isinstance(x, Tensor) else x))
+    total = number.to(mesh.device_type, torch.float64, copy=True).reshape(())
+    for dim in range(mesh.ndim):
+        torch.distributed.all_reduce(total, group=mesh.get_group(dim))
+    return total.item() / mesh.size()
+
+
+def mesh_of(tensors: Sequence[Any]) -> Any:
+    """The device mesh of the first sharded tensor; None if there is none."""
+    return next((x.device_mesh for x in tensors if is_sharded(x)), None)
+
+
+def check_beside(name: str, x: Any, what: str, p: Any) -> None:
+    """Raise ValueError unless x, a gradient or slot, is as large as p and shared by its processes.
+
+    name: of the parameter p. what: what x is, in words.
+    """
+    why = misplaced(x, p, shapes=True)
+    if why is not None:
+        advice = "make it as large as its parameter, or load a checkpoint of this model"
+        if is_sharded(x) or is_sharded(p):
+            advice = (
+                "divide it over the same processes, with distribute_tensor(x, p.device_mesh, "
+                "p.placements), or load a checkpoint through torch.distributed.checkpoint"
+            )
+        raise ValueError(f"{what} of parameter {name!r} {why}; {advice}.")
+
+
+def misplaced(x: Any, p: Any, *, shapes: bool = False) -> str | None:
+    """Why a gradient or slot cannot stand beside p, as "is …, but …"; None if it can.
+
+    It must be shared by the same processes; shapes: and be as large.
+    """
+    mine, own = getattr(x, "device_mesh", None), getattr(p, "device_mesh", None)
+    if (mine is own or mine == own) and not (shapes and x.shape != p.shape):
+        return None
+    return f"is {_described(x)}, but the parameter is {_described(p)}"
+
+
+def _described(x: Any) -> str:
+    if not is_sharded(x):
+        return f"a plain tensor of shape {tuple(x.shape)}"
+    return f"a DTensor of shape {tuple(x.shape)} on {x.device_mesh}"
+
+
+def flat_parts(tensors: Sequence[Any]) -> list[bool]:
+    """Whether each tensor is this process's part of parameters that FSDP1 has flattened.
+
+    FullyShardedDataParallel marks its parameters. It marks those that it does not divide, too
+    (NO_SHARD, or a single process): these have kept their shape, or all of their elements.
+    """
+    marked = [getattr(x, "_fsdp_flattened", False) is True for x in tensors]
+    if not any(marked) or torch.distributed.get_world_size() == 1:
+        return [False] * len(tensors)
+    found = [x for x, mark in zip(tensors, marked, strict=True) if mark]
+    originals = [x for x in found if not hasattr(x, "_unpadded_unsharded_size")]
+    undivided = any(x.dim() != 1 for x in originals)
+    return [mark and not (undivided or _is_all(x)) for x, mark in zip(tensors, marked, strict=True)]
+
+
+def _is_all(x: Any) -> bool:
+    """Whether all elements of a FlatParameter are in this process."""
+    size = getattr(x, "_unpadded_unsharded_size", None)
+    return size is not None and x.numel() >= size.numel()

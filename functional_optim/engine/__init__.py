@@ -1,0 +1,1 @@
+"""Stepping many tensors in place."""

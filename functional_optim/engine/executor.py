@@ -1,0 +1,124 @@
+"""The interface of what steps tensors in place, and what all executors share.
+
+An executor serves tensors of one kind: they share rules and numbers, and whatever else its way of
+running needs. `TensorGroup` gives each tensor to the first class of its list that accepts it. A new
+device, or a new way of storing tensors, is a new file and an entry in that list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.rule import Numbers, Placement, flat_numbers
+from functional_optim.core.storage import Slots
+
+if TYPE_CHECKING:
+    from functional_optim.engine.group import TensorGroup
+
+How = Literal["compiled", "strict", "eager", "apart"]
+"""Which executors a group may use: those with kernels; the same, with an error where one cannot be
+compiled; those without kernels; or only the one that takes every tensor as it is, so that it can be
+traced."""
+
+Write = Callable[[], object]
+"""A write that is ready to be made: all that may fail or take long has been done. Those of a usual
+step are C functions, or partials of some (see `commit`)."""
+
+
+class BoundScalars:
+    """Rules and their numbers in a step, in the form that each executor reads.
+
+    measuring: whether the last of the rules measures; else all of them make a step. chosen: the
+    variants that act, of rules that have several or stand behind a gate; None: there are no such
+    rules, or it is not known. task: what kernels differ in.
+    """
+
+    def __init__(
+        self,
+        placements: tuple[Placement, ...],
+        numbers: list[Numbers],
+        chosen: tuple[int, ...] | None,
+        measuring: bool,
+    ) -> None:
+        self.placements = placements
+        self.numbers = numbers
+        self.measuring = measuring
+        self.task = (len(placements) if measuring else 0, chosen)
+        self.made: dict[Any, Tensor] = {}
+
+    def tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """All numbers as one vector, for a kernel that is called with tensors."""
+        found = self.made.get((dtype, device))
+        if found is None:
+            flat = flat_numbers(self.numbers)
+            if any(isinstance(x, Tensor) for x in flat):
+                wide = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in flat]
+                found = torch.stack([x.detach().reshape(()) for x in wide]).to(dtype)
+            else:
+                found = torch.tensor(flat, dtype=dtype, device=device)
+            self.made[dtype, device] = found
+        return found
+
+
+class Executor:
+    """Some tensors of a group, ready to be stepped in place again and again.
+
+    Args:
+        group: the group.
+        members: the indices of its tensors among those of the group.
+        grads: gradients of all tensors of the group, like those of the steps to come: in type,
+            dtype, shape and strides.
+    """
+
+    through_memory: ClassVar[bool] = False
+    """Whether parameters are written past autograd, so that their versions must be raised."""
+
+    def __init__(self, group: TensorGroup, members: list[int], grads: list[Tensor]) -> None:
+        self.group = group
+        self.members = members
+        self.every = members == list(range(len(group.params)))
+        self.params = [group.params[i] for i in members]
+        self.slots = [group.slots[i] for i in members]
+
+    @classmethod
+    def accepts(
+        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
+    ) -> Hashable | None:
+        """What a tensor has in common with those of one executor; None if it is not accepted."""
+        raise NotImplementedError
+
+    def prepare(self, scalars: BoundScalars) -> bool:
+        """Compile what a task needs; False if the next class of the list must do it.
+
+        Raises:
+            RuntimeError: if the group is strict, and it cannot be compiled.
+        """
+        return True
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
+        """What the last of the rules measures, in parts still to be summed.
+
+        grads: of all tensors of the group.
+        """
+        raise NotImplementedError
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+        """The step of every tensor and its slots, in place, as writes that are ready to be made."""
+        raise NotImplementedError
+
+    def mine(self, grads: list[Tensor]) -> list[Tensor]:
+        """The gradients of these tensors, among those of the group."""
+        return grads if self.every else [grads[i] for i in self.members]
+
+
+def write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) -> None:
+    """Put the results of a step into the old tensors."""
+    p.copy_(new_p)
+    for mine, fresh in zip(old, new, strict=True):
+        for slot, value in zip(mine, fresh, strict=True):
+            if slot is not None and value is not slot:
+                slot.copy_(value)

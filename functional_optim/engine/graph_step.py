@@ -1,0 +1,357 @@
+"""One step of a transformation of whole trees, as one graph of torch.compile.
+
+A graph holds for one structure of trees, for shapes and dtypes, but for all numbers: floats among
+the arguments of the transformation's factories become inputs of the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import is_
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim import kernels, tree
+from functional_optim.core import base, modes
+from functional_optim.core.factory import Call, Made
+from functional_optim.kernels.interrupts import held
+
+
+class TracePlan(NamedTuple):
+    """How to make a transformation from its numbers.
+
+    key: what it is, but for the numbers. build: from the numbers to the transformation. numbers:
+    floats. shared: may another transformation of the same key use the same graph?
+    """
+
+    key: Any
+    build: Callable[[list[Any]], Any]
+    numbers: list[float]
+    shared: bool
+
+
+def plans_of(tx: base.GradientTransformation) -> list[TracePlan]:
+    """Ways to trace a transformation, best first: the last one takes all numbers as constants."""
+    found = []
+    call = tx.made
+    while call is not None:
+        plan = _plan(call, lift=True)
+        if plan.numbers:
+            found.append(plan)
+        call = call.inner
+    if not found:  # extra arguments may be numbers
+        found.append(TracePlan(("object", _Itself(tx)), lambda numbers: tx, [], False))
+    constant = TracePlan(("object", _Itself(tx)), lambda numbers: tx, [], False)
+    if tx.made is not None:
+        constant = _plan(tx.made, lift=False)._replace(build=constant.build)
+        if not found[0].numbers:
+            found = [constant]
+    return [*found, constant]
+
+
+def _plan(call: Call, *, lift: bool) -> TracePlan:
+    numbers: list[float] = []
+    known: list[bool] = []
+
+    def of(x: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
+        call = _call_of(x)
+        if call is not None:
+            return of_call(call)
+        kind: Any = type(x)
+        if kind is tuple or kind is list:
+            keys, builds = _columns([of(y) for y in x])
+            return (kind, keys), lambda given: kind([build(given) for build in builds])
+        if type(x) is dict:
+            names = tuple(x)
+            keys, builds = _columns([of(y) for y in x.values()])
+            pairs = tuple(zip(names, builds, strict=True))
+            key = (dict, tuple([_name(name) for name in names]), keys)
+            return key, lambda given: {name: build(given) for name, build in pairs}
+        if lift and type(x) is float and _may_change(x):
+            i = len(numbers)
+            numbers.append(x)
+            return float, lambda given: given[i]
+        known.append(_is_constant(x))
+        return _name(x), lambda given: x
+
+    def of_call(call: Call) -> tuple[Any, Callable[[list[Any]], Any]]:
+        make = call.factory
+        known.append(_is_constant(make))
+        keys, build_args = of(call.args)
+        named, build_kwargs = of(call.kwargs)
+        key = (_name(make), keys, named)
+        return key, lambda given: make(*build_args(given), **build_kwargs(given))
+
+    key, build = of_call(call)
+    return TracePlan((lift, key), build, numbers, all(known))
+
+
+def _call_of(x: Any) -> Call | None:
+    return x.made if isinstance(x, Made) else None
+
+
+def _columns(pairs: list[tuple[Any, Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    return tuple([key for key, _ in pairs]), tuple([build for _, build in pairs])
+
+
+def _may_change(x: float) -> bool:
+    """Is a float a hyperparameter? 0 and 1 leave out a rule or a branch."""
+    return math.isfinite(x) and x not in (0.0, 1.0, -1.0)
+
+
+CONSTANTS = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def _is_constant(x: Any) -> bool:
+    """Does another object with the same name mean the same? A function does at the top level."""
+    if isinstance(x, FunctionType):
+        return "<" not in x.__qualname__
+    return isinstance(x, (float, type, *CONSTANTS))
+
+
+def _name(x: Any) -> Any:
+    """Something hashable that stands for a constant."""
+    if isinstance(x, float):
+        return (type(x), repr(x))  # 0.0 and -0.0 are equal
+    return (type(x), x) if isinstance(x, CONSTANTS) else _Itself(x)
+
+
+class _Itself:
+    """Stands for an object, and keeps it, so that its id stays its own."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Variant:
+    """A compiled graph. ran: has it been compiled? broken: can it not be?"""
+
+    def __init__(self, build: Callable[[list[Any]], Any]) -> None:
+        def step(
+            numbers: list[Tensor], grads: Any, state: Any, params: Any, extra: dict[str, Any]
+        ) -> tuple[Any, Any]:
+            updates, new = build(numbers).update(grads, state, params, **extra)
+            return base.apply_updates(params, updates), new
+
+        self.step = step
+        self.ran = False
+        self.broken = False
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget all graphs, and be compiled again."""
+        self.compiled = torch.compile(kernels.own_code(self.step), fullgraph=True, dynamic=False)
+
+    def __call__(self, *args: Any) -> tuple[Any, Any]:
+        try:
+            result = self.compiled(*args)
+        except Exception as error:
+            if not kernels.is_limit(error):
+                raise
+            self.renew()
+            result = self.compiled(*args)
+        self.ran, self.broken = True, False
+        return result
+
+
+_shared: dict[Any, Variant] = {}
+"""The graphs that all steps of one key use."""
+
+
+class WholeStep:
+    """A step that is compiled as a whole; the pure update, with a warning, where that fails."""
+
+    def __init__(self, tx: base.GradientTransformation, donate: bool, strict: bool) -> None:
+        self.tx = tx
+        self.donate = donate
+        self.strict = strict
+        self.plans = plans_of(tx)
+        self.own: dict[Any, Variant] = {}
+        self.tensors: dict[torch.device, list[list[Tensor]]] = {}
+        self.seen: list[Any] = []
+        self.look: Any = None
+        self.firsts: Any = None
+
+    def __call__(
+        self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Step; `extra` are the extra arguments of update."""
+        leaves, look = self._look(grads, state, params, extra)
+        if any(isinstance(x, Tensor) and x.layout is not torch.strided for x in leaves):
+            return self._by_update(grads, state, params, extra)
+        device = base.default_device([x for x in tree.leaves(params) if isinstance(x, Tensor)])
+        failure: Exception | None = None
+        for i, plan in enumerate(self.plans):
+            lifted = i + 1 < len(self.plans)
+            given = {k: _number(x, device) for k, x in extra.items()} if lifted else extra
+            kinds = tuple([(k, _kind(x)) for k, x in sorted(given.items())])
+            variant = self._variant(plan, (look, kinds), params, lifted)
+            if variant is None or (variant.broken and not self.strict):
+                continue
+            try:
+                moved, new = variant(self._numbers(device)[i], grads, state, params, given)
+                return self._settled(params, state, moved, new)
+            except Exception as error:
+                if variant.ran and not kernels.is_compile_error(error):
+                    raise
+                failure, variant.broken = error, True
+        if failure is None:
+            return self._by_update(grads, state, params, extra)
+        # where the arguments are wrong this raises, and says so
+        updates, new = self.tx.update(grads, state, params, **extra)
+        if self.strict:
+            raise kernels.refusal(f"torch.compile failed ({kernels.line(failure)})") from failure
+        kernels.tell(
+            f"torch.compile failed ({kernels.line(failure)}); the steps of a transformation of "
+            "whole trees run eagerly"
+        )
+        return self._settled(params, state, base.apply_updates(params, updates), new)
+
+    def _by_update(
+        self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        updates, new = self.tx.update(grads, state, params, **extra)
+        return self._settled(params, state, base.apply_updates(params, updates), new)
+
+    def _settled(self, params: Any, state: Any, moved: Any, new: Any) -> tuple[Any, Any]:
+        if not self.donate:
+            return moved, new
+        return held(written, params, state, moved, new, self.firsts)
+
+    def _look(
+        self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
+    ) -> tuple[list[Any], Any]:
+        """All tensors, and what a graph depends on beside the transformation.
+
+        Of a donated tree the tensors are those of the last step, so what they are like is known.
+        """
+        both: Any = (state, params)
+        kept, structure = optree.tree_flatten(both)
+        same = len(kept) == len(self.seen) and all(map(is_, kept, self.seen))
+        if not same or structure != self.look[0]:
+            firsts = first_places(params, state)
+            self.look = (structure, tuple(map(_kind, kept)), _repeats(kept))
+            self.firsts = firsts
+            self.seen = kept if self.donate else []
+        given, outline = optree.tree_flatten(grads)
+        look = (self.look, outline, tuple(map(_kind, given)), torch.get_default_dtype())
+        return [*kept, *given], look
+
+    def _variant(self, plan: TracePlan, look: Any, params: Any, lifted: bool) -> Variant | None:
+        key = (plan.key, lifted, look)
+        variants = _shared if plan.shared else self.own
+        found = variants.get(key)
+        if found is None:
+            found = variants[key] = Variant(plan.build)
+            found.broken = lifted and bool(plan.numbers) and not _same_state(self.tx, plan, params)
+            if found.broken and self.strict:
+                return None
+        return found
+
+    def _numbers(self, device: torch.device) -> list[list[Tensor]]:
+        """The numbers of each plan as inputs of a graph."""
+        found = self.tensors.get(device)
+        if found is None:
+            found = self.tensors[device] = [
+                [torch.full((), x, dtype=torch.float64, device=device) for x in plan.numbers]
+                for plan in self.plans
+            ]
+        return found
+
+
+def _number(x: Any, device: torch.device) -> Any:
+    """A float among the extra arguments, as an input of a graph."""
+    return torch.full((), x, dtype=torch.float64, device=device) if type(x) is float else x
+
+
+def _kind(x: Any) -> Any:
+    """What a graph depends on of an argument; the compiler's own guards see to what is left out."""
+    if isinstance(x, Tensor):
+        return (type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad)
+    if isinstance(x, FunctionType):
+        return _Itself(x.__code__)
+    return _name(x) if isinstance(x, (float, *CONSTANTS)) else type(x)
+
+
+def _repeats(leaves: list[Any]) -> tuple[int, ...]:
+    """For each leaf, the place where the very same tensor stands first."""
+    places: dict[int, int] = {}
+    return tuple([places.setdefault(id(x), i) for i, x in enumerate(leaves)])
+
+
+def _same_state(tx: base.GradientTransformation, plan: TracePlan, params: Any) -> bool:
+    """Can a transformation be built with tensors in the place of floats, and is it the same?"""
+    try:
+        like = tree.map(lambda p: torch.empty_like(p, device="meta"), params)
+        given = [torch.full((), x, dtype=torch.float64) for x in plan.numbers]
+        a, b = tx.init(like), plan.build(given).init(like)
+        return optree.tree_structure(a) == optree.tree_structure(b)
+    except Exception:  # the factories are anybody's
+        return False
+
+
+def first_places(params: Any, state: Any) -> Any:
+    """For each leaf of (params, state): is it the first in its memory?
+
+    A state may keep a parameter itself, or one tensor in two places; only one of these can be
+    written in place.
+    """
+    known: set[Any] = set()
+    traced = modes.traced()
+    before: list[Any] = []
+
+    def first(x: Any) -> bool:
+        if traced:  # where tensors have no memory
+            found = any(x is y for y in before)
+            before.append(x)
+            return not found
+        if not isinstance(x, Tensor) or not x.numel():
+            return True
+        where = (x.device, x.data_ptr() or id(x))
+        found = where in known
+        known.add(where)
+        return not found
+
+    return tree.map(first, (params, state))
+
+
+def written(params: Any, state: Any, moved: Any, new: Any, firsts: Any) -> tuple[Any, Any]:
+    """New parameters and state in the tensors of the old ones.
+
+    What is not the first in its memory, or has another shape or dtype than before, is a new tensor.
+    """
+
+    traced = modes.traced()  # where nothing has an address
+    olds = [x for x in tree.leaves((params, state)) if isinstance(x, Tensor)]
+    memory = set() if traced else {x.untyped_storage().data_ptr() for x in olds}
+
+    def fits(old: Any, now: Any) -> bool:
+        if not isinstance(old, Tensor) or (now.shape, now.dtype) != (old.shape, old.dtype):
+            return False
+        return traced or 0 not in old.stride() or old.numel() < 2  # not expanded
+
+    def apart(old: Any, now: Any, first: bool) -> Any:
+        if not isinstance(now, Tensor) or (now is old and first):
+            return now
+        read = traced or now.untyped_storage().data_ptr() in memory
+        return now.clone() if read or not (first and fits(old, now)) else now
+
+    def write(old: Any, now: Any, first: bool) -> Any:
+        if now is old or not isinstance(now, Tensor) or not (first and fits(old, now)):
+            return now
+        return old.copy_(now)
+
+    # first all values, then all writes: a result may be an old tensor, or a view of one
+    results = tree.map(apart, (params, state), (moved, new), firsts)
+    return tree.map(write, (params, state), results, firsts)

@@ -1,0 +1,212 @@
+"""Tensors that share rules and numbers, given to the executors that step them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from functional_optim import kernels
+from functional_optim.core.rule import Numbers, Placement, Rule, settled
+from functional_optim.core.storage import Slots
+from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.inductor import InductorExecutor
+from functional_optim.engine.joined import JoinedExecutor
+from functional_optim.engine.native import NativeExecutor
+from functional_optim.engine.per_tensor import PerTensorExecutor
+from functional_optim.engine.shards import ShardExecutor
+
+EXECUTORS: list[type[Executor]] = [
+    ShardExecutor,
+    NativeExecutor,
+    InductorExecutor,
+    JoinedExecutor,
+    PerTensorExecutor,
+]
+"""In the order in which they are asked; the last one takes everything."""
+
+increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
+"""torch's function in C, as `commit` wants it."""
+
+Compile = bool | Literal["strict"]
+"""What a user says of kernels."""
+
+
+def how_to(compile: Compile) -> How:
+    """How a group is run that a user wants compiled so.
+
+    Raises:
+        ValueError: for anything but True, False and "strict".
+    """
+    if compile == "strict":
+        return "strict"
+    if isinstance(compile, bool):
+        return "compiled" if compile else "eager"
+    raise ValueError(
+        f'compile must be True, False, or "strict" (an error where True falls back with a '
+        f"warning), but got {compile!r}."
+    )
+
+
+class TensorGroup:
+    """Tensors that share rules and numbers, ready to be stepped in place again and again.
+
+    Args:
+        placements: the rules.
+        params: their tensors; all different.
+        slots: for each tensor, the slots of each rule.
+        grads: gradients like those of the steps to come: in type, dtype, shape and strides.
+        how: which executors may be used.
+        counts: for each rule, its index among the rules of its name in the whole chain.
+        replace: put new tensors into `slots` instead of writing into the old ones, so that autograd
+            can go back through the step.
+    """
+
+    def __init__(
+        self,
+        placements: tuple[Placement, ...],
+        params: list[Tensor],
+        slots: list[list[Slots]],
+        grads: list[Tensor],
+        *,
+        how: How,
+        counts: tuple[int, ...],
+        replace: bool = False,
+    ) -> None:
+        self.placements = placements
+        self.counts = counts
+        self.how: How = how
+        self.strict = how == "strict"
+        self.chooses = any(placement.gate or placement.rule.choose for placement in placements)
+        self.params = params
+        self.slots = slots
+        self.replace = replace
+        kinds: dict[Any, list[int]] = {}
+        for i, p in enumerate(params):
+            kind = self._kind(grads[i], p, slots[i], EXECUTORS)
+            kinds.setdefault(kind, []).append(i)
+        self.executors = [made(self, members, grads) for (made, _), members in kinds.items()]
+        through = [x for x in self.executors if x.through_memory]
+        self.written: list[Tensor] = [p for x in through for p in x.params]
+        self.prepared: set[Any] = set()
+        maybe = (ShardExecutor, PerTensorExecutor)
+        self.divided = any(isinstance(x, maybe) for x in self.executors)
+        """Whether gradients may have to be divided between processes as their parameters are."""
+
+    def _kind(
+        self, g: Tensor, p: Tensor, slots: list[Slots], classes: Sequence[type[Executor]]
+    ) -> tuple[type[Executor], Any]:
+        """The first class that accepts a tensor, and what it has in common with its others."""
+        for made in classes:
+            kind = made.accepts(self.placements, g, p, slots, self.how)
+            if kind is not None:
+                return made, kind
+        raise AssertionError("the last executor takes everything")
+
+    def take_numbers(self, placements: tuple[Placement, ...]) -> bool:
+        """Take rules with other numbers; False, and nothing done, if their code differs."""
+        if len(placements) != len(self.placements) or not all(
+            _same_code(a, b) for a, b in zip(placements, self.placements, strict=True)
+        ):
+            return False
+        self.placements = placements
+        return True
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
+        """What the last rule of the known numbers measures, in parts still to be summed."""
+        if scalars.task not in self.prepared:
+            self._prepare(grads, scalars)
+        return [part for x in self.executors for part in x.measure(grads, scalars)]
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+        """The step of every tensor and its slots, in place, as writes that are ready to be made."""
+        if scalars.task not in self.prepared:
+            self._prepare(grads, scalars)
+        writes = [one for x in self.executors for one in x.step(grads, scalars)]
+        if self.written:  # through memory alone, or through views made without autograd
+            writes.append(partial(increment_version, self.written))
+        return writes
+
+    def bound(self, numbers: list[Numbers], *, measuring: bool) -> BoundScalars:
+        """The numbers of a step, with the rules that read them, each in the variant that acts."""
+        placements, chosen = self.placements, None
+        if len(numbers) < len(placements):
+            placements = placements[: len(numbers)]
+        if self.chooses:
+            chosen, placements, numbers = settled(placements, numbers)
+        return BoundScalars(placements, numbers, chosen, measuring)
+
+    def _prepare(self, grads: list[Tensor], scalars: BoundScalars) -> None:
+        """Have each executor ready; what one cannot compile goes to the next that accepts it."""
+        for k, executor in enumerate(self.executors):
+            while not executor.prepare(scalars):
+                i = executor.members[0]
+                rest = EXECUTORS[EXECUTORS.index(type(executor)) + 1 :]
+                made, _ = self._kind(grads[i], self.params[i], self.slots[i], rest)
+                executor = self.executors[k] = made(self, executor.members, grads)
+                self.prepared.clear()  # the new one has nothing ready for other tasks
+        self.prepared.add(scalars.task)
+
+
+def _same_code(a: Placement, b: Placement) -> bool:
+    """Whether two rules differ in their numbers at most."""
+    return (
+        a.name == b.name
+        and a.gate == b.gate
+        and a.lookback == b.lookback
+        and a.reduce_groups == b.reduce_groups
+        and _same_rule(a.rule, b.rule)
+    )
+
+
+def _same_rule(a: Rule, b: Rule) -> bool:
+    """Whether two rules do the same to tensors, given the same numbers."""
+    return (
+        a.slots is b.slots
+        and a.codecs == b.codecs
+        and a.reads_new_params == b.reads_new_params
+        and a.elementwise == b.elementwise
+        and len(a.updates) == len(b.updates)
+        and all(map(same_function, a.updates, b.updates))
+        and same_function(a.reduce, b.reduce)
+        and same_function(a.measure, b.measure)
+    )
+
+
+def same_leaves(placements: tuple[Placement, ...], wheres: Sequence[Any] | None) -> bool:
+    """Whether rules act on the leaves that these choices select, as far as their code says."""
+    if wheres is None or len(placements) != len(wheres):
+        return False
+    for placement, where in zip(placements, wheres, strict=True):
+        if len(placement.where) != len(where):
+            return False
+        for (a, x), (b, y) in zip(placement.where, where, strict=True):
+            if x != y or a.patterns != b.patterns or not same_function(a.predicate, b.predicate):
+                return False
+    return True
+
+
+def same_function(a: Any, b: Any) -> bool:
+    """Whether two functions are one code with the same constants."""
+    if a is b:
+        return True
+    if type(a) is not FunctionType or type(b) is not FunctionType or a.__code__ is not b.__code__:
+        return False
+    return (
+        a.__defaults__ == b.__defaults__
+        and a.__kwdefaults__ == b.__kwdefaults__
+        and all(map(_same_cell, a.__closure__ or (), b.__closure__ or ()))
+    )
+
+
+def _same_cell(a: Any, b: Any) -> bool:
+    x, y = a.cell_contents, b.cell_contents
+    if x is y or same_function(x, y):
+        return True
+    if type(x) is not type(y):
+        return False
+    return x == y if type(x) in (bool, int, str) else kernels.static_key(x) == kernels.static_key(y)

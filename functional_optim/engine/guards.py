@@ -1,0 +1,174 @@
+"""How tensors looked at one step, so that what was built from them serves the next."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import is_
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import kernels, tree
+from functional_optim.core.memory import Written, has_address, is_there, reach
+
+
+class TensorGuard:
+    """Gradients as they looked, and where tensors lay.
+
+    A gradient that has no memory, or lies in that of the tensors, never looks the same: whoever
+    takes it in has to check and copy it.
+
+    Args:
+        given: gradients, and None where there is none.
+        tensors: whose memory is looked after, as a step writes it. One that keeps its address is
+            taken to keep its length, if it is a vector, as its gradient's would not.
+        objects: what must be the very same objects: a tuple for `trees`; for `gradients` a tuple
+            of tuples, the parameters of each group.
+        states, values: for `gradients`, the values of the optimizer's state, and for each of these
+            its own values.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[Tensor | None],
+        tensors: list[Tensor],
+        objects: tuple[Any, ...],
+        states: tuple[Any, ...] = (),
+        values: tuple[Any, ...] = (),
+    ) -> None:
+        self.kinds = tuple(map(type, given))
+        grads = [g for g in given if g is not None]
+        self.dense = all(g.layout is torch.strided for g in grads)
+        self.wide = tuple([x for x in tensors if x.dim() > 1])
+        self.check = same_looks([*grads, *self.wide])
+        self.reaches = [reach(x) if has_address(x) else 0 for x in grads]
+        self.written = Written(tensors)
+        self.addressed = tuple([x for x in tensors if has_address(x)])
+        self.addresses = list(map(Tensor.data_ptr, self.addressed))
+        self.others = [x for x in tensors if not has_address(x)]
+        self.places = list(map(_place, self.others))
+        self.meshes = _meshes(grads)
+        self.simple = not (self.others or self.meshes)
+        self.objects, self.states, self.values = objects, states, values
+        self.native: Any = None
+
+    def apart(self, g: Tensor) -> Tensor:
+        """A gradient, copied where a step would write into it before it is read."""
+        return g.clone() if self.written.meets(g) else g
+
+    def trees(self, structure: Any, outline: Any, grads: Any, *rest: Any) -> list[Tensor] | None:
+        """The gradients in a tree, if they look the same and the leaves of the others are the same.
+
+        structure, outline: of all of these trees.
+        """
+        if self.native is not None and outline is not None:
+            found = self.native.trees(outline, grads, *rest)
+            return found if self.simple or found is None or self._others_stay(found) else None
+        try:
+            given, *columns = tree.places(structure, grads, *rest)
+        except (ValueError, TypeError):  # another structure
+            return None
+        return self._fit(given) if _same_objects(list(chain(*columns)), self.objects) else None
+
+    def gradients(self, groups: list[dict[str, Any]], state: Any) -> list[Tensor] | None:
+        """The gradients of an optimizer's parameters, if all of its objects are the same."""
+        if self.native is not None:
+            grads = self.native.gradients(groups, state)
+            return grads if self.simple or grads is None or self._others_stay(grads) else None
+        lists = [group["params"] for group in groups]
+        unchanged = (
+            len(lists) == len(self.objects)
+            and all(map(_same_objects, lists, self.objects))
+            and _same_objects(state.values(), self.states)
+            and all(
+                _same_objects(mine.values(), known)
+                for mine, known in zip(self.states, self.values, strict=True)
+                if isinstance(mine, dict)
+            )
+        )
+        return self._fit([p.grad for params in lists for p in params]) if unchanged else None
+
+    def _fit(self, given: Sequence[Tensor | None]) -> list[Tensor] | None:
+        """The gradients that are there, if these look the same and no tensor has moved.
+
+        The next time all of this is compared in C, if the library for it is there.
+        """
+        if tuple(map(type, given)) != self.kinds:
+            return None
+        grads = [g for g in given if g is not None]
+        if (
+            any(g.is_nested for g in grads)  # which would make torch's guards end the process
+            or not self.check(*grads, *self.wide)
+            or not self._are_there(grads)
+            or list(map(Tensor.data_ptr, self.addressed)) != self.addresses
+            or not self._others_stay(grads)
+        ):
+            return None
+        library = kernels.watcher()
+        if library is not None and isinstance(self.check, BuiltinFunctionType):
+            self.native = library.Guard(
+                kinds=self.kinds,
+                check=self.check,
+                wide=self.wide,
+                tensors=self.addressed,
+                places=array.array("q", self.addresses),
+                reaches=array.array("q", self.reaches),
+                starts=array.array("q", self.written.starts),
+                stops=array.array("q", self.written.stops),
+                read=kernels.READER,
+                params=self.objects,
+                states=self.states,
+                values=self.values,
+            )
+        return grads
+
+    def _others_stay(self, grads: list[Tensor]) -> bool:
+        if self.meshes and _meshes(grads) != self.meshes:
+            return False
+        return not self.others or list(map(_place, self.others)) == self.places
+
+    def _are_there(self, grads: list[Tensor]) -> bool:
+        """Have gradients memory, and other than what the step writes?"""
+        read = [(x, size) for x, size in zip(grads, self.reaches, strict=True) if size]
+        return not any(
+            not is_there(x) or self.written.holds(x.data_ptr(), size) for x, size in read
+        )
+
+
+def same_looks(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """A function that says whether tensors have the dtypes, sizes, strides and devices of these.
+
+    It is the one with which torch.compile guards its inputs: a tensor costs 10 ns.
+    """
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    made = getattr(guards, "TensorGuards", None)
+    if made is not None and all(x.layout is torch.strided and not x.is_nested for x in tensors):
+        sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+        return made(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    known = list(map(_look, tensors))
+    return lambda *now: list(map(_look, now)) == known
+
+
+def _look(x: Tensor) -> tuple[Any, ...]:
+    strides = x.stride() if x.layout is torch.strided else None
+    return (x.layout, x.dtype, x.device, x.numel(), strides)
+
+
+def _meshes(grads: list[Tensor]) -> list[Any]:
+    """Between which processes gradients are divided."""
+    return [mesh for g in grads if (mesh := getattr(g, "device_mesh", None)) is not None]
+
+
+def _place(x: Tensor) -> int | None:
+    try:
+        return x.data_ptr()
+    except RuntimeError:  # of a layout, or inside of a transform, that has no storage
+        return None
+
+
+def _same_objects(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(map(is_, a, b))

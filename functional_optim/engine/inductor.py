@@ -1,0 +1,78 @@
+"""Rules that look at shapes, and other devices than the CPU: kernels that are called with tensors.
+
+They are Inductor's own callables, or plain torch.compile where these cannot be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import kernels
+from functional_optim.core.execution import at_once
+from functional_optim.core.storage import present
+from functional_optim.engine.executor import BoundScalars
+from functional_optim.engine.kernel_body import KernelBody
+from functional_optim.engine.native import GRAIN, KernelExecutor, elementwise, kernel_size
+
+CHUNK = 16
+"""Tensors that one launch steps on a device where launches are dear."""
+
+
+class InductorExecutor(KernelExecutor):
+    """Any rule on plain tensors of any device: a kernel a shape, unless it is element-wise."""
+
+    def build(self, body: KernelBody) -> Any:
+        """Kernels, and the indices of their tensors; None where nothing compiles the rule."""
+        size = 1 if self.device.type == "cpu" else CHUNK
+        numbers = (body.count, self.compute)
+        if body.stacks():
+            size = at_once(self.params[0].numel())
+        key, count, parts = body.key(), len(self.params), []
+        for cut in [range(at, min(at + size, count)) for at in range(0, count, size)]:
+            large = max(kernel_size(self.params[i]) for i in cut) >= GRAIN
+            threads = torch.get_num_threads() if large and self.device.type == "cpu" else 1
+            signature = kernels.Signature(
+                (self.dtypes,) * len(cut), self._shapes(cut), numbers, self.device, threads
+            )
+            kernel = kernels.build(key, body.many, signature, strict=self.group.strict)
+            if isinstance(kernel, kernels.Public) and not kernel.works:
+                return None  # a rule that may raise must not run while tensors are written
+            parts.append((kernel, list(cut)))
+        return parts
+
+    def _shapes(self, members: Sequence[int]) -> Any:
+        """Shape and strides of each tensor of each leaf; None where a kernel sees all as 1-D."""
+        if elementwise(self.group.placements):
+            return None
+        views = [
+            [_plain(x) for x in (self.params[i], self.params[i], *present(self.slots[i]))]
+            for i in members
+        ]
+        return tuple([tuple([(tuple(x.shape), x.stride()) for x in leaf]) for leaf in views])
+
+    def call(
+        self, kernel: Any, grads: list[Tensor], scalars: BoundScalars
+    ) -> Callable[[], Sequence[Any]]:
+        """A call for each few tensors."""
+        return partial(self._run, kernel, grads, scalars)
+
+    def _run(self, kernel: Any, grads: list[Tensor], scalars: BoundScalars) -> Sequence[Any]:
+        flat = elementwise(self.group.placements)
+        numbers = scalars.tensor(self.compute, self.device)
+        sums = []
+        for one, members in kernel:
+            args: list[Any] = [kernel_size(self.params[i]) for i in members] if flat else []
+            for i in members:
+                args += map(_plain, (grads[i], self.params[i], *present(self.slots[i])))
+            sums.append(one([*args, numbers]))
+        return [torch.stack(list(column)).sum() for column in zip(*sums, strict=True)]
+
+
+def _plain(x: Tensor) -> Tensor:
+    """A tensor as a kernel sees it: complex numbers as pairs."""
+    return torch.view_as_real(x) if x.is_complex() else x

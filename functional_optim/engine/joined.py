@@ -1,0 +1,143 @@
+"""Tensors of one kind, stepped eagerly together: small ones joined, large ones in pieces.
+
+An elementwise rule does not care where a tensor ends. Joining 99 biases and norms saves the calls
+of 98; a piece that stays in the cache saves the memory traffic of a rule's fifteen operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core import base
+from functional_optim.core.execution import Leaf, measure, run_stored
+from functional_optim.core.rule import Numbers, Placement
+from functional_optim.core.scalars import Caster
+from functional_optim.core.storage import Slots, laid_out_like, present, with_holes
+from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.native import by_entry, in_memory, kind_of
+
+PIECE = 1 << 17
+"""Elements that are stepped at once. From 2^16 to 2^18 a step takes the same time within 5 %:
+smaller pieces need more calls, and the temporaries of larger ones leave the second-level cache."""
+
+
+class Piece:
+    """A part of one tensor, or several whole ones. parts: which tensor, and from where to where."""
+
+    def __init__(self, parts: list[tuple[int, int, int]], columns: list[list[Tensor]]) -> None:
+        self.parts = parts
+        self.sizes = [stop - start for _, start, stop in parts]
+        self.columns = [[column[i][a:b] for i, a, b in parts] for column in columns]
+
+    def gather(self, flat: Sequence[Tensor]) -> Tensor:
+        """This piece of tensors seen as 1-D."""
+        return _joined([flat[i][a:b] for i, a, b in self.parts])
+
+    def read(self) -> list[Tensor]:
+        """This piece of parameter and slots."""
+        return [_joined(views) for views in self.columns]
+
+    def write(self, results: Sequence[Tensor]) -> None:
+        """Put new values of parameter and slots in their places."""
+        for views, result in zip(self.columns, results, strict=True):
+            if len(views) == 1:
+                views[0].copy_(result)
+            else:
+                torch._foreach_copy_(views, result.split(self.sizes))  # pyright: ignore[reportPrivateImportUsage]
+
+
+class JoinedExecutor(Executor):
+    """Tensors of the same dtypes, slots and device under element-wise rules, without kernels."""
+
+    through_memory = True
+
+    def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
+        super().__init__(group, members, grads)
+        self.holes = [[slot is None for slot in own] for own in self.slots[0]]
+        pairs = zip(self.params, self.slots, strict=True)
+        rows = [[p, *present(mine)] for p, mine in pairs]
+        columns = [[_flattened(x) for x in column] for column in zip(*rows, strict=True)]
+        self.pieces = [Piece(parts, columns) for parts in _cut([p.numel() for p in self.params])]
+
+    @classmethod
+    def accepts(
+        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
+    ) -> Hashable | None:
+        """Plain tensors of one layout, where all rules are element-wise."""
+        if (
+            how != "eager"
+            or not by_entry(placements)
+            or not in_memory(g, [p, *present(slots)], True)
+        ):
+            return None
+        return kind_of(g, p, slots)
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+        """The step of every tensor.
+
+        The rule has by then run on the first piece: one that raises does so before anything is
+        written.
+        """
+        flat = self._flat(grads)
+        numbers = Caster(scalars.numbers)(self.params[0])
+        first, *rest = self.pieces
+        new = self._new(scalars.placements, [first.gather(flat), *first.read()], numbers)
+
+        def write() -> None:
+            first.write(new)
+            for piece in rest:
+                given = [piece.gather(flat), *piece.read()]
+                piece.write(self._new(scalars.placements, given, numbers))
+
+        return [write]
+
+    def _new(
+        self, placements: Sequence[Placement], given: list[Tensor], numbers: Sequence[Numbers]
+    ) -> list[Tensor]:
+        """New values of parameter and slots, from those and the gradient."""
+        g, p, *slots = given
+        u, new = run_stored(placements, Leaf(g, p, with_holes(slots, self.holes), numbers))
+        return [base.add(p, u), *present(new)]
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Tensor]]:
+        """What the last of the rules measures, piece by piece."""
+        flat = self._flat(grads)
+        numbers, placements = Caster(scalars.numbers)(self.params[0]), scalars.placements
+        parts = []
+        for piece in self.pieces:
+            p, *given = piece.read()
+            slots = with_holes(given, self.holes)[: len(placements)]
+            parts.append(measure(placements, Leaf(piece.gather(flat), p, slots, numbers)))
+        return parts
+
+    def _flat(self, grads: list[Tensor]) -> list[Tensor]:
+        return [_flattened(g) for g in map(laid_out_like, self.mine(grads), self.params)]
+
+
+def _flattened(x: Tensor) -> Tensor:
+    """A dense tensor of any layout as a vector over its memory."""
+    return x.detach().as_strided((x.numel(),), (1,))
+
+
+def _joined(views: list[Tensor]) -> Tensor:
+    return views[0] if len(views) == 1 else torch.cat(views)
+
+
+def _cut(sizes: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+    pieces: list[list[tuple[int, int, int]]] = []
+    small: list[tuple[int, int, int]] = []
+    filled = 0
+    for i, size in enumerate(sizes):
+        if size >= PIECE // 2:
+            pieces += [[(i, at, min(at + PIECE, size))] for at in range(0, size, PIECE)]
+            continue
+        if filled + size > PIECE:
+            pieces.append(small)
+            small, filled = [], 0
+        small.append((i, 0, size))
+        filled += size
+    return [*pieces, small] if small else pieces

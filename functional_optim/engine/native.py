@@ -1,0 +1,235 @@
+"""Element-wise rules on the CPU: one call of a native library goes over all tensors of a kind.
+
+Results are written into the old tensors inside the kernel: new ones would cost page faults and
+memory at every step.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import kernels
+from functional_optim.core.memory import WITHOUT_MEMORY, has_address
+from functional_optim.core.rule import Form, Placement, flat_numbers, form_of
+from functional_optim.core.storage import Slots, compute_dtype, laid_out_like, present
+from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.kernel_body import KernelBody
+
+GRAIN = 1 << 15
+"""Elements from which threads share the work: torch's own grain size for CPU loops."""
+
+
+class KernelExecutor(Executor):
+    """Tensors with the same dtypes, slots and device, which share a kernel for each task."""
+
+    through_memory = True
+
+    def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
+        super().__init__(group, members, grads)
+        first = self.params[0]
+        self.compute = compute_dtype(first)
+        self.device = first.device
+        dtypes = [grads[members[0]].dtype, first.dtype, *[x.dtype for x in present(self.slots[0])]]
+        self.dtypes = tuple(map(_real, dtypes))
+        self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
+        # the memory of a conjugate or negative view is not what it says; one of a single element
+        # can have the parameter's strides
+        self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
+        self.apart = any(grads[i].stride() != group.params[i].stride() for i in members)
+        self.kernels: dict[Any, Any] = {}
+
+    @classmethod
+    def accepts(
+        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
+    ) -> Hashable | None:
+        """Plain tensors of one layout; of one shape, too, where a rule looks at shapes."""
+        flat, mine = elementwise(placements), present(slots)
+        if how not in ("compiled", "strict") or not in_memory(g, [p, *mine], flat):
+            return None
+        return (*kind_of(g, p, slots), None if flat else (tuple(p.shape), p.stride()))
+
+    def prepare(self, scalars: BoundScalars) -> bool:
+        """Compile the kernel of a task."""
+        forms = tuple(map(form_of, scalars.numbers))
+        task = "reduce" if scalars.measuring else "step"
+        kernel = self.build(KernelBody(scalars.placements, self.holes, forms, task))
+        if kernel is None:
+            return False
+        self.kernels[scalars.task] = kernel
+        return True
+
+    def build(self, body: KernelBody) -> Any:
+        """The kernel of a body; None if there can be none."""
+        raise NotImplementedError
+
+    def call(
+        self, kernel: Any, grads: list[Tensor], scalars: BoundScalars
+    ) -> Callable[[], Sequence[Any]]:
+        """A call of a kernel, which returns what it measures, summed over all tensors."""
+        raise NotImplementedError
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
+        """What the last of the rules measures, in one part."""
+        return [self.call(self.kernels[scalars.task], self._readable(grads), scalars)()]
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+        """One write: the call of the kernel."""
+        return [self.call(self.kernels[scalars.task], self._readable(grads), scalars)]
+
+    def _readable(self, grads: list[Tensor]) -> list[Tensor]:
+        """Gradients whose memory is what they say, laid out as their parameters are."""
+        mine = grads if self.every else self.mine(grads)
+        if self.lazy:
+            mine = [g.resolve_conj().resolve_neg() for g in mine]
+        if self.apart:
+            mine = list(map(laid_out_like, mine, self.params))
+        return mine
+
+
+class NativeExecutor(KernelExecutor):
+    """Element-wise rules on CPU tensors, whatever their sizes."""
+
+    @classmethod
+    def accepts(
+        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
+    ) -> Hashable | None:
+        """Plain CPU tensors, where all rules are element-wise."""
+        native = elementwise(placements) and p.device.type == "cpu"
+        return super().accepts(placements, g, p, slots, how) if native else None
+
+    def prepare(self, scalars: BoundScalars) -> bool:
+        """Compile the kernel of a task, and those that measure each tensor before it."""
+        placements = scalars.placements[:-1] if scalars.measuring else scalars.placements
+        measuring = [
+            i for i, placement in enumerate(placements) if placement.rule.measure is not None
+        ]
+        if not measuring:
+            return super().prepare(scalars)
+        forms = tuple(map(form_of, scalars.numbers))
+        passes: list[tuple[kernels.MultiTensorLaunch, int]] = []
+        measured: dict[int, Form] = {}
+        for i in measuring:
+            body = KernelBody(
+                placements[: i + 1], self.holes, forms[: i + 1], "measure", {**measured}
+            )
+            launch = self.build(body)
+            if launch is None:
+                return False
+            passes.append((launch, len(flat_numbers(scalars.numbers[: i + 1]))))
+            measured[i] = form_of(body.probe(self.params[0]))
+        task = "reduce" if scalars.measuring else "step"
+        launch = self.build(KernelBody(scalars.placements, self.holes, forms, task, measured))
+        self.kernels[scalars.task] = None if launch is None else StagedLaunch(passes, launch)
+        return launch is not None
+
+    def build(self, body: KernelBody) -> Any:
+        """The library, ready to go over these tensors; None if the rule is no loop for one."""
+        outputs = len(body.probe(self.params[0]))
+        native = kernels.sweep(
+            body.key(),
+            body.functions(),
+            body.one,
+            kernels.Signature((self.dtypes,), None, (body.count, self.compute), self.device, 1),
+            outputs,
+            strict=self.group.strict,
+        )
+        if native is None:
+            return None
+        sizes = [kernel_size(p) for p in self.params]
+        rows = array.array("q")
+        for p, mine in zip(self.params, self.slots, strict=True):
+            rows.extend(map(Tensor.data_ptr, (p, *present(mine))))
+        threads = torch.get_num_threads() if sum(sizes) >= GRAIN else 1
+        return kernels.MultiTensorLaunch(
+            native, sizes, rows, threads, self.compute, each=body.task == "measure"
+        )
+
+    def call(
+        self, kernel: Any, grads: list[Tensor], scalars: BoundScalars
+    ) -> Callable[[], Sequence[Any]]:
+        """One call of the library, in C; before it, where rules measure their tensors, others."""
+        if type(kernel) is StagedLaunch:
+            return kernel.ready(grads, scalars.tensor(self.compute, self.device))
+        return kernel.ready(grads, scalars.numbers)
+
+
+class StagedLaunch:
+    """A kernel that reads what others have measured on each tensor.
+
+    passes: these others in their order, and of all numbers of a step how many each reads.
+    """
+
+    def __init__(
+        self, passes: list[tuple[kernels.MultiTensorLaunch, int]], last: kernels.MultiTensorLaunch
+    ) -> None:
+        self.passes = passes
+        self.last = last
+
+    def ready(self, grads: list[Tensor], numbers: Tensor) -> Callable[[], Sequence[Any]]:
+        """Measure now; the call of the last kernel."""
+        every = numbers.expand(len(grads), -1)
+        known = every[:, :0]
+        for launch, count in self.passes:
+            found = launch.for_each(grads, torch.cat([known, every[:, :count]], 1))
+            known = torch.cat([known, found.to(numbers.dtype)], 1)
+        return partial(self.last.with_rows, grads, torch.cat([known, every], 1))
+
+
+def elementwise(placements: tuple[Placement, ...]) -> bool:
+    """Whether all rules may see a tensor as 1-D."""
+    return all(placement.rule.elementwise for placement in placements)
+
+
+def by_entry(placements: tuple[Placement, ...]) -> bool:
+    """Whether all rules may see any part of a tensor, as its other entries change nothing."""
+    return all(
+        placement.rule.elementwise and placement.rule.measure is None for placement in placements
+    )
+
+
+def kind_of(g: Tensor, p: Tensor, slots: list[Slots]) -> tuple[Any, ...]:
+    """What tensors that are stepped together have in common: dtypes, missing slots and device."""
+    dtypes = tuple([x.dtype for x in (g, p, *present(slots))])
+    return (dtypes, tuple([tuple([slot is None for slot in own]) for own in slots]), p.device)
+
+
+def in_memory(g: Tensor, tensors: list[Tensor], flat: bool) -> bool:
+    """Whether a kernel can see these tensors through their memory alone.
+
+    g: a gradient, which may have other strides. tensors: of one leaf, the parameter first. flat:
+    whether they are seen as 1-D.
+    """
+    first = tensors[0]
+    if first.device.type in WITHOUT_MEMORY or not has_address(first):
+        return False
+    dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
+    readable = has_address(g) and g.device == first.device and g.shape == first.shape
+    readable = readable and not g.is_neg()
+    return (
+        dense
+        and readable
+        and all(
+            has_address(x)
+            and x.device == first.device
+            and x.is_complex() == first.is_complex()
+            and not x.is_conj()
+            and not x.is_neg()
+            and (not flat or (x.shape == first.shape and x.stride() == first.stride()))
+            for x in tensors
+        )
+    )
+
+
+def kernel_size(p: Tensor) -> int:
+    """How many real numbers a tensor holds."""
+    return p.numel() * 2 if p.is_complex() else p.numel()
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

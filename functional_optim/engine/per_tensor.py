@@ -1,0 +1,109 @@
+"""Any tensors, one by one: what no other executor takes, and steps that are traced or recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core import base, sharding
+from functional_optim.core.execution import Leaf, measure, rows_of, run_all_stored, run_stored
+from functional_optim.core.rule import Placement, check_dense_only
+from functional_optim.core.scalars import Caster
+from functional_optim.core.storage import Slots
+from functional_optim.engine.executor import BoundScalars, Executor, How, Write, write
+
+
+class PerTensorExecutor(Executor):
+    """Rules run as they stand on each tensor: of any type, layout and device, sparse ones too."""
+
+    @classmethod
+    def accepts(
+        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
+    ) -> Hashable | None:
+        """Everything."""
+        return cls
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
+        """What the last of the rules measures, tensor by tensor."""
+        cast, slots = Caster(scalars.numbers), self.group.slots
+        found = []
+        for i in self.members:
+            p = self._before(i)
+            found.append(measure(scalars.placements, Leaf(grads[i], p, slots[i], cast(p))))
+        return found
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+        """The step of every tensor: rules have run by then.
+
+        On DTensors they run while the step is written: a whole model may consist of them, and all
+        results at once would need its memory.
+        """
+        placements, cast = scalars.placements, Caster(scalars.numbers)
+        writes: list[Write] = []
+        dense = [i for i in self.members if grads[i].layout is torch.strided]
+        for i in self.members:
+            if grads[i].layout is not torch.strided:
+                p = self.group.params[i]
+                leaf = Leaf(grads[i], p, self.group.slots[i], cast(p))
+                writes.append(_rows_stepped(placements, leaf))
+        for some in (
+            [dense]
+            if any(placement.rule.batched for placement in placements)
+            else [[i] for i in dense]
+        ):
+            step = partial(self._stepped, some, grads, placements, cast)
+            late = len(some) == 1 and sharding.is_sharded(self.group.params[some[0]])
+            writes += [partial(_now, step)] if late else step()
+        return writes
+
+    def _stepped(
+        self,
+        members: list[int],
+        grads: list[Tensor],
+        placements: tuple[Placement, ...],
+        cast: Caster,
+    ) -> list[Write]:
+        params, slots = self.group.params, self.group.slots
+        leaves = [Leaf(grads[i], self._before(i), slots[i], cast(params[i])) for i in members]
+        writes: list[Write] = []
+        for i, (u, new) in zip(members, run_all_stored(placements, leaves), strict=True):
+            if self.group.replace:
+                writes.append(partial(self._replace, i, u, new))
+            else:
+                writes.append(partial(write, params[i], base.add(params[i], u), slots[i], new))
+        return writes
+
+    def _replace(self, i: int, u: Tensor, new: list[Slots]) -> None:
+        self.group.params[i].add_(u)
+        self.group.slots[i] = new
+
+    def _before(self, i: int) -> Tensor:
+        """A parameter as rules read it: autograd keeps that, and the tensor is about to change."""
+        p = self.group.params[i]
+        return p.clone() if self.group.replace else p
+
+
+def _now(step: Callable[[], list[Write]]) -> None:
+    for one in step():
+        one()
+
+
+def _rows_stepped(placements: tuple[Placement, ...], leaf: Leaf) -> Write:
+    """The step of the rows that have a sparse gradient, in place."""
+    check_dense_only(placements)
+    at, rows = rows_of(leaf)
+    u, new = run_stored(placements, rows)
+    new_p = base.add(rows.p, u)
+
+    def write() -> None:
+        leaf.p.index_put_(at, new_p)
+        for own, fresh in zip(leaf.slots, new, strict=True):
+            for slot, value in zip(own, fresh, strict=True):
+                if slot is not None:
+                    slot.index_put_(at, value)
+
+    return write

@@ -1,0 +1,334 @@
+"""The plan of a step, and the step: measure, work out the numbers, and write.
+
+Both are here once, for optimizer objects and for `compile`. A plan is kept for the next step, which
+takes it if its tensors are the same (`guards.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from functional_optim import kernels
+from functional_optim.core import modes, sharding
+from functional_optim.core.execution import slots_without_gradient
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.lift import everywhere
+from functional_optim.core.rule import Numbers, Placement
+from functional_optim.core.scalars import (
+    Caster,
+    Key,
+    StepScalars,
+    nothing_measured,
+    over_groups,
+    sum_parts,
+)
+from functional_optim.core.storage import Slots
+from functional_optim.engine.executor import How, Write
+from functional_optim.engine.group import TensorGroup
+from functional_optim.kernels.interrupts import held
+
+
+class PlanLeaf(NamedTuple):
+    """A parameter and its gradient, or None. slots: its slots by name, perhaps among others."""
+
+    name: str
+    p: Tensor
+    g: Any
+    slots: dict[str, Any]
+
+
+class PlanEntry:
+    """Leaves on which the same rules act, with the same numbers.
+
+    What is left open is where the numbers are kept: in a functional state, or in the states of an
+    optimizer object.
+
+    Args:
+        tx: the rules. Without leaves all of their numbers go on, as where only other processes have
+            leaves for them.
+        leaves: the leaves.
+        places: their indices among the gradients of a step; None: they are all of them.
+        how: which executors may be used.
+        replace: as in `TensorGroup`.
+    """
+
+    def __init__(
+        self,
+        tx: Leafwise,
+        leaves: Sequence[PlanLeaf],
+        places: list[int] | None,
+        how: How,
+        *,
+        replace: bool = False,
+    ) -> None:
+        self.tx = tx
+        self.places = places
+        self.tensors = TensorGroup(
+            tx.placements if leaves else everywhere(tx.placements, tx.layout),
+            [leaf.p for leaf in leaves],
+            [[tuple(map(leaf.slots.get, keys)) for keys in tx.layout.slots] for leaf in leaves],
+            [leaf.g for leaf in leaves],
+            how=how,
+            counts=tx.layout.counts,
+            replace=replace,
+        )
+
+    def time(self) -> Any:
+        """The number of this step."""
+        raise NotImplementedError
+
+    def carry(self) -> Sequence[Numbers]:
+        """What each rule carries from its last step."""
+        raise NotImplementedError
+
+    def writes(self, context: StepContext) -> list[Write]:
+        """The writes of what each rule carries to its next step, and of a count of its own."""
+        raise NotImplementedError
+
+    def gradients(self, grads: list[Tensor]) -> list[Tensor]:
+        """The gradients of these leaves among those of a step."""
+        return grads if self.places is None else [grads[i] for i in self.places]
+
+    def carried(self, context: StepContext) -> Iterable[tuple[str, Any]]:
+        """The keys of carried numbers, and their values after a step."""
+        keys, values = self.tx.layout.carry, context.carried
+        return zip(chain.from_iterable(keys), chain.from_iterable(values), strict=True)
+
+
+class StepPlan:
+    """Everything that a step needs but its gradients and numbers.
+
+    entries: what is stepped. absent: the tensors without a gradient whose slots go on. order: the
+    measurements that are summed over processes.
+    """
+
+    def __init__(
+        self, entries: Sequence[PlanEntry], absent: Sequence[WithoutGradient], order: ReductionOrder
+    ) -> None:
+        self.entries = entries
+        self.absent = absent
+        self.order = order
+
+    def writes(
+        self,
+        grads: list[Tensor],
+        extra: dict[str, Any],
+        shared_time: Any = None,
+        others: Sequence[Part] = (),
+    ) -> tuple[list[StepContext], list[Write]]:
+        """A step, ready to be written, for `commit`; and each entry's part in it.
+
+        Args:
+            grads: all gradients.
+            extra: the extra arguments of the rules.
+            shared_time: the number of this step for rules that are counted once for all entries.
+            others: what else takes part.
+        """
+        contexts = [
+            StepContext(x.tensors, x.gradients(grads), x.time(), x.carry(), extra, shared_time)
+            for x in self.entries
+        ]
+        writes = step_all([*contexts, *others], self.order)
+        for absent in self.absent:
+            writes += absent.step(contexts)
+        for entry, context in zip(self.entries, contexts, strict=True):
+            writes += entry.writes(context)
+        return contexts, writes
+
+
+class StepContext(StepScalars):
+    """A group's part in one step: its gradients, and the progress of its numbers."""
+
+    def __init__(
+        self,
+        tensors: TensorGroup,
+        grads: list[Tensor],
+        t: Any,
+        carry: Any,
+        extra: dict[str, Any],
+        shared_time: Any = None,
+    ) -> None:
+        super().__init__(tensors.placements, t, carry, extra, shared_time)
+        self.tensors = tensors
+        self.grads = grads
+        if tensors.divided:
+            self.grads = list(map(sharding.gradient_of, tensors.params, grads))
+
+    def ahead(self) -> list[Key]:
+        """The measurements that are still needed, in order."""
+        return [
+            (placement.name, self.tensors.counts[i])
+            for i, placement in enumerate(self.placements)
+            if placement.rule.reduce is not None and i >= len(self.numbers)
+        ]
+
+    def measure(self) -> list[Sequence[Any]]:
+        """What the next rule measures, in parts still to be summed; none behind a shut gate."""
+        if self.is_shut():
+            return []
+        scalars = self.tensors.bound(self.to_measure(), measuring=True)
+        return self.tensors.measure(self.grads, scalars)
+
+    def advance(self, total: Numbers | None = None) -> None:
+        """Work out the next rule's numbers. total: None if nobody has measured anything."""
+        placement = self.placements[len(self.numbers)]
+        if total is None and placement.rule.reduce is not None and not self.is_shut():
+            total = nothing_measured(placement.rule)
+        super().advance(total)
+
+    def step(self) -> list[Write]:
+        """The group's step, once all numbers are known, ready to be written."""
+        return self.tensors.step(self.grads, self.tensors.bound(self.numbers, measuring=False))
+
+
+class Part(Protocol):
+    """What takes part in a step: a `StepContext`, or a tree that is stepped as a whole.
+
+    `proceed` goes on to the next measurement, False if there is none; `advance` takes its total,
+    or None if nobody has measured anything. `step` then returns the writes.
+    """
+
+    def proceed(self) -> bool: ...
+    def ahead(self) -> list[Key]: ...
+    def measure(self) -> list[Sequence[Any]]: ...
+    def advance(self, total: Numbers | None = None) -> None: ...
+    def step(self) -> list[Write]: ...
+
+
+def step_all(parts: Sequence[Part], order: ReductionOrder = ()) -> list[Write]:
+    """The step of all parts, ready for `commit`; each part then has what it carries on.
+
+    A measurement of one name is summed over all parts, so a global norm spans parameter groups.
+
+    order: the measurements that are summed over processes, too. All processes go through all of
+    them in this order, also where nothing is measured: one that is not met would keep the others
+    waiting.
+    """
+    left = list(order)
+    while (waiting := [part for part in parts if part.proceed()]) or left:
+        key = _next_measurement(waiting, left) if left or len(waiting) > 1 else None
+        meeting = waiting if key is None else [x for x in waiting if x.ahead()[0] == key]
+        found: list[Sequence[Any]] = []
+        for part in meeting:
+            found += part.measure()
+        total = _total(found) if found else None
+        if left and key == left[0][0]:
+            total = over_groups(left.pop(0)[1], total)
+        for part in meeting:
+            part.advance(total)
+    return [write for part in parts for write in part.step()]
+
+
+class WithoutGradient:
+    """The tensors without a gradient on which a rule acts, and what it does to their slots.
+
+    entry: the index of an entry that has the rule's numbers. at: its index among the rules there.
+    """
+
+    def __init__(self, entry: int, at: int, rows: list[tuple[Tensor, Slots]]) -> None:
+        self.entry = entry
+        self.at = at
+        self.rows = rows
+
+    def results(self, contexts: Sequence[StepContext]) -> list[Slots]:
+        """The new slots of each tensor."""
+        context = contexts[self.entry]
+        placement, cast = context.placements[self.at], Caster([context.numbers[self.at]])
+        return [
+            slots_without_gradient(placement.rule, p, slots, cast(p)[0]) for p, slots in self.rows
+        ]
+
+    def step(self, contexts: Sequence[StepContext]) -> list[Write]:
+        """The new slots, ready to be written in place."""
+        return [
+            partial(slot.copy_, x)
+            for (_, slots), new in zip(self.rows, self.results(contexts), strict=True)
+            for slot, x in zip(slots, new, strict=True)
+            if slot is not None and x is not slot
+        ]
+
+
+def commit(writes: list[Write]) -> None:
+    """Make all writes of a step; an interrupt comes before the first or after the last.
+
+    Where all are C functions, one call of the library makes them: Python runs no signal handler
+    inside of it, so none has to be held back. Under a mode, such as that of a default device,
+    torch's functions may run Python.
+    """
+    library = kernels.watcher()
+    if library is None or modes.function_modes() or not library.run_all(writes):
+        held(make, writes)
+
+
+def make(writes: Iterable[Write]) -> None:
+    """Make writes."""
+    for one in writes:
+        one()
+
+
+def _total(parts: list[Sequence[Any]]) -> Numbers:
+    """The sum of measurements, some of them Python numbers: such a number itself where it can be.
+
+    On another device it stays a tensor, so that nobody waits for it, and so it does where autograd
+    records it, or somebody traces.
+    """
+    if len(parts) == 1 and type(parts[0][0]) is float:
+        return tuple(parts[0])
+    numbers = [part for part in parts if isinstance(part[0], float)]
+    total = [sum(column) for column in zip(*numbers, strict=True)]
+    tensors = [part for part in parts if not isinstance(part[0], float)]
+    if tensors:
+        sums = sum_parts(tensors)
+        traced = modes.traced()
+        if not (torch.is_grad_enabled() or traced):
+            sums = tuple([x.item() if x.device.type == "cpu" else x for x in sums])
+        total = [x + y for x, y in zip(total, sums, strict=True)] if numbers else list(sums)
+    return tuple(total)
+
+
+ReductionOrder = Sequence[tuple[Key, Placement]]
+
+
+def reduction_order(chains: Iterable[tuple[Sequence[Placement], Sequence[int]]]) -> ReductionOrder:
+    """The measurements that rules sum over processes, in an order that suits all chains of them.
+
+    chains: rules, and of each its index among the rules of its name.
+    """
+    known: dict[Key, Placement] = {}
+    plans: list[list[Key]] = []
+    for placements, counts in chains:
+        pairs = zip(placements, counts, strict=True)
+        own = {(x.name, n): x for x, n in pairs if x.reduce_groups and x.rule.reduce is not None}
+        known.update(own)
+        plans.append(list(own))
+    order: list[Key] = []
+    while plans := [plan for plan in plans if plan]:
+        order.append(_in_reach(plans))
+        plans = [plan[1:] if plan[0] == order[-1] else plan for plan in plans]
+    return [(key, known[key]) for key in order]
+
+
+def _next_measurement(waiting: list[Part], left: ReductionOrder) -> Key:
+    """The next measurement that every group that needs it has reached."""
+    plans = [part.ahead() for part in waiting]
+    if left:
+        plans.append([key for key, _ in left])
+    return _in_reach(plans)
+
+
+def _in_reach(plans: list[list[Key]]) -> Key:
+    """The first of one plan that nobody has still before it out of reach."""
+    for key, *_ in plans:
+        if all(key not in plan[1:] for plan in plans):
+            return key
+    names = " and ".join(sorted({plan[0][0] for plan in plans}))
+    raise ValueError(
+        f"two parameter groups measure {names} in different orders, so no sum over both exists; "
+        "put these rules in the same order in both."
+    )

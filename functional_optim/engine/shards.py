@@ -1,0 +1,103 @@
+"""DTensors under element-wise rules: each process steps its shards, which are plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.core import sharding
+from functional_optim.core.rule import Placement
+from functional_optim.core.storage import Slots, present
+from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.guards import TensorGuard
+from functional_optim.engine.native import by_entry
+
+
+class ShardExecutor(Executor):
+    """DTensors that one mesh divides in one way: the local shards are a group of their own.
+
+    An element-wise rule does to a shard what it does to that part of the whole tensor. What is
+    measured on shards is completed over the mesh, once for all tensors.
+    """
+
+    through_memory = True
+
+    def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
+        super().__init__(group, members, grads)
+        self.spec: Any = self.params[0]
+        self._build(self._locals(grads))
+
+    def _build(self, grads: list[Tensor]) -> None:
+        """Make a group of the local shards. grads: of these."""
+        params = list(map(sharding.shard, self.params))
+        slots = [[tuple(map(sharding.shard, own)) for own in mine] for mine in self.slots]
+        self.structure, self.outline = tree.structure(params), tree.outline(params)
+        objects = tuple(chain(*self._columns()))
+        self.guard = TensorGuard(grads, [x for x in objects if x is not None], objects)
+        self.inner = type(self.group)(
+            self.group.placements,
+            params,
+            slots,
+            grads,
+            how=self.group.how,
+            counts=self.group.counts,
+        )
+
+    @classmethod
+    def accepts(
+        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
+    ) -> Hashable | None:
+        """DTensors, with slots that are divided as the parameter is."""
+        spec = _spec(p)
+        if spec is None or how == "apart" or not by_entry(placements) or not sharding.is_sharded(g):
+            return None
+        alike = all(_spec(x) == spec and x.shape == p.shape for x in present(slots))
+        return spec if alike else None
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
+        """What is measured on the shards, as one DTensor of parts for each number."""
+        given = self._given(grads)
+        found = self.inner.measure(given, scalars)
+        return [[self._over_mesh(x) for x in part] for part in found]
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+        """The step of the shards."""
+        given = self._given(grads)  # which may make another inner group
+        return self.inner.step(given, scalars)
+
+    def _given(self, grads: list[Tensor]) -> list[Tensor]:
+        """The local gradients, after shards that have moved were taken in."""
+        given = self._locals(grads)
+        if self.guard.trees(self.structure, self.outline, given, *self._columns()) is None:
+            self._build(given)
+        return given
+
+    def _columns(self) -> list[list[Any]]:
+        """The local parameters, and the local tensors of each slot."""
+        rows = zip(*[list(chain(*mine)) for mine in self.slots], strict=True)
+        return [list(map(sharding.shard, column)) for column in (self.params, *rows)]
+
+    def _locals(self, grads: list[Tensor]) -> list[Tensor]:
+        return [sharding.shard(g) for g in self.mine(grads)]
+
+    def _over_mesh(self, x: Any) -> Any:
+        """A number of this process as its part of a sum over the processes that divide a tensor."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        mesh, placed = self.spec.device_mesh, self.spec.placements
+        placements = [Replicate() if where.is_replicate() else Partial() for where in placed]
+        number = torch.as_tensor(x, dtype=torch.float64)
+        return DTensor.from_local(number.to(mesh.device_type), mesh, placements, run_check=False)
+
+
+def _spec(x: Any) -> Hashable | None:
+    """By which mesh, and how, a tensor is divided; None if it is none, or the sum of its parts."""
+    placements = getattr(x, "placements", None)
+    if placements is None or any(where.is_partial() for where in placements):
+        return None
+    return (x.device_mesh, tuple(placements))

@@ -1,0 +1,1 @@
+"""Replicas that fail, in one process and in virtual time."""

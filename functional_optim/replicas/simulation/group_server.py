@@ -1,0 +1,318 @@
+"""The group service of a `Simulation`: quorums, reductions, votes and who holds which step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.replicas.coordinator import Decision
+from functional_optim.replicas.simulation.faults import Point
+from functional_optim.replicas.simulation.reductions import (
+    Commit,
+    Event,
+    SimulatedMember,
+    SimulatedRound,
+)
+from functional_optim.replicas.simulation.scheduler import Baton, Task
+
+
+class Group:
+    """The service. Its methods run when a message arrives, and answer by messages."""
+
+    def __init__(
+        self,
+        baton: Baton,
+        rng: random.Random,
+        strike: Callable[[SimulatedMember, Point], None],
+        *,
+        min_replicas: int,
+        heals_at_start: bool,
+        init_sync: bool,
+        timeout: float,
+        join_timeout: float,
+        latency: float,
+    ) -> None:
+        self.baton = baton
+        self.rng = rng
+        self.strike = strike
+        self.min_replicas = min_replicas
+        self.heals_at_start = heals_at_start
+        self.init_sync = init_sync
+        self.timeout = timeout
+        self.join_timeout = join_timeout
+        self.latency = latency
+        self.step = 0
+        self.commits: list[Commit] = []
+        self.lost: list[Event] = []
+        self.log: list[Event] = []
+        self.members: dict[int, SimulatedMember] = {}
+        self._waiting: dict[SimulatedMember, Any] = {}
+        self._round: SimulatedRound | None = None
+        self._deadline: float | None = None
+
+    # ---------------------------------------------------------------- messages
+
+    def note(
+        self, member: SimulatedMember | None, what: str, decision: Decision | None = None
+    ) -> Event:
+        """Write a line of the log."""
+        rank, life = (None, None) if member is None else (member.rank, member.life)
+        event = Event(self.baton.now, rank, life, what, decision)
+        self.log.append(event)
+        return event
+
+    def send(self, m: SimulatedMember, arrive: Callable[[], None]) -> None:
+        """A message from a replica, on its way to the service."""
+
+        def arrived() -> None:
+            if m.alive:
+                if m.cut_until > self.baton.now:
+                    self.baton.at(m.cut_until, arrived)
+                else:
+                    arrive()
+
+        self.baton.at(self.baton.now + self._travel(m), arrived)
+
+    def _reply(self, m: SimulatedMember, key: Any, value: Any) -> None:
+        """A message from the service, on its way to a replica; which goes on if it waits for it."""
+
+        def arrived() -> Task | None:
+            if m.alive:
+                if m.cut_until > self.baton.now:
+                    self.baton.at(m.cut_until, arrived)
+                    return None
+                m.inbox[key] = value
+                if m.awaits == key:
+                    return m.task
+            return None
+
+        self.baton.at(self.baton.now + self._travel(m) + m.late, arrived)
+        m.late = 0.0
+
+    def _travel(self, m: SimulatedMember) -> float:
+        slow = m.each if m.slow_until > self.baton.now else 0.0
+        return self.latency * (0.5 + self.rng.random()) + slow
+
+    # ---------------------------------------------------------------- who is there
+
+    def begin(self, m: SimulatedMember) -> None:
+        """A new life of a replica."""
+        self.members[m.rank] = m
+
+    def died(self, m: SimulatedMember) -> None:
+        """A replica is dead; its connections break at once."""
+        m.alive = False
+        self._gone(m, "died")
+
+    def leave(self, m: SimulatedMember) -> None:
+        """A replica has finished; what it holds can still be had from it."""
+        if m.alive and not m.left:
+            m.left = True
+            self._gone(m, "left")
+
+    def take_back(self, m: SimulatedMember) -> None:
+        """A committed step could not be taken by one of its members."""
+        m.held = -1
+        self._check_history()
+        self._form()
+
+    def _gone(self, m: SimulatedMember, how: str) -> None:
+        self._waiting.pop(m, None)
+        r = self._round
+        if r is not None and m in r.given and m not in r.votes:
+            self._conclude(r, f"replica {m.rank} {how}")
+        self._check_history()
+        self._form()
+
+    def holders(self) -> list[SimulatedMember]:
+        """Who has the last committed step."""
+        return [m for m in self.members.values() if m.alive and m.held == self.step]
+
+    def _check_history(self) -> None:
+        if self.step and not self.holders():
+            held = max([m.held for m in self.members.values() if m.alive], default=0)
+            old, self.step = self.step, max(held, 0)
+            self.lost.append(self.note(None, f"lost: the steps after {self.step}, up to {old}"))
+
+    # ---------------------------------------------------------------- quorums
+
+    def join(self, m: SimulatedMember, key: Any) -> None:
+        """A replica asks to start a step."""
+        self._waiting[m] = key
+        self.strike(m, "in start")
+        self._form()
+
+    def back(self) -> None:
+        """A replica can be reached again."""
+        self._form()
+
+    def why_no_quorum(self) -> str:
+        """What a replica that has asked to start waits for."""
+        return (
+            f"a quorum ({len(self._waiting)} of min_replicas={self.min_replicas} have asked, "
+            f"{len(self.holders())} hold the last committed step, {self.step})"
+        )
+
+    def _form(self) -> None:
+        """Begin a round, if all who live have asked for it, or the time to wait for them is up."""
+        if self._round is not None or not self._waiting:
+            self._deadline = None
+            return
+        if self._deadline is None:
+            self._deadline = self.baton.now + self.join_timeout
+            self.baton.at(self._deadline, self._form)
+        everybody = [self.members[rank] for rank in sorted(self.members)]
+        there = [m for m in everybody if m in self._waiting and self._reaches(m)]
+        busy = [m for m in everybody if m.alive and not m.left and m not in there]
+        if not there or (busy and self.baton.now < self._deadline):
+            return
+        left = [m for m in everybody if m.alive and m.left]
+        source = next(
+            (m for m in (*there, *left) if m.held == self.step and self._reaches(m)), None
+        )
+        if len(there) + len(left) < self.min_replicas:
+            return
+        if source is not None:
+            self._begin(there, source)
+        elif all(m.held < 0 for m in everybody if m.alive):
+            for m in there:
+                self._reply(m, self._waiting.pop(m), None)
+
+    def _begin(self, there: list[SimulatedMember], source: SimulatedMember) -> None:
+        together = self.init_sync and self.step == 0
+        heal = [m for m in there if m is not source and (together or m.held != self.step)]
+        participants = [m for m in there if self.heals_at_start or m not in heal]
+        r = self._round = SimulatedRound(self.step, there, participants, source, self.baton.now)
+        r.saved = {m: _saved(source) for m in heal}
+        self._deadline = None
+        self._watch(r)
+        for m in there:
+            self._reply(m, self._waiting.pop(m), r)
+
+    def _reaches(self, m: SimulatedMember) -> bool:
+        return m.alive and m.cut_until <= self.baton.now
+
+    def no_heal(self, m: SimulatedMember, r: SimulatedRound) -> str:
+        """Why the replica that heals in a round cannot be healed now; "" if it can."""
+        if r.over:
+            return r.reason
+        if not self._reaches(m):
+            return f"replica {m.rank} is cut off, and cannot heal"
+        if not self._reaches(r.source):
+            return f"replica {m.rank} cannot reach the peer that it was to be healed by"
+        return ""
+
+    # ---------------------------------------------------------------- reductions and votes
+
+    def give(self, m: SimulatedMember, r: SimulatedRound, k: int, vector: Tensor) -> None:
+        """A contribution to the k-th reduction of a round."""
+        if not r.over:
+            r.heard = self.baton.now
+            r.given[m] += 1
+            r.sums.setdefault(k, {})[m] = vector
+        self.strike(m, "in allreduce")
+        if r.over:
+            self._reply(m, (r, k), None)
+            return
+        given = r.sums[k]
+        if len(given) < len(r.members):
+            return
+        looks = {(given[m].numel(), given[m].dtype): m.rank for m in reversed(r.members)}
+        if len(looks) > 1:
+            told = [f"replica {rank} {n} of {dtype}" for (n, dtype), rank in looks.items()]
+            self._conclude(r, f"the tensors to average differ: {', '.join(told[::-1])}")
+            return
+        del r.sums[k]
+        mean = _mean([given[m] for m in r.participants], given[m])
+        for other in r.members:
+            self._reply(other, (r, k), mean)
+
+    def object(self, m: SimulatedMember, r: SimulatedRound, reason: str) -> None:
+        """A replica has reported an error of an open step."""
+        self._conclude(r, f"replica {m.rank}: {reason}")
+
+    def vote(self, m: SimulatedMember, r: SimulatedRound, reason: str) -> None:
+        """A replica's vote: yes, if it has no reason against the step."""
+        if not r.over:
+            r.heard = self.baton.now
+            r.votes[m] = reason
+        self.strike(m, "in decide")
+        if r.over:
+            self._reply(m, r, None)
+        elif reason:
+            self._conclude(r, f"replica {m.rank}: {reason}")
+        elif len(r.votes) == len(r.members):
+            self._conclude(r, self._objection(r))
+
+    def _objection(self, r: SimulatedRound) -> str:
+        """Why a round is refused though all have voted for it; "" if it is not."""
+        if not r.participants:
+            return "no replica took part, all were healing"
+        if not any(m.alive for m in r.members):
+            return "no replica lives to take it"
+        return ""
+
+    def _conclude(self, r: SimulatedRound, reason: str) -> None:
+        if r.over:
+            return
+        r.over, r.committed, r.reason = True, not reason, reason
+        self._round = None
+        if r.committed:
+            self.step = r.step + 1
+            ranks = tuple([m.rank for m in r.participants])
+            commit = Commit(self.step, ranks, tuple([m.rank for m in r.members]))
+            self.commits.append(commit)
+            self.note(None, f"committed step {self.step} of replicas {_names(r.participants)}")
+            for m in r.members:
+                m.held = self.step
+        else:
+            self.note(None, f"refused step {r.step + 1}: {reason}")
+        for k, given in r.sums.items():
+            for m in given:
+                self._reply(m, (r, k), None)
+        for m in r.votes:
+            self._reply(m, r, None)
+        self._form()
+
+    def _watch(self, r: SimulatedRound) -> None:
+        """Give a round up that nothing was heard of for the timeout."""
+        due = r.heard + self.timeout
+
+        def check() -> None:
+            if not r.over and r.heard + self.timeout > due:
+                self._watch(r)
+            elif not r.over:
+                far = {m: (m in r.votes, r.given[m]) for m in r.members}
+                least = min(far.values())
+                silent = [m for m in r.members if far[m] == least]
+                self._conclude(r, f"nothing heard of {_names(silent)} for {self.timeout:g} s")
+
+        self.baton.at(due, check)
+
+
+def _saved(m: SimulatedMember) -> dict[str, Any]:
+    try:
+        return m.saved()
+    except Exception as error:
+        raise RuntimeError(
+            f"replica {m.rank} (life {m.life}) could not be saved for a peer: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _mean(parts: list[Tensor], like: Tensor) -> Tensor:
+    """Summed in the order of ranks, half types in float32: the same bits for everybody."""
+    if not parts:
+        return torch.zeros_like(like)
+    total = parts[0].float() if like.dtype.itemsize < 4 else parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return (total / len(parts)).to(like.dtype)
+
+
+def _names(members: Iterable[SimulatedMember]) -> str:
+    return ", ".join([str(m.rank) for m in members])

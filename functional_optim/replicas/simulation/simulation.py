@@ -1,0 +1,278 @@
+"""A group of replicas in one process, with faults: ordinary blocking code on virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+from functional_optim.replicas.coordinator import Decision
+from functional_optim.replicas.simulation.connection import Simulated
+from functional_optim.replicas.simulation.faults import (
+    CutOff,
+    Delay,
+    Fault,
+    Kill,
+    Point,
+    check_faults,
+)
+from functional_optim.replicas.simulation.group_server import Group
+from functional_optim.replicas.simulation.reductions import Commit, Event, SimulatedMember
+from functional_optim.replicas.simulation.scheduler import Baton
+
+
+class SimulationResult(NamedTuple):
+    """What a simulation has seen.
+
+    returned: by rank, what the worker has returned in its last life; nothing of the dead.
+    log: all events, in the order of virtual time.
+    commits: the steps that were committed, in order.
+    lost: the events of committed steps whose last holder has died. Empty: none is lost.
+    time: when it was over, in virtual seconds.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> def worker(group):
+        ...     group.start()
+        ...     group.decide()
+        >>> dies = fo.replicas.Kill(rank=1)
+        >>> for event in fo.replicas.Simulation(replicas=2, faults=[dies]).run(worker).log:
+        ...     print(event)
+        0.0000 s, replica 0: began
+        0.0000 s, replica 1: began
+        0.0000 s, replica 1: killed before start
+        0.0260 s, replica 0: started step 1
+        0.0352 s, the group: committed step 1 of replicas 0
+        0.0428 s, replica 0: decided: committed
+        0.0428 s, replica 0: finished
+    """
+
+    returned: dict[int, Any]
+    log: list[Event]
+    commits: list[Commit]
+    lost: list[Event]
+    time: float
+
+    def decisions(self, rank: int, life: int | None = None) -> list[Decision]:
+        """What a replica was told, in one of its lives or in all.
+
+        Example::
+
+            >>> import functional_optim as fo
+            >>> def worker(group):
+            ...     group.start()
+            ...     group.report_error(ValueError("no data"))
+            ...     group.decide()
+            >>> result = fo.replicas.Simulation(replicas=1).run(worker)
+            >>> [decision.reason for decision in result.decisions(rank=0)]
+            ['replica 0: ValueError: no data']
+        """
+        return [
+            event.decision
+            for event in self.log
+            if event.rank == rank and life in (None, event.life) and event.what == "decided"
+            if event.decision is not None
+        ]
+
+
+class Simulation:
+    """Replicas that train together in one process, and what may befall them.
+
+    A worker is ordinary blocking code. Each replica runs it in a thread of its own, but only one
+    thread at a time, and another gets its turn only inside a call of a coordinator. Time is
+    virtual. What happens when follows from the seed and the faults: the same gives the same run,
+    bit for bit. Averages are real, and have the same bits for all participants.
+
+    **The group.** A quorum forms when all living replicas have asked to start, or `join_timeout`
+    after the first. It goes on from the last committed step: who is behind is healed with what a
+    replica that has it has saved; if none of these can be reached, the others wait. While nothing
+    is committed, all are made equal to the lowest rank. A reduction fails, and the step is refused,
+    where a member dies or nothing is heard of it for `timeout`. A replica whose worker has returned
+    stays as a peer to heal from, until all have, as a process would that serves its last
+    checkpoint (`Replica.finish` says which one).
+
+    **The vote is all or nothing.** A step is committed if every member of the quorum has voted for
+    it, and refused for all of them otherwise. Who is cut off while the vote is counted waits until
+    it is back, and is told the outcome. torchft votes in each replica group by itself: where one
+    group misses the answer, it may refuse what the others have committed, and is healed
+    afterwards; and a quorum goes on from the highest step in it, whatever those who are cut off
+    have committed. Here no committed step can be lost, so a test can ask for just that; unless all
+    who have it die, and then `SimulationResult.lost` says so.
+
+    Args:
+        replicas: how many, ≥ 1.
+        seed: of the times that messages take.
+        faults: `Kill`, `Delay`, `CutOff` and `Slow`, or `random_faults(seed)`. Each strikes once.
+        min_replicas: how many it takes to form a quorum, those included that have finished.
+        heals_at_start: deliver a peer's state in `start`, as torchft with `use_async_quorum=False`:
+            who is healed takes part. By default in `decide`: who is healed is left out of the mean.
+            A worker has to look after `start` whether it was healed to the end of its training.
+        init_sync: make all replicas equal while nothing is committed. Default: True, as torchft.
+        timeout: seconds without a message until an open step is refused.
+        join_timeout: seconds that a quorum waits for the others.
+        latency: seconds that a message takes; in truth a half to one and a half of it.
+        limit: virtual seconds after which the run is given up.
+        errors: "raise" ends the run with an exception of a worker; "crash" takes it for the death
+            of its replica.
+        max_retries, bucket_bytes: as for `Coordinator`.
+
+    Raises:
+        ValueError: for numbers out of range; for a fault of no replica or at no point.
+        TypeError: for what is no fault.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def worker(coordinator):
+        ...     replica = fo.replicas.Replica(coordinator, fo.sgd(0.5))
+        ...     now = replica.init(torch.tensor([8.0 + coordinator.rank]))
+        ...     while coordinator.step < 3:
+        ...         now = replica.start(now)
+        ...         now, decision = replica.step(now.params, now)
+        ...     return now.params
+        >>> dies = fo.replicas.Kill(rank=1, step=1, point="in allreduce", restart=0.5)
+        >>> result = fo.replicas.Simulation(replicas=2, faults=[dies]).run(worker)
+        >>> result.returned
+        {0: tensor([1.]), 1: tensor([1.])}
+        >>> [commit.participants for commit in result.commits]
+        [(0,), (0,), (0,)]
+        >>> [decision.reason for decision in result.decisions(rank=0)]
+        ['', 'replica 1 died', '', '']
+    """
+
+    def __init__(
+        self,
+        replicas: int = 3,
+        *,
+        seed: int = 0,
+        faults: Iterable[Fault] = (),
+        min_replicas: int = 1,
+        heals_at_start: bool = False,
+        init_sync: bool = True,
+        timeout: float = 1.0,
+        join_timeout: float = 0.1,
+        latency: float = 0.01,
+        limit: float = 1e6,
+        errors: Literal["raise", "crash"] = "raise",
+        max_retries: int | None = None,
+        bucket_bytes: int = 25 * 2**20,
+    ) -> None:
+        if not 1 <= min_replicas <= replicas:
+            raise ValueError(
+                f"a quorum of min_replicas={min_replicas} cannot form out of {replicas} replicas; "
+                "1 ≤ min_replicas ≤ replicas."
+            )
+        times = {"timeout": timeout, "join_timeout": join_timeout, "latency": latency}
+        for name, seconds in times.items():
+            if not seconds > 0:
+                raise ValueError(f"{name} must be more than 0 s, but is {seconds}.")
+        if errors not in ("raise", "crash"):
+            raise ValueError(f'errors must be "raise" or "crash", but is {errors!r}.')
+        self.replicas = replicas
+        self.seed = seed
+        self.faults = list(faults)
+        self.limit = limit
+        self.errors = errors
+        self._rules: dict[str, Any] = {
+            "min_replicas": min_replicas,
+            "heals_at_start": heals_at_start,
+            "init_sync": init_sync,
+            **times,
+        }
+        self._options: dict[str, Any] = {"max_retries": max_retries, "bucket_bytes": bucket_bytes}
+        check_faults(self.faults, replicas)
+
+    def run(self, worker: Callable[[Simulated], Any]) -> SimulationResult:
+        """Run a worker for each replica, to its end or its death.
+
+        Args:
+            worker: takes its replica's coordinator. Called anew for every life.
+
+        Raises:
+            RuntimeError: if a worker has raised, with its rank; if nobody can move any more, with
+                who waits for what.
+            TimeoutError: at the limit of virtual time.
+        """
+        return _Run(self, worker).result()
+
+
+class _Run:
+    """One run of a simulation."""
+
+    def __init__(self, plan: Simulation, worker: Callable[[Simulated], Any]) -> None:
+        self.plan = plan
+        self.worker = worker
+        self.pending = list(plan.faults)
+        self.returned: dict[int, Any] = {}
+        self.baton = Baton(plan.limit)
+        self.group = Group(self.baton, random.Random(plan.seed), self.strike, **plan._rules)
+
+    def result(self) -> SimulationResult:
+        for rank in range(self.plan.replicas):
+            self.begin(rank, 0, 0.0)
+        self.baton.run()
+        group = self.group
+        returned = {rank: self.returned[rank] for rank in sorted(self.returned)}
+        return SimulationResult(returned, group.log, group.commits, group.lost, self.baton.now)
+
+    def begin(self, rank: int, life: int, time: float) -> None:
+        """A life of a replica, from that time on."""
+        plan, group = self.plan, self.group
+        coordinator = Simulated(group, self.baton, rank, life, **plan._options)
+        me = coordinator._me
+
+        def live() -> None:
+            group.begin(me)
+            group.note(me, "restarted" if life else "began")
+            try:
+                value = self.worker(coordinator)
+            except Exception as error:
+                if not me.alive or self.baton.over:
+                    return
+                if self.plan.errors == "raise":
+                    raise RuntimeError(
+                        f"the worker of replica {rank} (life {life}) failed at "
+                        f"{self.baton.now:.4g} s: {type(error).__name__}: {error}"
+                    ) from error
+                group.note(me, f"crashed: {type(error).__name__}: {error}")
+                group.died(me)
+                return
+            if me.alive and not self.baton.over:
+                self.returned[rank] = value
+                group.note(me, "finished")
+                coordinator.close()
+
+        me.task = self.baton.spawn(f"replica {rank} (life {life})", live, time)
+
+    def strike(self, m: SimulatedMember, point: Point) -> None:
+        """Let the faults happen that are due where a replica is now."""
+        now = self.baton.now
+        for fault in [f for f in self.pending if (f.rank, f.point) == (m.rank, point)]:
+            if not m.alive or m.step < fault.step:
+                continue
+            self.pending.remove(fault)
+            if isinstance(fault, Kill):
+                self.kill(m, fault)
+            elif isinstance(fault, Delay):
+                self.group.note(m, f"delayed {point} by {fault.seconds:g} s")
+                m.late += fault.seconds
+            elif isinstance(fault, CutOff):
+                self.group.note(m, f"cut off {point} for {fault.seconds:g} s")
+                m.cut_until = max(m.cut_until, now + fault.seconds)
+                self.baton.at(m.cut_until, self.group.back)
+            else:
+                self.group.note(m, f"slow {point} for {fault.seconds:g} s")
+                m.slow_until, m.each = now + fault.seconds, fault.each
+
+    def kill(self, m: SimulatedMember, fault: Kill) -> None:
+        group = self.group
+        if fault.unless_last and group.step and group.holders() == [m]:
+            group.note(m, f"spared {fault.point}: nobody else has step {group.step}")
+            return
+        group.note(m, f"killed {fault.point}")
+        m.task.doomed = True
+        self.baton.at(self.baton.now, lambda: m.task)
+        if fault.restart is not None:
+            self.begin(m.rank, m.life + 1, self.baton.now + fault.restart)
+        group.died(m)

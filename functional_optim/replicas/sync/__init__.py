@@ -1,0 +1,1 @@
+"""Local steps between synchronizations: local SGD and DiLoCo."""

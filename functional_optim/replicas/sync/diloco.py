@@ -1,0 +1,224 @@
+"""DiLoCo: step alone, and let an outer optimizer follow the mean of where that led."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.combinators.local_steps import (
+    Synced,
+    check_alone,
+    check_steps,
+    copied,
+    no_steps,
+)
+from functional_optim.core import base
+from functional_optim.core.factory import factory
+from functional_optim.core.paths import partial
+from functional_optim.replicas.sync.fragments import Division, Fragments, cut, map_owned, owner_of
+
+
+class DiLoCoState(NamedTuple):
+    """The state of `diloco`.
+
+    since: 0-dim int64 on the CPU, local steps since a fragment was last synchronized.
+    turn: 0-dim int64 on the CPU, the fragment whose turn it is next, from 0.
+    inner: the state of the inner transformation. Each replica has its own.
+    anchor: each fragment's parameters as they left the outer transformation at its last
+        synchronization, the same bits on all replicas.
+    past: `inner` as it was then: all of it if there is one fragment, otherwise the slots of each
+        fragment's leaves, and None for what all leaves share.
+    outer: for each fragment the state of the outer transformation, the same on all replicas.
+    """
+
+    since: Tensor
+    turn: Tensor
+    inner: Any
+    anchor: Any
+    past: Any
+    outer: tuple[Any, ...]
+
+
+@factory
+def diloco(
+    inner: base.GradientTransformation,
+    outer: base.GradientTransformation,
+    every: int,
+    fragments: Fragments = 1,
+    delay: int = 0,
+    alpha: float = 0.0,
+) -> Synced:
+    """Every so many steps, let an outer transformation step along the mean of the replicas' ways.
+
+    Between synchronizations each replica steps alone, with its own gradients and its own inner
+    state. How far its parameters θ have come from the anchor φ is the outer transformation's
+    gradient::
+
+        Δ = mean(φ − θ)              over the group, offered `delay` steps before it is used
+        φ ← φ + outer(Δ, φ)
+        θ ← φ + alpha · (θ − φ)
+
+    With several fragments they take turns, one every `every / fragments` steps, which spreads the
+    traffic; each has an outer state of its own.
+
+    A refused synchronization takes back what was done to its fragment since the fragment's last
+    one: its parameters are the anchor again, and inner slots of its leaves what they were then, bit
+    for bit (with one fragment all of the inner state, counts included; with several, what the
+    leaves share goes on). The outer state is untouched, and the same fragment has the next turn.
+
+    Args:
+        inner: the transformation of a local step; the papers use AdamW. Extra arguments are passed
+            on.
+        outer: any transformation without extra arguments; the papers use
+            `fo.sgd(0.7, momentum=0.9, nesterov=True)`.
+        every: local steps from one synchronization of a fragment to its next, ≥ 1 and a multiple of
+            the number of fragments. The first paper's main runs use 500.
+        fragments: a number: the leaves, in the tree's order, are cut into so many runs of about the
+            same size in bytes. Or a list with a mask for each fragment: a path pattern, patterns
+            of which one must fit, a function of path and leaf, or a tree of bools (see
+            `partition`); a leaf belongs to the first that selects it. Default: all at once.
+        delay: τ, local steps between offer and use, so that a reduction may take its time;
+            0 ≤ delay < every / fragments. Default: none.
+        alpha: how much of the local parameters is kept, in [0, 1]. Default: nothing.
+
+    Returns:
+        A `Synced`, to be driven by `replicas.Replica`. `update` alone is that of inner, and counts.
+        Where `offer` is traced and there are several fragments, say which:
+        `offer(state, params, fragment=1)`.
+
+    State: a `DiLoCoState`. Memory: parameters and inner state once more, and the outer state.
+
+    Raises:
+        TypeError: if inner or outer is no transformation, or fragments of another kind.
+        ValueError: for numbers out of range; if inner or outer has a `local_sgd` or `diloco`
+            inside, or outer needs extra arguments; from init, if a leaf is in no fragment, or a
+            fragment has no leaf.
+
+    Papers: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+    https://arxiv.org/abs/2311.08105, Algorithm 1; and "Streaming DiLoCo with overlapping
+    communication", https://arxiv.org/abs/2501.18512, Algorithm 2.
+
+    With several fragments or a delay, replicas must agree on turns before they offer: the group has
+    to heal in `start` (of a torchft Manager: `use_async_quorum=False`).
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.diloco(fo.sgd(0.5), fo.sgd(0.5, momentum=0.9), every=2)
+        >>> replica = fo.replicas.Replica(fo.replicas.Local(), tx)
+        >>> now = replica.init(torch.zeros(1))
+        >>> for _ in range(4):
+        ...     now = replica.start(now)
+        ...     now, decision = replica.step(-torch.ones(1), now)
+        ...     print(now.params, now.state.anchor)
+        tensor([0.5000]) tensor([0.])
+        tensor([0.5000]) tensor([0.5000])
+        tensor([1.]) tensor([0.5000])
+        tensor([1.4500]) tensor([1.4500])
+    """
+    check_alone("diloco", inner, "diloco(adamw(), sgd(0.7), every=100)")
+    check_alone("diloco", outer, "diloco(adamw(), sgd(0.7), every=100)")
+    check_steps("diloco", every)
+    division = Division(fragments)
+    n = division.count
+    _check(outer, every, n, delay, alpha)
+    turns = every // n
+
+    def init(params: Any) -> DiLoCoState:
+        owners = division.owners(params)
+        mine = inner.init(params)
+        past = _for_each(lambda owner, x: _own(owner, x), params, owners, mine)
+        with partial():
+            begun = tuple([outer.init(cut(owners, k, params, params)) for k in range(n)])
+        return DiLoCoState(no_steps(), no_steps(), mine, copied(params), past, begun)
+
+    def _for_each(fn: Any, params: Any, owners: Any, state: Any, *rest: Any) -> Any:
+        if n == 1:
+            return tree.map(lambda *xs: fn(0, *xs), state, *rest)
+        return map_owned(fn, params, owners, state, *rest)
+
+    def offers(state: DiLoCoState) -> bool:
+        return int(state.since) >= turns - delay
+
+    def offer(state: DiLoCoState, params: Any, fragment: int | None = None) -> Any:
+        owners = division.owners(params)
+        k = fragment
+        if k is None:
+            k = 0 if n == 1 else int(state.turn)
+        way = tree.map(torch.sub, state.anchor, params)
+        return cut(owners, k, params, way)
+
+    def settles(state: DiLoCoState) -> bool:
+        return int(state.since) >= turns
+
+    def taken(mean: Any, state: DiLoCoState, params: Any) -> tuple[Any, DiLoCoState]:
+        owners = division.owners(params)
+        k = owner_of(mean, params, owners)
+        anchor = cut(owners, k, params, state.anchor)
+        updates, stepped = outer.update(mean, state.outer[k], anchor)
+        there = base.apply_updates(anchor, updates)
+
+        def mixed(p: Tensor, old: Tensor, new: Any) -> tuple[Tensor, Tensor]:
+            if new is None:
+                return p, old
+            return (torch.lerp(new, p, alpha) if alpha else new.clone()), new
+
+        mine, anchors = tree.map_unzip(2, mixed, params, state.anchor, there)
+
+        def kept(owner: int | None, x: Tensor, old: Any) -> Any:
+            return _own(owner, x) if owner == k else old
+
+        past = _for_each(kept, params, owners, state.inner, state.past)
+        begun = tuple([stepped if i == k else x for i, x in enumerate(state.outer)])
+        turn = (state.turn + 1) % n
+        return mine, DiLoCoState(no_steps(), turn, state.inner, anchors, past, begun)
+
+    def refused(mean: Any, state: DiLoCoState, params: Any) -> tuple[Any, DiLoCoState]:
+        owners = division.owners(params)
+        k = owner_of(mean, params, owners)
+
+        def back(_: Any, owner: int, x: Tensor, old: Tensor) -> Tensor:
+            return old.clone() if owner == k else x
+
+        def slot_back(owner: int | None, x: Tensor, old: Any) -> Tensor:
+            return old.clone() if owner == k else x
+
+        mine = tree.map(back, params, owners, params, state.anchor)
+        kept = _for_each(slot_back, params, owners, state.inner, state.past)
+        return mine, state._replace(since=no_steps(), inner=kept)
+
+    return Synced(inner, init, offers, offer, settles, taken, refused, n > 1 or delay > 0)
+
+
+def _own(owner: int | None, x: Tensor) -> Tensor | None:
+    """A copy of what the leaves of a fragment have for themselves."""
+    return None if owner is None else x.clone()
+
+
+def _check(
+    outer: base.GradientTransformation, every: int, fragments: int, delay: Any, alpha: Any
+) -> None:
+    if every % fragments:
+        raise ValueError(
+            f"diloco synchronizes one of {fragments} fragments every every / {fragments} steps, so "
+            f"every must be a multiple of {fragments}, but is {every}."
+        )
+    if isinstance(delay, bool) or not (isinstance(delay, int) and 0 <= delay < every // fragments):
+        raise ValueError(
+            f"diloco needs a delay of whole steps from 0 to {every // fragments - 1}, less than "
+            f"every / fragments, so that one offer is settled before the next; but got {delay!r}."
+        )
+    if not (isinstance(alpha, (int, float)) and 0.0 <= alpha <= 1.0):
+        raise ValueError(
+            "diloco mixes local and global parameters with an alpha from 0 (all global) to 1 (all "
+            f"local), but got {alpha!r}."
+        )
+    needed = outer.required
+    if needed:
+        raise ValueError(
+            f"the outer transformation of diloco needs {', '.join(needed)} in update, which nobody "
+            "has at a synchronization; choose one without extra arguments."
+        )

@@ -1,0 +1,240 @@
+"""The drop-ins stand in for torch.optim's classes: names, arguments, errors, configurations."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+
+import pytest
+import torch
+from helpers import as_parameters, assert_close, copy_of, make_grads, make_params, step_object
+from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_db
+
+from functional_optim import adapters
+
+INFOS = {
+    getattr(adapters, info.optim_cls.__name__): info
+    for info in optim_db
+    if hasattr(adapters, info.optim_cls.__name__) and not info.step_requires_closure
+}
+every_drop_in = pytest.mark.parametrize("drop_in", INFOS)
+
+
+def original(drop_in):
+    return INFOS[drop_in].optim_cls
+
+
+def entries(of):
+    """One test per drop-in and entry of torch's own database."""
+    return [
+        pytest.param(drop_in, entry, id=f"{drop_in.__name__}-{i}")
+        for drop_in, info in INFOS.items()
+        for i, entry in enumerate(of(info))
+    ]
+
+
+def inputs(drop_in, steps):
+    """What torch's class can step: Muon matrices only, none of them an empty tensor."""
+    params = {name: p for name, p in make_params().items() if p.numel()}
+    if drop_in is adapters.Muon or INFOS[drop_in].only_supports_sparse_grads:
+        params = {name: p for name, p in params.items() if p.dim() == 2}
+    # with the parameters' strides, as autograd has them: torch's fused Adam needs it
+    grads = [
+        {name: torch.empty_like(params[name]).copy_(g) for name, g in tree.items()}
+        for tree in make_grads(params, steps)
+    ]
+    if INFOS[drop_in].only_supports_sparse_grads:
+        grads = [{name: sparse(g, i) for name, g in tree.items()} for i, tree in enumerate(grads)]
+    return params, grads
+
+
+def sparse(g, i):
+    """g with one row missing, another one each time."""
+    keep = torch.arange(len(g)) != i % len(g)
+    at = keep.nonzero().t()
+    return torch.sparse_coo_tensor(at, g[keep], g.shape, check_invariants=True)
+
+
+def compare(drop_in, steps=10, tolerance=1e-10, **hyper):
+    """Torch's class and ours, a few steps from equal parameters."""
+    params, grads = inputs(drop_in, steps)
+    theirs, ours = as_parameters(params), as_parameters(params)
+    step_object(original(drop_in)(theirs, **hyper), grads)
+    step_object(opt := drop_in(ours, compile=False, **hyper), grads)
+    assert_close(copy_of(ours), copy_of(theirs), tolerance)
+    assert not torch.equal(ours[0], params["matrix"])
+    return opt
+
+
+@every_drop_in
+def test_is_an_instance_of_torchs_class(drop_in):
+    opt = drop_in([torch.zeros(2, 2)])
+    assert isinstance(opt, original(drop_in))
+    assert type(opt).__name__ == original(drop_in).__name__
+
+
+def test_adamw_is_an_adam_as_in_torch():
+    assert issubclass(adapters.AdamW, adapters.Adam)
+    assert not issubclass(adapters.Adam, torch.optim.AdamW)
+
+
+@every_drop_in
+def test_the_signature_is_torchs_and_compile(drop_in):
+    """As it is written in the class, where editors and type checkers read it."""
+    theirs, ours = inspect.signature(original(drop_in)), inspect.signature(drop_in)
+    assert "__signature__" not in vars(drop_in)
+    written = inspect.signature(vars(drop_in)["__init__"])
+    assert list(written.parameters)[1:] == list(ours.parameters)
+    assert list(ours.parameters.values())[:-1] == list(theirs.parameters.values())
+    last = ours.parameters["compile"]
+    assert (last.kind, last.default) == (last.KEYWORD_ONLY, True)
+
+
+@every_drop_in
+def test_defaults_and_groups_have_torchs_keys_and_values(drop_in):
+    theirs, ours = (cls([torch.zeros(2, 2)]) for cls in (original(drop_in), drop_in))
+    assert ours.defaults == theirs.defaults
+    for a, b in zip(ours.param_groups, theirs.param_groups, strict=True):
+        assert {**a, "params": None} == {**b, "params": None}
+
+
+def other(x):
+    """Another value that an argument with default x takes."""
+    if isinstance(x, tuple):
+        return tuple(other(y) for y in x)
+    return x * (0.9 if x < 1 else 1.5) if isinstance(x, float) else x
+
+
+@every_drop_in
+def test_arguments_are_taken_by_position(drop_in):
+    _, *rest = inspect.signature(original(drop_in)).parameters.values()
+    given = [other(p.default) for p in rest if p.kind is p.POSITIONAL_OR_KEYWORD]
+    theirs, ours = (cls([torch.zeros(2, 2)], *given) for cls in (original(drop_in), drop_in))
+    assert ours.defaults == theirs.defaults != drop_in([torch.zeros(2, 2)]).defaults
+
+
+@every_drop_in
+def test_the_default_arguments_step_as_torch_does(drop_in):
+    compare(drop_in)
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "entry"), entries(lambda info: info.optim_inputs_func(device="cpu"))
+)
+def test_every_configuration_of_torchs_tests(drop_in, entry):
+    # torch computes with a tensor lr in the tensor's own dtype, here float32
+    as_tensor = any(isinstance(x, torch.Tensor) for x in entry.kwargs.values())
+    compare(drop_in, tolerance=1e-6 if as_tensor else 1e-10, **entry.kwargs)
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "flags"),
+    [
+        pytest.param(drop_in, {flag: value}, id=f"{drop_in.__name__}-{flag}-{value}")
+        for drop_in in INFOS
+        for flag in ("foreach", "fused")
+        for value in (True, False)
+        if flag in inspect.signature(drop_in).parameters
+    ],
+)
+def test_flags_of_torchs_implementation_change_nothing(drop_in, flags):
+    opt = compare(drop_in, tolerance=1e-6, **flags)  # torch's foreach ASGD counts in float32
+    assert not opt._step_supports_amp_scaling
+
+
+def failure(make, params, step=False, **hyper):
+    """The type and the text of the error that making an optimizer, or its first step, raises."""
+    if step:
+        for p in params:
+            p.grad = torch.ones_like(p)
+        make = make(params, **hyper).step
+        params, hyper = None, {}
+    with pytest.raises(Exception) as info:  # noqa: PT011 — compared with torch's own
+        make(params, **hyper)
+    return info.type, str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "entry"),
+    entries(lambda info: info.optim_error_inputs_func(device="cpu", dtype=torch.float32)),
+)
+def test_every_error_of_torchs_tests(drop_in, entry):
+    given = entry.optimizer_error_input
+    params = [torch.zeros(2, 2)] if given.params is None else given.params
+    hyper = {"step": entry.error_on is OptimizerErrorEnum.STEP_ERROR, **given.kwargs}
+    kind, words = failure(drop_in, params, **hyper)
+    assert (kind, words) == failure(original(drop_in), params, **hyper)
+    assert issubclass(kind, entry.error_type)
+
+
+@pytest.mark.parametrize(
+    "hyper", [{"lr": -1.0}, {"eps": -1.0}, {"weight_decay": -1.0}, {"nesterov": 1}, {"b": 1}]
+)
+@every_drop_in
+def test_hyperparameters_are_refused_before_parameters_are_read(drop_in, hyper):
+    assert failure(drop_in, None, **hyper) == failure(original(drop_in), None, **hyper)
+
+
+# torch's own Adagrad makes a sparse tensor without saying whether to check it
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+@every_drop_in
+def test_a_sparse_gradient_does_what_it_does_in_torch(drop_in):
+    results = []
+    for cls, more in ((original(drop_in), {}), (drop_in, {"compile": False})):
+        w = torch.nn.Parameter(torch.ones(3, 2, dtype=torch.float64))
+        opt = cls([w], lr=0.1, **more)
+        try:
+            for i in range(4):
+                w.grad = sparse(torch.full((3, 2), 0.5, dtype=torch.float64), i)
+                opt.step()
+            results.append(w.detach())
+        except (RuntimeError, NotImplementedError) as error:
+            results.append((type(error), str(error)))
+    theirs, ours = results
+    if isinstance(theirs, torch.Tensor):
+        assert_close(ours, theirs, 1e-10)
+    else:
+        assert ours == theirs
+
+
+def as_of_old(state):
+    """The state of every parameter as torch once kept it: counts and the like as Python numbers."""
+    numbers = {"step", "eta", "mu", "mu_product"}
+    return {
+        i: {key: float(x) if key in numbers else x.clone() for key, x in slots.items()}
+        for i, slots in state.items()
+    }
+
+
+@every_drop_in
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("kept", [copy.deepcopy, as_of_old], ids=["today", "as_of_old"])
+def test_a_checkpoint_whose_groups_lack_keys_loads_where_torchs_class_loads_it(
+    drop_in, steps, kept
+):
+    """Older versions of torch had fewer keys: each one alone, and all that torch does without."""
+    params, grads = inputs(drop_in, 4)
+    step_object(source := original(drop_in)(as_parameters(params)), grads[:steps])
+    saved = source.state_dict()
+
+    def go_on(cls, lacking, **flags):
+        groups = [
+            {key: x for key, x in group.items() if key not in lacking}
+            for group in saved["param_groups"]
+        ]
+        opt = cls(mine := as_parameters(params), **flags)
+        opt.load_state_dict({"state": kept(saved["state"]), "param_groups": groups})
+        step_object(opt, grads[2:])
+        return copy_of(mine)
+
+    expected = {}
+    for key in sorted(saved["param_groups"][0].keys() - {"params"}):
+        with contextlib.suppress(KeyError, TypeError):
+            expected[(key,)] = go_on(original(drop_in), {key})
+    optional = tuple(key for (key,) in expected)
+    expected[optional] = go_on(original(drop_in), optional)
+    newer = {"maximize", "foreach", "capturable", "differentiable", "fused"}
+    assert newer & set(optional) or drop_in is adapters.Muon
+    for lacking, after in expected.items():
+        assert_close(go_on(drop_in, lacking, compile=False), after, 1e-10)

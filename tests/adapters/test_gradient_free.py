@@ -1,0 +1,474 @@
+"""GradientFree: the functional loop bit for bit, behind torch.optim's contract."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import re
+
+import pytest
+import search_cases
+import torch
+
+import functional_optim as fo
+from functional_optim import search
+from functional_optim.adapters import AdamW, GradientFree
+from functional_optim.estimators import es_gradient, forward_gradient, mezo, spsa
+
+ESTIMATORS = {
+    "spsa": lambda: spsa(c=0.1, samples=3),
+    "spsa-alone": spsa,
+    "es_gradient": lambda: es_gradient(population=6, sigma=0.1),
+    "mezo": mezo,
+}
+METHODS = [*search_cases.CASES, *ESTIMATORS]
+INTEGER = 2**40 + 1
+"""A seed that no float32 holds."""
+
+
+def sgd(lr):
+    return fo.chain(fo.clip_by_global_norm(1.0), fo.trace(0.9), fo.scale_by_lr(lr))
+
+
+def model_of(dtype=torch.float32):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    return model.to(dtype).requires_grad_(False)
+
+
+X = torch.linspace(-1, 1, 20).reshape(10, 2)
+Y = X.prod(1, keepdim=True)
+
+
+def loss_of(model):
+    return (model(X.to(model[0].weight.dtype)).float() - Y).square().mean()
+
+
+def made(name, params, seed=0):
+    if name in ESTIMATORS:
+        return GradientFree(params, ESTIMATORS[name](), tx=sgd, lr=0.05, seed=seed)
+    return GradientFree(params, search_cases.make(name), seed=seed)
+
+
+def steps(opt, model, count):
+    return [opt.step(lambda: loss_of(model)) for _ in range(count)]
+
+
+def values(model):
+    return [p.clone() for p in model.parameters()]
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) and x.dtype is y.dtype for x, y in zip(a, b, strict=True))
+
+
+def functional(name, model, count):
+    """The same as `steps`, with the method's own functions, and losses one by one."""
+
+    def losses(candidates):
+        n = next(iter(candidates.values())).shape[0]
+        each = [{k: x[i] for k, x in candidates.items()} for i in range(n)]
+        with torch.no_grad():
+            return torch.stack([torch_call(model, one) for one in each])
+
+    params = {k: p.detach().clone() for k, p in model.named_parameters()}
+    best = []
+    if name in ESTIMATORS:
+        est, tx = ESTIMATORS[name](), sgd(0.05)
+        state, inner = est.init(params, 0), tx.init(params)
+    else:
+        method = search_cases.make(name)
+        state = method.init(params, 0)
+    for _ in range(count):
+        if name in ESTIMATORS:
+            candidates, state = est.ask(state, params)
+            fitness = losses(candidates)
+            (_, grads), state = est.tell(candidates, fitness, state)
+            updates, inner = tx.update(grads, inner, params)
+            params = fo.apply_updates(params, updates)
+        else:
+            candidates, state = method.ask(state)
+            fitness = losses(candidates)
+            state = method.tell(candidates, fitness, state)
+            params = search.center(state)
+        best.append(fitness.min())
+    return list(params.values()), best
+
+
+def torch_call(model, params):
+    y = torch.func.functional_call(model, params, (X.to(model[0].weight.dtype),))
+    return (y.float() - Y).square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_m21_it_goes_where_the_functional_loop_goes(name, dtype):
+    model = model_of(dtype)
+    before = values(model)
+    count = 40 if name == "one_plus_one" else 4
+    expected, least = functional(name, model, count)
+    found = steps(made(name, model.named_parameters()), model, count)
+    assert equal(values(model), expected)
+    assert torch.equal(torch.stack(found), torch.stack(least))
+    assert not equal(before, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_m22_a_resumed_run_is_the_uninterrupted_one(name, dtype):
+    model = model_of(dtype)
+    whole = made(name, model.parameters(), seed=INTEGER)
+    steps(whole, model, 2)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "opt": whole.state_dict()}, file)
+    rest = steps(whole, model, 3)
+
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again = model_of(dtype)
+    again.load_state_dict(saved["model"])
+    resumed = made(name, again.parameters())
+    resumed.load_state_dict(saved["opt"])
+    first = next(again.parameters())
+    for key, x in saved["opt"]["state"][0].items():
+        assert equal([resumed.state[first][key]], [x]), key
+    assert resumed.state[first]["seed"].item() == INTEGER
+    assert torch.equal(torch.stack(steps(resumed, again, 3)), torch.stack(rest))
+    assert equal(values(again), values(model))
+
+
+@pytest.mark.parametrize("name", ["snes", "cma_es", "mezo"])
+def test_a_checkpoint_goes_on_in_another_precision(name):
+    model, wide = model_of(), model_of(torch.float64)
+    opt, other = made(name, model.parameters()), made(name, wide.parameters())
+    steps(opt, model, 2)
+    other.load_state_dict(opt.state_dict())
+    like = made(name, wide.parameters()).method_state()
+    for _ in range(2):
+        state = other.method_state()
+        for (path, x), y in zip(fo.tree.items(state), fo.tree.leaves(like), strict=True):
+            assert x.dtype is y.dtype, path
+        steps(other, wide, 1)
+    assert state.step == 3
+
+
+@pytest.mark.parametrize("copied", ["pickle", "deepcopy"])
+@pytest.mark.parametrize("begun", [True, False])
+def test_copies_go_the_same_way(copied, begun):
+    model = model_of()
+    opt = GradientFree(
+        model.parameters(), search.openai_es, population=6, sigma=0.1, tx=fo.adam, lr=0.1, seed=3
+    )
+    steps(opt, model, int(begun))
+    both = (model, opt)
+    theirs, other = (
+        copy.deepcopy(both) if copied == "deepcopy" else pickle.loads(pickle.dumps(both))
+    )
+    assert torch.equal(torch.stack(steps(opt, model, 2)), torch.stack(steps(other, theirs, 2)))
+    assert equal(values(model), values(theirs))
+
+
+def test_a_method_given_as_an_object_is_pickled_by_its_factory():
+    model = model_of()
+    opt = made("snes", model.parameters())
+    steps(opt, model, 1)
+    theirs, other = pickle.loads(pickle.dumps((model, opt)))
+    assert torch.equal(torch.stack(steps(opt, model, 2)), torch.stack(steps(other, theirs, 2)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_closure_that_raises_leaves_all_as_it_was(name):
+    model = model_of()
+    opt = made(name, model.parameters())
+    steps(opt, model, 1)
+    before = values(model)
+    state = {key: x.clone() for key, x in opt.state_dict()["state"][0].items()}
+    calls = []
+
+    def closure():
+        calls.append(1)
+        if len(calls) == opt_calls(name):
+            raise KeyboardInterrupt
+        return loss_of(model)
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(closure)
+    assert equal(values(model), before)
+    after = opt.state_dict()["state"][0]
+    assert after.keys() == state.keys()
+    assert equal(after.values(), state.values())
+
+
+def opt_calls(name):
+    """The last call of the closure in a step."""
+    model = model_of()
+    calls = []
+    made(name, model.parameters()).step(lambda: (calls.append(1), loss_of(model))[1])
+    return len(calls)
+
+
+def test_the_best_finite_loss_is_returned_and_others_are_worst():
+    w = torch.zeros(2)
+    losses = iter([torch.nan, 3.0, -torch.inf, 2, torch.inf, torch.tensor([5], dtype=torch.int32)])
+    opt = GradientFree([w], search.random_search(6, 1.0))
+    best = opt.step(lambda: next(losses))
+    assert best.item() == 2.0
+    assert best.shape == ()
+    assert torch.equal(w, opt.state[w]["best.0"])
+    before = w.clone()
+    assert opt.step(lambda: torch.nan).item() == torch.inf
+    assert torch.equal(w, before)
+
+
+def test_losses_are_evaluated_without_gradients_and_returned_as_they_are():
+    w = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
+    opt = GradientFree([w], mezo, eps=0.1, tx=fo.sgd, lr=0.1)
+    seen = []
+
+    def closure():
+        loss = w.square().sum()
+        seen.append((loss.requires_grad, w.grad))
+        return loss
+
+    assert opt.step(closure).dtype is torch.float16
+    assert seen == [(False, None)] * 2
+    assert torch.is_grad_enabled()
+
+
+def test_without_a_closure_or_a_loss_there_is_a_sentence():
+    w = torch.ones(2)
+    opt = GradientFree([w], search.snes(4, 0.1))
+    with pytest.raises(TypeError, match="step needs a closure"):
+        opt.step()
+    for bad in (None, "0.1", torch.ones(2), torch.tensor(1j)):
+        with pytest.raises(TypeError, match="must return the loss, one real number"):
+            opt.step(lambda bad=bad: bad)
+    assert torch.equal(w, torch.ones(2))
+    assert not opt.state
+    p = torch.nn.Parameter(torch.ones(2))
+    opt = GradientFree([p], search.snes(4, 0.1))
+    with pytest.raises(RuntimeError, match="cannot call backward; only return the loss"):
+        opt.step(lambda: p.sum().backward())
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        opt.step(lambda: (_ for _ in ()).throw(RuntimeError("mine")))
+
+
+def test_hooks_fire_and_it_shows_in_profiles():
+    w = torch.ones(2)
+    opt = GradientFree([w], search.snes(4, 0.1))
+    seen = []
+    opt.register_step_pre_hook(lambda *_: seen.append("before"))
+    opt.register_step_post_hook(lambda *_: seen.append("after"))
+    opt.register_state_dict_post_hook(lambda *_: seen.append("saved"))
+    with torch.profiler.profile() as profile:
+        opt.step(lambda: w.sum())
+    opt.state_dict()
+    assert seen == ["before", "after", "saved"]
+    assert "Optimizer.step#GradientFree.step" in {e.key for e in profile.key_averages()}
+
+
+def test_a_scheduler_moves_the_transformations_learning_rate():
+    w = torch.ones(4)
+    opt = GradientFree([w], spsa, c=0.1, tx=fo.sgd, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
+    est, tx = spsa(c=0.1), [fo.sgd(0.1), fo.sgd(0.05)]
+    p = [torch.ones(4)]
+    state, inner = est.init(p), tx[0].init(p)
+    for k in range(2):
+        opt.step(lambda: (w**3).sum())
+        scheduler.step()
+        (_, grads), state = est.value_and_grad(lambda p: (p[0] ** 3).sum())(state, p)
+        updates, inner = tx[k].update(grads, inner, p)
+        p = fo.apply_updates(p, updates)
+    assert torch.allclose(w, p[0])
+    assert opt.param_groups[0]["lr"] == 0.025
+
+
+def test_groups_are_one_tree_with_one_set_of_numbers():
+    model, other = model_of(), model_of()
+    groups = [{"params": [p]} for p in model.parameters()]
+    opt = GradientFree(groups, search.snes, population=5, sigma=0.1)
+    single = GradientFree(other.parameters(), search.snes, population=5, sigma=0.1)
+    assert torch.equal(torch.stack(steps(opt, model, 2)), torch.stack(steps(single, other, 2)))
+    assert equal(values(model), values(other))
+    with pytest.raises(ValueError, match="has no place for more parameters"):
+        opt.add_param_group({"params": [torch.ones(2)]})
+    assert len(opt.param_groups) == 4
+    fresh = GradientFree([torch.ones(2)], search.snes, population=5, sigma=0.1)
+    with pytest.raises(ValueError, match="groups 0 and 1 differ in sigma"):
+        fresh.add_param_group({"params": [torch.ones(2)], "sigma": 0.2})
+    with pytest.raises(ValueError, match="a finite sigma above 0"):
+        fresh.add_param_group({"params": [torch.ones(2)], "sigma": -1.0})
+    assert len(fresh.param_groups) == 1
+
+
+def test_dtypes_may_be_mixed_and_complex():
+    a, b = torch.ones(2, dtype=torch.bfloat16), torch.full((2,), 1 + 1j, dtype=torch.complex128)
+    for method, more in ((search.cma_es(8, 0.3), {}), (mezo(0.05), {"tx": fo.sgd, "lr": 0.05})):
+        a.fill_(1)
+        b.fill_(1 + 1j)
+        opt = GradientFree([a, b], method, **more)
+        for _ in range(60):
+            loss = opt.step(lambda: a.double().square().sum() + b.abs().square().sum())
+        assert loss < 0.1
+        clone = GradientFree([a, b], method, **more)
+        clone.load_state_dict(opt.state_dict())
+        assert equal(clone.state[a].values(), opt.state[a].values())
+
+
+def test_methods_that_look_alike_are_told_apart():
+    w = torch.ones(2)
+    opt, other = (GradientFree([w], each, tx=fo.sgd, lr=0.1) for each in (spsa, mezo))
+    with pytest.raises(ValueError, match=r"of mezo, and .* method is spsa; load a checkpoint of"):
+        opt.load_state_dict(other.state_dict())
+    snes, cem = (GradientFree([w], each(5, 0.1)) for each in (search.snes, search.cem))
+    cem.step(lambda: w.sum())
+    with pytest.raises(ValueError, match=r"of cem, and .* method is snes; load a checkpoint of"):
+        snes.load_state_dict(cem.state_dict())
+    three = GradientFree([w], spsa, samples=3, tx=fo.sgd, lr=0.1)
+    three.step(lambda: w.sum())
+    single = GradientFree([w], spsa(), tx=fo.sgd, lr=0.1)
+    with pytest.raises(ValueError, match="weights has shape"):
+        single.load_state_dict(three.state_dict())
+    finished = GradientFree([w], mezo(), tx=fo.sgd, lr=0.1)
+    with pytest.raises(ValueError, match=r"of spsa, and .* method is mezo; load a checkpoint of"):
+        finished.load_state_dict(single.state_dict())
+    adam, descent = (GradientFree([w], mezo(), tx=tx) for tx in (fo.adam(0.1), fo.sgd(0.1)))
+    adam.step(lambda: w.sum())
+    before = descent.state_dict()
+    with pytest.raises(ValueError, match=r"has no place for tx\..* with the same tx"):
+        descent.load_state_dict(adam.state_dict())
+    assert descent.state_dict() == before
+
+
+WRONG = {
+    "another method": lambda p: GradientFree(p, search.cma_es, population=5, sigma=0.1),
+    "the same fields": lambda p: GradientFree(p, search.cem, population=5, sigma=0.1),
+    "an estimator": lambda p: GradientFree(p, spsa, tx=fo.sgd, lr=0.1),
+    "a larger model": lambda p: GradientFree([torch.ones(9), *list(p)[1:]], search.snes(5, 0.1)),
+    "AdamW": AdamW,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_another_methods_checkpoint_is_refused_and_changes_nothing(name):
+    model = model_of()
+    opt = GradientFree(model.parameters(), search.snes, population=5, sigma=0.1)
+    steps(opt, model, 1)
+    before = copy.deepcopy(opt.state_dict())
+    other = WRONG[name](model.parameters())
+    if name == "AdamW":
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        other.step()
+    else:
+        other.step(lambda: loss_of(model))
+    with pytest.raises(ValueError, match=r"[Ll]oad a checkpoint of"):
+        opt.load_state_dict(other.state_dict())
+    after = opt.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert equal(after["state"][0].values(), before["state"][0].values())
+    steps(opt, model, 1)
+
+
+def test_a_population_of_another_size_needs_a_state_of_its_own():
+    w = torch.ones(2)
+    opt = GradientFree([w], search.differential_evolution, population=5, sigma=0.1)
+    opt.step(lambda: w.sum())
+    opt.param_groups[0]["population"] = 7
+    with pytest.raises(ValueError, match="members has shape"):
+        opt.step(lambda: w.sum())
+    opt = GradientFree([w], search.snes, population=5, sigma=0.1)
+    opt.step(lambda: w.sum())
+    opt.param_groups[0]["population"] = 7
+    calls = []
+    opt.step(lambda: (calls.append(1), w.sum())[1])
+    assert len(calls) == 7
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "sentence"),
+    [
+        (3, {}, "method must be a population method or an estimator, but got a int"),
+        (lambda: 3, {}, "the method returned a int"),
+        (search.snes, {"population": 4}, "needs the hyperparameter sigma"),
+        (search.snes, {"population": 4, "sigma": 1.0, "mu": 1.0}, "not take the hyperparameter mu"),
+        (search.snes(4, 0.1), {"tx": fo.sgd, "lr": 0.1}, "leave tx out"),
+        (search.openai_es, {"population": 4, "sigma": 1.0}, "pass tx=fo.adam"),
+        (spsa, {}, "pass tx=fo.sgd"),
+        (spsa, {"tx": 3}, "tx must be a transformation or a function"),
+        (spsa, {"tx": lambda: 3}, "tx returned a int"),
+        (spsa, {"tx": fo.lbfgs()}, "tx's update needs"),
+        (mezo, {"tx": fo.adam, "lr": 0.1}, "the method and tx both take eps"),
+        (forward_gradient, {"tx": fo.sgd, "lr": 0.1}, "a closure cannot be"),
+        (search.snes(4, 0.1), {"seed": 0.5}, "needs an integer as its seed"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(method, more, sentence):
+    with pytest.raises(TypeError, match=re.escape(sentence)):
+        GradientFree([torch.ones(2)], method, **more)
+
+
+def test_a_log_of_its_states_replays_the_run():
+    w, est = torch.ones(3), mezo()
+    opt = GradientFree([w], est, tx=fo.adam, lr=0.1)
+    log = []
+    for _ in range(5):
+        opt.step(lambda: w.square().sum())
+        log.append(opt.method_state())
+    again, _ = fo.estimators.replay(est, fo.adam(0.1), [torch.ones(3)], log)
+    assert torch.equal(again[0], w)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*(num_workers|isinstance|pkg_resources).*:UserWarning")
+@pytest.mark.parametrize("automatic", [False, True])
+def test_lightning_trains_and_resumes_with_it(automatic, tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = automatic
+            self.layer = torch.nn.Linear(2, 1)
+
+        def configure_optimizers(self):
+            return GradientFree(self.parameters(), search.snes, population=5, sigma=0.1)
+
+        def loss(self, batch):
+            return (self.layer(batch[0]) - batch[1]).square().mean()
+
+        def training_step(self, batch, index):
+            if automatic:
+                return self.loss(batch)
+            self.optimizers().step(lambda: self.loss(batch))
+            return None
+
+        def backward(self, loss, *args):
+            """There is none."""
+
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=5)
+
+    def fit(epochs, resume=None):
+        torch.manual_seed(0)
+        module = Module()
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(module, data, ckpt_path=resume)
+        return trainer, values(module)
+
+    trainer, half = fit(1)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    _, whole = fit(2)
+    _, resumed = fit(2, tmp_path / "half.ckpt")
+    assert equal(resumed, whole)
+    assert not equal(half, whole)

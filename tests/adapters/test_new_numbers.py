@@ -1,0 +1,501 @@
+"""New numbers in a parameter group: as if the recipe were called at every step, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import math
+import pickle
+from typing import NamedTuple
+
+import cases
+import made
+import numpy as np
+import optree
+import pytest
+import torch
+from combined import conditional, named_params, partitioned, with_norms
+from helpers import as_parameters, assert_same, clone, make_params
+from torch.optim import lr_scheduler as schedulers
+
+import functional_optim as fo
+from functional_optim import adapters, numeric
+from functional_optim.core.leafwise import Leafwise
+
+STEPS = 6
+
+
+def stepped(opt, set_numbers, *, again, steps=STEPS):
+    """Parameters and state after some steps. again: build everything anew at each step."""
+    params = [p for group in opt.param_groups for p in group["params"]]
+    torch.manual_seed(7)
+    for step in range(steps):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        if again:
+            vars(opt).pop("_plan", None)
+        opt.step(lambda: 1.0)
+        set_numbers(opt, step)
+    return [p.detach() for p in params], [opt.state[p] for p in params]
+
+
+def check_steps(make, set_numbers, steps=STEPS):
+    """Steps of one plan and of a new plan at each step are equal; returns the first optimizer."""
+    opt = make()
+    mine = stepped(opt, set_numbers, again=False, steps=steps)
+    assert_same(*map(clone, (mine, stepped(make(), set_numbers, again=True, steps=steps))))
+    return opt
+
+
+class Counted:
+    """A recipe that counts its calls."""
+
+    def __init__(self, recipe):
+        self.recipe = recipe
+        self.calls = 0
+
+    def counting(self):
+        @functools.wraps(self.recipe)
+        def counted(*args, **kwargs):
+            self.calls += 1
+            return self.recipe(*args, **kwargs)
+
+        return counted
+
+
+def calls_in_later_steps(recipe, set_numbers, params=None, **hyper):
+    """How often a recipe is called in ten steps, after some that have changed its numbers."""
+    counted = Counted(recipe)
+    make = functools.partial(adapters.Optimizer, recipe=counted.counting(), compile=False, **hyper)
+    opt = make(as_parameters(params or make_params()))
+    stepped(opt, set_numbers, again=False, steps=3)
+    before = counted.calls
+    stepped(opt, set_numbers, again=False, steps=10)
+    return counted.calls - before
+
+
+def new_lr(opt, step):
+    for group in opt.param_groups:
+        group["lr"] = 0.1 / (2 + step)
+
+
+def test_no_other_code_stands_in_the_way():
+    """The helper of the tests below calls recipes as often as an optimizer does."""
+    assert calls_in_later_steps(fo.sgd, lambda opt, step: None, lr=0.1) == 0
+
+
+@pytest.mark.parametrize("case", cases.able("object"))
+def test_every_number_of_every_recipe(case):
+    knobs = case.knobs(float)
+
+    def make():
+        params = as_parameters(case.params())
+        return adapters.Optimizer(params, case.recipe, compile=False, **case.hyper)
+
+    def one_after_the_other(opt, step):
+        name = list(knobs)[step % len(knobs)]
+        scale = 1 - 0.01 * (1 + step)
+        opt.param_groups[0][name] = optree.tree_map(lambda x: x * scale, knobs[name])
+
+    check_steps(make, one_after_the_other, steps=2 * len(knobs) + 2)
+
+    def all_at_once(opt, step):
+        scale = 1 - 0.01 * (1 + step)
+        opt.param_groups[0].update(optree.tree_map(lambda x: x * scale, knobs))
+
+    check_steps(make, all_at_once)
+
+
+def numbers_of(tx):
+    """A factory as a recipe of its numbers, and these."""
+    call = tx.made
+    given = inspect.signature(call.factory).bind(*call.args, **call.kwargs)
+    given.apply_defaults()
+    numbers = {name: x for name, x in given.arguments.items() if type(x) is float}
+
+    def recipe(**changed):
+        given.arguments.update(changed)
+        return call.factory(*given.args, **given.kwargs)
+
+    return recipe, numbers
+
+
+EXAMPLES = {
+    name: numbers_of(tx)
+    for name, tx in made.examples().items()
+    if isinstance(tx, Leafwise) and set(tx.required) <= {"value"}
+}
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if EXAMPLES[name][1]])
+def test_every_number_of_every_factory(name):
+    recipe, numbers = EXAMPLES[name]
+
+    def make():
+        params = [torch.nn.Parameter(p) for p in (torch.ones(3, 4), torch.eye(2) + 0.1)]
+        return adapters.Optimizer(params, recipe, compile=False, **numbers)
+
+    def one_after_the_other(opt, step):
+        key = list(numbers)[step % len(numbers)]
+        opt.param_groups[0][key] = numbers[key] * (1 - 0.01 * (1 + step))
+
+    check_steps(make, one_after_the_other, steps=2 * len(numbers) + 2)
+
+
+@pytest.mark.parametrize("case", cases.able("object"))
+def test_numbers_that_become_zero_and_come_back(case):
+    names = {"lr", "weight_decay", "lr_decay", "factor"} & {*case.hyper}
+    if not case.hyper.get("nesterov"):
+        names |= {"momentum", "dampening"} & {*case.hyper}
+
+    def make():
+        params = as_parameters(case.filled())
+        return adapters.Optimizer(params, case.recipe, compile=False, **case.hyper)
+
+    def switch(opt, step):
+        for name in sorted(names):
+            opt.param_groups[0][name] = case.hyper[name] * (0.0, 0.5, 0.25, 0.0)[step % 4]
+
+    check_steps(make, switch, steps=9)
+
+
+# their states begin with a number that is computed from lr
+REBUILT = {"asgd", "rprop", "composed"}
+
+
+@pytest.mark.parametrize("case", cases.able("object"))
+def test_a_new_learning_rate_calls_no_recipe(case):
+    calls = calls_in_later_steps(case.recipe, new_lr, case.params(), **case.hyper)
+    assert (calls == 0) == (case.name not in REBUILT), calls
+
+
+@pytest.mark.parametrize("recipe", [partitioned, with_norms, conditional])
+def test_combined_recipes(recipe):
+    def make():
+        params = {name: torch.nn.Parameter(p) for name, p in named_params().items()}
+        return adapters.Optimizer(params.items(), recipe, lr=0.1, compile=False)
+
+    opt = check_steps(make, new_lr)
+    assert vars(opt)["_plan"].placeholders[0].known.keys() == {"lr"}
+
+
+SCHEDULERS = {
+    "LambdaLR": lambda opt: schedulers.LambdaLR(opt, lambda t: 1 / (1 + t)),
+    "CosineAnnealingLR": lambda opt: schedulers.CosineAnnealingLR(opt, 3),  # comes to 0
+    "OneCycleLR": lambda opt: schedulers.OneCycleLR(opt, 0.2, total_steps=STEPS + 1),
+    "LinearLR": lambda opt: schedulers.LinearLR(opt, 1.0, 0.0, 4),
+    "CyclicLR": lambda opt: schedulers.CyclicLR(
+        opt, 0.01, 0.2, step_size_up=2, cycle_momentum=False
+    ),
+}
+OPTIMIZERS = {
+    "AdamW": lambda p: adapters.AdamW(p, lr=0.1),
+    "SGD": lambda p: adapters.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "NAdam": lambda p: adapters.NAdam(p, lr=0.1, weight_decay=0.1),
+    "Adafactor": lambda p: adapters.Adafactor(p, lr=0.1),
+    "recipe": lambda p: adapters.Optimizer(p, fo.adamw, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_schedulers(scheduler, optimizer):
+    if (scheduler, optimizer) == ("OneCycleLR", "Adafactor"):
+        pytest.skip("it cycles a momentum, which Adafactor does not have")
+    attached = {}
+
+    def make():
+        params = {name: p for name, p in make_params().items() if p.numel()}
+        opt = OPTIMIZERS[optimizer](as_parameters(params))
+        opt.compile = False
+        attached[opt] = SCHEDULERS[scheduler](opt)
+        return opt
+
+    opt = check_steps(make, lambda opt, step: attached[opt].step())
+    known = vars(opt)["_plan"].placeholders[0].known
+    cycled = {"SGD": {"momentum"}}.get(optimizer, {"betas"}) if scheduler == "OneCycleLR" else set()
+    assert known.keys() == {"lr"} | cycled
+
+
+def test_kernels_read_new_numbers():
+    def make():
+        params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, 2))]
+        return adapters.AdamW(params, lr=0.1, compile="strict")
+
+    opt = check_steps(make, new_lr)
+    assert vars(opt)["_plan"].placeholders[0].known.keys() == {"lr"}
+
+
+def test_groups_and_tensors():
+    """One group's number changes, one is a tensor that is written in place, a pair is a list."""
+
+    def make():
+        first, *rest = as_parameters(make_params())
+        groups = [{"params": [first]}, {"params": rest, "lr": torch.tensor(0.1)}]
+        return adapters.Adam(groups, lr=0.1, compile=False)
+
+    def change(opt, step):
+        opt.param_groups[0]["lr"] = 0.1 / (1 + step)
+        opt.param_groups[1]["lr"].fill_(0.2 / (1 + step))
+        opt.param_groups[1]["betas"] = [0.9 - 0.1 * (step == 2), 0.99]
+
+    opt = check_steps(make, change)
+    known = [each.known.keys() for each in vars(opt)["_plan"].placeholders]
+    assert known == [{"lr"}, {"lr", "betas"}]
+
+
+def test_numbers_that_become_something_else():
+    def change(opt, step):
+        kinds = (0.2, 0.1, 1, 2, torch.tensor(0.1), fo.schedules.linear(0.1, 0.0, 9), 0.3, True)
+        opt.param_groups[0]["lr"] = kinds[step % 8]
+        if step == 4:
+            opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.1})
+
+    def make():
+        params = as_parameters(make_params())
+        return adapters.Optimizer(params, fo.sgd, lr=0.1, momentum=0.5, compile=False)
+
+    def run(opt, *, again):
+        state = stepped(opt, change, again=again, steps=4)
+        change(opt, 4)
+        return state, stepped(opt, change, again=again, steps=9)
+
+    assert_same(*[clone(run(make(), again=again)) for again in (False, True)])
+
+
+def limited(lr):
+    return fo.sgd(min(lr, 0.04))
+
+
+def branching(lr):
+    return fo.sgd(lr, momentum=0.9) if lr > 0.04 else fo.adam(lr)
+
+
+def computing(lr):
+    return fo.chain(fo.add_decayed_weights(0.1), fo.scale_by_lr(2 * lr))
+
+
+def converting(lr):
+    return fo.sgd(float(lr))
+
+
+def reading(lr):
+    return fo.sgd(min(numeric.at(lr, 1), 0.04))
+
+
+def catching(lr):
+    with contextlib.suppress(TypeError):
+        lr = 0.04 if lr > 0.04 else lr
+    return fo.sgd(lr)
+
+
+def exact(lr):
+    return fo.sgd(min(lr, 0.04) if type(lr) is float else lr)
+
+
+def asking_in_a_helper(lr):
+    return exact(lr)
+
+
+def typed(lr):
+    return fo.sgd(fo.schedules.linear(lr, 0.0, 100) if isinstance(lr, float) else lr)
+
+
+def callable_or_not(lr):
+    return fo.sgd(lr if callable(lr) else fo.schedules.linear(lr, 0.0, 100))
+
+
+def late(lr):
+    """Agrees with lr itself during the first steps."""
+    return fo.sgd(lambda count: lr if count < 4 else 0.5 * lr)
+
+
+def stored(lr):
+    return fo.sgd(torch.tensor(lr))
+
+
+def raw(lr):
+    """A rule that returns its number as it is."""
+
+    def update(u, slots, p, a):
+        return -a * u, slots
+
+    return fo.leafwise(None, update, lambda t: (lr,))
+
+
+def raw_product(lr):
+    def update(u, slots, p, a):
+        return -a * u, slots
+
+    return fo.leafwise(None, update, lambda t: (lr * 2 if t > 4 else 0.1,))
+
+
+@functools.cache
+def cached(lr):
+    return fo.sgd(lr)
+
+
+def from_a_dict(lr):
+    return fo.sgd({0.1: 0.2}.get(lr, 0.3))
+
+
+LOOKING = (
+    limited, branching, computing, converting, reading, catching, exact, asking_in_a_helper, typed,
+    callable_or_not, late, stored, raw, raw_product, cached, from_a_dict,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", LOOKING)
+def test_recipes_that_look_at_a_number(recipe):
+    def make():
+        return adapters.Optimizer(as_parameters(make_params()), recipe, lr=0.03, compile=False)
+
+    def change(opt, step):
+        opt.param_groups[0]["lr"] = (0.02, 0.03, 0.01, 0.1, 0.2, 0.02)[step % 6]
+
+    opt = check_steps(make, change, steps=12)
+    assert not vars(opt)["_plan"].placeholders[0].known
+
+
+def test_an_equal_number_of_another_class_is_a_new_number():
+    def recipe(lr):
+        return fo.sgd(0.5 * lr if isinstance(lr, int) else lr)
+
+    single = np.float32(0.1)  # which is equal to 0.1, but not the same number
+    for numbers in ([1.0, 1, 1.0], [0.1, single, 0.1]):
+        check_steps(
+            lambda lr=numbers[0]: adapters.Optimizer(
+                as_parameters(make_params()), recipe, lr=lr, compile=False
+            ),
+            lambda opt, step, numbers=numbers: opt.param_groups[0].update(lr=numbers[step % 3]),
+        )
+
+
+class Betas(NamedTuple):
+    first: object
+    second: object
+
+
+def test_hyperparameters_keep_their_class():
+    """A NamedTuple, such as a transformation, is not handed to the recipe as a plain tuple."""
+
+    def recipe(betas, inner):
+        return fo.chain(inner, fo.scale_by_adam(betas=(betas.first, betas.second)), fo.scale(-0.1))
+
+    def make():
+        betas = Betas(torch.tensor(0.9, dtype=torch.float64), 0.99)
+        inner = fo.clip_by_global_norm(1.0)
+        params = as_parameters(make_params())
+        return adapters.Optimizer(params, recipe, betas=betas, inner=inner, compile=False)
+
+    check_steps(make, lambda opt, k: opt.param_groups[0]["betas"].first.fill_(0.5 + 0.1 * k))
+
+
+def test_a_recipe_that_asks_for_a_class_and_passes_the_number_on():
+    def recipe(lr):
+        if isinstance(lr, torch.Tensor) or callable(lr) or not isinstance(lr, (int, float)):
+            raise TypeError
+        return fo.sgd(lr)
+
+    assert calls_in_later_steps(recipe, new_lr, lr=0.1) == 0
+
+
+def test_a_number_that_cannot_be_replaced_does_not_hold_up_another():
+    def recipe(lr, decay):
+        return fo.sgd(lr, weight_decay=2 * decay)
+
+    def make():
+        params = as_parameters(make_params())
+        return adapters.Optimizer(params, recipe, lr=0.1, decay=0.1, compile=False)
+
+    def change(opt, step):
+        opt.param_groups[0]["lr"] = 0.1 / (2 + step)
+        if step < 2:
+            opt.param_groups[0]["decay"] = 0.1 / (2 + step)
+
+    opt = check_steps(make, change)
+    placeholders = vars(opt)["_plan"].placeholders[0]
+    assert "decay" not in placeholders.known
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_read_their_own_groups(way):
+    opt = adapters.Optimizer(as_parameters(make_params()), fo.adamw, lr=0.1, compile=False)
+    stepped(opt, new_lr, again=False)
+    other = way(opt)
+    assert "_plan" not in vars(other)
+    stepped(other, lambda opt, step: opt.param_groups[0].update(lr=9.0), again=False)
+    assert opt.param_groups[0]["lr"] == 0.1 / (1 + STEPS)
+    again = adapters.Optimizer(as_parameters(make_params()), fo.adamw, lr=0.1, compile=False)
+    stepped(again, new_lr, again=True)
+    runs = [stepped(x, new_lr, again=False) for x in (opt, again)]
+    assert_same(*map(clone, runs))
+
+
+def test_a_load_is_read():
+    opt, other = (
+        adapters.AdamW(as_parameters(make_params()), lr=lr, compile=False) for lr in (0.1, 0.5)
+    )
+    for each in (opt, other):
+        stepped(each, new_lr, again=False)
+    other.param_groups[0]["lr"] = 0.7
+    opt.load_state_dict(copy.deepcopy(other.state_dict()))
+    for p, q in zip(opt.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+        p.data.copy_(q.data)
+    runs = [stepped(x, lambda opt, step: None, again=False) for x in (opt, other)]
+    assert_same(*map(clone, runs))
+
+
+def test_what_a_recipe_makes_in_a_step_remembers_no_call():
+    """Recording costs as much as building; nobody copies the transformation of a step."""
+    built = []
+
+    def recipe(lr):
+        built.append(fo.sgd(lr))
+        return built[-1]
+
+    opt = adapters.Optimizer(as_parameters(make_params()), recipe, lr=0.1, compile=False)
+    assert all(tx.made is not None for tx in built)
+    del built[:]
+    stepped(opt, new_lr, again=False)
+    assert built
+    assert all(tx.made is None for tx in built)
+    assert fo.sgd(0.1).made is not None
+
+
+def test_placeholders_refuse_everything_that_depends_on_the_number():
+    uses = [
+        lambda x: x + 1, lambda x: 1 - x, lambda x: 2.0 * x, lambda x: x**2, lambda x: -x, abs,
+        lambda x: x > 0, lambda x: x == 0.5, lambda x: x != 0.5, bool, float, int, hash, str, repr,
+        round, lambda x: f"{x:.2f}", lambda x: max(x, 0.1), lambda x: x in (0.1, 0.2),
+        math.sqrt, math.isnan, lambda x: torch.ones(1) * x, lambda x: x.is_integer(),
+        lambda x: x.real, lambda x: numeric.at(x, 1.0), copy.copy, copy.deepcopy,
+        pickle.dumps, numeric.is_static,
+    ]  # fmt: skip
+    for use in uses:
+        x = numeric.Placeholder(0.5)
+        with pytest.raises(TypeError, match="may change at each step"):
+            use(x)
+        assert x.refused
+
+
+def test_placeholders_are_read_where_rules_read():
+    x = numeric.Placeholder(0.5)
+    assert isinstance(x, float)
+    assert not callable(x)
+    x.readable = True
+    assert numeric.at(x, 3.0) == 0.5
+    x.now = 0.25
+    assert numeric.at(x, 3.0) == 0.25
+    x.now = 2
+    assert type(numeric.at(x, 1.0)) is float
+    x.now = 0.25
+    numeric.check(lambda x: False, x, "never: {}")
+    assert x.suits(0.0)
+    assert not numeric.is_zero(x)
+    assert not x.suits(0.0)
+    assert x.suits(1.0)
+    assert not x.suits(1)
+    assert not x.refused

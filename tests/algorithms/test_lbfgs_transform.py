@@ -1,0 +1,340 @@
+"""L-BFGS as a pure transformation: one problem, many at once, traced, differentiated."""
+
+from __future__ import annotations
+
+import math
+
+import optree
+import pytest
+import torch
+from helpers import assert_close, assert_same, clone
+from lbfgs_runs import (
+    SEARCHES,
+    bowl,
+    minimize,
+    one_by_one,
+    rosenbrock,
+    starts,
+    tree_problem,
+    with_grad,
+)
+
+import functional_optim as fo
+from functional_optim import adapters
+from functional_optim.algorithms.lbfgs import quasi_newton
+
+# ---------------------------------------------------------------- one problem
+
+
+@SEARCHES
+@pytest.mark.parametrize("history_size", [1, 4, 100])
+def test_it_evaluates_where_the_object_does(history_size, search):
+    options = {"max_iter": 40, "history_size": history_size, "line_search_fn": search}
+    for x in starts():
+        fn = with_grad(rosenbrock)
+        end, state = minimize(fo.lbfgs(**options), fn, x, 2)
+        first = minimize(fo.lbfgs(**options), with_grad(rosenbrock), x)[1].func_evals
+        for cls in (torch.optim.LBFGS, adapters.LBFGS):
+            p, points = torch.nn.Parameter(x.clone()), []
+            opt = cls([p], **options)
+            for _ in range(2):
+                opt.step(lambda opt=opt, p=p, points=points: closure(opt, p, points))
+            assert int(state.func_evals) == opt.state[p]["func_evals"] == len(points)
+            assert int(state.n_iter) == opt.state[p]["n_iter"]
+            assert_close(fn.points[:first], points[:first], 1e-10)
+            # then comes one rounding, of params + updates, which a run without a search blows up
+            if search:
+                assert_close(end, p.detach(), 1e-7)
+
+
+def closure(opt, p, points):
+    opt.zero_grad()
+    points.append(p.detach().clone())
+    loss = rosenbrock(p)
+    loss.backward()
+    return loss
+
+
+@SEARCHES
+def test_trees_strides_and_complex_numbers(search):
+    params, f = tree_problem()
+    tx = fo.lbfgs(line_search_fn=search, max_iter=200, tolerance_change=0)
+    before = clone(params)
+    (end, state), _ = minimize(tx, with_grad(f), params), None
+    assert_same(params, before)
+    assert optree.tree_structure(end) == optree.tree_structure(params)
+    assert float(f(end)) < 1e-8 < float(f(params))
+    assert state.d.shape == (6 + 1 + 2 * 2,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_narrow_parameters_are_stepped_in_float32(dtype):
+    target = torch.linspace(-1, 1, 8)
+
+    def f(p):
+        return ((p["x"].float() - target) ** 2).sum()
+
+    params = {"x": torch.zeros(8, dtype=dtype)}
+    end, state = minimize(fo.lbfgs(), with_grad(f), params, 2)
+    assert end["x"].dtype == dtype
+    assert state.d.dtype == torch.float32
+    assert_close(end["x"], target.to(dtype), 1e-2 if dtype != torch.float32 else 1e-5)
+
+
+@SEARCHES
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_state_keeps_its_structure_and_nobody_its_arguments_change(batched, search):
+    tx = fo.lbfgs(max_iter=3, history_size=4, line_search_fn=search, batched=batched)
+    fn = torch.vmap(with_grad(rosenbrock)) if batched else with_grad(rosenbrock)
+    x = starts() if batched else starts()[0]
+    state = tx.init(x)
+    for _ in range(5):
+        value, grads = fn(x)
+        before = clone((grads, state, x))
+        u, new = tx.update(grads, state, x, value=value, value_and_grad=fn)
+        assert_same((grads, state, x), before)
+        for a, b in zip(new, state, strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        x, state = fo.apply_updates(x, u), new
+    assert (state.ro[..., -3:] != 0).all()
+
+
+def test_missing_gradients_count_as_zero():
+    params = {"a": starts()[0], "b": torch.ones(2, dtype=torch.float64)}
+
+    def fn(p):
+        value, grads = with_grad(rosenbrock)(p["a"])
+        return value, {"a": grads, "b": None}
+
+    end, _ = minimize(fo.lbfgs(max_iter=50, line_search_fn="strong_wolfe"), fn, params)
+    assert_same(end["b"], params["b"])
+    assert rosenbrock(end["a"]) < 0.1 * rosenbrock(params["a"])
+
+
+# ---------------------------------------------------------------- many problems
+
+
+@SEARCHES
+@pytest.mark.parametrize("how", ["batched", "vmap", "blocks"])
+def test_many_at_once_are_as_one_by_one(how, search, monkeypatch):
+    options = {"max_iter": 12, "history_size": 5, "line_search_fn": search, "lr": 0.7}
+    options["tolerance_change"] = 1e-2
+    xs = torch.cat([starts(), torch.ones(1, 4), 3 * starts(2)]).to(torch.float64)
+    expected = one_by_one(fo.lbfgs(**options), rosenbrock, xs, 2)
+    if how == "vmap":
+        tx = fo.lbfgs(**options)
+        found = torch.vmap(lambda x: minimize(tx, with_grad(rosenbrock), x, 2))(xs)
+    else:
+        if how == "blocks":
+            monkeypatch.setattr(quasi_newton, "GRAIN", 2 * xs.numel())
+        tx = fo.lbfgs(**options, batched=True)
+        found = minimize(tx, torch.vmap(with_grad(rosenbrock)), xs, 2)
+    assert_same(found[1].func_evals, expected[1].func_evals)
+    assert_same(found[1].n_iter, expected[1].n_iter)
+    assert len(set(expected[1].func_evals.tolist())) > 2
+    scale = {"old_dirs": 100.0, "old_stps": 1.0, "ro": 1e4}
+    assert_close(found[0], expected[0], 1e-9)
+    for name, a, b in zip(found[1]._fields, found[1], expected[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * scale.get(name, 1.0))
+
+
+@SEARCHES
+@pytest.mark.parametrize("max_iter", [1, 3])
+def test_a_batch_remembers_from_update_to_update(max_iter, search):
+    """A history that is not full at the end of an update."""
+    options = {"max_iter": max_iter, "lr": 0.1, "line_search_fn": search}
+    xs = starts()
+    expected, state = one_by_one(fo.lbfgs(**options), rosenbrock, xs, 4)
+    tx = fo.lbfgs(**options, batched=True)
+    found, new = minimize(tx, torch.vmap(with_grad(rosenbrock)), xs, 4)
+    assert_close(found, expected, 1e-8)
+    assert_same((new.ro != 0).sum(1), (state.ro != 0).sum(1))
+    assert (new.ro != 0).sum(1).max() > max_iter
+
+
+def test_a_batch_is_solved_to_the_last_problem():
+    xs = starts(16, 10)
+    tx = fo.lbfgs(max_iter=500, tolerance_change=0, line_search_fn="strong_wolfe", batched=True)
+    end, state = minimize(tx, torch.vmap(with_grad(rosenbrock)), xs)
+    _, grads = torch.vmap(with_grad(rosenbrock))(end)
+    assert grads.norm(dim=1).max() < 1e-6
+    assert state.func_evals.min() < state.func_evals.max() < 400
+
+
+@SEARCHES
+@pytest.mark.parametrize("how", ["batched", "vmap"])
+def test_a_problem_that_fails_leaves_the_others_alone(how, search):
+    options = {"max_iter": 25, "line_search_fn": search}
+    good = starts().to(torch.float64)
+    lost = [torch.full((4,), x, dtype=torch.float64) for x in (math.nan, math.inf, 1e200)]
+    xs = torch.stack([*lost, *good])
+
+    def solve(xs):
+        if how == "vmap":
+            tx = fo.lbfgs(**options)
+            return torch.vmap(lambda x: minimize(tx, with_grad(rosenbrock), x, 2)[0])(xs)
+        return minimize(fo.lbfgs(**options, batched=True), torch.vmap(with_grad(rosenbrock)), xs)[0]
+
+    assert_same(solve(xs)[3:], solve(good))
+
+
+def test_an_empty_batch_is_solved():
+    def fn(x):
+        return (x**2).sum(1), 2 * x
+
+    for compiled in (False, True):
+        tx = fo.lbfgs(batched=True, compile=compiled)
+        end, state = minimize(tx, fn, torch.empty(0, 3))
+        assert end.shape == (0, 3)
+        assert state.ro.shape == (0, 100)
+
+
+def test_batched_trees_of_parameters():
+    xs = {"head": starts(5, 1), "tail": starts(5, 6).reshape(5, 3, 2)}
+
+    def f(p):
+        return rosenbrock(torch.cat([p["head"], p["tail"].flatten()]))
+
+    options = {"max_iter": 6, "line_search_fn": "strong_wolfe"}
+    found, _ = minimize(fo.lbfgs(**options, batched=True), torch.vmap(with_grad(f)), xs)
+    tx = fo.lbfgs(**options)
+    for i in range(5):
+        x = optree.tree_map(lambda leaf, i=i: leaf[i], xs)
+        expected, _ = minimize(tx, with_grad(f), x)
+        assert_close(optree.tree_map(lambda leaf, i=i: leaf[i], found), expected, 1e-9)
+
+
+def test_vmap_over_the_learning_rate():
+    x = starts()[0]
+
+    def end(lr):
+        return minimize(fo.lbfgs(lr=lr, max_iter=4, history_size=3), with_grad(rosenbrock), x)[0]
+
+    rates = torch.tensor([0.01, 0.1, 0.5], dtype=torch.float64)
+    found = torch.vmap(end)(rates)
+    assert_close(found, torch.stack([end(float(lr)) for lr in rates]), 1e-10)
+    assert not torch.allclose(found[0], found[2])
+
+
+# ---------------------------------------------------------------- compiled
+
+
+@SEARCHES
+def test_a_transition_and_an_update_are_one_graph(search, fresh_dynamo):
+    tx = fo.lbfgs(max_iter=3, history_size=3, line_search_fn=search)
+
+    def end(x):
+        return minimize(tx, with_grad(rosenbrock), x)
+
+    compiled = torch.compile(end, backend="aot_eager", fullgraph=True)
+    for x in starts(3):
+        assert_close(compiled(x), end(x), 1e-10)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_compiled_transitions_give_the_same(batched):
+    options = {"max_iter": 30, "history_size": 4, "line_search_fn": "strong_wolfe"}
+    xs = starts()
+    expected = one_by_one(fo.lbfgs(**options), rosenbrock, xs, 2)
+    tx = fo.lbfgs(**options, batched=batched, compile=True)
+    if batched:
+        end, state = minimize(tx, torch.vmap(with_grad(rosenbrock)), xs, 2)
+    else:
+        end, state = one_by_one(tx, rosenbrock, xs, 2)
+    assert_close(end, expected[0], 1e-7)
+    assert (state.func_evals - expected[1].func_evals).abs().max() <= 1
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@SEARCHES
+def test_the_derivative_of_a_run(search):
+    x = starts()[0]
+
+    def end(lr, x):
+        tx = fo.lbfgs(lr=lr, max_iter=3, history_size=3, line_search_fn=search)
+        return bowl(minimize(tx, with_grad(bowl), x, 2)[0])
+
+    lr = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    slope = torch.autograd.grad(end(lr, x), lr)[0]
+    assert_close(torch.func.grad(end)(lr.detach(), x), slope, 1e-10)
+    if search is None:
+        assert abs(slope) > 0.1
+        assert torch.autograd.gradcheck(end, (lr, x.clone().requires_grad_()))
+        assert torch.autograd.gradcheck(end, (lr, x), check_forward_ad=True)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_errors():
+    x = torch.ones(2)
+    with pytest.raises(ValueError, match="Invalid learning rate: -1"):
+        fo.lbfgs(lr=-1.0)
+    with pytest.raises(RuntimeError, match="only 'strong_wolfe' is supported"):
+        fo.lbfgs(line_search_fn="armijo")
+    for factory in (fo.lbfgs, fo.scale_by_lbfgs):
+        with pytest.raises(
+            ValueError, match="history_size must be an integer of at least 1, but got 0"
+        ):
+            factory(history_size=0)
+    with pytest.raises(TypeError, match="lr must be a number or a 0-dim tensor"):
+        fo.lbfgs(lr=lambda count: 1.0)
+    with pytest.raises(ValueError, match="nothing to optimize"):
+        fo.lbfgs().init({"x": torch.ones(0)})
+    with pytest.raises(TypeError, match="int64"):
+        fo.lbfgs().init({"x": torch.ones(2, dtype=torch.int64)})
+    with pytest.raises(ValueError, match="one leading dimension in common"):
+        fo.lbfgs(batched=True).init([torch.ones(2, 3), torch.ones(3)])
+    tx = fo.lbfgs()
+    for wrong, message in (
+        (torch.func.grad_and_value(torch.sum), "grad_and_value has them in reverse"),
+        (torch.sum, r"return \(value, gradients\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            tx.update(x, tx.init(x), x, value=x.sum(), value_and_grad=wrong)
+    extra = {"value": x.sum(), "value_and_grad": torch.sum}
+    with pytest.raises(TypeError, match="a state of type tuple; pass the state"):
+        tx.update(x, (), x, **extra)
+    with pytest.raises(ValueError, match="places for 7 pairs, but history_size is 100"):
+        tx.update(x, fo.lbfgs(history_size=7).init(x), x, **extra)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(x, tx.init(x), **extra)
+    with pytest.raises(ValueError, match="different structures"):
+        tx.update([x], tx.init(x), {"x": x}, **extra)
+    with pytest.raises(TypeError, match="pass a complex gradient for a complex parameter"):
+        tx.update(x, tx.init(x), x.to(torch.complex64), **extra)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (lambda g: [g], "different structures"),
+        (lambda g: {"x": g["x"][:1]}, r"differ at 'x': \(2,\) against \(1,\)"),
+        (lambda g: {"x": g["x"] * 1j}, "pass a complex gradient for a complex parameter"),
+    ],
+)
+def test_gradients_that_do_not_fit_are_named(bad, message):
+    def fn(x):
+        value, grads = with_grad(lambda x: (x["x"] ** 2).sum())(x)
+        return value, bad(grads)
+
+    x = {"x": torch.ones(2)}
+    tx = fo.lbfgs()
+    with pytest.raises((TypeError, ValueError), match=message):
+        tx.update(x, tx.init(x), x, value=torch.ones(()), value_and_grad=fn)
+
+
+@pytest.mark.parametrize("factory", [fo.lbfgs, fo.scale_by_lbfgs])
+def test_a_state_of_other_parameters_is_refused(factory):
+    tx, x = factory(), torch.ones(2)
+    extra = {"value": x.sum(), "value_and_grad": torch.sum} if factory is fo.lbfgs else {}
+    for other in (torch.ones(3), x.double()):
+        with pytest.raises(ValueError, match="pass the state that init returned for these"):
+            tx.update(x, tx.init(other), x, **extra)
+    if extra:
+        xs = torch.ones(4, 2)
+        with pytest.raises(ValueError, match="pass the state that init returned for these"):
+            fo.lbfgs(batched=True).update(xs, tx.init(xs), xs, **extra)

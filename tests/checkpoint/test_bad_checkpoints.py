@@ -1,0 +1,435 @@
+"""Checkpoints that do not fit, sent into everything that loads: one error, and nothing changed."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import optree
+import pytest
+import torch
+from helpers import assert_same, copy_of
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import functional_optim as fo
+from functional_optim import adapters
+from functional_optim.checkpoint.precision import restore_precision
+
+NAMES = ("body.weight", "body.bias", "head.weight")
+SHAPES = ((3, 2), (3,), (2, 4))
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = torch.nn.Linear(2, 3, dtype=torch.float64)
+        self.head = torch.nn.Linear(4, 2, bias=False, dtype=torch.float64)
+
+
+def smoothed(lr: float) -> Any:
+    return fo.flatten(fo.adam(lr))
+
+
+def fault_tolerant(named: Any) -> Any:
+    inner = adapters.NAdam(named, lr=0.05, compile=False)
+    return adapters.FaultTolerantOptimizer(fo.replicas.Local(), inner)
+
+
+LOADERS: dict[str, Callable[[Any], Any]] = {
+    "AdamW": lambda named: adapters.AdamW(named, lr=0.05, compile=False),
+    "NAdam": lambda named: adapters.NAdam(named, lr=0.05, compile=False),
+    "Optimizer": lambda named: adapters.Optimizer(
+        named, lambda lr: fo.chain(fo.nadam(lr), fo.params_ema(0.9)), compile=False, lr=0.05
+    ),
+    "whole trees": lambda named: adapters.Optimizer(named, smoothed, compile=False, lr=0.05),
+    "LBFGS": lambda named: adapters.LBFGS(named, lr=0.05, max_iter=2),
+    "GradientFree": lambda named: adapters.GradientFree(
+        named, fo.search.snes, population=4, sigma=0.1
+    ),
+    "FaultTolerant": fault_tolerant,
+}
+BY_PARAMETER = ("AdamW", "NAdam", "Optimizer", "FaultTolerant")
+
+
+class Fault(NamedTuple):
+    """spoil: from a state dict to what is loaded. words: all in the error. into: which loaders."""
+
+    spoil: Callable[[dict[str, Any]], Any]
+    words: tuple[str, ...]
+    into: tuple[str, ...] = tuple(LOADERS)
+    kind: Any = ValueError
+
+
+def on_state(change: Callable[[dict[str, Any]], Any], index: int = 2) -> Callable[[Any], Any]:
+    """Change the state of one parameter."""
+
+    def spoil(saved: dict[str, Any]) -> dict[str, Any]:
+        change(saved["state"][index])
+        return saved
+
+    return spoil
+
+
+def on_groups(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[Any], Any]:
+    def spoil(saved: dict[str, Any]) -> dict[str, Any]:
+        change(saved["param_groups"])
+        return saved
+
+    return spoil
+
+
+def rename(group: dict[str, Any], names: list[str]) -> None:
+    group["param_names"] = names
+
+
+def put(**values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state.update(copy.deepcopy(values))
+
+
+def without(name: str) -> Callable[[Any], Any]:
+    return lambda saved: {key: x for key, x in saved.items() if key != name}
+
+
+def of_another(cls: Any, **hyper: Any) -> Callable[[Any], Any]:
+    """The checkpoint of another algorithm of torch's over the same model."""
+
+    def spoil(_: Any) -> Any:
+        model = Model()
+        opt = cls(model.named_parameters(), **hyper)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        opt.step()
+        return opt.state_dict()
+
+    return spoil
+
+
+def drop_parameter(groups: list[dict[str, Any]]) -> None:
+    groups[0]["params"] = groups[0]["params"][:-1]
+    groups[0].pop("param_names", None)
+
+
+INTEGERS = torch.ones(2, 4, dtype=torch.int64)
+COMPLEX = torch.ones(2, 4, dtype=torch.complex128)
+
+FAULTS: dict[str, Fault] = {
+    "a list": Fault(lambda s: [s], ("got a list",), kind=TypeError),
+    "a module": Fault(lambda s: Model(), ("got a Model",), kind=TypeError),
+    "nothing": Fault(lambda s: None, ("got a NoneType",), kind=TypeError),
+    "an empty dict": Fault(lambda s: {}, ("has no 'param_groups'", "it has nothing")),
+    "a model's state": Fault(
+        lambda s: Model().state_dict(), ("has no 'param_groups'", "body.weight")
+    ),
+    "flattened": Fault(
+        lambda s: {"state.a.step": 1, "param_groups.a.lr": 0.1},
+        ("is flattened", "set_optimizer_state_dict"),
+    ),
+    "no state": Fault(without("state"), ("has no 'state'",)),
+    "state as a list": Fault(lambda s: {**s, "state": [1]}, ("'state'", "must be a dict")),
+    "state of tensors": Fault(
+        lambda s: {**s, "state": {0: torch.ones(1)}}, ("'state'", "dict for each parameter")
+    ),
+    "groups as a dict": Fault(
+        lambda s: {**s, "param_groups": {"lr": 1}}, ("'param_groups'", "list of dicts")
+    ),
+    "a group without parameters": Fault(
+        on_groups(lambda g: g[0].pop("params")), ("'param_groups'", "have 'params'")
+    ),
+    "two groups": Fault(
+        on_groups(lambda g: g.append(copy.deepcopy(g[0]))),
+        ("different number of parameter groups: 2", "has 1"),
+    ),
+    "fewer parameters": Fault(
+        on_groups(drop_parameter), ("group 0 has 2 parameters", "optimizer's has 3")
+    ),
+    "renamed": Fault(
+        on_groups(lambda g: rename(g[0], ["body.weight", "body.bias", "heads.weight"])),
+        ("no state is saved for head.weight (near: heads.weight)", "is called heads.weight"),
+    ),
+    "another model's names": Fault(
+        on_groups(lambda g: rename(g[0], ["a", "b", "c"])),
+        (
+            "saved for body.weight, body.bias, head.weight",
+            "called a, b, c",
+            "register_load_state_dict_pre_hook",
+        ),
+    ),
+    "reordered": Fault(
+        on_groups(lambda g: rename(g[0], ["body.bias", "body.weight", "head.weight"])),
+        ("another order", "body.bias was saved in the place of body.weight"),
+    ),
+    "of SGD": Fault(
+        of_another(torch.optim.SGD, lr=0.1, momentum=0.9), (), ("NAdam", "LBFGS", "GradientFree")
+    ),
+    "of RMSprop": Fault(
+        of_another(torch.optim.RMSprop),
+        ("same kind of optimizer.",),
+        ("AdamW", "Optimizer"),
+    ),
+    "of NAdam": Fault(
+        of_another(torch.optim.NAdam), ("'body.weight' has the slots", "mu_product"), ("AdamW",)
+    ),
+    "transposed": Fault(
+        on_state(put(exp_avg=torch.zeros(4, 2))),
+        ("exp_avg of parameter 'head.weight' has shape (4, 2), but it needs (2, 4)",),
+        BY_PARAMETER,
+    ),
+    "a piece of FSDP1's": Fault(
+        on_state(put(exp_avg=torch.zeros(4))),
+        ("exp_avg of parameter 'head.weight' has shape (4,), but it needs (2, 4)",),
+        BY_PARAMETER,
+    ),
+    "integers": Fault(
+        on_state(put(exp_avg=INTEGERS)),
+        ("exp_avg of parameter 'head.weight' is a tensor of int64", "needs a float"),
+        BY_PARAMETER,
+    ),
+    "bools": Fault(
+        on_state(put(exp_avg=INTEGERS.bool())), ("'head.weight' is a tensor of bool",), BY_PARAMETER
+    ),
+    "complex": Fault(
+        on_state(put(exp_avg=COMPLEX)), ("'head.weight' is a tensor of complex128",), BY_PARAMETER
+    ),
+    "a float for a tensor": Fault(
+        on_state(put(exp_avg=1.0)), ("exp_avg of parameter 'head.weight'",), BY_PARAMETER
+    ),
+    "a string": Fault(on_state(put(exp_avg="x")), ("'head.weight' is a str",), BY_PARAMETER),
+    "two faults": Fault(
+        on_state(put(exp_avg=INTEGERS, exp_avg_sq=torch.zeros(3))),
+        ("exp_avg of parameter 'head.weight'", "exp_avg_sq of parameter 'head.weight'"),
+        BY_PARAMETER,
+    ),
+    "NaN steps": Fault(
+        on_state(put(step=torch.tensor(torch.nan))),
+        ("step of parameter 'head.weight' is nan",),
+        BY_PARAMETER,
+    ),
+    "negative steps": Fault(on_state(put(step=-1.0)), ("is -1.0",), BY_PARAMETER),
+    "many steps": Fault(
+        on_state(put(step=torch.ones(3))), ("step of parameter 'head.weight' is a",), BY_PARAMETER
+    ),
+    "steps as a word": Fault(
+        on_state(put(step="three")), ("step of parameter 'head.weight' is a str",), BY_PARAMETER
+    ),
+    "a carried tensor": Fault(
+        on_state(put(mu_product=torch.ones(2))),
+        ("mu_product of parameter 'head.weight'", "one real number"),
+        ("NAdam", "Optimizer", "FaultTolerant"),
+    ),
+    "a vector of another length": Fault(
+        on_state(put(**{"slots.exp_avg": torch.zeros(3)}), 0),
+        ("slots.exp_avg", "'body.weight'", "has shape (3,), but it needs (17,)"),
+        ("whole trees",),
+    ),
+    "a whole tree's integers": Fault(
+        on_state(put(**{"slots.exp_avg": torch.zeros(17, dtype=torch.int64)}), 0),
+        ("slots.exp_avg", "'body.weight'", "int64"),
+        ("whole trees",),
+    ),
+    "of AdamW": Fault(of_another(torch.optim.AdamW), (), ("whole trees", "LBFGS", "GradientFree")),
+    "a longer direction": Fault(
+        on_state(put(d=torch.zeros(9)), 0), ("d has 9 elements", "have 17"), ("LBFGS",)
+    ),
+    "a lost pair": Fault(on_state(lambda s: s["ro"].pop(), 0), ("differ in length",), ("LBFGS",)),
+    "a vector for a count": Fault(
+        on_state(put(step=torch.ones(3)), 0), ("step",), ("GradientFree",)
+    ),
+}
+ROWS = [
+    pytest.param(name, fault, loader, id=f"{loader}-{name}")
+    for name, fault in FAULTS.items()
+    for loader in fault.into
+]
+
+
+def trained(loader: str, named: bool = True) -> tuple[Any, Model, Any]:
+    """An optimizer in mid-run, its model, and a function that goes on for a step."""
+    model = Model()
+    opt = LOADERS[loader](model.named_parameters() if named else model.parameters())
+    go = stepper(loader, opt, model)
+    for _ in range(3):
+        go()
+    return opt, model, go
+
+
+def stepper(loader: str, opt: Any, model: Model) -> Callable[[], None]:
+    def loss() -> Any:
+        return sum((p - 1).square().square().sum() for p in model.parameters())
+
+    def closure() -> Any:
+        opt.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    def go() -> None:
+        if loader == "GradientFree":
+            opt.step(loss)
+        elif loader == "LBFGS":
+            opt.step(closure)
+        else:
+            closure()
+            opt.step()
+
+    return go
+
+
+def check_untouched(loader: str, load: Callable[[Any, Model, Any], Any], fault: Fault) -> None:
+    opt, model, go = trained(loader)
+    _, twin, go_twin = trained(loader)
+    before = copy.deepcopy(opt.state_dict())
+    state, groups, group = opt.state, opt.param_groups, opt.param_groups[0]
+    with pytest.raises(fault.kind) as error:
+        load(opt, model, fault.spoil(copy.deepcopy(before)))
+    for word in fault.words:
+        assert word in str(error.value)
+    assert len(str(error.value)) > 20
+    assert opt.state is state
+    assert opt.param_groups is groups
+    assert opt.param_groups[0] is group
+    after = opt.state_dict()
+    assert_same(after["state"], before["state"])
+    assert after["param_groups"] == before["param_groups"]
+    for _ in range(2):
+        go()
+        go_twin()
+    assert_same(copy_of(list(model.parameters())), copy_of(list(twin.parameters())))
+
+
+@pytest.mark.parametrize(("name", "fault", "loader"), ROWS)
+def test_a_bad_checkpoint_is_one_error_and_changes_nothing(name, fault, loader):
+    check_untouched(loader, lambda opt, model, bad: opt.load_state_dict(bad), fault)
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
+@pytest.mark.parametrize("name", ["transposed", "integers", "complex", "NaN steps", "a string"])
+def test_a_bad_checkpoint_by_names_changes_nothing(name, flat):
+    """The same through torch.distributed.checkpoint's functions."""
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+
+    def load(opt: Any, model: Model, bad: Any) -> None:
+        if not flat:
+            saved = get_optimizer_state_dict(model, opt, options=options)
+            state = dict(zip(NAMES, bad["state"].values(), strict=True))
+            set_optimizer_state_dict(model, opt, {**saved, "state": state}, options=options)
+            return
+        saved = get_optimizer_state_dict(model, opt, options=options)
+        for key, x in bad["state"][2].items():
+            saved[f"state.head.weight.{key}"] = x
+        set_optimizer_state_dict(model, opt, saved, options=options)
+
+    check_untouched("AdamW", load, FAULTS[name])
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_truncated_file_changes_nothing(loader):
+    file = io.BytesIO()
+    torch.save(trained(loader)[0].state_dict(), file)
+
+    def load(opt: Any, model: Model, bad: Any) -> None:
+        opt.load_state_dict(torch.load(io.BytesIO(file.getvalue()[:-200]), weights_only=True))
+
+    check_untouched(loader, load, Fault(lambda s: s, (), kind=(RuntimeError, ValueError)))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_good_checkpoint_still_loads(loader):
+    """Or the errors above would say nothing."""
+    opt, model, go = trained(loader)
+    saved = copy.deepcopy(opt.state_dict())
+    twin = copy.deepcopy(model)
+    other = LOADERS[loader](twin.named_parameters())
+    other.load_state_dict(saved)
+    go_twin = stepper(loader, other, twin)
+    for _ in range(2):
+        go()
+        go_twin()
+    assert_same(copy_of(list(twin.parameters())), copy_of(list(model.parameters())))
+
+
+def test_the_place_is_named_where_there_are_no_names():
+    opt, *_ = trained("AdamW", named=False)
+    bad = FAULTS["transposed"].spoil(copy.deepcopy(opt.state_dict()))
+    with pytest.raises(ValueError, match="exp_avg of parameter 2 of group 0 has shape"):
+        opt.load_state_dict(bad)
+
+
+def test_a_long_list_of_faults_is_cut():
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(40)]
+    opt = adapters.AdamW(params, compile=False)
+    for p in params:
+        p.grad = torch.ones(2)
+    opt.step()
+    bad = copy.deepcopy(opt.state_dict())
+    for state in bad["state"].values():
+        state["exp_avg"] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"(?s)parameter 11 of group 0.*… 28 more") as error:
+        opt.load_state_dict(bad)
+    assert len(str(error.value).splitlines()) == 15
+
+
+def test_a_hook_may_translate_a_checkpoint_before_it_is_checked():
+    opt, *_ = trained("AdamW")
+    foreign = {"optimizer": copy.deepcopy(opt.state_dict())}
+    opt.register_load_state_dict_pre_hook(lambda opt, given: given["optimizer"])
+    opt.load_state_dict(foreign)
+    assert len(opt._optimizer_load_state_dict_pre_hooks) == 1
+    with pytest.raises(ValueError, match="different number"):
+        opt.load_state_dict({"optimizer": {"state": {}, "param_groups": []}})
+    assert len(opt._optimizer_load_state_dict_pre_hooks) == 1
+
+
+def test_counts_as_plain_numbers_are_taken():
+    """As torch.optim.SparseAdam, and torch before 1.12, keep them."""
+    opt, model, go = trained("NAdam")
+    saved = copy.deepcopy(opt.state_dict())
+    for state in saved["state"].values():
+        state["step"] = int(state["step"])
+        state["mu_product"] = float(state["mu_product"])
+    opt.load_state_dict(saved)
+    _, twin, go_twin = trained("NAdam")
+    go()
+    go_twin()
+    assert_same(copy_of(list(model.parameters())), copy_of(list(twin.parameters())))
+
+
+# ---------------------------------------------------------------- what torch's cast has rounded
+
+
+def test_what_was_only_cast_is_as_it_was_saved():
+    wide = torch.tensor([1 / 3, torch.nan, torch.inf], dtype=torch.float64)
+    saved = {"a": wide, "b": [wide, (wide, 3)], "c": wide}
+    loaded = optree.tree_map(lambda x: x.bfloat16() if isinstance(x, torch.Tensor) else x, saved)
+    loaded["c"] = loaded["c"] * 2  # a hook's
+    found = restore_precision(loaded, saved)
+    for x in (found["a"], found["b"][0], found["b"][1][0]):
+        assert x.dtype is torch.float64
+        assert torch.equal(x.nan_to_num(), wide.nan_to_num())
+        assert x.data_ptr() != wide.data_ptr()
+    assert found["c"] is loaded["c"]
+    assert restore_precision(loaded["a"], None) is loaded["a"]
+    assert restore_precision([1], (1, 2)) == [1]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn, torch.complex64])
+def test_a_nan_that_was_cast_is_restored_and_one_that_a_hook_has_replaced_is_not(kind):
+    saved = torch.tensor([1.0, torch.nan], dtype=torch.float64)
+    found = restore_precision(saved.to(kind), saved)
+    assert found.dtype is torch.float64
+    assert torch.equal(found.isnan(), saved.isnan())
+    mended = torch.tensor([1.0, 0.0]).to(kind)
+    assert restore_precision(mended, saved) is mended
+
+
+def test_what_overflows_is_restored_and_what_a_hook_has_clipped_is_not():
+    saved = torch.tensor([1.0, 1e6], dtype=torch.float32)
+    assert torch.equal(restore_precision(saved.half(), saved), saved)
+    clipped = saved.half().nan_to_num()
+    assert restore_precision(clipped, saved) is clipped

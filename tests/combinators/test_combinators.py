@@ -1,0 +1,374 @@
+"""Every combinator in every way to run a recipe, alone and inside others."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+
+import combined
+import optree
+import pytest
+import torch
+from combined import LEAFWISE, WHOLE, named_params, whole
+from helpers import assert_close, assert_same, clone, run
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import functional_optim as fo
+from functional_optim import kernels
+from functional_optim.adapters import Optimizer
+from functional_optim.core.leafwise import Leafwise
+
+ALL = (*LEAFWISE, *WHOLE)
+KERNELS = (combined.with_norms, combined.deep, combined.guarded, combined.conditional)
+SMOOTH = tuple(r for r in LEAFWISE if r not in (combined.deep, combined.growing))
+"""Without Muon's bfloat16, and without dividing by the roots of sums that are still zero."""
+
+
+def name_of(recipe):
+    return recipe.__name__
+
+
+def gradients(params, steps, *, bad=True):
+    """Some uneven, and some with a NaN in one leaf."""
+    torch.manual_seed(5)
+    found = [{name: torch.randn_like(p) for name, p in params.items()} for _ in range(steps)]
+    for g in found[1::5] if bad else ():
+        g["body.b"][2] = math.nan
+    return found
+
+
+def takes_nan(recipe):
+    return recipe in (combined.finite, combined.growing, combined.guarded)
+
+
+def case(recipe, steps=8):
+    params = named_params()
+    return params, gradients(params, steps, bad=takes_nan(recipe))
+
+
+@pytest.fixture
+def doubles():
+    """Numbers that recur are kept in the default dtype: so that all ways to run round alike."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+# ---------------------------------------------------------------- compiled
+
+
+@pytest.mark.parametrize("donate", [True, False])
+@pytest.mark.parametrize("recipe", KERNELS, ids=name_of)
+def test_compiled_is_eager(recipe, donate):
+    params, grads = case(recipe, 20)
+    tx = recipe(0.05)
+    moved, state = run(tx, params, grads)
+    step = fo.compile(tx, donate=donate, strict=True)
+    kept, mine = clone(params), tx.init(params)
+    given = params if not donate else clone(params)
+    for g in grads:
+        given, mine = step(g, mine, given)
+    tolerance = 5e-2 if recipe is combined.deep else 1e-6  # bfloat16; carried numbers in float32
+    assert_close((given, mine), (moved, state), tolerance)
+    assert_same(params, kept)
+
+
+@pytest.mark.usefixtures("fresh_dynamo", "doubles")
+@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+def test_a_whole_step_is_one_graph_for_all_learning_rates(recipe):
+    params, grads = case(recipe, 6)
+    backend = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def step(grads, state, params, lr):
+        updates, state = recipe(lr).update(grads, state, params)
+        return fo.apply_updates(params, updates), state
+
+    lrs = [torch.tensor(0.05 / (k + 1)) for k in range(6)]
+    mine, state = params, recipe(lrs[0]).init(params)
+    want, known = params, recipe(lrs[0]).init(params)
+    frames = []
+    for g, lr in zip(grads, lrs, strict=True):
+        mine, state = step(g, state, mine, lr)
+        frames.append(backend.frame_count)
+        updates, known = recipe(lr).update(g, known, want)
+        want = fo.apply_updates(want, updates)
+    # Dynamo traces twice before the first step ends if a Python float turns out to be a constant
+    assert frames == [frames[0]] * 6
+    assert_close((mine, state), (want, known), 5e-2 if recipe is combined.deep else 1e-12)
+
+
+# ---------------------------------------------------------------- vmap and derivatives
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+def test_a_batch_of_learning_rates_is_the_loop(recipe):
+    params, grads = case(recipe, 5)
+
+    def go(lr):
+        return run(recipe(lr), params, grads)[0]
+
+    lrs = torch.tensor([0.01, 0.03, 0.1], dtype=torch.float64)
+    each = [go(lr) for lr in lrs]
+    together = torch.vmap(go)(lrs)
+    tolerance = 5e-2 if recipe is combined.deep else 1e-12
+    assert_close(together, optree.tree_map(lambda *x: torch.stack(x), *each), tolerance)
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+def test_an_ensemble_is_the_loop(recipe):
+    """Its gates open and shut for each member by itself."""
+    members = []
+    for seed in range(3):
+        params, grads = case(recipe, 5)
+        torch.manual_seed(seed)
+        members.append((params, grads if seed else grads[::-1]))
+    members[0][1][2]["body.w"].mul_(5)
+
+    def go(params, grads):
+        return run(recipe(0.05), params, grads)[0]  # vmap returns no None, which some slots are
+
+    def stacked(trees):
+        return optree.tree_map(lambda *x: torch.stack(x), *trees)
+
+    together = torch.vmap(go)(stacked([m[0] for m in members]), stacked([m[1] for m in members]))
+    tolerance = 5e-2 if recipe is combined.deep else 1e-6
+    assert_close(together, stacked([go(*m) for m in members]), tolerance)
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize("recipe", SMOOTH, ids=name_of)
+def test_the_meta_gradient_is_the_finite_difference(recipe):
+    """Gates that shut out a NaN let no NaN into the derivative."""
+    params, grads = case(recipe, 6)
+
+    def loss(lr):
+        moved, _ = run(recipe(lr), params, grads)
+        return sum((p * p).sum() for p in moved.values())
+
+    lr = torch.tensor(0.05)
+    slope = torch.func.grad(loss)(lr)
+    h = 1e-6
+    assert_close(slope, (loss(lr + h) - loss(lr - h)) / (2 * h), 1e-5)
+    assert abs(slope) > 1e-3
+
+
+# ---------------------------------------------------------------- the optimizer object
+
+
+def make(recipe, params, *, groups=1, compile=False, lr=0.05):
+    """An optimizer over named parameters, and these."""
+    mine = {name: torch.nn.Parameter(p.clone()) for name, p in params.items()}
+    rows = list(mine.items())
+    cut = [{"params": rows[i::groups]} for i in range(groups)]
+    return Optimizer(cut, recipe, compile=compile, lr=lr), mine
+
+
+def step(opt, mine, grads):
+    for g in grads:
+        for name, p in mine.items():
+            p.grad = None if g[name] is None else g[name].clone()
+        opt.step()
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+def test_the_object_is_the_functional_loop(recipe):
+    params, grads = case(recipe)
+    opt, mine = make(recipe, params)
+    step(opt, mine, grads)
+    moved, state = run(recipe(0.05), params, grads)
+    tolerance = 5e-2 if recipe is combined.deep else 1e-12
+    assert_close({name: p.detach() for name, p in mine.items()}, moved, tolerance)
+    for key, slots in state.slots.items() if recipe in LEAFWISE else ():
+        for name, x in slots.items():
+            kept = opt.state.get(mine[name], {}).get(key)
+            assert (kept is None) == (x is None)
+            if x is not None:
+                assert_close(kept, x, tolerance)
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize("recipe", LEAFWISE, ids=name_of)
+def test_groups_of_equal_settings_are_one_group(recipe):
+    """A norm before a partition spans the groups, and one in a part does, too."""
+    params, grads = case(recipe)
+    one, mine = make(recipe, params)
+    three, other = make(recipe, params, groups=3)
+    step(one, mine, grads)
+    step(three, other, grads)
+    assert_close([p.detach() for p in other.values()], [p.detach() for p in mine.values()], 1e-14)
+
+
+def test_a_norm_before_a_partition_spans_all_that_moves_and_one_in_a_part_that_part():
+    def recipe(lr):
+        one = fo.chain(fo.clip_by_global_norm(1.0), fo.scale_by_lr(lr))
+        two = fo.chain(fo.clip_by_global_norm(10.0), fo.scale_by_lr(lr))
+        parts = fo.partition({"one": one, "two": two}, {"a*": "one", "*": "two"})
+        return fo.chain(fo.freeze("c"), fo.clip_by_global_norm(6.5), parts)
+
+    params = {name: torch.zeros(()) for name in ("a1", "a2", "b", "c")}
+    grads = {"a1": 3.0, "a2": 4.0, "b": 12.0, "c": 1e6}
+    grads = {name: torch.tensor(g) for name, g in grads.items()}
+    # 13 → 6.5 halves all: a is then (1.5, 2), of norm 2.5 → 1; b is 6
+    want = {"a1": -0.6, "a2": -0.8, "b": -6.0, "c": 0.0}
+    want = {name: torch.tensor(x) for name, x in want.items()}
+    assert_close(run(recipe(1.0), params, [grads])[0], want, 1e-6)
+    for groups in (1, 2, 4):
+        opt, mine = make(recipe, params, groups=groups, lr=1.0)
+        step(opt, mine, [grads])
+        assert_close({name: p.detach() for name, p in mine.items()}, want, 1e-6)
+
+
+@pytest.mark.parametrize("recipe", LEAFWISE, ids=name_of)
+def test_parameters_without_gradients_are_left_alone(recipe):
+    params, grads = case(recipe, 5)
+    for g in grads:
+        g["body.w"] = None
+    for form in (run(recipe(0.05), params, grads)[0], stepped(recipe, params, grads)):
+        assert_same(form["body.w"], params["body.w"])
+        others = [name for name in params if not torch.equal(form[name], params[name])]
+        assert others
+
+
+def stepped(recipe, params, grads):
+    opt, mine = make(recipe, params)
+    step(opt, mine, grads)
+    assert not opt.state.get(mine["body.w"])
+    return {name: p.detach() for name, p in mine.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+def test_resumed_is_uninterrupted(recipe, dtype):
+    params = named_params(dtype)
+    grads = gradients(params, 9, bad=takes_nan(recipe))
+    opt, mine = make(recipe, params)
+    step(opt, mine, grads[:5])
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    new, copies = make(recipe, {name: p.detach() for name, p in mine.items()})
+    new.load_state_dict(torch.load(file, weights_only=True))
+    step(opt, mine, grads[5:])
+    step(new, copies, grads[5:])
+    assert_same([p.detach() for p in copies.values()], [p.detach() for p in mine.values()])
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+def test_a_pickled_object_goes_on(recipe):
+    params, grads = case(recipe)
+    opt, mine = make(recipe, params)
+    step(opt, mine, grads[:5])
+    new, copies = pickle.loads(pickle.dumps((opt, mine)))
+    step(opt, mine, grads[5:])
+    step(new, copies, grads[5:])
+    assert_same([p.detach() for p in copies.values()], [p.detach() for p in mine.values()])
+
+
+@pytest.mark.parametrize("recipe", [combined.with_norms, combined.guarded], ids=name_of)
+def test_a_scheduler_builds_no_kernel(recipe):
+    params, grads = case(recipe, 12)
+    opt, mine = make(recipe, params, compile="strict")
+    eager, others = make(recipe, params)
+    known = None
+    for g in grads:
+        for one, tensors in ((opt, mine), (eager, others)):
+            step(one, tensors, [g])
+            one.param_groups[0]["lr"] *= 0.9
+        if g is grads[5]:
+            known = kernels.count()
+    assert kernels.count() == known
+    assert_close([p.detach() for p in mine.values()], [p.detach() for p in others.values()], 1e-6)
+
+
+# ---------------------------------------------------------------- what stands inside
+
+
+def thawing(lr, frozen=True):
+    return fo.chain(fo.freeze("body" if frozen else ()), fo.adam(lr))
+
+
+def test_a_flag_of_a_group_thaws_what_was_frozen():
+    params, grads = case(thawing, 3)
+    opt, mine = make(thawing, params)
+    step(opt, mine, grads[:2])
+    assert_same(mine["body.w"].detach(), params["body.w"])
+    assert mine["body.w"] not in opt.state
+    opt.param_groups[0]["frozen"] = False
+    step(opt, mine, grads[2:])
+    assert not torch.equal(mine["body.w"], params["body.w"])
+    assert opt.state[mine["head"]]["step"] == 3
+
+
+def scaled_by(grads, state, params=None, *, factor):
+    return fo.tree.map(lambda g: factor * g, grads), state
+
+
+takes_factor = fo.GradientTransformation(lambda params: fo.EmptyState(), scaled_by)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda tx: fo.masked(tx, "body"),
+        lambda tx: fo.partition({"a": tx, "b": tx}, {"body": "a", "*": "b"}),
+        lambda tx: fo.conditionally_mask(tx, lambda step: step < 9),
+        lambda tx: fo.accumulate(tx, 1),
+        lambda tx: fo.chain(fo.freeze("head"), tx),
+    ],
+)
+def test_extra_arguments_reach_what_stands_inside(wrap):
+    params, (g,) = case(wrap, 1)
+    tx = fo.chain(whole, wrap(takes_factor), fo.scale_by_lr(1.0))
+    updates, _ = tx.update(g, tx.init(params), params, factor=3.0)
+    assert_close(updates["body.w"], -3 * g["body.w"].sign(), 1e-12)
+    with pytest.raises(TypeError, match="facto, which no part of this transformation takes"):
+        tx.update(g, tx.init(params), params, facto=3.0)
+    with pytest.raises(TypeError, match="needs factor"):
+        make(lambda lr: wrap(takes_factor), params)
+
+
+def test_frozen_leaves_are_out_of_whole_trees_too():
+    seen = []
+
+    def update(grads, state, params=None):
+        seen.append((grads, params))
+        return grads, state
+
+    spy = fo.GradientTransformation(lambda params: fo.tree.map(torch.clone, params), update)
+    params, (g,) = case(spy, 1)
+    for tx in (fo.chain(fo.freeze("body"), spy), fo.chain(spy, fo.freeze("body"))):
+        state = tx.init(params)
+        updates, _ = tx.update(g, state, params)
+        assert [x["body.w"] for x in seen.pop()] == [None, None]
+        assert updates["body.w"] is None
+        assert updates["head"] is not None
+        kept = next(part for part in state if isinstance(part, dict))
+        assert kept["body.w"] is None
+    g["body.w"].fill_(math.nan)
+    gated = fo.apply_if_finite(fo.chain(fo.freeze("body"), spy), 3)
+    updates, _ = gated.update(g, gated.init(params), params)
+    assert torch.equal(updates["head"], g["head"])
+
+
+def test_a_branch_without_leaves_is_none():
+    params, (g,) = case(combined.masked, 1)
+    tx = fo.partition({"a": fo.scale_by_lbfgs(), "b": fo.sgd(1.0)}, {"*": "b"})
+    updates, _ = tx.update(g, tx.init(params), params)
+    assert_same(updates, {name: -x for name, x in g.items()})
+
+
+def test_no_gradient_at_all_counts_a_step_and_carries_nothing_on():
+    """Alike whether compiled or not."""
+    params = named_params()
+    for recipe in (combined.accumulated, combined.selective):
+        tx = recipe(0.1)
+        assert isinstance(tx, Leafwise)
+        state, none = tx.init(params), dict.fromkeys(params)
+        updates, after = tx.update(none, state, params)
+        assert updates == none
+        assert_same(after.carry, state.carry)
+        assert after.step == 1
+        assert_same(fo.compile(tx)(none, tx.init(params), clone(params)), (params, after))

@@ -1,0 +1,374 @@
+"""Refused steps change no bit, one graph serves both answers, and steps can be taken back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from cases import able
+from combined import LEAFWISE, WHOLE, deep, named_params, whole
+from helpers import assert_close, assert_same, clone, make_grads, make_params, run
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import functional_optim as fo
+from functional_optim import adapters
+
+RECIPES = [pytest.param(recipe, id=recipe.__name__) for recipe in (*LEAFWISE, *WHOLE)]
+FLAGS = [
+    pytest.param(lambda flag: flag, id="bool"),
+    pytest.param(lambda flag: torch.tensor(flag), id="tensor"),
+    pytest.param(lambda flag: torch.tensor(float(flag)), id="number"),
+]
+BAD = (float("nan"), float("inf"), -float("inf"), 1.0)
+
+
+def bits(tree):
+    """The bytes of every leaf: 0.0 and -0.0 differ, and a NaN equals itself."""
+    return [(str(x.dtype), x.detach().numpy().tobytes()) for x in fo.tree.leaves(tree)]
+
+
+def refuse(tx, params, state, flag, bad):
+    grads = fo.tree.map(lambda p: torch.full_like(p, bad), params)
+    return tx.update(grads, state, params, commit=flag(False))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("case", able())
+def test_a_refused_step_changes_no_bit(case, flag):
+    params = case.params()
+    tx = fo.commit_if(case.tx())
+    state = tx.init(params)
+    for g in make_grads(params, steps=2):
+        u, state = tx.update(g, state, params, commit=flag(True))
+        params = fo.apply_updates(params, u)
+    params = {name: torch.where(p > 1, -0.0, p) for name, p in params.items()}
+    for bad in BAD:
+        u, after = refuse(tx, params, state, flag, bad)
+        assert bits(after) == bits(state)
+        assert bits(fo.apply_updates(params, u)) == bits(params)
+        assert not any(x.any() for x in fo.tree.leaves(u))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_refused_steps_between_committed_ones_leave_no_trace(recipe, flag):
+    params = named_params()
+    grads = make_grads(params, steps=4)
+    tx = fo.commit_if(recipe(0.1))
+    plain, plain_state = run(recipe(0.1), params, grads)
+    state = tx.init(params)
+    for g in grads:
+        _, state = refuse(tx, params, state, flag, float("nan"))
+        u, state = tx.update(g, state, params, commit=flag(True))
+        params = fo.apply_updates(params, u)
+    assert_same((params, state), (plain, plain_state))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_one_graph_serves_both_answers(recipe, fresh_dynamo):
+    params = named_params()
+    tx = fo.commit_if(recipe(0.1))
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def step(grads, state, params, commit):
+        u, state = tx.update(grads, state, params, commit=commit)
+        return fo.apply_updates(params, u), state
+
+    state = tx.init(params)
+    eager, eager_state = params, state
+    answers = (True, False, True, False)
+    frames = []
+    for g, answer in zip(make_grads(params, steps=4), answers, strict=True):
+        commit = torch.tensor(answer)
+        params, state = step(g, state, params, commit)
+        frames.append(counter.frame_count)
+        u, eager_state = tx.update(g, eager_state, eager, commit=commit)
+        eager = fo.apply_updates(eager, u)
+    # Dynamo traces twice before the first step ends if a Python float turns out to be a constant
+    assert frames == [frames[0]] * 4
+    assert_close((params, state), (eager, eager_state), 5e-2 if recipe is deep else 1e-12)
+
+
+def test_a_batch_of_flags_under_vmap():
+    tx = fo.commit_if(fo.adamw(0.1))
+    w, g = torch.ones(3, 4), torch.randn(3, 4)
+    flags = torch.tensor([True, False, True])
+    state = torch.vmap(tx.init)(w)
+
+    def step(g, state, w, commit):
+        u, state = tx.update(g, state, w, commit=commit)
+        return fo.apply_updates(w, u), state
+
+    moved, state = torch.vmap(step)(g, state, w, flags)
+    assert ((moved != w).all(dim=1) == flags).all()
+    assert state.step.tolist() == [1, 0, 1]
+
+
+def test_a_flag_lets_the_gradient_of_the_learning_rate_through():
+    def loss(lr, commit):
+        tx = fo.commit_if(fo.sgd(lr))
+        w = torch.ones(2, dtype=torch.float64)
+        u, _ = tx.update(w, tx.init(w), w, commit=commit)
+        return fo.apply_updates(w, u).sum()
+
+    lr = torch.tensor(0.5, dtype=torch.float64)
+    assert torch.func.grad(loss)(lr, torch.tensor(True)) == -2.0
+    assert torch.func.grad(loss)(lr, torch.tensor(False)) == 0.0
+
+
+def test_half_parameters_and_missing_gradients_keep_their_places():
+    params = {"a": torch.ones(2, dtype=torch.bfloat16), "b": torch.ones(2)}
+    tx = fo.commit_if(fo.adam(0.1))
+    for commit in (True, False, torch.tensor(True), torch.tensor(False)):
+        u, state = tx.update({"a": params["a"], "b": None}, tx.init(params), params, commit=commit)
+        assert u["b"] is None
+        assert fo.apply_updates(params, u)["a"].dtype is torch.bfloat16
+        assert fo.get(state, "exp_avg")["a"].dtype is torch.bfloat16
+
+
+def test_chain_routes_the_flag_and_other_extra_arguments():
+    tx = fo.chain(fo.clip_by_global_norm(1.0), fo.commit_if(fo.polyak_sgd()))
+    w = torch.ones(2)
+    u, state = tx.update(w, tx.init(w), w, commit=True, value=torch.tensor(1.0))
+    assert u.any()
+    u, _ = tx.update(w, state, w, commit=False, value=torch.tensor(1.0))
+    assert not u.any()
+
+
+@pytest.mark.parametrize("donate", [True, False])
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_compiled_step_reads_the_flag_first(flag, donate):
+    params = named_params(torch.float32)
+    grads = make_grads(params, steps=3)
+    tx = fo.commit_if(fo.adamw(0.1))
+    step = fo.compile(tx, donate=donate)
+    start = clone(params)
+    expected, _ = run(fo.adamw(0.1), clone(params), grads)
+    now, state = params, tx.init(params)
+    for g in grads:
+        bad = fo.tree.map(lambda x: x * float("nan"), g)
+        before = bits((now, state))
+        now, state = step(bad, state, now, commit=flag(False))
+        assert bits((now, state)) == before
+        now, state = step(g, state, now, commit=flag(True))
+    assert_close(now, expected, 1e-6)
+    assert (bits(params) == bits(start)) is not donate
+
+
+def test_a_compiled_step_of_whole_trees_too(fresh_dynamo):
+    params = named_params()
+    before = clone(params)
+    tx = fo.commit_if(fo.chain(whole, fo.scale_by_lr(0.1)))
+    step = fo.compile(tx)
+    grads = make_grads(params, steps=1)[0]
+    same, state = step(grads, tx.init(params), params, commit=False)
+    assert same is params
+    moved, _ = step(grads, state, params, commit=True)
+    assert moved["body.w"] is params["body.w"]
+    assert not torch.equal(moved["body.w"], before["body.w"])
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_compiled_step_under_a_transform_selects_by_operations(donate):
+    tx = fo.commit_if(fo.sgd(0.5))
+    step = fo.compile(tx, donate=donate)
+
+    def once(w, state, commit):
+        return step(torch.ones_like(w), state, w.clone(), commit=commit)[0]
+
+    w = torch.ones(2, 1)
+    state = clone(torch.vmap(tx.init)(w))
+    moved = torch.vmap(once)(w, state, torch.tensor([True, False]))
+    assert moved.tolist() == [[0.5], [1.0]]
+
+
+@pytest.mark.parametrize("make", [lambda tx: tx.update, lambda tx: fo.compile(tx)])
+@pytest.mark.parametrize(("flag", "words"), [("yes", "is a str"), (torch.ones(2), "shape (2,)")])
+def test_another_kind_of_flag_is_an_error(make, flag, words):
+    tx = fo.commit_if(fo.sgd(0.1))
+    w = torch.ones(2)
+    with pytest.raises(TypeError, match="commit must be") as error:
+        make(tx)(w, tx.init(w), w, commit=flag)
+    assert words in str(error.value)
+
+
+def test_a_flag_is_needed_and_only_a_transformation_taken():
+    tx = fo.commit_if(fo.sgd(0.1))
+    w = torch.ones(2)
+    with pytest.raises(TypeError, match="commit"):
+        tx.update(w, tx.init(w), w)
+    with pytest.raises(TypeError, match="which no part of this"):
+        tx.update(w, tx.init(w), w, commit=True, nothing=1)
+    with pytest.raises(TypeError, match="commit_if takes a transformation"):
+        fo.commit_if(fo.sgd)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("back", [1, 2, 3])
+def test_rollback_returns_to_the_very_bits(recipe, back):
+    params = named_params()
+    tx = fo.keep_snapshots(recipe(0.1), last=3)
+    state = tx.init(params)
+    history = [(params, state.inner)]
+    for g in make_grads(params, steps=5):
+        u, state = tx.update(g, state, params)
+        params = fo.apply_updates(params, u)
+        history.append((params, state.inner))
+    there, past = fo.rollback(state, back)
+    assert bits((there, past.inner)) == bits(history[-1 - back])
+    assert past.kept == 3 - back
+    if back < 3:
+        again, older = fo.rollback(past)
+        assert bits((again, older.inner)) == bits(history[-2 - back])
+
+
+def test_after_a_rollback_training_goes_on_as_it_did():
+    params = named_params()
+    grads = make_grads(params, steps=4)
+    tx = fo.keep_snapshots(fo.adamw(fo.schedules.linear(0.1, 0.01, 4)), last=2)
+    straight, end = run(tx, params, grads)
+    now, state = run(tx, params, grads[:3])
+    now, state = fo.rollback(state, 2)
+    assert state.kept == 0
+    now, state = run(tx, now, grads[1:], state)
+    assert bits((now, state.inner)) == bits((straight, end.inner))
+
+
+def test_an_optimizer_object_remembers_what_stood_before_each_step():
+    """It writes into the parameters, which must not be the snapshots, too."""
+    params = [torch.nn.Parameter(p.clone()) for p in make_params().values()]
+    opt = adapters.Optimizer(params, lambda lr: fo.keep_snapshots(fo.sgd(lr), last=2), lr=0.1)
+    before = []
+    for grads in make_grads(make_params(), steps=3):
+        for p, g in zip(params, grads.values(), strict=True):
+            p.grad = g
+        before.append([p.detach().clone() for p in params])
+        opt.step()
+        opt = copy.deepcopy(opt)
+        params = opt.param_groups[0]["params"]
+    state = opt.state[params[0]]
+    for k, wanted in enumerate(reversed(before[1:])):
+        assert_same([state[f"past.{k}.params.{i}"] for i in range(len(params))], wanted)
+
+
+def test_a_refused_step_is_not_remembered():
+    tx = fo.commit_if(fo.keep_snapshots(fo.sgd(1.0), last=2))
+    w = torch.zeros(1)
+    _, state = tx.update(w + 1, tx.init(w), w, commit=False)
+    assert state.kept == 0
+    with pytest.raises(ValueError, match="1 to 0 steps"):
+        fo.rollback(state)
+
+
+def test_snapshots_and_rollback_trace(fresh_dynamo):
+    tx = fo.keep_snapshots(fo.adam(0.1), last=2)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def there_and_back(g, state, w):
+        _, state = tx.update(g, state, w)
+        return fo.rollback(state)
+
+    w = torch.ones(2)
+    back, state = there_and_back(w, tx.init(w), w)
+    assert_same(back, w)
+    assert state.inner.step == 0
+
+
+@pytest.mark.parametrize("steps", [0, -1, 3])
+def test_rollback_refuses_what_is_not_kept(steps):
+    tx = fo.keep_snapshots(fo.sgd(1.0), last=2)
+    w = torch.zeros(1)
+    _, state = run(tx, w, [w, w, w])
+    sentence = "can take back 1 to 2 steps" if steps == 3 else f"for steps, but got {steps}"
+    with pytest.raises(ValueError, match=sentence):
+        fo.rollback(state, steps)
+
+
+def test_bad_arguments_of_snapshots():
+    with pytest.raises(ValueError, match="for last, but got 0"):
+        fo.keep_snapshots(fo.sgd(0.1), last=0)
+    with pytest.raises(TypeError, match="keep_snapshots takes a transformation"):
+        fo.keep_snapshots(3)
+    with pytest.raises(TypeError, match="rollback takes the state"):
+        fo.rollback(fo.sgd(0.1).init(torch.ones(1)))
+    tx = fo.keep_snapshots(fo.sgd(0.1))
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(torch.ones(1), tx.init(torch.ones(1)))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_refused_step_keeps_the_signs_of_complex_zeros(flag):
+    zeros = [complex(a, b) for a in (0.0, -0.0) for b in (0.0, -0.0)]
+    w = torch.tensor(zeros)
+    tx = fo.commit_if(fo.sgd(0.1, momentum=0.9))
+    u, _ = refuse(tx, w, tx.init(w), flag, float("nan"))
+    assert bits(fo.apply_updates(w, u)) == bits(w)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_flag_with_one_element_changes_no_shape(answer):
+    w, flag = torch.ones(2), torch.tensor([[answer]])
+    tx = fo.commit_if(fo.adam(0.1))
+    state = tx.init(w)
+    u, after = tx.update(w, state, w, commit=flag)
+    synced = fo.local_sgd(fo.adam(0.1), 2)
+    begun = synced.init(w)
+    pairs = ((after, state), (u, w), (synced.settle(w, begun, w, flag), (w, begun)))
+    for new, old in pairs:
+        assert [x.shape for x in fo.tree.leaves(new)] == [x.shape for x in fo.tree.leaves(old)]
+    with pytest.raises(TypeError, match="commit must be one flag"):
+        synced.settle(w, begun, w, torch.ones(2))
+
+
+@pytest.mark.parametrize("number", [-1.0, float("nan"), 0, 1, 0.5])
+def test_numbers_mean_the_same_in_every_form(number):
+    w = torch.ones(1)
+    tx = fo.commit_if(fo.sgd(0.5))
+    plain = tx.update(w, tx.init(w), w, commit=number)[0].any()
+    tensor = tx.update(w, tx.init(w), w, commit=torch.tensor(number))[0].any()
+    compiled = fo.compile(tx, donate=False)(w, tx.init(w), w, commit=number)[0] != w
+    assert plain == tensor == compiled == (number > 0)
+
+
+def test_a_refused_nan_does_not_reach_the_gradient_of_the_learning_rate():
+    def end(lr, bad, steps=((1.0, True), (None, False), (2.0, True))):
+        tx = fo.commit_if(fo.adam(lr))
+        w = torch.ones(2, dtype=torch.float64)
+        state = tx.init(w)
+        for scale, commit in steps:
+            g = torch.full_like(w, bad) if scale is None else w * scale
+            u, state = tx.update(g, state, w, commit=torch.tensor(commit))
+            w = fo.apply_updates(w, u)
+        return w.sum()
+
+    lr = torch.tensor(0.1, dtype=torch.float64)
+    found = torch.func.grad(end)(lr, float("nan"))
+    assert_close(found, torch.func.grad(end)(lr, 0.0, ((1.0, True), (2.0, True))), 1e-12)
+
+
+def test_stacked_states_are_rolled_back_together():
+    tx = fo.keep_snapshots(fo.adam(0.1), last=2)
+    w = torch.ones(3, 2)
+    _, state = torch.vmap(tx.update)(w, torch.vmap(tx.init)(w), w)
+    back, state = fo.rollback(state)
+    assert_same(back, w)
+    assert state.kept.tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="1 to 0 steps"):
+        fo.rollback(state)
+
+
+def test_a_compiled_step_under_a_transform_keeps_the_snapshots():
+    tx = fo.commit_if(fo.keep_snapshots(fo.sgd(1.0), last=2))
+    step = fo.compile(tx)
+
+    def once(w, state, commit):
+        return step(torch.ones_like(w), state, w, commit=commit)
+
+    w, flags = torch.zeros(3, 1), torch.tensor([True, True, False])
+    state = torch.vmap(tx.init)(w)
+    for _ in range(2):
+        w, state = torch.vmap(once)(w, state, flags)
+    assert w.flatten().tolist() == [-2.0, -2.0, 0.0]
+    assert [past.params.flatten()[0].item() for past in state.past] == [-1.0, 0.0]

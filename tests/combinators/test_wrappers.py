@@ -1,0 +1,239 @@
+"""lookahead, flatten, with_schedule: against the formulas by hand, and wherever a chain runs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers import assert_close, assert_same, clone, make_grads, make_params, run
+
+import functional_optim as fo
+from functional_optim import kernels
+from functional_optim.adapters import Optimizer
+
+DECAYING = fo.schedules.linear(1.0, 0.0, 8)
+
+
+def decayed(lr, weight_decay=0.1):
+    """A recipe that computes with its argument."""
+    return fo.chain(fo.add_decayed_weights(weight_decay * lr), fo.scale_by_lr(lr))
+
+
+WRAPPED = {
+    "lookahead": lambda: fo.lookahead(fo.adam(0.1), sync_period=3, slow_step_size=0.4),
+    "flatten": lambda: fo.flatten(fo.chain(fo.clip_by_global_norm(1.0), fo.adam(0.1))),
+    "with_schedule": lambda: fo.with_schedule(decayed, lr=DECAYING, weight_decay=0.3),
+}
+EACH = pytest.mark.parametrize("name", WRAPPED)
+
+
+def test_lookahead_is_the_papers_algorithm():
+    params, grads = make_params(), make_grads(make_params(), 10)
+    got, state = run(fo.lookahead(fo.adam(0.1), 3, 0.4), params, grads)
+
+    tx, slow, fast = fo.adam(0.1), clone(params), clone(params)
+    inner = tx.init(fast)
+    for i, g in enumerate(grads):
+        updates, inner = tx.update(g, inner, fast)
+        fast = fo.apply_updates(fast, updates)
+        if i % 3 == 2:
+            slow = fo.tree.map(lambda a, b: a + 0.4 * (b - a), slow, fast)
+            fast = clone(slow)
+    assert_close(got, fast, 1e-12)
+    assert_close(state.slots["slow_params"], slow, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        fo.flatten,
+        lambda tx: fo.cautious(fo.flatten(tx)),
+        lambda tx: fo.with_schedule(lambda: tx),
+    ],
+)
+def test_extra_arguments_pass_through(around):
+    tx = fo.chain(around(fo.scale_by_polyak()), fo.params_ema(0.9))
+    w, g = torch.ones(2), torch.ones(2)
+    updates, _ = tx.update(g, tx.init(w), w, value=1.0)
+    assert updates.tolist() == [0.5, 0.5]  # value / ‖g‖² of g
+    with pytest.raises(TypeError, match="value"):
+        tx.update(g, tx.init(w), w)
+
+
+def test_flatten_shows_one_vector():
+    seen = []
+
+    def update(grads, state, params=None):
+        seen.append((grads, params))
+        return -2 * grads, state
+
+    inner = fo.GradientTransformation(lambda params: fo.EmptyState(), update)
+    params = {"a": torch.zeros(2), "b": {"c": torch.ones(1, 2)}}
+    grads = {"a": torch.tensor([1.0, 2.0]), "b": {"c": None}}
+    updates, _ = fo.flatten(inner).update(grads, fo.EmptyState(), params)
+    assert seen[0][0].tolist() == [1.0, 2.0, 0.0, 0.0]
+    assert seen[0][1].tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert updates["a"].tolist() == [-2.0, -4.0]
+    assert updates["b"]["c"] is None
+
+
+def test_a_scheduled_recipe_is_the_recipe_with_the_values_of_each_step():
+    params, grads = make_params(), make_grads(make_params(), 6)
+    got, state = run(WRAPPED["with_schedule"](), params, grads)
+    for i, g in enumerate(grads):
+        tx = decayed(1.0 - i / 8, 0.3)
+        updates, _ = tx.update(g, tx.init(params), params)
+        params = fo.apply_updates(params, updates)
+    assert_close(got, params, 1e-12)
+    assert fo.get(state, "lr").item() == pytest.approx(1.0 - 5 / 8)
+    assert fo.get(state, "weight_decay").item() == 0.3
+
+
+def test_an_argument_counts_and_not_what_the_state_remembers():
+    w = torch.zeros(1)
+    state = fo.with_schedule(fo.sgd, lr=0.5, nesterov=False).init(w)
+    assert sorted(state.hyper) == ["lr"]
+    state.hyper["lr"].fill_(9.0)
+    tx = fo.with_schedule(fo.sgd, lr=0.25, nesterov=False)
+    updates, state = tx.update(torch.ones(1), state, w)
+    assert updates.item() == -0.25
+    assert fo.get(state, "lr").item() == 0.25
+
+
+def test_torchs_schedulers_reach_a_scheduled_recipe():
+    w = torch.nn.Parameter(torch.zeros(1))
+    opt = Optimizer([w], lambda lr: fo.with_schedule(decayed, lr=lr), lr=0.5)
+    halves = torch.optim.lr_scheduler.ExponentialLR(opt, 0.5)
+    for _ in range(2):
+        w.grad = torch.ones(1)
+        opt.step()
+        halves.step()
+    by_hand = -0.5
+    assert w.item() == pytest.approx(by_hand - 0.25 * (1 + 0.1 * 0.25 * by_hand), rel=1e-6)
+
+
+def test_pairs_are_scheduled_too():
+    tx = fo.with_schedule(fo.adam, lr=0.1, betas=(fo.schedules.constant(0.5), 0.99))
+    state = tx.init(torch.zeros(2))
+    assert [x.item() for x in state.hyper["betas"]] == [0.5, 0.99]
+    plain = fo.adam(0.1, betas=(0.5, 0.99))
+    grads = [torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0])]
+    assert_close(run(tx, torch.zeros(2), grads)[0], run(plain, torch.zeros(2), grads)[0], 1e-12)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_slots_keep_the_dtypes_that_were_asked_for(compile):
+    def recipe(lr=0.1):
+        return fo.slot_dtypes(fo.adamw(lr), exp_avg=torch.bfloat16, exp_avg_sq=torch.float64)
+
+    w = torch.nn.Parameter(torch.linspace(-1, 1, 8))
+    opt = Optimizer([w], recipe, compile=compile)
+    p, state = w.detach().clone(), recipe().init(w.detach())
+    for _ in range(3):
+        w.grad = torch.sin(3 * w.detach())
+        updates, state = recipe().update(w.grad, state, p)
+        p = fo.apply_updates(p, updates)
+        opt.step()
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    kept = opt.state[w]
+    assert kept["exp_avg"].dtype is state.slots["exp_avg"].dtype is torch.bfloat16
+    assert kept["exp_avg_sq"].dtype is state.slots["exp_avg_sq"].dtype is torch.float64
+    torch.testing.assert_close(w.detach(), p, rtol=1e-5, atol=1e-6)
+    exact, _ = run(fo.adamw(0.1), torch.linspace(-1, 1, 8), [torch.sin(torch.ones(8))])
+    assert not torch.equal(exact, p)
+
+
+@EACH
+def test_in_one_graph(name, fresh_dynamo):
+    tx, params = WRAPPED[name](), make_params()
+    grads = make_grads(params, 4)
+    wanted, reference = run(tx, params, grads)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(g, state, p):
+        updates, state = tx.update(g, state, p)
+        return fo.apply_updates(p, updates), state
+
+    state = tx.init(params)
+    for g in grads:
+        params, state = step(g, state, params)
+    assert_close(params, wanted, 1e-12)
+    assert_close(state, reference, 1e-12)
+
+
+@EACH
+def test_ensembles(name):
+    tx, params = WRAPPED[name](), make_params()
+    many = fo.tree.map(lambda p: torch.stack([p, 2 * p]), params)
+    grads = make_grads(many, 3)
+    states = torch.vmap(tx.init)(many)
+    got = many
+    for g in grads:
+        updates, states = torch.vmap(tx.update)(g, states, got)
+        got = fo.apply_updates(got, updates)
+    for k in range(2):
+        alone, _ = run(
+            tx,
+            fo.tree.map(lambda p, k=k: p[k], many),
+            [fo.tree.map(lambda x, k=k: x[k], g) for g in grads],
+        )
+        assert_close(fo.tree.map(lambda p, k=k: p[k], got), alone, 1e-12)
+
+
+@EACH
+def test_in_an_optimizer_object_with_checkpoints(name):
+    def made():
+        model = torch.nn.Linear(3, 2)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(0.5)
+        return model, Optimizer(model.named_parameters(), WRAPPED[name])
+
+    def train(model, opt, steps, start=0):
+        for i in range(start, start + steps):
+            for k, p in enumerate(model.parameters()):
+                p.grad = torch.sin(torch.arange(p.numel()).reshape(p.shape) + i + k)
+            opt.step()
+
+    whole, opt = made()
+    train(whole, opt, 7)
+    half, first = made()
+    train(half, first, 4)
+    _, second = made()
+    second.param_groups[0]["params"] = list(half.parameters())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(half, second, 3, 4)
+    assert_same(list(half.parameters()), list(whole.parameters()))
+
+
+def test_lookahead_is_one_kernel():
+    params = {"a": torch.randn(20), "b": torch.randn(4, 5)}
+    tx = WRAPPED["lookahead"]()
+    grads = make_grads(params, 7)
+    wanted, _ = run(tx, params, grads)
+    step, state, before = fo.compile(tx), tx.init(params), kernels.count()
+    for g in grads:
+        params, state = step(g, state, params)
+    assert kernels.count() <= before + 1
+    (entry,) = step.plan.entries
+    assert [len(bank.kernels) for bank in entry.tensors.executors] == [1]
+    torch.testing.assert_close(params, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: fo.lookahead(fo.adam(), 0), "1 or more for sync_period"),
+        (lambda: fo.lookahead(fo.adam(), 5, 1.5), r"slow_step_size in \[0, 1\]"),
+        (lambda: fo.flatten(fo.adam), "call the factory"),
+        (lambda: fo.lookahead(fo.adam), "lookahead takes a transformation"),
+        (lambda: fo.with_schedule(fo.adam(), lr=0.1), "not fo.adamw"),
+        (lambda: fo.slot_dtypes(fo.adam(), mu=torch.float16), "no slot called mu; it has exp_avg"),
+        (lambda: fo.slot_dtypes(fo.adam(), exp_avg=torch.int8), "floating-point dtype for exp_avg"),
+        (lambda: fo.slot_dtypes(fo.flatten(fo.adam())), "made of one-tensor rules"),
+    ],
+)
+def test_bad_input_is_said_at_once(make, says):
+    with pytest.raises((ValueError, TypeError), match=says):
+        make()

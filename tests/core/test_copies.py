@@ -1,0 +1,339 @@
+"""What a public factory makes can be copied and pickled, and then does the same, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import cases
+import made
+import pytest
+import torch
+from helpers import assert_same, clone, make_grads, run
+from processes import join
+from torch.optim import lr_scheduler as torchs
+
+import functional_optim as fo
+from functional_optim import adapters, replicas, schedules, search
+from functional_optim.core.factory import Made
+
+
+def pickled(x):
+    return pickle.loads(pickle.dumps(x))
+
+
+def saved(x):
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+WAYS = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": pickled, "save": saved}
+ways = pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way in WAYS.items()])
+EXAMPLES = made.examples()
+
+
+MATRICES = ("muon", "orthogonalize", "scale_by_muon")
+
+
+def tree():
+    return {"a": torch.tensor([[1.0, -2.0], [0.5, 3.0]]), "b": torch.tensor([0.3, 0.1])}
+
+
+def transformed(tx, name):
+    """Parameters and state after some steps."""
+    params = {"a": tree()["a"]} if name in MATRICES else tree()
+    if name == "differentially_private_aggregate":
+        grads = [fo.tree.map(lambda x: torch.stack([x, -2 * x]), g) for g in make_grads(params)]
+    else:
+        grads = make_grads(params)
+    extra = dict(made.EXTRA.get(name, {}))
+    state = tx.init(params)
+    for g in grads:
+        if name in ("lbfgs", "scale_by_backtracking_linesearch"):
+            g, value = torch.func.grad_and_value(squares)(params)
+            extra = {"value": value, "value_and_grad": value_and_grad}
+            extra |= {} if name == "lbfgs" else {"grad": g}
+        updates, state = tx.update(g, state, params, **extra)
+        params = fo.apply_updates(params, updates)
+    return params, state
+
+
+def squares(params):
+    return sum((x * x).sum() for x in fo.tree.leaves(params))
+
+
+def value_and_grad(params):
+    return torch.func.grad_and_value(squares)(params)[::-1]
+
+
+def followed(x, name):
+    """All numbers that something gives when it is used."""
+    if isinstance(x, fo.GradientTransformation):
+        return transformed(x, name)
+    if isinstance(x, search.Search):
+        candidates, state = x.ask(x.init(tree(), seed=1))
+        losses = torch.vmap(lambda p: p["a"].sum() + p["b"].sum())(candidates)
+        return x.tell(candidates, losses, state)
+    if isinstance(x, fo.estimators.Estimator):
+        return x.value_and_grad(lambda p: p["a"].sum())(x.init(tree(), seed=1), tree())
+    return [torch.as_tensor(x(n)) for n in (0, 3, 7, torch.tensor(8))]
+
+
+@ways
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_a_factory_makes_does_the_same_after_a_round_trip(name, way):
+    made_here, kind = EXAMPLES[name], name.rpartition("-")[0]
+    twin = way(made_here)
+    assert type(twin) is type(made_here)
+    assert_same(followed(twin, kind), followed(made_here, kind))
+
+
+@pytest.mark.parametrize("name", made.public_factories())
+def test_every_public_factory_records_its_call(name):
+    """One that is added later needs the decorator, and a row in `made` if it takes arguments."""
+    make = made.public_factories()[name]
+    assert make.__wrapped__
+    for known, thing in EXAMPLES.items():
+        if known.rpartition("-")[0] == name:
+            assert isinstance(thing, Made)
+            assert thing.made.factory is make
+
+
+@ways
+@pytest.mark.parametrize("case", cases.able())
+def test_a_state_goes_on_with_a_copy_of_its_recipe(case, way):
+    tx, params = case.tx(), case.params()
+    grads = make_grads(params, steps=4)
+    if case.name == "scheduled" or "schedule" in case.name:
+        with pytest.raises(pickle.PicklingError, match="define this function at the top level"):
+            pickle.dumps(tx)
+        way = copy.deepcopy
+    now, state = run(tx, params, grads[:2])
+    assert_same(run(way(tx), now, grads[2:], state), run(tx, params, grads))
+
+
+def test_sharded_over_is_pickled_with_the_default_group_only():
+    tx = pickled(fo.sharded_over(made.TX))
+    assert all(link.reduce_groups == (None,) for link in tx.placements)
+
+
+SCHEDULERS = {
+    "step": lambda o: torchs.StepLR(o, 3, 0.5),
+    "steps": lambda o: torchs.MultiStepLR(o, [2, 5], 0.5),
+    "constant": lambda o: torchs.ConstantLR(o, 0.5, 3),
+    "linear": lambda o: torchs.LinearLR(o, 0.5, 1.0, 3),
+    "exponential": lambda o: torchs.ExponentialLR(o, 0.9),
+    "polynomial": lambda o: torchs.PolynomialLR(o, 5, 2.0),
+    "cosine": lambda o: torchs.CosineAnnealingLR(o, 5),
+    "restarts": lambda o: torchs.CosineAnnealingWarmRestarts(o, 2, 2),
+    "cyclic": lambda o: torchs.CyclicLR(o, 0.1, 0.5, 2, cycle_momentum=False),
+    "cycle": lambda o: torchs.OneCycleLR(o, 0.5, 10),
+    "lambda": lambda o: torchs.LambdaLR(o, made.slowing),
+    "chained": lambda o: torchs.ChainedScheduler(
+        [torchs.StepLR(o, 3, 0.5), torchs.ExponentialLR(o, 0.9)]
+    ),
+    "sequence": lambda o: torchs.SequentialLR(
+        o, [torchs.ConstantLR(o, 0.5, 3), torchs.ExponentialLR(o, 0.9)], [4]
+    ),
+}
+
+
+@ways
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_schedule_made_from_torchs_is_saved_without_the_optimizer(name, way):
+    opt = torch.optim.SGD([torch.zeros(100_000)], lr=0.5, momentum=0.9)
+    schedule = schedules.from_torch(SCHEDULERS[name](opt))
+    assert_same(followed(way(schedule), ""), followed(schedule, ""))
+    assert len(pickle.dumps(schedule)) < 5_000
+
+
+def test_a_tensor_is_copied_with_what_is_made_of_it():
+    lr = torch.tensor(0.5)
+    module = torch.nn.Module()
+    module.register_buffer("lr", lr)
+    module.all = [fo.adamw(lr), fo.sgd(schedules.linear(lr, 0.0, 10)), local_lion(lr)]
+    for twin in (copy.deepcopy(module), pickled(module.lr and [module.lr, *module.all[:2]])):
+        own, *rest = twin if isinstance(twin, list) else [twin.lr, *twin.all]
+        own.zero_()
+        for tx in rest:
+            assert not tx.update(torch.ones(2), tx.init(torch.zeros(2)), torch.zeros(2))[0].any()
+    for tx in module.all:
+        assert tx.update(torch.ones(2), tx.init(torch.zeros(2)), torch.zeros(2))[0].any()
+
+
+def local_lion(lr, beta=0.9):
+    """A recipe as the README writes them."""
+
+    def init(p):
+        return made.SignSlots(torch.zeros_like(p))
+
+    def scalars(t):
+        return fo.numeric.at(lr, t), 1 - beta
+
+    def update(g, slots, p, lr, a):
+        m = slots.exp_avg + a * (g - slots.exp_avg)
+        return -lr * m.sign(), made.SignSlots(m)
+
+    return fo.leafwise(init, update, scalars, name="lion", hyper={"lr": lr})
+
+
+named_lion = fo.factory(local_lion)
+"""Found by the name of the function that it wraps."""
+
+
+@fo.factory
+def lion(lr, beta=0.9):
+    return local_lion(lr, beta)
+
+
+def test_a_recipe_of_local_functions_is_copied_and_its_pickle_says_what_to_do():
+    tx, params = local_lion(0.1), tree()
+    assert_same(transformed(copy.deepcopy(tx), ""), transformed(tx, ""))
+    sentence = (
+        r"leafwise\(…\), whose argument 0 holds the function local_lion.<locals>.init, cannot be "
+        r"pickled .* define this function at the top level of a module, or decorate the recipe"
+    )
+    for thing in (tx, fo.chain(tx), fo.compile(tx), [fo.accumulate(tx, 2)]):
+        with pytest.raises(pickle.PicklingError, match=sentence):
+            pickle.dumps(thing)
+    pair = fo.GradientTransformation(tx.init, lambda *args: args)
+    with pytest.raises(pickle.PicklingError, match="at the top level of a module"):
+        pickle.dumps(pair)
+    assert_same(copy.deepcopy(pair).init(params), pair.init(params))
+
+
+def test_a_decorated_recipe_is_pickled_by_its_name():
+    tx = lion(0.1, beta=0.8)
+    text = pickle.dumps(tx)
+    assert b"local_lion" not in text
+    assert_same(transformed(pickle.loads(text), ""), transformed(tx, ""))
+
+
+def test_the_outermost_factory_is_recorded_and_none_that_returns_what_it_was_given():
+    tx = fo.adam(0.1)
+    assert fo.chain(tx) is tx
+    assert fo.chain(fo.identity(), tx) is tx
+    assert tx.made.factory is fo.adam
+    pair = fo.GradientTransformation(made.init, made.signum)
+    assert fo.chain(pair) is pair
+    assert pickled(pair) == pair
+    schedule = fo.factory(lambda f: f)(made.slowing)
+    assert schedule is made.slowing
+
+
+def test_a_record_keeps_its_arguments_as_they_were():
+    transforms, patterns = {"x": fo.sgd(0.1), "y": fo.sgd(0.2)}, {"*": "x"}
+    tx = fo.partition(transforms, patterns)
+    transforms["x"], patterns["*"] = fo.sgd(9.0), "y"
+    assert_same(transformed(pickled(tx), ""), transformed(tx, ""))
+
+
+def by_hand(grads, state, params=None):
+    return fo.tree.map(torch.neg, grads), state
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adamw-0", "chain-1", "chain-2", "lookahead-1", "commit_if-0", "local_sgd-0", "lbfgs-0"],
+)
+def test_a_replaced_function_makes_a_plain_pair(name):
+    """Links and parts belong to the old function, and must not step in its place."""
+    old = EXAMPLES.get(name) or fo.adamw(0.1)
+    for tx in (old._replace(update=by_hand), type(old)._make((old.init, by_hand))):
+        assert type(tx) is fo.GradientTransformation
+        assert tx.init is old.init
+        w = torch.ones(2)
+        for twin in (tx, fo.chain(tx, fo.scale(1.0)), copy.deepcopy(tx)):
+            assert_same(twin.update(w, None, w)[0], -w)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_the_parts_of_a_chain_are_copied_too(part):
+    begin, end = (fo.freeze("b"), fo.trace(0.9)), (fo.scale_by_adam(), fo.sgd(0.1))
+    tx = fo.chain(*begin, made.WHOLE, *end).parts[part]
+    for twin in (copy.deepcopy(tx), copy.copy(tx)):
+        assert_same(transformed(twin, ""), transformed(tx, ""))
+
+
+def test_steps_of_all_kinds_are_copied_without_what_they_have_seen():
+    params = tree()
+    for tx in (made.TX, fo.commit_if(made.TX), fo.local_sgd(made.TX, every=2)):
+        extra = {"commit": True} if "commit" in str(tx.made.factory) else {}
+        step = fo.compile(tx, donate=False, strict=True)
+        state, (g,) = tx.init(params), make_grads(params, steps=1)
+        wanted = step(g, state, params, **extra)
+        for twin in (copy.deepcopy(step), pickled(step)):
+            assert type(twin) is type(step)
+            assert (twin.donate, twin.strict) == (False, True)
+            assert_same(twin(g, state, params, **extra), wanted)
+
+
+def in_another_process(folder):
+    step, g, state, params = torch.load(folder / "given.pt", weights_only=False)
+    torch.save(step(g, state, params), folder / "result.pt")
+
+
+def test_a_step_goes_to_a_spawned_process(tmp_path):
+    params, tx = tree(), fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(made.DOWN))
+    step, (g,) = fo.compile(tx, donate=False), make_grads(params, steps=1)
+    given = (step, g, tx.init(params), params)
+    wanted = step(*given[1:])
+    torch.save(given, tmp_path / "given.pt")
+    process = torch.multiprocessing.get_context("spawn").Process(
+        target=in_another_process, args=(tmp_path,)
+    )
+    process.start()
+    assert join([process]) == [0]
+    assert_same(torch.load(tmp_path / "result.pt", weights_only=False), wanted)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, pickled, saved])
+def test_a_module_that_holds_a_transformation_and_a_step(way):
+    net = torch.nn.Linear(2, 1)
+    net.tx, net.schedule = fo.adamw(made.DOWN), made.DOWN
+    net.step = fo.compile(net.tx)
+    twin = way(net)
+    results = []
+    for one in (net, twin):
+        params = clone(dict(one.named_parameters()))
+        grads = fo.tree.map(torch.ones_like, params)
+        results.append(one.step(grads, one.tx.init(params), params))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("recipe", [fo.adamw, lion])
+def test_an_optimizer_object_with_a_schedule(recipe, way):
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = adapters.Optimizer([w], recipe, lr=schedules.linear(0.1, 0.0, 4))
+    w.grad = torch.ones(3)
+    opt.step()
+    twin = way(opt)
+    (p,) = twin.param_groups[0]["params"]
+    p.grad = torch.ones(3)
+    for one in (opt, twin):
+        one.step()
+    assert_same(p.detach(), w.detach())
+    assert opt.state_dict()["param_groups"][0]["lr"] is None
+
+
+def test_a_replicas_transformation_is_synchronized_after_a_round_trip():
+    tx = pickled(fo.diloco(fo.sgd(0.5), fo.sgd(0.5, momentum=0.9), every=2))
+    replica = replicas.Replica(replicas.Local(), tx)
+    now = replica.init(torch.zeros(1))
+    for _ in range(4):
+        now, _ = replica.step(-torch.ones(1), replica.start(now))
+    assert_same(now.params, torch.tensor([1.45]))
+
+
+def test_signatures_and_names_are_those_of_the_functions():
+    import inspect
+
+    assert list(inspect.signature(fo.sgd).parameters)[:2] == ["lr", "momentum"]
+    assert pickled(fo.adamw) is fo.adamw
+    assert repr(schedules.linear(0.1, 0.0, transition_steps=4)) == (
+        "linear(0.1, 0.0, transition_steps=4)"
+    )

@@ -1,0 +1,307 @@
+"""Bad input: an error where it happens, naming both sides and what to do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim import schedules
+
+W = {"w": torch.ones(2)}
+
+
+def opaque(update=lambda grads, state, params=None: (grads, state)):
+    """A transformation of whole trees."""
+    return fo.GradientTransformation(lambda params: fo.EmptyState(), update)
+
+
+def times_factor():
+    """One that multiplies by an extra argument."""
+
+    def update(grads, state, params=None, *, factor=1.0):
+        return fo.tree.map(lambda g: factor * g, grads), state
+
+    return opaque(update)
+
+
+def times_gain():
+    """A one-tensor rule that multiplies by an extra argument."""
+
+    def scalars(t, *, gain=1.0):
+        return (gain,)
+
+    return fo.leafwise(None, lambda u, slots, p, c: (c * u, slots), scalars, name="times_gain")
+
+
+# ---------------------------------------------------------------- trees that do not fit
+
+
+@pytest.mark.parametrize("tx", [fo.adamw(), fo.chain(fo.clip_by_global_norm(1.0), fo.sgd())])
+@pytest.mark.parametrize(
+    ("grads", "words"),
+    [
+        ({"v": torch.ones(2)}, r"params and grads have different structures:\s+params: .*w \(2,\)"),
+        ({"v": torch.ones(2)}, r"grads: .*v \(2,\)\s+Pass one gradient \(or None\) per parameter"),
+        ([torch.ones(2)], "params and grads have different structures"),
+        ({"w": torch.ones(3)}, r"differ at 'w': \(2,\) against \(3,\)"),
+        ({"w": torch.ones(1, 2)}, r"differ at 'w': \(2,\) against \(1, 2\)"),
+        ({"w": 1.0}, r"differ at 'w': \(2,\) against float"),
+        ({**W, "v": torch.ones(2)}, "different structures"),
+        (None, "grads: no leaves"),
+    ],
+)
+def test_gradients_of_another_tree(tx, grads, words):
+    with pytest.raises(ValueError, match=words):
+        tx.update(grads, tx.init(W), W)
+
+
+@pytest.mark.parametrize(
+    ("updates", "words"),
+    [
+        ({"v": torch.ones(2)}, "params and updates have different structures"),
+        ({"w": torch.ones(3)}, r"params and updates differ at 'w': \(2,\) against \(3,\)"),
+    ],
+)
+def test_updates_of_another_tree(updates, words):
+    with pytest.raises(ValueError, match=words):
+        fo.apply_updates(W, updates)
+
+
+def test_an_error_names_few_of_many_leaves():
+    many = {f"k{i}": torch.ones(1) for i in range(40)}
+    with pytest.raises(ValueError, match=r"40 leaves: .* 34 more") as info:
+        fo.apply_updates(many, {})
+    assert len(str(info.value)) < 500
+
+
+@pytest.mark.parametrize("other", [{"v": torch.ones(2)}, {"w": torch.ones(3)}, torch.ones(2)])
+def test_a_state_of_another_model(other):
+    tx = fo.adamw()
+    with pytest.raises(ValueError, match=r"state .* own init"):
+        tx.update(W, tx.init(other), W)
+
+
+@pytest.mark.parametrize(
+    ("grads", "params"),
+    [
+        ({"w": torch.ones(2, dtype=torch.complex64)}, W),
+        (W, {"w": torch.ones(2, dtype=torch.complex64)}),
+    ],
+    ids=["complex-gradient", "complex-parameter"],
+)
+def test_a_complex_and_a_real_tensor_do_not_mix(grads, params):
+    tx = fo.adamw()
+    with pytest.raises((TypeError, ValueError), match="complex"):
+        tx.update(grads, tx.init(params), params)
+
+
+def test_the_parameters_are_needed():
+    tx = fo.adamw()
+    with pytest.raises(ValueError, match="needs the parameters: call update"):
+        tx.update(W, tx.init(W))
+
+
+# ---------------------------------------------------------------- states of other chains
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "kind", "words"),
+    [
+        (
+            fo.adam(),
+            fo.adam(amsgrad=True),
+            ValueError,
+            r"keeps the slots .* a state with .*max_exp",
+        ),
+        (fo.adam(), fo.sgd(momentum=0.9), ValueError, r"\['exp_avg', .* \['momentum_buffer'\]"),
+        (fo.sgd(), fo.sgd(momentum=0.9), ValueError, r"slots \[\], but .*momentum_buffer"),
+        (fo.adam(), opaque(), TypeError, "state of type EmptyState; pass the state .* own init"),
+        (
+            fo.chain(opaque(), fo.sgd()),
+            fo.chain(opaque(), opaque(), fo.sgd()),
+            ValueError,
+            "chain of 2 parts got a state of length 3; pass the state",
+        ),
+    ],
+)
+def test_a_state_of_another_chain(mine, other, kind, words):
+    with pytest.raises(kind, match=words):
+        mine.update(W, other.init(W), W)
+
+
+# ---------------------------------------------------------------- parameters
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (
+            {"a": {"b": torch.ones(2, dtype=torch.int64)}},
+            r"'a.b' has dtype torch.int64; only",
+        ),
+        ({"w": torch.ones(2, dtype=torch.bool)}, "'w' has dtype torch.bool"),
+        ({"w": 1.0}, r"'w' is a float, not a tensor; pass a pytree of tensors"),
+        ([torch.ones(1), "text"], "'1' is a str, not a tensor"),
+    ],
+)
+def test_what_cannot_be_a_parameter(params, words):
+    for tx in (fo.adamw(), fo.sgd(), fo.chain()):
+        with pytest.raises(TypeError, match=words):
+            tx.init(params)
+
+
+# ---------------------------------------------------------------- extra arguments
+
+
+@pytest.mark.parametrize(
+    ("tx", "words"),
+    [
+        (fo.adamw(), r"extra argument value, which no part .* \(it takes: none\)"),
+        (times_gain(), r"argument value, .*takes: gain\)\. Check the spelling"),
+        (fo.chain(times_gain(), opaque()), r"argument value, .*takes: gain\)"),
+        (fo.chain(fo.sgd(), times_factor(), times_gain()), r"takes: factor, gain\)"),
+        (fo.chain(opaque(), opaque()), r"takes: none\)"),
+    ],
+)
+def test_an_unknown_extra_argument(tx, words):
+    with pytest.raises(TypeError, match=words):
+        tx.update(W, tx.init(W), W, value=1.0)
+
+
+def test_extra_arguments_reach_the_parts_that_take_them():
+    tx = fo.chain(times_gain(), times_factor(), fo.scale(2.0), times_factor())
+    for extra, wanted in (({}, 2), ({"factor": 3.0}, 18), ({"gain": 5.0, "factor": 3.0}, 90)):
+        updates, _ = tx.update(W, tx.init(W), W, **extra)
+        assert torch.equal(updates["w"], torch.full((2,), float(wanted)))
+
+
+# ---------------------------------------------------------------- chains that cannot be
+
+
+class Slots(NamedTuple):
+    momentum_buffer: Tensor
+
+
+def link(name="", tail=False):
+    return fo.leafwise(
+        lambda p: Slots(torch.zeros_like(p)),
+        lambda u, slots, p: (u, slots),
+        name=name,
+        reads_new_params=tail,
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "words"),
+    [
+        ((fo.adamw,), TypeError, "takes transformations, but got a function; call the factory"),
+        ((fo.sgd(), 0.1), TypeError, "got a float"),
+        (([fo.sgd()],), TypeError, "got a list"),
+        ((torch.optim.SGD,), TypeError, "got a type"),
+        ((link(), link()), ValueError, "slot called 'momentum_buffer' and no names of their own"),
+        ((link("a"), link("a")), ValueError, "name them with named_chain"),
+        ((fo.trace(0.9), fo.trace(0.5)), ValueError, "name them with named_chain"),
+        ((link("a"), link()), ValueError, "name them with named_chain"),
+        ((fo.params_ema(0.9), fo.scale(2.0)), ValueError, "scale stands after params_ema.* last"),
+        ((link("t", tail=True), link("u")), ValueError, "u stands after t, .*put t last"),
+        ((fo.params_ema(0.9), opaque()), ValueError, "params_ema"),
+        ((opaque(), fo.params_ema(0.9), opaque(), fo.sgd()), ValueError, "params_ema"),
+    ],
+)
+def test_a_chain_that_cannot_be(parts, kind, words):
+    with pytest.raises(kind, match=words):
+        fo.chain(*parts)
+
+
+def test_a_step_slot_is_taken():
+    class Step(NamedTuple):
+        step: Tensor
+
+    with pytest.raises(ValueError, match="slot called 'step'"):
+        fo.leafwise(lambda p: Step(torch.zeros_like(p)), lambda u, s, p: (u, s))
+
+
+def test_names_must_differ():
+    with pytest.raises(ValueError, match=r"different names, but got \['a', 'b', 'a'\]"):
+        fo.named_chain(("a", fo.sgd()), ("b", fo.sgd()), ("a", fo.sgd()))
+
+
+def test_a_rule_must_return_a_named_tuple():
+    with pytest.raises(TypeError, match="rule 'mine' returned a tuple; return a NamedTuple"):
+        fo.leafwise(lambda p: (p,), lambda u, s, p: (u, s), name="mine")
+
+
+def test_only_transformations_compile():
+    for wrong in (fo.adamw, torch.optim.SGD, None):
+        with pytest.raises(TypeError, match=r"compile takes a transformation, .* factory"):
+            fo.compile(wrong)
+
+
+# ---------------------------------------------------------------- hyperparameters
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda x: fo.sgd(lr=x), "Invalid learning rate: {}"),
+        (lambda x: fo.sgd(momentum=x), "Invalid momentum value: {}"),
+        (lambda x: fo.sgd(weight_decay=x), "Invalid weight_decay value: {}"),
+        (lambda x: fo.adam(lr=x), "Invalid learning rate: {}"),
+        (lambda x: fo.adam(betas=(x, 0.9)), "Invalid beta parameter at index 0: {}"),
+        (lambda x: fo.adam(betas=(0.9, x)), "Invalid beta parameter at index 1: {}"),
+        (lambda x: fo.adam(eps=x), "Invalid epsilon value: {}"),
+        (lambda x: fo.adam(weight_decay=x), "Invalid weight_decay value: {}"),
+        (lambda x: fo.adamw(lr=x), "Invalid learning rate: {}"),
+        (lambda x: fo.adamw(weight_decay=x), "Invalid weight_decay value: {}"),
+        (lambda x: fo.scale_by_adam(betas=(x, 0.9)), "Invalid beta parameter at index 0: {}"),
+        (lambda x: fo.scale_by_lr(x), "Invalid learning rate: {}"),
+        (lambda x: fo.trace(x), "Invalid momentum value: {}"),
+        (lambda x: fo.add_decayed_weights(x), "Invalid weight_decay value: {}"),
+        (lambda x: fo.clip_by_global_norm(x), "needs a positive max_norm, but got {}"),
+        (lambda x: fo.clip_by_value(x), "needs a positive max_value, but got {}"),
+        (lambda x: fo.params_ema(x), r"needs a decay in \[0, 1\], but got {}"),
+    ],
+)
+@pytest.mark.parametrize("value", [-1.0, NAN])
+def test_numbers_out_of_range(make, words, value):
+    with pytest.raises(ValueError, match=words.format(value)):
+        make(value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: fo.adam(betas=(1.0, 0.9)), "Invalid beta parameter at index 0: 1.0"),
+        (lambda: fo.params_ema(1.5), "needs a decay in"),
+        (lambda: fo.clip_by_global_norm(0.0), "needs a positive max_norm"),
+        (lambda: fo.sgd(lr=torch.ones(2)), "Tensor lr must be 1-element"),
+        (lambda: fo.sgd(nesterov=True), "Nesterov momentum requires a momentum and zero dampening"),
+        (lambda: fo.sgd(momentum=0.9, dampening=0.1, nesterov=True), "zero dampening"),
+        (lambda: schedules.linear(0.0, 1.0, 0), "linear needs transition_steps of at least 1.* 0"),
+        (lambda: schedules.cosine(1.0, -3), "cosine_decay needs decay_steps .* 1, but got -3"),
+        (lambda: schedules.warmup_cosine(0.0, 1.0, 5, 5), "0 <= warmup_steps < decay_steps"),
+        (lambda: schedules.warmup_cosine(0.0, 1.0, -1, 5), "warmup_steps=-1, decay_steps=5"),
+    ],
+)
+def test_values_that_do_not_fit(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_a_schedule_must_be_a_function():
+    with pytest.raises(TypeError, match=r"a function of the step count, but got 0\.1; use scale"):
+        fo.scale_by_schedule(0.1)
+
+
+@pytest.mark.parametrize("make", [torch.tensor, schedules.constant])
+def test_tensors_and_schedules_are_not_validated(make):
+    """Their values may change, and reading a tensor would break a graph."""
+    fo.adamw(make(-1.0), (make(2.0), make(3.0)), make(-1.0), make(-1.0))
+    fo.sgd(make(-1.0), make(-1.0), weight_decay=make(-1.0))
+    fo.chain(fo.clip_by_global_norm(make(-1.0)), fo.clip_by_value(make(-1.0)))

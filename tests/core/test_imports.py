@@ -1,0 +1,134 @@
+"""What is imported on demand: nothing of it at first, and then as if it had always been there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import functional_optim as fo
+from functional_optim import adapters
+
+ON_DEMAND = (
+    "functional_optim.adapters.fault_tolerant",
+    "functional_optim.adapters.gradient_free",
+    "functional_optim.adapters.lbfgs",
+    "functional_optim.adapters.stub",
+    "functional_optim.algorithms.lbfgs",
+    "functional_optim.estimators",
+    "functional_optim.replicas",
+    "functional_optim.schedules",
+    "functional_optim.search",
+    "functional_optim.warmup",
+)
+"""What no program has to load that does not use it."""
+
+FIRST = {
+    "from functional_optim import mezo as x": "mezo",
+    "from functional_optim import search as x, schedules": "functional_optim.search",
+    "import functional_optim.search as s; x = s.cma_es": "cma_es",
+    "import functional_optim as fo; x = fo.replicas.Local": "Local",
+    "from functional_optim.adapters import LBFGS as x, Adam": "LBFGS",
+    "import functional_optim.algorithms.lbfgs, functional_optim as fo; x = fo.lbfgs": "lbfgs",
+    "import pickle; x = pickle.loads(b'cfunctional_optim\\nspsa\\n.')": "spsa",
+}
+"""Programs that name something at once, and its name."""
+
+both = pytest.mark.parametrize("package", [fo, adapters], ids=lambda x: x.__name__)
+
+
+def declared(package):
+    """The names that type checkers see: each with the module it comes from."""
+    (block,) = [x for x in ast.parse(inspect.getsource(package)).body if isinstance(x, ast.If)]
+    return {
+        alias.name: statement.module
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+
+
+def printed(*programs):
+    """What each program prints that starts where nothing but torch has been imported."""
+    code = (
+        "import os, sys, torch\n"
+        "for program in sys.argv[1:]:\n"
+        "    if not os.fork():\n"
+        "        exec(program, {})\n"
+        "        sys.stdout.flush()\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *programs], capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(programs), done.stderr
+    return lines
+
+
+def test_an_import_loads_none_of_it():
+    """Nor does it change whether garbage is collected."""
+    load = "import gc, sys, functional_optim, functional_optim.adapters"
+    modules, on, off = printed(
+        f"{load}\nprint(*(name for name in sys.modules if name.startswith('functional_optim')))",
+        f"{load}\nprint(gc.isenabled())",
+        f"import gc; gc.disable()\n{load}\nprint(gc.isenabled())",
+    )
+    assert [name for name in modules.split() if name.startswith(ON_DEMAND)] == []
+    assert {"functional_optim.adapters", "functional_optim.algorithms.adam"} <= {*modules.split()}
+    assert (on, off) == ("True", "False")
+
+
+def test_any_of_it_may_be_the_first_thing_that_a_program_names():
+    assert printed(*(f"{code}\nprint(x.__name__)" for code in FIRST)) == list(FIRST.values())
+
+
+@both
+def test_it_is_what_type_checkers_see_and_a_star_imports_all(package):
+    name = package.__name__
+    late, starred = printed(
+        f"import {name} as package\nprint(*(set(package.__all__) - set(vars(package))))",
+        f"from {name} import *\nprint(*dir())",
+    )
+    assert set(late.split()) == declared(package).keys()
+    assert declared(package).keys() <= set(package.__all__) <= set(starred.split())
+    assert set(package.__all__) <= set(dir(package))
+    assert "TYPE_CHECKING" not in dir(package)
+
+
+@both
+def test_every_name_is_the_one_of_its_module(package):
+    for name, home in declared(package).items():
+        found = getattr(package, name)
+        if inspect.ismodule(found):
+            assert found is importlib.import_module(f"{home}.{name}")
+        else:
+            assert found is getattr(importlib.import_module(home), name)
+            assert pickle.loads(pickle.dumps(found)) is found
+
+
+@both
+def test_an_unknown_name_is_an_attribute_error(package):
+    with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'mezzo'"):
+        _ = package.mezzo
+    assert not hasattr(package, "mezzo")
+
+
+def test_a_compiled_function_may_be_the_first_to_read_it(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import torch, functional_optim as fo, functional_optim.adapters as adapters\n"
+        "@torch.compile(backend='eager', fullgraph=True)\n"
+        "def f(x):\n"
+        "    rate = fo.schedules.linear(1.0, 0.0, 10)(x.sum())\n"
+        "    return x * rate + len(adapters.LBFGS.__name__) + len(fo.mezo.__name__)\n"
+        "print([f(torch.full((2,), 2.5)).tolist() for _ in range(2)])"
+    )
+    program = f"import runpy; runpy.run_path({str(path)!r})"
+    assert printed(program) == ["[[10.25, 10.25], [10.25, 10.25]]"]

@@ -1,0 +1,171 @@
+"""The package is built in layers, imports point one way, and what it loads stays small."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE, ADAPTERS = ROOT / "functional_optim", ROOT / "adapters"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SOURCES = [path for folder in (CORE, ADAPTERS) for path in sorted(folder.rglob("*.py"))]
+PURE = {"core", "schedules", "numeric", "tree"}
+"""Boxes that know neither kernels nor optimizer objects."""
+MOST = 22
+"""Entries of functional_optim/: more than that, and a listing no longer shows the architecture."""
+
+
+def box_of(path):
+    """The layer that a file belongs to: its folder, or the file itself at the top."""
+    if path.is_relative_to(ADAPTERS):
+        return "adapters"
+    return path.relative_to(CORE).parts[0].removesuffix(".py")
+
+
+def imported(path):
+    """Dotted names of all that a file imports, function bodies and type checking included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def used(path):
+    """Dotted names that a file reads, such as torch._dynamo.config."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+BOXES = {box_of(path) for path in SOURCES if path != CORE / "__init__.py"}
+
+
+def arrows():
+    """For each box the boxes that it imports from."""
+    found = {box: set() for box in BOXES}
+    for path in SOURCES:
+        if path == CORE / "__init__.py":
+            continue
+        for name in imported(path):
+            first, *rest = name.split(".")
+            if first == "functional_optim" and rest[0] != box_of(path):
+                assert rest[0] in BOXES, f"{name_of(path)} imports {name}: name its module"
+                found[box_of(path)].add(rest[0])
+    return found
+
+
+def test_imports_between_boxes_form_no_cycle():
+    try:
+        order = list(graphlib.TopologicalSorter(arrows()).static_order())
+    except graphlib.CycleError as error:
+        raise AssertionError(f"a cycle of imports: {' ← '.join(error.args[1])}") from None
+    assert set(order) == BOXES
+
+
+def test_nothing_imports_the_adapters():
+    assert not any("adapters" in below for below in arrows().values())
+    assert not any("adapters" in name for name in imported(CORE / "__init__.py"))
+
+
+@pytest.mark.parametrize("box", sorted(PURE))
+def test_the_core_is_pure(box):
+    assert arrows()[box] <= PURE
+
+
+def test_a_listing_shows_the_architecture():
+    assert len([x for x in CORE.iterdir() if x.name != "__pycache__"]) <= MOST
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_only_kernels_know_the_compiler_from_the_inside(path):
+    if path.parent.name != "kernels":
+        for name in [*imported(path), *used(path)]:
+            assert not name.startswith(("torch._inductor", "torch._dynamo"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_runtime_dependencies_are_torch_and_optree(path):
+    ours = {"functional_optim", "torch", "optree"}
+    for name in imported(path):
+        assert name.split(".")[0] in ours | sys.stdlib_module_names
+
+
+def test_the_declared_dependencies_are_torch_and_optree():
+    assert [spec.split(">=")[0] for spec in PROJECT["project"]["dependencies"]] == [
+        "torch",
+        "optree",
+    ]
+
+
+def test_the_list_of_packages_is_the_folders_on_disk():
+    folders = {path.parent for path in SOURCES if path.name == "__init__.py"}
+    on_disk = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    adapters = "functional_optim.adapters"
+    listed = PROJECT["tool"]["setuptools"]["packages"]
+    assert {n.replace(adapters, "adapters") if n.startswith(adapters) else n for n in listed} == (
+        on_disk
+    )
+
+
+def test_adapters_is_mapped_into_the_package():
+    mapped = PROJECT["tool"]["setuptools"]["package-dir"]
+    for name in PROJECT["tool"]["setuptools"]["packages"]:
+        if name.startswith("functional_optim.adapters"):
+            assert mapped[name] == name.removeprefix("functional_optim.").replace(".", "/")
+
+
+@pytest.mark.parametrize("folder", ["functional_optim", "adapters", "tests", "examples"])
+def test_no_file_is_longer_than_500_lines(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 500, path.name
+
+
+def test_no_two_classes_of_the_package_have_one_name():
+    names = [
+        node.name
+        for path in SOURCES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_no_two_test_files_have_one_name():
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def python(code, where):
+    """The output of a fresh interpreter in another folder."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=where, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_importing_loads_neither_inductor_nor_dynamo(tmp_path):
+    code = (
+        "import sys, functional_optim, functional_optim.adapters\n"
+        "print([m for m in ('torch._inductor', 'torch._dynamo') if m in sys.modules])"
+    )
+    assert python(code, tmp_path) == "[]"
+
+
+def test_adapters_is_no_package_of_its_own(tmp_path):
+    code = (
+        "import importlib.util as u\n"
+        "print(u.find_spec('adapters'), u.find_spec('functional_optim.adapters').name)"
+    )
+    assert python(code, tmp_path) == "None functional_optim.adapters"

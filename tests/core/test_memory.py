@@ -1,0 +1,152 @@
+"""Tensors that a step writes in place share no memory: neither parameters nor their slots."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import functional_optim as fo
+from functional_optim import adapters
+from functional_optim.core import memory
+
+
+def names(i):
+    return f"tensor {i}"
+
+
+def views(x):
+    return {
+        "the same": (x, x),
+        "equal views": (x[:4], x[:4]),
+        "in part": (x[:4], x[2:]),
+        "the last element": (x[:4], x[3:]),
+        "one inside another": (x, x[3:4]),
+        "a column and a row": (x.view(2, 4)[:, 1], x.view(2, 4)[1]),
+        "other strides": (x[::2], x[::3]),
+        "another dtype": (x, x.view(torch.uint8)[4:6]),
+        "folded": (x[:3].as_strided((2, 2), (1, 1)),),
+        "expanded": (x[:1].expand(3),),
+    }
+
+
+def apart(x):
+    return {
+        "halves": (x[:4], x[4:]),
+        "interleaved": (x[::2], x[1::2]),
+        "columns": tuple(x.view(2, 4).unbind(1)),
+        "interleaved pairs": (x.view(2, 2, 2)[:, 0], x.view(2, 2, 2)[:, 1]),
+        "transposed": (x.view(2, 4).t(), torch.zeros(3)),
+        "nothing": (x[:0], x, x[3:3]),
+        "without memory": (x.to("meta"), x.to("meta")),
+        "strides that fold nothing": (x.as_strided((2, 2), (3, 2)),),
+    }
+
+
+@pytest.mark.parametrize("kind", views(torch.zeros(8)))
+def test_shared_memory_is_found(kind):
+    with pytest.raises(ValueError, match=r"tensor [01] (and tensor 1 share|has several).*\.$"):
+        memory.check_apart(views(torch.zeros(8))[kind], names)
+
+
+@pytest.mark.parametrize("kind", apart(torch.zeros(8)))
+def test_views_that_share_no_element_are_apart(kind):
+    memory.check_apart(apart(torch.zeros(8))[kind], names)
+
+
+def test_overlaps_are_what_writing_finds():
+    """Random views of one storage, against the elements that each of them changes."""
+    torch.manual_seed(0)
+    both = set()
+    for _ in range(300):
+        x, found = torch.zeros(32, dtype=torch.int64), []
+        for _ in range(2):
+            shape = torch.randint(1, 4, (2,)).tolist()
+            strides = torch.randint(0, 6, (2,)).tolist()
+            found.append(x.as_strided(shape, strides, int(torch.randint(0, 8, ()))))
+        for view in found:
+            x.index_add_(0, view_places(x, view), torch.ones(view.numel(), dtype=torch.int64))
+        shared = bool((x > 1).any())
+        both.add(shared)
+        try:
+            memory.check_apart(found, names)
+        except ValueError:
+            assert shared
+        else:
+            assert not shared
+    assert both == {True, False}
+
+
+def view_places(x, view):
+    places = torch.arange(x.numel())
+    return places.as_strided(view.shape, view.stride(), view.storage_offset()).reshape(-1)
+
+
+@pytest.mark.parametrize("kind", ["in part", "other strides", "equal views"])
+def test_a_compiled_step_refuses_parameters_that_overlap(kind):
+    x = torch.zeros(8)
+    params = dict(zip("ab", views(x)[kind], strict=True))
+    grads = {name: torch.ones(p.shape) for name, p in params.items()}
+    tx = fo.sgd(1.0)
+    with pytest.raises(ValueError, match=r"parameter 'a' and parameter 'b' share their memory"):
+        fo.compile(tx)(grads, tx.init(params), params)
+    assert not x.any()
+    new, _ = fo.compile(tx, donate=False)(grads, tx.init(params), params)
+    assert new["a"].tolist() == [-1.0] * len(new["a"])
+    assert not x.any()
+
+
+@pytest.mark.parametrize("how", [True, False, "strict", "recorded"])
+@pytest.mark.parametrize("kind", ["in part", "equal views", "one inside another"])
+def test_an_optimizer_refuses_parameters_that_overlap(kind, how):
+    x = torch.zeros(8)
+    params = [torch.nn.Parameter(v) for v in views(x)[kind]]
+    for p in params:
+        p.grad = torch.ones(p.shape)
+    if how == "recorded":
+        opt = adapters.Adam(params, lr=1.0, differentiable=True)
+        for p in params:
+            p.requires_grad_(False)
+    else:
+        opt = adapters.Adam(params, lr=1.0, compile=how)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=re.escape("parameter '0' and parameter '1' share")):
+            opt.step()
+    assert not x.any()
+    assert not opt.state
+    params[1].grad = None
+    opt.step()
+    assert (x[:4] == -1).all()
+
+
+def test_an_optimizer_steps_interleaved_parameters():
+    x = torch.zeros(8)
+    params = [torch.nn.Parameter(v) for v in (x[::2], x[1::2])]
+    for p in params:
+        p.grad = torch.ones(4)
+    adapters.SGD(params, lr=1.0).step()
+    assert (x == -1).all()
+
+
+def test_tied_data_is_refused_across_groups_and_recipes():
+    a, b = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    b.data = a.data
+    for p in (a, b):
+        p.grad = torch.ones(3)
+    for recipe in (fo.sgd, lambda lr: fo.flatten(fo.sgd(lr))):
+        groups = [{"params": [a]}, {"params": [b]}]
+        with pytest.raises(ValueError, match=r"share their memory"):
+            adapters.Optimizer(groups, recipe, lr=1.0).step()
+    assert not a.any()
+
+
+@pytest.mark.parametrize("whose", ["parameter", "other slot"])
+def test_a_slot_with_the_memory_of_something_else_is_refused(whose):
+    tx, params = fo.adam(0.1), {"w": torch.ones(3)}
+    state = tx.init(params)
+    other = params["w"] if whose == "parameter" else state.slots["exp_avg"]["w"]
+    state.slots["exp_avg_sq"] = {"w": other}
+    with pytest.raises(ValueError, match=r"the slot 'exp_avg_sq' of parameter 'w' share"):
+        fo.compile(tx)({"w": torch.ones(3)}, state, params)
+    assert params["w"].tolist() == [1.0] * 3

@@ -1,0 +1,142 @@
+"""Numbers on the host and numbers in tensors: one arithmetic, NaN, infinities and signed zeros too.
+
+The sign of a zero is left open by IEEE 754 for the larger and the smaller of 0.0 and -0.0; it is
+compared everywhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import types
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import example, given
+
+from functional_optim import numeric
+
+SPECIAL = (
+    math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 1e-320,
+    1e39, -1e39, 1e300, -1e300,
+)  # fmt: skip
+NUMBERS = st.sampled_from(SPECIAL) | st.floats(-1e6, 1e6)
+FLAGS = st.booleans()
+ULPS = 4 * 2.0**-52
+"""Two libraries of elementary functions may round differently."""
+
+FUNCTIONS = {
+    "at": (lambda x, t: numeric.at(lambda n: x + n, t), (NUMBERS, NUMBERS)),
+    "clip": (numeric.clip, (NUMBERS, NUMBERS, NUMBERS)),
+    "cos": (numeric.cos, (NUMBERS,)),
+    "divide": (numeric.divide, (NUMBERS, NUMBERS)),
+    "float64": (numeric.float64, (NUMBERS,)),
+    "floor": (numeric.floor, (NUMBERS,)),
+    "lerp": (numeric.lerp, (NUMBERS, NUMBERS, NUMBERS)),
+    "like": (lambda x, y: numeric.like(x, y), (NUMBERS, NUMBERS)),
+    "log": (numeric.log, (NUMBERS,)),
+    "maximum": (numeric.maximum, (NUMBERS, NUMBERS)),
+    "minimum": (numeric.minimum, (NUMBERS, NUMBERS)),
+    "power": (numeric.power, (NUMBERS, NUMBERS)),
+    "rounded": (numeric.rounded, (NUMBERS,)),
+    "sqrt": (numeric.sqrt, (NUMBERS,)),
+    "stored": (numeric.stored, (NUMBERS,)),
+    "where": (numeric.where, (FLAGS, NUMBERS, NUMBERS)),
+}
+"""Each function of numbers, with what it takes."""
+ABOUT_KINDS = {
+    "is_static", "is_zero", "equals", "check", "check_count", "pair", "storage_dtype",
+    "carry_dtype", "filling", "storing_wide", "trusting",
+}  # fmt: skip
+"""What asks whether a number is a tensor, or is no function of numbers; tested below or by use."""
+OPEN_ZEROS = {"clip", "maximum", "minimum"}
+
+
+def test_every_function_of_the_module_is_compared():
+    found = inspect.getmembers(numeric, inspect.isfunction)
+    public = {name for name, f in found if f.__module__ == numeric.__name__ and name[0] != "_"}
+    assert public == FUNCTIONS.keys() | ABOUT_KINDS
+
+
+def tensor(x):
+    return torch.tensor(x, dtype=None if isinstance(x, bool) else torch.float64)
+
+
+def value(x):
+    return x.to(torch.float64).item() if isinstance(x, torch.Tensor) else float(x)
+
+
+def assert_agree(name, here, there, size):
+    if math.isnan(here) or math.isnan(there) or math.isinf(here) or math.isinf(there):
+        assert repr(here) == repr(there)
+        return
+    assert abs(here - there) <= ULPS * max(abs(here), abs(there), size)
+    if name not in OPEN_ZEROS and size == 0:
+        assert math.copysign(1, here) == math.copysign(1, there)
+
+
+def check(name, args):
+    function, _ = FUNCTIONS[name]
+    here, there = value(function(*args)), value(function(*map(tensor, args)))
+    # what lerp adds may cancel, so it is compared with what goes in; it ends exactly
+    size = max(map(abs, args)) if name == "lerp" else 0.0
+    assert_agree(name, here, there, size)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(data=st.data())
+def test_host_and_tensor_arithmetic_agree(name, data):
+    check(name, [data.draw(numbers) for numbers in FUNCTIONS[name][1]])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_host_and_tensor_arithmetic_agree_on_special_values(name):
+    kinds = FUNCTIONS[name][1]
+    choices = [(True, False) if kind is FLAGS else SPECIAL for kind in kinds]
+    for args in torch.cartesian_prod(*[torch.arange(len(own)) for own in choices]).tolist():
+        places = args if isinstance(args, list) else [args]
+        check(name, [own[i] for own, i in zip(choices, places, strict=True)])
+
+
+@pytest.mark.parametrize("name", ["clip", "divide", "lerp", "maximum", "minimum", "power"])
+@given(data=st.data())
+def test_one_tensor_among_numbers_changes_nothing(name, data):
+    function, kinds = FUNCTIONS[name]
+    args = [data.draw(numbers) for numbers in kinds]
+    every = value(function(*map(tensor, args)))
+    for i, x in enumerate(args):
+        mixed = function(*args[:i], tensor(x), *args[i + 1 :])
+        assert isinstance(mixed, torch.Tensor)
+        assert_agree(name, value(mixed), every, 0.0)
+
+
+@given(a=NUMBERS, b=NUMBERS)
+@example(a=1e300, b=0.0)
+def test_a_number_fills_a_tensor_as_a_tensor_does(a, b):
+    for dtype in (torch.float32, torch.float64):
+        here, there = torch.zeros(2, dtype=dtype), torch.zeros(2, dtype=dtype)
+        numeric.filling(here, a)()
+        there.copy_(tensor(a))
+        torch.testing.assert_close(here, there, rtol=0, atol=0, equal_nan=True)
+
+
+@given(x=NUMBERS)
+def test_only_a_python_number_is_known_to_be_zero(x):
+    assert numeric.is_static(x)
+    assert not numeric.is_static(tensor(x))
+    assert numeric.is_zero(x) == (x == 0)
+    assert not numeric.is_zero(tensor(x))
+
+
+def test_a_write_of_a_number_is_in_c_where_no_subclass_sees_it():
+    """For `commit`, which makes such writes without letting a signal handler between."""
+    plain = numeric.filling(torch.zeros(2), 1.0)
+    assert isinstance(plain, functools.partial)
+    assert isinstance(plain.func, types.BuiltinFunctionType)
+    other = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+    write = numeric.filling(other, 1.0)
+    assert not isinstance(write, functools.partial)
+    write()
+    assert other.tolist() == [1.0, 1.0]

@@ -1,0 +1,498 @@
+"""Compiled steps. Only this module and test_bypass use Inductor: recipes are kept few."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import NamedTuple
+
+import cases
+import optree
+import pytest
+import torch
+from helpers import as_parameters, assert_same, clone, copy_of, run, step_object
+from objects import ADAM, BOTH, Pair, check_edit, edits
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim import adapters, kernels
+
+SIZES = {"small": 20, "medium": 5_000, "large": 40_000}  # serial, summed in cascades, parallel
+# bfloat16 may round to the other neighbour; float64 shows a norm that float32 leaves are part of
+TOLERANCE = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.float64: 1e-7, torch.bfloat16: 8e-3}
+
+
+@pytest.fixture(autouse=True)
+def two_threads(seed_and_thread):
+    """So that kernels of large tensors are parallel."""
+    torch.set_num_threads(2)
+
+
+def model(seed=0, more=0):
+    """A tensor of every kind: size class, dtype, layout. more: longer by this."""
+    torch.manual_seed(seed)
+    params = {name: torch.randn(n + more) for name, n in SIZES.items()}
+    params |= {f"row{i}": torch.randn(i + more + 1) for i in range(3)}
+    params["scalar"] = torch.randn(())
+    params["empty"] = torch.randn(0, 3)
+    params["transposed"] = torch.randn(3 + more, 4).t()
+    params["apart"] = torch.randn(6, 4 + more)[:, ::2]
+    params |= {
+        str(dtype): torch.randn(7 + more, dtype=dtype)
+        for dtype in (torch.float64, torch.bfloat16, torch.complex64)
+    }
+    return params
+
+
+def gradients(params, steps, seed=1):
+    torch.manual_seed(seed)
+    return [
+        {name: torch.randn(p.shape, dtype=p.dtype) for name, p in params.items()}
+        for _ in range(steps)
+    ]
+
+
+def assert_near(got, wanted):
+    """Equal to the rounding of each leaf's dtype."""
+    for x, y in zip(fo.tree.leaves(got), fo.tree.leaves(wanted), strict=True):
+        tolerance = TOLERANCE.get(x.dtype, 0.0)
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
+
+
+def composed(lr=0.02):
+    return cases.composed(lr, max_norm=0.5, decay=0.9)
+
+
+def momentum(lr=0.05):
+    return fo.sgd(lr, momentum=0.9)
+
+
+RECIPES = pytest.mark.parametrize("recipe", [composed, momentum])
+
+
+# ---------------------------------------------------------------- fo.compile
+
+
+@RECIPES
+def test_compiled_equals_eager(recipe):
+    tx, params = recipe(), model()
+    step, grads = fo.compile(tx), gradients(params, 20)
+    wanted = run(tx, params, grads)
+    got, state = clone(params), tx.init(params)
+    for g in grads:
+        got, state = step(g, state, got)
+    assert_near((got, state), wanted)
+    assert kernels.count() > 0
+
+
+@RECIPES
+def test_new_numbers_and_a_new_model_build_no_kernel(recipe):
+    params = model()
+    fo.compile(recipe())(gradients(params, 1)[0], recipe().init(params), params)
+    known = kernels.count()
+    assert known > 0
+    params = model(seed=2, more=5)
+    wanted, state = clone(params), recipe().init(params)
+    reference = clone(state)
+    for i, g in enumerate(gradients(params, 20)):
+        tx = recipe(0.1 / (1 + i))
+        wanted, reference = run(tx, wanted, [g], reference)
+        params, state = fo.compile(tx)(g, state, params)
+    assert_near((params, state), (wanted, reference))
+    assert kernels.count() == known
+
+
+def test_a_view_of_every_other_column_leaves_its_neighbours_alone():
+    """Plain SGD has no slot whose layout would betray that of the parameter."""
+    whole = torch.randn(3, 8)
+    before, params = whole.clone(), {"w": whole[:, ::2]}
+    tx, (grads,) = fo.sgd(0.1), gradients(params, 1)
+    fo.compile(tx)(grads, tx.init(params), params)
+    assert_near(whole[:, ::2], before[:, ::2] - 0.1 * grads["w"])
+    assert_same(whole[:, 1::2], before[:, 1::2])
+
+
+def kept(factor):
+    """A rule with its constant in a keyword-only default."""
+
+    def update(u, slots, p, *, factor=factor):
+        return factor * u, slots
+
+    return fo.leafwise(None, update, name="kept")
+
+
+def test_recipes_of_one_code_and_other_constants_have_other_kernels():
+    """`nesterov` and `amsgrad` are constants of a rule, and a rule is known by its code."""
+    params = {"w": torch.randn(5)}
+    (grads,) = gradients(params, 1)
+    for tx in (
+        fo.trace(0.9),
+        fo.trace(0.9, nesterov=True),
+        fo.trace(0.9, nesterov=False),
+        fo.named_chain(("a", fo.trace(0.9)), ("b", fo.trace(0.9, nesterov=True))),
+        fo.named_chain(("a", fo.trace(0.9, nesterov=True)), ("b", fo.trace(0.9))),
+        kept(-1),
+        kept(-2),
+    ):
+        got, state = clone(params), tx.init(params)
+        for _ in range(2):
+            got, state = fo.compile(tx)(grads, state, got)
+        assert_near((got, state), run(tx, params, [grads] * 2))
+
+
+def test_a_learning_rate_tensor_is_read_at_every_step():
+    lr = torch.tensor(0.05, dtype=torch.float64)
+    tx, params = momentum(lr), model()
+    step, state, known = fo.compile(tx), tx.init(params), None
+    wanted, reference = clone(params), tx.init(params)
+    for i, g in enumerate(gradients(params, 4)):
+        lr.fill_(0.05 / (1 + i))
+        wanted, reference = run(tx, wanted, [g], reference)
+        params, state = step(g, state, params)
+        known = known or kernels.count()
+    assert_near((params, state), (wanted, reference))
+    assert kernels.count() == known
+
+
+@RECIPES
+def test_donated_tensors_are_the_ones_returned(recipe):
+    tx, params = recipe(), model()
+    state = tx.init(params)
+    (grads,) = gradients(params, 1)
+    before, given = clone(grads), optree.tree_leaves((params, state))
+    pointers, versions = [x.data_ptr() for x in given], [x._version for x in given]
+    returned = optree.tree_leaves(fo.compile(tx)(grads, state, params))
+    assert all(x is y for x, y in zip(returned, given, strict=True))
+    assert [x.data_ptr() for x in returned] == pointers
+    constants = {id(x) for x in state.hyper.values()}
+    stepped = [i for i, x in enumerate(returned) if id(x) not in constants]
+    assert all(returned[i]._version > versions[i] for i in stepped)
+    assert_same(grads, before)
+
+
+@RECIPES
+def test_without_donation_the_arguments_stay(recipe):
+    tx, params = recipe(), model()
+    step, (grads,) = fo.compile(tx, donate=False), gradients(params, 1)
+    arguments = (grads, tx.init(params), params)
+    before, versions = clone(arguments), [x._version for x in optree.tree_leaves(arguments)]
+    first = step(*arguments)
+    assert_same(arguments, before)
+    assert [x._version for x in optree.tree_leaves(arguments)] == versions
+    assert_same(step(*arguments), first)
+    assert_near(first, run(tx, params, [grads]))
+
+
+def test_missing_gradients_come_and_go():
+    tx, params = composed(), model()
+    step, state, wanted = fo.compile(tx), tx.init(params), clone(params)
+    reference = tx.init(params)
+    for i, g in enumerate(gradients(params, 4)):
+        some = {name: None if i % 2 and "r" in name else x for name, x in g.items()}
+        wanted, reference = run(tx, wanted, [some], reference)
+        params, state = step(some, state, params)
+        assert_near((params, state), (wanted, reference))
+    before = clone(params)
+    params, _ = step(dict.fromkeys(params), state, params)
+    assert_same(params, before)
+
+
+class Mean(NamedTuple):
+    centered: Tensor
+
+
+def centralized():
+    """A rule that looks at rows, so it cannot see a tensor as 1-D."""
+
+    def update(u, slots, p, a):
+        u = u - u.mean(-1, keepdim=True) if u.dim() else u
+        return a * u, Mean(slots.centered + u)
+
+    init, rate = lambda p: Mean(torch.zeros_like(p)), lambda t: (-0.1 / t,)
+    return fo.leafwise(init, update, rate, elementwise=False, name="mean")
+
+
+def test_a_rule_that_sees_shapes_gets_a_kernel_for_each():
+    tx = centralized()
+    params = {"a": torch.randn(3, 4), "b": torch.randn(4, 3).t(), "c": torch.randn(3, 4)}
+    (grads,) = gradients(params, 1)
+    before = kernels.count()
+    wanted = run(tx, params, [grads] * 3)
+    step, state = fo.compile(tx), tx.init(params)
+    for _ in range(3):
+        params, state = step(grads, state, params)
+    assert_near((params, state), wanted)
+    assert kernels.count() == before + 2
+
+
+def gained():
+    """A rule with an extra argument."""
+
+    def scalars(t, *, gain=1.0):
+        return (-0.05 * gain,)
+
+    return fo.leafwise(None, lambda u, slots, p, c: (c * u, slots), scalars, name="gained")
+
+
+def test_extra_arguments_reach_a_compiled_step():
+    tx = fo.chain(gained(), fo.trace(0.9))
+    step, params, built = fo.compile(tx), {"w": torch.randn(5)}, []
+    for gain in (1.0, 3.0, torch.tensor(0.5)):
+        (grads,) = gradients(params, 1)
+        state = tx.init(params)
+        updates, _ = tx.update(grads, state, params, gain=gain)
+        wanted = fo.apply_updates(params, updates)
+        params, _ = step(grads, state, params, gain=gain)
+        assert_near(params, wanted)
+        built.append(kernels.count())
+    assert built == [built[0]] * 3
+    with pytest.raises(TypeError, match=r"extra argument loss, .* takes: gain"):
+        step(grads, tx.init(params), params, loss=1.0)
+
+
+def test_whole_trees_compile_whole():
+    def update(grads, state, params=None, *, factor):
+        norm = fo.tree.global_norm(grads)
+        return fo.tree.map(lambda g: -factor * g / norm, grads), {"count": state["count"] + 1}
+
+    tx = fo.GradientTransformation(lambda params: {"count": torch.zeros(())}, update)
+    params = {"a": torch.randn(3, 4), "b": torch.randn(5)}
+    (grads,) = gradients(params, 1)
+    factor = torch.tensor(0.5)
+    updates, state = tx.update(grads, tx.init(params), params, factor=factor)
+    wanted = fo.apply_updates(params, updates), state
+    got = fo.compile(tx)(grads, tx.init(params), params, factor=factor)
+    assert got[0]["a"] is params["a"]
+    assert_near(got, wanted)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def test_tied_parameters_raise():
+    tx, w = momentum(), torch.randn(4)
+    for tied in ({"a": w, "b": w}, {"a": w, "b": w.view(2, 2)}):
+        with pytest.raises(ValueError, match=r"share their memory.* tied weights once"):
+            fo.compile(tx)(clone(tied), tx.init(tied), tied)
+
+
+WRONG = pytest.mark.parametrize(
+    ("grads", "words"),
+    [
+        ({"v": torch.ones(10)}, r"params and grads have different structures"),
+        ({"w": torch.ones(3)}, r"params and grads differ at 'w': \(10,\) against \(3,\)"),
+        ({"w": torch.ones(2, 5)}, r"params and grads differ at 'w': \(10,\) against \(2, 5\)"),
+        (torch.ones(10), r"params and grads have different structures"),
+    ],
+)
+
+
+@WRONG
+def test_wrong_trees_raise(grads, words):
+    tx, params = momentum(), {"w": torch.zeros(10)}
+    with pytest.raises(ValueError, match=words):
+        fo.compile(tx)(grads, tx.init(params), params)
+
+
+@WRONG
+def test_wrong_trees_raise_at_later_steps(grads, words):
+    """A kernel that trusted the first step's sizes would read beyond a shorter gradient."""
+    tx, params = momentum(), {"w": torch.zeros(10)}
+    step, state = fo.compile(tx), tx.init(params)
+    step({"w": torch.ones(10)}, state, params)
+    before = clone(params)
+    with pytest.raises(ValueError, match=words):
+        step(grads, state, params)
+    assert_same(params, before)
+
+
+def test_a_state_of_another_chain_raises():
+    params = {"w": torch.zeros(10)}
+    with pytest.raises(ValueError, match=r"keeps the slots .*own init"):
+        fo.compile(momentum())({"w": torch.ones(10)}, fo.adam().init(params), params)
+
+
+def test_a_state_of_another_model_raises():
+    tx, params = momentum(), {"w": torch.zeros(10)}
+    for other in ({"v": torch.zeros(10)}, {"w": torch.zeros(3)}):
+        with pytest.raises(ValueError, match=r"state .* own init"):
+            fo.compile(tx)({"w": torch.ones(10)}, tx.init(other), params)
+
+
+def test_integer_parameters_raise():
+    tx, params = momentum(), {"w": torch.zeros(2)}
+    wrong = {"w": torch.zeros(2, dtype=torch.int64)}
+    with pytest.raises(TypeError, match=r"'w' has dtype torch.int64"):
+        fo.compile(tx)(params, tx.init(params), wrong)
+
+
+def test_a_rule_that_closes_over_a_tensor_raises():
+    lr = torch.tensor(0.1)
+    tx = fo.leafwise(None, lambda u, slots, p: (-lr * u, slots), name="frozen")
+    params = {"w": torch.ones(2)}
+    assert tx.update(params, tx.init(params), params)[0]["w"][0] == -lr
+    with pytest.raises(TypeError, match=r"closes over a tensor, .* from scalars"):
+        fo.compile(tx)(clone(params), tx.init(params), params)
+
+
+# ---------------------------------------------------------------- the optimizer object
+
+
+@pytest.mark.parametrize("recipe", [cases.composed, fo.adamw])
+def test_a_compiled_object_equals_an_eager_one(recipe):
+    hyper = {"lr": 0.02} | ({"max_norm": 0.5, "decay": 0.9} if recipe is cases.composed else {})
+    params = model()
+    both = []
+    for flag in (True, False):
+        mine = as_parameters(params)
+        groups = [{"params": mine[:4], "lr": 0.05}, {"params": mine[4:]}]
+        opt = adapters.Optimizer(groups, recipe, compile=flag, **hyper)
+        scheduler = torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.5)
+        for i, g in enumerate(gradients(params, 8)):
+            late = [None if i < 3 and k % 3 == 0 else x for k, x in enumerate(g.values())]
+            step_object(opt, [late])
+            scheduler.step()
+        both.append((copy_of(mine), [dict(opt.state[p]) for p in mine]))
+    assert_near(*both)
+
+
+def test_a_compiled_drop_in_builds_no_kernel_for_new_numbers():
+    params = model()
+    mine = as_parameters(params)
+    opt = adapters.AdamW(mine, lr=0.1)
+    counts = []
+    for i, g in enumerate(gradients(params, 6)):
+        opt.param_groups[0].update(
+            lr=0.1 / (1 + i), betas=(0.9 - i / 100, 0.99), eps=1e-8 * (1 + i)
+        )
+        step_object(opt, [g])
+        counts.append(kernels.count())
+    assert counts == [counts[0]] * 6
+
+
+COMPILED = Pair("AdamW", adapters.AdamW, torch.optim.AdamW, ADAM, BOTH)
+
+
+@pytest.mark.parametrize(("pair", "edit"), edits([COMPILED]))
+def test_an_edit_counts_from_the_next_compiled_step(pair, edit):
+    check_edit(pair, edit, 1e-10)
+
+
+# ---------------------------------------------------------------- neighbours
+
+
+def test_two_threads_step_as_each_would_alone():
+    def rule(u, slots, p, c):
+        return c * u.sin(), slots  # new to this process, so both threads come to compile it
+
+    tx = fo.chain(fo.leafwise(None, rule, lambda t: (-0.1 / t,), name="sine"), fo.trace(0.9))
+    inputs = {seed: (model(seed), gradients(model(seed), 10, seed)) for seed in (0, 1)}
+    results, together = {}, threading.Barrier(2)
+
+    def work(seed):
+        params, grads = clone(inputs[seed])
+        step, state = fo.compile(tx), tx.init(params)
+        together.wait()
+        for g in grads:
+            params, state = step(g, state, params)
+        results[seed] = params, state
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in inputs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed, (params, grads) in inputs.items():
+        assert_near(results[seed], run(tx, params, grads))
+
+
+def configuration():
+    import torch._inductor.config
+
+    return (
+        torch._inductor.config.get_config_copy(),
+        torch._dynamo.config.get_config_copy(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+    )
+
+
+def test_compiling_changes_no_setting_of_torch():
+    def rule(u, slots, p, c):
+        return c * u.cos(), slots  # new to this process
+
+    before, known = configuration(), kernels.count()
+    tx = fo.leafwise(None, rule, lambda t: (-0.1,), name="cosine")
+    params = {"w": torch.randn(10), "v": torch.randn(40_000)}
+    fo.compile(tx)(clone(params), tx.init(params), params)
+    assert kernels.count() > known
+    assert configuration() == before
+
+
+# ---------------------------------------------------------------- without the compiler
+
+
+@pytest.fixture
+def no_kernels(monkeypatch):
+    """As if this process had built none, and warned of nothing."""
+    monkeypatch.setattr(kernels, "_built", {})
+    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
+
+
+def step_and_listen(tx, params, steps=3):
+    """The compiled result of some steps, and the warnings."""
+    (grads,) = gradients(params, 1)
+    got, state = clone(params), tx.init(params)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        step = fo.compile(tx)
+        for _ in range(steps):
+            got, state = step(grads, state, got)
+    assert_near((got, state), run(tx, params, [grads] * steps))
+    return [str(w.message) for w in heard if issubclass(w.category, RuntimeWarning)]
+
+
+def broken(*args, **options):
+    raise RuntimeError("the interface has moved")
+
+
+def kinds_of_tensors():
+    return {"w": torch.randn(10), "t": torch.randn(3, 4).t(), "c": torch.randn(3) + 1j}
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_without_native_kernels_they_are_called_one_by_one(monkeypatch):
+    monkeypatch.setattr(kernels.cpu, "write", broken)
+    heard = step_and_listen(momentum(), kinds_of_tensors())
+    assert len(heard) == 1
+    assert "no native kernel can be built here" in heard[0]
+    assert "the interface has moved" in heard[0]
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_without_the_direct_call_torch_compile_runs_the_kernels(monkeypatch):
+    monkeypatch.setattr(kernels, "trace", broken)
+    monkeypatch.setattr(kernels.cpu, "trace", broken)
+    heard = step_and_listen(momentum(), kinds_of_tensors())
+    assert len(heard) == 2
+    assert "direct call of compiled kernels is not available" in heard[1]
+    assert "the interface has moved" in heard[1]
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_without_any_compiler_the_steps_run_eagerly(monkeypatch):
+    def compile(fn, **options):
+        def call(*args):
+            raise torch._dynamo.exc.TorchDynamoException("no compiler here")
+
+        return call
+
+    monkeypatch.setattr(kernels, "trace", broken)
+    monkeypatch.setattr(kernels.cpu, "trace", broken)
+    monkeypatch.setattr(torch, "compile", compile)
+    heard = step_and_listen(momentum(), kinds_of_tensors())
+    assert len(heard) == 3
+    assert "torch.compile failed" in heard[2]
+    assert "the steps run eagerly" in heard[2]

@@ -1,0 +1,250 @@
+"""Ctrl-C during a step: the step ends, or it has never been."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+import torch
+from helpers import clone
+from interrupted import check_every_place, flags, interrupt
+
+import functional_optim as fo
+from functional_optim import adapters, kernels, numeric
+from functional_optim.core import base
+from functional_optim.kernels import interrupts
+
+pytestmark = pytest.mark.usefixtures("pythons_own_handler")
+
+
+def parameters():
+    params = [torch.nn.Parameter(torch.linspace(1, 2, n)) for n in (3, 5)]
+    for i, p in enumerate(params):
+        p.grad = torch.linspace(0.1, 1, len(p)) * (i + 1)
+    return params
+
+
+def of_object(opt, params, closure=None):
+    """A step, and what it writes."""
+
+    def read():
+        known = [opt.state.get(p) or {} for p in params]
+        return [p.detach() for p in params], [dict(sorted(x.items())) for x in known]
+
+    return (lambda: opt.step(closure) if closure else opt.step()), read
+
+
+def recipe(lr=0.1):
+    schedule = fo.schedules.linear(lr, 0.0, 9)
+    return fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(schedule, momentum=0.9, dampening=0.5))
+
+
+OBJECTS = {
+    "compiled": lambda ps: adapters.AdamW(ps),
+    "strict": lambda ps: adapters.Optimizer(ps, recipe, compile="strict"),
+    "eager": lambda ps: adapters.AdamW(ps, compile=False),
+    "without a count": lambda ps: adapters.SGD(ps, lr=0.1, momentum=0.9, dampening=0.5),
+    "carried numbers": lambda ps: adapters.NAdam(ps),
+    "differentiable": lambda ps: adapters.AdamW(ps, differentiable=True),
+    "whole trees": lambda ps: adapters.Optimizer(ps, lambda lr: fo.flatten(fo.adam(lr)), lr=0.1),
+    "two groups": lambda ps: adapters.Adam([{"params": [p]} for p in ps], lr=0.1),
+}
+
+
+@pytest.mark.parametrize("warm", [0, 2], ids=["first step", "later"])
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_an_optimizer_steps_whole_or_not_at_all(kind, warm):
+    def make():
+        params = parameters()
+        opt = OBJECTS[kind](params)
+        if kind == "differentiable":
+            for p in params:
+                p.requires_grad_(False)
+        for _ in range(warm):
+            opt.step()
+        return of_object(opt, params)
+
+    check_every_place(make, 3 if warm else 37)
+
+
+def test_sparse_gradients():
+    def make():
+        p = torch.nn.Parameter(torch.ones(4, 2))
+        p.grad = torch.sparse_coo_tensor([[1, 3]], torch.ones(2, 2), (4, 2), check_invariants=True)
+        return of_object(adapters.SparseAdam([p]), [p])
+
+    check_every_place(make, 17)
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "search", "estimator"])
+def test_methods_that_try_parameters_out(name):
+    def make():
+        w = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+        made = {
+            "lbfgs": lambda: adapters.LBFGS([w], max_iter=2),
+            "search": lambda: adapters.GradientFree([w], fo.search.snes, population=4, sigma=0.5),
+            "estimator": lambda: adapters.GradientFree(
+                [w], fo.estimators.mezo, tx=fo.sgd, lr=0.1, eps=1e-2
+            ),
+        }
+        opt = made[name]()
+
+        def closure():
+            loss = (w - 1).square().sum()
+            if name == "lbfgs":
+                opt.zero_grad()
+                loss.backward()
+            return loss.detach()
+
+        return of_object(opt, [w], closure)
+
+    check_every_place(make, 97)
+
+
+def test_a_committed_step_of_a_group():
+    """What was voted on is done: nothing is taken back, and no peer has to heal it."""
+    for at in range(1, 3000, 61):
+        params = parameters()
+        opt = adapters.FaultTolerantOptimizer(
+            fo.replicas.Scripted([True] * 9), adapters.AdamW(params)
+        )
+        before = clone([p.detach() for p in params])
+        opt.zero_grad(set_to_none=False)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        raised, reached = interrupt(opt.step, at)
+        assert raised == reached
+        moved = not torch.equal(params[0], before[0])
+        assert moved == (opt.decision is not None and opt.decision.committed)
+        assert moved == (opt._member.schedules.commits == 1)
+        assert moved == all(opt.optim.state[p].get("step") == 1 for p in params)
+        if not reached:
+            return
+    raise AssertionError("more places than that")
+
+
+@pytest.mark.parametrize("warm", [0, 2], ids=["first step", "later"])
+@pytest.mark.parametrize("kind", ["strict", "carried", "odd", "synced"])
+def test_a_compiled_step_is_written_whole(kind, warm):
+    """Parameters, slots, carried numbers, hyperparameters and the count."""
+    tx = {
+        "strict": recipe(),
+        "carried": fo.accumulate(fo.adam(fo.schedules.linear(0.1, 0.0, 9)), every=2),
+        "odd": fo.adam(0.1),
+        "synced": fo.local_sgd(fo.sgd(0.1), every=3),
+    }[kind]
+
+    def make():
+        params = {"a": torch.ones(3), "b": torch.ones(2, 3).t()}
+        grads = {name: torch.linspace(0, 1, p.numel()).view(p.shape) for name, p in params.items()}
+        if kind == "odd":
+            params["c"], grads["c"] = torch.ones(2, 3)[:, ::2], torch.ones(2, 2)
+        state = tx.init(params)
+        step = fo.compile(tx, strict=kind == "strict")
+        for _ in range(warm):
+            params, state = step(grads, state, params)
+        return (lambda: step(grads, state, params)), (lambda: (params, state))
+
+    check_every_place(make, 3 if warm else 37)
+
+
+def test_a_build_is_interrupted_at_once(monkeypatch):
+    """Also inside of what is held back otherwise; the next step builds it anew."""
+
+    def build(*args):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the interrupt was not delivered")
+
+    def rule(lr=0.1):
+        def update(u, slots, p, lr):
+            return u * lr * lr * lr * lr, slots
+
+        return fo.leafwise(None, update, lambda t: (lr,))
+
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
+    params = parameters()
+    before, usual = clone([p.detach() for p in params]), flags()
+    opt = adapters.Optimizer(params, rule)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels.cpu, "compile", build)
+        for step in (opt.step, lambda: interrupts.held(opt.step)):
+            with pytest.raises(KeyboardInterrupt):
+                step()
+            assert flags() == usual
+            assert not opt.state
+    assert all(map(torch.equal, params, before))
+    opt.step()
+    assert not torch.equal(params[0], before[0])
+
+
+@pytest.mark.parametrize("call", [base.unrecorded, base.recorded])
+def test_the_grad_mode_comes_back(call):
+    for before in (True, False):
+        for at in range(1, 9):
+            with torch.set_grad_enabled(before):
+                interrupt(lambda: call(len, "abc"), at)
+                assert torch.is_grad_enabled() == before
+
+
+@pytest.mark.parametrize(
+    "call", [numeric.storing_wide, lambda fn, *args: numeric.trusting(True, fn, *args)]
+)
+def test_numeric_flags_come_back(call):
+    usual = flags()
+    for at in range(1, 9):
+        interrupt(lambda: call(len, "abc"), at)
+        assert flags() == usual
+
+
+def test_the_handler_of_the_user_is_called_once_and_comes_back():
+    calls = []
+
+    def handler(*given):
+        calls.append(given)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        for at in range(1, 30):
+            del calls[:]
+            raised, reached = interrupt(lambda: interrupts.held(len, "abc"), at)
+            assert (raised, len(calls)) == (False, int(reached))
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_and_an_ignored_signal_hold_nothing_back():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(interrupts.held(len, "abc")))
+    thread.start()
+    thread.join()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        found.append(interrupts.held(len, "abc"))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found == [3, 3]
+
+
+def failing(after):
+    """A rule that raises for one shape, when nothing else is known to be wrong."""
+
+    def update(u, slots, p):
+        if u.shape == (after,):
+            raise ValueError("not of this length.")
+        return -u, slots
+
+    return fo.leafwise(None, update, elementwise=False)
+
+
+@pytest.mark.parametrize("how", [False, True])
+def test_a_rule_that_raises_leaves_all_parameters_as_they_were(how):
+    params = parameters()
+    before = clone([p.detach() for p in params])
+    opt = adapters.Optimizer(params, lambda: failing(5), compile=how)
+    with pytest.raises(Exception, match=r"not of this length"):
+        opt.step()
+    assert all(map(torch.equal, params, before))
+    assert not opt.state

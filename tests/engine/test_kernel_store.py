@@ -1,0 +1,450 @@
+"""Kernels on disk: whose folder it is, what is loaded from it, and many processes at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_same, clone, run
+
+import functional_optim as fo
+from functional_optim import kernels
+from functional_optim.kernels import cpu, disk_cache
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="about modes, owners and signals")
+
+
+def forget(monkeypatch):
+    """As if this process had built, found, and warned of nothing."""
+    monkeypatch.setattr(kernels, "_built", {})
+    monkeypatch.setattr(kernels, "_gave_way", set())
+    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setattr(disk_cache, "_refused", set())
+    disk_cache._checked.cache_clear()
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """A folder of this test's own, not yet made."""
+    forget(monkeypatch)
+    folder = tmp_path / "above" / "kernels"
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(folder))
+    yield folder
+    disk_cache._checked.cache_clear()
+
+
+def rule(u, slots, p):
+    return -0.25 * u, slots
+
+
+def step(update=rule):
+    """A compiled step that must be right; its kernel."""
+    tx, params = fo.leafwise(None, update, name="rule"), {"w": torch.randn(5)}
+    grads, before = {"w": torch.randn(5)}, clone(params)
+    stepper = fo.compile(tx, strict=True)
+    assert_same(stepper(grads, tx.init(params), params), run(tx, before, [grads]))
+    (bank,) = stepper.plan.entries[0].tensors.executors
+    return bank.kernels[0, None].native
+
+
+def libraries(folder):
+    """The kernels in a folder."""
+    return sorted(path.name for path in folder.glob("*") if not path.name.startswith("watch-"))
+
+
+def refusals(call):
+    """What a call returns, and the warnings about the folder."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        result = call()
+    return result, [str(w.message) for w in heard]
+
+
+# ---------------------------------------------------------------- what is kept, and loaded
+
+
+def test_a_kernel_is_kept_once_and_found_by_the_next_process(here, monkeypatch):
+    assert not step().found
+    (name,) = libraries(here)
+    forget(monkeypatch)
+    monkeypatch.setattr(cpu, "compile", None)
+    kernel = step()
+    assert kernel.found
+    assert kernel.name == name
+    assert kernels.is_kept(kernel)
+
+
+def test_the_folder_and_what_lies_in_it_are_the_users_own(here):
+    before = os.umask(0)
+    try:
+        step()
+    finally:
+        os.umask(before)
+    assert libraries(here)
+    assert stat.S_IMODE(here.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(library.stat().st_mode) for library in here.iterdir()} == {0o600}
+
+
+def whole(name="a.so", content=b"code"):
+    """A library of this content, kept whole."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        disk_cache.keep(name, Path(file.name))
+    return disk_cache.find(name)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda x: x[:-1], lambda x: b"", lambda x: b"y" + x[1:], lambda x: x + b"y", lambda x: x[:20]],
+    ids=["truncated", "empty", "altered", "longer", "short"],
+)
+def test_a_damaged_library_is_not_found(here, damage):
+    path = whole()
+    assert path == here / "a.so"
+    path.write_bytes(damage(path.read_bytes()))
+    assert disk_cache.find("a.so") is None
+
+
+def test_a_damaged_library_is_built_again(here, monkeypatch):
+    step()
+    (name,) = libraries(here)
+    good = (here / name).read_bytes()
+    (here / name).write_bytes(good[:1000])
+    forget(monkeypatch)
+    assert not step().found
+    assert libraries(here) == [name]
+    assert disk_cache.find(name)
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(here, monkeypatch):
+    """One that needs what this system lacks has a good checksum, too."""
+    step()
+    (name,) = libraries(here)
+    whole(name, b"no library")
+    forget(monkeypatch)
+    assert not step().found
+    forget(monkeypatch)
+    assert step().found
+
+
+def test_a_library_that_others_can_write_to_is_not_found(here):
+    """It may have been put there while the folder was open to all."""
+    path = whole()
+    path.chmod(0o666)
+    assert disk_cache.find("a.so") is None
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from functional_optim.kernels import disk_cache as store
+Path.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+with store.turn("a.so"):
+    store.keep("a.so", Path(sys.argv[1]))
+"""
+
+
+def test_a_killed_writer_leaves_nothing_to_load_and_no_lock(here, tmp_path):
+    (tmp_path / "library").write_bytes(b"code")
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "library"], cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL
+    assert len(libraries(here)) == 2  # the lock's file, and what was written
+    assert disk_cache.find("a.so") is None
+    begun = time.monotonic()
+    with disk_cache.turn("a.so"):
+        assert time.monotonic() - begun < 5
+    (left,) = here.glob("new-*")
+    assert whole("b.so")
+    assert left.exists()  # another process may be writing it
+    os.utime(left, (0, 0))
+    assert whole("c.so")
+    assert libraries(here) == ["b.so", "c.so"]
+
+
+class Anything:
+    factor = -0.5
+
+
+ANYTHING = Anything()
+
+
+def test_a_rule_that_reads_an_object_is_compiled_but_not_kept(here):
+    kernel = step(lambda u, slots, p: (ANYTHING.factor * u, slots))
+    assert isinstance(kernel, kernels.Native)
+    assert not kernels.is_kept(kernel)
+    assert not libraries(here)
+
+
+def test_a_kernel_of_unusual_settings_is_not_kept(here):
+    from torch._inductor import config
+
+    with config.patch({"cpp.min_chunk_size": 1}):
+        assert not step().found
+    assert libraries(here) == []
+
+
+@pytest.mark.parametrize(("built", "there", "used"), [(0, False, 0), (0, True, 1), (3, False, 1)])
+def test_a_precompiled_header_is_used_where_it_is_there_or_pays(
+    built, there, used, monkeypatch, tmp_path
+):
+    from torch._inductor import codecache
+
+    asked = []
+    monkeypatch.setattr(cpu, "_builds", iter([built]))
+    monkeypatch.setattr(cpu, "_header", lambda: asked.append("a header"))
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
+    if there:
+        (tmp_path / "prefix.h.gch").touch()
+    assert cpu._build('extern "C" int one() { return 1; }', tmp_path).exists()
+    assert len(asked) == used
+
+
+def test_off_keeps_nothing(here, monkeypatch):
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "OFF")
+    assert disk_cache.folder() is None
+    assert whole() is None
+    assert not here.exists()
+
+
+def test_nothing_is_left_open_or_lying_about(here, monkeypatch, tmp_path):
+    step()  # what is opened once stays: the compiler's own
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    before = sorted(map(os.path.realpath, Path("/proc/self/fd").iterdir()))
+    step(lambda u, slots, p: (-2 * u, slots))
+    assert sorted(map(os.path.realpath, Path("/proc/self/fd").iterdir())) == before
+    assert not list((tmp_path / "scratch").glob("functional_optim-*"))
+    assert all(name.endswith(".so") for name in libraries(here))
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (torch, "__version__"),
+        (torch.version, "git_version"),
+        (torch.backends.cpu, "get_cpu_capability"),
+        (disk_cache, "processor"),
+        (sys.implementation, "cache_tag"),
+    ],
+)
+def test_another_torch_python_or_processor_is_another_name(monkeypatch, where, name):
+    monkeypatch.setattr(disk_cache, "machine", disk_cache.machine.__wrapped__)
+    before = disk_cache.name_of("rule")
+    assert disk_cache.name_of("rule") == before
+    real = getattr(where, name)
+    monkeypatch.setattr(where, name, (lambda: "another") if callable(real) else "another")
+    assert disk_cache.name_of("rule") != before
+
+
+def test_what_the_environment_tells_inductor_is_in_the_name(monkeypatch):
+    monkeypatch.setattr(disk_cache, "machine", disk_cache.machine.__wrapped__)
+    before = disk_cache.name_of("rule")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")  # launchers set one per process
+    assert disk_cache.name_of("rule") == before
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "1")
+    assert disk_cache.name_of("rule") != before
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def test_without_a_choice_it_is_in_the_users_cache(here, monkeypatch, tmp_path):
+    monkeypatch.delenv("FUNCTIONAL_OPTIM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "yet"))
+    assert disk_cache.folder() == tmp_path / "not" / "yet" / "functional_optim"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert disk_cache.folder() == tmp_path / "home" / ".cache" / "functional_optim"
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "~/kernels")
+    assert disk_cache.folder() == tmp_path / "home" / "kernels"
+
+
+def refused(words):
+    (result, heard) = refusals(disk_cache.folder)
+    assert result is None
+    assert len(heard) == 1
+    assert words in heard[0]
+    assert refusals(disk_cache.folder) == (None, [])
+
+
+def test_a_user_without_a_home_keeps_nothing(here, monkeypatch):
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FUNCTIONAL_OPTIM_CACHE")
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    refused("Could not determine home directory")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(here):
+    here.parent.write_text("a file")
+    refused("it cannot be used")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_folder_that_others_can_write_to_is_refused_with_one_warning(here, mode):
+    here.mkdir(parents=True)
+    here.chmod(mode)
+    kernel, heard = refusals(step)
+    assert isinstance(kernel, kernels.Native)
+    assert not kernels.is_kept(kernel)
+    assert len(heard) == 1
+    assert f"not kept in {here}: others can write to it" in heard[0]
+    assert libraries(here) == []
+
+
+def test_a_folder_that_others_can_replace_is_refused(here):
+    here.mkdir(parents=True)
+    here.parent.chmod(0o777)
+    refused(f"everybody can write to {here.parent}")
+    here.parent.chmod(0o1777)  # as /tmp: only an owner can move what is in it
+    disk_cache._checked.cache_clear()
+    assert disk_cache.folder() == here
+
+
+def test_a_folder_of_somebody_else_is_refused(here, monkeypatch):
+    here.mkdir(parents=True)
+    if os.getuid() == 0:
+        os.chown(here, 65534, 65534)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 65534)
+    refused("it belongs to somebody else")
+
+
+def test_a_link_is_as_good_as_what_it_points_to(here, tmp_path):
+    here.parent.mkdir()
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    here.symlink_to(target)
+    assert disk_cache.folder() == here
+    target.chmod(0o777)
+    disk_cache._checked.cache_clear()
+    refused("others can write to it")
+
+
+def test_a_relative_folder_stays_where_it_was(here, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "mine")
+    assert whole() == tmp_path / "mine" / "a.so"
+    monkeypatch.chdir("/")
+    assert disk_cache.find("a.so") == tmp_path / "mine" / "a.so"
+
+
+def test_a_full_disk_is_told_once(here, monkeypatch):
+    def full(*args, **options):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    _, heard = refusals(lambda: (whole("a.so"), whole("b.so")))
+    assert len(heard) == 1
+    assert "writing failed (no space left)" in heard[0]
+
+
+# ---------------------------------------------------------------- processes
+
+SCRIPT = """
+import json, sys, warnings
+import torch, functional_optim as fo
+
+def rule(u, slots, p):
+    return -0.125 * u, slots
+
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    tx, params = fo.leafwise(None, rule, name="rule"), {"w": torch.zeros(4)}
+    step, error = fo.compile(tx, strict=True), None
+    try:
+        step({"w": torch.ones(4)}, tx.init(params), params)
+    except RuntimeError as raised:
+        error = str(raised)
+kernel = None if error else step.plan.entries[0].tensors.executors[0].kernels[0, None].native
+print(json.dumps({
+    "w": params["w"].tolist(),
+    "found": kernel and kernel.found,
+    "compiler": [m for m in ("torch._inductor", "torch._dynamo") if m in sys.modules],
+    "heard": [str(w.message) for w in heard if issubclass(w.category, RuntimeWarning)],
+    "error": error,
+}))
+"""
+
+
+def start(folder, compiler=True):
+    env = {**os.environ, "FUNCTIONAL_OPTIM_CACHE": str(folder)}
+    if not compiler:
+        env.pop("CXX", None)
+        env["PATH"] = "/nowhere"
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, text=True
+    )
+
+
+def said(process):
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    return json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def filled():
+    """A folder that another process has filled, readable by everybody."""
+    top = Path(tempfile.mkdtemp(prefix="kernels-"))
+    top.chmod(0o755)
+    first = said(start(top / "kernels"))
+    assert first["w"] == [-0.125] * 4
+    assert not first["found"]
+    yield top / "kernels"
+    shutil.rmtree(top)
+
+
+def test_the_second_process_needs_no_compiler(filled):
+    got = said(start(filled, compiler=False))
+    assert got == {
+        "w": [-0.125] * 4, "found": True, "compiler": [], "heard": [], "error": None
+    }  # fmt: skip
+
+
+def test_another_folder_is_another_cache(filled, tmp_path):
+    got = said(start(tmp_path / "other", compiler=False))
+    assert "a strict step must be compiled" in got["error"]
+    assert got["w"] == [0.0] * 4
+    got = said(start("off", compiler=False))
+    assert "a strict step must be compiled" in got["error"]
+
+
+def test_a_folder_that_is_read_only_serves_what_it_holds(filled):
+    """As an image that an administrator has filled."""
+    for library in filled.iterdir():
+        library.chmod(0o444)
+    filled.chmod(0o555)
+    try:
+        got = said(start(filled, compiler=False))
+    finally:
+        filled.chmod(0o700)
+        library.chmod(0o600)
+    assert got["error"] is None
+    assert got["found"]
+    assert got["heard"] == []
+
+
+def test_of_processes_that_start_at_once_one_compiles(tmp_path):
+    many = [start(tmp_path / "kernels") for _ in range(6)]
+    results = [said(process) for process in many]
+    assert [got["w"] for got in results] == [[-0.125] * 4] * 6
+    assert [got["heard"] for got in results] == [[]] * 6
+    assert sorted(got["found"] for got in results) == [False] + [True] * 5
+    assert [Path(name).suffix for name in libraries(tmp_path / "kernels")] == [".so"]

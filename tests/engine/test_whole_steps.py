@@ -1,0 +1,394 @@
+"""`fo.compile` of what is not made of one-tensor rules alone: graphs, donation, fallbacks."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import warnings
+
+import made
+import pytest
+import torch
+from helpers import assert_close, assert_same, clone, make_grads
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import functional_optim as fo
+from functional_optim import kernels
+from functional_optim.engine import graph_step
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "no_graphs")
+COMPILE = torch.compile
+
+
+@pytest.fixture
+def no_graphs(monkeypatch):
+    """As if this process had compiled no step, and warned of nothing."""
+    monkeypatch.setattr(graph_step, "_shared", {})
+    monkeypatch.setattr(kernels, "_told", set())
+
+
+class Counter:
+    """A backend of torch.compile that counts graphs, and runs them as they stand."""
+
+    frame_count = 0
+
+    def __call__(self, graph, inputs):
+        self.frame_count += 1
+        return graph.forward
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Counts the graphs; run without Inductor, which takes seconds for each."""
+    counter = Counter()
+    monkeypatch.setattr(torch, "compile", functools.partial(COMPILE, backend=counter))
+    return counter
+
+
+def tree():
+    return {"a": torch.tensor([1.0, -2.0, 0.5]), "b": torch.tensor([[0.3, 0.1]])}
+
+
+def extra(tx):
+    return {"commit": True} if "commit" in tx.required else {}
+
+
+def stepped(tx, donate, steps=4):
+    params, grads = tree(), make_grads(tree(), steps)
+    state, step = tx.init(params), None if donate is None else fo.compile(tx, donate=donate)
+    for g in grads:
+        if step is None:
+            updates, state = tx.update(g, state, params, **extra(tx))
+            params = fo.apply_updates(params, updates)
+        else:
+            params, state = step(g, state, params, **extra(tx))
+    return params, state
+
+
+def noisy(lr, gamma=0.55):
+    return fo.chain(fo.add_noise(0.1, gamma, seed=3), fo.sgd(lr))
+
+
+def computing(lr):
+    return fo.chain(fo.add_decayed_weights(0.1 * lr), fo.scale_by_lr(lr))
+
+
+recorded = fo.factory(computing)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        noisy,
+        lambda lr: fo.flatten(fo.adam(lr, betas=(lr, 0.9), weight_decay=lr)),
+        lambda lr: fo.keep_snapshots(fo.partition({"x": fo.sgd(lr)}, {"*": "x"})),
+        lambda lr: fo.flatten(fo.sgd(fo.schedules.linear(lr, 0.01, 5))),
+        lambda lr: fo.with_schedule(computing, lr=lr),
+        lambda lr: fo.flatten(recorded(lr)),
+    ],
+)
+def test_a_number_is_no_reason_to_compile_again(recipe, graphs):
+    counts = []
+    for i in range(12):
+        tx = recipe(0.1 + 0.01 * i)
+        assert_close(stepped(tx, True), stepped(tx, None), 1e-6)
+        counts.append(graphs.frame_count)
+    assert counts[0] == counts[-1]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (fo.flatten(fo.sgd(0.1, momentum=0.0)), fo.flatten(fo.sgd(0.1, momentum=0.9))),
+        (fo.flatten(fo.sgd(0.1)), fo.flatten(fo.sgd(0.1, maximize=True))),
+        (noisy(0.1), fo.chain(fo.add_noise(0.1, 0.55, seed=4), fo.sgd(0.1))),
+    ],
+)
+def test_what_chooses_the_graph_is_told_apart(pair, graphs):
+    for tx in pair:
+        assert_close(stepped(tx, False), stepped(tx, None), 1e-6)
+    assert graphs.frame_count == 2
+
+
+def test_any_number_of_models_is_compiled_once_each(graphs):
+    tx = fo.flatten(fo.sgd(0.1))
+    step = fo.compile(tx)
+    for _ in range(2):
+        for n in range(1, 12):
+            p = {"w": torch.zeros(n)}
+            step({"w": torch.ones(n)}, tx.init(p), p)
+            assert p["w"].tolist() == pytest.approx([-0.1] * n)
+    assert graphs.frame_count == 11
+
+
+def test_any_pattern_of_missing_gradients_is_compiled_once_each(graphs):
+    names, tx = "abcd", fo.flatten(fo.sgd(0.5))
+    step, seen = fo.compile(tx), []
+    for _ in range(2):
+        for bits in range(12):
+            params = {name: torch.zeros(2) for name in names}
+            there = {name: bits >> i & 1 for i, name in enumerate(names)}
+            grads = {name: torch.ones(2) if there[name] else None for name in names}
+            step(grads, tx.init(params), params)
+            assert [-2 * params[name][0].item() for name in names] == list(there.values())
+        seen.append(graphs.frame_count)
+    assert seen == [12, 12]
+
+
+def test_an_extra_number_is_no_reason_to_compile_again(graphs):
+    tx = fo.chain(fo.scale_by_polyak(0.5), fo.flatten(fo.sgd(1.0)))
+    step, params = fo.compile(tx), tree()
+    state, g = tx.init(params), make_grads(params, 1)[0]
+    for value in (3.0, 2.5, 1.5):
+        step(g, state, params, value=value)
+    assert graphs.frame_count == 1
+
+
+def rounded(lr):
+    """A recipe that cannot do with a tensor."""
+    return fo.scale_by_lr(round(lr, 3))
+
+
+def test_a_number_that_cannot_be_an_input_is_a_constant(graphs):
+    for lr in (0.1, 0.2):
+        tx = fo.flatten(fo.factory(rounded)(lr))
+        assert_close(stepped(tx, True), stepped(tx, None), 1e-6)
+
+
+NESTED = {
+    "noise": noisy(0.1),
+    "flatten": fo.flatten(fo.sgd(0.5, momentum=0.9)),
+    "snapshots": fo.keep_snapshots(fo.adamw(0.1), last=2),
+    "snapshots of the whole": fo.keep_snapshots(fo.flatten(fo.adamw(0.1)), last=3),
+    "committed": fo.commit_if(fo.flatten(fo.adam(0.1))),
+    "committed snapshots": fo.commit_if(fo.keep_snapshots(fo.adam(0.1))),
+    "committed inside": fo.chain(fo.commit_if(fo.adam(0.1)), fo.flatten(fo.scale(0.5))),
+    "snapshots of committed": fo.keep_snapshots(fo.commit_if(fo.flatten(fo.adam(0.1)))),
+    "accumulate": fo.accumulate(fo.flatten(fo.adam(0.1)), every=2),
+    "lookahead": fo.lookahead(fo.flatten(fo.adam(0.1)), sync_period=2),
+    "with_schedule": fo.with_schedule(computing, lr=0.3),
+    "lbfgs": fo.scale_by_lbfgs(3),
+    "local": fo.local_sgd(fo.flatten(fo.adam(0.1)), every=2),
+    "diloco": fo.diloco(fo.keep_snapshots(fo.adam(0.1)), fo.sgd(0.1), every=2),
+    "frozen": fo.chain(fo.freeze("a"), fo.flatten(fo.adam(0.1))),
+    "replaced": fo.adam(0.1)._replace(),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_donating_step_writes_into_the_old_tensors_and_nothing_else(name, graphs):
+    tx = NESTED[name]
+    wanted = stepped(tx, False)
+    assert_same(stepped(tx, True), wanted)
+    assert_close(stepped(tx, None), wanted, 1e-6)
+
+    params, grads = tree(), make_grads(tree(), 3)
+    step, state = fo.compile(tx), tx.init(params)
+    known, before, kept = params, dict(params), clone(grads)
+    for i, g in enumerate(grads):
+        slots = {id(x) for x in fo.tree.leaves(state)}
+        params, state = step(g, state, params, **extra(tx))
+        assert all(params[name] is known[name] is before[name] for name in known)
+        leaves = fo.tree.leaves((params, state))
+        assert len({id(x) for x in leaves}) == len(leaves)
+        assert i < 1 or {id(x) for x in fo.tree.leaves(state)} == slots
+    assert_same(grads, kept)
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_step_that_keeps_its_arguments_changes_none(name, graphs):
+    tx, params = NESTED[name], tree()
+    state, (g,) = tx.init(params), make_grads(params, 1)
+    before = clone((g, state, params))
+    fo.compile(tx, donate=False)(g, state, params, **extra(tx))
+    assert_same((g, state, params), before)
+
+
+def test_a_rollback_after_donating_steps():
+    """The parameters of the last step are in the state: it is not overwritten with the present."""
+    tx = fo.keep_snapshots(fo.flatten(fo.sgd(1.0)), last=2)
+    w = torch.zeros(2)
+    step, state = fo.compile(tx), tx.init(w)
+    for g in (1.0, 2.0):
+        w, state = step(torch.full((2,), g), state, w)
+    assert w.tolist() == [-3.0, -3.0]
+    assert fo.rollback(state)[0].tolist() == [-1.0, -1.0]
+    assert fo.rollback(state, steps=2)[0].tolist() == [0.0, 0.0]
+
+
+def test_a_module_is_trained_in_place_by_inductor(graphs, monkeypatch):
+    monkeypatch.setattr(torch, "compile", COMPILE)
+    tx, net = noisy(0.1), torch.nn.Linear(2, 1)
+    params, before = dict(net.named_parameters()), clone(dict(net.named_parameters()))
+    step, state = fo.compile(tx), tx.init(params)
+    grads = fo.tree.map(torch.ones_like, before)
+    for _ in range(2):
+        step(grads, state, params)
+    twice = before
+    other = tx.init(before)
+    for _ in range(2):
+        updates, other = tx.update(grads, other, twice)
+        twice = fo.apply_updates(twice, updates)
+    assert_close(dict(net.named_parameters()), twice, 1e-6)
+
+
+def test_tied_parameters_are_refused(graphs):
+    w = torch.ones(2)
+    tied, tx = {"a": w, "b": w}, noisy(0.1)
+    with pytest.raises(ValueError, match="share their memory"):
+        fo.compile(tx)(clone(tied), tx.init(tied), tied)
+
+
+def test_under_make_fx_and_vmap_it_is_plain_operations(graphs):
+    tx = fo.keep_snapshots(fo.sgd(1.0))
+    w = torch.zeros(3, 2)
+    state = torch.vmap(tx.init)(w)
+    moved, after = torch.vmap(fo.compile(tx, donate=False))(torch.ones(3, 2), state, w)
+    assert moved.tolist() == [[-1.0, -1.0]] * 3
+    assert after.past[0].params.tolist() == w.tolist()
+    params = torch.zeros(2)
+    own, step = tx.init(params), fo.compile(tx)
+    make_fx(lambda g: step(g, own, params)[0])(torch.ones(2))  # tracing is a step, too
+    assert params.tolist() == [-1.0, -1.0]
+    step, own = fo.compile(tx), tx.init(params)
+    step(torch.ones(2), own, params)
+    assert params.tolist() == [-2.0, -2.0]
+
+
+def failing(fn, **options):
+    def call(*args):
+        raise OSError("g++ is on holiday")
+
+    return call
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_without_a_compiler_the_update_runs_and_one_warning_says_so(monkeypatch, donate):
+    monkeypatch.setattr(torch, "compile", failing)
+    for lr in (0.1, 0.2):
+        tx = noisy(lr)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            got = stepped(tx, donate)
+        assert_same(got, stepped(tx, None))
+        said = [str(w.message) for w in heard]
+        assert len(said) == (lr == 0.1)
+        assert all("torch.compile failed (OSError: g++ is on holiday)" in text for text in said)
+
+
+def test_a_strict_step_raises_and_writes_nothing(monkeypatch):
+    tx, params = noisy(0.1), tree()
+    state, (g,) = tx.init(params), make_grads(params, 1)
+    before = clone((state, params))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", failing)
+        step = fo.compile(tx, strict=True)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"a strict step must be compiled, .* holiday"):
+                step(g, state, params)
+        assert_same((state, params), before)
+
+
+def test_wrong_arguments_are_named_as_the_update_names_them(graphs):
+    tx, params = noisy(0.1), tree()
+    step, state, (g,) = fo.compile(tx), tx.init(params), make_grads(params, 1)
+    with pytest.raises(TypeError, match="extra argument"):
+        step(g, state, params, valeu=1.0)
+    with pytest.raises(ValueError, match="different structures"):
+        step({"a": g["a"]}, state, params)
+    step(g, state, params)
+
+
+def test_a_sparse_gradient_runs_eagerly_without_a_word(graphs):
+    tx = fo.keep_snapshots(fo.sgd(0.5))
+    w = torch.ones(3, 2)
+    g = torch.sparse_coo_tensor(
+        torch.tensor([[1]]), torch.ones(1, 2), (3, 2), check_invariants=False
+    )
+    got, _ = fo.compile(tx)(g, tx.init(w), w)
+    assert got is w
+    assert w.tolist() == [[1.0, 1.0], [0.5, 0.5], [1.0, 1.0]]
+    assert not graphs.frame_count
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copied_step_uses_the_same_graph(way, graphs):
+    tx, params = made.WHOLE, tree()
+    step, (g,) = fo.compile(tx, donate=False), make_grads(params, 1)
+    wanted = step(g, tx.init(params), params)
+    assert_same(way(step)(g, tx.init(params), params), wanted)
+    assert graphs.frame_count == 1
+
+
+def test_a_hand_made_pair_is_compiled(graphs):
+    def update(grads, state, params=None, *, factor=1.0):
+        return fo.tree.map(lambda g: -factor * g, grads), state
+
+    tx = fo.GradientTransformation(lambda params: fo.EmptyState(), update)
+    step, params = fo.compile(tx), {"w": torch.zeros(2)}
+    for factor in (0.5, 0.25, 0.25):
+        step({"w": torch.ones(2)}, fo.EmptyState(), params, factor=factor)
+    assert params["w"].tolist() == [-1.0, -1.0]
+    assert graphs.frame_count == 1
+
+
+@pytest.fixture
+def only_public(monkeypatch):
+    """As on a device without kernels of our own: all goes through torch.compile."""
+
+    def broken(*args, **options):
+        raise OSError("no direct call")
+
+    monkeypatch.setattr(kernels, "_built", {})
+    monkeypatch.setattr(kernels, "_gave_way", set())
+    monkeypatch.setattr(kernels.cpu, "trace", broken)
+    monkeypatch.setattr(kernels, "trace", broken)
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
+
+
+@pytest.mark.usefixtures("only_public")
+@pytest.mark.filterwarnings("ignore:functional_optim")
+def test_any_number_of_kernels_goes_through_torch_compile(graphs):
+    """Their code came out of one `def`: the ninth made torch.compile give up, halfway."""
+    params, tx = {}, fo.sgd(0.5)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    for i, p in enumerate(dtypes):
+        for j, g in enumerate(dtypes[:3]):
+            params[f"{i}{j}"] = (torch.zeros(4, dtype=p), torch.ones(4, dtype=g))
+    start = {name: p for name, (p, _) in params.items()}
+    fo.compile(tx)({name: g for name, (_, g) in params.items()}, tx.init(start), start)
+    assert all(p.tolist() == [-0.5] * 4 for p in start.values())
+    assert graphs.frame_count >= 12
+
+
+@pytest.mark.usefixtures("only_public")
+@pytest.mark.filterwarnings("ignore:functional_optim")
+def test_one_kernel_of_torch_compile_serves_all_sizes(graphs):
+    tx, known = fo.sgd(0.5, momentum=0.9), []
+    for sizes in ((4, 4), (4, 5), (7, 3), (9, 9)):
+        params = [torch.zeros(n) for n in sizes]
+        fo.compile(tx)([torch.ones(n) for n in sizes], tx.init(params), params)
+        assert all(p.tolist() == [-0.5] * len(p) for p in params)
+        known.append(graphs.frame_count)
+    assert len(set(known)) == 1
+
+
+@pytest.mark.usefixtures("only_public")
+@pytest.mark.filterwarnings("ignore:functional_optim")
+def test_a_kernel_is_tried_before_a_step_writes(monkeypatch):
+    """The second kind of tensor cannot be compiled; both are stepped, the second one eagerly."""
+
+    def compile(fn, **options):
+        def call(tensors, numbers):
+            if tensors[0].dtype is torch.float64:
+                raise ValueError("an error of the compiler's own")
+            return fn(tensors, numbers)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    params = {"a": torch.zeros(3), "b": torch.zeros(3, dtype=torch.float64)}
+    tx, grads = fo.sgd(0.5), fo.tree.map(torch.ones_like, params)
+    fo.compile(tx)(grads, tx.init(params), params)
+    assert all(p.tolist() == [-0.5] * 3 for p in params.values())

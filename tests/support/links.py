@@ -1,0 +1,147 @@
+"""The table of links: one row sends a link through every way of running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim import projections
+
+SHAPES = {"cube": (2, 3, 2), "kernel": (2, 3, 2, 2), "matrix": (3, 4), "scalar": (), "vector": (5,)}
+
+
+class LinkCase(NamedTuple):
+    """A row.
+
+    make: the link. last: does it stand after the learning rate? dim: the only number of dimensions
+    of a parameter that it takes. real: does it refuse complex ones? extra: an argument of its
+    update. batched: can vmap go over its state? rounding: how far equal float64 results may part.
+    """
+
+    name: str
+    make: Callable[[], fo.GradientTransformation]
+    last: bool = False
+    dim: int | None = None
+    real: bool = False
+    extra: str = ""
+    batched: bool = True
+    rounding: float = 1e-12
+
+    def recipe(self, lr: Any = 0.1) -> fo.GradientTransformation:
+        """A descent with this link in its place."""
+        parts = [self.make(), fo.scale_by_lr(lr)]
+        return fo.chain(*(reversed(parts) if self.last else parts))
+
+    def params(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
+        """A tree of all shapes that it takes, positive entries for sets that ask for them."""
+        random = torch.Generator().manual_seed(seed)
+        found = {}
+        for name, shape in SHAPES.items():
+            x = torch.randn(shape, dtype=torch.complex128, generator=random)
+            if self.dim in (None, len(shape)):
+                found[name] = (x if dtype.is_complex else x.real).to(dtype).contiguous()
+        return found
+
+    def grads(self, params: dict[str, Tensor], steps: int) -> list[dict[str, Tensor]]:
+        return [
+            {name: x.to(params[name].dtype) for name, x in self.params(p.dtype, seed).items()}
+            for seed in range(10, 10 + steps)
+            for p in [next(iter(params.values()))]
+        ]
+
+    def given(self, step: int) -> dict[str, Any]:
+        """The extra arguments of a step."""
+        return (
+            {self.extra: torch.tensor(3.0 / (1 + step), dtype=torch.float64)} if self.extra else {}
+        )
+
+    def run(self, tx: Any, params: Any, grads: list[Any], state: Any = None, at: int = 0) -> Any:
+        """The functional loop."""
+        state = tx.init(params) if state is None else state
+        for i, g in enumerate(grads):
+            updates, state = tx.update(g, state, params, **self.given(at + i))
+            params = fo.apply_updates(params, updates)
+        return params, state
+
+
+def row(name: str, make: Callable[[], Any], **said: Any) -> LinkCase:
+    return LinkCase(name, make, **said)
+
+
+def inside(projection: Any, **numbers: float) -> Callable[[], Any]:
+    return lambda: fo.keep_params_in(projection, **numbers)
+
+
+def all_but_vectors(path: str, p: Tensor) -> bool:
+    return p.ndim != 1
+
+
+NEW = (
+    row("sign", fo.sign),
+    row("ema", lambda: fo.ema(0.9)),
+    row("ema-biased", lambda: fo.ema(0.9, debias=False)),
+    row("decay-masked", lambda: fo.add_decayed_weights(0.1, mask=all_but_vectors)),
+    row("decay-independent", lambda: fo.add_decayed_weights(0.1, independent=True), last=True),
+    row("centralize", fo.centralize, real=True),
+    row("normalize", lambda: fo.normalize(0.5)),
+    row("clip_by_block_rms", lambda: fo.clip_by_block_rms(0.5)),
+    row("adaptive_grad_clip", lambda: fo.adaptive_grad_clip(0.1), real=True),
+    row("zero_nans", fo.zero_nans),
+    row("keep_params_nonnegative", fo.keep_params_nonnegative, last=True, real=True),
+    row("box", inside(projections.box, lower=-0.5, upper=0.6), last=True, real=True),
+    row("hypercube", inside(projections.hypercube, scale=0.7), last=True, real=True),
+    row("linf_ball", inside(projections.linf_ball, scale=0.4), last=True, real=True),
+    row("simplex", inside(projections.simplex, scale=2.0), last=True, real=True),
+    row("l1_ball", inside(projections.l1_ball, scale=1.5), last=True, real=True),
+    row("l1_sphere", inside(projections.l1_sphere, scale=1.5), last=True, real=True),
+    row("l2_ball", inside(projections.l2_ball, scale=1.1), last=True, real=True),
+    row("l2_sphere", inside(projections.l2_sphere, scale=1.1), last=True, real=True),
+    row("scale_by_trust_ratio", lambda: fo.scale_by_trust_ratio(eps=1e-3)),
+    row("cautious", lambda: fo.cautious(fo.scale_by_adam())),
+    row("cautious-masked", lambda: fo.cautious(fo.masked(fo.trace(0.9), "*matrix")), batched=False),
+    row("orthogonalize", fo.orthogonalize, dim=2, real=True, rounding=2e-2),  # in bfloat16
+    row("add_noise", lambda: fo.add_noise(0.3, 0.55, seed=7)),
+    row("monitor", lambda: fo.monitor(EVERY_MEASURE)),
+    row("snapshot", lambda: fo.snapshot("size", fo.measures.global_norm, of="params")),
+    row("apply_delta", lambda: fo.apply_delta(0.3)),
+    row("set_to_zero", lambda: fo.set_to_zero()),
+    row("scale_by_polyak", lambda: fo.scale_by_polyak(0.1, eps=1e-3), extra="value"),
+)
+
+OLD = (
+    row("scale", lambda: fo.scale(0.5)),
+    row("scale_by_schedule", lambda: fo.scale_by_schedule(lambda count: 1 / (1 + count))),
+    row("decay", lambda: fo.add_decayed_weights(0.1)),
+    row("clip_by_value", lambda: fo.clip_by_value(0.7)),
+    row("clip_by_global_norm", lambda: fo.clip_by_global_norm(0.7)),
+    row("trace", lambda: fo.trace(0.9)),
+    row("params_ema", lambda: fo.params_ema(0.9), last=True),
+    row("scale_by_adadelta", lambda: fo.scale_by_adadelta()),
+    row("scale_by_adafactor", lambda: fo.scale_by_adafactor(), real=True, batched=False),
+    row("scale_by_adagrad", lambda: fo.scale_by_adagrad()),
+    row("scale_by_adam", lambda: fo.scale_by_adam(amsgrad=True)),
+    row("scale_by_adamax", lambda: fo.scale_by_adamax()),
+    row("scale_by_asgd", lambda: fo.scale_by_asgd()),
+    row("scale_by_muon", lambda: fo.scale_by_muon(), dim=2, real=True, rounding=2e-2),
+    row("scale_by_nadam", lambda: fo.scale_by_nadam()),
+    row("scale_by_radam", lambda: fo.scale_by_radam()),
+    row("scale_by_rms", lambda: fo.scale_by_rms()),
+    row("scale_by_rprop", lambda: fo.scale_by_rprop()),
+)
+
+EVERY_MEASURE = {
+    "grad_norm": fo.measures.global_norm,
+    "average": fo.measures.mean,
+    "size": fo.measures.rms,
+    "nans": fo.measures.nan_count,
+    "l1": lambda x: x.abs().sum(),
+}
+
+
+def rows(*which: LinkCase) -> list[Any]:
+    return [pytest.param(case, id=case.name) for case in which or (*NEW, *OLD)]

@@ -1,0 +1,370 @@
+"""Each link against its published formula, written once more in plain torch; and its errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers import assert_close, assert_same, run
+
+import functional_optim as fo
+from functional_optim import projections
+from functional_optim.core.state_keys import lay_out
+
+EXACT = 1e-12
+
+
+def tree(seed=0):
+    torch.manual_seed(seed)
+    shapes = {"kernel": (2, 3, 2, 2), "matrix": (3, 4), "scalar": (), "vector": (5,)}
+    return {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+def once(tx, grads, params, **given):
+    return tx.update(grads, tx.init(params), params, **given)[0]
+
+
+def flat(x):
+    return torch.cat([y.reshape(-1) for y in x.values()])
+
+
+# ---------------------------------------------------------------- averages and decay
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_ema(debias):
+    tx, w = fo.ema(0.8, debias), tree()
+    state, average = tx.init(w), torch.zeros(3, 4, dtype=torch.float64)
+    for t in range(1, 5):
+        g = tree(t)
+        u, state = tx.update(g, state, w)
+        average = 0.8 * average + 0.2 * g["matrix"]
+        assert_close(u["matrix"], average / (1 - 0.8**t) if debias else average, EXACT)
+        assert_close(fo.get(state, "matrix", "ema"), average, EXACT)
+
+
+def test_three_kinds_of_weight_decay():
+    p, g, lr, wd = tree(), tree(1), 0.1, 0.3
+    adapt, descend = fo.scale(2.0), fo.scale_by_lr(lr)
+    coupled = once(fo.chain(fo.add_decayed_weights(wd), adapt, descend), g, p)
+    decoupled = once(fo.chain(adapt, fo.add_decayed_weights(wd), descend), g, p)
+    alone = once(fo.chain(adapt, descend, fo.add_decayed_weights(wd, independent=True)), g, p)
+    for name, x in p.items():
+        assert_close(coupled[name], -lr * 2 * (g[name] + wd * x), EXACT)
+        assert_close(decoupled[name], -lr * (2 * g[name] + wd * x), EXACT)
+        assert_close(alone[name], -lr * 2 * g[name] - wd * x, EXACT)
+
+
+def test_a_mask_chooses_what_decays():
+    p, zero = tree(), fo.tree.map(torch.zeros_like, tree())
+    for mask in ("matrix", ["matrix"], lambda path, p: p.ndim == 2, {"matrix": True, "*": False}):
+        u = once(fo.add_decayed_weights(0.5, mask=mask), zero, p)
+        assert_same(u, {**zero, "matrix": 0.5 * p["matrix"]})
+
+
+def test_a_scheduled_decay_leaves_the_state_as_it_is():
+    p = tree()
+    plain = fo.add_decayed_weights(0.5).init(p)
+    slow = fo.add_decayed_weights(fo.schedules.linear(0.5, 0.0, 4))
+    state = slow.init(p)
+    assert_same(state, plain)
+    u, state = slow.update(fo.tree.map(torch.zeros_like, p), state, p)
+    u, state = slow.update(fo.tree.map(torch.zeros_like, p), state, p)
+    assert_close(u["matrix"], 0.375 * p["matrix"], EXACT)
+    assert fo.get(state, "weight_decay") == 0.375
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda: fo.add_decayed_weights(0.1, independent=True),
+        fo.keep_params_nonnegative,
+        lambda: fo.keep_params_in(projections.l2_ball, scale=1.0),
+    ],
+)
+def test_a_learning_rate_after_what_works_on_the_step_is_refused(last):
+    name = last().placements[0].name
+    with pytest.raises(ValueError, match=f"scale_by_lr stands after {name}.*put {name} after"):
+        fo.chain(last(), fo.scale_by_lr(0.1))
+    with pytest.raises(ValueError, match="works on the step"):
+        fo.chain(last(), fo.add_decayed_weights(0.1), fo.sgd(0.1))
+    fo.chain(fo.scale_by_lr(0.1), last())
+    parts = {"a": fo.chain(fo.sgd(0.1), last()), "b": fo.sgd(0.1)}
+    fo.partition(parts, {"x": "a", "*": "b"})  # on other leaves
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def test_sign_keeps_a_nan():
+    g = torch.tensor([-3.0, 0.0, -0.0, 2e-30, math.inf, math.nan])
+    u = once(fo.sign(), g, torch.zeros(6))
+    assert u.isnan().tolist() == [False] * 5 + [True]
+    assert_same(u[:5], torch.tensor([-1.0, 0.0, 0.0, 1.0, 1.0]))
+
+
+def test_normalize():
+    g, p = tree(1), tree()
+    norm = flat(g).norm()
+    u = once(fo.normalize(3.0, eps=0.1), g, p)
+    assert_close(flat(u), 3.0 * flat(g) / (norm + 0.1), EXACT)
+    zero = fo.tree.map(torch.zeros_like, p)
+    assert_same(once(fo.normalize(eps=0.0), zero, p), zero)
+
+
+def test_centralize():
+    g = tree(1)
+    u = once(fo.centralize(), g, tree())
+    assert_close(u["matrix"], g["matrix"] - g["matrix"].mean(1, keepdim=True), EXACT)
+    assert_close(u["kernel"], g["kernel"] - g["kernel"].mean((1, 2, 3), keepdim=True), EXACT)
+    assert_same((u["vector"], u["scalar"]), (g["vector"], g["scalar"]))
+
+
+def test_clip_by_block_rms():
+    g, p = tree(1), tree()
+    u = once(fo.clip_by_block_rms(0.9), g, p)
+    clipped = 0
+    for name, x in g.items():
+        rms = x.square().mean().sqrt()
+        clipped += int(rms > 0.9)
+        assert_close(u[name], x / max(1.0, rms / 0.9), EXACT)
+    assert 0 < clipped < len(g)
+
+
+def test_adaptive_grad_clip():
+    g, p = tree(1), tree()
+    p["matrix"][0] = 0  # the least norm counts
+    g["vector"] *= 0.01  # is not clipped
+    u = once(fo.adaptive_grad_clip(0.3, eps=0.05), g, p)
+    for name, x in g.items():
+        rows, weights = (y.reshape(len(y) if y.dim() > 1 else 1, -1) for y in (x, p[name]))
+        for i, (row, w) in enumerate(zip(rows, weights, strict=True)):
+            most = 0.3 * max(w.norm(), 0.05)
+            expected = row * (most / row.norm()) if row.norm() > most else row
+            assert_close(u[name].reshape(rows.shape)[i], expected, EXACT)
+    assert_same(u["vector"], g["vector"])
+
+
+@pytest.mark.parametrize(("least", "factor", "eps"), [(0.0, 1.0, 0.0), (1.5, 0.1, 0.2)])
+def test_scale_by_trust_ratio(least, factor, eps):
+    g, p = tree(1), tree()
+    p["vector"], g["scalar"] = torch.zeros_like(p["vector"]), torch.zeros_like(g["scalar"])
+    u = once(fo.scale_by_trust_ratio(least, factor, eps), g, p)
+    for name, x in g.items():
+        up, down = max(p[name].norm(), least), max(x.norm(), least)
+        ratio = 1.0 if up == 0 or down == 0 else factor * up / (down + eps)
+        assert_close(u[name], x * ratio, EXACT)
+
+
+@pytest.mark.parametrize(
+    "tx", [fo.clip_by_block_rms(1.0), fo.adaptive_grad_clip(0.1), fo.scale_by_trust_ratio()]
+)
+def test_derivatives_at_zero_are_finite(tx):
+    for p in (torch.zeros(2, 3), torch.ones(2, 3)):
+        for slope in torch.func.jacrev(lambda g, p: once(tx, g, p), (0, 1))(torch.zeros(2, 3), p):
+            assert slope.isfinite().all()
+
+
+def test_orthogonalize_is_what_muon_does():
+    torch.manual_seed(0)
+    p, grads = {"w": torch.randn(6, 4)}, [{"w": torch.randn(6, 4)} for _ in range(3)]
+    for adjust in ("original", "match_rms_adamw"):
+        turn = fo.orthogonalize(adjust_lr_fn=adjust)
+        tx = fo.chain(fo.ema(0.95, debias=False), turn)
+        muon = fo.scale_by_muon(0.95, nesterov=False, adjust_lr_fn=adjust)
+        assert_same(run(tx, p, grads)[0], run(muon, p, grads)[0])
+    u = once(fo.orthogonalize(), grads[0]["w"], p["w"])
+    sizes = torch.linalg.svdvals(u)
+    assert ((sizes > 0.6) & (sizes < 1.3)).all()
+    U, _, V = torch.linalg.svd(grads[0]["w"], full_matrices=False)
+    assert torch.linalg.matrix_norm(u - U @ V) < 0.8  # five steps come within 0.3 of each value
+    with pytest.raises(ValueError, match=r"takes matrices, but got a parameter of shape \(2,\)"):
+        fo.orthogonalize().init(torch.ones(2))
+
+
+# ---------------------------------------------------------------- constraints
+
+
+def test_zero_nans_counts_over_all_leaves():
+    tx, p = fo.chain(fo.zero_nans(), fo.scale_by_lr(1.0)), tree()
+    g, state = tree(1), tx.init(p)
+    g["matrix"][0, 1], g["vector"][2:4], g["vector"][0] = math.nan, math.nan, math.inf
+    u, state = tx.update(g, state, p)
+    assert_same(u["matrix"], -torch.where(g["matrix"].isnan(), 0.0, g["matrix"]))
+    assert u["vector"][0] == -math.inf
+    assert fo.get(state, "nan_count") == fo.get(state, "total_nan_count") == 3
+    _, state = tx.update(tree(1), state, p)
+    assert (fo.get(state, "nan_count"), fo.get(state, "total_nan_count")) == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_parameters_stay_nonnegative_whatever_rounding(dtype):
+    torch.manual_seed(0)
+    p, u = torch.rand(1000).to(dtype), torch.randn(1000)
+    tx = fo.keep_params_nonnegative()
+    moved = fo.apply_updates(p, once(tx, u, p))
+    assert (moved >= 0).all()
+    assert_same(moved, torch.where(p.float() + u < 0, 0.0, p.float() + u).to(dtype))
+
+
+def test_a_projection_leaves_what_lies_in_its_set():
+    u, p = torch.tensor([0.1, 0.7]), torch.tensor([0.2, 0.7])
+    tx = fo.keep_params_in(projections.box, lower=0.0, upper=1.0)
+    got = once(tx, u, p)
+    assert got[0] == u[0]
+    assert_close(fo.apply_updates(p, got), torch.tensor([0.3, 1.0]), 1e-6)
+
+
+def test_the_numbers_of_a_projection_are_hyperparameters():
+    p, u = torch.zeros(4), torch.ones(4)
+    tx = fo.keep_params_in(projections.l2_ball, scale=fo.schedules.linear(1.0, 0.0, 2))
+    first, state = tx.update(u, tx.init(p), p)
+    second, state = tx.update(u, state, p)
+    assert_close(torch.stack([first.norm(), second.norm()]), torch.tensor([1.0, 0.5]), 1e-6)
+    assert fo.get(state, "scale") == 0.5
+    radii = torch.tensor([0.5, 1.0])
+    ball = projections.l2_ball
+    got = torch.vmap(lambda r: once(fo.keep_params_in(ball, scale=r), u, p).norm())(radii)
+    assert_close(got, radii, 1e-6)
+
+
+def test_a_projection_of_ones_own():
+    def halfspace(x, bound):
+        return x - ((x.sum() - bound).clamp(min=0.0) / x.numel())
+
+    p, u = torch.zeros(2), torch.tensor([3.0, 1.0])
+    tx = fo.keep_params_in(halfspace, bound=2.0)
+    assert not tx.placements[0].rule.elementwise
+    assert_same(once(tx, u, p), torch.tensor([2.0, 0.0]))
+    assert fo.keep_params_in(halfspace, elementwise=True, bound=2.0).placements[0].rule.elementwise
+
+
+# ---------------------------------------------------------------- Polyak, cautious
+
+
+@pytest.mark.parametrize("variant", ["sps", "sps+"])
+@pytest.mark.parametrize("value", [0.05, 1.5, 1e9])
+def test_scale_by_polyak(variant, value):
+    g, p = tree(1), tree()
+    u = once(fo.scale_by_polyak(0.3, 0.7, 0.2, variant), g, p, value=value)
+    gap = max(value - 0.3, 0.0) if variant == "sps+" else value - 0.3
+    assert_close(flat(u), flat(g) * min(gap / (flat(g).square().sum() + 0.2), 0.7), EXACT)
+    zero = fo.tree.map(torch.zeros_like, p)
+    assert_same(once(fo.scale_by_polyak(), zero, p, value=value), zero)
+    down = once(fo.polyak_sgd(0.7, 0.5, 0.3, 0.2, variant), g, p, value=value)
+    assert_close(flat(down), -0.5 * flat(u), EXACT)
+
+
+def test_polyak_needs_a_value():
+    p = torch.ones(2)
+    with pytest.raises(TypeError, match="value"):
+        once(fo.polyak_sgd(), p, p)
+
+
+def test_cautious_adam():
+    """The authors' three lines around Adam, over several steps."""
+    p, m, v = tree(), 0.0, 0.0
+    tx = fo.cautious(fo.scale_by_adam((0.9, 0.99), eps=1e-3))
+    state, dropped = tx.init(p), 0
+    for t in range(1, 6):
+        g = tree(t)
+        u, state = tx.update(g, state, p)
+        x = g["kernel"]
+        m, v = 0.9 * m + 0.1 * x, 0.99 * v + 0.01 * x * x
+        step = (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-3)
+        mask = (step * x > 0).double()
+        dropped += int((mask == 0).sum())
+        assert_close(u["kernel"], step * mask / mask.mean().clamp(min=1e-3), EXACT)
+    assert dropped > 3
+    assert set(state.slots) == {"exp_avg", "exp_avg_sq"}  # the gradient is not kept
+
+
+def by_hand(tx, params, grads):
+    """`cautious` around any transformation, from outside."""
+    state = tx.init(params)
+    for g in grads:
+        u, state = tx.update(g, state, params)
+        kept = {}
+        for name, x in u.items():
+            mask = (x * g[name] > 0).double()
+            kept[name] = x * mask / mask.mean().clamp(min=1e-3)
+        params = {n: p - 0.1 * kept[n] for n, p in params.items()}
+    return params
+
+
+def whole():
+    """A transformation that is not made of rules."""
+    return fo.GradientTransformation(
+        lambda params: {"m": fo.tree.map(torch.zeros_like, params)},
+        lambda grads, state, params=None: (
+            m := fo.tree.map(lambda a, g: 0.9 * a + g, state["m"], grads),
+            {"m": m},
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        fo.identity(),
+        fo.trace(0.9),
+        fo.chain(fo.add_decayed_weights(0.5), fo.trace(0.9), fo.clip_by_global_norm(1.0)),
+        fo.masked(fo.trace(0.9), "matrix"),
+        fo.partition({"a": fo.trace(0.9), "b": fo.scale_by_adam()}, {"matrix": "a", "*": "b"}),
+        fo.conditionally_transform(fo.trace(0.9), lambda step: step % 2 == 0),
+        whole(),
+    ],
+    ids=["identity", "trace", "chain", "masked", "partition", "gate", "whole"],
+)
+def test_cautious_looks_back_over_whatever_it_wraps(inner):
+    p, grads = tree(), [tree(i) for i in range(1, 5)]
+    tx = fo.chain(fo.cautious(inner), fo.scale_by_lr(0.1))
+    assert_close(run(tx, p, grads)[0], by_hand(inner, p, grads), EXACT)
+    above = fo.masked(fo.chain(fo.scale(2.0), fo.cautious(inner)), ["*"])
+    tx = fo.chain(above, fo.scale_by_lr(0.1))
+    doubled = [fo.tree.map(lambda g: 2 * g, g) for g in grads]
+    assert_close(run(tx, p, grads)[0], by_hand(inner, p, doubled), EXACT)
+
+
+def test_cautious_behind_a_gate_sees_what_passes_it():
+    p, (a, b) = tree(), [tree(1), tree(2)]
+    inner = fo.chain(fo.cautious(fo.trace(0.9)), fo.scale_by_lr(0.1))
+    got, _ = run(fo.accumulate(inner, every=2), p, [a, b, b, a])
+    mean = fo.tree.map(lambda x, y: (x + y) / 2, a, b)
+    assert_close(got, run(inner, p, [mean, mean])[0], EXACT)
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: fo.ema(1.0), ValueError, "decay in .0, 1., but got 1.0"),
+        (lambda: fo.add_decayed_weights(-1.0), ValueError, "Invalid weight_decay value: -1.0"),
+        (lambda: fo.normalize(eps=-1.0), ValueError, "eps of 0 or more, but got -1.0"),
+        (lambda: fo.clip_by_block_rms(0.0), ValueError, "positive threshold, but got 0.0"),
+        (lambda: fo.adaptive_grad_clip(0.0), ValueError, "positive clipping, but got 0.0"),
+        (lambda: fo.adaptive_grad_clip(1.0, 0.0), ValueError, "positive eps, but got 0.0"),
+        (lambda: fo.scale_by_trust_ratio(-1.0), ValueError, "min_norm of 0 or more, but got -1.0"),
+        (lambda: fo.keep_params_in("box"), TypeError, "takes a projection, but got 'box'"),
+        (lambda: fo.orthogonalize(adjust_lr_fn="x"), ValueError, "function x is not supported"),
+        (lambda: fo.orthogonalize(ns_steps=100), ValueError, "less than 100"),
+        (lambda: fo.orthogonalize((1.0, 2.0)), ValueError, "exactly 3 values"),
+        (lambda: fo.scale_by_polyak(max_learning_rate=0.0), ValueError, "but got 0.0"),
+        (lambda: fo.scale_by_polyak(eps=-1.0), ValueError, "eps of 0 or more"),
+        (lambda: fo.scale_by_polyak(variant="x"), ValueError, "variants .* but got 'x'"),
+        (lambda: fo.cautious(fo.sgd(0.1)), ValueError, "a learning rate turns around"),
+        (lambda: fo.cautious(fo.scale_by_adam), TypeError, "but got a function"),
+        (lambda: fo.cautious(fo.trace(0.9), eps=0.0), ValueError, "eps in .0, 1., but got 0.0"),
+    ],
+)
+def test_bad_input_raises_at_once(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_layouts_are_shared_by_monitors_of_the_same_names():
+    a, b = (fo.monitor({"norm": m}) for m in (fo.measures.global_norm, fo.measures.rms))
+    assert lay_out(a.placements) is lay_out(b.placements)

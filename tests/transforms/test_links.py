@@ -1,0 +1,349 @@
+"""Every link through every way of running it, and what it says of itself."""
+
+from __future__ import annotations
+
+import io
+
+import optree
+import pytest
+import torch
+from helpers import assert_close, assert_same, clone, copy_of
+from links import NEW, OLD, SHAPES, all_but_vectors, inside, rows
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import functional_optim as fo
+from functional_optim import adapters, projections
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.rule import Selected, told
+from functional_optim.core.scalars import StepScalars, nothing_measured
+
+REAL = (torch.float64, torch.float32, torch.bfloat16)
+REFUSING = [case for case in (*NEW, *OLD) if case.real]
+TAKING = [case for case in (*NEW, *OLD) if not case.real]
+
+
+# ---------------------------------------------------------------- the functional loop
+
+
+@pytest.mark.parametrize("case", rows())
+def test_arguments_are_untouched_and_states_keep_their_form(case):
+    for dtype in REAL if case.real else (*REAL, torch.complex64):
+        tx, params = case.recipe(), case.params(dtype)
+        (grads,) = case.grads(params, 1)
+        state = tx.init(params)
+        before = clone((grads, state, params))
+        updates, after = tx.update(grads, state, params, **case.given(0))
+        moved = fo.apply_updates(params, updates)
+        assert_same((grads, state, params), before)
+        for old, new in ((state, after), (params, moved)):
+            assert optree.tree_structure(old) == optree.tree_structure(new)
+            for x, y in zip(optree.tree_leaves(old), optree.tree_leaves(new), strict=True):
+                assert (x.dtype, x.shape) == (y.dtype, y.shape)
+                assert torch.isfinite(y).all()
+
+
+# a mask may ask for the number of dimensions
+@pytest.mark.parametrize("case", [c for c in rows(*TAKING) if c.id != "decay-masked"])
+def test_complex_numbers_are_pairs(case):
+    params = case.params(torch.complex128)
+    grads = case.grads(params, 3)
+    views = optree.tree_map(torch.view_as_real, (params, grads))
+    got, _ = case.run(case.recipe(), params, grads)
+    expected, _ = case.run(case.recipe(), *views)
+    assert_same(optree.tree_map(torch.view_as_real, got), expected)
+
+
+@pytest.mark.parametrize("case", rows(*REFUSING))
+def test_complex_parameters_are_refused_where_they_make_no_sense(case):
+    params = case.params(torch.complex64)
+    with pytest.raises((TypeError, RuntimeError), match=r"real parameters|complex parameters"):
+        case.recipe().init(params)
+    mine = [torch.nn.Parameter(p) for p in params.values()]
+    for p in mine:
+        p.grad = torch.ones_like(p)
+    opt = adapters.Optimizer(mine, case.recipe, compile=False)
+    for _ in range(2):  # it must not pass the second time
+        with pytest.raises((TypeError, RuntimeError), match=r"real parameters|complex parameters"):
+            opt.step()
+
+
+@pytest.mark.parametrize("case", [c for c in rows() if c.values[0].batched])
+def test_an_ensemble_equals_the_loop(case):
+    tx, members = case.recipe(), [case.params(seed=i) for i in range(2)]
+    grads = [case.grads(case.params(seed=5 * i), 2) for i in range(2)]
+    stack = optree.tree_map(
+        lambda *xs: torch.stack(xs),
+        *[(p, g, tx.init(p)) for p, g in zip(members, grads, strict=True)],
+    )
+    together = torch.vmap(lambda p, g, s: case.run(tx, p, g, s))(*stack)
+    for i, p in enumerate(members):
+        got = optree.tree_map(lambda x, i=i: x[i], together)
+        assert_close(got, case.run(tx, p, grads[i]), case.rounding)
+
+
+@pytest.mark.parametrize("case", rows())
+def test_a_batch_of_learning_rates_equals_the_loop(case):
+    params = case.params()
+    grads = case.grads(params, 2)
+    lrs = torch.tensor([0.1, 0.03], dtype=torch.float64)
+    state = case.recipe().init(params)
+    together = torch.vmap(lambda lr: case.run(case.recipe(lr), params, grads, state)[0])(lrs)
+    for i, lr in enumerate(lrs):
+        alone, _ = case.run(case.recipe(lr), params, grads)
+        assert_close(optree.tree_map(lambda x, i=i: x[i], together), alone, case.rounding)
+
+
+# ---------------------------------------------------------------- graphs and kernels
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_paths_in_a_graph_are_those_outside():
+    def paths(params):
+        found = []
+        fo.tree.map_with_path(lambda path, x: found.append(path), params)
+        return found
+
+    x = torch.ones(1)
+    params = {"b": [x, (x, {3: x})], "a": {"c": x}}
+    traced = torch.compile(paths, backend="eager", fullgraph=True)(params)
+    assert sorted(traced) == paths(params) == ["a.c", "b.0", "b.1.0", "b.1.1.3"]
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("case", rows(*NEW))  # the old ones: test_properties
+def test_one_full_graph_equals_eager(case):
+    def step(lr, params, state, grads, given):
+        updates, state = case.recipe(lr).update(grads, state, params, **given)
+        return fo.apply_updates(params, updates), state
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(step, backend=counter, fullgraph=True)
+    every = case.params()
+    params = {name: p for name, p in every.items() if name in ("matrix", "scalar", "vector")}
+    eager = traced = (params, case.recipe().init(params))
+    frames = []
+    for i, whole in enumerate(case.grads(every, 4)):
+        grads = {name: whole[name] for name in params}
+        lr = torch.tensor(0.1 / (1 + i), dtype=torch.float64)
+        eager = step(lr, *eager, grads, case.given(i))
+        traced = compiled(lr, *traced, grads, case.given(i))
+        assert_close(traced, eager, case.rounding)
+        frames.append(counter.frame_count)
+    assert frames == [frames[0]] * 4
+
+
+def around(*links):
+    return lambda: fo.chain(*links, fo.scale_by_lr(0.1))
+
+
+def after(*links):
+    return lambda: fo.chain(fo.scale_by_lr(0.1), *links)
+
+
+def bounded(*these):
+    return [fo.named_chain((f"n{i}", inside(fn, **own)())) for i, (fn, own) in enumerate(these)]
+
+
+COMPILED = {
+    "elementwise": around(
+        *(fo.zero_nans(), fo.clip_by_value(2.0), fo.ema(0.9), fo.add_decayed_weights(0.1)),
+        *(fo.sign(), fo.monitor({"l1": lambda x: x.abs().sum(), "mean": fo.measures.mean})),
+        *(fo.normalize(0.5), fo.snapshot("size", fo.measures.rms, of="params")),
+    ),
+    "bounds": after(
+        fo.add_decayed_weights(0.1, independent=True, mask=all_but_vectors),
+        fo.keep_params_nonnegative(),
+        *bounded(
+            (projections.box, {"lower": 0.1, "upper": 0.9}),
+            (projections.linf_ball, {"scale": 0.8}),
+            (projections.hypercube, {"scale": 0.7}),
+        ),
+    ),
+    "shapes": around(
+        *(fo.centralize(), fo.adaptive_grad_clip(0.1), fo.clip_by_block_rms(0.5)),
+        *(fo.cautious(fo.scale_by_adam()), fo.scale_by_trust_ratio(eps=1e-3)),
+    ),
+    "sets": after(
+        *bounded(
+            (projections.l2_ball, {"scale": 1.1}),
+            (projections.l1_ball, {"scale": 1.0}),
+            (projections.simplex, {"scale": 0.9}),
+        )
+    ),
+    "matrix": around(fo.orthogonalize(adjust_lr_fn="match_rms_adamw")),
+    "polyak": around(fo.scale_by_polyak(0.1)),
+    "noise": around(fo.add_noise(0.3, 0.55, seed=7)),
+}
+MIXED = {"cube": torch.float32, "matrix": torch.float64, "vector": torch.bfloat16}
+ROUNDING = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.float64: 1e-9, torch.bfloat16: 1e-2}
+
+
+# torch.compile itself warns about its own use of a deprecated module in a fresh process
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("name", COMPILED)
+def test_kernels_equal_the_functional_loop(name):
+    tx = COMPILED[name]()
+    dtypes = {"matrix": torch.float32} if name == "matrix" else dict(MIXED)
+    if name == "noise":  # one graph over all leaves, of 140 operations each
+        del dtypes["matrix"]
+    if name in ("elementwise", "polyak"):
+        dtypes["kernel"] = torch.complex64
+    torch.manual_seed(3)
+    trees = [
+        {n: torch.randn(SHAPES[n], dtype=dtype) for n, dtype in dtypes.items()} for _ in range(4)
+    ]
+    params, grads = trees[0], trees[1:]
+    if name == "elementwise":
+        grads[1]["cube"][0, 1, 1] = torch.nan
+    step = fo.compile(tx, strict=isinstance(tx, Leafwise))
+    mine, state = clone(params), tx.init(params)
+    theirs, expected = params, tx.init(params)
+    for g in grads:
+        given = {"value": torch.tensor(2.0)} if name == "polyak" else {}
+        updates, expected = tx.update(g, expected, theirs, **given)
+        theirs = fo.apply_updates(theirs, updates)
+        mine, state = step(g, state, mine, **given)
+        for key, dtype in dtypes.items():
+            assert_close(mine[key], theirs[key], 2e-2 if name == "matrix" else ROUNDING[dtype])
+    if isinstance(state, fo.State):
+        assert_close(state.carry, expected.carry, 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_recipes_that_look_back_over_another_distance_share_no_kernel():
+    turn, momentum = fo.scale(-1.0), fo.trace(0.9)
+    torch.manual_seed(0)
+    params, grads = {"w": torch.randn(3, 4)}, {"w": torch.randn(3, 4)}
+    moved = []
+    for tx in (fo.chain(turn, fo.cautious(momentum)), fo.cautious(fo.chain(turn, momentum))):
+        updates, _ = tx.update(grads, tx.init(params), params)
+        got, _ = fo.compile(tx, strict=True)(grads, tx.init(params), clone(params))
+        assert_close(got, fo.apply_updates(params, updates), 1e-6)
+        moved.append(got["w"])
+    assert torch.equal(moved[1], params["w"])  # nothing agrees with its own opposite
+    assert not torch.equal(moved[0], moved[1])
+
+
+# ---------------------------------------------------------------- the optimizer object
+
+
+def make_object(case, params, **options):
+    mine = [torch.nn.Parameter(p.clone()) for p in params.values()]
+    named = list(zip(params, mine, strict=True))
+    return mine, adapters.Optimizer(named, case.recipe, compile=False, **options)
+
+
+def step_object(opt, grads):
+    (group,) = opt.param_groups
+    for g in grads:
+        for p, x in zip(group["params"], g.values(), strict=True):
+            p.grad = x.clone()
+        opt.step()
+
+
+WITHOUT_VALUES = [case for case in (*NEW, *OLD) if not case.extra]
+
+
+@pytest.mark.parametrize("case", rows(*WITHOUT_VALUES))
+def test_the_object_equals_the_loop_and_resumes(case):
+    for dtype in (torch.float64, torch.bfloat16):
+        params = case.params(dtype)
+        grads = case.grads(params, 4)
+        tx = case.recipe()
+        moved = list(case.run(tx, params, grads)[0].values())
+        mine, opt = make_object(case, params)
+        step_object(opt, grads[:2])
+        file = io.BytesIO()
+        torch.save(opt.state_dict(), file)
+        file.seek(0)
+        after_two = {name: p.detach() for name, p in zip(params, mine, strict=True)}
+        theirs, second = make_object(case, after_two)
+        second.load_state_dict(torch.load(file, weights_only=True))
+        step_object(opt, grads[2:])
+        step_object(second, grads[2:])
+        assert_same(copy_of(theirs), copy_of(mine))
+        assert_close(copy_of(mine), moved, 1e-12)
+
+
+def test_an_object_hands_its_closures_loss_to_a_link_that_needs_a_value():
+    w = torch.nn.Parameter(torch.tensor([3.0, -4.0]))
+    opt = adapters.Optimizer([w], fo.polyak_sgd)
+
+    def closure():
+        opt.zero_grad()
+        loss = w.square().sum() / 2
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert w.tolist() == [1.5, -2.0]  # a step of f / |g|² = 12.5 / 25
+    with pytest.raises(RuntimeError, match=r"call opt\.step\(closure\)"):
+        opt.step()
+
+
+# ---------------------------------------------------------------- flat or not
+
+
+class Watch(TorchDispatchMode):
+    """Notes the operations that do not treat every entry by itself."""
+
+    HARMLESS = ("detach", "alias", "_to_copy", "zeros_like", "clone", "scalar_tensor")
+
+    def __init__(self):
+        super().__init__()
+        self.mixing = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        if torch.Tag.pointwise not in func.tags and name not in self.HARMLESS:
+            self.mixing.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def mixing(placement, numbers):
+    """What a rule does to a matrix that is not elementwise."""
+    p = torch.rand(3, 4)
+    rule = placement.rule
+    slots = () if rule.init is None else rule.init(p)
+    numbers = numbers.numbers if isinstance(numbers, Selected) else numbers
+    past = [] if placement.lookback is None else [torch.rand(3, 4)]
+    u = torch.rand(3, 4)
+    measured = ()
+    if rule.measure is not None:
+        measured = rule.measure(u, slots, p, *past, *told(numbers))
+    with Watch() as watch:
+        rule.updates[0](u, slots, p, *past, *told(numbers), *told(measured))
+    return watch.mixing
+
+
+def numbers_of(tx):
+    """What all rules of a chain read in a second step, as tensors."""
+    first = [
+        tuple([torch.tensor(float(x), dtype=torch.float64) for x in placement.rule.carry or ()])
+        for placement in tx.placements
+    ]
+    t, value = torch.tensor([2.0, 0.5], dtype=torch.float64)
+    step = StepScalars(tx.placements, t, first, {"value": value})
+    while step.proceed():
+        total = nothing_measured(step.placements[len(step.numbers)].rule)
+        step.advance(tuple([torch.tensor(0.5, dtype=torch.float64) for _ in total]))
+    return step.numbers
+
+
+@pytest.mark.parametrize("case", rows())
+def test_a_link_is_flat_exactly_if_its_operations_are_pointwise(case):
+    tx = case.make()
+    if not isinstance(tx, Leafwise):
+        assert case.name == "add_noise"
+        return
+    for placement, numbers in zip(tx.placements, numbers_of(tx), strict=True):
+        found = mixing(placement, numbers)
+        assert placement.rule.elementwise == (not found), (placement.name, found)
+
+
+def test_a_row_stands_for_every_link():
+    known = {"scale_by_lr", "scale_by_lbfgs", "scale_by_backtracking_linesearch"}
+    known |= {x.name for case in (*NEW, *OLD) for x in getattr(case.make(), "placements", ())}
+    assert {name for name in dir(fo) if name.startswith("scale_by_")} <= known

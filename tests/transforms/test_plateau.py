@@ -1,0 +1,317 @@
+"""`reduce_on_plateau`: against torch's scheduler, below zero, and as a link like any other."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_close, assert_same, clone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+import functional_optim as fo
+from functional_optim import adapters
+
+NAN, INF = float("nan"), float("inf")
+G = torch.ones((), dtype=torch.float64)
+
+
+def scales(values, tx=None, **options):
+    """What the link multiplies by, value after value; factor 0.5 is exact in float32."""
+    tx = fo.reduce_on_plateau(**{"factor": 0.5, **options}) if tx is None else tx
+    state, seen = tx.init(G), []
+    for value in values:
+        u, state = tx.update(G, state, G, value=value)
+        seen.append(u.item())
+    return seen
+
+
+def torchs(values, patience=10, **options):
+    """torch's learning rates, from 1; its patience is one less than ours."""
+    opt = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    scheduler = ReduceLROnPlateau(opt, patience=patience - 1, eps=0.0, **options)
+    seen = []
+    for value in values:
+        scheduler.step(value)
+        seen.append(opt.param_groups[0]["lr"])
+    return seen
+
+
+def losses(steps, seed=0, noise=0.2):
+    """Falling to a level, with noise."""
+    g = torch.Generator().manual_seed(seed)
+    time = torch.arange(steps, dtype=torch.float64)
+    return ((-time / 10).exp() + 1 + noise * torch.rand(steps, generator=g)).tolist()
+
+
+# ---------------------------------------------------------------- when it reduces
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"patience": 1},
+        {"patience": 3, "cooldown": 4},
+        {"patience": 2, "cooldown": 1, "min": 0.015625},
+        {"patience": 5, "threshold": 0.1},
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_positive_values_give_torchs_rates(options, seed):
+    given = dict(options)
+    threshold, least = given.pop("threshold", 1e-4), given.pop("min", 0.0)
+    values = losses(100, seed)
+    found = scales(values, rtol=threshold, min_scale=least, **given)
+    assert found == torchs(values, factor=0.5, threshold=threshold, min_lr=least, **given)
+    assert found[-1] < 0.3
+
+
+OPTAX = json.loads(
+    (Path(__file__).parents[1] / "support" / "reference" / "optax_schedules.json").read_text()
+)
+
+
+@pytest.mark.parametrize("run", OPTAX["plateaus"])
+def test_positive_values_give_optax_scales(run):
+    assert scales(losses(len(run["scales"])), **run["settings"]) == run["scales"]
+    assert run["scales"][-1] < 0.3
+
+
+def test_values_below_zero_give_torchs_rates_for_an_absolute_tolerance():
+    values = [x - 10 for x in losses(100)]
+    found = scales(values, rtol=0.0, atol=0.01, patience=3)
+    wanted = torchs(values, factor=0.5, threshold=0.01, threshold_mode="abs", patience=3)
+    assert found == wanted
+    assert found[-1] < 0.3
+
+
+@pytest.mark.parametrize("level", [-1.0, -1e6, -1e-6, 0.0, 1.0])
+def test_a_value_that_stays_is_reduced_whatever_its_sign(level):
+    """torch and optax compare with a share of a negative best value, and never reduce."""
+    wanted = [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25]
+    assert scales([level] * 7, patience=3) == wanted
+    assert (torchs([level] * 7, factor=0.5, patience=3) == wanted) == (level >= 0)
+
+
+def test_a_value_that_falls_below_zero_is_not_reduced():
+    assert scales([-1.0 - 0.1 * k for k in range(50)], patience=1) == [1.0] * 50
+
+
+def test_a_negative_value_must_fall_by_its_share():
+    """From −10, a share of 0.1 asks for less than −11."""
+    assert scales([-10.0, -10.9], patience=1, rtol=0.1) == [1.0, 0.5]
+    assert scales([-10.0, -11.1], patience=1, rtol=0.1) == [1.0, 1.0]
+    assert scales([-10.0, -11.1], patience=1, rtol=0.1, atol=0.2) == [1.0, 0.5]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(-8, 8), min_size=1, max_size=30), st.integers(-1000, 1000))
+def test_only_differences_count_for_an_absolute_tolerance(values, shift):
+    options = {"rtol": 0.0, "atol": 0.5, "patience": 2, "cooldown": 1}
+    assert scales([v + shift for v in values], **options) == scales(values, **options)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(-8, 8), min_size=1, max_size=30), st.integers(-3, 3))
+def test_only_ratios_count_for_a_relative_tolerance(values, power):
+    options = {"rtol": 0.25, "patience": 2}
+    assert scales([v * 2.0**power for v in values], **options) == scales(values, **options)
+
+
+def test_means_of_several_values_are_compared():
+    values = losses(60, noise=1.0)
+    means = torch.tensor(values).reshape(-1, 3).mean(1).tolist()
+    found = scales(values, accumulation_size=3, patience=2, cooldown=1, rtol=1e-3)
+    assert found[2::3] == scales(means, patience=2, cooldown=1, rtol=1e-3)
+    assert found[1::3][1:] == found[0::3][1:]
+    assert found[-1] < 0.3
+
+
+@pytest.mark.parametrize("strange", [NAN, INF])
+def test_a_strange_value_is_no_improvement_and_leaves_nothing_behind(strange):
+    assert scales([strange, strange, 1.0, 0.5, 0.25], patience=2) == [1.0, 0.5, 0.5, 0.5, 0.5]
+    means = scales([strange, 1.0, 3.0, 1.0, 3.0, 1.0], patience=2, accumulation_size=2)
+    assert means == [1.0] * 5 + [1.0]
+
+
+def test_equal_values_are_equal_after_rounding_to_the_state():
+    """0.1 is less than itself in float32, in which the best value is kept."""
+    assert scales([0.1] * 3, patience=2, rtol=1e-12) == [1.0, 1.0, 0.5]
+
+
+def test_the_scale_stops_at_its_least():
+    assert scales([1.0] * 9, patience=1, min_scale=0.25)[-5:] == [0.25] * 5
+
+
+# ---------------------------------------------------------------- a link like any other
+
+
+def recipe(**options):
+    plateau = fo.reduce_on_plateau(**{"factor": 0.5, "patience": 2, **options})
+    return fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(0.1), plateau)
+
+
+def parameters():
+    torch.manual_seed(0)
+    return {"a": torch.randn(3, 2), "b": torch.randn(4)}
+
+
+def steps(tx, values, params, state):
+    for value in values:
+        updates, state = tx.update(params, state, params, value=value)
+        params = fo.apply_updates(params, updates)
+    return params, state
+
+
+def test_a_state_is_saved_in_the_middle():
+    tx, params, values = recipe(accumulation_size=2), parameters(), losses(31)
+    wanted = steps(tx, values, params, tx.init(params))
+    half = steps(tx, values[:15], params, tx.init(params))
+    assert half[1].carry["count"] == 1
+    file = io.BytesIO()
+    torch.save({"params": half[0], "state": half[1]._asdict()}, file)
+    file.seek(0)
+    back = torch.load(file)
+    found = steps(tx, values[15:], back["params"], fo.State(**back["state"]))
+    assert_same(found, wanted)
+    assert fo.get(found[1], "scale") < 0.3
+
+
+def test_numbers_are_read_by_name():
+    tx = recipe(patience=3)
+    _, state = steps(tx, [-2.0, -2.0], parameters(), tx.init(parameters()))
+    found = [fo.get(state, name).item() for name in ("scale", "best_value", "plateau_count")]
+    assert found == [1.0, -2.0, 1.0]
+    assert fo.get(state, "patience").item() == 3
+
+
+def test_many_runs_at_once_are_the_runs_one_by_one():
+    tx = fo.reduce_on_plateau(0.5, patience=2, cooldown=1)
+    values = torch.tensor([losses(20, seed, noise=1.0) for seed in range(4)], dtype=torch.float64)
+    values[1] -= 5
+    states = torch.vmap(lambda _: tx.init(G))(torch.arange(4))
+    seen = []
+    for now in values.T:
+        u, states = torch.vmap(lambda s, v: tx.update(G, s, G, value=v))(states, now)
+        seen.append(u)
+    alone = [scales(run, tx) for run in values.tolist()]
+    assert torch.stack(seen, 1).tolist() == alone
+    assert len({tuple(run) for run in alone}) == 4
+
+
+def test_many_settings_at_once():
+    patience = torch.tensor([1.0, 2.0, 5.0])
+
+    def last(patience):
+        tx = fo.reduce_on_plateau(0.5, patience)
+        state, u = tx.init(G), G
+        for _ in range(5):
+            u, state = tx.update(G, state, G, value=1.0)
+        return u
+
+    assert torch.vmap(last)(patience).tolist() == [0.5**4, 0.5**2, 1.0]
+
+
+def test_the_gradient_with_respect_to_the_factor():
+    """Three reductions: factor³."""
+
+    def last(factor):
+        tx = fo.reduce_on_plateau(factor, patience=1)
+        state, u = tx.init(G), G
+        for _ in range(4):
+            u, state = tx.update(G, state, G, value=1.0)
+        return u
+
+    slope = torch.func.grad(last)(torch.tensor(0.5, dtype=torch.float64))
+    assert slope.item() == pytest.approx(3 * 0.25)
+
+
+def test_no_graph_hangs_on_to_the_value():
+    loss = torch.tensor(1.0, requires_grad=True) * 2
+    _, state = steps(recipe(), [loss], parameters(), recipe().init(parameters()))
+    assert not any(x.requires_grad for x in state.carry.values())
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_one_graph_serves_all_values_and_scales():
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def step(params, state, value):
+        updates, state = recipe().update(params, state, params, value=value)
+        return fo.apply_updates(params, updates), state
+
+    params, values = parameters(), -torch.tensor(losses(9))
+    found, frames = (params, recipe().init(params)), set()
+    for value in values:
+        found = step(*found, value)
+        frames.add(counter.frame_count)
+    # Dynamo traces twice before the first step ends if a Python float turns out to be a constant
+    assert len(frames) == 1
+    assert_close(found, steps(recipe(), values, params, recipe().init(params)), 1e-6)
+    assert fo.get(found[1], "scale") < 1
+
+
+@pytest.mark.parametrize("make", [float, torch.tensor], ids=["number", "tensor"])
+def test_compiled_in_place(make):
+    tx, params = recipe(), parameters()
+    values = [make(-x) for x in losses(9)]
+    wanted = steps(tx, values, clone(params), tx.init(params))
+    step, mine, state = fo.compile(tx), clone(params), tx.init(params)
+    for value in values:
+        mine, state = step(clone(mine), state, mine, value=value)
+    assert_close((mine, state), wanted, 1e-6)
+    assert fo.get(state, "scale") < 1
+
+
+def test_behind_a_gate_only_open_steps_have_a_value():
+    tx = fo.accumulate(fo.reduce_on_plateau(0.5, patience=2), every=2)
+    state, seen = tx.init(G), []
+    for value in (9.0, 1.0, 9.0, 1.0, 9.0, 1.0):
+        u, state = tx.update(G, state, G, value=value)
+        seen.append(u.item())
+    assert seen == [0.0, 1.0, 0.0, 1.0, 0.0, 0.5]
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"factor": 1.0}, "factor between 0 and 1, but got 1.0"),
+        ({"factor": NAN}, "factor between 0 and 1, but got nan"),
+        ({"patience": 0}, "patience of at least 1, but got 0"),
+        ({"rtol": -0.1}, r"rtol within \[0, 1\], but got -0.1"),
+        ({"atol": -0.1}, "atol of at least 0, but got -0.1"),
+        ({"cooldown": -1}, "cooldown of at least 0, but got -1"),
+        ({"accumulation_size": 0}, "accumulation_size of at least 1, but got 0"),
+        ({"min_scale": 2.0}, r"min_scale within \[0, 1\], but got 2.0"),
+        ({"rtol": 0.0}, "an rtol or an atol above 0"),
+    ],
+)
+def test_numbers_out_of_range(options, words):
+    with pytest.raises(ValueError, match=words):
+        fo.reduce_on_plateau(**options)
+
+
+def test_a_missing_value_and_a_batch_of_them():
+    tx = fo.reduce_on_plateau()
+    with pytest.raises(ValueError, match=r"call update.*value=loss"):
+        tx.update(G, tx.init(G), G)
+    with pytest.raises(ValueError, match=r"one number .* of shape \(3,\); pass its mean"):
+        tx.update(G, tx.init(G), G, value=torch.ones(3))
+    w = torch.nn.Parameter(torch.ones(2))
+    w.grad = torch.ones(2)
+    opt = adapters.Optimizer([w], lambda lr: recipe(), lr=0.1, compile=False)
+    with pytest.raises(RuntimeError, match=r"call opt\.step\(closure\)"):
+        opt.step()
+    assert (w == 1).all()
+    opt.step(lambda: torch.tensor(2.0))
+    assert opt.state[w]["best_value"].item() == 2.0
