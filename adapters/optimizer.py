@@ -151,7 +151,7 @@ class OptimizerBase(torch.optim.Optimizer):
         try:
             grads = None if plan is None else plan.gradients(self)
             if plan is None or grads is None:
-                plan = OptimizerPlan(self, made)
+                plan = OptimizerPlan(self, made, first=plan is None)
                 grads = plan.fresh(self)
             plan.run(self, grads, loss, made)
         except BaseException:

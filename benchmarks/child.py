@@ -43,19 +43,28 @@ def first_step() -> dict[str, Any]:
     return {"seconds": time.perf_counter() - START}
 
 
-def cold_compile(layers: int, quick: bool) -> dict[str, Any]:
-    """Seconds of AdamW's first step over a GPT, in a process that has compiled something before."""
+def cold_compile(layers: int, quick: bool, rule: str = "adamw") -> dict[str, Any]:
+    """Seconds of a rule's first step over a GPT, in a process that has compiled something before,
+    and the kernels that it builds for a second model."""
     import torch
-    from workloads import gpt_shapes, parameters
+    from recipes import MATRIX, WHOLE
+    from workloads import MLP, gpt_shapes, parameters
 
-    from functional_optim.adapters import AdamW
+    import functional_optim as fo
+    from functional_optim.adapters import Optimizer
+    from functional_optim.kernels import count
+
+    def optimizer(shapes: list[tuple[int, ...]]) -> Optimizer:
+        used = [x for x in shapes if len(x) == 2] if rule in MATRIX else shapes
+        return Optimizer(parameters(used), fo.adamw if rule == "adamw" else WHOLE[rule][1])
 
     torch.compile(lambda x: x + 1)(torch.ones(4))
-    params = parameters(gpt_shapes(layers, 8, 16) if quick else gpt_shapes(layers))
-    opt = AdamW(params)
+    opt = optimizer(gpt_shapes(layers, 8, 16) if quick else gpt_shapes(layers))
     start = time.perf_counter()
     opt.step()
-    return {"seconds": time.perf_counter() - start}
+    seconds, before = time.perf_counter() - start, count()
+    optimizer(MLP.shapes).step()
+    return {"seconds": seconds, "model": count() - before}
 
 
 def kernels(steps: int, quick: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recipes import WHOLE
 from rows import Effort, Measured, Row
 from workloads import GPT, MLP
 
@@ -71,6 +72,16 @@ def compile_once(effort: Effort) -> Measured:
     return Measured(
         [seconds("cold_compile", layers=12, quick=quick) for _ in processes(effort)], []
     )
+
+
+def compile_rule(rule: str, effort: Effort) -> Measured:
+    ours, theirs, kernels = [], [], 0
+    for _ in processes(effort):
+        found = fresh("cold_compile", layers=12, quick=effort.quick, rule=rule)
+        ours.append(found["seconds"])
+        kernels = found["model"]
+        theirs.append(seconds("cold_compile", layers=12, quick=effort.quick))
+    return Measured(ours, theirs, "AdamW", note=f"{kernels} new kernels for an MLP after it.")
 
 
 def compile_deeper(effort: Effort) -> Measured:
@@ -154,6 +165,16 @@ def rows() -> list[Row]:
             (2.5,),
             "ours",
         ),
+        *[
+            Row(
+                f"compile-{key}",
+                f"Cold compile of {what}",
+                gpt,
+                partial(compile_rule, key),
+                (1.5,),
+            )
+            for key, (what, _) in WHOLE.items()
+        ],
         Row(
             "compile-depth",
             "Cold compile of AdamW, 48 layers / 12 layers",

@@ -1,22 +1,21 @@
-"""Other libraries' AdamW on the same tensors, where they are installed (`pip install .[peers]`)."""
+"""Other libraries on the same tensors, where they are installed (`pip install .[peers]`)."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import fresh
 from pairs import Step, race
+from recipes import MATRIX, WHOLE
 from rows import Effort, Measured, NotHere, Row
+from steps import Build, of, ours
 from torch import Tensor
-from workloads import GPT, MLP, WORKLOADS
-
-from functional_optim import adapters
+from workloads import GPT, MLP, SQUARES, WORKLOADS, Workload
 
 OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
 
@@ -54,36 +53,84 @@ def heavyball(params: list[Tensor]) -> Step:
     return library.AdamW(params, **OPTIONS, consume_grad=False).step
 
 
-PEERS: dict[str, tuple[Callable[[list[Tensor]], Step], tuple[str, ...]]] = {
-    "optax": (optax, ("jax", "optax")),
-    "torchopt": (torchopt, ("torchopt",)),
-    "heavyball": (heavyball, ("heavyball",)),
+def heavyball_matrix(name: str, params: list[Tensor]) -> Step:
+    """One of HeavyBall's optimizers for matrices, which keeps the gradients."""
+    library = importlib.import_module("heavyball")
+    return getattr(library, name)(params, consume_grad=False).step
+
+
+def pytorch_optimizer(name: str, params: list[Tensor]) -> Step:
+    """One of pytorch_optimizer's, as it comes."""
+    return getattr(importlib.import_module("pytorch_optimizer"), name)(params).step
+
+
+class Peer(NamedTuple):
+    """A library's step beside ours. library: its distribution. needs: what must be installed."""
+
+    library: str
+    needs: tuple[str, ...]
+    what: str
+    theirs: Build
+    ours: Build
+    workloads: tuple[Workload, ...]
+    bars: tuple[float, ...] = ()
+
+
+def adamw(library: str, theirs: Build, *needs: str) -> Peer:
+    mine = ours("AdamW", **OPTIONS)
+    return Peer(library, (*needs, library), "AdamW", theirs, mine, (MLP, GPT))
+
+
+def whole(library: str, name: str, theirs: Build, rule: str) -> Peer:
+    """An optimizer that sees whole tensors."""
+    what, made = WHOLE[rule]
+    workload = SQUARES if rule in MATRIX else GPT
+    return Peer(library, (library,), what, partial(theirs, name), of(made), (workload,), (0.5,))
+
+
+PEERS: dict[str, Peer] = {
+    "optax": adamw("optax", optax, "jax"),
+    "torchopt": adamw("torchopt", torchopt),
+    "heavyball": adamw("heavyball", heavyball),
+    "heavyball-muon": whole("heavyball", "Muon", heavyball_matrix, "muon"),
+    "heavyball-soap": whole("heavyball", "SOAP", heavyball_matrix, "soap"),
+    "pytorch_optimizer-lamb": whole("pytorch_optimizer", "Lamb", pytorch_optimizer, "lamb"),
+    "pytorch_optimizer-adafactor": whole(
+        "pytorch_optimizer", "AdaFactor", pytorch_optimizer, "adafactor"
+    ),
+    "pytorch_optimizer-muon": whole("pytorch_optimizer", "Muon", pytorch_optimizer, "muon"),
+    "pytorch_optimizer-soap": whole("pytorch_optimizer", "SOAP", pytorch_optimizer, "soap"),
 }
-"""Each library's step, and what must be installed for it."""
 
 
 def compare(name: str, workload: str, effort: Effort) -> dict[str, Any]:
     """Ours and a peer's step in turns, in this process."""
-    make = WORKLOADS[workload].parameters
-    theirs = PEERS[name][0](make(quick=effort.quick))
-    mine = adapters.AdamW(make(quick=effort.quick), **OPTIONS).step
-    found = race(mine, {name: theirs}, effort)
+    make, peer = WORKLOADS[workload].parameters, PEERS[name]
+    theirs = peer.theirs(make(quick=effort.quick))
+    found = race(peer.ours(make(quick=effort.quick)), {name: theirs}, effort)
     return {"ours": found.ours, "theirs": found.theirs}
 
 
 def measure(name: str, workload: str, effort: Effort) -> Measured:
     """The comparison in a process of its own: some of the libraries change torch's settings."""
-    absent = [library for library in PEERS[name][1] if importlib.util.find_spec(library) is None]
+    library, needs, *_ = PEERS[name]
+    absent = [x for x in needs if importlib.util.find_spec(x) is None]
     if absent:
         raise NotHere(f"{' and '.join(absent)} cannot be imported here.")
     found = fresh.fresh("peer", name=name, workload=workload, effort=asdict(effort))
-    return Measured(found["ours"], found["theirs"], f"{name} {version(name)}")
+    return Measured(found["ours"], found["theirs"], f"{name} {version(library)}")
 
 
 def rows() -> list[Row]:
-    """Each peer on each workload."""
+    """Each peer on each of its workloads."""
     return [
-        Row(f"peer-{name}-{own.key}", "AdamW", own.words, partial(measure, name, own.key))
-        for own in (MLP, GPT)
-        for name in PEERS
+        Row(
+            f"peer-{name}-{own.key}",
+            peer.what,
+            own.words,
+            partial(measure, name, own.key),
+            peer.bars,
+        )
+        for name, peer in PEERS.items()
+        for own in peer.workloads
     ]

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from pairs import Step, race
+from recipes import MATRIX, MEASURING, Recipe, averaged
 from rows import Effort, Measured, Row
 from torch import Tensor
-from workloads import BIG, GPT, GPT48, MANY, MLP, SMALL, Workload
+from workloads import BIG, GPT, GPT48, MANY, MLP, SMALL, SQUARES, Workload
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -37,44 +38,14 @@ def forms(name: str, **options: Any) -> dict[str, Build]:
     }
 
 
-def recipe(lr: float = 1e-3) -> fo.GradientTransformation:
-    """The composed recipe: clip, AdamW, average."""
-    return fo.chain(fo.clip_by_global_norm(1.0, eps=1e-6), fo.adamw(lr), fo.params_ema(0.999))
+def of(made: Recipe) -> Build:
+    """The step of a recipe's optimizer object."""
+    return lambda params: adapters.Optimizer(params, made).step
 
 
 def composed(params: list[Tensor]) -> Step:
     """One step of the recipe by the optimizer object."""
-    return adapters.Optimizer(params, recipe, lr=1e-3).step
-
-
-def lamb(lr: float = 1e-3) -> fo.GradientTransformation:
-    """LAMB: AdamW whose steps have the size of their parameters."""
-    adapted = fo.scale_by_adam(), fo.add_decayed_weights(1e-2), fo.scale_by_trust_ratio()
-    return fo.chain(*adapted, fo.scale_by_lr(lr))
-
-
-def cautious(lr: float = 1e-3) -> fo.GradientTransformation:
-    """AdamW that moves only where update and gradient agree."""
-    direction = fo.cautious(fo.scale_by_adam())
-    return fo.chain(direction, fo.add_decayed_weights(1e-2), fo.scale_by_lr(lr))
-
-
-def block_clipped(lr: float = 1e-3) -> fo.GradientTransformation:
-    """AdamW whose updates have a bounded root mean square."""
-    return fo.chain(
-        fo.scale_by_adam(),
-        fo.clip_by_block_rms(1.0),
-        fo.add_decayed_weights(1e-2),
-        fo.scale_by_lr(lr),
-    )
-
-
-MEASURING = {
-    "lamb": ("LAMB", lamb),
-    "cautious": ("Cautious AdamW", cautious),
-    "block": ("AdamW, clipped by block RMS", block_clipped),
-}
-"""Recipes whose rules measure each tensor."""
+    return adapters.Optimizer(params, averaged, lr=1e-3).step
 
 
 def parts(params: list[Tensor]) -> Step:
@@ -220,10 +191,12 @@ def rows() -> list[Row]:
     what = "Micro-batches of AdamW, four a step"
     found.append(row("accumulate", what, GPT, accumulating, rivals))
     for key, (what, made) in MEASURING.items():
-        step: Build = partial(lambda made, params: adapters.Optimizer(params, made).step, made)
-        found.append(row(key, what, GPT, step, {"our AdamW": ours("AdamW")}, (1.5,)))
+        found.append(row(key, what, GPT, of(made), {"our AdamW": ours("AdamW")}, (1.5,)))
+    for workload, bars in ((GPT, (0.75,)), (SQUARES, (0.12,))):
+        found.append(row("muon", "Muon", workload, ours("Muon"), forms("Muon"), bars, True))
+    soap = of(MATRIX["soap"][1])
+    found.append(row("soap", "SOAP", SQUARES, soap, {"our Muon": ours("Muon")}, (), True))
     found.append(row("adafactor", "Adafactor", GPT, ours("Adafactor"), forms("Adafactor"), (0.18,)))
-    found.append(row("muon", "Muon", GPT, ours("Muon"), forms("Muon"), (0.6,), matrices=True))
     eager = ours("AdamW", compile=False)
     for workload, bars in ((MLP, ()), (GPT, (1.4,))):
         rivals = {"torch, for-loop": forms("AdamW")["torch, for-loop"]}

@@ -59,4 +59,6 @@ BIG = Workload("big", "12 tensors of 2048 × 2048", [(2048, 2048)] * 12, [(16, 1
 SMALL = Workload("small", "148 tensors of 8", [(8,)] * 148, [(8,)] * 3)
 MANY = Workload("many", "10,000 tensors of 8", [(8,)] * 10_000, [(8,)] * 20)
 
-WORKLOADS = {own.key: own for own in (MLP, GPT, GPT48, BIG, SMALL, MANY)}
+SQUARES = Workload("squares", "24 matrices of 64 × 64", [(64, 64)] * 24, [(4, 4)] * 2)
+
+WORKLOADS = {own.key: own for own in (MLP, GPT, GPT48, BIG, SMALL, MANY, SQUARES)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from functional_optim.core.storage import init_slots
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.engine.plan import PlanLeaf
 
 Made = list[tuple[Tensor, str]]
 """Entries of the state, by parameter and key, that a step has made but not yet written to."""
@@ -55,6 +57,27 @@ def fill_state(
                 if mine.get(key) is None and slot is not None:
                     made.append((p, key))
                     mine[key] = slot
+
+
+def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
+    """Make the slots of rules that take batches parts of one tensor for each shape.
+
+    A step then reads and writes them without a copy. leaves: those that step together.
+    """
+    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
+        alike: dict[Any, list[dict[str, Any]]] = {}
+        for leaf in leaves if placement.rule.batched else ():
+            mine = [leaf.slots.get(key) for key in keys]
+            if all(x is None or memory.has_address(x) for x in mine):
+                kind = (leaf.p.shape, *[x if x is None else x.shape for x in mine])
+                alike.setdefault(kind, []).append(leaf.slots)
+        for states in alike.values():
+            for key in keys:
+                slots = [mine[key] for mine in states if mine.get(key) is not None]
+                if len(slots) < 2 or memory.whole(slots) is not None:
+                    continue
+                for mine, part in zip(states, torch.stack(slots).unbind(), strict=True):
+                    mine[key] = part
 
 
 def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> None:

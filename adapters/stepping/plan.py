@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from functional_optim.adapters.state.filling import Made, Names, check_slots, fill_state
+from functional_optim.adapters.state.filling import (
+    Made,
+    Names,
+    check_slots,
+    fill_state,
+    put_into_stacks,
+)
 from functional_optim.adapters.state.hyperparameters import (
     PLAIN_NUMBERS,
     changed_values,
@@ -147,6 +153,7 @@ class OptimizerPlan(StepPlan):
     Args:
         optimizer: its state is given what it lacks.
         made: gets the entries that are new; `discard` takes them out again.
+        first: whether there was no plan before. Slots of rules that take batches may then be moved.
 
     Raises:
         TypeError, ValueError: if a gradient or slot does not suit its parameter, or two tensors
@@ -155,7 +162,7 @@ class OptimizerPlan(StepPlan):
 
     entries: list[ParamEntry]
 
-    def __init__(self, optimizer: OptimizerBase, made: Made) -> None:
+    def __init__(self, optimizer: OptimizerBase, made: Made, *, first: bool) -> None:
         self.hyper: list[dict[str, Any]] = []
         recipe = getattr(optimizer, "recipe", None)
         recipe = getattr(recipe, "__func__", recipe)  # a method would keep the optimizer alive
@@ -200,6 +207,8 @@ class OptimizerPlan(StepPlan):
         for (k, part, _, done, *values), members in found.items():
             places = [i for i, _ in members] if len(members) < before else None
             leaves = [leaf for _, leaf in members]
+            if first:
+                put_into_stacks(leaves, part)
             keys = set(chain.from_iterable(part.layout.carry)).difference(_own_numbers(part))
             shared = {key: columns[k, key] for key in keys}
             entries.append(

@@ -143,9 +143,9 @@ def leafwise(
         absent: `absent(slots, *numbers)` returns the slots of a tensor that has no gradient in a
             step, with the numbers of `update`. Without it, they stay as they are. For a shared
             rule that carries numbers.
-        batched: True for a rule without slots that takes several tensors of one shape at once: `u`
-            may have one more dimension in front, and `p` is None then. For products of matrices,
-            which are faster in batches.
+        batched: True for a rule that takes several tensors of one shape at once: `u` and the slots
+            may have one more dimension in front, and `p` is None. For products of matrices, which
+            are faster in batches. It cannot have codecs, nor measure its tensor.
         dense_only: True for a rule that must see all rows of a tensor: sparse gradients raise.
         name: tells two rules with the same slot names apart.
 
@@ -155,9 +155,9 @@ def leafwise(
     Raises:
         TypeError: at once, if `init` returns something other than a NamedTuple, or for an argument
             that there is not.
-        ValueError: at once, if a rule that takes batches has slots, one that has `absent` is not
-            shared or carries nothing, there are variants without `choose` or the reverse, or a
-            codec for a slot that there is not.
+        ValueError: at once, if a rule that takes batches has codecs, a measure or reads new
+            parameters, one that has `absent` is not shared or carries nothing, there are variants
+            without `choose` or the reverse, or a codec for a slot that there is not.
 
     Example::
 
@@ -200,10 +200,10 @@ def leafwise(
         )
     slots = None if init is None else _slots_of(name, init)
     fields: tuple[str, ...] = () if slots is None else slots._fields
-    if batched and fields:
+    if batched and (codecs or measure is not None or reads_new_params):
         raise ValueError(
-            f"the rule {name!r} takes batches of tensors but has slots; keep them in another rule, "
-            "and chain the two."
+            f"the rule {name!r} takes batches of tensors, so it can have no codecs, no measure and "
+            "no reads_new_params; put what needs them into another rule, and chain the two."
         )
     used = tuple([codecs.get(field) for field in fields]) if codecs else ()
     if codecs and (unknown := sorted(codecs.keys() - set(fields))):

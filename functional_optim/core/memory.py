@@ -40,6 +40,20 @@ def reach(x: Tensor) -> int:
     return (1 + sum(steps)) * x.element_size()
 
 
+def whole(parts: Sequence[Tensor]) -> Tensor | None:
+    """The tensor whose parts along its first dimension these are; None if there is none."""
+    first = parts[0]
+    size, like = first.numel(), (first.shape, first.dtype)
+    if not size or not all(has_address(x) and x.is_contiguous() for x in parts):
+        return None
+    memory, start = first.untyped_storage().data_ptr(), first.storage_offset()
+    for k, x in enumerate(parts):
+        where = (x.untyped_storage().data_ptr(), x.storage_offset())
+        if where != (memory, start + k * size) or (x.shape, x.dtype) != like:
+            return None
+    return first.detach().as_strided((len(parts), *first.shape), (size, *first.stride()))
+
+
 def shortage(x: Tensor) -> str | None:
     """The error text for a tensor whose storage was resized to less than it needs."""
     if not has_address(x):

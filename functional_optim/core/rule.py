@@ -171,7 +171,9 @@ class Placement(NamedTuple):
         rule = self.rule._replace(updates=self.rule.updates[which - 1 : which], choose=None)
         if which:
             return self._replace(rule=rule, gate=0)
-        idle = rule._replace(updates=(), measure=None, batched=False, reads_new_params=False)
+        idle = rule._replace(
+            updates=(), measure=None, batched=False, elementwise=True, reads_new_params=False
+        )
         return self._replace(rule=idle, gate=0, lookback=None)
 
 

@@ -24,6 +24,10 @@ How = Literal["compiled", "strict", "eager", "apart"]
 compiled; those without kernels; or only the one that takes every tensor as it is, so that it can be
 traced."""
 
+Goal = Literal["step", "reduce", "stage"]
+"""What executors do with rules: make their step, in place; measure with the last of them; or write
+the slots of the last one alone, as a stage of a step."""
+
 Write = Callable[[], object]
 """A write that is ready to be made: all that may fail or take long has been done. Those of a usual
 step are C functions, or partials of some (see `commit`)."""
@@ -32,9 +36,8 @@ step are C functions, or partials of some (see `commit`)."""
 class BoundScalars:
     """Rules and their numbers in a step, in the form that each executor reads.
 
-    measuring: whether the last of the rules measures; else all of them make a step. chosen: the
-    variants that act, of rules that have several or stand behind a gate; None: there are no such
-    rules, or it is not known. task: what kernels differ in.
+    chosen: the variants that act, of rules that have several or stand behind a gate; None: there
+    are no such rules, or it is not known. task: what kernels differ in.
     """
 
     def __init__(
@@ -42,12 +45,12 @@ class BoundScalars:
         placements: tuple[Placement, ...],
         numbers: list[Numbers],
         chosen: tuple[int, ...] | None,
-        measuring: bool,
+        goal: Goal,
     ) -> None:
         self.placements = placements
         self.numbers = numbers
-        self.measuring = measuring
-        self.task = (len(placements) if measuring else 0, chosen)
+        self.goal: Goal = goal
+        self.task = (goal, len(placements) if goal == "reduce" else 0, chosen)
         self.made: dict[Any, Tensor] = {}
 
     def tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -91,8 +94,10 @@ class Executor:
         """What a tensor has in common with those of one executor; None if it is not accepted."""
         raise NotImplementedError
 
-    def prepare(self, scalars: BoundScalars) -> bool:
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile what a task needs; False if the next class of the list must do it.
+
+        grads: of all tensors of the group.
 
         Raises:
             RuntimeError: if the group is strict, and it cannot be compiled.
@@ -118,6 +123,11 @@ class Executor:
 def write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) -> None:
     """Put the results of a step into the old tensors."""
     p.copy_(new_p)
+    write_slots(old, new)
+
+
+def write_slots(old: Sequence[Slots], new: Sequence[Slots]) -> None:
+    """Put new slots into the old ones."""
     for mine, fresh in zip(old, new, strict=True):
         for slot, value in zip(mine, fresh, strict=True):
             if slot is not None and value is not slot:

@@ -13,16 +13,18 @@ from torch import Tensor
 from functional_optim import kernels
 from functional_optim.core.rule import Numbers, Placement, Rule, settled
 from functional_optim.core.storage import Slots
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.executor import BoundScalars, Executor, Goal, How, Write
 from functional_optim.engine.inductor import InductorExecutor
 from functional_optim.engine.joined import JoinedExecutor
 from functional_optim.engine.native import NativeExecutor
 from functional_optim.engine.per_tensor import PerTensorExecutor
+from functional_optim.engine.products import ProductExecutor
 from functional_optim.engine.shards import ShardExecutor
 
 EXECUTORS: list[type[Executor]] = [
     ShardExecutor,
     NativeExecutor,
+    ProductExecutor,
     InductorExecutor,
     JoinedExecutor,
     PerTensorExecutor,
@@ -118,32 +120,32 @@ class TensorGroup:
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last rule of the known numbers measures, in parts still to be summed."""
-        if scalars.task not in self.prepared:
-            self._prepare(grads, scalars)
+        self.prepare(grads, scalars)
         return [part for x in self.executors for part in x.measure(grads, scalars)]
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of every tensor and its slots, in place, as writes that are ready to be made."""
-        if scalars.task not in self.prepared:
-            self._prepare(grads, scalars)
+        self.prepare(grads, scalars)
         writes = [one for x in self.executors for one in x.step(grads, scalars)]
         if self.written:  # through memory alone, or through views made without autograd
             writes.append(partial(increment_version, self.written))
         return writes
 
-    def bound(self, numbers: list[Numbers], *, measuring: bool) -> BoundScalars:
+    def bound(self, numbers: list[Numbers], goal: Goal) -> BoundScalars:
         """The numbers of a step, with the rules that read them, each in the variant that acts."""
         placements, chosen = self.placements, None
         if len(numbers) < len(placements):
             placements = placements[: len(numbers)]
         if self.chooses:
             chosen, placements, numbers = settled(placements, numbers)
-        return BoundScalars(placements, numbers, chosen, measuring)
+        return BoundScalars(placements, numbers, chosen, goal)
 
-    def _prepare(self, grads: list[Tensor], scalars: BoundScalars) -> None:
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> None:
         """Have each executor ready; what one cannot compile goes to the next that accepts it."""
+        if scalars.task in self.prepared:
+            return
         for k, executor in enumerate(self.executors):
-            while not executor.prepare(scalars):
+            while not executor.prepare(grads, scalars):
                 i = executor.members[0]
                 rest = EXECUTORS[EXECUTORS.index(type(executor)) + 1 :]
                 made, _ = self._kind(grads[i], self.params[i], self.slots[i], rest)

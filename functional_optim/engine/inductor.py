@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels
-from functional_optim.core.execution import at_once
+from functional_optim.core.execution import batches
 from functional_optim.core.storage import present
 from functional_optim.engine.executor import BoundScalars
 from functional_optim.engine.kernel_body import KernelBody
@@ -28,12 +28,9 @@ class InductorExecutor(KernelExecutor):
 
     def build(self, body: KernelBody) -> Any:
         """Kernels, and the indices of their tensors; None where nothing compiles the rule."""
-        size = 1 if self.device.type == "cpu" else CHUNK
         numbers = (body.count, self.compute)
-        if body.stacks():
-            size = at_once(self.params[0].numel())
-        key, count, parts = body.key(), len(self.params), []
-        for cut in [range(at, min(at + size, count)) for at in range(0, count, size)]:
+        key, parts = body.key(), []
+        for cut in self._cut(body):
             large = max(kernel_size(self.params[i]) for i in cut) >= GRAIN
             threads = torch.get_num_threads() if large and self.device.type == "cpu" else 1
             signature = kernels.Signature(
@@ -42,8 +39,16 @@ class InductorExecutor(KernelExecutor):
             kernel = kernels.build(key, body.many, signature, strict=self.group.strict)
             if isinstance(kernel, kernels.Public) and not kernel.works:
                 return None  # a rule that may raise must not run while tensors are written
-            parts.append((kernel, list(cut)))
+            parts.append((kernel, cut))
         return parts
+
+    def _cut(self, body: KernelBody) -> list[list[int]]:
+        """The indices of the tensors of each launch."""
+        every = list(range(len(self.params)))
+        if body.stacks():
+            return batches(every, self.params[0].numel())
+        size = 1 if self.device.type == "cpu" else CHUNK
+        return [every[at : at + size] for at in range(0, len(every), size)]
 
     def _shapes(self, members: Sequence[int]) -> Any:
         """Shape and strides of each tensor of each leaf; None where a kernel sees all as 1-D."""

@@ -13,11 +13,10 @@ from functional_optim.core import base
 from functional_optim.core.execution import Leaf, measure, measured_by_last, run_all_stored
 from functional_optim.core.rule import Form, Numbers, Placement, with_forms
 from functional_optim.core.storage import compute_dtype, with_holes
-from functional_optim.engine.executor import write
+from functional_optim.engine.executor import Goal, write, write_slots
 
-Task = Literal["step", "reduce", "measure"]
-"""What a kernel does: a step, in place; what the last rule measures for the whole tree; or what it
-measures on each tensor for itself."""
+Task = Goal | Literal["measure"]
+"""What a kernel does: an executor's goal, or what the last rule measures on each tensor itself."""
 
 
 class KernelBody:
@@ -41,6 +40,11 @@ class KernelBody:
         self.forms = forms
         self.task: Task = task
         self.measured = measured or {}
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes into tensors, and measures nothing."""
+        return self.task in ("step", "stage")
 
     @property
     def count(self) -> int:
@@ -74,8 +78,8 @@ class KernelBody:
         return self.task, self.forms, tuple(self.measured.items())
 
     def probe(self, p: Tensor) -> Numbers:
-        """What it measures, from a leaf like p of one element; nothing for a step."""
-        if self.task == "step":
+        """What it measures, from a leaf like p of one element."""
+        if self.writes:
             return ()
         leaf = torch.zeros(1, dtype=compute_dtype(p))
         given = [leaf, leaf, *[leaf for own in self.holes for gap in own if not gap]]
@@ -90,7 +94,7 @@ class KernelBody:
     def one(self, leaves: list[list[Tensor]], vector: Tensor) -> tuple[Tensor, ...]:
         """The body of a kernel for one leaf."""
         (leaf,) = self._leaves(leaves, vector)
-        if self.task != "step":
+        if not self.writes:
             return tuple(self._found(leaf))
         self._step([leaf])
         return ()
@@ -98,7 +102,7 @@ class KernelBody:
     def many(self, leaves: list[list[Tensor]], vector: Tensor) -> tuple[Tensor, ...]:
         """The body of a kernel for several leaves: sums over all of them."""
         given = self._leaves(leaves, vector)
-        if self.task != "step":
+        if not self.writes:
             sums = list(map(self._found, given))
             return tuple([torch.stack(column).sum() for column in zip(*sums, strict=True)])
         self._step(given)
@@ -122,4 +126,7 @@ class KernelBody:
     def _step(self, leaves: list[Leaf]) -> None:
         results = run_all_stored(self.placements, leaves)
         for (_, p, slots, *_), (u, new) in zip(leaves, results, strict=True):
-            write(p, base.add(p, u), slots, new)
+            if self.task == "stage":
+                write_slots(slots[-1:], new[-1:])
+            else:
+                write(p, base.add(p, u), slots, new)

@@ -54,11 +54,10 @@ class KernelExecutor(Executor):
             return None
         return (*kind_of(g, p, slots), None if flat else (tuple(p.shape), p.stride()))
 
-    def prepare(self, scalars: BoundScalars) -> bool:
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile the kernel of a task."""
         forms = tuple(map(form_of, scalars.numbers))
-        task = "reduce" if scalars.measuring else "step"
-        kernel = self.build(KernelBody(scalars.placements, self.holes, forms, task))
+        kernel = self.build(KernelBody(scalars.placements, self.holes, forms, scalars.goal))
         if kernel is None:
             return False
         self.kernels[scalars.task] = kernel
@@ -103,14 +102,14 @@ class NativeExecutor(KernelExecutor):
         native = elementwise(placements) and p.device.type == "cpu"
         return super().accepts(placements, g, p, slots, how) if native else None
 
-    def prepare(self, scalars: BoundScalars) -> bool:
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile the kernel of a task, and those that measure each tensor before it."""
-        placements = scalars.placements[:-1] if scalars.measuring else scalars.placements
+        placements = scalars.placements[:-1] if scalars.goal == "reduce" else scalars.placements
         measuring = [
             i for i, placement in enumerate(placements) if placement.rule.measure is not None
         ]
         if not measuring:
-            return super().prepare(scalars)
+            return super().prepare(grads, scalars)
         forms = tuple(map(form_of, scalars.numbers))
         passes: list[tuple[kernels.MultiTensorLaunch, int]] = []
         measured: dict[int, Form] = {}
@@ -123,8 +122,9 @@ class NativeExecutor(KernelExecutor):
                 return False
             passes.append((launch, len(flat_numbers(scalars.numbers[: i + 1]))))
             measured[i] = form_of(body.probe(self.params[0]))
-        task = "reduce" if scalars.measuring else "step"
-        launch = self.build(KernelBody(scalars.placements, self.holes, forms, task, measured))
+        launch = self.build(
+            KernelBody(scalars.placements, self.holes, forms, scalars.goal, measured)
+        )
         self.kernels[scalars.task] = None if launch is None else StagedLaunch(passes, launch)
         return launch is not None
 

@@ -172,7 +172,7 @@ class StepContext(StepScalars):
         """What the next rule measures, in parts still to be summed; none behind a shut gate."""
         if self.is_shut():
             return []
-        scalars = self.tensors.bound(self.to_measure(), measuring=True)
+        scalars = self.tensors.bound(self.to_measure(), "reduce")
         return self.tensors.measure(self.grads, scalars)
 
     def advance(self, total: Numbers | None = None) -> None:
@@ -184,7 +184,7 @@ class StepContext(StepScalars):
 
     def step(self) -> list[Write]:
         """The group's step, once all numbers are known, ready to be written."""
-        return self.tensors.step(self.grads, self.tensors.bound(self.numbers, measuring=False))
+        return self.tensors.step(self.grads, self.tensors.bound(self.numbers, "step"))
 
 
 class Part(Protocol):

@@ -1,0 +1,71 @@
+"""Recipes that are measured in more than one way. SOAP is that of the tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import functional_optim as fo
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from soap import soap
+
+Recipe = Callable[..., fo.GradientTransformation]
+
+
+def averaged(lr: float = 1e-3) -> fo.GradientTransformation:
+    """The composed recipe: clip, AdamW, average."""
+    return fo.chain(fo.clip_by_global_norm(1.0, eps=1e-6), fo.adamw(lr), fo.params_ema(0.999))
+
+
+def lamb(lr: float = 1e-3) -> fo.GradientTransformation:
+    """LAMB: AdamW whose steps have the size of their parameters."""
+    adapted = fo.scale_by_adam(), fo.add_decayed_weights(1e-2), fo.scale_by_trust_ratio()
+    return fo.chain(*adapted, fo.scale_by_lr(lr))
+
+
+def cautious(lr: float = 1e-3) -> fo.GradientTransformation:
+    """AdamW that moves only where update and gradient agree."""
+    direction = fo.cautious(fo.scale_by_adam())
+    return fo.chain(direction, fo.add_decayed_weights(1e-2), fo.scale_by_lr(lr))
+
+
+def block_clipped(lr: float = 1e-3) -> fo.GradientTransformation:
+    """AdamW whose updates have a bounded root mean square."""
+    return fo.chain(
+        fo.scale_by_adam(),
+        fo.clip_by_block_rms(1.0),
+        fo.add_decayed_weights(1e-2),
+        fo.scale_by_lr(lr),
+    )
+
+
+def unit_clipped(lr: float = 1e-3) -> fo.GradientTransformation:
+    """AdamW behind adaptive clipping of the gradient's rows."""
+    return fo.chain(fo.adaptive_grad_clip(0.1), fo.adamw(lr))
+
+
+def matrix_soap(lr: float = 1e-3) -> fo.GradientTransformation:
+    """SOAP with decoupled decay, whose bases are renewed every ten steps."""
+    return fo.chain(soap(lr, every=10), fo.add_decayed_weights(1e-2 * lr))
+
+
+MEASURING: dict[str, tuple[str, Recipe]] = {
+    "lamb": ("LAMB", lamb),
+    "cautious": ("Cautious AdamW", cautious),
+    "block": ("AdamW, clipped by block RMS", block_clipped),
+    "agc": ("AdamW, rows clipped adaptively", unit_clipped),
+}
+"""Recipes whose rules measure each tensor, or its rows."""
+
+MATRIX: dict[str, tuple[str, Recipe]] = {"muon": ("Muon", fo.muon), "soap": ("SOAP", matrix_soap)}
+"""Recipes for matrices alone."""
+
+WHOLE: dict[str, tuple[str, Recipe]] = {
+    **MEASURING,
+    "adafactor": ("Adafactor", fo.adafactor),
+    **MATRIX,
+}
+"""All that see whole tensors."""

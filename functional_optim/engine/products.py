@@ -1,0 +1,237 @@
+"""Products and decompositions of matrices on the CPU: by ATen, on stacks of equal shapes.
+
+Inductor has nothing to add to them, and would compile them once for each shape. The element-wise
+rules around them run in kernels as ever, before each product and after the last. Only the last of
+these kernels writes what is stepped: a product that raises leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core import memory
+from functional_optim.core.execution import Leaf, batches, run, run_batch
+from functional_optim.core.rule import Numbers, Placement, Rule
+from functional_optim.core.scalars import Caster
+from functional_optim.core.storage import Slots, compute_dtype, present
+from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.native import KernelExecutor, in_memory, kind_of
+
+
+class Between(NamedTuple):
+    """The slot of the rules that stand for a product in kernels.
+
+    update: like the parameter, in compute dtype: what goes into the product, then what comes out.
+    """
+
+    update: Tensor
+
+
+def _put(u: Tensor, slots: Between, p: Tensor) -> tuple[Tensor, Between]:
+    return u, Between(u)
+
+
+def _take(u: Tensor, slots: Between, p: Tensor) -> tuple[Tensor, Between]:
+    return slots.update, slots
+
+
+PUT = Placement(Rule((_put,), slots=Between, keys=Between._fields, codecs=(None,)))
+TAKE = Placement(Rule((_take,), slots=Between, keys=Between._fields, codecs=(None,)))
+
+
+class ProductExecutor(Executor):
+    """Rules that multiply matrices, and others around them, on plain CPU tensors of any shapes."""
+
+    through_memory = True
+
+    def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
+        super().__init__(group, members, grads)
+        self.staged: dict[Any, StagedStep] = {}
+        self.stacks: dict[int, Stacks] = {}
+
+    @classmethod
+    def accepts(
+        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
+    ) -> Hashable | None:
+        """Contiguous real CPU tensors."""
+        fit = how in ("compiled", "strict") and p.device.type == "cpu" and not p.is_complex()
+        if not fit or not products(placements) or not in_memory(g, [p, *present(slots)], False):
+            return None
+        return kind_of(g, p, slots) if p.is_contiguous() else None
+
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
+        """Compile the kernels between the products; False if one of them cannot be had."""
+        step = StagedStep(self, self.mine(grads), scalars)
+        if step.works:
+            self.staged[scalars.task] = step
+        return step.works
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
+        """What the last of the rules measures, behind the products before it."""
+        return self.staged[scalars.task].measure(self.mine(grads), scalars)
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+        """The last kernel and the slots of the products: these have run by then."""
+        return self.staged[scalars.task].step(self.mine(grads), scalars)
+
+    def stacks_of(self, i: int) -> Stacks:
+        """What goes into the product at this index among the rules, the same for all tasks."""
+        if i not in self.stacks:
+            self.stacks[i] = Stacks(self.params, [own[i] for own in self.slots])
+        return self.stacks[i]
+
+
+class StagedStep:
+    """A task in stages: for each product the kernel before it, and at last one with all the rest.
+
+    works: whether all of its kernels could be built.
+    """
+
+    def __init__(self, owner: ProductExecutor, grads: list[Tensor], scalars: BoundScalars) -> None:
+        self.owner = owner
+        self.at = products(scalars.placements)
+        self.stages: list[tuple[Stacks, Any]] = []
+        placements = list(scalars.placements)
+        slots = [list(own) for own in owner.slots]
+        self.works = scalars.goal == "step" or len(placements) - 1 not in self.at
+        for i in self.at:
+            stacks = owner.stacks_of(i)
+            for own, update in zip(slots, stacks.updates, strict=True):
+                own[i] = (update,)
+            self.stages.append((stacks, self._group([*placements[:i], PUT], slots, grads)))
+            placements[i] = TAKE
+        self.last = self._group(placements, slots, grads)
+        self._prepare(grads, scalars)
+
+    def _group(self, placements: list[Placement], slots: list[list[Slots]], grads: Any) -> Any:
+        owner, used = self.owner, len(placements)
+        return type(owner.group)(
+            tuple(placements),
+            owner.params,
+            [own[:used] for own in slots],
+            grads,
+            how=owner.group.how,
+            counts=(0,) * used,
+        )
+
+    def _prepare(self, grads: list[Tensor], scalars: BoundScalars) -> None:
+        for tensors, bound in self._bound(scalars) if self.works else ():
+            tensors.prepare(grads, bound)
+            kernels = (KernelExecutor, ProductExecutor)
+            self.works = self.works and all(isinstance(x, kernels) for x in tensors.executors)
+
+    def _bound(self, scalars: BoundScalars) -> list[tuple[Any, BoundScalars]]:
+        """Each group of kernels with the numbers that its rules read."""
+        numbers = [() if i in self.at else own for i, own in enumerate(scalars.numbers)]
+        found = []
+        for i, (_, tensors) in zip(self.at, self.stages, strict=True):
+            own: list[Numbers] = [*numbers[:i], ()]
+            found.append((tensors, BoundScalars(tensors.placements, own, None, "stage")))
+        last = BoundScalars(self.last.placements, numbers, None, scalars.goal)
+        return [*found, (self.last, last)]
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
+        *_, (last, bound) = self._advance(grads, scalars)[0]
+        return last.measure(grads, bound)
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+        (*_, (last, bound)), writes = self._advance(grads, scalars)
+        return [*last.step(grads, bound), *writes]
+
+    @torch.no_grad()
+    def _advance(
+        self, grads: list[Tensor], scalars: BoundScalars
+    ) -> tuple[list[tuple[Any, BoundScalars]], list[Write]]:
+        """Run all stages. Also returns the writes of the slots that the products have."""
+        bound, writes = self._bound(scalars), list[Write]()
+        cast = Caster(scalars.numbers)
+        numbers = cast(self.owner.params[0])
+        for i, (stacks, _), (tensors, own) in zip(self.at, self.stages, bound, strict=False):
+            for one in tensors.step(grads, own):
+                one()
+            writes += stacks.multiply(scalars.placements[i], numbers[i])
+        return bound, writes
+
+
+class Stacks:
+    """What goes into a product, as one tensor for each shape, and its slots.
+
+    params: the parameters. slots: of each. updates: views of what goes into the product, and then
+    of what comes out.
+    """
+
+    def __init__(self, params: list[Tensor], slots: list[Slots]) -> None:
+        self.params = params
+        self.slots = slots
+        self.batches: list[tuple[list[int], Tensor, list[Column]]] = []
+        alike: dict[Any, list[int]] = {}
+        for i, (p, own) in enumerate(zip(params, slots, strict=True)):
+            kind = (p.shape, *[None if s is None else s.shape for s in own])
+            alike.setdefault(kind, []).append(i)
+        updates: dict[int, Tensor] = {}
+        for members in alike.values():
+            first = params[members[0]]
+            for some in batches(members, first.numel()):
+                stack = torch.empty((len(some), *first.shape), dtype=compute_dtype(first))
+                columns = list(map(Column, zip(*[slots[i] for i in some], strict=True)))
+                self.batches.append((some, stack, columns))
+                updates.update(zip(some, stack.unbind(), strict=True))
+        self.updates = [updates[i] for i in range(len(params))]
+
+    def multiply(self, placement: Placement, numbers: Numbers) -> list[Write]:
+        """Run the rule on all tensors. Returns the writes of its slots."""
+        writes: list[Write] = []
+        for members, stack, columns in self.batches:
+            if placement.rule.batched and len(members) > 1:
+                old = tuple([column.read() for column in columns])
+                update, new = run_batch(
+                    placement.rule, stack, old, self.params[members[0]], numbers
+                )
+                for column, x, y in zip(columns, old, new, strict=True):
+                    writes += [] if y is x else column.written(y)
+                stack.copy_(update)
+                continue
+            for i, mine in zip(members, stack.unbind(), strict=True):
+                leaf = Leaf(mine, self.params[i], [self.slots[i]], [numbers])
+                ((update, (new,)),) = run([placement], [leaf])
+                pairs = zip(self.slots[i], new, strict=True)
+                writes += [partial(x.copy_, y) for x, y in pairs if x is not None and y is not x]
+                mine.copy_(update)
+        return writes
+
+
+class Column:
+    """One slot of several tensors. whole: the tensor whose parts they are, if there is one."""
+
+    def __init__(self, slots: tuple[Any, ...]) -> None:
+        self.slots = slots
+        self.whole = None if slots[0] is None else memory.whole(slots)
+
+    def read(self) -> Tensor | None:
+        """The slots as one tensor."""
+        if self.whole is not None or self.slots[0] is None:
+            return self.whole
+        return torch.stack(self.slots)
+
+    def written(self, new: Tensor) -> list[Write]:
+        """The writes of their new values."""
+        if self.whole is not None:
+            return [partial(self.whole.copy_, new)]
+        return [partial(x.copy_, y) for x, y in zip(self.slots, new.unbind(), strict=True)]
+
+
+def products(placements: Sequence[Placement]) -> list[int]:
+    """The indices of the rules that ATen runs: those that take batches, or else all that are not
+    element-wise."""
+    found = [i for i, x in enumerate(placements) if x.rule.updates and x.rule.batched]
+    if not found:
+        found = [i for i, x in enumerate(placements) if x.rule.updates and not x.rule.elementwise]
+    rules = [placements[i] for i in found]
+    if any(x.lookback is not None or x.rule.reads_new_params for x in rules):
+        return []
+    return found
