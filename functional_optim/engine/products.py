@@ -168,7 +168,7 @@ class Stacks:
     def __init__(self, params: list[Tensor], slots: list[Slots]) -> None:
         self.params = params
         self.slots = slots
-        self.batches: list[tuple[list[int], Tensor, list[Column]]] = []
+        self.batches: list[tuple[list[int], Tensor, list[StackedSlot]]] = []
         alike: dict[Any, list[int]] = {}
         for i, (p, own) in enumerate(zip(params, slots, strict=True)):
             kind = (p.shape, *[None if s is None else s.shape for s in own])
@@ -178,22 +178,22 @@ class Stacks:
             first = params[members[0]]
             for some in batches(members, first.numel()):
                 stack = torch.empty((len(some), *first.shape), dtype=compute_dtype(first))
-                columns = list(map(Column, zip(*[slots[i] for i in some], strict=True)))
-                self.batches.append((some, stack, columns))
+                mine = list(map(StackedSlot, zip(*[slots[i] for i in some], strict=True)))
+                self.batches.append((some, stack, mine))
                 updates.update(zip(some, stack.unbind(), strict=True))
         self.updates = [updates[i] for i in range(len(params))]
 
     def multiply(self, placement: Placement, numbers: Numbers) -> list[Write]:
         """Run the rule on all tensors. Returns the writes of its slots."""
         writes: list[Write] = []
-        for members, stack, columns in self.batches:
+        for members, stack, own in self.batches:
             if placement.rule.batched and len(members) > 1:
-                old = tuple([column.read() for column in columns])
+                old = tuple([slot.read() for slot in own])
                 update, new = run_batch(
                     placement.rule, stack, old, self.params[members[0]], numbers
                 )
-                for column, x, y in zip(columns, old, new, strict=True):
-                    writes += [] if y is x else column.written(y)
+                for slot, x, y in zip(own, old, new, strict=True):
+                    writes += [] if y is x else slot.written(y)
                 stack.copy_(update)
                 continue
             for i, mine in zip(members, stack.unbind(), strict=True):
@@ -205,7 +205,7 @@ class Stacks:
         return writes
 
 
-class Column:
+class StackedSlot:
     """One slot of several tensors. whole: the tensor whose parts they are, if there is one."""
 
     def __init__(self, slots: tuple[Any, ...]) -> None:

@@ -416,8 +416,7 @@ def test_a_number_that_cannot_be_replaced_does_not_hold_up_another():
             opt.param_groups[0]["decay"] = 0.1 / (2 + step)
 
     opt = check_steps(make, change)
-    placeholders = vars(opt)["_plan"].placeholders[0]
-    assert "decay" not in placeholders.known
+    assert "decay" not in vars(opt)["_plan"].placeholders[0].known
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

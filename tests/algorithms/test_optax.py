@@ -42,7 +42,7 @@ NOT_EQUAL = {
     "sgd-dampening": "torch's first step has none; optax's ema damps it, too",
     "rprop": "optax 0.2.8 takes each step one call late",
     "noisy_sgd": "the two draw other random numbers",
-    "muon": "optax corrects the bias inside of the Nesterov average",
+    "muon": "the iteration runs in bfloat16 here, as in torch.optim",
     "adaptive_grad_clip": "a unit is a row here, as torch stores weights; a column in jax",
     "lbfgs": "another line search: optax zooms, torch.optim brackets by cubics",
     "adadelta with weight_decay": "optax's is decoupled, torch.optim's is L2",
