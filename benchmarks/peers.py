@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -81,7 +82,7 @@ def adamw(library: str, theirs: Build, *needs: str) -> Peer:
     return Peer(library, (*needs, library), "AdamW", theirs, mine, (MLP, GPT))
 
 
-def whole(library: str, name: str, theirs: Build, rule: str) -> Peer:
+def whole(library: str, name: str, theirs: Callable[[str, list[Tensor]], Step], rule: str) -> Peer:
     """An optimizer that sees whole tensors."""
     what, made = WHOLE[rule]
     workload = SQUARES if rule in MATRIX else GPT
