@@ -221,8 +221,9 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     return checked_sums("reduce", rule.reduce(*given))
 
 
-def measured_by_last(placements: Sequence[Placement], leaf: Leaf) -> Numbers:
-    """What the last rule measures on one tensor for itself, after the rules before it have run."""
+def measured_by_last(placements: Sequence[Placement], leaf: Leaf) -> tuple[Numbers, list[Slots]]:
+    """What the last rule measures on one tensor for itself, after the rules before it have run; and
+    the new slots of these."""
     measure, found = placements[-1].rule.measure, []
     assert measure is not None
 
@@ -230,8 +231,8 @@ def measured_by_last(placements: Sequence[Placement], leaf: Leaf) -> Numbers:
         found.append(checked_sums("measure", measure(u, slots, *given)))
         return u, slots
 
-    run([*placements[:-1], placements[-1].observed_by(look)], [leaf])
-    return found[0]
+    ((_, new),) = run([*placements[:-1], placements[-1].observed_by(look)], [leaf])
+    return found[0], new
 
 
 def slots_without_gradient(rule: Rule, p: Tensor, slots: Slots, numbers: Numbers) -> Slots:

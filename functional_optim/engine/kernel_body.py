@@ -15,8 +15,9 @@ from functional_optim.core.rule import Form, Numbers, Placement, with_forms
 from functional_optim.core.storage import compute_dtype, with_holes
 from functional_optim.engine.executor import Goal, write, write_slots
 
-Task = Goal | Literal["measure"]
-"""What a kernel does: an executor's goal, or what the last rule measures on each tensor itself."""
+Task = Goal | Literal["measure", "advance"]
+"""What a kernel does: an executor's goal; what the last rule measures on each tensor for itself; or
+the same and, in place, the new slots of the rules before it."""
 
 
 class KernelBody:
@@ -94,6 +95,10 @@ class KernelBody:
     def one(self, leaves: list[list[Tensor]], vector: Tensor) -> tuple[Tensor, ...]:
         """The body of a kernel for one leaf."""
         (leaf,) = self._leaves(leaves, vector)
+        if self.task == "advance":
+            found, new = measured_by_last(self.placements, leaf)
+            write_slots(leaf.slots[:-1], new[:-1])
+            return tuple(found)
         if not self.writes:
             return tuple(self._found(leaf))
         self._step([leaf])
@@ -109,8 +114,8 @@ class KernelBody:
         return ()
 
     def _found(self, leaf: Leaf) -> Numbers:
-        if self.task == "measure":
-            return measured_by_last(self.placements, leaf)
+        if self.task in ("measure", "advance"):
+            return measured_by_last(self.placements, leaf)[0]
         return measure(self.placements, leaf)
 
     def _leaves(self, leaves: list[list[Tensor]], vector: Tensor) -> list[Leaf]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +15,11 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
-from functional_optim.core.rule import Form, Placement, flat_numbers, form_of
+from functional_optim.core.rule import Placement, flat_numbers, form_of
 from functional_optim.core.storage import Slots, compute_dtype, laid_out_like, present
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.kernel_body import KernelBody
+from functional_optim.engine.staged import Part, StagedLaunch, can_be_cut, measuring, parts_of
 
 GRAIN = 1 << 15
 """Elements from which threads share the work: torch's own grain size for CPU loops."""
@@ -104,81 +104,68 @@ class NativeExecutor(KernelExecutor):
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile the kernel of a task, and those that measure each tensor before it."""
-        placements = scalars.placements[:-1] if scalars.goal == "reduce" else scalars.placements
-        measuring = [
-            i for i, placement in enumerate(placements) if placement.rule.measure is not None
-        ]
-        if not measuring:
+        if not measuring(scalars):
             return super().prepare(grads, scalars)
-        forms = tuple(map(form_of, scalars.numbers))
-        passes: list[tuple[kernels.MultiTensorLaunch, int]] = []
-        measured: dict[int, Form] = {}
-        for i in measuring:
-            body = KernelBody(
-                placements[: i + 1], self.holes, forms[: i + 1], "measure", {**measured}
-            )
-            launch = self.build(body)
-            if launch is None:
-                return False
-            passes.append((launch, len(flat_numbers(scalars.numbers[: i + 1]))))
-            measured[i] = form_of(body.probe(self.params[0]))
-        launch = self.build(
-            KernelBody(scalars.placements, self.holes, forms, scalars.goal, measured)
-        )
-        self.kernels[scalars.task] = None if launch is None else StagedLaunch(passes, launch)
-        return launch is not None
+        ways = (True, False) if can_be_cut(scalars) else (False,)
+        for cut in ways:
+            parts: list[tuple[Part, kernels.Native]] = []
+            for part in parts_of(scalars, self.holes, self.params[0], cut=cut):
+                native = self._library(part.body, part.tensors(self.slots[0], self._update()))
+                if native is None:
+                    break
+                parts.append((part, native))
+            else:
+                self.kernels[scalars.task] = self._staged(parts, scalars, cut=cut)
+                return True
+        return False
 
     def build(self, body: KernelBody) -> Any:
         """The library, ready to go over these tensors; None if the rule is no loop for one."""
-        outputs = len(body.probe(self.params[0]))
-        native = kernels.sweep(
-            body.key(),
-            body.functions(),
-            body.one,
-            kernels.Signature((self.dtypes,), None, (body.count, self.compute), self.device, 1),
-            outputs,
-            strict=self.group.strict,
-        )
+        native = self._library(body, present(self.slots[0]))
         if native is None:
             return None
         sizes = [kernel_size(p) for p in self.params]
         rows = array.array("q")
         for p, mine in zip(self.params, self.slots, strict=True):
             rows.extend(map(Tensor.data_ptr, (p, *present(mine))))
-        threads = torch.get_num_threads() if sum(sizes) >= GRAIN else 1
-        return kernels.MultiTensorLaunch(
-            native, sizes, rows, threads, self.compute, each=body.task == "measure"
+        return kernels.MultiTensorLaunch(native, sizes, rows, self._threads(sizes), self.compute)
+
+    def _library(self, body: KernelBody, slots: list[Tensor]) -> kernels.Native | None:
+        """The library of a body. slots: those that it sees of the first parameter."""
+        dtypes = (*self.dtypes[:2], *[_real(x.dtype) for x in slots])
+        numbers = (body.count, self.compute)
+        return kernels.sweep(
+            body.key(),
+            body.functions(),
+            body.one,
+            kernels.Signature((dtypes,), None, numbers, self.device, 1),
+            len(body.probe(self.params[0])),
+            strict=self.group.strict,
         )
+
+    def _staged(
+        self, parts: list[tuple[Part, kernels.Native]], scalars: BoundScalars, *, cut: bool
+    ) -> StagedLaunch:
+        sizes = [kernel_size(p) for p in self.params]
+        count = len(flat_numbers(scalars.numbers))
+        threads = self._threads(sizes)
+        return StagedLaunch(
+            parts, self.params, sizes, self.slots, count, self.compute, threads, cut=cut
+        )
+
+    def _update(self) -> Tensor:
+        return torch.empty(0, dtype=self.compute)
+
+    def _threads(self, sizes: list[int]) -> int:
+        return torch.get_num_threads() if sum(sizes) >= GRAIN else 1
 
     def call(
         self, kernel: Any, grads: list[Tensor], scalars: BoundScalars
     ) -> Callable[[], Sequence[Any]]:
-        """One call of the library, in C; before it, where rules measure their tensors, others."""
+        """One call of the library, in C; where rules measure their tensors, some of several."""
         if type(kernel) is StagedLaunch:
             return kernel.ready(grads, scalars.tensor(self.compute, self.device))
         return kernel.ready(grads, scalars.numbers)
-
-
-class StagedLaunch:
-    """A kernel that reads what others have measured on each tensor.
-
-    passes: these others in their order, and of all numbers of a step how many each reads.
-    """
-
-    def __init__(
-        self, passes: list[tuple[kernels.MultiTensorLaunch, int]], last: kernels.MultiTensorLaunch
-    ) -> None:
-        self.passes = passes
-        self.last = last
-
-    def ready(self, grads: list[Tensor], numbers: Tensor) -> Callable[[], Sequence[Any]]:
-        """Measure now; the call of the last kernel."""
-        every = numbers.expand(len(grads), -1)
-        known = every[:, :0]
-        for launch, count in self.passes:
-            found = launch.for_each(grads, torch.cat([known, every[:, :count]], 1))
-            known = torch.cat([known, found.to(numbers.dtype)], 1)
-        return partial(self.last.with_rows, grads, torch.cat([known, every], 1))
 
 
 def elementwise(placements: tuple[Placement, ...]) -> bool:

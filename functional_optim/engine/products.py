@@ -9,39 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim.core import memory
 from functional_optim.core.execution import Leaf, batches, run, run_batch
-from functional_optim.core.rule import Numbers, Placement, Rule
+from functional_optim.core.rule import Numbers, Placement
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
+from functional_optim.engine.cuts import PUT, TAKE
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of
-
-
-class Between(NamedTuple):
-    """The slot of the rules that stand for a product in kernels.
-
-    update: like the parameter, in compute dtype: what goes into the product, then what comes out.
-    """
-
-    update: Tensor
-
-
-def _put(u: Tensor, slots: Between, p: Tensor) -> tuple[Tensor, Between]:
-    return u, Between(u)
-
-
-def _take(u: Tensor, slots: Between, p: Tensor) -> tuple[Tensor, Between]:
-    return slots.update, slots
-
-
-PUT = Placement(Rule((_put,), slots=Between, keys=Between._fields, codecs=(None,)))
-TAKE = Placement(Rule((_take,), slots=Between, keys=Between._fields, codecs=(None,)))
 
 
 class ProductExecutor(Executor):

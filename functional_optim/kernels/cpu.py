@@ -117,13 +117,13 @@ class MultiTensorLaunch:
         return tuple(self.totals)
 
     def with_rows(self, grads: list[Tensor], rows: Tensor) -> tuple[float, ...]:
-        """Call it with numbers for each tensor. rows: a row of them each, contiguous."""
-        self._run(grads, rows.data_ptr(), rows.shape[1])
+        """Call it with numbers for each tensor. rows: a row of them each."""
+        self._run(grads, rows.data_ptr(), rows.stride(0))
         return tuple(self.totals)
 
     def for_each(self, grads: list[Tensor], rows: Tensor) -> Tensor:
         """The sums over each tensor, a row each, in float64."""
-        self._run(grads, rows.data_ptr(), rows.shape[1])
+        self._run(grads, rows.data_ptr(), rows.stride(0))
         return torch.frombuffer(self.totals, dtype=torch.float64).reshape(len(grads), -1)
 
     def _run(self, grads: list[Tensor], numbers: int, stride: int) -> None:

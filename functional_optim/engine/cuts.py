@@ -1,0 +1,34 @@
+"""Chains that are cut in two: what stands in each part for the rules of the other."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim.core.rule import Placement, Rule
+
+
+class Between(NamedTuple):
+    """The slot of `PUT` and `TAKE`. update: what a part hands on, like the parameter, but in the
+    compute dtype."""
+
+    update: Tensor
+
+
+def _put(u: Tensor, slots: Between, p: Tensor) -> tuple[Tensor, Between]:
+    return u, Between(u)
+
+
+def _take(u: Tensor, slots: Between, p: Tensor, *numbers: Any) -> tuple[Tensor, Between]:
+    return slots.update, slots
+
+
+PUT = Placement(Rule((_put,), slots=Between, keys=Between._fields, codecs=(None,)))
+"""Leaves the update in a slot."""
+
+TAKE = Placement(Rule((_take,), slots=Between, keys=Between._fields, codecs=(None,)))
+"""Goes on with the update in its slot, and ignores the numbers of the rule for which it stands."""
+
+SKIP = Placement(Rule(()))
+"""Does nothing, and ignores the numbers of the rule for which it stands."""
