@@ -20,14 +20,10 @@ from functional_optim.core.storage import Slots, present
 from functional_optim.engine.executor import BoundScalars, How
 from functional_optim.engine.kernel_body import KernelBody
 from functional_optim.engine.native import GRAIN, KernelExecutor, elementwise, in_memory, kind_of
-
-MOST = 4
-"""Dimensions that a tensor may have, not counting those of size 1."""
+from functional_optim.kernels.dynamic_shapes import MOST, Axes
 
 LONG = 1 << 17
 """Entries of a row, which one thread sums plainly, from which on a tensor is left to others."""
-
-Axes = tuple[int | None, ...]
 
 
 class DynamicShapeExecutor(KernelExecutor):

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.building import Unsuitable, captured, type_of
-from functional_optim.kernels.library import Launch, Native, compare, make
+from functional_optim.kernels.library import SYMBOL, Launch, Native, compare, make
 from functional_optim.kernels.tracing import BLOCK, Body, Signature, Trace, lower, trace
 
 PROBE = 37
 """Elements of the tensors that a new library is tried on."""
+
 
 class MultiTensorLaunch(Launch):
     """A library for tensors seen as 1-D, with those that it goes over.

@@ -1,7 +1,7 @@
-"""One library for all shapes of a number of dimensions, for rules that sum over parts of a tensor.
+"""One library for all shapes of a number of dimensions, for rules that sum over parts of tensors.
 
-`phases` cuts the rule into kernels, Inductor writes them, and a driver calls them: large tensors one
-after the other, their chunks shared by the threads; small ones as a whole, each by one thread.
+`phases` cuts the rule into kernels, Inductor writes them, and a driver calls them: large tensors
+one after the other, their chunks shared by the threads; others as a whole, each by one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from functional_optim.kernels.building import CTYPES, Unsuitable, captured, type_of
 from functional_optim.kernels.library import LAYOUT, SYMBOL, Launch, Native, compare, make
-from functional_optim.kernels.phases import HINTS, ROWS, Part, Phases, cut, empty, mean
+from functional_optim.kernels.phases import HINTS, ROWS, ChunkKernel, Phases, cut, empty, mean
 from functional_optim.kernels.tracing import Body, Trace, check_guards, lower, record
 
 CHUNK = 1 << 13
@@ -74,7 +74,7 @@ class ShapedLaunch(Launch):
         super().__init__(native, len(sizes), rows, threads, dtype, each=each)
         entries = list(map(math.prod, sizes))
         # a thread that steps a large tensor alone is waited for
-        limit = max(sum(entries) // (4 * threads), chunk) if threads > 1 else max(entries)
+        limit = max(sum(entries) // (2 * threads), chunk) if threads > 1 else max(entries)
         order = sorted(range(len(sizes)), key=lambda i: -entries[i])
         large = sum(size > limit for size in entries)
         needed, table = [0], array.array("q")
@@ -104,8 +104,12 @@ class ShapedLaunch(Launch):
             offsets.append(at)
             size = width * math.prod([n for i, n in enumerate(sizes) if axes >> i & 1])
             if parts == TEMPORARY:
-                size = threads * width * math.prod(
-                    [rows if i == 0 else n for i, n in enumerate(sizes) if axes >> i & 1]
+                size = (
+                    threads
+                    * width
+                    * math.prod(
+                        [rows if i == 0 else n for i, n in enumerate(sizes) if axes >> i & 1]
+                    )
                 )
             elif parts == PARTS:
                 size *= chunks
@@ -189,7 +193,7 @@ class _Writer:
                 self.parts[i] = len(self.layout)
                 self.layout.append((kept.dtype.itemsize, _mask(kept.axes), PARTS))
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ChunkKernel) -> None:
         """Have Inductor write a kernel, and call it where it belongs."""
         hints = (ROWS, *HINTS[: self.signature.sizes])
         with captured() as found:
@@ -318,7 +322,9 @@ class _Writer:
             return ""
         kind = CTYPES[kept.dtype]
         total, parts = self._kept(i, False), f"({kind}*){self._place(self.parts[i])}"
-        return f"combine<{kind}, {kept.combined}>({total}, {parts}, t.chunks, {_length(kept.axes)});"
+        return (
+            f"combine<{kind}, {kept.combined}>({total}, {parts}, t.chunks, {_length(kept.axes)});"
+        )
 
 
 def _function(name: str, more: str, first: str, lines: list[str]) -> str:
@@ -404,7 +410,7 @@ extern "C" void {symbol}(const int64_t* call)
     for (int64_t b = 0; b < large; ++b) {{
         const Tensor t = tensor(order[b], 0);
         step(order[b], t, [&](auto chunk) {{
-            #pragma omp parallel for num_threads(threads) schedule(static)
+            #pragma omp parallel for num_threads(threads) schedule(dynamic, 2)
             for (int64_t k = 0; k < t.chunks; ++k) chunk(k);
         }});
     }}

@@ -77,7 +77,7 @@ class Kept(NamedTuple):
     combined: str | None
 
 
-class Part(NamedTuple):
+class ChunkKernel(NamedTuple):
     """One kernel, as a graph over a chunk.
 
     reads: what its tensors are: ("given", i) for the gradient, the parameter or a slot, ("kept", i)
@@ -95,14 +95,12 @@ class Part(NamedTuple):
 class Phases(NamedTuple):
     """A rule as kernels. results: which values it returns."""
 
-    parts: list[Part]
+    parts: list[ChunkKernel]
     kept: list[Kept]
     results: list[int]
 
 
-def empty(
-    shape: Sequence[int | None], sizes: Sequence[Any], dtype: torch.dtype
-) -> Tensor:
+def empty(shape: Sequence[int | None], sizes: Sequence[Any], dtype: torch.dtype) -> Tensor:
     """A tensor whose shape is given as indices of sizes."""
     return torch.empty([1 if i is None else sizes[i] for i in shape], dtype=dtype)
 
@@ -139,9 +137,7 @@ def cut(traced: Trace, sizes: int, axes: Sequence[tuple[int | None, ...]]) -> Ph
 class _Plan:
     """When each node of a graph is computed, and which values are kept."""
 
-    def __init__(
-        self, traced: Trace, sizes: int, axes: Sequence[tuple[int | None, ...]]
-    ) -> None:
+    def __init__(self, traced: Trace, sizes: int, axes: Sequence[tuple[int | None, ...]]) -> None:
         nodes = list(traced.graph.graph.nodes)
         given = [node for node in nodes if node.op == "placeholder"]
         self.tensors = given[sizes:-1]
@@ -227,9 +223,7 @@ class _Plan:
         if node.meta["val"].dtype not in CTYPES:
             return False
         mine = self.axes[node]
-        return any(
-            len(self.axes[user]) > len(mine) for user in node.users if user in self.axes
-        )
+        return any(len(self.axes[user]) > len(mine) for user in node.users if user in self.axes)
 
     def _schedule(self, node: Any) -> None:
         """Say when a node is computed, and when it is known to those that read it."""
@@ -249,9 +243,7 @@ class _Plan:
         self.when[node] = self.known[node] = When(phase, chunked, step)
         if self._reduced(node):
             ends = chunked and 0 not in self.axes[node]
-            self.known[node] = (
-                When(phase + 1, False, 0) if ends else When(phase, chunked, step + 1)
-            )
+            self.known[node] = When(phase + 1, False, 0) if ends else When(phase, chunked, step + 1)
 
     def _used(self) -> set[Any]:
         """Nodes that the results depend on."""
@@ -290,7 +282,7 @@ class _Plan:
         ends = self._reduced(node) and self.when[node].chunked and 0 not in self.axes[node]
         return Kept(self.axes[node], dtype, COMBINED[node.target] if ends else None)
 
-    def part(self, when: When) -> Part:
+    def part(self, when: When) -> ChunkKernel:
         """The kernel of one time."""
         results = [node for node in self.kept if self.when[node] == when]
         stores = self.stores.get(when, [])
@@ -321,7 +313,7 @@ class _Plan:
         hints = (ROWS, *HINTS[: len(self.symbols)])
         traced = record(body, hints, made, self.vector, torch.device("cpu"))
         writes = [self.kept.index(node) for node in results]
-        return Part(when, traced, [self._named(x) for x in reads], layouts, writes)
+        return ChunkKernel(when, traced, [self._named(x) for x in reads], layouts, writes)
 
     def _named(self, node: Any) -> tuple[str, int]:
         if node in self.tensors:

@@ -104,9 +104,7 @@ def record(
     mode = FakeTensorMode(shape_env=env)
     sizes: list[Any] = []
     for i, hint in enumerate(hints):
-        symbol = env.create_symbol(
-            hint, ConstantSource(f"size{i}"), dynamic_dim=DimDynamic.DYNAMIC
-        )
+        symbol = env.create_symbol(hint, ConstantSource(f"size{i}"), dynamic_dim=DimDynamic.DYNAMIC)
         sizes.append(env.create_symintnode(symbol, hint=hint, source=None))
     with mode:
         tensors = made(sizes)

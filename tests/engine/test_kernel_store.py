@@ -20,7 +20,7 @@ from helpers import assert_same, clone, run
 
 import functional_optim as fo
 from functional_optim import kernels
-from functional_optim.kernels import cpu, disk_cache
+from functional_optim.kernels import building, cpu, disk_cache
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="about modes, owners and signals")
 
@@ -202,12 +202,12 @@ def test_a_precompiled_header_is_used_where_it_is_there_or_pays(
     from torch._inductor import codecache
 
     asked = []
-    monkeypatch.setattr(cpu, "_builds", iter([built]))
-    monkeypatch.setattr(cpu, "_header", lambda: asked.append("a header"))
+    monkeypatch.setattr(building, "_builds", iter([built]))
+    monkeypatch.setattr(building, "_header", lambda: asked.append("a header"))
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
     if there:
         (tmp_path / "prefix.h.gch").touch()
-    assert cpu._build('extern "C" int one() { return 1; }', tmp_path).exists()
+    assert building.build('extern "C" int one() { return 1; }', tmp_path).exists()
     assert len(asked) == used
 
 
