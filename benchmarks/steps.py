@@ -69,12 +69,18 @@ def block_clipped(lr: float = 1e-3) -> fo.GradientTransformation:
     )
 
 
+def unit_clipped(lr: float = 1e-3) -> fo.GradientTransformation:
+    """AdamW behind adaptive clipping of the gradient's rows."""
+    return fo.chain(fo.adaptive_grad_clip(0.1), fo.adamw(lr))
+
+
 MEASURING = {
     "lamb": ("LAMB", lamb),
     "cautious": ("Cautious AdamW", cautious),
     "block": ("AdamW, clipped by block RMS", block_clipped),
+    "agc": ("AdamW, rows clipped adaptively", unit_clipped),
 }
-"""Recipes whose rules measure each tensor."""
+"""Recipes whose rules measure each tensor, or its rows."""
 
 
 def parts(params: list[Tensor]) -> Step:

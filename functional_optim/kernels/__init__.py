@@ -4,8 +4,9 @@ Called through torch.compile, a kernel would spend 30–60 µs on guards and wra
 graph is compiled below that, through doors that are not public. Each way is left for the next when
 it is missing, has changed or does not suit the rule:
 
-1. `sweep`: a library that goes over all tensors of a model in one call (`native`), kept on disk
-   (`store`) under a name that tells the rule (`keys`).
+1. `sweep`: a library that goes over all tensors of a model in one call (`cpu`, and for rules that
+   sum over parts of tensors `dynamic_shapes`), kept on disk (`disk_cache`) under a name that tells
+   the rule (`fingerprints`).
 2. `build`: Inductor's own callable, for one signature and fixed shapes (`tracing`).
 3. plain torch.compile, and at last the rule itself, eagerly, with a warning.
 
@@ -33,13 +34,14 @@ from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
-from functional_optim.kernels.library import READER, Native, load
+from functional_optim.kernels.library import READER, Launch, Native, load
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
 __all__ = [
     "READER",
     "Body",
     "Kernel",
+    "Launch",
     "MultiTensorLaunch",
     "Native",
     "ShapeSignature",

@@ -38,11 +38,13 @@ def sides() -> Any:
     """A rule with slots like the rows, the columns and the whole of a tensor, each a sum of it."""
 
     def init(p: Tensor) -> Averages:
-        rows, columns = p[..., :1], p[:1]
-        return Averages(*[torch.zeros_like(x) for x in (rows, columns)], p.new_zeros(()))
+        whole = p.shape if p.dim() else (1,)
+        rows, columns = (*whole[:-1], 1), (1, *whole[1:])
+        shapes = [shape[: p.dim()] for shape in (rows, columns, ())]
+        return Averages(*[p.new_zeros(shape) for shape in shapes])
 
     def update(u: Tensor, slots: Averages, p: Tensor, weight: Any) -> tuple[Tensor, Averages]:
-        if u.dim() == 0:
+        if u.dim() == 0 or u.numel() == 0:
             return u, slots
         rows = slots.rows.lerp(u.mean(-1, keepdim=True), weight)
         columns = slots.columns.lerp((u - rows).square().sum(0, keepdim=True), weight)
@@ -50,9 +52,7 @@ def sides() -> Any:
         u = (u - rows) / (1 + columns) * (largest / (1 + rows.square().sum())) / u.shape[0]
         return -u, Averages(rows, columns, largest)
 
-    return fo.leafwise(
-        init, update, lambda t: (1 / t,), elementwise=False, slots=Averages, name="sides"
-    )
+    return fo.leafwise(init, update, lambda t: (1 / t,), elementwise=False, name="sides")
 
 
 RECIPES = {
@@ -171,13 +171,13 @@ def test_what_cannot_be_cut_is_compiled_by_shape(update):
 
 
 def test_other_layouts_and_slots_of_other_shapes_are_left_to_others():
-    def init(p: Tensor) -> Any:
-        return Averages(*[p.new_zeros(p.shape[0])] * 3)
+    def init(p: Tensor) -> Averages:
+        return Averages(*[p.new_zeros(p.shape[0]) for _ in range(3)])
 
     def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
-        return u, Averages(*[u.sum(1)] * 3)
+        return u, Averages(*[u.sum(1) for _ in range(3)])
 
-    recipe = lambda: fo.leafwise(init, update, slots=Averages, elementwise=False)  # noqa: E731
+    recipe = lambda: fo.leafwise(init, update, elementwise=False)  # noqa: E731
     opt, _ = stepped(recipe, [make_tree(k, torch.float64, {"a": (3, 2)}) for k in range(2)])
     assert executors(opt) == {InductorExecutor}
     last = [
