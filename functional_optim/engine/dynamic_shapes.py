@@ -53,7 +53,8 @@ class DynamicShapeExecutor(KernelExecutor):
         """The library, ready to go over these tensors; None if the rule cannot be cut for one."""
         outputs = len(body.probe(self.params[0]))
         first = self.params[0]
-        axes = [_axes(x, first) for x in (first, first, *present(self.slots[0]))]
+        found = [_axes(x, first) for x in (first, first, *present(self.slots[0]))]
+        axes = [own for own in found if own is not None]  # none is: all were accepted
         native = kernels.sweep(
             body.key(),
             body.functions(),

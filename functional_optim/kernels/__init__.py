@@ -107,8 +107,8 @@ def sweep(
     Raises:
         RuntimeError: if `strict`, and building it fails.
     """
-    known = type(signature) is Signature
-    if not set(signature.leaves[0] if known else signature.dtypes) <= CTYPES.keys():
+    shaped = isinstance(signature, ShapeSignature)
+    if not set(signature.dtypes if shaped else signature.leaves[0]) <= CTYPES.keys():
         return None
     return _once(
         ("native", key, signature),
@@ -197,7 +197,7 @@ def _native(
         if kept is not None:  # by a process that came first
             return kept
         try:
-            if type(signature) is ShapeSignature:
+            if isinstance(signature, ShapeSignature):
                 return dynamic_shapes.compile(name, body, signature, outputs)
             return cpu.compile(name, body, signature, outputs)
         except Unsuitable:

@@ -167,7 +167,7 @@ def trace(body: Body, signature: ShapeSignature) -> Trace:
 
 def write(traced: Trace, signature: ShapeSignature, outputs: int) -> str:
     """The C++ source of a library: the kernels, and what calls them."""
-    phases = cut(traced, signature.sizes, signature.axes)
+    phases = cut(traced, signature.sizes)
     writer = _Writer(phases, signature)
     for part in phases.parts:
         writer.add(part)
@@ -210,7 +210,7 @@ class _Writer:
         for x, i in zip(results, part.writes, strict=True):
             known[x.data_ptr()] = self._left(i, part.when.chunked)
         names = ["rows", *[f"t.size[{i}]" for i in range(self.signature.sizes)]]
-        sizes = dict(zip(hints, names, strict=True))
+        sizes: dict[int, str] = dict(zip(hints, names, strict=True))
         lines = self.calls.setdefault((part.when.phase, part.when.chunked), [])
         for types, source, given in found:
             name = f"kernel{len(self.kernels)}"
@@ -298,6 +298,10 @@ class _Writer:
                 ended = [part for part in self.phases.parts if part.when[:2] == (phase, True)]
                 lines = [self._combination(i) for part in ended for i in part.writes]
                 steps += [line for line in lines if line]
+        for i, j in self.phases.moves:
+            kept = self.phases.kept[j]
+            size = f"{kept.dtype.itemsize} * {_length(kept.axes)}"
+            steps.append(f"std::memcpy((void*)t.row[{i - 1}], {self._place(j)}, {size});")
         results = [
             f"parts[{outputs} * i + {j}] = (double)*{self._kept(i, False)};"
             for j, i in enumerate(self.phases.results)
@@ -347,6 +351,7 @@ def _length(axes: Sequence[int]) -> str:
 HEAD = """
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 #include <omp.h>
 

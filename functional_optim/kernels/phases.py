@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.node import map_arg
 
 from functional_optim.kernels.building import CTYPES, Unsuitable
 from functional_optim.kernels.tracing import Trace, record
@@ -93,11 +94,15 @@ class ChunkKernel(NamedTuple):
 
 
 class Phases(NamedTuple):
-    """A rule as kernels. results: which values it returns."""
+    """A rule as kernels.
+
+    results: which values it returns. moves: which given tensors become which values at the end.
+    """
 
     parts: list[ChunkKernel]
     kept: list[Kept]
     results: list[int]
+    moves: list[tuple[int, int]]
 
 
 def empty(shape: Sequence[int | None], sizes: Sequence[Any], dtype: torch.dtype) -> Tensor:
@@ -114,35 +119,34 @@ def mean(
     return total / math.prod([x.shape[d] for d in dims])
 
 
-def cut(traced: Trace, sizes: int, axes: Sequence[tuple[int | None, ...]]) -> Phases:
+def cut(traced: Trace, sizes: int) -> Phases:
     """The kernels of a graph.
 
     Args:
         traced: the rule for one tensor; its inputs are the sizes, the tensors and the numbers.
         sizes: how many sizes there are.
-        axes: of each tensor the dimensions, as indices of sizes; None for a size of 1.
 
     Raises:
         Unsuitable: if it has an operation that cannot be cut, such as a product of matrices.
     """
-    plan = _Plan(traced, sizes, axes)
+    plan = _Plan(traced, sizes)
     keys = sorted({*[plan.when[node] for node in plan.kept], *plan.stores})
     return Phases(
         [plan.part(key) for key in keys],
         [plan.described(node) for node in plan.kept],
         [plan.kept.index(node) for node in plan.results],
+        [(i, plan.kept.index(node)) for i, node in plan.moves],
     )
 
 
 class _Plan:
     """When each node of a graph is computed, and which values are kept."""
 
-    def __init__(self, traced: Trace, sizes: int, axes: Sequence[tuple[int | None, ...]]) -> None:
+    def __init__(self, traced: Trace, sizes: int) -> None:
         nodes = list(traced.graph.graph.nodes)
         given = [node for node in nodes if node.op == "placeholder"]
         self.tensors = given[sizes:-1]
         self.numbers = given[-1]
-        self.given_axes = axes
         self.given_dtypes = [x.dtype for x in traced.inputs[sizes:-1]]
         self.vector = (traced.inputs[-1].shape[0], traced.inputs[-1].dtype)
         self.symbols = [x.node.expr for x in traced.inputs[:sizes]]
@@ -168,6 +172,7 @@ class _Plan:
                 self._schedule(node)
         used = self._used()
         self.kept = [node for node in self.kept if node in used]
+        self.moves = [(i, node) for i, node in self.copies if self._is_moved(i, node)]
         self.stores = self._placed()
 
     def _look_at(self, node: Any) -> None:
@@ -256,21 +261,26 @@ class _Plan:
                 waiting += node.all_input_nodes
         return used
 
+    def _is_moved(self, i: int, node: Any) -> bool:
+        """Whether a tensor becomes a value that is kept anyway."""
+        same = node in self.kept and node.meta["val"].dtype is self.given_dtypes[i]
+        return same and self.axes[node] == self.axes[self.tensors[i]]
+
     def _placed(self) -> dict[When, list[tuple[int, Any]]]:
         """When each given tensor is overwritten: after all that reads it."""
+        copies = [copy for copy in self.copies if copy not in self.moves]
         times = [self.when[node] for node in self.kept]
-        times += [self.known[node] for _, node in self.copies]
-        chunked = [x for x in times if x.chunked]
+        times += [self.known[node] for _, node in copies]
         last = max([x.phase for x in times], default=0)
-        most = max([x.phase for x in chunked], default=0)
-        for i, _ in self.copies:
-            if None is not self.given_axes[i] and 0 in self.given_axes[i]:
-                most = max(most, *[self.known[v].phase for j, v in self.copies if j == i])
-        found: dict[When, list[tuple[int, Any]]] = {}
+        inside = {i for i, _ in copies if 0 in self.axes[self.tensors[i]]}
+        chunked = [x for x in times if x.chunked]
+        phases = [x.phase for x in chunked]
+        phases += [self.known[node].phase for i, node in copies if i in inside]
+        most = max(phases, default=0)
         step = max([x.step for x in chunked if x.phase == most], default=0)
-        for i, node in self.copies:
-            inside = 0 in self.given_axes[i]
-            when = When(most, True, step) if inside else When(last + 1, False, 0)
+        found: dict[When, list[tuple[int, Any]]] = {}
+        for i, node in copies:
+            when = When(most, True, step) if i in inside else When(last + 1, False, 0)
             found.setdefault(when, []).append((i, node))
         return found
 
@@ -361,8 +371,8 @@ class _Plan:
                             return integer(found, reshaping)
                         return value_of(x)
 
-                    args = torch.fx.node.map_arg(node.args, given)
-                    kwargs = torch.fx.node.map_arg(node.kwargs, given)
+                    args = map_arg(node.args, given)
+                    kwargs = map_arg(node.kwargs, given)
                     values[node] = node.target(*args, **kwargs)
                 return values[node]
 
