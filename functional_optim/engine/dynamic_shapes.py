@@ -22,6 +22,10 @@ from functional_optim.engine.kernel_body import KernelBody
 from functional_optim.engine.native import GRAIN, KernelExecutor, elementwise, in_memory, kind_of
 from functional_optim.kernels.dynamic_shapes import MOST, Axes
 
+SHARED = 4 * GRAIN
+"""Entries from which threads share the work. It is a call of its own for vectors, which are small,
+and on a busy machine threads wait for each other longer than these take."""
+
 LONG = 1 << 17
 """Entries of a row, which one thread sums plainly, from which on a tensor is left to others."""
 
@@ -68,7 +72,7 @@ class DynamicShapeExecutor(KernelExecutor):
         rows = array.array("q")
         for p, mine in zip(self.params, self.slots, strict=True):
             rows.extend(map(Tensor.data_ptr, (p, *present(mine))))
-        large = sum(p.numel() for p in self.params) >= GRAIN
+        large = sum(p.numel() for p in self.params) >= SHARED
         threads = torch.get_num_threads() if large else 1
         sizes = list(map(_sizes, self.params))
         return kernels.ShapedLaunch(native, sizes, rows, threads, self.compute)

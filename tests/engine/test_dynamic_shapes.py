@@ -11,6 +11,7 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters, kernels
+from functional_optim.engine import dynamic_shapes
 from functional_optim.engine.dynamic_shapes import DynamicShapeExecutor
 from functional_optim.engine.inductor import InductorExecutor
 from functional_optim.kernels.dynamic_shapes import CHUNK
@@ -129,7 +130,8 @@ def test_other_shapes_build_no_kernel(name):
     assert_close(moved, expected, 1e-12)
 
 
-def test_results_do_not_depend_on_the_threads():
+def test_results_do_not_depend_on_the_threads(monkeypatch):
+    monkeypatch.setattr(dynamic_shapes, "SHARED", 1)
     trees = [make_tree(k, torch.float64) for k in range(3)]
     _, several = stepped(RECIPES["adafactor"], trees)
     threads = torch.get_num_threads()
@@ -193,10 +195,8 @@ def test_other_layouts_and_slots_of_other_shapes_are_left_to_others():
 
 def test_a_library_that_does_something_else_is_not_used(monkeypatch):
     """What the chunks leave is put together wrongly, which only tensors of several chunks show."""
-    from functional_optim.kernels import dynamic_shapes
-
-    wrong = dynamic_shapes.HEAD.replace("return a + b", "return a")
-    monkeypatch.setattr(dynamic_shapes, "HEAD", wrong)
+    own = kernels.dynamic_shapes
+    monkeypatch.setattr(own, "HEAD", own.HEAD.replace("return a + b", "return a"))
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
 
     def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
