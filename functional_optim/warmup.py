@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from functional_optim import algorithms, kernels
 from functional_optim.algorithms.lbfgs.transform import lbfgs
@@ -53,7 +54,8 @@ def warm(
     Returns:
         For each dtype how many kernels were built, found, and could not be kept: where there is no
         folder to keep them in, where a rule reads an object that may be another in the next
-        process, and where it looks at shapes, so that there is no kernel for all of them.
+        process, and where it has products of matrices, so that there is no kernel for all shapes.
+        Rules that look at rows or columns have kernels for vectors and matrices.
 
     Raises:
         TypeError: for a transformation that is not made of one-tensor rules.
@@ -77,18 +79,21 @@ def warm(
 
 
 def _warm(step: FusedStep, tx: GradientTransformation, dtype: torch.dtype) -> Warmed:
-    params = {"w": torch.ones(4, 4, dtype=dtype)}
-    step({"w": torch.ones(4, 4, dtype=dtype)}, tx.init(params), params)
-    assert step.plan is not None
-    executors = [x for entry in step.plan.entries for x in entry.tensors.executors]
-    used = [y for x in executors if isinstance(x, KernelExecutor) for y in x.kernels.values()]
-    kept = [
-        x.native
-        for x in used
-        if isinstance(x, kernels.MultiTensorLaunch) and kernels.is_kept(x.native)
-    ]
+    used = _kernels(step, tx, torch.ones(4, 4, dtype=dtype))
+    if any(isinstance(x, kernels.ShapedLaunch) for x in used):
+        used += _kernels(step, tx, torch.ones(4, dtype=dtype))
+    kept = [x.native for x in used if isinstance(x, kernels.Launch) and kernels.is_kept(x.native)]
     found = sum(x.found for x in kept)
     return Warmed(dtype, len(kept) - found, found, len(used) - len(kept))
+
+
+def _kernels(step: FusedStep, tx: GradientTransformation, p: Tensor) -> list[Any]:
+    """The kernels of a step on one tensor."""
+    params = {"w": p}
+    step({"w": torch.ones_like(p)}, tx.init(params), params)
+    assert step.plan is not None
+    executors = [x for entry in step.plan.entries for x in entry.tensors.executors]
+    return [y for x in executors if isinstance(x, KernelExecutor) for y in x.kernels.values()]
 
 
 def known() -> dict[str, Callable[..., GradientTransformation]]:
@@ -181,7 +186,7 @@ def _report(name: str, tx: GradientTransformation, dtypes: Sequence[torch.dtype]
         told = [f"{count} {what}" for what, count in counts.items() if count]
         _say(f"{name}, {str(dtype).removeprefix('torch.')}: {', '.join(told) or 'no kernels'}")
         if unkept and kernels.folder() is not None:
-            _say("  Kernels of rules that look at shapes, such as Muon's, are not kept.")
+            _say("  Kernels of rules with products of matrices, such as Muon's, are not kept.")
     return not any(result.unkept for result in results)
 
 

@@ -107,7 +107,7 @@ def scale_by_adafactor(
         if R is not None and C is not None:
             R = R.lerp(mean(g * g, -1), s.weight)
             C = C.lerp(mean(g * g, -2), s.weight)
-            V = (R * C) / mean(R, -2).clamp(min=least)
+            V = (R / mean(R, -2).clamp(min=least)) * C  # m divisions, not m · n
         else:
             assert v is not None
             V = v = v.lerp(g * g, s.weight)

@@ -13,6 +13,7 @@ from torch import Tensor
 from functional_optim import kernels
 from functional_optim.core.rule import Numbers, Placement, Rule, settled
 from functional_optim.core.storage import Slots
+from functional_optim.engine.dynamic_shapes import DynamicShapeExecutor
 from functional_optim.engine.executor import BoundScalars, Executor, Goal, How, Write
 from functional_optim.engine.inductor import InductorExecutor
 from functional_optim.engine.joined import JoinedExecutor
@@ -24,6 +25,7 @@ from functional_optim.engine.shards import ShardExecutor
 EXECUTORS: list[type[Executor]] = [
     ShardExecutor,
     NativeExecutor,
+    DynamicShapeExecutor,
     ProductExecutor,
     InductorExecutor,
     JoinedExecutor,

@@ -1,4 +1,4 @@
-"""Rules that look at shapes, and other devices than the CPU: kernels that are called with tensors.
+"""Rules with products of matrices, and other devices than the CPU: kernels called with tensors.
 
 They are Inductor's own callables, or plain torch.compile where these cannot be had.
 """

@@ -19,7 +19,7 @@ from functional_optim.core.rule import Placement, flat_numbers, form_of
 from functional_optim.core.storage import Slots, compute_dtype, laid_out_like, present
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.kernel_body import KernelBody
-from functional_optim.engine.staged import Part, StagedLaunch, can_be_cut, measuring, parts_of
+from functional_optim.engine.staged import KernelPart, StagedLaunch, can_be_cut, measuring, parts_of
 
 GRAIN = 1 << 15
 """Elements from which threads share the work: torch's own grain size for CPU loops."""
@@ -108,7 +108,7 @@ class NativeExecutor(KernelExecutor):
             return super().prepare(grads, scalars)
         ways = (True, False) if can_be_cut(scalars) else (False,)
         for cut in ways:
-            parts: list[tuple[Part, kernels.Native]] = []
+            parts: list[tuple[KernelPart, kernels.Native]] = []
             for part in parts_of(scalars, self.holes, self.params[0], cut=cut):
                 native = self._library(part.body, part.tensors(self.slots[0], self._update()))
                 if native is None:
@@ -144,7 +144,7 @@ class NativeExecutor(KernelExecutor):
         )
 
     def _staged(
-        self, parts: list[tuple[Part, kernels.Native]], scalars: BoundScalars, *, cut: bool
+        self, parts: list[tuple[KernelPart, kernels.Native]], scalars: BoundScalars, *, cut: bool
     ) -> StagedLaunch:
         sizes = [kernel_size(p) for p in self.params]
         count = len(flat_numbers(scalars.numbers))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim.core import memory
 from functional_optim.core.execution import Leaf, batches, run, run_batch
@@ -46,10 +47,24 @@ class ProductExecutor(Executor):
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile the kernels between the products; False if one of them cannot be had."""
+        if not all(self._multiplies(scalars, i) for i in products(scalars.placements)):
+            return False
         step = StagedStep(self, self.mine(grads), scalars)
         if step.works:
             self.staged[scalars.task] = step
         return step.works
+
+    def _multiplies(self, scalars: BoundScalars, i: int) -> bool:
+        """Whether a rule has a product, or cannot be run without data to look for one."""
+        p, own = self.params[0], self.slots[0][i]
+        g, stored = p.detach().to("meta"), [x if x is None else x.to("meta") for x in own]
+        numbers = Caster(scalars.numbers)(g)[i]
+        try:
+            with Products() as seen, torch.no_grad():
+                run([scalars.placements[i]], [Leaf(g, g, [tuple(stored)], [numbers])])
+        except Exception:
+            return True
+        return seen.found
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last of the rules measures, behind the products before it."""
@@ -64,6 +79,21 @@ class ProductExecutor(Executor):
         if i not in self.stacks:
             self.stacks[i] = Stacks(self.params, [own[i] for own in self.slots])
         return self.stacks[i]
+
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "triangular_solve", "geqrf")
+"""ATen's products, beside all of its functions with `linalg` or `cholesky` in their names."""
+
+
+class Products(TorchDispatchMode):
+    """Looks for products among the operations that are run under it."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.found = self.found or name in PRODUCTS or "linalg" in name or "cholesky" in name
+        return func(*args, **(kwargs or {}))
 
 
 class StagedStep:

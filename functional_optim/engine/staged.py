@@ -28,7 +28,7 @@ CHUNK = 1 << 18
 """Elements that all kernels go over before the next ones; a larger tensor goes by itself."""
 
 
-class Part(NamedTuple):
+class KernelPart(NamedTuple):
     """One of the kernels of a task.
 
     rules: the index of each of its rules; None for one that reads or leaves the update, -1 for one
@@ -54,10 +54,10 @@ def measuring(scalars: BoundScalars) -> list[int]:
 
 def parts_of(
     scalars: BoundScalars, holes: list[tuple[bool, ...]], like: Tensor, *, cut: bool
-) -> list[Part]:
+) -> list[KernelPart]:
     """The kernels of a task. like: a parameter. cut: whether they hand on the update."""
     measured: dict[int, Form] = {}
-    found: list[Part] = []
+    found: list[KernelPart] = []
     start = 0
     for i in [*measuring(scalars), None]:
         stop = len(scalars.placements) if i is None else i + 1
@@ -78,7 +78,7 @@ def parts_of(
         gaps = [(False,) if k is None else () if k < 0 else holes[k] for k in rules]
         body = KernelBody(placements, gaps, tuple(forms), task, {**measured})
         sums = body.probe(like)
-        found.append(Part(body, rules, sum([x.size for x in measured.values()]), len(sums)))
+        found.append(KernelPart(body, rules, sum([x.size for x in measured.values()]), len(sums)))
         if i is not None:
             measured = {i: form_of(sums), **measured}
             start = i
@@ -122,7 +122,7 @@ class StagedLaunch:
 
     def __init__(
         self,
-        parts: Sequence[tuple[Part, kernels.Native]],
+        parts: Sequence[tuple[KernelPart, kernels.Native]],
         params: list[Tensor],
         sizes: list[int],
         slots: list[list[Slots]],

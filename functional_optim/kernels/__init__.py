@@ -4,8 +4,9 @@ Called through torch.compile, a kernel would spend 30–60 µs on guards and wra
 graph is compiled below that, through doors that are not public. Each way is left for the next when
 it is missing, has changed or does not suit the rule:
 
-1. `sweep`: a library that goes over all tensors of a model in one call (`native`), kept on disk
-   (`store`) under a name that tells the rule (`keys`).
+1. `sweep`: a library that goes over all tensors of a model in one call (`cpu`, and for rules that
+   sum over parts of tensors `dynamic_shapes`), kept on disk (`disk_cache`) under a name that tells
+   the rule (`fingerprints`).
 2. `build`: Inductor's own callable, for one signature and fixed shapes (`tracing`).
 3. plain torch.compile, and at last the rule itself, eagerly, with a warning.
 
@@ -26,19 +27,25 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.importing import uncollected
-from functional_optim.kernels import cpu, disk_cache, watch
-from functional_optim.kernels.cpu import READER, MultiTensorLaunch, Native
+from functional_optim.kernels import cpu, disk_cache, dynamic_shapes, watch
+from functional_optim.kernels.building import CTYPES, Unsuitable
+from functional_optim.kernels.cpu import MultiTensorLaunch
 from functional_optim.kernels.disk_cache import folder
+from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
+from functional_optim.kernels.library import READER, Launch, Native, load
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
 __all__ = [
     "READER",
     "Body",
     "Kernel",
+    "Launch",
     "MultiTensorLaunch",
     "Native",
+    "ShapeSignature",
+    "ShapedLaunch",
     "Signature",
     "build",
     "count",
@@ -82,25 +89,26 @@ def sweep(
     key: Any,
     functions: tuple[Any, ...],
     body: Body,
-    signature: Signature,
+    signature: Signature | ShapeSignature,
     outputs: int,
     *,
     strict: bool = False,
 ) -> Native | None:
-    """The native library for a body of one leaf of any size; None if there can be none.
+    """The native library for a body of one leaf on the CPU; None if there can be none.
 
     Args:
         key: stands for the body in this process.
         functions: all that the body calls and depends on, for its name on disk.
         body: returns the sums of one leaf, as many as `outputs`, or an empty tuple.
-        signature: one leaf, without shapes.
+        signature: one leaf, without shapes, or with dimensions of any size.
         outputs: how many numbers the body measures.
         strict: raise where a library could be built if the compiler worked.
 
     Raises:
         RuntimeError: if `strict`, and building it fails.
     """
-    if signature.device.type != "cpu" or not set(signature.leaves[0]) <= cpu.CTYPES.keys():
+    shaped = isinstance(signature, ShapeSignature)
+    if not set(signature.dtypes if shaped else signature.leaves[0]) <= CTYPES.keys():
         return None
     return _once(
         ("native", key, signature),
@@ -111,7 +119,7 @@ def sweep(
 
 def watcher() -> Any:
     """The library that looks over objects, or None (see `watch`)."""
-    return watch.module if cpu.READER else None
+    return watch.module if READER else None
 
 
 def same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -175,22 +183,24 @@ def refusal(what: str) -> RuntimeError:
 def _native(
     functions: tuple[Any, ...],
     body: Body,
-    signature: Signature,
+    signature: Signature | ShapeSignature,
     outputs: int,
     give_way: GiveWay,
 ) -> Native | None:
     described = fingerprint(functions, tuple(map(str, signature)), outputs)
     name = None if described is None else disk_cache.name_of(described)
-    kept = None if name is None else cpu.load(name, outputs)
+    kept = None if name is None else load(name, outputs)
     if kept is not None:
         return kept
     with disk_cache.turn(name):
-        kept = None if name is None else cpu.load(name, outputs)
+        kept = None if name is None else load(name, outputs)
         if kept is not None:  # by a process that came first
             return kept
         try:
+            if isinstance(signature, ShapeSignature):
+                return dynamic_shapes.compile(name, body, signature, outputs)
             return cpu.compile(name, body, signature, outputs)
-        except cpu.Unsuitable:
+        except Unsuitable:
             return None
         except Exception as error:  # private interfaces: anything may have moved
             give_way("no native kernel can be built here", error)

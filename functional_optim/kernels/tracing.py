@@ -54,8 +54,46 @@ def split_leaves(args: Sequence[Any], signature: Signature) -> list[list[Tensor]
 
 
 def trace(body: Body, signature: Signature) -> Trace:
-    """Record what a body does, without Dynamo. Inputs: a size per leaf of any size, then tensors,
-    then the numbers."""
+    """Record what a body does to leaves. Inputs: a size per leaf of any size, then tensors, then
+    the numbers."""
+    dynamic = signature.shapes is None
+    hints = [1_000 + i for i in range(len(signature.leaves))] if dynamic else []
+
+    def made(sizes: list[Any]) -> list[Tensor]:
+        return [
+            torch.empty_strided(shape, strides, dtype=dtype, device=signature.device)
+            for i, dtypes in enumerate(signature.leaves)
+            for (shape, strides), dtype in zip(
+                [((sizes[i],), (1,))] * len(dtypes)
+                if signature.shapes is None
+                else signature.shapes[i],
+                dtypes,
+                strict=True,
+            )
+        ]
+
+    def flat(sizes: list[Any], tensors: list[Tensor], numbers: Tensor) -> Any:
+        return body(split_leaves(tensors, signature), numbers)
+
+    return record(flat, hints, made, signature.numbers, signature.device)
+
+
+def record(
+    function: Callable[[list[Any], list[Tensor], Tensor], Any],
+    hints: Sequence[int],
+    made: Callable[[list[Any]], list[Tensor]],
+    numbers: tuple[int, torch.dtype],
+    device: torch.device,
+    decompositions: dict[Any, Callable[..., Any]] | None = None,
+) -> Trace:
+    """A function of sizes, tensors and numbers as a graph, without Dynamo.
+
+    Args:
+        hints: a size for each that is to stay open; the graph holds for every size above 1.
+        made: from sizes to the tensors.
+        numbers: length and dtype of the vector of numbers.
+        decompositions: of operations, before Inductor's own.
+    """
     from torch._dynamo.source import ConstantSource
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -65,33 +103,20 @@ def trace(body: Body, signature: Signature) -> Trace:
     env = ShapeEnv(duck_shape=False, specialize_zero_one=True)
     mode = FakeTensorMode(shape_env=env)
     sizes: list[Any] = []
-    tensors: list[Any] = []
+    for i, hint in enumerate(hints):
+        symbol = env.create_symbol(hint, ConstantSource(f"size{i}"), dynamic_dim=DimDynamic.DYNAMIC)
+        sizes.append(env.create_symintnode(symbol, hint=hint, source=None))
     with mode:
-        for i, dtypes in enumerate(signature.leaves):
-            if signature.shapes is None:
-                hint = 1_000 + i
-                symbol = env.create_symbol(
-                    hint, ConstantSource(f"size{i}"), dynamic_dim=DimDynamic.DYNAMIC
-                )
-                size = env.create_symintnode(symbol, hint=hint, source=None)
-                sizes.append(size)
-                layouts: Any = [((size,), (1,))] * len(dtypes)
-            else:
-                layouts = signature.shapes[i]
-            tensors += [
-                torch.empty_strided(shape, strides, dtype=dtype, device=signature.device)
-                for (shape, strides), dtype in zip(layouts, dtypes, strict=True)
-            ]
-        length, dtype = signature.numbers
-        numbers = torch.empty(length, dtype=dtype, device=signature.device)
-    known = len(sizes)
+        tensors = made(sizes)
+        length, dtype = numbers
+        vector = torch.empty(length, dtype=dtype, device=device)
 
     def flat(*args: Any) -> Any:
-        return body(split_leaves(args[known:-1], signature), args[-1])
+        return function(list(args[: len(sizes)]), list(args[len(sizes) : -1]), args[-1])
 
-    inputs = [*sizes, *tensors, numbers]
+    inputs = [*sizes, *tensors, vector]
     # Inductor's own goes through a function that takes no symbolic sizes (seen with torch 2.13)
-    table = {**select_decomp_table(), torch.ops.aten.lerp.Tensor: _lerp}
+    table = {**select_decomp_table(), torch.ops.aten.lerp.Tensor: _lerp, **(decompositions or {})}
     with mode, torch.no_grad():
         graph = make_fx(flat, tracing_mode="real", decomposition_table=table)(*inputs)
     return Trace(graph, inputs, mode)
@@ -103,11 +128,19 @@ def _lerp(start: Tensor, end: Tensor, weight: Tensor) -> Tensor:
     return torch.where(near, start, end) + torch.where(near, weight, weight - 1) * (end - start)
 
 
-def lower(traced: Trace, threads: int, **options: Any) -> Callable[[list[Any]], Any]:
+def lower(
+    traced: Trace, threads: int, *, chunked: bool = False, **options: Any
+) -> Callable[[list[Any]], Any]:
     """Inductor's callable for a graph: it takes one flat list like the trace's inputs.
 
+    Args:
+        traced: the graph.
+        threads: 1 for a serial callable.
+        chunked: it sees at most a chunk of a tensor, never nothing.
+        options: more settings of Inductor.
+
     Raises:
-        RuntimeError: if it would hold for some sizes up to a block only.
+        RuntimeError: if it would hold for some sizes only.
     """
     with quiet():
         from torch._inductor.compile_fx import compile_fx_inner
@@ -132,11 +165,22 @@ def lower(traced: Trace, threads: int, **options: Any) -> Callable[[list[Any]], 
         kernel = compile_fx_inner(
             traced.graph, traced.inputs, is_inference=True, static_input_idxs=[]
         )
+    check_guards(traced, (1, 97, BLOCK) if chunked else (0, BLOCK), sums=chunked)
+    return kernel
+
+
+def check_guards(traced: Trace, sizes: Sequence[int], *, sums: bool = False) -> None:
+    """Raise RuntimeError if a graph holds for some sizes only.
+
+    sizes: with which it is looked at. sums: it may be meant for few entries, beyond which Inductor
+    would sum in cascades.
+    """
     for guard in traced.mode.shape_env.guards:
-        for size in (0, BLOCK):
+        if sums and BLOCK in guard.expr.atoms():
+            continue
+        for size in sizes:
             if guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, size)) != True:  # noqa: E712
                 raise RuntimeError(f"the kernel holds only where {guard.expr}")
-    return kernel
 
 
 @contextmanager

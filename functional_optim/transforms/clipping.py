@@ -165,9 +165,10 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
         return clipping, eps
 
     def update(u: Tensor, slots: Any, p: Tensor, ratio: Any, eps: Any) -> tuple[Tensor, Any]:
+        # units are fewer than entries: divide once for each, and multiply
         most = ratio * _unit_squares(p).clamp(min=eps * eps).sqrt()
-        excess = _unit_squares(u / most).clamp(min=1.0)
-        return u / excess.sqrt(), slots
+        excess = _unit_squares(u * (1 / most)).clamp(min=1.0)
+        return u * (1 / excess.sqrt()), slots
 
     return leafwise(
         base.real_only("adaptive_grad_clip"),

@@ -9,6 +9,7 @@ from helpers import make_grads, make_params
 import functional_optim as fo
 from functional_optim.adapters import AdamW, Optimizer
 from functional_optim.engine import group
+from functional_optim.engine.dynamic_shapes import DynamicShapeExecutor
 from functional_optim.engine.inductor import InductorExecutor
 from functional_optim.engine.joined import JoinedExecutor
 from functional_optim.engine.native import NativeExecutor
@@ -40,13 +41,13 @@ PLAIN = [torch.ones(3), torch.ones(2, 5), torch.ones(())]
     [
         (AdamW, [NativeExecutor]),
         (lambda params: AdamW(params, compile=False), [JoinedExecutor]),
-        (lambda params: Optimizer(params, fo.adafactor), [InductorExecutor] * 3),
+        (lambda params: Optimizer(params, fo.adafactor), [DynamicShapeExecutor] * 3),
         (
             lambda params: Optimizer(params, lambda: fo.adafactor(0.1), compile=False),
             [PerTensorExecutor],
         ),
     ],
-    ids=["native", "joined", "by shape", "one by one"],
+    ids=["native", "joined", "any shape", "one by one"],
 )
 def test_each_recipe_finds_its_executor(make, expected):
     opt, _ = stepped(PLAIN, make)

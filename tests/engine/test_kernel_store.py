@@ -20,7 +20,7 @@ from helpers import assert_same, clone, run
 
 import functional_optim as fo
 from functional_optim import kernels
-from functional_optim.kernels import cpu, disk_cache
+from functional_optim.kernels import building, cpu, disk_cache, dynamic_shapes
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="about modes, owners and signals")
 
@@ -83,6 +83,22 @@ def test_a_kernel_is_kept_once_and_found_by_the_next_process(here, monkeypatch):
     assert kernel.found
     assert kernel.name == name
     assert kernels.is_kept(kernel)
+
+
+def test_a_kernel_for_all_shapes_of_a_number_of_dimensions_is_kept(here, monkeypatch):
+    """With what the next process must know of it: which memory it needs for a shape."""
+
+    def moved(shape):
+        tx, params = fo.adafactor(0.1), {"w": torch.linspace(0, 1, shape.numel()).reshape(shape)}
+        grads, before = {"w": torch.ones(shape)}, clone(params)
+        found, _ = fo.compile(tx, strict=True)(grads, tx.init(params), params)
+        torch.testing.assert_close(found, run(tx, before, [grads])[0])
+
+    moved(torch.Size([3, 5]))
+    forget(monkeypatch)
+    monkeypatch.setattr(dynamic_shapes, "compile", None)
+    moved(torch.Size([70, 900]))
+    assert len(libraries(here)) == 1
 
 
 def test_the_folder_and_what_lies_in_it_are_the_users_own(here):
@@ -202,12 +218,12 @@ def test_a_precompiled_header_is_used_where_it_is_there_or_pays(
     from torch._inductor import codecache
 
     asked = []
-    monkeypatch.setattr(cpu, "_builds", iter([built]))
-    monkeypatch.setattr(cpu, "_header", lambda: asked.append("a header"))
+    monkeypatch.setattr(building, "_builds", iter([built]))
+    monkeypatch.setattr(building, "_header", lambda: asked.append("a header"))
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
     if there:
         (tmp_path / "prefix.h.gch").touch()
-    assert cpu._build('extern "C" int one() { return 1; }', tmp_path).exists()
+    assert building.build('extern "C" int one() { return 1; }', tmp_path).exists()
     assert len(asked) == used
 
 

@@ -1,0 +1,172 @@
+"""C++ that Inductor has written, taken before it is compiled, and compiled as a library."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import shlex
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.kernels.tracing import quiet
+
+CTYPES = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.bfloat16: "at::BFloat16",
+    torch.float16: "at::Half",
+}
+"""The C++ type of each dtype that a native kernel takes."""
+
+
+class Unsuitable(Exception):
+    """A rule that Inductor does not turn into one loop over one tensor's memory."""
+
+
+class CapturedCall(NamedTuple):
+    """A kernel as Inductor wrote it, and what its wrapper handed to it."""
+
+    types: list[str]
+    source: str
+    given: list[tuple[Any, ...]]
+
+
+def type_of(x: Tensor) -> str:
+    try:
+        return CTYPES[x.dtype]
+    except KeyError:
+        raise Unsuitable(f"tensors of {x.dtype}") from None
+
+
+@contextmanager
+def captured() -> Iterator[list[CapturedCall]]:
+    """Inside, this thread's kernels are recorded instead of compiled.
+
+    Other threads compile as ever; everything is afterwards as it was.
+    """
+    with quiet():
+        from torch._inductor.async_compile import AsyncCompile
+
+    here = threading.get_ident()
+    real = AsyncCompile.cpp_pybinding
+    calls: list[CapturedCall] = []
+
+    def record(self: Any, argtypes: list[str], source_code: str) -> Any:
+        if threading.get_ident() != here:
+            return real(self, argtypes, source_code)
+        call = CapturedCall(argtypes, source_code, [])
+        calls.append(call)
+        return lambda *args: call.given.append(args)
+
+    AsyncCompile.cpp_pybinding = record
+    try:
+        with _vectors_known(here):
+            yield calls
+    finally:
+        AsyncCompile.cpp_pybinding = real
+
+
+@contextmanager
+def _vectors_known(thread: int) -> Iterator[None]:
+    """Take the processor's word for its vector units; Inductor builds six probes, 5 s in all."""
+    from torch._inductor import cpu_vec_isa
+
+    real = cpu_vec_isa.valid_vec_isa_list
+
+    def told() -> list[Any]:
+        if threading.get_ident() != thread:
+            return real()
+        flags = cpu_vec_isa.x86_isa_checker()
+        fitting = [
+            isa
+            for isa in cpu_vec_isa.supported_vec_isa_list
+            if all(flag in flags for flag in str(isa).split())
+        ]
+        return [_trusted(type(isa)) for isa in fitting] or real()
+
+    cpu_vec_isa.valid_vec_isa_list = told
+    try:
+        yield
+    finally:
+        cpu_vec_isa.valid_vec_isa_list = real
+
+
+def _trusted(kind: Any) -> Any:
+    same = {"__bool__": lambda self: True, "__hash__": kind.__hash__}
+    return type(kind.__name__, (kind,), same)()
+
+
+def build(source: str, scratch: Path) -> Path:
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+
+    path = scratch / "kernel.cpp"
+    path.write_text(source)
+    options = CppTorchDeviceOptions(**_options(), extra_flags=["-Wl,-Bsymbolic"])
+    if next(_builds) >= FEW or _has_header():
+        options.precompiled_header = _header()
+    builder = CppBuilder("kernel", str(path), options, output_dir=str(scratch))
+    # torch's headers are worth 600 warnings, which take the compiler half a second
+    command = [*shlex.split(builder.get_command_line()), "-w"]
+    done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the C++ compiler failed: {done.stderr.strip()[:500]}")
+    return Path(builder.get_target_file_path())
+
+
+FEW = 3
+"""Libraries that a process builds before it precompiles their header: 5 s once per machine, which
+make each build afterwards 1.5 s shorter. To find the header takes 0.8 s once per process."""
+
+
+_builds = itertools.count()
+
+
+def _options() -> dict[str, Any]:
+    from torch._inductor import cpu_vec_isa
+
+    with _vectors_known(threading.get_ident()):
+        isa = cpu_vec_isa.pick_vec_isa()
+    return {"vec_isa": isa, "include_pytorch": False, "shared": True, "device_type": "cpu"}
+
+
+def _has_header() -> bool:
+    """Whether a process on this machine has precompiled a header."""
+    from torch._inductor import codecache
+
+    folder = getattr(codecache, "_HEADER_DIR", None)
+    return folder is not None and any(Path(folder).glob("*.gch"))
+
+
+@functools.cache
+def _header() -> str | None:
+    """Inductor's precompiled header; None if it cannot be had."""
+    from torch._inductor import codecache
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+
+    common = _options()
+    try:
+        line = CppBuilder("o", "i", CppTorchDeviceOptions(**common)).get_command_line()
+        header = codecache._get_cpp_prefix_header("cpu")
+        return codecache._precompile_header(header, line, **common)
+    except Exception:  # a private interface: without it, a build takes longer
+        return None
+
+
+def is_usual() -> bool:
+    """Does Inductor compile for CPUs as it does in a process that has changed no setting?
+
+    Which settings a kept library was compiled with is not in its name.
+    """
+    from torch._inductor import config
+
+    entries = vars(config)["_config"].items()
+    return all(
+        getattr(config, name) == entry.default for name, entry in entries if name.startswith("cpp.")
+    )

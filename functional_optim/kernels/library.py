@@ -1,0 +1,182 @@
+"""A loaded library that steps many tensors, and a call of it."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.kernels import disk_cache, watch
+from functional_optim.kernels.building import Unsuitable, build, is_usual
+from functional_optim.kernels.tracing import quiet
+
+SYMBOL = "functional_optim_sweep"
+LAYOUT = "functional_optim_layout"
+
+
+class Native:
+    """A loaded library.
+
+    outputs: how many sums it returns. name: under which it is kept, if it can be. found: it was
+    kept before, and not built by this process. layout: integers that the library says of itself.
+    """
+
+    def __init__(self, path: Path, outputs: int, name: str | None, *, found: bool) -> None:
+        self.outputs = outputs
+        self.name = name
+        self.found = found
+        library = ctypes.CDLL(str(path))
+        self.layout = _layout(library)
+        self.call = getattr(library, SYMBOL)
+        self.call.restype = None
+        self.call.argtypes = [ctypes.c_void_p]
+        self.address = ctypes.cast(self.call, ctypes.c_void_p).value
+
+
+def _layout(library: ctypes.CDLL) -> tuple[int, ...]:
+    """The integers of an array in a library that begins with its length; none where there is no
+    such array."""
+    try:
+        length = ctypes.c_int64.in_dll(library, LAYOUT).value
+    except ValueError:
+        return ()
+    return tuple((ctypes.c_int64 * (1 + length)).in_dll(library, LAYOUT))[1:]
+
+
+class Launch:
+    """A library with the tensors that it goes over; one thread may call it at a time.
+
+    rows: for each tensor the addresses of the parameter and its slots. threads: how many share the
+    work. dtype: in which the library reads numbers. each: whether it sums over each tensor by
+    itself.
+    """
+
+    def __init__(
+        self,
+        native: Native,
+        count: int,
+        rows: array.array[int],
+        threads: int,
+        dtype: torch.dtype,
+        *,
+        each: bool,
+    ) -> None:
+        self.native = native
+        self.each = each
+        self.wide = dtype is torch.float64
+        self.rows = rows
+        self.totals = array.array("d", bytes(8 * native.outputs * (count if each else 1)))
+        self.call = array.array("q", bytes(8 * 14))
+        self.call[2], self.call[4] = rows.buffer_info()[0], count
+        self.call[6], self.call[7] = threads, self.totals.buffer_info()[0]
+        self.call[8], self.call[10] = READER, native.outputs if each else 0
+        self.address = self.call.buffer_info()[0]
+
+    def ready(
+        self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
+    ) -> Callable[[], tuple[float, ...]]:
+        """The call, which this object must outlive: it returns the sums over all blocks.
+
+        Args:
+            grads: each tensor's gradient, plain tensors.
+            numbers: of each rule.
+        """
+        if READER and watch.module is not None:
+            launch, function = watch.module.launch, self.native.address
+            return partial(
+                launch, function, self.address, grads, numbers, self.wide, self.native.outputs
+            )
+        return partial(self._through_ctypes, grads, numbers)
+
+    def _through_ctypes(
+        self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
+    ) -> tuple[float, ...]:
+        vector = array.array("d" if self.wide else "f", chain(*numbers))
+        self._run(grads, vector.buffer_info()[0], 0)
+        return tuple(self.totals)
+
+    def with_rows(self, grads: list[Tensor], rows: Tensor) -> tuple[float, ...]:
+        """Call it with numbers for each tensor. rows: a row of them each."""
+        self._run(grads, rows.data_ptr(), rows.stride(0))
+        return tuple(self.totals)
+
+    def for_each(self, grads: list[Tensor], rows: Tensor) -> Tensor:
+        """The sums over each tensor, a row each, in float64."""
+        self._run(grads, rows.data_ptr(), rows.stride(0))
+        return torch.frombuffer(self.totals, dtype=torch.float64).reshape(len(grads), -1)
+
+    def _run(self, grads: list[Tensor], numbers: int, stride: int) -> None:
+        given = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
+        self.call[3], self.call[5], self.call[9] = given.buffer_info()[0], numbers, stride
+        ctypes.memset(self.totals.buffer_info()[0], 0, 8 * len(self.totals))
+        self.native.call(self.address)
+
+
+def _reader() -> int:
+    """The address of torch's function from a tensor object to its data, which Inductor's own
+    kernels use; 0 where this torch has none."""
+    dynamo = getattr(torch._C, "_dynamo", None)
+    guards = getattr(dynamo, "guards", None)
+    return getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", 0)
+
+
+READER = _reader()
+
+
+def load(name: str, outputs: int) -> Native | None:
+    """The library that an earlier process kept under this name."""
+    path = disk_cache.find(name)
+    if path is None:
+        return None
+    try:
+        native = Native(path, outputs, name, found=True)
+    except (OSError, AttributeError):
+        return None
+    watch.load()
+    return native
+
+
+def make(
+    name: str | None, outputs: int, write: Callable[[], str], check: Callable[[Native], None]
+) -> Native:
+    """Write and build a library, check it, and keep it under a name.
+
+    Raises:
+        Unsuitable: if there can be no such library, or it does something else than the rule.
+        Exception: whatever goes wrong in Inductor or the C++ compiler.
+    """
+    with quiet():
+        from torch._inductor.cpp_builder import get_cpp_compiler
+    beside = watch.Build()
+    beside.start(get_cpp_compiler())
+    try:
+        source = write()
+        with tempfile.TemporaryDirectory(prefix="functional_optim-") as scratch:
+            library = build(source, Path(scratch))
+            native = Native(library, outputs, name, found=False)
+            check(native)
+            if name is not None and is_usual():
+                disk_cache.keep(name, library)
+    except BaseException as error:
+        if not isinstance(error, Exception):  # Ctrl-C waits for nothing
+            beside.stop()
+        raise
+    finally:
+        beside.finish()
+    return native
+
+
+def compare(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Raise Unsuitable unless a library has done what the rule does."""
+    for x, y in zip(results, expected, strict=True):
+        loose = 1e-2 if x.element_size() == 2 else 1e-4
+        if not torch.allclose(x, y, rtol=loose, atol=loose, equal_nan=True):
+            raise Unsuitable("a library that does something else than the rule")
