@@ -80,7 +80,7 @@ def agreeing(
 ) -> tuple[Tensor, Any]:
     """The part of u that has the sign of g, scaled up."""
     mask = (u * g > 0).to(u.dtype)
-    return u * (mask / (kept / size).clamp(min=eps)), slots
+    return u * (mask * (kept / size).clamp(min=eps).reciprocal()), slots
 
 
 def _runs(tx: base.GradientTransformation) -> list[Leafwise]:

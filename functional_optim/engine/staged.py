@@ -24,7 +24,7 @@ from functional_optim.engine.cuts import PUT, SKIP, TAKE
 from functional_optim.engine.executor import BoundScalars
 from functional_optim.engine.kernel_body import KernelBody
 
-CHUNK = 1 << 18
+CHUNK = 1 << 20
 """Elements that all kernels go over before the next ones; a larger tensor goes by itself."""
 
 
@@ -137,9 +137,8 @@ class StagedLaunch:
         self.update = torch.empty(longest if cut else 0, dtype=dtype)
         self.sums = sum([part.sums for part, _ in parts[:-1]])
         self.table = torch.empty(len(sizes), self.sums + numbers, dtype=dtype)
-        self.chunks: list[tuple[slice, list[tuple[Any, Tensor, Tensor]]]] = []
+        self.stages = kernels.Stages(len(sizes))
         for a, b in cuts:
-            launches = []
             for part, native in parts:
                 rows, at = array.array("q"), 0
                 for p, own, size in zip(params[a:b], slots[a:b], sizes[a:b], strict=True):
@@ -151,10 +150,8 @@ class StagedLaunch:
                     native, sizes[a:b], rows, threads, dtype, each=each
                 )
                 first = self.sums - part.before
-                launches.append(
-                    (launch, self.table[a:b, first:], self.table[a:b, first - part.sums : first])
-                )
-            self.chunks.append((slice(a, b), launches))
+                found = self.table[a:b, first - part.sums : first] if each else None
+                self.stages.add(launch, a, self.table[a:b, first:], found)
 
     def ready(self, grads: list[Tensor], numbers: Tensor) -> Callable[[], Sequence[Any]]:
         """The call of all kernels, which returns the sums of the last one."""
@@ -162,13 +159,7 @@ class StagedLaunch:
 
     def _run(self, grads: list[Tensor], numbers: Tensor) -> Sequence[Any]:
         self.table[:, self.sums :] = numbers
-        totals: Sequence[Any] = ()
-        for own, (*first, (last, rows, _)) in self.chunks:
-            some = grads[own]
-            for launch, given, found in first:
-                found.copy_(launch.for_each(some, given))
-            totals = last.with_rows(some, rows)
-        return totals
+        return self.stages.run(grads)
 
 
 def _chunks(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -34,7 +34,7 @@ from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
-from functional_optim.kernels.library import READER, Launch, Native, load
+from functional_optim.kernels.library import READER, Launch, Native, Stages, load
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "ShapeSignature",
     "ShapedLaunch",
     "Signature",
+    "Stages",
     "build",
     "count",
     "fingerprint",

@@ -37,6 +37,21 @@ class CapturedCall(NamedTuple):
     source: str
     given: list[tuple[Any, ...]]
 
+    def source_reading(self, numbers: Tensor) -> str:
+        """The source, which says that nothing is written where these numbers are.
+
+        Without that the compiler works out again for each vector of entries what depends on them
+        alone, roots and quotients included.
+        """
+        head, rest = self.source.split("(", 1)
+        parameters, body = rest.split(")", 1)
+        names = parameters.split(",")
+        for own in self.given:
+            for i, x in enumerate(own):
+                if isinstance(x, Tensor) and x.data_ptr() == numbers.data_ptr():
+                    names[i] = names[i].replace("* in_ptr", "* __restrict__ in_ptr")
+        return f"{head}({','.join(names)}){body}"
+
 
 def type_of(x: Tensor) -> str:
     try:
@@ -112,13 +127,16 @@ def build(source: str, scratch: Path) -> Path:
     if next(_builds) >= FEW or _has_header():
         options.precompiled_header = _header()
     builder = CppBuilder("kernel", str(path), options, output_dir=str(scratch))
-    # torch's headers are worth 600 warnings, which take the compiler half a second
-    command = [*shlex.split(builder.get_command_line()), "-w"]
+    command = [*shlex.split(builder.get_command_line()), *FLAGS]
     done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the C++ compiler failed: {done.stderr.strip()[:500]}")
     return Path(builder.get_target_file_path())
 
+
+FLAGS = ("-w", "-fno-trapping-math", "-fno-math-errno")
+"""torch's headers are worth 600 warnings, half a second of the compiler's time. Roots and quotients
+of numbers are worked out once, before a loop, only if they need not tell anybody of errors."""
 
 FEW = 3
 """Libraries that a process builds before it precompiles their header: 5 s once per machine, which

@@ -78,7 +78,7 @@ def write(traced: Trace, signature: Signature, outputs: int) -> str:
         results = kernel([PROBE, *tensors, numbers])
     if len(calls) != 1 or len(calls[0].given) != 1:
         raise Unsuitable(f"{len(calls)} kernels instead of one")
-    types, source, (given,) = calls[0]
+    types, _, (given,) = calls[0]
     known = {
         id(numbers): f"(({type_of(numbers)}*)numbers + stride * tensor)",
         id(tensors[0]): _at(tensors[0], "grad"),
@@ -97,7 +97,7 @@ def write(traced: Trace, signature: Signature, outputs: int) -> str:
     stores = "".join(
         f"        parts[{outputs} * b + {i}] = (double)sum{i};\n" for i in range(outputs)
     )
-    return source + LOOP.format(
+    return calls[0].source_reading(numbers) + LOOP.format(
         symbol=SYMBOL,
         width=len(tensors) - 1,
         outputs=outputs,
@@ -137,7 +137,8 @@ extern "C" void {symbol}(const int64_t* call)
 {sums}        kernel({arguments});
 {stores}    }};
     if (threads > 1) {{
-        #pragma omp parallel for num_threads(threads) schedule(guided, 8)
+        const int64_t least = count < 1024 ? 1 : 8; /* of few blocks, eight are a long wait */
+        #pragma omp parallel for num_threads(threads) schedule(guided, least)
         for (int64_t b = 0; b < count; ++b) block(b);
     }} else {{
         for (int64_t b = 0; b < count; ++b) block(b);
@@ -145,6 +146,24 @@ extern "C" void {symbol}(const int64_t* call)
     for (int64_t b = 0; b < count; ++b)
         for (int64_t i = 0; i < {outputs}; ++i)
             totals[apart * blocks[3 * b] + i] += parts[{outputs} * b + i];
+}}
+
+/* Calls of such functions in turn; the sums of each become numbers of those after it. */
+extern "C" void {symbol}_stages(const int64_t* calls, int64_t count)
+{{
+    for (const int64_t* call = calls; call < calls + 8 * count; call += 8) {{
+        double* totals = (double*)call[2];
+        const int64_t rows = call[3], columns = call[4], stride = call[6];
+        for (int64_t i = 0; i < rows * columns; ++i) totals[i] = 0;
+        ((void (*)(const int64_t*))call[0])((const int64_t*)call[1]);
+        for (int64_t i = 0; call[5] && i < rows * columns; ++i) {{
+            const int64_t at = i / columns * stride + i % columns;
+            if (call[7])
+                ((double*)call[5])[at] = totals[i];
+            else
+                ((float*)call[5])[at] = (float)totals[i];
+        }}
+    }}
 }}
 """
 

@@ -212,13 +212,15 @@ class _Writer:
         names = ["rows", *[f"t.size[{i}]" for i in range(self.signature.sizes)]]
         sizes: dict[int, str] = dict(zip(hints, names, strict=True))
         lines = self.calls.setdefault((part.when.phase, part.when.chunked), [])
-        for types, source, given in found:
+        for call in found:
             name = f"kernel{len(self.kernels)}"
-            self.kernels.append(re.sub(r"\bkernel(?=\()", name, source, count=1))
-            for own in given:
+            self.kernels.append(
+                re.sub(r"\bkernel(?=\()", name, call.source_reading(numbers), count=1)
+            )
+            for own in call.given:
                 arguments = [
                     f"({kind}){self._argument(x, known, sizes)}"
-                    for kind, x in zip(types, own, strict=True)
+                    for kind, x in zip(call.types, own, strict=True)
                 ]
                 lines.append(f"{name}({', '.join(arguments)});")
 

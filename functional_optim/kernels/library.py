@@ -38,7 +38,11 @@ class Native:
         self.call = getattr(library, SYMBOL)
         self.call.restype = None
         self.call.argtypes = [ctypes.c_void_p]
-        self.address = ctypes.cast(self.call, ctypes.c_void_p).value
+        self.address: Any = ctypes.cast(self.call, ctypes.c_void_p).value
+        self.stages: Any = getattr(library, f"{SYMBOL}_stages", None)
+        if self.stages is not None:
+            self.stages.restype = None
+            self.stages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 
 
 def _layout(library: ctypes.CDLL) -> tuple[int, ...]:
@@ -108,16 +112,49 @@ class Launch:
         self._run(grads, rows.data_ptr(), rows.stride(0))
         return tuple(self.totals)
 
-    def for_each(self, grads: list[Tensor], rows: Tensor) -> Tensor:
-        """The sums over each tensor, a row each, in float64."""
-        self._run(grads, rows.data_ptr(), rows.stride(0))
-        return torch.frombuffer(self.totals, dtype=torch.float64).reshape(len(grads), -1)
+    def stage(self, given: int, rows: Tensor, found: Tensor | None) -> list[int]:
+        """This call as one of several, for `Stages`.
+
+        given: where the gradients will be listed. rows: the numbers, a row for each tensor. found:
+        where the sums go, a row for each tensor; None: nowhere else.
+        """
+        self.call[3], self.call[5], self.call[9] = given, rows.data_ptr(), rows.stride(0)
+        target = (0, 0) if found is None else (found.data_ptr(), found.stride(0))
+        count = len(self.totals) // max(self.native.outputs, 1)
+        totals = self.totals.buffer_info()[0]
+        own = (self.native.address, self.address, totals, count, self.native.outputs)
+        return [*own, *target, int(self.wide)]
 
     def _run(self, grads: list[Tensor], numbers: int, stride: int) -> None:
         given = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
         self.call[3], self.call[5], self.call[9] = given.buffer_info()[0], numbers, stride
         ctypes.memset(self.totals.buffer_info()[0], 0, 8 * len(self.totals))
         self.native.call(self.address)
+
+
+class Stages:
+    """Several launches, made by one call. count: of the tensors that they go over.
+
+    Only for libraries that `cpu` has built. All tensors that they read must outlive it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.given = array.array("q", bytes(8 * count))
+        self.launches: list[Launch] = []
+        self.calls = array.array("q")
+
+    def add(self, launch: Launch, first: int, rows: Tensor, found: Tensor | None) -> None:
+        """One more launch, over the tensors from `first` on. The rest as in `Launch.stage`."""
+        self.launches.append(launch)
+        at = self.given.buffer_info()[0] + 8 * first
+        self.calls.extend(launch.stage(at, rows, found))
+
+    def run(self, grads: list[Tensor]) -> tuple[float, ...]:
+        """Make all launches, and return the sums of the last one. grads: of all tensors."""
+        self.given[:] = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
+        last = self.launches[-1]
+        last.native.stages(self.calls.buffer_info()[0], len(self.launches))
+        return tuple(last.totals)
 
 
 def _reader() -> int:

@@ -114,13 +114,13 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
         return (threshold,)
 
     def measure(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Tensor]:
-        return (u / d).square().sum(), torch.ones_like(u).sum()
+        return (u * u).sum(), torch.ones_like(u).sum()
 
     def update(
         u: Tensor, slots: Any, p: Tensor, d: Any, squares: Any, size: Any
     ) -> tuple[Tensor, Any]:
-        excess = (squares / size).clamp(min=1.0)  # the root of 0 has no derivative
-        return u / excess.sqrt(), slots
+        excess = (squares / (size * d * d)).clamp(min=1.0)  # the root of 0 has no derivative
+        return u * excess.rsqrt(), slots
 
     hyper = {"threshold": threshold}
     return leafwise(None, update, scalars, hyper=hyper, measure=measure, name="clip_by_block_rms")
