@@ -69,7 +69,8 @@ def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
         for leaf in leaves if placement.rule.batched else ():
             mine = [leaf.slots.get(key) for key in keys]
             if all(x is None or memory.has_address(x) for x in mine):
-                kind = (leaf.p.shape, *[x if x is None else x.shape for x in mine])
+                looks = [x if x is None else (x.shape, x.dtype, x.device) for x in mine]
+                kind = (leaf.p.shape, leaf.p.dtype, *looks)
                 alike.setdefault(kind, []).append(leaf.slots)
         for states in alike.values():
             for key in keys:

@@ -154,6 +154,7 @@ class StagedStep:
         return [*last.step(grads, bound), *writes]
 
     @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)
     def _advance(
         self, grads: list[Tensor], scalars: BoundScalars
     ) -> tuple[list[tuple[Any, BoundScalars]], list[Write]]:

@@ -254,4 +254,4 @@ def shape_factor(adjust_lr_fn: str | None, m: int, n: int) -> float:
     """The factor on the step of an m × n matrix."""
     if adjust_lr_fn == "match_rms_adamw":
         return 0.2 * math.sqrt(max(m, n))
-    return math.sqrt(max(1, m / n)) if adjust_lr_fn == "original" else 1.0
+    return math.sqrt(max(1, m / max(n, 1))) if adjust_lr_fn == "original" else 1.0

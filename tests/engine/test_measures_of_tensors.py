@@ -12,6 +12,8 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters, kernels
+from functional_optim.engine.executor import BoundScalars
+from functional_optim.engine.staged import can_be_cut
 
 SHAPES = {"a": (70, 80), "b": (80,), "c": (3, 5, 7), "d": (), "e": (0, 4)}
 OTHER_SHAPES = {"a": (9, 11), "b": (6000,), "c": (2, 2, 2, 2)}
@@ -65,6 +67,9 @@ RECIPES = {
         unit_rms(0.3),
         fo.scale_by_lr(lr),
         fo.params_ema(0.9),
+    ),
+    "a look back past what has changed": lambda lr=1e-2: fo.chain(
+        fo.trace(0.9), fo.cautious(fo.scale_by_adam()), fo.scale_by_lr(lr)
     ),
     "behind a gate": lambda lr=1e-2: fo.accumulate(
         fo.chain(fo.trace(0.9), unit_rms(), fo.scale_by_lr(lr)), 2
@@ -206,3 +211,20 @@ def test_what_is_no_sum_over_entries_is_measured_on_whole_tensors(what):
     params, grads = torch.zeros(9000), torch.full((9000,), 4.0)
     params, _ = fo.compile(tx)(grads, tx.init(params), params)
     assert_close(params, torch.full((9000,), -1.0), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tx", "cut"),
+    [
+        (RECIPES["lamb"](), True),
+        (RECIPES["cautious"](), True),
+        (fo.chain(fo.scale(2.0), fo.cautious(fo.scale_by_adam())), True),
+        (RECIPES["a look back past what has changed"](), False),
+        (fo.cautious(fo.chain(fo.cautious(fo.trace(0.9)), fo.scale_by_adam())), True),
+        (fo.chain(fo.trace(0.9), fo.cautious(fo.chain(unit_rms(), fo.sign()))), False),
+    ],
+)
+def test_kernels_hand_the_update_on_unless_a_rule_looks_back_past_it(tx, cut):
+    none = [() for _ in tx.placements]
+    assert can_be_cut(BoundScalars(tx.placements, none, None, "step")) is cut
+    assert not can_be_cut(BoundScalars(tx.placements, none, None, "stage"))

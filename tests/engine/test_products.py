@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -181,3 +181,58 @@ def test_what_a_batched_rule_cannot_have(more):
 
     with pytest.raises(ValueError, match="takes batches of tensors, so it can have no codecs"):
         fo.leafwise(init, lambda u, slots, p: (u, slots), batched=True, name="cube", **more)
+
+
+class Momentum(NamedTuple):
+    average: torch.Tensor
+
+
+def cubed() -> Any:
+    def update(u, slots, p):
+        m = 0.9 * slots.average + u
+        return -0.01 * (m @ m.mT @ m), Momentum(m)
+
+    def init(p):
+        return Momentum(torch.zeros_like(p))
+
+    return fo.leafwise(init, update, elementwise=False, batched=True, name="cubed")
+
+
+def test_slots_keep_their_dtypes_where_parameters_of_one_shape_have_different_ones():
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
+    results = []
+    for compile in ("strict", False):
+        params = [torch.nn.Parameter(torch.eye(4, dtype=dtype)) for dtype in dtypes]
+        opt = adapters.Optimizer(params, cubed, compile=compile)
+        for _ in range(3):
+            for k, p in enumerate(params):
+                p.grad = torch.full_like(p, 0.1 * (k + 1)).tril()
+            opt.step()
+        assert tuple(opt.state[p]["average"].dtype for p in params) == dtypes
+        results.append([p.detach() for p in params])
+    assert_close(*results, 1e-2)
+
+
+@pytest.mark.parametrize("recipe", [soap, cubed, fo.muon])
+def test_products_are_not_cast_by_autocast(recipe):
+    results = []
+    for enabled in (True, False):
+        named = named_parameters(torch.float32)
+        opt = adapters.Optimizer(named, recipe)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            stepped(opt, named, 2, torch.float32)
+        results.append([p.detach() for _, p in named])
+    assert_same(*results)
+
+
+def test_muon_takes_matrices_without_entries():
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((4, 0), (0, 4), (2, 3))]
+    opt = adapters.Muon(params)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    assert [tuple(opt.state[p]["momentum_buffer"].shape) for p in params] == [
+        (4, 0),
+        (0, 4),
+        (2, 3),
+    ]
