@@ -167,11 +167,7 @@ def rows() -> list[Row]:
         ),
         *[
             Row(
-                f"compile-{key}",
-                f"Cold compile of {what}",
-                gpt,
-                partial(compile_rule, key),
-                (1.5,),
+                f"compile-{key}", f"Cold compile of {what}", gpt, partial(compile_rule, key), (1.5,)
             )
             for key, (what, _) in WHOLE.items()
         ],
@@ -239,13 +235,7 @@ def rows() -> list[Row]:
             (1.05,),
             unit="MB",
         ),
-        Row(
-            "train-step",
-            "Whole train step, compiled with the update inside",
-            example,
-            train_step,
-            (1.0,),
-        ),
+        Row("train-step", "Train step, compiled with its update", example, train_step, (1.0,)),
         Row(
             "train-compile",
             "Compiling the whole train step",

@@ -44,10 +44,11 @@ class AdamScalars(NamedTuple):
     """1 − β₁, the weight of g in m."""
     weight2: Any
     """1 − β₂, the weight of g² in v."""
-    root_factor: Any
-    """(1 − β₁^t) / √(1 − β₂^t), which goes with the root of v."""
-    least_root: Any
-    """(1 − β₁^t) ε."""
+    bias_correction1: Any
+    """1 − β₁ᵗ."""
+    bias_correction2: Any
+    """1 − β₂ᵗ."""
+    eps: Any
 
 
 @factory
@@ -83,15 +84,13 @@ def scale_by_adam(
 
     def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
         b1, b2 = betas
-        correction = 1 - b1**t
-        factor = numeric.divide(correction, numeric.sqrt(1 - b2**t))
-        return AdamScalars(1 - b1, 1 - b2, factor, correction * eps)
+        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
 
     def update(g: Tensor, slots: Any, p: Tensor, s: AdamScalars) -> tuple[Tensor, Any]:
         m = slots.exp_avg.lerp(g, s.weight1)
         v = slots.exp_avg_sq.lerp(g * g, s.weight2)
         top = torch.maximum(slots.max_exp_avg_sq, v) if amsgrad else v
-        u = m / (s.root_factor * top.sqrt() + s.least_root)
+        u = (m / s.bias_correction1) / ((top / s.bias_correction2).sqrt() + s.eps)
         return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
     return leafwise(init, update, scalars, hyper=hyper, name="scale_by_adam")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from helpers import assert_close, assert_same
+from three_ways import random_tree
 from torch import Tensor
 
 import functional_optim as fo
@@ -24,11 +25,7 @@ EDGES = {"row": (1, 9), "column": (9, 1), "one": (1, 1), "scalar": (), "empty": 
 
 
 def make_tree(seed: int, dtype: torch.dtype = torch.float64, shapes: Any = SHAPES) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        key: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-        for key, shape in shapes.items()
-    }
+    return random_tree(seed, dtype, shapes)
 
 
 class Averages(NamedTuple):
@@ -160,6 +157,10 @@ def by_shape(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
     return (-u if u.shape[0] > u.shape[1] else 2 * u), slots
 
 
+def by_size(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
+    return (-u if u.shape[0] == 7 else 2 * u), slots
+
+
 def cumulative(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
     return -u.cumsum(0), slots
 
@@ -169,6 +170,7 @@ def cumulative(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
     [
         (product, ProductExecutor),
         (by_shape, InductorExecutor),
+        (by_size, InductorExecutor),
         (cumulative, InductorExecutor),
     ],
 )

@@ -55,7 +55,8 @@ def step(update=rule):
     stepper = fo.compile(tx, strict=True)
     assert_same(stepper(grads, tx.init(params), params), run(tx, before, [grads]))
     (bank,) = stepper.plan.entries[0].tensors.executors
-    return bank.kernels[0, None].native
+    (kernel,) = bank.kernels.values()
+    return kernel.native
 
 
 def libraries(folder):
@@ -388,7 +389,10 @@ with warnings.catch_warnings(record=True) as heard:
         step({"w": torch.ones(4)}, tx.init(params), params)
     except RuntimeError as raised:
         error = str(raised)
-kernel = None if error else step.plan.entries[0].tensors.executors[0].kernels[0, None].native
+kernel = None
+if error is None:
+    (launch,) = step.plan.entries[0].tensors.executors[0].kernels.values()
+    kernel = launch.native
 print(json.dumps({
     "w": params["w"].tolist(),
     "found": kernel and kernel.found,

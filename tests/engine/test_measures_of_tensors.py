@@ -8,10 +8,11 @@ import optree
 import pytest
 import torch
 from helpers import assert_close, assert_same
+from three_ways import check_compiled, check_no_new_kernel, purely, random_tree
 from torch import Tensor
 
 import functional_optim as fo
-from functional_optim import adapters, kernels
+from functional_optim import adapters
 from functional_optim.engine.executor import BoundScalars
 from functional_optim.engine.staged import can_be_cut
 
@@ -20,11 +21,7 @@ OTHER_SHAPES = {"a": (9, 11), "b": (6000,), "c": (2, 2, 2, 2)}
 
 
 def make_tree(seed: int, dtype: torch.dtype = torch.float64, shapes: Any = SHAPES) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        key: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-        for key, shape in shapes.items()
-    }
+    return random_tree(seed, dtype, shapes)
 
 
 class Sums(NamedTuple):
@@ -82,27 +79,13 @@ RECIPES = {
 each_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
-def purely(tx: Any, steps: int, dtype: torch.dtype = torch.float64) -> Any:
-    params = make_tree(0, dtype)
-    state = tx.init(params)
-    for k in range(steps):
-        updates, state = tx.update(make_tree(k + 1, dtype), state, params)
-        params = fo.apply_updates(params, updates)
-    return params, state
-
-
 @each_recipe
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_compiled_steps_and_objects_do_what_the_rule_does(name, dtype):
     tolerance = 1e-12 if dtype is torch.float64 else 2e-2
     recipe = RECIPES[name]
-    expected, state = purely(recipe(), 4, dtype)
-    step = fo.compile(recipe(), strict=True)
-    params = make_tree(0, dtype)
-    own = recipe().init(params)
-    for k in range(4):
-        params, own = step(make_tree(k + 1, dtype), own, params)
-    assert_close((params, own.slots), (expected, state.slots), tolerance)
+    expected, state = purely(recipe(), 4, dtype, SHAPES)
+    check_compiled(recipe(), 4, dtype, SHAPES, (expected, state), tolerance)
     for compile in ("strict", False):
         named = [(k, torch.nn.Parameter(p)) for k, p in make_tree(0, dtype).items()]
         opt = adapters.Optimizer(named, recipe, compile=compile)
@@ -115,14 +98,7 @@ def test_compiled_steps_and_objects_do_what_the_rule_does(name, dtype):
 
 @each_recipe
 def test_other_shapes_and_numbers_build_no_kernel(name):
-    for lr, shapes in ((1e-2, SHAPES), (1e-3, OTHER_SHAPES)):
-        tx = RECIPES[name](lr)
-        params = make_tree(0, torch.float32, shapes)
-        step, state = fo.compile(tx, strict=True), tx.init(params)
-        before = kernels.count()
-        for k in range(2):
-            params, state = step(make_tree(k + 1, torch.float32, shapes), state, params)
-    assert kernels.count() == before
+    check_no_new_kernel(RECIPES[name], SHAPES, OTHER_SHAPES)
 
 
 def test_a_tensor_is_measured_as_a_whole_and_alone():

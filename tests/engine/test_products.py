@@ -9,9 +9,10 @@ import pytest
 import torch
 from helpers import assert_close, assert_same
 from soap import SoapSlots, soap
+from three_ways import check_compiled, check_no_new_kernel, purely, random_tree
 
 import functional_optim as fo
-from functional_optim import adapters, kernels
+from functional_optim import adapters
 from functional_optim.core import memory
 
 SHAPES = {"a": (6, 9), "b": (9, 6), "c": (6, 9), "d": (6, 9), "e": (3, 3), "f": (1, 4)}
@@ -19,11 +20,7 @@ OTHER_SHAPES = {"a": (5, 2), "b": (7, 7), "c": (2, 130), "d": (4, 4), "e": (4, 4
 
 
 def make_tree(seed: int, dtype: torch.dtype = torch.float64, shapes: Any = SHAPES) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        key: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-        for key, shape in shapes.items()
-    }
+    return random_tree(seed, dtype, shapes)
 
 
 def around(product: Any) -> Any:
@@ -56,15 +53,6 @@ RECIPES = {
 each_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
-def purely(tx: Any, steps: int, dtype: torch.dtype = torch.float64) -> Any:
-    params = make_tree(0, dtype)
-    state = tx.init(params)
-    for k in range(steps):
-        updates, state = tx.update(make_tree(k + 1, dtype), state, params)
-        params = fo.apply_updates(params, updates)
-    return params, state
-
-
 def named_parameters(dtype: torch.dtype = torch.float64) -> Any:
     return [(key, torch.nn.Parameter(p)) for key, p in make_tree(0, dtype).items()]
 
@@ -88,13 +76,8 @@ def test_compiled_steps_and_objects_do_what_the_rule_does(name, dtype):
         pytest.skip("torch has no QR in bfloat16, in which eye and slots would be")
     tolerance = 1e-12 if dtype is torch.float64 else 3e-2
     recipe = RECIPES[name]
-    expected, state = purely(recipe(), 5, dtype)
-    step = fo.compile(recipe(), strict=True)
-    params = make_tree(0, dtype)
-    own = recipe().init(params)
-    for k in range(5):
-        params, own = step(make_tree(k + 1, dtype), own, params)
-    assert_close((params, own.slots), (expected, state.slots), tolerance)
+    expected, state = purely(recipe(), 5, dtype, SHAPES)
+    check_compiled(recipe(), 5, dtype, SHAPES, (expected, state), tolerance)
     for compile in ("strict", False):
         named = named_parameters(dtype)
         opt = adapters.Optimizer(named, recipe, compile=compile)
@@ -105,14 +88,7 @@ def test_compiled_steps_and_objects_do_what_the_rule_does(name, dtype):
 
 @each_recipe
 def test_other_shapes_and_numbers_build_no_kernel(name):
-    for lr, shapes in ((1e-2, SHAPES), (1e-3, OTHER_SHAPES)):
-        tx = RECIPES[name](lr)
-        params = make_tree(0, torch.float32, shapes)
-        step, state = fo.compile(tx, strict=True), tx.init(params)
-        before = kernels.count()
-        for k in range(2):
-            params, state = step(make_tree(k + 1, torch.float32, shapes), state, params)
-    assert kernels.count() == before
+    check_no_new_kernel(RECIPES[name], SHAPES, OTHER_SHAPES)
 
 
 def test_a_product_that_raises_leaves_everything_as_it_was():

@@ -1,0 +1,54 @@
+"""Random trees, stepped by the pure transform and by a strictly compiled one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from helpers import assert_close
+
+import functional_optim as fo
+from functional_optim import kernels
+
+
+def random_tree(seed: int, dtype: torch.dtype, shapes: Any) -> Any:
+    """Tensors of these shapes, by name; of every dtype the same but for rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        key: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        for key, shape in shapes.items()
+    }
+
+
+def purely(tx: Any, steps: int, dtype: torch.dtype, shapes: Any) -> Any:
+    """Parameters and state after some steps of `update`."""
+    params = random_tree(0, dtype, shapes)
+    state = tx.init(params)
+    for k in range(steps):
+        updates, state = tx.update(random_tree(k + 1, dtype, shapes), state, params)
+        params = fo.apply_updates(params, updates)
+    return params, state
+
+
+def check_compiled(
+    tx: Any, steps: int, dtype: torch.dtype, shapes: Any, expected: Any, tolerance: float
+) -> None:
+    """`fo.compile`'s steps end where the pure ones have: parameters and slots."""
+    params = random_tree(0, dtype, shapes)
+    step, state = fo.compile(tx, strict=True), tx.init(params)
+    for k in range(steps):
+        params, state = step(random_tree(k + 1, dtype, shapes), state, params)
+    end, last = expected
+    assert_close((params, state.slots), (end, last.slots), tolerance)
+
+
+def check_no_new_kernel(make: Any, shapes: Any, others: Any) -> None:
+    """Another number and other shapes build nothing. make: from a learning rate."""
+    for lr, own in ((1e-2, shapes), (1e-3, others)):
+        tx = make(lr)
+        params = random_tree(0, torch.float32, own)
+        step, state = fo.compile(tx, strict=True), tx.init(params)
+        before = kernels.count()
+        for k in range(2):
+            params, state = step(random_tree(k + 1, torch.float32, own), state, params)
+    assert kernels.count() == before
