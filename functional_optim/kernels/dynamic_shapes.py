@@ -174,7 +174,7 @@ def check_open(traced: Trace) -> None:
             size: 2 + sympy.Symbol(f"{size}_more", integer=True, nonnegative=True)
             for size in guard.expr.free_symbols
         }
-        holds = guard.expr.subs(at_least_two)
+        holds: Any = guard.expr.subs(at_least_two)
         if isinstance(holds, sympy.core.relational.Relational):
             holds = holds.func(sympy.expand(holds.lhs - holds.rhs), 0)
         if holds != True:  # noqa: E712
