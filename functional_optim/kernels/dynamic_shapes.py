@@ -174,9 +174,10 @@ def check_open(traced: Trace) -> None:
             size: 2 + sympy.Symbol(f"{size}_more", integer=True, nonnegative=True)
             for size in guard.expr.free_symbols
         }
-        holds: Any = guard.expr.subs(at_least_two)
+        holds = guard.expr.subs(at_least_two)
         if isinstance(holds, sympy.core.relational.Relational):
-            holds = holds.func(sympy.expand(holds.lhs - holds.rhs), 0)
+            sides: tuple[Any, ...] = holds.args
+            holds = holds.func(sympy.expand(sides[0] - sides[1]), 0)
         if holds != True:  # noqa: E712
             raise Unsuitable(f"a rule that holds only where {guard.expr}")
 
