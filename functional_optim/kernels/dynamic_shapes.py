@@ -167,17 +167,14 @@ def trace(body: Body, signature: ShapeSignature) -> Trace:
 
 def check_open(traced: Trace) -> None:
     """Raise Unsuitable unless a graph surely holds for all sizes of 2 and more."""
-    import sympy
-
     for guard in traced.mode.shape_env.guards:
         at_least_two = {
-            size: 2 + sympy.Symbol(f"{size}_more", integer=True, nonnegative=True)
+            size: 2 + size.func(f"{size}_more", integer=True, nonnegative=True)
             for size in guard.expr.free_symbols
         }
-        holds = guard.expr.subs(at_least_two)
-        if isinstance(holds, sympy.core.relational.Relational):
-            sides: tuple[Any, ...] = holds.args
-            holds = holds.func(sympy.expand(sides[0] - sides[1]), 0)
+        holds: Any = guard.expr.subs(at_least_two)
+        if hasattr(holds, "rel_op"):
+            holds = holds.func((holds.lhs - holds.rhs).expand(), 0)
         if holds != True:  # noqa: E712
             raise Unsuitable(f"a rule that holds only where {guard.expr}")
 
