@@ -22,7 +22,6 @@ from functional_optim import algorithms, kernels
 from functional_optim.algorithms.lbfgs.transform import lbfgs
 from functional_optim.core.base import GradientTransformation
 from functional_optim.engine.compile import FusedStep, compile
-from functional_optim.engine.native import KernelExecutor
 
 
 class Warmed(NamedTuple):
@@ -54,7 +53,7 @@ def warm(
     Returns:
         For each dtype how many kernels were built, found, and could not be kept: where there is no
         folder to keep them in, where a rule reads an object that may be another in the next
-        process, and where it has products of matrices, so that there is no kernel for all shapes.
+        process, and where it compares sizes, so that there is no kernel for all shapes.
         Rules that look at rows or columns have kernels for vectors and matrices.
 
     Raises:
@@ -80,20 +79,20 @@ def warm(
 
 def _warm(step: FusedStep, tx: GradientTransformation, dtype: torch.dtype) -> Warmed:
     used = _kernels(step, tx, torch.ones(4, 4, dtype=dtype))
-    if any(isinstance(x, kernels.ShapedLaunch) for x in used):
+    if any(x is not None and x.layout for x in used):  # one for each number of dimensions
         used += _kernels(step, tx, torch.ones(4, dtype=dtype))
-    kept = [x.native for x in used if isinstance(x, kernels.Launch) and kernels.is_kept(x.native)]
+    kept = [x for x in used if x is not None and kernels.is_kept(x)]
     found = sum(x.found for x in kept)
     return Warmed(dtype, len(kept) - found, found, len(used) - len(kept))
 
 
 def _kernels(step: FusedStep, tx: GradientTransformation, p: Tensor) -> list[Any]:
-    """The kernels of a step on one tensor."""
+    """The libraries of a step on one tensor; None for a kernel that is not in one."""
     params = {"w": p}
     step({"w": torch.ones_like(p)}, tx.init(params), params)
     assert step.plan is not None
     executors = [x for entry in step.plan.entries for x in entry.tensors.executors]
-    return [y for x in executors if isinstance(x, KernelExecutor) for y in x.kernels.values()]
+    return [y for x in executors for y in x.libraries()]
 
 
 def known() -> dict[str, Callable[..., GradientTransformation]]:
@@ -186,7 +185,7 @@ def _report(name: str, tx: GradientTransformation, dtypes: Sequence[torch.dtype]
         told = [f"{count} {what}" for what, count in counts.items() if count]
         _say(f"{name}, {str(dtype).removeprefix('torch.')}: {', '.join(told) or 'no kernels'}")
         if unkept and kernels.folder() is not None:
-            _say("  Kernels of rules with products of matrices, such as Muon's, are not kept.")
+            _say("  Kernels of rules that compare sizes, or read objects, are not kept.")
     return not any(result.unkept for result in results)
 
 

@@ -218,7 +218,7 @@ class GradientFree(OptimizerBase):
         params = self._params()
         before = [p.detach().clone() for p in params]
         at = self._tree(before)
-        moved = list(zip(params, before, strict=True))  # to be put back if the step has never been
+        moved = list(zip(params, before, strict=True))  # to be put back if the step does not happen
         places = tree.leaves(self._tree(params))  # a dict's leaves are sorted by name
         try:
             state = self._state(driver, at)

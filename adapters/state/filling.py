@@ -91,7 +91,7 @@ def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> No
 
 
 def discard(optimizer: OptimizerBase, made: Made) -> None:
-    """Take new entries out of the state again, for a step that has never been.
+    """Take new entries out of the state again, for a step that did not happen.
 
     An algorithm that counts no steps would take a parameter with a state for one that has stepped.
     """

@@ -115,6 +115,10 @@ class Executor:
         """The step of every tensor and its slots, in place, as writes that are ready to be made."""
         raise NotImplementedError
 
+    def libraries(self) -> list[Any]:
+        """The native libraries that it calls; None for each kernel that is not in one."""
+        return []
+
     def mine(self, grads: list[Tensor]) -> list[Tensor]:
         """The gradients of these tensors, among those of the group."""
         return grads if self.every else [grads[i] for i in self.members]

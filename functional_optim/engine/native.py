@@ -81,6 +81,16 @@ class KernelExecutor(Executor):
         """One write: the call of the kernel."""
         return [self.call(self.kernels[scalars.task], self._readable(grads), scalars)]
 
+    def libraries(self) -> list[Any]:
+        """The native libraries that it calls; None for each kernel that is not in one."""
+        found: list[Any] = []
+        for kernel in self.kernels.values():
+            if isinstance(kernel, StagedLaunch):
+                found += dict.fromkeys([launch.native for launch in kernel.stages.launches])
+            else:
+                found.append(kernel.native if isinstance(kernel, kernels.Launch) else None)
+        return found
+
     def _readable(self, grads: list[Tensor]) -> list[Tensor]:
         """Gradients whose memory is what they say, laid out as their parameters are."""
         mine = grads if self.every else self.mine(grads)

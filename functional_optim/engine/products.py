@@ -74,6 +74,11 @@ class ProductExecutor(Executor):
         """The last kernel and the slots of the products: these have run by then."""
         return self.staged[scalars.task].step(self.mine(grads), scalars)
 
+    def libraries(self) -> list[Any]:
+        """Those of the kernels around the products."""
+        groups = [group for step in self.staged.values() for group in step.groups()]
+        return [x for group in groups for one in group.executors for x in one.libraries()]
+
     def stacks_of(self, i: int) -> Stacks:
         """What goes into the product at this index among the rules, the same for all tasks."""
         if i not in self.stacks:
@@ -128,6 +133,10 @@ class StagedStep:
             how=owner.group.how,
             counts=(0,) * used,
         )
+
+    def groups(self) -> list[Any]:
+        """The groups of its kernels, in their order."""
+        return [*[tensors for _, tensors in self.stages], self.last]
 
     def _prepare(self, grads: list[Tensor], scalars: BoundScalars) -> None:
         for tensors, bound in self._bound(scalars) if self.works else ():

@@ -34,7 +34,7 @@ from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
-from functional_optim.kernels.library import READER, Launch, Native, Stages, load
+from functional_optim.kernels.launches import READER, Launch, Native, Stages, load
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
 __all__ = [

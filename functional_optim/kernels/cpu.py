@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.building import Unsuitable, captured, type_of
-from functional_optim.kernels.library import SYMBOL, Launch, Native, compare, make
+from functional_optim.kernels.launches import SYMBOL, Launch, Native, compare, make
 from functional_optim.kernels.tracing import BLOCK, Body, Signature, Trace, lower, trace
 
 PROBE = 37

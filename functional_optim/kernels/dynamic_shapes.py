@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.building import CTYPES, Unsuitable, captured, type_of
-from functional_optim.kernels.library import LAYOUT, SYMBOL, Launch, Native, compare, make
+from functional_optim.kernels.launches import LAYOUT, SYMBOL, Launch, Native, compare, make
 from functional_optim.kernels.phases import HINTS, ROWS, ChunkKernel, Phases, cut, empty, mean
 from functional_optim.kernels.tracing import Body, Trace, lower, record
 

@@ -64,11 +64,17 @@ def test_where_nothing_can_be_kept_it_says_so_and_fails(monkeypatch, capsys):
     assert "Nothing can be kept: FUNCTIONAL_OPTIM_CACHE is off" in said
 
 
-def test_rules_with_products_are_not_kept(capsys):
-    assert warmup.main(["muon"]) == 1
-    said = capsys.readouterr().out
-    assert "muon, float32: 1 compiled, but not kept\n" in said
-    assert "rules with products of matrices" in said
+def test_the_kernels_around_products_are_kept():
+    (result,) = warmup.warm(fo.muon())
+    assert (result.built + result.found, result.unkept) == (2, 0)
+
+
+def test_rules_that_compare_sizes_are_not_kept():
+    def update(u, slots, p):
+        return (u if u.shape[0] == 7 else -u), slots
+
+    (result,) = warmup.warm(fo.leafwise(None, update, elementwise=False))
+    assert (result.built + result.found, result.unkept) == (0, 1)
 
 
 def test_rules_that_look_at_rows_have_kernels_for_vectors_and_matrices():
