@@ -53,20 +53,21 @@ class DynamicShapeExecutor(KernelExecutor):
             return None
         return (*kind_of(g, p, slots), tuple(axes))
 
-    def build(self, body: KernelBody) -> Any:
-        """The library, ready to go over these tensors; None if the rule cannot be cut for one."""
-        outputs = len(body.probe(self.params[0]))
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Wanted]:
+        """The library of a task."""
+        return [self._wanted(self.body(scalars))]
+
+    def _wanted(self, body: KernelBody) -> kernels.Wanted:
         first = self.params[0]
         found = [_axes(x, first) for x in (first, first, *present(self.slots[0]))]
-        axes = [own for own in found if own is not None]  # none is: all were accepted
-        native = kernels.sweep(
-            body.key(),
-            body.functions(),
-            body.one,
-            kernels.ShapeSignature(self.dtypes, tuple(axes), (body.count, self.compute)),
-            outputs,
-            strict=self.group.strict,
-        )
+        axes = tuple([own for own in found if own is not None])  # none is: all were accepted
+        signature = kernels.ShapeSignature(self.dtypes, axes, (body.count, self.compute))
+        outputs = len(body.probe(first))
+        return kernels.Wanted(body.key(), body.functions(), body.one, signature, outputs)
+
+    def build(self, body: KernelBody) -> Any:
+        """The library, ready to go over these tensors; None if the rule cannot be cut for one."""
+        native = kernels.sweep(self._wanted(body), strict=self.group.strict)
         if native is None:
             return None
         rows = array.array("q")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from functional_optim import kernels
 from functional_optim.core.rule import Numbers, Placement, flat_numbers
 from functional_optim.core.storage import Slots
 
@@ -93,6 +94,10 @@ class Executor:
     ) -> Hashable | None:
         """What a tensor has in common with those of one executor; None if it is not accepted."""
         raise NotImplementedError
+
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Wanted]:
+        """The native libraries that `prepare` will ask for, as far as that is known."""
+        return []
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile what a task needs; False if the next class of the list must do it.

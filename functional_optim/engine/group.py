@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any, Literal
@@ -142,10 +142,16 @@ class TensorGroup:
             chosen, placements, numbers = settled(placements, numbers)
         return BoundScalars(placements, numbers, chosen, goal)
 
+    def wanted(self, grads: list[Tensor], tasks: Iterable[BoundScalars]) -> list[kernels.Wanted]:
+        """The native libraries that will be asked for, as far as that is known."""
+        new = [own for own in tasks if own.task not in self.prepared]
+        return [one for own in new for x in self.executors for one in x.wanted(grads, own)]
+
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> None:
         """Have each executor ready; what one cannot compile goes to the next that accepts it."""
         if scalars.task in self.prepared:
             return
+        kernels.sweep_all(self.wanted(grads, [scalars]))
         for k, executor in enumerate(self.executors):
             while not executor.prepare(grads, scalars):
                 i = executor.members[0]

@@ -56,12 +56,16 @@ class KernelExecutor(Executor):
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile the kernel of a task."""
-        forms = tuple(map(form_of, scalars.numbers))
-        kernel = self.build(KernelBody(scalars.placements, self.holes, forms, scalars.goal))
+        kernel = self.build(self.body(scalars))
         if kernel is None:
             return False
         self.kernels[scalars.task] = kernel
         return True
+
+    def body(self, scalars: BoundScalars) -> KernelBody:
+        """What the kernel of a task does."""
+        forms = tuple(map(form_of, scalars.numbers))
+        return KernelBody(scalars.placements, self.holes, forms, scalars.goal)
 
     def build(self, body: KernelBody) -> Any:
         """The kernel of a body; None if there can be none."""
@@ -112,6 +116,13 @@ class NativeExecutor(KernelExecutor):
         native = elementwise(placements) and p.device.type == "cpu"
         return super().accepts(placements, g, p, slots, how) if native else None
 
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Wanted]:
+        """The library of a task, and those that measure each tensor before it."""
+        if not measuring(scalars):
+            return [self._wanted(self.body(scalars), present(self.slots[0]))]
+        parts = parts_of(scalars, self.holes, self.params[0], cut=can_be_cut(scalars))
+        return [self._wanted_part(part) for part in parts]
+
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile the kernel of a task, and those that measure each tensor before it."""
         if not measuring(scalars):
@@ -120,7 +131,7 @@ class NativeExecutor(KernelExecutor):
         for cut in ways:
             parts: list[tuple[KernelPart, kernels.Native]] = []
             for part in parts_of(scalars, self.holes, self.params[0], cut=cut):
-                native = self._library(part.body, part.tensors(self.slots[0], self._update()))
+                native = kernels.sweep(self._wanted_part(part), strict=self.group.strict)
                 if native is None:
                     break
                 parts.append((part, native))
@@ -131,7 +142,8 @@ class NativeExecutor(KernelExecutor):
 
     def build(self, body: KernelBody) -> Any:
         """The library, ready to go over these tensors; None if the rule is no loop for one."""
-        native = self._library(body, present(self.slots[0]))
+        wanted = self._wanted(body, present(self.slots[0]))
+        native = kernels.sweep(wanted, strict=self.group.strict)
         if native is None:
             return None
         sizes = [kernel_size(p) for p in self.params]
@@ -140,18 +152,17 @@ class NativeExecutor(KernelExecutor):
             rows.extend(map(Tensor.data_ptr, (p, *present(mine))))
         return kernels.MultiTensorLaunch(native, sizes, rows, self._threads(sizes), self.compute)
 
-    def _library(self, body: KernelBody, slots: list[Tensor]) -> kernels.Native | None:
+    def _wanted_part(self, part: KernelPart) -> kernels.Wanted:
+        update = torch.empty(0, dtype=self.compute)
+        return self._wanted(part.body, part.tensors(self.slots[0], update))
+
+    def _wanted(self, body: KernelBody, slots: list[Tensor]) -> kernels.Wanted:
         """The library of a body. slots: those that it sees of the first parameter."""
         dtypes = (*self.dtypes[:2], *[_real(x.dtype) for x in slots])
         numbers = (body.count, self.compute)
-        return kernels.sweep(
-            body.key(),
-            body.functions(),
-            body.one,
-            kernels.Signature((dtypes,), None, numbers, self.device, 1),
-            len(body.probe(self.params[0])),
-            strict=self.group.strict,
-        )
+        signature = kernels.Signature((dtypes,), None, numbers, self.device, 1)
+        outputs = len(body.probe(self.params[0]))
+        return kernels.Wanted(body.key(), body.functions(), body.one, signature, outputs)
 
     def _staged(
         self, parts: list[tuple[KernelPart, kernels.Native]], scalars: BoundScalars, *, cut: bool
@@ -162,9 +173,6 @@ class NativeExecutor(KernelExecutor):
         return StagedLaunch(
             parts, self.params, sizes, self.slots, count, self.compute, threads, cut=cut
         )
-
-    def _update(self) -> Tensor:
-        return torch.empty(0, dtype=self.compute)
 
     def _threads(self, sizes: list[int]) -> int:
         return torch.get_num_threads() if sum(sizes) >= GRAIN else 1

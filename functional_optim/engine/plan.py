@@ -7,6 +7,7 @@ takes it if its tensors are the same (`guards.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +30,7 @@ from functional_optim.core.scalars import (
     sum_parts,
 )
 from functional_optim.core.storage import Slots
-from functional_optim.engine.executor import How, Write
+from functional_optim.engine.executor import BoundScalars, How, Write
 from functional_optim.engine.group import TensorGroup
 from functional_optim.kernels.interrupts import held
 
@@ -114,6 +115,9 @@ class StepPlan:
         self.entries = entries
         self.absent = absent
         self.order = order
+        measures = any(x.rule.reduce for entry in entries for x in entry.tensors.placements)
+        self.prepared = len(entries) == 1 and not measures
+        """Whether all libraries were asked for that one step may need, if there may be several."""
 
     def writes(
         self,
@@ -134,6 +138,9 @@ class StepPlan:
             StepContext(x.tensors, x.gradients(grads), x.time(), x.carry(), extra, shared_time)
             for x in self.entries
         ]
+        if not self.prepared:
+            kernels.sweep_all([one for context in contexts for one in context.wanted()])
+            self.prepared = True
         writes = step_all([*contexts, *others], self.order)
         for absent in self.absent:
             writes += absent.step(contexts)
@@ -167,6 +174,22 @@ class StepContext(StepScalars):
             for i, placement in enumerate(self.placements)
             if placement.rule.reduce is not None and i >= len(self.numbers)
         ]
+
+    def wanted(self) -> list[kernels.Wanted]:
+        """The native libraries of all that this step does, found by a trial in which nothing is
+        measured; as far as that goes."""
+        if self.tensors.how not in ("compiled", "strict"):
+            return []
+        trial = StepScalars(self.placements, self.time, self.carry, self.extra, self.together)
+        tasks: list[BoundScalars] = []
+        with suppress(Exception):  # which the step itself will raise
+            while trial.proceed():
+                shut, rule = trial.is_shut(), self.placements[len(trial.numbers)].rule
+                if not shut:
+                    tasks.append(self.tensors.bound(trial.to_measure(), "reduce"))
+                trial.advance(None if shut else nothing_measured(rule))
+            tasks.append(self.tensors.bound(trial.numbers, "step"))
+        return self.tensors.wanted(self.grads, tasks)
 
     def measure(self) -> list[Sequence[Any]]:
         """What the next rule measures, in parts still to be summed; none behind a shut gate."""

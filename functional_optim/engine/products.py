@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from functional_optim import kernels
 from functional_optim.core import memory
 from functional_optim.core.execution import Leaf, batches, run, run_batch
 from functional_optim.core.rule import Numbers, Placement
@@ -45,17 +46,36 @@ class ProductExecutor(Executor):
             return None
         return kind_of(g, p, slots) if p.is_contiguous() else None
 
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Wanted]:
+        """The libraries of the kernels between the products."""
+        step, mine = self._step(grads, scalars), self.mine(grads)
+        pairs = [] if step is None else step.bound(scalars)
+        return [one for x, own in pairs for one in x.wanted(mine, [own])]
+
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile the kernels between the products; False if one of them cannot be had."""
-        if not all(self._multiplies(scalars, i) for i in products(scalars.placements)):
-            return False
-        step = StagedStep(self, self.mine(grads), scalars)
-        if step.works:
-            self.staged[scalars.task] = step
-        return step.works
+        step = self._step(grads, scalars)
+        return step is not None and step.prepare(self.mine(grads), scalars)
+
+    def _step(self, grads: list[Tensor], scalars: BoundScalars) -> StagedStep | None:
+        """A task in stages; None if it has none."""
+        if scalars.task not in self.staged:
+            at = products(scalars.placements)
+            last = len(scalars.placements) - 1
+            if (scalars.goal == "reduce" and last in at) or not all(
+                self._multiplies(scalars, i) for i in at
+            ):
+                return None
+            self.staged[scalars.task] = StagedStep(self, self.mine(grads), scalars)
+        return self.staged[scalars.task]
 
     def _multiplies(self, scalars: BoundScalars, i: int) -> bool:
-        """Whether a rule has a product, or cannot be run without data to look for one."""
+        """Whether a rule has a product, or cannot be run without data to look for one.
+
+        Tensors without data import Dynamo: 2 s for what a rule that takes batches need not tell.
+        """
+        if scalars.placements[i].rule.batched:
+            return True
         p, own = self.params[0], self.slots[0][i]
         g, stored = p.detach().to("meta"), [x if x is None else x.to("meta") for x in own]
         numbers = Caster(scalars.numbers)(g)[i]
@@ -102,10 +122,7 @@ class Products(TorchDispatchMode):
 
 
 class StagedStep:
-    """A task in stages: for each product the kernel before it, and at last one with all the rest.
-
-    works: whether all of its kernels could be built.
-    """
+    """A task in stages: for each product the kernel before it, and at last all the rest."""
 
     def __init__(self, owner: ProductExecutor, grads: list[Tensor], scalars: BoundScalars) -> None:
         self.owner = owner
@@ -113,7 +130,6 @@ class StagedStep:
         self.stages: list[tuple[Stacks, Any]] = []
         placements = list(scalars.placements)
         slots = [list(own) for own in owner.slots]
-        self.works = scalars.goal == "step" or len(placements) - 1 not in self.at
         for i in self.at:
             stacks = owner.stacks_of(i)
             for own, update in zip(slots, stacks.updates, strict=True):
@@ -121,7 +137,6 @@ class StagedStep:
             self.stages.append((stacks, self._group([*placements[:i], PUT], slots, grads)))
             placements[i] = TAKE
         self.last = self._group(placements, slots, grads)
-        self._prepare(grads, scalars)
 
     def _group(self, placements: list[Placement], slots: list[list[Slots]], grads: Any) -> Any:
         owner, used = self.owner, len(placements)
@@ -138,13 +153,15 @@ class StagedStep:
         """The groups of its kernels, in their order."""
         return [*[tensors for _, tensors in self.stages], self.last]
 
-    def _prepare(self, grads: list[Tensor], scalars: BoundScalars) -> None:
-        for tensors, bound in self._bound(scalars) if self.works else ():
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
+        """Compile its kernels; False if one of them cannot be had."""
+        for tensors, bound in self.bound(scalars):
             tensors.prepare(grads, bound)
-            kernels = (KernelExecutor, ProductExecutor)
-            self.works = self.works and all(isinstance(x, kernels) for x in tensors.executors)
+            if not all(isinstance(x, (KernelExecutor, ProductExecutor)) for x in tensors.executors):
+                return False
+        return True
 
-    def _bound(self, scalars: BoundScalars) -> list[tuple[Any, BoundScalars]]:
+    def bound(self, scalars: BoundScalars) -> list[tuple[Any, BoundScalars]]:
         """Each group of kernels with the numbers that its rules read."""
         numbers = [() if i in self.at else own for i, own in enumerate(scalars.numbers)]
         found = []
@@ -168,7 +185,7 @@ class StagedStep:
         self, grads: list[Tensor], scalars: BoundScalars
     ) -> tuple[list[tuple[Any, BoundScalars]], list[Write]]:
         """Run all stages. Also returns the writes of the slots that the products have."""
-        bound, writes = self._bound(scalars), list[Write]()
+        bound, writes = self.bound(scalars), list[Write]()
         cast = Caster(scalars.numbers)
         numbers = cast(self.owner.params[0])
         for i, (stacks, _), (tensors, own) in zip(self.at, self.stages, bound, strict=False):

@@ -6,7 +6,7 @@ it is missing, has changed or does not suit the rule:
 
 1. `sweep`: a library that goes over all tensors of a model in one call (`cpu`, and for rules that
    sum over parts of tensors `dynamic_shapes`), kept on disk (`disk_cache`) under a name that tells
-   the rule (`fingerprints`).
+   the rule (`fingerprints`). `sweep_all` builds several as one file.
 2. `build`: Inductor's own callable, for one signature and fixed shapes (`tracing`).
 3. plain torch.compile, and at last the rule itself, eagerly, with a warning.
 
@@ -19,9 +19,11 @@ import functools
 import operator
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +36,16 @@ from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
-from functional_optim.kernels.launches import READER, Launch, Native, Stages, load
+from functional_optim.kernels.launches import (
+    READER,
+    Draft,
+    Launch,
+    Native,
+    Stages,
+    compiler,
+    load,
+    make,
+)
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
 __all__ = [
@@ -48,6 +59,7 @@ __all__ = [
     "ShapedLaunch",
     "Signature",
     "Stages",
+    "Wanted",
     "build",
     "count",
     "fingerprint",
@@ -61,6 +73,7 @@ __all__ = [
     "same_entries",
     "static_key",
     "sweep",
+    "sweep_all",
     "tell",
     "watcher",
 ]
@@ -86,36 +99,72 @@ def build(key: Any, body: Body, signature: Signature, *, strict: bool = False) -
     return _once((key, signature), lambda give_way: _compile(body, signature, give_way), strict)
 
 
-def sweep(
-    key: Any,
-    functions: tuple[Any, ...],
-    body: Body,
-    signature: Signature | ShapeSignature,
-    outputs: int,
-    *,
-    strict: bool = False,
-) -> Native | None:
-    """The native library for a body of one leaf on the CPU; None if there can be none.
+class Wanted(NamedTuple):
+    """A native library for a body of one leaf on the CPU.
 
-    Args:
-        key: stands for the body in this process.
-        functions: all that the body calls and depends on, for its name on disk.
-        body: returns the sums of one leaf, as many as `outputs`, or an empty tuple.
-        signature: one leaf, without shapes, or with dimensions of any size.
-        outputs: how many numbers the body measures.
-        strict: raise where a library could be built if the compiler worked.
+    key: stands for the body in this process. functions: all that the body calls and depends on, for
+    its name on disk. body: returns the sums of one leaf, as many as `outputs`, or an empty tuple.
+    signature: one leaf, without shapes, or with dimensions of any size.
+    """
+
+    key: Any
+    functions: tuple[Any, ...]
+    body: Body
+    signature: Signature | ShapeSignature
+    outputs: int
+
+    def fits(self) -> bool:
+        """Whether native kernels take tensors of these dtypes."""
+        shaped = isinstance(self.signature, ShapeSignature)
+        dtypes = self.signature.dtypes if shaped else self.signature.leaves[0]
+        return set(dtypes) <= CTYPES.keys()
+
+    def name(self) -> str | None:
+        """Under which it is kept; None if that cannot be told."""
+        described = fingerprint(self.functions, tuple(map(str, self.signature)), self.outputs)
+        return None if described is None else disk_cache.name_of(described)
+
+    def kept(self, name: str | None) -> Native | None:
+        """What an earlier process kept."""
+        return None if name is None else load(name, self.outputs)
+
+    def draft(self, name: str | None) -> Draft:
+        """It, before it is built.
+
+        Raises:
+            Unsuitable: if there can be none.
+            Exception: whatever goes wrong in Inductor.
+        """
+        if isinstance(self.signature, ShapeSignature):
+            return dynamic_shapes.draft(name, self.body, self.signature, self.outputs)
+        return cpu.draft(name, self.body, self.signature, self.outputs)
+
+
+def sweep(wanted: Wanted, *, strict: bool = False) -> Native | None:
+    """A native library; None if there can be none.
+
+    strict: raise where it could be built if the compiler worked.
 
     Raises:
         RuntimeError: if `strict`, and building it fails.
     """
-    shaped = isinstance(signature, ShapeSignature)
-    if not set(signature.dtypes if shaped else signature.leaves[0]) <= CTYPES.keys():
+    if not wanted.fits():
         return None
     return _once(
-        ("native", key, signature),
-        lambda give_way: _native(functions, body, signature, outputs, give_way),
-        strict,
+        ("native", wanted.key, wanted.signature), lambda give_way: _native(wanted, give_way), strict
     )
+
+
+def sweep_all(every: Sequence[Wanted]) -> None:
+    """Build what is missing of some libraries at once, for `sweep`.
+
+    Nothing is told of what cannot be built: that is up to `sweep`, which tries it by itself.
+    """
+    full = {_full(("native", x.key, x.signature)): x for x in every if x.fits()}
+    missing = {key: x for key, x in full.items() if key not in _built}
+    if len(missing) > 1:
+        with _lock:
+            let_through(_uncollected, partial(_native_all, missing))
 
 
 def watcher() -> Any:
@@ -145,9 +194,14 @@ GiveWay = Callable[[str, Exception], None]
 """Called with what failed and why, before the next way is tried."""
 
 
+def _full(key: Any) -> Any:
+    """A key with the dtype of the tensors that a rule makes from numbers."""
+    return (key, torch.get_default_dtype())
+
+
 def _once(full: Any, make: Callable[[GiveWay], Any], strict: bool) -> Any:
     """What `make` returns, made once; again if it gave way then and must not now."""
-    full = (full, torch.get_default_dtype())  # of the tensors that a rule makes from numbers
+    full = _full(full)
 
     def give_way(what: str, error: Exception) -> None:
         if strict:
@@ -161,16 +215,16 @@ def _once(full: Any, make: Callable[[GiveWay], Any], strict: bool) -> Any:
     if missing():
         with _lock:
             if missing():
-                _built[full] = let_through(_uncollected, make, give_way)
+                _built[full] = let_through(_uncollected, partial(make, give_way))
                 if strict:
                     _gave_way.discard(full)
     return _built[full]
 
 
-def _uncollected(make: Callable[[GiveWay], Any], give_way: GiveWay) -> Any:
+def _uncollected(make: Callable[[], Any]) -> Any:
     """What `make` returns, which may import the 1,500 modules of the compiler."""
     with uncollected():
-        return make(give_way)
+        return make()
 
 
 def refusal(what: str) -> RuntimeError:
@@ -181,31 +235,50 @@ def refusal(what: str) -> RuntimeError:
     )
 
 
-def _native(
-    functions: tuple[Any, ...],
-    body: Body,
-    signature: Signature | ShapeSignature,
-    outputs: int,
-    give_way: GiveWay,
-) -> Native | None:
-    described = fingerprint(functions, tuple(map(str, signature)), outputs)
-    name = None if described is None else disk_cache.name_of(described)
-    kept = None if name is None else load(name, outputs)
+def _native(wanted: Wanted, give_way: GiveWay) -> Native | None:
+    name = wanted.name()
+    kept = wanted.kept(name)
     if kept is not None:
         return kept
     with disk_cache.turn(name):
-        kept = None if name is None else load(name, outputs)
+        kept = wanted.kept(name)
         if kept is not None:  # by a process that came first
             return kept
         try:
-            if isinstance(signature, ShapeSignature):
-                return dynamic_shapes.compile(name, body, signature, outputs)
-            return cpu.compile(name, body, signature, outputs)
+            with compiler():
+                (native,) = make([wanted.draft(name)])
         except Unsuitable:
             return None
         except Exception as error:  # private interfaces: anything may have moved
             give_way("no native kernel can be built here", error)
             return None
+        return native
+
+
+def _native_all(missing: dict[Any, Wanted]) -> None:
+    """Build some libraries as one file, but those that another process is building."""
+    with ExitStack() as turns:
+        mine: dict[Any, tuple[str | None, Wanted]] = {}
+        for key, wanted in missing.items():
+            name = wanted.name()
+            kept = wanted.kept(name)
+            if kept is None and turns.enter_context(disk_cache.turn(name, wait=False)):
+                kept = wanted.kept(name)  # by a process that came first
+                if kept is None:
+                    mine[key] = (name, wanted)
+            if kept is not None:
+                _built[key] = kept
+        with suppress(Exception), compiler() if mine else nullcontext():
+            drafts: dict[Any, Draft] = {}
+            for key, (name, wanted) in mine.items():
+                try:
+                    drafts[key] = wanted.draft(name)
+                except Unsuitable:
+                    _built[key] = None
+                except Exception:  # as `sweep` will see
+                    continue
+            if drafts:
+                _built.update(zip(drafts, make(list(drafts.values())), strict=True))
 
 
 def _compile(body: Body, signature: Signature, give_way: GiveWay) -> Kernel:

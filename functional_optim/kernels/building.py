@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import shlex
 import subprocess
 import threading
@@ -37,20 +38,26 @@ class CapturedCall(NamedTuple):
     source: str
     given: list[tuple[Any, ...]]
 
-    def source_reading(self, numbers: Tensor) -> str:
-        """The source, which says that nothing is written where these numbers are.
+    def function(self, name: str, numbers: Tensor) -> str:
+        """The source of the kernel as a function of this name, which says that nothing is written
+        where these numbers are.
 
         Without that the compiler works out again for each vector of entries what depends on them
         alone, roots and quotients included.
+
+        Raises:
+            Unsuitable: if Inductor no longer writes kernels as it did.
         """
-        head, rest = self.source.split("(", 1)
-        parameters, body = rest.split(")", 1)
-        names = parameters.split(",")
+        found = re.split(r'extern "C"\s+void\s+kernel\(([^)]*)\)', self.source)
+        if len(found) != 3:
+            raise Unsuitable("a kernel whose head is not known")
+        before, head, body = found
+        names = head.split(",")
         for own in self.given:
             for i, x in enumerate(own):
                 if isinstance(x, Tensor) and x.data_ptr() == numbers.data_ptr():
                     names[i] = names[i].replace("* in_ptr", "* __restrict__ in_ptr")
-        return f"{head}({','.join(names)}){body}"
+        return f"{before}static __attribute__((noinline)) void {name}({','.join(names)}){body}"
 
 
 def type_of(x: Tensor) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import array
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from functional_optim.kernels.building import Unsuitable, captured, type_of
-from functional_optim.kernels.launches import SYMBOL, Launch, Native, compare, make
+from functional_optim.kernels.launches import Draft, Launch, Native, compare, symbol_of
 from functional_optim.kernels.tracing import BLOCK, Body, Signature, Trace, lower, trace
 
 PROBE = 37
@@ -53,23 +54,24 @@ def cut(sizes: Sequence[int]) -> array.array[int]:
     return blocks
 
 
-def compile(name: str | None, body: Body, signature: Signature, outputs: int) -> Native:
+def draft(name: str | None, body: Body, signature: Signature, outputs: int) -> Draft:
     """The library of a rule that is a single loop.
 
     Raises:
-        Unsuitable: if the rule is no such loop, or the library does something else than the rule.
-        Exception: whatever goes wrong in Inductor or the C++ compiler.
+        Unsuitable: if the rule is no such loop.
+        Exception: whatever goes wrong in Inductor.
     """
-    return make(
-        name,
-        outputs,
-        lambda: write(trace(body, signature), signature, outputs),
-        lambda native: _try(native, body, signature),
-    )
+    symbol = symbol_of(name)
+    source = write(trace(body, signature), signature, outputs, symbol)
+    check = partial(_try, body=body, signature=signature)
+    return Draft(name, symbol, outputs, source, check)
 
 
-def write(traced: Trace, signature: Signature, outputs: int) -> str:
-    """The C++ source of a library: Inductor's kernel, and the loop over blocks around it."""
+def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str:
+    """The C++ source of a library: Inductor's kernel, and the loop over blocks around it.
+
+    symbol: of its function.
+    """
     with captured() as calls:
         kernel = lower(traced, 1, fx_graph_cache=False, force_disable_caches=True)
         (dtypes,) = signature.leaves
@@ -97,8 +99,8 @@ def write(traced: Trace, signature: Signature, outputs: int) -> str:
     stores = "".join(
         f"        parts[{outputs} * b + {i}] = (double)sum{i};\n" for i in range(outputs)
     )
-    return calls[0].source_reading(numbers) + LOOP.format(
-        symbol=SYMBOL,
+    return calls[0].function("kernel", numbers) + LOOP.format(
+        symbol=symbol,
         width=len(tensors) - 1,
         outputs=outputs,
         sums=sums,

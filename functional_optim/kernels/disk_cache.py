@@ -169,10 +169,11 @@ def _tidy(here: Path) -> None:
 
 
 @contextmanager
-def turn(name: str | None) -> Iterator[None]:
+def turn(name: str | None, *, wait: bool = True) -> Iterator[bool]:
     """Inside, no other process builds the library of this name, unless it takes a minute.
 
-    The lock is the operating system's: it goes with a process that is killed.
+    The lock is the operating system's: it goes with a process that is killed. wait: for another
+    process that builds it. Gives False if one does, still.
     """
     here = None if name is None or fcntl is None else folder()
     path = None if here is None else here / f"{name}.lock"
@@ -183,9 +184,10 @@ def turn(name: str | None) -> Iterator[None]:
         except OSError:  # a folder that is only read needs no turns
             path = None
     try:
-        if handle is not None and not _locked(handle):
+        locked = handle is None or _locked(handle, PATIENCE if wait else 0.0)
+        if not locked:
             path = None
-        yield
+        yield locked
     finally:
         if path is not None:
             with suppress(OSError):
@@ -194,15 +196,16 @@ def turn(name: str | None) -> Iterator[None]:
             os.close(handle)
 
 
-def _locked(handle: int) -> bool:
+def _locked(handle: int, patience: float) -> bool:
     assert fcntl is not None
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
+    until = time.monotonic() + patience
+    while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
             time.sleep(0.02)
         except OSError:  # a file system without locks
             return False
-    return False

@@ -7,16 +7,17 @@ one after the other, their chunks shared by the threads; others as a whole, each
 from __future__ import annotations
 
 import array
+import itertools
 import math
-import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.kernels.building import CTYPES, Unsuitable, captured, type_of
-from functional_optim.kernels.launches import LAYOUT, SYMBOL, Launch, Native, compare, make
+from functional_optim.kernels.launches import Draft, Launch, Native, compare, symbol_of
 from functional_optim.kernels.phases import HINTS, ROWS, ChunkKernel, Phases, cut, empty, mean
 from functional_optim.kernels.tracing import Body, Trace, lower, record
 
@@ -121,19 +122,17 @@ WHOLE, PARTS, TEMPORARY = range(3)
 """Scratch memory for a value, for what each chunk leaves of it, and for a kernel while it runs."""
 
 
-def compile(name: str | None, body: Body, signature: ShapeSignature, outputs: int) -> Native:
+def draft(name: str | None, body: Body, signature: ShapeSignature, outputs: int) -> Draft:
     """The library of a rule for all shapes of a signature.
 
     Raises:
-        Unsuitable: if the rule cannot be cut, or the library does something else than the rule.
-        Exception: whatever goes wrong in Inductor or the C++ compiler.
+        Unsuitable: if the rule cannot be cut.
+        Exception: whatever goes wrong in Inductor.
     """
-    return make(
-        name,
-        outputs,
-        lambda: write(trace(body, signature), signature, outputs),
-        lambda native: _try(native, body, signature),
-    )
+    symbol = symbol_of(name)
+    source = write(trace(body, signature), signature, outputs, symbol)
+    check = partial(_try, body=body, signature=signature)
+    return Draft(name, symbol, outputs, source, check)
 
 
 def trace(body: Body, signature: ShapeSignature) -> Trace:
@@ -179,13 +178,13 @@ def check_open(traced: Trace) -> None:
             raise Unsuitable(f"a rule that holds only where {guard.expr}")
 
 
-def write(traced: Trace, signature: ShapeSignature, outputs: int) -> str:
-    """The C++ source of a library: the kernels, and what calls them."""
+def write(traced: Trace, signature: ShapeSignature, outputs: int, symbol: str) -> str:
+    """The C++ source of a library: the kernels, and what calls them. symbol: of its function."""
     phases = cut(traced, signature.sizes)
     writer = _Writer(phases, signature)
     for part in phases.parts:
         writer.add(part)
-    return writer.source(outputs)
+    return writer.source(outputs, symbol)
 
 
 class _Writer:
@@ -228,9 +227,7 @@ class _Writer:
         lines = self.calls.setdefault((part.when.phase, part.when.chunked), [])
         for call in found:
             name = f"kernel{len(self.kernels)}"
-            self.kernels.append(
-                re.sub(r"\bkernel(?=\()", name, call.source_reading(numbers), count=1)
-            )
+            self.kernels.append(call.function(name, numbers))
             for own in call.given:
                 arguments = [
                     f"({kind}){self._argument(x, known, sizes)}"
@@ -290,15 +287,13 @@ class _Writer:
             return self._kept(i, chunked)
         return f"(({CTYPES[kept.dtype]}*){self._place(self.parts[i])} + k * {_length(kept.axes)})"
 
-    def source(self, outputs: int) -> str:
+    def source(self, outputs: int, symbol: str) -> str:
         """All of it."""
         last = max([phase for phase, _ in self.calls], default=-1)
         found = ["\n".join(self.kernels), HEAD]
-        integers = [str(x) for own in self.layout for x in own]
-        count = len(integers)
-        found.append(
-            f'extern "C" const int64_t {LAYOUT}[] = {{{", ".join([str(count), *integers])}}};\n'
-        )
+        integers = [3 * len(self.layout), *itertools.chain.from_iterable(self.layout)]
+        layout = ", ".join(map(str, integers))
+        found.append(f'extern "C" const int64_t {symbol}_layout[] = {{{layout}}};\n')
         steps: list[str] = []
         for phase in range(last + 1):
             before = self.calls.get((phase, False))
@@ -324,7 +319,7 @@ class _Writer:
         ]
         found.append(
             DRIVER.format(
-                symbol=SYMBOL,
+                symbol=symbol,
                 sizes=self.signature.sizes,
                 places=self.offset,
                 columns=self.offset + len(self.layout),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import array
 import ctypes
+import itertools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,41 +19,64 @@ from functional_optim.kernels import disk_cache, watch
 from functional_optim.kernels.building import Unsuitable, build, is_usual
 from functional_optim.kernels.tracing import quiet
 
-SYMBOL = "functional_optim_sweep"
-LAYOUT = "functional_optim_layout"
+
+class Draft(NamedTuple):
+    """A library before it is built.
+
+    name: under which it will be kept, if it can be. symbol: of its function. outputs: how many sums
+    it returns. check: raises Unsuitable if it does something else than the rule.
+    """
+
+    name: str | None
+    symbol: str
+    outputs: int
+    source: str
+    check: Callable[[Native], None]
+
+
+def symbol_of(name: str | None) -> str:
+    """The symbol of a library's function: its own, since several libraries may be one file."""
+    own = f"{next(_unnamed)}" if name is None else name.removesuffix(".so")
+    return f"functional_optim_{own}"
+
+
+_unnamed = itertools.count()
 
 
 class Native:
     """A loaded library.
 
-    outputs: how many sums it returns. name: under which it is kept, if it can be. found: it was
-    kept before, and not built by this process. layout: integers that the library says of itself.
+    symbol: of its function. outputs: how many sums it returns. name: under which it is kept, if it
+    can be. found: it was kept before, and not built by this process. layout: integers that the
+    library says of itself.
     """
 
-    def __init__(self, path: Path, outputs: int, name: str | None, *, found: bool) -> None:
+    def __init__(
+        self, path: Path, symbol: str, outputs: int, name: str | None, *, found: bool
+    ) -> None:
         self.outputs = outputs
         self.name = name
         self.found = found
         library = ctypes.CDLL(str(path))
-        self.layout = _layout(library)
-        self.call = getattr(library, SYMBOL)
+        self.layout = _layout(library, f"{symbol}_layout")
+        self.call = getattr(library, symbol)
         self.call.restype = None
         self.call.argtypes = [ctypes.c_void_p]
         self.address: Any = ctypes.cast(self.call, ctypes.c_void_p).value
-        self.stages: Any = getattr(library, f"{SYMBOL}_stages", None)
+        self.stages: Any = getattr(library, f"{symbol}_stages", None)
         if self.stages is not None:
             self.stages.restype = None
             self.stages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 
 
-def _layout(library: ctypes.CDLL) -> tuple[int, ...]:
+def _layout(library: ctypes.CDLL, symbol: str) -> tuple[int, ...]:
     """The integers of an array in a library that begins with its length; none where there is no
     such array."""
     try:
-        length = ctypes.c_int64.in_dll(library, LAYOUT).value
+        length = ctypes.c_int64.in_dll(library, symbol).value
     except ValueError:
         return ()
-    return tuple((ctypes.c_int64 * (1 + length)).in_dll(library, LAYOUT))[1:]
+    return tuple((ctypes.c_int64 * (1 + length)).in_dll(library, symbol))[1:]
 
 
 class Launch:
@@ -103,7 +127,7 @@ class Launch:
     def _through_ctypes(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
     ) -> tuple[float, ...]:
-        vector = array.array("d" if self.wide else "f", chain(*numbers))
+        vector = array.array("d" if self.wide else "f", itertools.chain(*numbers))
         self._run(grads, vector.buffer_info()[0], 0)
         return tuple(self.totals)
 
@@ -174,41 +198,63 @@ def load(name: str, outputs: int) -> Native | None:
     if path is None:
         return None
     try:
-        native = Native(path, outputs, name, found=True)
+        native = Native(path, symbol_of(name), outputs, name, found=True)
     except (OSError, AttributeError):
         return None
     watch.load()
     return native
 
 
-def make(
-    name: str | None, outputs: int, write: Callable[[], str], check: Callable[[Native], None]
-) -> Native:
-    """Write and build a library, check it, and keep it under a name.
-
-    Raises:
-        Unsuitable: if there can be no such library, or it does something else than the rule.
-        Exception: whatever goes wrong in Inductor or the C++ compiler.
-    """
+@contextmanager
+def compiler() -> Iterator[None]:
+    """Inside, libraries can be made; what a machine needs once is built beside them."""
     with quiet():
         from torch._inductor.cpp_builder import get_cpp_compiler
     beside = watch.Build()
     beside.start(get_cpp_compiler())
     try:
-        source = write()
-        with tempfile.TemporaryDirectory(prefix="functional_optim-") as scratch:
-            library = build(source, Path(scratch))
-            native = Native(library, outputs, name, found=False)
-            check(native)
-            if name is not None and is_usual():
-                disk_cache.keep(name, library)
+        yield
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C waits for nothing
             beside.stop()
         raise
     finally:
         beside.finish()
-    return native
+
+
+def make(drafts: Sequence[Draft]) -> list[Native | None]:
+    """Build libraries, check each, and keep it under its name; None for one that fails its check.
+
+    They are one file: the compiler needs three seconds for torch's headers, and less than one for a
+    kernel.
+
+    Raises:
+        Exception: whatever goes wrong in the C++ compiler.
+    """
+    found: list[Native | None] = []
+    with tempfile.TemporaryDirectory(prefix="functional_optim-") as scratch:
+        library = build(_as_one(drafts), Path(scratch))
+        for draft in drafts:
+            native = Native(library, draft.symbol, draft.outputs, draft.name, found=False)
+            try:
+                draft.check(native)
+            except Unsuitable:
+                found.append(None)
+                continue
+            if draft.name is not None and is_usual():
+                disk_cache.keep(draft.name, library)
+            found.append(native)
+    return found
+
+
+def _as_one(drafts: Sequence[Draft]) -> str:
+    """The sources of libraries as one, each in a namespace."""
+    lines = [line for draft in drafts for line in draft.source.splitlines()]
+    found = list(dict.fromkeys([line for line in lines if line.startswith("#include")]))
+    for i, draft in enumerate(drafts):
+        own = [line for line in draft.source.splitlines() if not line.startswith("#include")]
+        found += [f"namespace part{i} {{", *own, "}"]
+    return "\n".join(found)
 
 
 def compare(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

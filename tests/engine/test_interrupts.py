@@ -167,7 +167,7 @@ def test_a_build_is_interrupted_at_once(monkeypatch):
     before, usual = clone([p.detach() for p in params]), flags()
     opt = adapters.Optimizer(params, rule)
     with monkeypatch.context() as patch:
-        patch.setattr(kernels.cpu, "compile", build)
+        patch.setattr(kernels.cpu, "draft", build)
         for step in (opt.step, lambda: interrupts.held(opt.step)):
             with pytest.raises(KeyboardInterrupt):
                 step()

@@ -79,7 +79,7 @@ def test_a_kernel_is_kept_once_and_found_by_the_next_process(here, monkeypatch):
     assert not step().found
     (name,) = libraries(here)
     forget(monkeypatch)
-    monkeypatch.setattr(cpu, "compile", None)
+    monkeypatch.setattr(cpu, "draft", None)
     kernel = step()
     assert kernel.found
     assert kernel.name == name
@@ -97,7 +97,7 @@ def test_a_kernel_for_all_shapes_of_a_number_of_dimensions_is_kept(here, monkeyp
 
     moved(torch.Size([3, 5]))
     forget(monkeypatch)
-    monkeypatch.setattr(dynamic_shapes, "compile", None)
+    monkeypatch.setattr(dynamic_shapes, "draft", None)
     moved(torch.Size([70, 900]))
     assert len(libraries(here)) == 1
 
