@@ -115,8 +115,8 @@ class Wanted(NamedTuple):
 
     def fits(self) -> bool:
         """Whether native kernels take tensors of these dtypes."""
-        shaped = isinstance(self.signature, ShapeSignature)
-        dtypes = self.signature.dtypes if shaped else self.signature.leaves[0]
+        own = self.signature
+        dtypes = own.dtypes if isinstance(own, ShapeSignature) else own.leaves[0]
         return set(dtypes) <= CTYPES.keys()
 
     def name(self) -> str | None:
