@@ -20,7 +20,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -31,21 +31,13 @@ from torch import Tensor
 from functional_optim.core.importing import uncollected
 from functional_optim.kernels import cpu, disk_cache, dynamic_shapes, watch
 from functional_optim.kernels.building import CTYPES, Unsuitable
+from functional_optim.kernels.builds import Build, Draft
 from functional_optim.kernels.cpu import MultiTensorLaunch
 from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
-from functional_optim.kernels.launches import (
-    READER,
-    Draft,
-    Launch,
-    Native,
-    Stages,
-    compiler,
-    load,
-    make,
-)
+from functional_optim.kernels.launches import READER, Launch, Native, Stages, load
 from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
 
 __all__ = [
@@ -83,6 +75,8 @@ Kernel = Callable[[list[Any]], Any]
 
 _built: dict[Any, Any] = {}
 _lock = threading.RLock()
+_begun: dict[Any, Begun] = {}
+"""Libraries that are being built."""
 _gave_way: set[Any] = set()
 """Keys of kernels that are not what was tried first."""
 _told: set[str] = set()
@@ -155,16 +149,40 @@ def sweep(wanted: Wanted, *, strict: bool = False) -> Native | None:
     )
 
 
-def sweep_all(every: Sequence[Wanted]) -> None:
+def sweep_all(every: Sequence[Wanted], *, wait: bool = True) -> None:
     """Build what is missing of some libraries at once, for `sweep`.
 
     Nothing is told of what cannot be built: that is up to `sweep`, which tries it by itself.
+
+    wait: until they are there. False: until `sweep` asks for one of them.
     """
     full = {_full(("native", x.key, x.signature)): x for x in every if x.fits()}
-    missing = {key: x for key, x in full.items() if key not in _built}
-    if len(missing) > 1:
+    missing = {key: x for key, x in full.items() if key not in _built and key not in _begun}
+    if len(missing) >= (2 if wait else 1):
         with _lock:
-            let_through(_uncollected, partial(_native_all, missing))
+            begun = let_through(_uncollected, partial(_begin, missing))
+            if wait and begun is not None:
+                let_through(begun.finish)
+
+
+class Begun:
+    """Libraries that are being built. turns: in which no other process builds them."""
+
+    def __init__(self, keys: list[Any], build: Build, turns: ExitStack) -> None:
+        self.keys = keys
+        self.build = build
+        self.turns = turns
+        _begun.update(dict.fromkeys(self.keys, self))
+
+    def finish(self) -> None:
+        """Wait for them; those that cannot be had are left out."""
+        try:
+            with suppress(Exception):
+                _built.update(zip(self.keys, self.build.finish(), strict=True))
+        finally:
+            for key in self.keys:
+                _begun.pop(key, None)
+            self.turns.close()
 
 
 def watcher() -> Any:
@@ -214,6 +232,8 @@ def _once(full: Any, make: Callable[[GiveWay], Any], strict: bool) -> Any:
 
     if missing():
         with _lock:
+            if full in _begun:
+                let_through(_begun[full].finish)
             if missing():
                 _built[full] = let_through(_uncollected, partial(make, give_way))
                 if strict:
@@ -245,8 +265,7 @@ def _native(wanted: Wanted, give_way: GiveWay) -> Native | None:
         if kept is not None:  # by a process that came first
             return kept
         try:
-            with compiler():
-                (native,) = make([wanted.draft(name)])
+            (native,) = Build([wanted.draft(name)]).finish()
         except Unsuitable:
             return None
         except Exception as error:  # private interfaces: anything may have moved
@@ -255,30 +274,33 @@ def _native(wanted: Wanted, give_way: GiveWay) -> Native | None:
         return native
 
 
-def _native_all(missing: dict[Any, Wanted]) -> None:
-    """Build some libraries as one file, but those that another process is building."""
-    with ExitStack() as turns:
-        mine: dict[Any, tuple[str | None, Wanted]] = {}
+def _begin(missing: dict[Any, Wanted]) -> Begun | None:
+    """Begin to build libraries, but those that are kept, or that another process is building."""
+    with ExitStack() as turns, suppress(Exception):
+        drafts: dict[Any, Draft] = {}
         for key, wanted in missing.items():
             name = wanted.name()
             kept = wanted.kept(name)
             if kept is None and turns.enter_context(disk_cache.turn(name, wait=False)):
                 kept = wanted.kept(name)  # by a process that came first
                 if kept is None:
-                    mine[key] = (name, wanted)
+                    _draft(key, name, wanted, drafts)
             if kept is not None:
                 _built[key] = kept
-        with suppress(Exception), compiler() if mine else nullcontext():
-            drafts: dict[Any, Draft] = {}
-            for key, (name, wanted) in mine.items():
-                try:
-                    drafts[key] = wanted.draft(name)
-                except Unsuitable:
-                    _built[key] = None
-                except Exception:  # as `sweep` will see
-                    continue
-            if drafts:
-                _built.update(zip(drafts, make(list(drafts.values())), strict=True))
+        if drafts:
+            build = Build(list(drafts.values()))
+            return Begun(list(drafts), build, turns.pop_all())
+    return None
+
+
+def _draft(key: Any, name: str | None, wanted: Wanted, drafts: dict[Any, Draft]) -> None:
+    """Add a library to those that are built, if there can be one."""
+    try:
+        drafts[key] = wanted.draft(name)
+    except Unsuitable:
+        _built[key] = None
+    except Exception:  # as `sweep` will see
+        return
 
 
 def _compile(body: Body, signature: Signature, give_way: GiveWay) -> Kernel:

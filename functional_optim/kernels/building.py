@@ -125,7 +125,8 @@ def _trusted(kind: Any) -> Any:
     return type(kind.__name__, (kind,), same)()
 
 
-def build(source: str, scratch: Path) -> Path:
+def start(source: str, scratch: Path) -> tuple[subprocess.Popen[str], Path]:
+    """The C++ compiler at work, and the library that there will be. scratch: a folder for both."""
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 
     path = scratch / "kernel.cpp"
@@ -135,10 +136,10 @@ def build(source: str, scratch: Path) -> Path:
         options.precompiled_header = _header()
     builder = CppBuilder("kernel", str(path), options, output_dir=str(scratch))
     command = [*shlex.split(builder.get_command_line()), *FLAGS]
-    done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"the C++ compiler failed: {done.stderr.strip()[:500]}")
-    return Path(builder.get_target_file_path())
+    process = subprocess.Popen(
+        command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return process, Path(builder.get_target_file_path())
 
 
 FLAGS = ("-w", "-fno-trapping-math", "-fno-math-errno")

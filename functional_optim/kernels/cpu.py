@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.building import Unsuitable, captured, type_of
-from functional_optim.kernels.launches import Draft, Launch, Native, compare, symbol_of
+from functional_optim.kernels.builds import Draft
+from functional_optim.kernels.launches import Launch, Native, compare, symbol_of
 from functional_optim.kernels.tracing import BLOCK, Body, Signature, Trace, lower, trace
 
 PROBE = 37

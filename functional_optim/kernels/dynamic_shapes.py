@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.building import CTYPES, Unsuitable, captured, type_of
-from functional_optim.kernels.launches import Draft, Launch, Native, compare, symbol_of
+from functional_optim.kernels.builds import Draft
+from functional_optim.kernels.launches import Launch, Native, compare, symbol_of
 from functional_optim.kernels.phases import HINTS, ROWS, ChunkKernel, Phases, cut, empty, mean
 from functional_optim.kernels.tracing import Body, Trace, lower, record
 

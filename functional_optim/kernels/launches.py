@@ -5,33 +5,16 @@ from __future__ import annotations
 import array
 import ctypes
 import itertools
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim.kernels import disk_cache, watch
-from functional_optim.kernels.building import Unsuitable, build, is_usual
-from functional_optim.kernels.tracing import quiet
-
-
-class Draft(NamedTuple):
-    """A library before it is built.
-
-    name: under which it will be kept, if it can be. symbol: of its function. outputs: how many sums
-    it returns. check: raises Unsuitable if it does something else than the rule.
-    """
-
-    name: str | None
-    symbol: str
-    outputs: int
-    source: str
-    check: Callable[[Native], None]
+from functional_optim.kernels.building import Unsuitable
 
 
 def symbol_of(name: str | None) -> str:
@@ -203,58 +186,6 @@ def load(name: str, outputs: int) -> Native | None:
         return None
     watch.load()
     return native
-
-
-@contextmanager
-def compiler() -> Iterator[None]:
-    """Inside, libraries can be made; what a machine needs once is built beside them."""
-    with quiet():
-        from torch._inductor.cpp_builder import get_cpp_compiler
-    beside = watch.Build()
-    beside.start(get_cpp_compiler())
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception):  # Ctrl-C waits for nothing
-            beside.stop()
-        raise
-    finally:
-        beside.finish()
-
-
-def make(drafts: Sequence[Draft]) -> list[Native | None]:
-    """Build libraries, check each, and keep it under its name; None for one that fails its check.
-
-    They are one file: the compiler needs three seconds for torch's headers, and less than one for a
-    kernel.
-
-    Raises:
-        Exception: whatever goes wrong in the C++ compiler.
-    """
-    found: list[Native | None] = []
-    with tempfile.TemporaryDirectory(prefix="functional_optim-") as scratch:
-        library = build(_as_one(drafts), Path(scratch))
-        for draft in drafts:
-            native = Native(library, draft.symbol, draft.outputs, draft.name, found=False)
-            try:
-                draft.check(native)
-            except Unsuitable:
-                found.append(None)
-                continue
-            if draft.name is not None and is_usual():
-                disk_cache.keep(draft.name, library)
-            found.append(native)
-    return found
-
-
-def _as_one(drafts: Sequence[Draft]) -> str:
-    """The sources of libraries as one, each in a namespace."""
-    lines = [line for draft in drafts for line in draft.source.splitlines()]
-    found = list(dict.fromkeys([line for line in lines if line.startswith("#include")]))
-    for i, draft in enumerate(drafts):
-        own = [line for line in draft.source.splitlines() if not line.startswith("#include")]
-        found += [f"namespace part{i} {{", *own, "}"]
-    return "\n".join(found)
 
 
 def compare(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

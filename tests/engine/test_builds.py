@@ -12,20 +12,20 @@ from helpers import clone
 
 import functional_optim as fo
 from functional_optim import adapters, kernels
-from functional_optim.kernels import building, cpu, disk_cache, launches
+from functional_optim.kernels import building, cpu, disk_cache
 
 
 @pytest.fixture
 def built(monkeypatch: Any, tmp_path: Any) -> list[int]:
     """How many kernels each call of the compiler has had, in a process that has built nothing."""
     found: list[int] = []
-    real = building.build
+    real = building.start
 
     def count(source: str, scratch: Any) -> Any:
         found.append(source.count("namespace part"))
         return real(source, scratch)
 
-    monkeypatch.setattr(launches, "build", count)
+    monkeypatch.setattr(building, "start", count)
     monkeypatch.setattr(kernels, "_built", {})
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "kernels"))
     disk_cache._checked.cache_clear()

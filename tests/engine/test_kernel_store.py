@@ -224,7 +224,9 @@ def test_a_precompiled_header_is_used_where_it_is_there_or_pays(
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
     if there:
         (tmp_path / "prefix.h.gch").touch()
-    assert building.build('extern "C" int one() { return 1; }', tmp_path).exists()
+    process, library = building.start('extern "C" int one() { return 1; }', tmp_path)
+    assert process.communicate() == ("", None)
+    assert library.exists()
     assert len(asked) == used
 
 
