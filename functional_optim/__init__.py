@@ -51,6 +51,7 @@ with _uncollected():
     from functional_optim.combinators.gates import (
         conditionally_transform as conditionally_transform,
     )
+    from functional_optim.combinators.gates import dynamic_loss_scale as dynamic_loss_scale
     from functional_optim.combinators.gates import skip_large_updates as skip_large_updates
     from functional_optim.combinators.partition import freeze as freeze
     from functional_optim.combinators.partition import masked as masked
@@ -71,6 +72,7 @@ with _uncollected():
     from functional_optim.core.leafwise import leafwise as leafwise
     from functional_optim.core.lift import State as State
     from functional_optim.engine.compile import compile as compile
+    from functional_optim.engine.train_step import compile_train_step as compile_train_step
     from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
     from functional_optim.transforms import add_decayed_weights as add_decayed_weights
     from functional_optim.transforms import add_noise as add_noise

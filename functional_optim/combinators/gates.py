@@ -44,6 +44,17 @@ class FiniteCarry(NamedTuple):
     """Number of all steps that were not finite."""
 
 
+class LossScaleCarry(NamedTuple):
+    open_steps: Any
+    """Number of steps that were taken."""
+    gate: Any
+    """Whether the last step was taken: 1 or 0."""
+    loss_scale: Any
+    """What the next loss is multiplied with."""
+    growth_tracker: Any
+    """Number of finite steps since the scale has changed, or since one that was not finite."""
+
+
 class AccumulateCarry(NamedTuple):
     open_steps: Any
     """Number of full batches."""
@@ -178,6 +189,77 @@ def apply_if_finite(
         return (opened,), FiniteCarry(carry.open_steps + opened, opened, row, all_bad)
 
     return _behind(_measuring(_strange, scalars, FiniteCarry(0, 0.0, 0, 0), "apply_if_finite"), tx)
+
+
+@factory
+def dynamic_loss_scale(
+    tx: base.GradientTransformation,
+    init_scale: float = 2.0**16,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 2000,
+) -> base.GradientTransformation:
+    """Scale the loss for float16: divide gradients by the scale, and leave out overflows.
+
+    Gradients in float16 lose what is below 6e-8, so they are taken of a larger loss:
+    `loss * fo.get(state, "loss_scale")`. `fo.compile_train_step` does that by itself. It is
+    torch.amp.GradScaler as a transformation: a step with an infinite entry or a NaN anywhere in the
+    tree is left out and makes the scale smaller; many finite ones in a row make it larger.
+
+    Args:
+        tx: a transformation. It sees gradients of the true size, and counts the steps it takes.
+        init_scale: the first scale, > 0. Default: torch's, 65536.
+        growth_factor: what the scale is multiplied with when it grows, > 1. Default: torch's, 2.
+        backoff_factor: what it is multiplied with after an overflow, between 0 and 1. Default:
+            torch's, 0.5.
+        growth_interval: after how many finite steps in a row it grows, ≥ 1. Default: torch's, 2000.
+
+    State: `loss_scale`, `growth_tracker`, `open_steps` and `gate`, numbers, and what tx keeps.
+
+    Paper: https://arxiv.org/abs/1710.03740.
+
+    Raises:
+        ValueError: for an argument out of its range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.dynamic_loss_scale(fo.sgd(0.5), init_scale=4.0)
+        >>> w = torch.zeros(1)
+        >>> u, state = tx.update(torch.tensor([8.0]), tx.init(w), w)
+        >>> u, tx.update(torch.tensor([float("inf")]), state, w)[1].carry["loss_scale"]
+        (tensor([-1.]), tensor(2.))
+    """
+    for name, x, fits, range_ in (
+        ("init_scale", init_scale, init_scale > 0, "above 0"),
+        ("growth_factor", growth_factor, growth_factor > 1, "above 1"),
+        ("backoff_factor", backoff_factor, 0 < backoff_factor < 1, "between 0 and 1"),
+    ):
+        if not fits:
+            raise ValueError(f"dynamic_loss_scale needs a {name} {range_}, but got {x!r}.")
+    numeric.check_count("dynamic_loss_scale", 1, growth_interval=growth_interval)
+
+    def scalars(t: Any, carry: LossScaleCarry, total: tuple[Any]) -> tuple[Any, LossScaleCarry]:
+        opened = _as_number(total[0] == 0)
+        finite = (carry.growth_tracker + 1) * opened
+        grows = _as_number(finite >= growth_interval)
+        scale = carry.loss_scale * numeric.where(opened > 0, 1.0, backoff_factor)
+        scale = scale * numeric.where(grows > 0, growth_factor, 1.0)
+        tracker = numeric.where(grows > 0, 0.0, finite)
+        new = LossScaleCarry(carry.open_steps + opened, opened, scale, tracker)
+        return (opened, 1 / carry.loss_scale), new
+
+    carry = LossScaleCarry(0, 0.0, float(init_scale), 0)
+    gate = leafwise(
+        None,
+        _unscaled,
+        scalars,
+        reduce=_strange,
+        carry=carry,
+        shared=True,
+        name="dynamic_loss_scale",
+    )
+    return _behind(gate, tx)
 
 
 @factory
@@ -317,6 +399,10 @@ def _measuring(reduce: Any, scalars: Any, carry: Any, name: str) -> Leafwise:
 
 def _emptied(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
     return either(opened, u, 0.0), slots
+
+
+def _unscaled(u: Tensor, slots: Any, p: Tensor, opened: Any, factor: Any) -> tuple[Tensor, Any]:
+    return either(opened, u * factor, 0.0), slots
 
 
 def _passed(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:

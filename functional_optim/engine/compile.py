@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, tree
+from functional_optim import kernels, numeric, tree
 from functional_optim.combinators.commit import CommitIf, as_flag
 from functional_optim.combinators.local_steps import Synced, advanced
 from functional_optim.core import base, memory, modes
@@ -107,6 +107,9 @@ class Step(Made):
     def __getnewargs__(self) -> tuple[Any, ...]:
         return self.tx, self.donate, self.strict
 
+    def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
+        """Let the kernels be built that the step of these trees will need, if that is known."""
+
     def by_operations(
         self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, Any]:
@@ -135,6 +138,9 @@ class CommittedStep(Step):
         super().__init__(tx, donate, strict)
         self.step = compile(tx.inner, donate=donate, strict=strict)
 
+    def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
+        self.step.begin(params, state, extra)
+
     def __call__(
         self, grads: Any, state: Any, params: Any, *, commit: Any, **extra: Any
     ) -> tuple[Any, Any]:
@@ -149,6 +155,9 @@ class LocalStep(Step):
     def __init__(self, tx: Synced, donate: bool, strict: bool) -> None:
         super().__init__(tx, donate, strict)
         self.step = compile(tx.inner, donate=donate, strict=strict)
+
+    def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
+        self.step.begin(params, state.inner, extra)
 
     def __call__(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
         if self.donate:
@@ -192,6 +201,15 @@ class FusedStep(Step):
         self.how: How = "strict" if strict else "compiled"
         self.extra = tx.extra
         self.plan: TreePlan | None = None
+
+    def begin(self, params: Any, state: State, extra: dict[str, Any]) -> None:
+        """With gradients without memory in the place of real ones."""
+        check_state(self.tx.placements, self.tx.layout, state)
+        base.check_params(params)
+        grads = tree.map(lambda p: p.new_zeros(()).expand(p.shape), params)
+        plan = TreePlan(self.tx, grads, state, params, self.how)
+        given = base.unrecorded(plan.wanted, plan.given, extra)
+        kernels.sweep_all(given, wait=False)
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         if modes.intercepted():

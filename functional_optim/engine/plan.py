@@ -134,10 +134,7 @@ class StepPlan:
             shared_time: the number of this step for rules that are counted once for all entries.
             others: what else takes part.
         """
-        contexts = [
-            StepContext(x.tensors, x.gradients(grads), x.time(), x.carry(), extra, shared_time)
-            for x in self.entries
-        ]
+        contexts = self._contexts(grads, extra, shared_time)
         if not self.prepared:
             kernels.sweep_all([one for context in contexts for one in context.wanted()])
             self.prepared = True
@@ -147,6 +144,20 @@ class StepPlan:
         for entry, context in zip(self.entries, contexts, strict=True):
             writes += entry.writes(context)
         return contexts, writes
+
+    def wanted(self, grads: list[Tensor], extra: dict[str, Any]) -> list[kernels.Wanted]:
+        """The native libraries that a step needs, as far as they are known before it."""
+        contexts = self._contexts(grads, extra)
+        return [one for context in contexts for one in context.wanted()]
+
+    def _contexts(
+        self, grads: list[Tensor], extra: dict[str, Any], shared_time: Any = None
+    ) -> list[StepContext]:
+        """Each entry's part in a step."""
+        return [
+            StepContext(x.tensors, x.gradients(grads), x.time(), x.carry(), extra, shared_time)
+            for x in self.entries
+        ]
 
 
 class StepContext(StepScalars):

@@ -1,0 +1,285 @@
+"""`compile_train_step`: the loss compiled, its gradients outside of the graph, and the update.
+
+In one graph with the update Inductor has no seam between forward and backward, and compiles 1.6 to
+2.3 times as long. The update has kernels of its own anyway, which are built while the loss is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.checkpoint.lookup import get
+from functional_optim.core import base, modes
+from functional_optim.core.factory import Made, factory
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.engine.compile import compile as compile_update
+
+Loss = Callable[..., Any]
+"""From the parameters and a batch to the loss, or to the loss and something else."""
+
+
+@factory
+def compile_train_step(
+    loss_fn: Loss,
+    tx: base.GradientTransformation,
+    *,
+    has_aux: bool = False,
+    accumulate: int = 1,
+    donate: bool = True,
+    strict: bool = False,
+    compile: bool = True,
+) -> Callable[..., tuple[Any, ...]]:
+    """Compile a train step: `params, state, loss = step(params, state, *batch)`.
+
+    The loss and its gradients are compiled with torch.compile, the update as by `fo.compile`, and
+    the kernels of the update are built meanwhile. It compiles in about the time of torch's own
+    loop (a compiled model, `loss.backward()` and a fused optimizer), and steps as fast. A new
+    learning rate, a schedule, or another `accumulate` compiles nothing.
+
+    Args:
+        loss_fn: `loss_fn(params, *batch)` returns the loss, a real 0-dim tensor. For a module, call
+            it by `torch.func.functional_call`. Autocast, checkpointing and other contexts of
+            autograd belong into it.
+        tx: a transformation. If it takes `value`, it gets the loss.
+        has_aux: `loss_fn` returns `(loss, aux)`, and the step `params, state, loss, aux`. Buffers,
+            such as those of batch norm, go in as a part of the batch and come out so.
+        accumulate: into how many micro-batches of equal size each tensor of a batch is cut along
+            its first dimension, ≥ 1. Their gradients are summed in place; the step is that of the
+            mean of their losses, which is returned. `aux` is then a tuple, one for each.
+        donate: write into the tensors of `params` and `state`, as in `fo.compile`.
+        strict: raise a RuntimeError, or torch.compile's own error, where the loss is not one graph
+            or the update cannot be compiled. False (the default) falls back to what works.
+        compile: False runs everything eagerly, for a look into it.
+
+    Returns:
+        The step. Named arguments go to tx if it takes extra arguments of that name, else to
+        `loss_fn`. A leaf that the loss does not use, one that tx freezes, and one that is not
+        floating-point have no gradient, and stay as they are. If the state has a number
+        `loss_scale` (see `fo.dynamic_loss_scale`), gradients are taken of the loss times that
+        number. Inside torch.compile, make_fx or a transform of torch.func the step runs as plain
+        operations.
+
+    Raises:
+        TypeError: if loss_fn or tx is something else; from the step, if loss_fn returns no real
+            0-dim tensor.
+        ValueError: if accumulate is no positive whole number; from the step, if a batch cannot be
+            cut, or the loss depends on none of the parameters.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def loss_fn(params, x, y):
+        ...     return ((x @ params["w"] - y) ** 2).mean()
+        >>> tx = fo.sgd(lr=0.5)
+        >>> step = fo.compile_train_step(loss_fn, tx, compile=False)
+        >>> params = {"w": torch.zeros(2)}
+        >>> params, state, loss = step(params, tx.init(params), torch.eye(2), torch.ones(2))
+        >>> params["w"], loss
+        (tensor([0.5000, 0.5000]), tensor(1.))
+    """
+    if not callable(loss_fn) or isinstance(loss_fn, base.GradientTransformation):
+        raise TypeError(
+            f"compile_train_step takes a loss function first, but got a {type(loss_fn).__name__}; "
+            "call it as compile_train_step(loss_fn, tx)."
+        )
+    base.check_transformation("compile_train_step", tx, "compile_train_step(loss_fn, adamw(1e-3))")
+    numeric.check_count("compile_train_step", 1, accumulate=accumulate)
+    return TrainStep(loss_fn, tx, has_aux, accumulate, donate, strict, compile)
+
+
+class TrainStep(Made):
+    """What `compile_train_step` returns."""
+
+    stateful = True
+
+    def __init__(
+        self,
+        loss_fn: Loss,
+        tx: base.GradientTransformation,
+        has_aux: bool,
+        accumulate: int,
+        donate: bool,
+        strict: bool,
+        compile: bool,
+    ) -> None:
+        self.given = (loss_fn, tx, has_aux, accumulate, donate, strict, compile)
+        self.tx, self.has_aux, self.parts, self.compiled = tx, has_aux, accumulate, compile
+        self.extra = tx.extra
+        self.plain, self.loss = loss_fn, loss_fn
+        if compile:
+            self.loss: Loss = torch.compile(loss_fn, fullgraph=strict)
+        self.update: Any = compile_update(tx, donate=donate, strict=strict)
+        self.begun = False
+        self.scaled: bool | None = None
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.given
+
+    def __call__(self, params: Any, state: Any, *batch: Any, **named: Any) -> tuple[Any, ...]:
+        extra = {name: x for name, x in named.items() if name in self.extra}
+        rest = {name: x for name, x in named.items() if name not in extra}
+        parts = micro_batches((batch, rest), self.parts)
+        traced = modes.traced()
+        if self.compiled and not (traced or self.begun):
+            self.begun = True
+            self.update.begin(params, state, {**dict.fromkeys(self.extra, 1.0), **extra})
+        find = self._by_transforms if traced else self._by_autograd
+        grads, loss, auxes = base.recorded(find, params, self._loss_scale(state), parts)
+        if "value" in self.extra:
+            extra.setdefault("value", loss)
+        with without_autocast(loss.device.type):
+            if self.compiled:
+                params, state = self.update(grads, state, params, **extra)
+            else:
+                params, state = self.update.by_operations(grads, state, params, extra)
+        if not self.has_aux:
+            return params, state, loss
+        return params, state, loss, tuple(auxes) if self.parts > 1 else auxes[0]
+
+    def _loss_scale(self, state: Any) -> Any:
+        """What the loss is multiplied with; None for nothing."""
+        if self.scaled is None:
+            try:
+                get(state, "loss_scale")
+            except KeyError:
+                self.scaled = False
+            else:
+                self.scaled = True
+        return get(state, "loss_scale") if self.scaled else None
+
+    def _moving(self, params: Any) -> list[bool]:
+        """For each leaf, whether a rule acts on it."""
+        if not isinstance(self.tx, Leafwise) or not self.tx.layout.routed:
+            return [True] * len(tree.leaves(params))
+        return [self.tx.on(path, p) is not None for path, p in tree.items(params)]
+
+    def _value(self, loss: Loss, params: Any, part: Any) -> tuple[Tensor, Any]:
+        """The loss of a micro-batch, and what comes with it."""
+        batch, named = part
+        value, aux = loss(params, *batch, **named), None
+        if self.has_aux:
+            if not (isinstance(value, tuple) and len(value) == 2):
+                raise TypeError(
+                    "with has_aux=True loss_fn must return a pair (loss, aux), but it returned a "
+                    f"{type(value).__name__}."
+                )
+            value, aux = value
+        if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
+            what = f"a {type(value).__name__}"
+            if isinstance(value, Tensor):
+                what = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+            raise TypeError(
+                f"loss_fn must return a real 0-dim tensor, but it returned {what}; for a loss with "
+                "something beside it pass has_aux=True."
+            )
+        return value, aux
+
+    def _weight(self, scale: Any, value: Tensor) -> Any:
+        """What the loss of a micro-batch is multiplied with, a tensor like it; None for 1."""
+        if scale is None and self.parts == 1:
+            return None
+        share = 1.0 / self.parts
+        return value.new_full((), share) if scale is None else (scale * share).to(value)
+
+    def _by_autograd(
+        self, params: Any, scale: Any, parts: list[Any]
+    ) -> tuple[Any, Tensor, list[Any]]:
+        """Gradients, the loss, and what comes with each micro-batch."""
+        leaves = [
+            p.detach().requires_grad_(moves)
+            for p, moves in zip(tree.leaves(params), self._moving(params), strict=True)
+        ]
+        mine = [p for p in leaves if p.requires_grad]
+        given = tree.with_leaves(params, leaves)
+        losses, auxes = [], []
+        for part in parts:
+            value, aux = self._value(self.loss, given, part)
+            if mine and not value.requires_grad:
+                raise ValueError(
+                    "the loss depends on none of the parameters; compute it from the tree that "
+                    "loss_fn is called with, without detach() or no_grad()."
+                )
+            if mine:
+                base.unrecorded(_backward, value, self._weight(scale, value), mine)
+            losses.append(value.detach())
+            auxes.append(tree.map(_detached, aux))
+        grads = tree.with_leaves(params, [p.grad for p in leaves])
+        return grads, _mean(losses), auxes
+
+    def _by_transforms(
+        self, params: Any, scale: Any, parts: list[Any]
+    ) -> tuple[Any, Tensor, list[Any]]:
+        """The same as operations that can be traced; a leaf that is not used has zeros."""
+        moving, leaves = self._moving(params), tree.leaves(params)
+        mine = [p for p, moves in zip(leaves, moving, strict=True) if moves]
+
+        def value_of(own: list[Tensor], part: Any) -> tuple[Tensor, tuple[Tensor, Any]]:
+            new = iter(own)
+            pairs = zip(leaves, moving, strict=True)
+            given = tree.with_leaves(params, [next(new) if moves else p for p, moves in pairs])
+            value, aux = self._value(self.plain, given, part)
+            weight = self._weight(scale, value)
+            return value if weight is None else value * weight, (value, aux)
+
+        total: list[Tensor] = []
+        losses, auxes = [], []
+        for part in parts:
+            grads, (value, aux) = torch.func.grad(value_of, has_aux=True)(mine, part)
+            total = list(map(torch.add, total, grads)) if total else grads
+            losses.append(value)
+            auxes.append(aux)
+        found = iter(total)
+        grads = tree.with_leaves(params, [next(found) if moves else None for moves in moving])
+        return grads, _mean(losses), auxes
+
+
+def _backward(value: Tensor, weight: Any, leaves: list[Tensor]) -> None:
+    """Add the gradients of a loss to those of the leaves, in place after the first time."""
+    torch.autograd.backward(value, weight, inputs=leaves)
+
+
+def _detached(x: Any) -> Any:
+    return x.detach() if isinstance(x, Tensor) else x
+
+
+def _mean(losses: list[Tensor]) -> Tensor:
+    return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+
+def micro_batches(batch: Any, parts: int) -> list[Any]:
+    """A batch cut along the first dimension of its tensors; what is no tensor goes into each.
+
+    Raises:
+        ValueError: for a tensor that cannot be cut into so many equal parts.
+    """
+    if parts == 1:
+        return [batch]
+
+    def piece(x: Any, i: int) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if not x.dim() or x.shape[0] % parts:
+            raise ValueError(
+                f"accumulate={parts} cuts the first dimension of each tensor of a batch into equal "
+                f"parts, but got one of shape {tuple(x.shape)}; pass batches whose size is a "
+                f"multiple of {parts}."
+            )
+        size = x.shape[0] // parts
+        return x[
+            i * size : (i + 1) * size
+        ].clone()  # a view elsewhere in memory may be compiled anew
+
+    return [tree.map(lambda x, i=i: piece(x, i), batch) for i in range(parts)]
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """A context without autocast, where there is some."""
+    if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
