@@ -119,7 +119,8 @@ class StagedStep:
         self.at = products(scalars.placements)
         self.stages: list[tuple[Stacks, Any]] = []
         placements = list(scalars.placements)
-        slots = [list(own) for own in owner.slots]
+        acts = [bool(x.rule.updates) for x in placements]  # kernels do not see the other slots
+        slots = [[x if k else () for x, k in zip(own, acts, strict=False)] for own in owner.slots]
         self.works = scalars.goal == "step" or len(placements) - 1 not in self.at
         for i in self.at:
             stacks = owner.stacks_of(i)
