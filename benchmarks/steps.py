@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import math
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from pairs import Step, race
-from recipes import MATRIX, MEASURING, Recipe, averaged
+from pairs import FEWEST, Step, race, timed
+from recipes import CYCLE, MATRIX, MEASURING, Recipe, averaged, spread_soap
 from rows import Effort, Measured, Row
 from torch import Tensor
 from workloads import BIG, GPT, GPT48, MANY, MLP, SMALL, SQUARES, Workload
@@ -117,6 +119,26 @@ def measure(
     return race(built(ours), {name: built(build) for name, build in rivals.items()}, effort)
 
 
+def evenness(workload: Workload, effort: Effort) -> Measured:
+    """The longest step over the median one, of SOAP with spread renewals and without.
+
+    Of each step of a cycle the least time counts, so that both are those of a quiet machine.
+    """
+    builds = of(spread_soap), of(MATRIX["soap"][1])
+    sides = [x(workload.parameters(quick=effort.quick, matrices=True)) for x in builds]
+    least = [[math.inf] * CYCLE for _ in sides]
+
+    def cycle() -> None:
+        for times, step in zip(least, sides, strict=True):
+            times[:] = [min(x, timed(step)) for x in times]
+
+    cycle()  # which compiles
+    for _ in range(effort.repeats or max(FEWEST, int(effort.seconds / timed(cycle)))):
+        cycle()
+    ours, theirs = ([max(x) / statistics.median(x)] for x in least)
+    return Measured(ours, theirs, "all in one step")
+
+
 def row(
     key: str,
     what: str,
@@ -196,6 +218,10 @@ def rows() -> list[Row]:
         found.append(row("muon", "Muon", workload, ours("Muon"), forms("Muon"), bars, True))
     soap = of(MATRIX["soap"][1])
     found.append(row("soap", "SOAP", SQUARES, soap, {"our Muon": ours("Muon")}, (), True))
+    what = "Longest step of SOAP over its median step, renewals spread"
+    even = partial(evenness, SQUARES)
+    words = f"{SQUARES.words}, its matrices"
+    found.append(Row("soap-longest-squares", what, words, even, unit="median steps"))
     found.append(row("adafactor", "Adafactor", GPT, ours("Adafactor"), forms("Adafactor"), (0.18,)))
     eager = ours("AdamW", compile=False)
     for workload, bars in ((MLP, ()), (GPT, (1.4,))):

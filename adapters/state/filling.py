@@ -62,11 +62,14 @@ def fill_state(
 def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
     """Make the slots of rules that take batches parts of one tensor for each shape.
 
-    A step then reads and writes them without a copy. leaves: those that step together.
+    A step then reads and writes them without a copy. Those of one turn are next to each other.
+
+    leaves: those that step together.
     """
-    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
+    for i, (placement, keys) in enumerate(zip(tx.placements, tx.layout.slots, strict=True)):
         alike: dict[Any, list[dict[str, Any]]] = {}
-        for leaf in leaves if placement.rule.batched else ():
+        in_order = sorted(leaves, key=lambda leaf, i=i: leaf.turns[i] if leaf.turns else 0)
+        for leaf in in_order if placement.rule.batched else ():
             mine = [leaf.slots.get(key) for key in keys]
             if all(x is None or memory.has_address(x) for x in mine):
                 looks = [x if x is None else (x.shape, x.dtype, x.device) for x in mine]

@@ -49,6 +49,7 @@ from functional_optim.engine.plan import (
     StepPlan,
     commit,
     reduction_order,
+    turns_in,
 )
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ class OptimizerPlan(StepPlan):
             [placement.where for placement in tx.placements] if isinstance(tx, Leafwise) else None
             for tx in transforms
         ]
+        turns = turns_of_params(optimizer, chains)
         read, names = Readings(), Names()
         counts = SharedCounts(optimizer, chains)
         self.done = counts.time(read) if counts.counts_steps else None
@@ -190,7 +192,7 @@ class OptimizerPlan(StepPlan):
         for k, (group, tx) in enumerate(zip(optimizer.param_groups, transforms, strict=True)):
             live = live_params(group)
             if isinstance(tx, Leafwise):
-                for i, part, leaf, new in checked_leaves(optimizer, k, tx, made, names):
+                for i, part, leaf, new in checked_leaves(optimizer, k, tx, turns, made, names):
                     kind = (k, part, leaf.g.layout, *_signature(optimizer, leaf, part, new, read))
                     found.setdefault(kind, []).append((before + i, leaf))
                 optimizer.check_parts(group, tx)
@@ -336,10 +338,23 @@ def live_params(group: dict[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
     return [(name, p, p.grad) for name, p in named(group) if p.grad is not None]
 
 
+Turns = dict[tuple[int, str], tuple[int, ...]]
+"""The turns of parameters for the rules that act on them, by group and name."""
+
+
+def turns_of_params(optimizer: OptimizerBase, chains: Sequence[tuple[int, Leafwise]]) -> Turns:
+    """The turns that parameters take over all groups."""
+    transforms = dict(chains)
+    places = [(k, name, p) for k in transforms for name, p in named(optimizer.param_groups[k])]
+    turns = turns_in(transforms, places)
+    return {(k, name): own for (k, name, _), own in zip(places, turns, strict=True) if own}
+
+
 def checked_leaves(
     optimizer: OptimizerBase,
     k: int,
     tx: Leafwise,
+    turns: Turns,
     made: Made,
     names: Names,
     *,
@@ -354,6 +369,7 @@ def checked_leaves(
         optimizer: the optimizer.
         k: the index of the group.
         tx: what the group asks for.
+        turns: of all parameters.
         made: gets the entries of the state that are new.
         names: gets the tensors that are written.
         recorded: as in `fill_state`.
@@ -371,7 +387,7 @@ def checked_leaves(
         mine = optimizer.state.get(p) or {}
         check_slots(name, p, mine, part)
         names.add(name, p, mine, part)
-        found.append((i, part, PlanLeaf(name, p, g, mine), new))
+        found.append((i, part, PlanLeaf(name, p, g, mine, turns.get((k, name), ())), new))
     return found
 
 

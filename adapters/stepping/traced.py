@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.adapters.state.filling import Made, Names, discard
 from functional_optim.adapters.stepping.loss import asks, extra_of
-from functional_optim.adapters.stepping.plan import checked_leaves
+from functional_optim.adapters.stepping.plan import checked_leaves, turns_of_params
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.core import modes, sharding
 from functional_optim.core.leafwise import Leafwise
@@ -107,11 +107,11 @@ def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Made) -> Non
         chains.append((k, tx))
     counts = SharedCounts(optimizer, chains)
     count = counts.traced_time() if counts.counts_steps else None
-    names = Names()
+    names, turns = Names(), turns_of_params(optimizer, chains)
     found = [
         (k, row)
         for k, tx in chains
-        for row in checked_leaves(optimizer, k, tx, made, names, recorded=replace)
+        for row in checked_leaves(optimizer, k, tx, turns, made, names, recorded=replace)
     ]
     if not modes.traced():
         names.check_apart()

@@ -19,6 +19,7 @@ from functional_optim.core.rule import (
     Selected,
     Update,
     check_dense_only,
+    in_turn,
     number_of,
     told,
 )
@@ -42,6 +43,12 @@ class Leaf(NamedTuple):
     numbers: Sequence[Numbers]
     measured: Sequence[Numbers | None] = ()
     """What each rule has measured on this tensor, where that is known; empty: nothing is."""
+    turns: Sequence[int] = ()
+    """Its turn for each rule; empty where no rule has several."""
+
+    def own(self, k: int) -> Numbers:
+        """The numbers of the k-th rule for this tensor."""
+        return in_turn(self.numbers[k], self.turns[k]) if self.turns else self.numbers[k]
 
 
 def run(
@@ -68,12 +75,13 @@ def run(
             for mine, (_, own) in zip(new, results, strict=True):
                 mine.append(own)
             continue
-        for i, (_, p, slots, numbers, measured) in enumerate(leaves):
+        for i, leaf in enumerate(leaves):
+            _, p, slots, _, measured, _ = leaf
             if rule.reads_new_params:
                 xs[i] = as_real(base.add(p, as_update(us[i], p)), dtypes[i])
             past = () if lookback is None else (passed[k - lookback][i],)
             known = measured[k] if measured else None
-            us[i], mine = _run_one(rule, us[i], slots[k], p, (xs[i], *past), numbers[k], known)
+            us[i], mine = _run_one(rule, us[i], slots[k], p, (xs[i], *past), leaf.own(k), known)
             new[i].append(mine)
     return list(zip(us, new, strict=True))
 
@@ -127,25 +135,35 @@ def _run_batched(
     alike: dict[Any, list[int]] = {}
     for i, (u, leaf) in enumerate(zip(us, leaves, strict=True)):
         own = tuple([None if s is None else (s.shape, s.dtype) for s in leaf.slots[k]])
-        kind = i if sharding.is_sharded(u) else (u.shape, u.dtype, u.device, own)
+        kind = i if sharding.is_sharded(u) else (u.shape, u.dtype, u.device, own, _choice(leaf, k))
         alike.setdefault(kind, []).append(i)
     results: list[tuple[Tensor, Slots]] = [(u, ()) for u in us]
     for members in alike.values():
         for some in batches(members, us[members[0]].numel()):
             first = leaves[some[0]]
             if len(some) == 1:
-                found = run_batch(rule, us[some[0]], first.slots[k], first.p, first.numbers[k])
+                found = run_batch(rule, us[some[0]], first.slots[k], first.p, first.own(k))
                 results[some[0]] = found
                 continue
             columns = zip(*[leaves[i].slots[k] for i in some], strict=True)
             stored = tuple([None if x[0] is None else torch.stack(x) for x in columns])
             u, new = run_batch(
-                rule, torch.stack([us[i] for i in some]), stored, first.p, first.numbers[k]
+                rule, torch.stack([us[i] for i in some]), stored, first.p, first.own(k)
             )
             apart = [[None] * len(some) if x is None else x.unbind() for x in new]
             for i, own, *slots in zip(some, u.unbind(), *apart, strict=True):
                 results[i] = (own, tuple(slots))
     return results
+
+
+def _choice(leaf: Leaf, k: int) -> Any:
+    """The variant of the k-th rule for a tensor, where it is not that of all tensors; its turn
+    where that is not known."""
+    own = leaf.numbers[k]
+    if type(own) is not Selected or type(own.which) is not tuple:
+        return None
+    which = own.which[leaf.turns[k]]
+    return (leaf.turns[k],) if isinstance(which, Tensor) else which
 
 
 def batches(members: list[int], size: int) -> list[list[int]]:
@@ -210,10 +228,10 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     """
     if leaf.g.layout is not torch.strided:
         _, leaf = rows_of(leaf)
-    g, p, slots, numbers, measured = leaf
+    _, p, slots, numbers, *_ = leaf
     *done, last = placements
     k = len(done)
-    ((u, _),) = run(done, [Leaf(g, p, slots[:k], numbers[:k], measured)])
+    ((u, _),) = run(done, [leaf._replace(slots=slots[:k], numbers=numbers[:k])])
     rule, own = last.rule, numbers[k]
     assert rule.reduce is not None
     own = own.numbers if type(own) is Selected else own
@@ -237,6 +255,7 @@ def measured_by_last(placements: Sequence[Placement], leaf: Leaf) -> tuple[Numbe
 
 def slots_without_gradient(rule: Rule, p: Tensor, slots: Slots, numbers: Numbers) -> Slots:
     """A tensor's slots for one rule after a step in which it has no gradient, as they are kept."""
+    numbers = in_turn(numbers, 0)  # whether a rule acts is the same in all turns
     which, own = numbers if type(numbers) is Selected else (1, numbers)
     known = not isinstance(which, Tensor)
     if rule.absent is None or any(x is None for x in slots) or (known and not which > 0):

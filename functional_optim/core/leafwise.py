@@ -79,6 +79,7 @@ def leafwise(
     before: Callable[..., Numbers] | None = None,
     measure: Callable[..., Numbers] | None = None,
     choose: Callable[..., Any] | None = None,
+    turns: int | None = None,
     carry: Any = None,
     hyper: Mapping[str, numeric.Hyper | tuple[numeric.Hyper, ...]] | None = None,
     codecs: Mapping[str, Codec] | None = None,
@@ -122,6 +123,13 @@ def leafwise(
         choose: `choose(t[, carry])` returns the index of the variant for step t, from 0; it may
             take hyperparameters by name. Where the number is known, only that variant is run, or
             compiled; in a traced step all are, behind a condition.
+        turns: how many turns to spread a dear variant over, ≥ 1, for a rule that is not
+            element-wise. `choose` then also takes a keyword-only `turn`, and is asked for each,
+            from 0 to turns - 1: `lambda t, *, turn: t % 10 == turn` renews a tenth of the tensors
+            in each step. All tensors on which the rule acts, with a gradient or without, take
+            turns in the order of their sizes, so each turn gets its share of the large ones.
+            In an optimizer object they do so over all groups. Nothing is stored: another set of
+            tensors gives other turns.
         carry: a NamedTuple of numbers, the first values of those that recur. `scalars` then
             returns `(numbers, carry)`. A float is kept in torch's default dtype, as torch.optim
             keeps it. An int marks a count, which is kept in float64: exact up to 2^53.
@@ -157,7 +165,8 @@ def leafwise(
             that there is not.
         ValueError: at once, if a rule that takes batches has codecs, a measure or reads new
             parameters, one that has `absent` is not shared or carries nothing, there are variants
-            without `choose` or the reverse, or a codec for a slot that there is not.
+            without `choose` or the reverse, `turns` without a `choose` that takes a turn or the
+            reverse, or a codec for a slot that there is not.
 
     Example::
 
@@ -193,6 +202,7 @@ def leafwise(
             f"{'no ' if choose is None else ''}choose; pass several variants and a function that "
             "chooses one of them, or a single update and none."
         )
+    _check_turns(name, choose, turns, hyper or {}, elementwise=elementwise)
     if absent is not None and (carry is None or not shared):
         raise ValueError(
             f"the rule {name!r} has `absent`, whose numbers must be there for tensors that do not "
@@ -227,6 +237,7 @@ def leafwise(
         before=before,
         measure=measure,
         choose=choose,
+        turns=turns or 0,
         absent=absent,
         carry=carry,
         hyper=known,
@@ -252,6 +263,42 @@ def _slots_of(name: str, init: Callable[[Tensor], Any]) -> Any:
             "of tensors, or pass init=None for a rule without slots."
         )
     return type(probe)
+
+
+def _check_turns(
+    name: str,
+    choose: Callable[..., Any] | None,
+    turns: Any,
+    hyper: Mapping[str, Any],
+    *,
+    elementwise: bool,
+) -> None:
+    """Raise ValueError unless turns are a number of them, and those that `choose` is asked for."""
+    who = f"the rule {name!r}"
+    if turns is None:
+        if choose is not None and "turn" in {*base.extra_names(choose, required=True)} - {*hyper}:
+            raise ValueError(
+                f"choose of {who} takes a turn, but there are no turns; pass turns=, the number "
+                "of them, or leave turn out."
+            )
+        return
+    numeric.check_count(who, 1, turns=turns)
+    if choose is None:
+        raise ValueError(
+            f"{who} has turns={turns} and no choose; pass several variants of update and a choose "
+            "that takes a keyword-only turn, or leave turns out."
+        )
+    if "turn" not in base.extra_names(choose) or "turn" in hyper:
+        raise ValueError(
+            f"{who} has turns={turns}, so choose must have a keyword-only parameter called turn "
+            "that is no hyperparameter, e.g. lambda t, *, turn: t % 10 == turn."
+        )
+    if elementwise:
+        raise ValueError(
+            f"{who} has turns={turns}, by which one tensor takes another variant than the next, "
+            "but is element-wise, so tensors may be joined; pass elementwise=False, or leave turns "
+            "out."
+        )
 
 
 RENAMED = {"flat": "elementwise", "tail": "reads_new_params", "stack": "batched"}

@@ -11,11 +11,19 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, sharding
 from functional_optim.core.paths import chosen, tell_unfit
-from functional_optim.core.rows import Row, absent_slots, measured, stepped, summed_elsewhere
+from functional_optim.core.rows import (
+    Row,
+    absent_slots,
+    in_turns,
+    measured,
+    stepped,
+    summed_elsewhere,
+)
 from functional_optim.core.rule import Numbers, Placement, check_part
 from functional_optim.core.scalars import Caster, StepScalars, given_totals
 from functional_optim.core.state_keys import Layout
 from functional_optim.core.storage import init_slots
+from functional_optim.core.turns import takes_turns
 
 
 class State(NamedTuple):
@@ -76,6 +84,7 @@ def lift(
     keys, routed = layout.keys, layout.routed
     every = tuple(range(len(placements)))
     meets = any(x.reduce_groups for x in placements)
+    spread = takes_turns(placements)
 
     def row(path: str, p: Tensor, g: Any, *slots: Any) -> Row | None:
         places = route(placements, path, p) if routed else every
@@ -126,6 +135,8 @@ def lift(
         columns = [state.slots[key] for key in keys]
         rows: list[Row | None] = []
         tree.map_with_path(lambda *leaf: rows.append(row(*leaf)), params, grads, *columns)
+        if spread:
+            rows = in_turns(rows)
         t = (state.step + 1).to(torch.float64)
         totals = given_totals()
         before = None if totals is None else totals.enter(placements)

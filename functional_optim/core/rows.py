@@ -26,10 +26,14 @@ from functional_optim.core.scalars import (
     sum_parts,
 )
 from functional_optim.core.storage import Slots
+from functional_optim.core.turns import turns_of
 
 
 class Row(NamedTuple):
-    """A leaf in a step. at: which of the chain's rules act on it; placements, names: of these."""
+    """A leaf in a step.
+
+    at: which of the chain's rules act on it. placements, names, turns: of these.
+    """
 
     placements: tuple[Placement, ...]
     names: tuple[tuple[str, ...], ...]
@@ -37,12 +41,19 @@ class Row(NamedTuple):
     p: Tensor
     g: Any
     slots: list[Slots]
+    turns: tuple[int, ...] = ()
 
     def leaf(self, cast: Caster) -> Leaf:
         """The leaf, with the numbers of its rules out of the chain's first."""
         numbers = cast(self.p)
         own = [numbers[i] for i in self.at if i < len(numbers)]
-        return Leaf(self.g, self.p, self.slots[: len(own)], own)
+        return Leaf(self.g, self.p, self.slots[: len(own)], own, turns=self.turns)
+
+
+def in_turns(rows: list[Row | None]) -> list[Row | None]:
+    """The leaves of a tree with their turns."""
+    turns = iter(turns_of([(x.placements, x.at, x.p) for x in rows if x is not None]))
+    return [None if row is None else row._replace(turns=next(turns)) for row in rows]
 
 
 def measured(rows: list[Row | None], step: StepScalars) -> Numbers:

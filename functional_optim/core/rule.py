@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,8 @@ class Selected(NamedTuple):
     """The numbers of a rule that does not act in every step, or has several variants.
 
     which: above 0 where the rule acts; of a rule with several variants, the number of the one that
-    does, from 1. 0: update and slots stay as they were, behind a shut gate.
+    does, from 1. 0: update and slots stay as they were, behind a shut gate. A tuple: such a number
+    for each turn of a rule that has several.
     """
 
     which: Any
@@ -47,6 +49,8 @@ class Rule(NamedTuple):
     before: Callable[..., Numbers] | None = None
     measure: Callable[..., Numbers] | None = None
     choose: Callable[..., Any] | None = None
+    turns: int = 0
+    """For how many turns `choose` is asked; 0: once for all tensors."""
     absent: Callable[..., Any] | None = None
     carry: Any = None
     hyper: tuple[tuple[str, Any], ...] = ()
@@ -90,14 +94,23 @@ class Rule(NamedTuple):
         """The numbers that `reduce` reads at step t."""
         return () if self.before is None else self._asked(self.before, t, carry)
 
-    def chosen(self, t: Any, carry: Sequence[Any]) -> Any:
-        """The index of the variant for step t, from 0."""
-        return 0 if self.choose is None else self._asked(self.choose, t, carry)
+    def chosen(self, t: Any, carry: Sequence[Any]) -> list[Any]:
+        """The index of the variant for step t, from 0: for each turn, or one for all tensors."""
+        if self.choose is None:
+            return [0]
+        asked = self._ready(self.choose, t, carry)
+        return [asked(turn=turn) for turn in range(self.turns)] if self.turns else [asked()]
 
     def _asked(self, function: Callable[..., Any], t: Any, carry: Sequence[Any]) -> Any:
+        return self._ready(function, t, carry)()
+
+    def _ready(
+        self, function: Callable[..., Any], t: Any, carry: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """A function of a rule with what it takes at step t."""
         names = base.extra_names(function)
         given = {name: value_at(x, t) for name, x in self.hyper if name in names}
-        return function(t, *self.carried(carry), **given)
+        return partial(function, t, *self.carried(carry), **given)
 
 
 def value_at(hyper: Any, t: Any) -> Any:
@@ -163,12 +176,13 @@ class Placement(NamedTuple):
 
     def observed_by(self, look: Update) -> Placement:
         """What leaves a tensor as it is, and calls a function with the arguments of `update`."""
-        rule = self.rule._replace(updates=(look,), measure=None, choose=None)
+        rule = self.rule._replace(updates=(look,), measure=None, choose=None, turns=0)
         return self._replace(rule=rule)
 
     def variant(self, which: int) -> Placement:
         """The same with one variant of the rule, by the number in `Selected`; 0: with none."""
-        rule = self.rule._replace(updates=self.rule.updates[which - 1 : which], choose=None)
+        updates = self.rule.updates[which - 1 : which]
+        rule = self.rule._replace(updates=updates, choose=None, turns=0)
         if which:
             return self._replace(rule=rule, gate=0)
         idle = rule._replace(
@@ -179,33 +193,41 @@ class Placement(NamedTuple):
 
 def settled(
     placements: tuple[Placement, ...], numbers: Sequence[Numbers]
-) -> tuple[tuple[int, ...] | None, tuple[Placement, ...], list[Numbers]]:
+) -> tuple[tuple[int | None, ...] | None, tuple[Placement, ...], list[Numbers]]:
     """The variants that act in a step, and the same rules and numbers without any choice.
 
     None for the variants where nothing is chosen, or a choice is not known yet: rules and numbers
-    are then as they were.
+    are then as they were. So is a rule whose variant differs from tensor to tensor, with None for
+    its variant.
     """
     chosen = [own for own in numbers if type(own) is Selected]
     if not chosen or any(isinstance(own.which, Tensor) for own in chosen):
         return None, placements, list(numbers)
-    known: list[int] = []
+    known: list[int | None] = []
     plain: list[Placement] = []
     left: list[Numbers] = []
     for placement, own in zip(placements, numbers, strict=False):
-        if type(own) is not Selected:
-            plain.append(placement)
-            left.append(own)
-            continue
-        which = number_of(placement.rule, own.which)
-        known.append(which)
-        plain.append(placement.variant(which))
-        left.append(own.numbers if which else ())
+        if type(own) is Selected:
+            which = None
+            if type(own.which) is not tuple:
+                which = number_of(placement.rule, own.which)
+                placement, own = placement.variant(which), own.numbers if which else ()
+            known.append(which)
+        plain.append(placement)
+        left.append(own)
     return tuple(known), tuple(plain), left
 
 
 def number_of(rule: Rule, which: Any) -> int:
     """A known choice as the number of a variant; 0: none."""
     return int(which if len(rule.updates) > 1 else which > 0)
+
+
+def in_turn(own: Numbers, turn: int) -> Numbers:
+    """A rule's numbers as they are for the tensors of a turn."""
+    if type(own) is Selected and type(own.which) is tuple:
+        return own._replace(which=own.which[turn])
+    return own
 
 
 def variant_of(rule: Rule, index: Any) -> Any:
@@ -231,33 +253,43 @@ def flat_numbers(numbers: Sequence[Numbers]) -> list[Any]:
     """All numbers of some rules in one list."""
     flat: list[Any] = []
     for own in numbers:
-        flat += [own.which, *own.numbers] if type(own) is Selected else own
+        if type(own) is Selected:
+            flat += own.which if type(own.which) is tuple else (own.which,)
+            own = own.numbers
+        flat += own
     return flat
 
 
 class Form(NamedTuple):
-    """How the numbers of a rule are put together. record: their NamedTuple, None for a tuple."""
+    """How the numbers of a rule are put together.
+
+    record: their NamedTuple, None for a tuple. size: how many they are. selected: how many numbers
+    choose a variant before them, one for each turn.
+    """
 
     record: type | None
     size: int
-    selected: bool
+    selected: int
 
 
 def form_of(own: Numbers) -> Form:
     """The form of a rule's numbers."""
     if type(own) is Selected:
-        return form_of(own.numbers)._replace(selected=True)
-    return Form(type(own) if hasattr(own, "_fields") else None, len(own), False)
+        count = len(own.which) if type(own.which) is tuple else 1
+        return form_of(own.numbers)._replace(selected=count)
+    return Form(type(own) if hasattr(own, "_fields") else None, len(own), 0)
 
 
 def with_forms(flat: Iterator[Any], forms: Sequence[Form]) -> list[Numbers]:
     """The inverse of `flat_numbers`."""
     found: list[Numbers] = []
     for record, size, selected in forms:
-        which = next(flat) if selected else None
+        which = [next(flat) for _ in range(selected)]
         values = tuple([next(flat) for _ in range(size)])
         own = values if record is None else record(*values)
-        found.append(Selected(which, own) if selected else own)
+        if which:
+            own = Selected(which[0] if selected == 1 else tuple(which), own)
+        found.append(own)
     return found
 
 

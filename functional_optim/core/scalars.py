@@ -34,7 +34,7 @@ class StepScalars:
 
     A rule that measures needs the total before it can go on: whoever drives this object measures
     with `to_measure()` and hands the total to `advance`. The numbers of a rule behind a gate, or
-    with several variants, are `Selected`.
+    with several variants, are `Selected`; a tensor has its own turn among several (`in_turn`).
 
     t: the number of this step. together: that of shared rules, if it is another one.
     """
@@ -104,8 +104,11 @@ class StepScalars:
                 carried = tuple([numeric.where(opened > 0, new, old) for new, old in pairs])
             which = opened
             if rule.choose is not None:
-                variant = variant_of(rule, _known(rule.chosen(self.time_of(i), mine)))
-                which = numeric.where(opened > 0, variant, 0) if placement.gate else variant
+                found = rule.chosen(self.time_of(i), mine)
+                each = [variant_of(rule, _known(x)) for x in found]
+                if placement.gate:
+                    each = [numeric.where(opened > 0, x, 0) for x in each]
+                which = each[0] if len(each) == 1 else tuple(each)
             numbers = Selected(which, numbers)
         self.numbers.append(numbers)
         self.carried.append(tuple(carried))

@@ -30,6 +30,7 @@ from functional_optim.engine.plan import (
     WithoutGradient,
     commit,
     reduction_order,
+    turns_in,
 )
 from functional_optim.kernels.interrupts import held
 
@@ -136,7 +137,7 @@ class CommittedStep(Step):
 
     def __init__(self, tx: CommitIf, donate: bool, strict: bool) -> None:
         super().__init__(tx, donate, strict)
-        self.step = compile(tx.inner, donate=donate, strict=strict)
+        self.step: Any = compile(tx.inner, donate=donate, strict=strict)
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         self.step.begin(params, state, extra)
@@ -154,7 +155,7 @@ class LocalStep(Step):
 
     def __init__(self, tx: Synced, donate: bool, strict: bool) -> None:
         super().__init__(tx, donate, strict)
-        self.step = compile(tx.inner, donate=donate, strict=strict)
+        self.step: Any = compile(tx.inner, donate=donate, strict=strict)
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         self.step.begin(params, state.inner, extra)
@@ -364,10 +365,12 @@ class TreePlan(StepPlan):
         self.numbers = TreeNumbers(state)
         self.numbers.read(state)
         slots = [dict(zip(self.keys, row, strict=True)) for row in zip(*columns[1:], strict=True)]
+        items = list(tree.items(params))
+        turns = turns_in({0: tx}, [(0, path, p) for path, p in items])
         rows = [
-            PlanLeaf(path, p, g, own)
-            for (path, p), g, own in zip(
-                tree.items(params), given, slots or [{}] * len(given), strict=True
+            PlanLeaf(path, p, g, own, its)
+            for (path, p), g, own, its in zip(
+                items, given, slots or [{}] * len(given), turns, strict=True
             )
         ]
         entries = self._entries(tx, rows, how if self.guard.dense else "apart")

@@ -17,6 +17,7 @@ from torch import Tensor
 from functional_optim import kernels
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots, present
+from functional_optim.core.turns import takes_turns
 from functional_optim.engine.executor import BoundScalars, How
 from functional_optim.engine.kernel_body import KernelBody
 from functional_optim.engine.native import GRAIN, KernelExecutor, elementwise, in_memory, kind_of
@@ -54,8 +55,8 @@ class DynamicShapeExecutor(KernelExecutor):
         return (*kind_of(g, p, slots), tuple(axes))
 
     def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Wanted]:
-        """The library of a task."""
-        return [self._wanted(self.body(scalars))]
+        """The library of a task; there is none for tensors that take different variants."""
+        return [] if takes_turns(scalars.placements) else [self._wanted(self.body(scalars))]
 
     def _wanted(self, body: KernelBody) -> kernels.Wanted:
         first = self.params[0]

@@ -37,15 +37,16 @@ step are C functions, or partials of some (see `commit`)."""
 class BoundScalars:
     """Rules and their numbers in a step, in the form that each executor reads.
 
-    chosen: the variants that act, of rules that have several or stand behind a gate; None: there
-    are no such rules, or it is not known. task: what kernels differ in.
+    chosen: the variants that act, of rules that have several or stand behind a gate, None for one
+    that differs from tensor to tensor. None: there are no such rules, or it is not known. task:
+    what kernels differ in.
     """
 
     def __init__(
         self,
         placements: tuple[Placement, ...],
         numbers: list[Numbers],
-        chosen: tuple[int, ...] | None,
+        chosen: tuple[int | None, ...] | None,
         goal: Goal,
     ) -> None:
         self.placements = placements
@@ -87,6 +88,7 @@ class Executor:
         self.every = members == list(range(len(group.params)))
         self.params = [group.params[i] for i in members]
         self.slots = [group.slots[i] for i in members]
+        self.turns = [group.turns[i] for i in members]
 
     @classmethod
     def accepts(

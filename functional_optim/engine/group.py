@@ -66,6 +66,7 @@ class TensorGroup:
         grads: gradients like those of the steps to come: in type, dtype, shape and strides.
         how: which executors may be used.
         counts: for each rule, its index among the rules of its name in the whole chain.
+        turns: for each tensor, its turn for each rule; none where no rule has several.
         replace: put new tensors into `slots` instead of writing into the old ones, so that autograd
             can go back through the step.
     """
@@ -79,6 +80,7 @@ class TensorGroup:
         *,
         how: How,
         counts: tuple[int, ...],
+        turns: Sequence[Sequence[int]] = (),
         replace: bool = False,
     ) -> None:
         self.placements = placements
@@ -88,6 +90,7 @@ class TensorGroup:
         self.chooses = any(placement.gate or placement.rule.choose for placement in placements)
         self.params = params
         self.slots = slots
+        self.turns = turns or [()] * len(params)
         self.replace = replace
         kinds: dict[Any, list[int]] = {}
         for i, p in enumerate(params):
@@ -180,6 +183,7 @@ def _same_rule(a: Rule, b: Rule) -> bool:
         and a.codecs == b.codecs
         and a.reads_new_params == b.reads_new_params
         and a.elementwise == b.elementwise
+        and a.turns == b.turns
         and len(a.updates) == len(b.updates)
         and all(map(same_function, a.updates, b.updates))
         and same_function(a.reduce, b.reduce)

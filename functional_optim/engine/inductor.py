@@ -26,6 +26,16 @@ CHUNK = 16
 class InductorExecutor(KernelExecutor):
     """Any rule on plain tensors of any device: a kernel a shape, unless it is element-wise."""
 
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
+        """Compile the kernel of a task. No other executor compiles what this one cannot."""
+        spread = [x.name for x in scalars.placements if x.rule.turns]
+        if spread:
+            what = f"{spread[0]} has turns without products of contiguous matrices on the CPU"
+            if self.group.strict:
+                raise kernels.refusal(what)
+            kernels.tell(f"{what}, so its steps run eagerly")
+        return super().prepare(grads, scalars)
+
     def build(self, body: KernelBody) -> Any:
         """Kernels, and the indices of their tensors; None where nothing compiles the rule."""
         numbers = (body.count, self.compute)

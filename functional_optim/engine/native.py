@@ -17,6 +17,7 @@ from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
 from functional_optim.core.rule import Placement, flat_numbers, form_of
 from functional_optim.core.storage import Slots, compute_dtype, laid_out_like, present
+from functional_optim.core.turns import takes_turns
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.kernel_body import KernelBody
 from functional_optim.engine.staged import KernelPart, StagedLaunch, can_be_cut, measuring, parts_of
@@ -55,7 +56,9 @@ class KernelExecutor(Executor):
         return (*kind_of(g, p, slots), None if flat else (tuple(p.shape), p.stride()))
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Compile the kernel of a task."""
+        """Compile the kernel of a task; there is none for tensors that take different variants."""
+        if takes_turns(scalars.placements):
+            return False
         kernel = self.build(self.body(scalars))
         if kernel is None:
             return False

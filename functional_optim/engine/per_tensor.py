@@ -29,11 +29,11 @@ class PerTensorExecutor(Executor):
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last of the rules measures, tensor by tensor."""
-        cast, slots = Caster(scalars.numbers), self.group.slots
+        cast = Caster(scalars.numbers)
         found = []
         for i in self.members:
             p = self._before(i)
-            found.append(measure(scalars.placements, Leaf(grads[i], p, slots[i], cast(p))))
+            found.append(measure(scalars.placements, self._leaf(i, grads[i], p, cast)))
         return found
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
@@ -47,8 +47,7 @@ class PerTensorExecutor(Executor):
         dense = [i for i in self.members if grads[i].layout is torch.strided]
         for i in self.members:
             if grads[i].layout is not torch.strided:
-                p = self.group.params[i]
-                leaf = Leaf(grads[i], p, self.group.slots[i], cast(p))
+                leaf = self._leaf(i, grads[i], self.group.params[i], cast)
                 writes.append(_rows_stepped(placements, leaf))
         for some in (
             [dense]
@@ -68,7 +67,7 @@ class PerTensorExecutor(Executor):
         cast: Caster,
     ) -> list[Write]:
         params, slots = self.group.params, self.group.slots
-        leaves = [Leaf(grads[i], self._before(i), slots[i], cast(params[i])) for i in members]
+        leaves = [self._leaf(i, grads[i], self._before(i), cast) for i in members]
         writes: list[Write] = []
         for i, (u, new) in zip(members, run_all_stored(placements, leaves), strict=True):
             if self.group.replace:
@@ -80,6 +79,9 @@ class PerTensorExecutor(Executor):
     def _replace(self, i: int, u: Tensor, new: list[Slots]) -> None:
         self.group.params[i].add_(u)
         self.group.slots[i] = new
+
+    def _leaf(self, i: int, g: Tensor, p: Tensor, cast: Caster) -> Leaf:
+        return Leaf(g, p, self.group.slots[i], cast(p), turns=self.group.turns[i])
 
     def _before(self, i: int) -> Tensor:
         """A parameter as rules read it: autograd keeps that, and the tensor is about to change."""

@@ -6,7 +6,7 @@ takes it if its tensors are the same (`guards.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -30,18 +30,41 @@ from functional_optim.core.scalars import (
     sum_parts,
 )
 from functional_optim.core.storage import Slots
+from functional_optim.core.turns import Acting, takes_turns, turns_of
 from functional_optim.engine.executor import BoundScalars, How, Write
 from functional_optim.engine.group import TensorGroup
 from functional_optim.kernels.interrupts import held
 
 
 class PlanLeaf(NamedTuple):
-    """A parameter and its gradient, or None. slots: its slots by name, perhaps among others."""
+    """A parameter and its gradient, or None.
+
+    slots: its slots by name, perhaps among others. turns: for each rule that acts on it.
+    """
 
     name: str
     p: Tensor
     g: Any
     slots: dict[str, Any]
+    turns: tuple[int, ...] = ()
+
+
+def turns_in(
+    chains: Mapping[int, Leafwise], leaves: Sequence[tuple[int, str, Tensor]]
+) -> list[tuple[int, ...]]:
+    """The turns of tensors for the rules that act on them.
+
+    leaves: all tensors, also those without a gradient: of each the key of its chain, its name and
+    itself.
+    """
+    if not any(takes_turns(tx.placements) for tx in chains.values()):
+        return [()] * len(leaves)
+    acting: list[Acting] = []
+    for k, name, p in leaves:
+        part = chains[k].on(name, p) or Leafwise(())
+        pairs = zip(part.placements, part.layout.counts, strict=True)
+        acting.append((part.placements, [(x.name, n) for x, n in pairs], p))
+    return turns_of(acting)
 
 
 class PlanEntry:
@@ -77,6 +100,7 @@ class PlanEntry:
             [leaf.g for leaf in leaves],
             how=how,
             counts=tx.layout.counts,
+            turns=[leaf.turns for leaf in leaves],
             replace=replace,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from functional_optim import kernels
 from functional_optim.core import memory
 from functional_optim.core.execution import Leaf, batches, run, run_batch
-from functional_optim.core.rule import Numbers, Placement
+from functional_optim.core.rule import Numbers, Placement, Selected, in_turn
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
@@ -70,18 +71,23 @@ class ProductExecutor(Executor):
         return self.staged[scalars.task]
 
     def _multiplies(self, scalars: BoundScalars, i: int) -> bool:
-        """Whether a rule has a product, or cannot be run without data to look for one.
+        """Whether a rule has a product in a variant that it may run, or cannot be run without data
+        to look for one.
 
         Tensors without data import Dynamo: 2 s for what a rule that takes batches need not tell.
         """
         if scalars.placements[i].rule.batched:
             return True
-        p, own = self.params[0], self.slots[0][i]
-        g, stored = p.detach().to("meta"), [x if x is None else x.to("meta") for x in own]
-        numbers = Caster(scalars.numbers)(g)[i]
+        g = self.params[0].detach().to("meta")
+        stored = [x if x is None else x.to("meta") for x in self.slots[0][i]]
+        numbers, rule = Caster(scalars.numbers)(g)[i], scalars.placements[i].rule
+        each = [numbers]
+        if type(numbers) is Selected:
+            each = [numbers._replace(which=k) for k in range(1, 1 + len(rule.updates))]
         try:
             with Products() as seen, torch.no_grad():
-                run([scalars.placements[i]], [Leaf(g, g, [tuple(stored)], [numbers])])
+                for own in each:
+                    run([scalars.placements[i]], [Leaf(g, g, [tuple(stored)], [own])])
         except Exception:
             return True
         return seen.found
@@ -102,7 +108,8 @@ class ProductExecutor(Executor):
     def stacks_of(self, i: int) -> Stacks:
         """What goes into the product at this index among the rules, the same for all tasks."""
         if i not in self.stacks:
-            self.stacks[i] = Stacks(self.params, [own[i] for own in self.slots])
+            turns = [own[i] if own else 0 for own in self.turns]
+            self.stacks[i] = Stacks(self.params, [own[i] for own in self.slots], turns)
         return self.stacks[i]
 
 
@@ -129,7 +136,8 @@ class StagedStep:
         self.at = products(scalars.placements)
         self.stages: list[tuple[Stacks, Any]] = []
         placements = list(scalars.placements)
-        slots = [list(own) for own in owner.slots]
+        acts = [bool(x.rule.updates) for x in placements]  # kernels do not see the other slots
+        slots = [[x if k else () for x, k in zip(own, acts, strict=False)] for own in owner.slots]
         for i in self.at:
             stacks = owner.stacks_of(i)
             for own, update in zip(slots, stacks.updates, strict=True):
@@ -147,6 +155,7 @@ class StagedStep:
             grads,
             how=owner.group.how,
             counts=(0,) * used,
+            turns=owner.turns,
         )
 
     def groups(self) -> list[Any]:
@@ -198,16 +207,18 @@ class StagedStep:
 class Stacks:
     """What goes into a product, as one tensor for each shape, and its slots.
 
-    params: the parameters. slots: of each. updates: views of what goes into the product, and then
-    of what comes out.
+    params: the parameters. slots, turns: of each. updates: views of what goes into the product, and
+    then of what comes out. Tensors of one turn are next to each other, as they take one variant.
     """
 
-    def __init__(self, params: list[Tensor], slots: list[Slots]) -> None:
+    def __init__(self, params: list[Tensor], slots: list[Slots], turns: list[int]) -> None:
         self.params = params
         self.slots = slots
+        self.turns = turns
         self.batches: list[tuple[list[int], Tensor, list[StackedSlot]]] = []
         alike: dict[Any, list[int]] = {}
-        for i, (p, own) in enumerate(zip(params, slots, strict=True)):
+        for i in sorted(range(len(params)), key=turns.__getitem__):
+            p, own = params[i], slots[i]
             kind = (p.shape, *[None if s is None else s.shape for s in own])
             alike.setdefault(kind, []).append(i)
         updates: dict[int, Tensor] = {}
@@ -225,21 +236,32 @@ class Stacks:
         writes: list[Write] = []
         for members, stack, own in self.batches:
             if placement.rule.batched and len(members) > 1:
-                old = tuple([slot.read() for slot in own])
-                update, new = run_batch(
-                    placement.rule, stack, old, self.params[members[0]], numbers
-                )
-                for slot, x, y in zip(own, old, new, strict=True):
-                    writes += [] if y is x else slot.written(y)
-                stack.copy_(update)
+                for run_of, given in self._runs(members, numbers):
+                    old = tuple([slot.read(run_of) for slot in own])
+                    p, u = self.params[members[0]], stack[run_of]
+                    update, new = run_batch(placement.rule, u, old, p, given)
+                    for slot, x, y in zip(own, old, new, strict=True):
+                        writes += [] if y is x else slot.written(run_of, y)
+                    u.copy_(update)
                 continue
             for i, mine in zip(members, stack.unbind(), strict=True):
-                leaf = Leaf(mine, self.params[i], [self.slots[i]], [numbers])
+                given = in_turn(numbers, self.turns[i])
+                leaf = Leaf(mine, self.params[i], [self.slots[i]], [given])
                 ((update, (new,)),) = run([placement], [leaf])
                 pairs = zip(self.slots[i], new, strict=True)
                 writes += [partial(x.copy_, y) for x, y in pairs if x is not None and y is not x]
                 mine.copy_(update)
         return writes
+
+    def _runs(self, members: list[int], numbers: Numbers) -> list[tuple[slice, Numbers]]:
+        """The parts of a batch that take one variant, with their numbers."""
+        found: list[tuple[slice, Numbers]] = []
+        start = 0
+        for own, some in groupby(members, lambda i: in_turn(numbers, self.turns[i])):
+            stop = start + len(list(some))
+            found.append((slice(start, stop), own))
+            start = stop
+        return found
 
 
 class StackedSlot:
@@ -249,17 +271,18 @@ class StackedSlot:
         self.slots = slots
         self.whole = None if slots[0] is None else memory.whole(slots)
 
-    def read(self) -> Tensor | None:
-        """The slots as one tensor."""
-        if self.whole is not None or self.slots[0] is None:
-            return self.whole
-        return torch.stack(self.slots)
+    def read(self, part: slice) -> Tensor | None:
+        """Some of the slots as one tensor."""
+        if self.slots[0] is None:
+            return None
+        return torch.stack(self.slots[part]) if self.whole is None else self.whole[part]
 
-    def written(self, new: Tensor) -> list[Write]:
+    def written(self, part: slice, new: Tensor) -> list[Write]:
         """The writes of their new values."""
         if self.whole is not None:
-            return [partial(self.whole.copy_, new)]
-        return [partial(x.copy_, y) for x, y in zip(self.slots, new.unbind(), strict=True)]
+            return [partial(self.whole[part].copy_, new)]
+        pairs = zip(self.slots[part], new.unbind(), strict=True)
+        return [partial(x.copy_, y) for x, y in pairs]
 
 
 def products(placements: Sequence[Placement]) -> list[int]:

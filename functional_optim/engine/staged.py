@@ -74,7 +74,7 @@ def parts_of(
                 placements[i] = placements[i].looking_back(back + 1)
             placements.insert(i, PUT)
             rules.insert(i, None)
-            forms.insert(i, Form(None, 0, False))
+            forms.insert(i, Form(None, 0, 0))
         gaps = [(False,) if k is None else () if k < 0 else holes[k] for k in rules]
         body = KernelBody(placements, gaps, tuple(forms), task, {**measured})
         sums = body.probe(like)

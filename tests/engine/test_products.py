@@ -12,8 +12,9 @@ from soap import SoapSlots, soap
 from three_ways import check_compiled, check_no_new_kernel, purely, random_tree
 
 import functional_optim as fo
-from functional_optim import adapters
+from functional_optim import adapters, kernels
 from functional_optim.core import memory
+from functional_optim.engine import products
 
 SHAPES = {"a": (6, 9), "b": (9, 6), "c": (6, 9), "d": (6, 9), "e": (3, 3), "f": (1, 4)}
 OTHER_SHAPES = {"a": (5, 2), "b": (7, 7), "c": (2, 130), "d": (4, 4), "e": (4, 4)}
@@ -36,12 +37,21 @@ def around(product: Any) -> Any:
     )
 
 
+def spread(lr: Any = 3e-3, every: int = 3, batched: bool = True) -> Any:
+    """SOAP that renews some bases in each step."""
+    return soap(lr, every=every, batched=batched, refresh="spread")
+
+
 RECIPES = {
     "muon": lambda lr=1e-2: fo.muon(lr),
     "soap": lambda lr=1e-2: fo.chain(soap(lr), fo.add_decayed_weights(0.1)),
     "soap, one by one": lambda lr=1e-2: fo.chain(fo.trace(0.5), soap(lr, batched=False)),
     "orthogonal among others": around(fo.orthogonalize),
     "soap among others": around(soap),
+    "soap, spread": lambda lr=1e-2: fo.chain(spread(lr), fo.add_decayed_weights(0.1)),
+    "soap, spread, one by one": lambda lr=1e-2: fo.chain(fo.trace(0.5), spread(lr, batched=False)),
+    "spread among others": around(spread),
+    "spread behind a gate": lambda lr=1e-2: fo.accumulate(spread(lr), 2),
     "two products": around(lambda: fo.chain(soap(), fo.scale(2.0), fo.orthogonalize())),
     "behind a gate": lambda lr=1e-2: fo.accumulate(fo.muon(lr), 2),
     "a norm behind it": lambda lr=1e-2: fo.chain(fo.muon(lr), fo.clip_by_global_norm(0.1)),
@@ -117,8 +127,11 @@ def test_a_product_that_raises_leaves_everything_as_it_was():
     assert_same([opt.state[p]["momentum_buffer"] for _, p in named], slots)
 
 
-def test_a_checkpoint_goes_on_bit_by_bit():
-    recipe = RECIPES["soap among others"]
+@pytest.mark.parametrize(
+    ("name", "order"), [("soap among others", (0, 2, 3)), ("spread among others", (0, 3, 2))]
+)
+def test_a_checkpoint_goes_on_bit_by_bit(name, order):
+    recipe = RECIPES[name]
     named, other = named_parameters(), named_parameters()
     opt, loaded = (adapters.Optimizer(x, recipe, compile="strict") for x in (named, other))
     stepped(opt, named, 3)
@@ -130,11 +143,49 @@ def test_a_checkpoint_goes_on_bit_by_bit():
     stepped(loaded, other, 3)
     for x, pairs in ((opt, named), (loaded, other)):  # of one shape are a, c and d
         slots = [x.state[p]["left"] for _, p in pairs]
-        assert memory.whole([slots[i] for i in (0, 2, 3)]) is not None
+        assert memory.whole([slots[i] for i in order]) is not None
         assert memory.whole([slots[i] for i in (0, 1, 3)]) is None
     assert_same([p.detach() for _, p in other], [p.detach() for _, p in named])
     for (_, p), (_, q) in zip(named, other, strict=True):
         assert_same(dict(loaded.state[q]), dict(opt.state[p]))
+
+
+def test_tensors_of_one_turn_are_renewed_as_one_part_of_their_stack(monkeypatch):
+    """Of nine alike, three in each step; all that differs between steps is which of them."""
+    parts, real = [], products.run_batch
+
+    def seen(rule, u, stored, p, numbers):
+        parts.append((len(u), numbers.which, stored[2].untyped_storage().data_ptr()))
+        return real(rule, u, stored, p, numbers)
+
+    monkeypatch.setattr(products, "run_batch", seen)
+    shapes = {f"{i}": (6, 6) for i in range(9)}
+    start, grads = random_tree(0, torch.float64, shapes), random_tree(1, torch.float64, shapes)
+    named = [(key, torch.nn.Parameter(p)) for key, p in start.items()]
+    opt = adapters.Optimizer(named, spread, compile="strict")
+    for (_, p), g in zip(named, grads.values(), strict=True):
+        p.grad = g
+    opt.step()
+    first = opt.state[named[0][1]]["left"].untyped_storage().data_ptr()
+    counts, tasks = set(), set()
+    for _ in range(3):
+        parts.clear()
+        before = [opt.state[p]["left_basis"].clone() for _, p in named]
+        opt.step()
+        renewed = [
+            i
+            for i, (_, p) in enumerate(named)
+            if not torch.equal(before[i], opt.state[p]["left_basis"])
+        ]
+        assert renewed in ([0, 3, 6], [1, 4, 7], [2, 5, 8])
+        assert [size for size, which, _ in parts if which == 2] == [3]
+        assert sum([size for size, *_ in parts]) == 9
+        assert len(parts) <= 3
+        assert {where for _, _, where in parts} == {first}
+        counts.add(kernels.count())
+        tasks |= {len(x.staged) for e in vars(opt)["_plan"].entries for x in e.tensors.executors}
+    assert len(counts) == 1
+    assert tasks == {1}
 
 
 def test_layouts_that_cannot_be_stacked_are_stepped_all_the_same():

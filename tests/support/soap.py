@@ -3,7 +3,7 @@ step, which only looks."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +36,10 @@ def soap(
     every: Any = 2,
     *,
     batched: bool = True,
+    refresh: Literal["together", "spread"] = "together",
 ) -> Any:
-    """Adam in the eigenbases of the averages of u uᵀ and uᵀ u, renewed `every` so many steps."""
+    """Adam in the eigenbases of the averages of u uᵀ and uᵀ u, renewed `every` so many steps: all
+    in one of them, or some in each."""
 
     def init(p: Tensor) -> SoapSlots:
         def square(k: int) -> tuple[Tensor, Tensor]:
@@ -65,21 +67,22 @@ def soap(
     def plain(u: Tensor, x: SoapSlots, p: Any, s: SoapScalars) -> tuple[Tensor, SoapSlots]:
         return step(u, x, s)
 
-    def refresh(u: Tensor, x: SoapSlots, p: Any, s: SoapScalars) -> tuple[Tensor, SoapSlots]:
+    def renew(u: Tensor, x: SoapSlots, p: Any, s: SoapScalars) -> tuple[Tensor, SoapSlots]:
         u, x = step(u, x, s)
         left, _ = torch.linalg.qr(x.left @ x.left_basis)
         right, _ = torch.linalg.qr(x.right @ x.right_basis)
         return u, x._replace(left_basis=left, right_basis=right)
 
-    def choose(t: Any, *, every: Any) -> Any:
-        return numeric.where(t % every == 0, 1, 0)
+    def choose(t: Any, *, every: Any, turn: int = 0) -> Any:
+        return numeric.where(t % every == turn, 1, 0)
 
     hyper = {"lr": lr, "betas": betas, "eps": eps, "every": every}
     return fo.leafwise(
         init,
-        [plain, refresh],
+        [plain, renew],
         scalars,
         choose=choose,
+        turns=every if refresh == "spread" else None,
         hyper=hyper,
         elementwise=False,
         batched=batched,

@@ -1,0 +1,431 @@
+"""Rules that spread a dear variant over the steps: each tensor has its turn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import optree
+import pytest
+import torch
+from helpers import assert_close, assert_same
+from soap import soap
+from three_ways import purely, random_tree
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import functional_optim as fo
+from functional_optim import adapters, kernels
+
+SHAPES = {
+    "a": (6, 9),
+    "b": (9, 6),
+    "c": (3, 3),
+    "d": (6, 9),
+    "e": (2, 30),
+    "f": (1, 4),
+    "g": (7, 8),
+}
+TURNS = {"e": 0, "g": 1, "a": 2, "b": 0, "d": 1, "c": 2, "f": 0}
+"""Of three, from the largest tensor to the smallest."""
+
+
+class RenewedSlots(NamedTuple):
+    basis: Tensor
+    renewed: Tensor
+    """How often the basis was."""
+
+
+def renewing(turns: Any = 3, lr: Any = 0.1, batched: bool = True, products: bool = True) -> Any:
+    """Multiplies by a matrix that is renewed in a tensor's turn."""
+
+    def init(p: Tensor) -> RenewedSlots:
+        return RenewedSlots(torch.eye(p.shape[0], dtype=p.dtype), p.new_zeros(()))
+
+    def cheap(u: Tensor, x: RenewedSlots, p: Any, lr: Any) -> Any:
+        return -lr * (x.basis @ u if products else u * x.renewed[..., None, None]), x
+
+    def dear(u: Tensor, x: RenewedSlots, p: Any, lr: Any) -> Any:
+        basis = u @ u.mT if products else x.basis / 2
+        u, _ = cheap(u, x, p, lr)
+        return u, RenewedSlots(basis, x.renewed + 1)
+
+    return fo.leafwise(
+        init,
+        [cheap, dear],
+        lambda t, *, lr: (lr,),
+        choose=lambda t, *, turn: t % turns == turn,
+        turns=turns,
+        hyper={"lr": lr},
+        elementwise=False,
+        batched=batched,
+        name="renewing",
+    )
+
+
+def trees(steps: int, dtype: torch.dtype = torch.float64, shapes: Any = SHAPES) -> list[Any]:
+    """Gradients."""
+    return [random_tree(k + 1, dtype, shapes) for k in range(steps)]
+
+
+def parameters(shapes: Any = SHAPES) -> list[tuple[str, torch.nn.Parameter]]:
+    start = random_tree(0, torch.float64, shapes)
+    return [(name, torch.nn.Parameter(p)) for name, p in start.items()]
+
+
+def stepped(opt: Any, named: Iterable[tuple[str, Any]], grads: Iterable[Any]) -> list[Any]:
+    """How often each basis was renewed, after each step."""
+    found = []
+    for tree in grads:
+        for name, p in named:
+            p.grad = tree.get(name)
+        opt.step()
+        states = [(name, opt.state.get(p) or {}) for name, p in named]
+        found.append({name: int(x["renewed"]) for name, x in states if "renewed" in x})
+    return found
+
+
+def counted(turns: dict[str, int], steps: int, among: int = 3) -> list[dict[str, int]]:
+    """How often tensors with these turns have theirs in each number of steps."""
+    return [
+        {name: sum(t % among == turn for t in range(1, k + 2)) for name, turn in turns.items()}
+        for k in range(steps)
+    ]
+
+
+def in_order(counts: list[dict[str, int]]) -> list[list[tuple[str, int]]]:
+    return [sorted(own.items()) for own in counts]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("way", ["update", "compile", "strict", "eager"])
+def test_each_step_renews_the_tensors_of_one_turn(way, batched):
+    tx, grads = renewing(batched=batched), trees(5)
+    if way in ("strict", "eager"):
+        named = parameters()
+        compile: Any = way if way == "strict" else False
+        opt = adapters.Optimizer(named, lambda: renewing(batched=batched), compile=compile)
+        found = stepped(opt, named, grads)
+    else:
+        params, found = random_tree(0, torch.float64, SHAPES), []
+        state, step = tx.init(params), fo.compile(tx, strict=True)
+        for g in grads:
+            if way == "compile":
+                params, state = step(g, state, params)
+            else:
+                u, state = tx.update(g, state, params)
+                params = fo.apply_updates(params, u)
+            found.append({name: int(x) for name, x in state.slots["renewed"].items()})
+    assert in_order(found) == in_order(counted(TURNS, 5))
+
+
+SQUARES = {"a": 6, "b": 5, "c": 3, "d": 6, "e": 8, "f": 1, "g": 7}
+"""With products of full rank, whose bases do not depend on rounding."""
+TURNS_OF_SQUARES = {"e": 0, "g": 1, "a": 2, "d": 0, "b": 1, "c": 2, "f": 0}
+
+
+def soap_by_hand(steps: int, every: int) -> dict[str, Tensor]:
+    """The loop of `soap`, with the turns of the squares."""
+    shapes = {name: (n, n) for name, n in SQUARES.items()}
+    params = random_tree(0, torch.float64, shapes)
+    basis = {name: [torch.eye(n, dtype=torch.float64)] * 2 for name, n in SQUARES.items()}
+    sums = {name: [torch.zeros_like(x) for x in own] for name, own in basis.items()}
+    m = {name: torch.zeros_like(p) for name, p in params.items()}
+    v = {name: torch.zeros_like(p) for name, p in params.items()}
+    a, lr = 0.95, 1e-2
+    for t, tree in enumerate(trees(steps, shapes=shapes), 1):
+        for name, g in tree.items():
+            left, right = basis[name]
+            sums[name][0] = a * sums[name][0] + (1 - a) * g @ g.T
+            sums[name][1] = a * sums[name][1] + (1 - a) * g.T @ g
+            m[name] = a * m[name] + (1 - a) * g
+            v[name] = a * v[name] + (1 - a) * (left.T @ g @ right) ** 2
+            root = (v[name] / (1 - a**t)).sqrt() + 1e-8
+            turned = left.T @ (m[name] / (1 - a**t)) @ right / root
+            params[name] = params[name] - lr * left @ turned @ right.T
+            if t % every == TURNS_OF_SQUARES[name]:
+                pairs = zip(sums[name], basis[name], strict=True)
+                basis[name] = [torch.linalg.qr(x @ old)[0] for x, old in pairs]
+    return params
+
+
+def test_spread_soap_is_the_loop_that_one_would_write():
+    shapes = {name: (n, n) for name, n in SQUARES.items()}
+    found, _ = purely(soap(1e-2, every=3, refresh="spread"), 8, torch.float64, shapes)
+    assert_close(found, soap_by_hand(8, 3), 1e-11)
+    together, _ = purely(soap(1e-2, every=3), 8, torch.float64, shapes)
+    assert max((found[k] - x).abs().max() for k, x in together.items()) > 1e-4
+
+
+def test_one_turn_is_no_spreading():
+    found, expected = [], []
+    for tx, kept in ((renewing(turns=1), found), (renewing(turns=1, batched=False), expected)):
+        params, state = purely(tx, 3, torch.float64, SHAPES)
+        kept += [params, state.slots["renewed"]]
+    assert_close(found, expected, 1e-12)
+    assert set(map(int, found[1].values())) == {3}
+
+
+WITHOUT: dict[str, tuple[Any, dict[str, int], set[str]]] = {
+    "a gradient": (renewing, TURNS, {"e", "b"}),
+    "the rule": (
+        lambda: fo.masked(renewing(), ["a", "c", "d"]),
+        {"a": 0, "d": 1, "c": 2},
+        {"a", "g"},
+    ),
+    "training": (
+        lambda: fo.chain(fo.freeze("e"), renewing()),
+        {"g": 0, "a": 1, "b": 2, "d": 0, "c": 1, "f": 2},
+        {"d"},
+    ),
+}
+"""A recipe, the turns that it gives, and the tensors without a gradient."""
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+@pytest.mark.parametrize("way", ["update", "compile", "object"])
+def test_all_tensors_on_which_a_rule_acts_have_turns(way, name):
+    """Also those without a gradient; and no others."""
+    make, turns, gone = WITHOUT[name]
+    grads = [{k: None if k in gone else g for k, g in tree.items()} for tree in trees(4)]
+    if way == "object":
+        named = parameters()
+        found = stepped(adapters.Optimizer(named, make, compile=False), named, grads)[-1]
+    else:
+        tx, params = make(), random_tree(0, torch.float64, SHAPES)
+        state, step = tx.init(params), fo.compile(tx)
+        for g in grads:
+            new = step(g, state, params) if way == "compile" else tx.update(g, state, params)
+            state = new[1]
+        slots = state.slots["renewed"]
+        found = {k: int(x) for k, x in slots.items() if x is not None and k not in gone}
+    expected = counted(turns, 4)[-1]
+    assert found == {k: n for k, n in expected.items() if k not in gone}
+
+
+def test_each_rule_of_a_partition_has_its_own_turns():
+    labels = {"a": "x", "b": "x", "c": "x", "*": "y"}
+    tx = fo.partition({"x": renewing(), "y": renewing(2)}, labels)
+    params = random_tree(0, torch.float64, SHAPES)
+    state, step = tx.init(params), fo.compile(tx, strict=True)
+    other = copy.deepcopy(params), tx.init(params)
+    for g in trees(5):
+        _, state = tx.update(g, state, params)
+        _, kept = step(g, other[1], other[0])
+    expected = {
+        **counted({"a": 0, "b": 1, "c": 2}, 5)[-1],
+        **counted({"e": 0, "g": 1, "d": 0, "f": 1}, 5, among=2)[-1],
+    }
+    for slots in (state.slots["renewed"], kept.slots["renewed"]):
+        assert {k: int(x) for k, x in slots.items()} == expected
+
+
+def test_an_object_gives_turns_over_all_groups_and_to_those_that_join():
+    named = dict(parameters())
+    first, second = ([named[k] for k in own] for own in ("abcd", "ef"))
+    opt = adapters.Optimizer([{"params": first}, {"params": second, "lr": 0.2}], renewing)
+    grads = trees(6)
+    found = stepped(
+        opt, named.items(), [{k: g for k, g in x.items() if k != "g"} for x in grads[:3]]
+    )
+    without_g = {"e": 0, "a": 1, "b": 2, "d": 0, "c": 1, "f": 2}
+    assert in_order(found) == in_order(counted(without_g, 3))
+    opt.add_param_group({"params": [named["g"]], "lr": 0.3})
+    later = stepped(opt, named.items(), grads[3:])[-1]
+    for name, turn in TURNS.items():
+        before = found[-1].get(name, 0)
+        own = [t for t in range(1, 4) if (t if name == "g" else t + 3) % 3 == turn]
+        assert later[name] == before + len(own)
+
+
+def test_a_new_number_of_turns_counts_at_the_next_step():
+    named = parameters()
+    opt = adapters.Optimizer(named, renewing, turns=3)
+    found = stepped(opt, named, trees(3))
+    opt.param_groups[0]["turns"] = 2
+    later = stepped(opt, named, trees(2))
+    assert in_order(found) == in_order(counted(TURNS, 3))
+    halves = {"e": 0, "g": 1, "a": 0, "b": 1, "d": 0, "c": 1, "f": 0}
+    gained = {k: sum(t % 2 == halves[k] for t in (4, 5)) for k in TURNS}
+    assert later[-1] == {k: n + found[-1][k] for k, n in gained.items()}
+
+
+@pytest.mark.parametrize("compile", ["strict", False])
+def test_turns_behind_a_gate_count_open_steps(compile):
+    named, grads = parameters(), trees(8)
+    opt = adapters.Optimizer(named, lambda: fo.accumulate(renewing(), 2), compile=compile)
+    found = stepped(opt, named, grads)
+    assert in_order(found[1::2]) == in_order(counted(TURNS, 4))
+    assert found[2] == found[1]
+    expected, _ = purely(fo.accumulate(renewing(), 2), 8, torch.float64, SHAPES)
+    assert_close([p.detach() for _, p in named], list(expected.values()), 1e-12)
+
+
+def test_members_of_an_ensemble_that_are_at_different_steps_have_their_own_turns():
+    tx, params = renewing(), random_tree(0, torch.float64, SHAPES)
+    early = tx.init(params)
+    late = early._replace(step=early.step + 1)
+    (grads,) = trees(1)
+    both = optree.tree_map(lambda *x: torch.stack(x), early, late)
+    updates, together = torch.vmap(lambda state: tx.update(grads, state, params))(both)
+    for i, state in enumerate((early, late)):
+        one, own = tx.update(grads, state, params)
+        assert_close({k: u[i] for k, u in updates.items()}, one, 1e-12)
+        for key, slots in own.slots.items():
+            assert_close({k: x[i] for k, x in together.slots[key].items()}, slots, 1e-12)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_traced_step_is_one_graph_for_all_steps(batched):
+    tx, params = renewing(batched=batched), random_tree(0, torch.float64, SHAPES)
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def step(grads: Any, state: Any, params: Any) -> Any:
+        updates, state = tx.update(grads, state, params)
+        return fo.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for g in trees(5):
+        params, state = step(g, state, params)
+    assert len(graphs) == 1
+    expected, last = purely(tx, 5, torch.float64, SHAPES)
+    assert_close((params, state.slots), (expected, last.slots), 1e-12)
+
+
+def test_a_step_that_make_fx_traces_serves_all_steps():
+    tx, params = renewing(), random_tree(0, torch.float64, SHAPES)
+    state, grads = tx.init(params), trees(4)
+    graph = make_fx(lambda *given: tx.update(*given))(grads[0], state, params)
+    known = state
+    for g in grads:
+        updates, state = graph(g, state, params)
+        expected, known = tx.update(g, known, params)
+        assert_close((updates, state.slots), (expected, known.slots), 1e-12)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_an_object_takes_turns_in_torch_compile():
+    named, grads = parameters(), trees(5)
+    groups = [{"params": [p for _, p in own], "lr": 0.1} for own in (named[:4], named[4:])]
+    opt = adapters.Optimizer(groups, renewing)
+    step = torch.compile(opt.step, backend="eager", fullgraph=True)
+    for tree in grads:
+        for name, p in named:
+            p.grad = tree[name]
+        step()
+    assert {k: int(opt.state[p]["renewed"]) for k, p in named} == counted(TURNS, 5)[-1]
+    expected, _ = purely(renewing(), 5, torch.float64, SHAPES)
+    assert_close([p.detach() for _, p in named], list(expected.values()), 1e-12)
+
+
+@pytest.fixture
+def mesh():
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_divided_tensors_have_the_turns_of_whole_ones(mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def divided(tree: Any) -> Any:
+        return {k: distribute_tensor(x, mesh, [Shard(0)]) for k, x in tree.items()}
+
+    start = random_tree(0, torch.float64, SHAPES)
+    named = [(k, torch.nn.Parameter(p)) for k, p in divided(start).items()]
+
+    def counting() -> Any:
+        class Counts(NamedTuple):
+            renewed: Tensor
+
+        def plain(u: Tensor, x: Counts, p: Tensor) -> Any:
+            return -0.1 * u, x
+
+        def dear(u: Tensor, x: Counts, p: Tensor) -> Any:
+            return -0.1 * u, Counts(x.renewed + 1)
+
+        def choose(t: Any, *, turn: int) -> Any:
+            return t % 3 == turn
+
+        def init(p: Tensor) -> Counts:
+            return Counts(torch.zeros_like(p))
+
+        return fo.leafwise(init, [plain, dear], choose=choose, turns=3, elementwise=False)
+
+    opt = adapters.Optimizer(named, counting)
+    for tree in map(divided, trees(5)):
+        for k, p in named:
+            p.grad = tree[k]
+        opt.step()
+    found = {k: opt.state[p]["renewed"].full_tensor().max().item() for k, p in named}
+    assert found == counted(TURNS, 5)[-1]
+
+
+def test_copies_and_checkpoints_go_on_with_the_same_turns():
+    named = parameters()
+    opt = adapters.Optimizer(named, renewing)
+    stepped(opt, named, trees(4))
+    others, copied = copy.deepcopy((named, opt))
+    loaded_named = [(k, torch.nn.Parameter(p.detach().clone())) for k, p in named]
+    loaded = adapters.Optimizer(loaded_named, renewing)
+    loaded.load_state_dict(copy.deepcopy(opt.state_dict()))
+    ends = [
+        (stepped(x, pairs, trees(4)), [p.detach() for _, p in pairs])
+        for x, pairs in ((opt, named), (copied, others), (loaded, loaded_named))
+    ]
+    assert_same(ends[1], ends[0])
+    assert_same(ends[2], ends[0])
+
+
+def test_a_rule_without_products_runs_eagerly_and_says_so(monkeypatch):
+    monkeypatch.setattr(kernels, "_told", set())
+    tx = renewing(products=False, batched=False)
+    params, grads = random_tree(0, torch.float64, SHAPES), trees(4)
+    state, step = tx.init(params), fo.compile(tx)
+    with pytest.raises(RuntimeError, match="must be compiled, but renewing has turns"):
+        fo.compile(tx, strict=True)(grads[0], state, params)
+    with pytest.warns(RuntimeWarning, match="renewing has turns without products"):
+        params, state = step(grads[0], state, params)
+    for g in grads[1:]:
+        params, state = step(g, state, params)
+    expected, _ = purely(tx, 4, torch.float64, SHAPES)
+    assert_close(params, expected, 1e-12)
+
+
+def test_turns_that_do_not_suit_their_rule_are_refused():
+    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
+        return u, slots
+
+    def make(**more: Any) -> Any:
+        given = {"choose": lambda t, *, turn: 0, "turns": 2, "elementwise": False, **more}
+        return fo.leafwise(None, (update, update), name="mine", **given)
+
+    make()
+    for wrong in (0, -1, 2.0, True, "2", torch.tensor(2)):
+        with pytest.raises(ValueError, match=r"'mine' needs a whole number of 1 or more for turns"):
+            make(turns=wrong)
+    with pytest.raises(ValueError, match="choose must have a keyword-only parameter called turn"):
+        make(choose=lambda t: 0)
+    with pytest.raises(ValueError, match="called turn that is no hyperparameter"):
+        make(hyper={"turn": 1.0})
+    with pytest.raises(ValueError, match="takes a turn, but there are no turns"):
+        make(turns=None)
+    with pytest.raises(ValueError, match="is element-wise"):
+        make(elementwise=True)
+    with pytest.raises(ValueError, match="has turns=2 and no choose"):
+        fo.leafwise(None, update, turns=2, elementwise=False, name="mine")
+    tx = make(choose=lambda t, *, turn: turn + 1)
+    w = torch.ones(2)
+    for step in (tx.update, fo.compile(tx)):
+        with pytest.raises(ValueError, match="returned 2; return a whole number from 0 to 1"):
+            step(w, tx.init(w), w)
