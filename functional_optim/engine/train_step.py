@@ -134,7 +134,7 @@ class TrainStep(Made):
         if "value" in self.extra:
             extra.setdefault("value", loss)
         with without_autocast(loss.device.type):
-            if self.compiled:
+            if self.compiled and not traced:
                 params, state = self.update(grads, state, params, **extra)
             else:
                 params, state = self.update.by_operations(grads, state, params, extra)
@@ -219,21 +219,28 @@ class TrainStep(Made):
         moving, leaves = self._moving(params), tree.leaves(params)
         mine = [p for p, moves in zip(leaves, moving, strict=True) if moves]
 
-        def value_of(own: list[Tensor], part: Any) -> tuple[Tensor, tuple[Tensor, Any]]:
+        auxes: list[Any] = []
+
+        def value_of(own: list[Tensor], part: Any) -> tuple[Tensor, list[Tensor]]:
             new = iter(own)
             pairs = zip(leaves, moving, strict=True)
             given = tree.with_leaves(params, [next(new) if moves else p for p, moves in pairs])
             value, aux = self._value(self.plain, given, part)
+            auxes.append(aux)
             weight = self._weight(scale, value)
-            return value if weight is None else value * weight, (value, aux)
+            beside = [x for x in tree.leaves(aux) if isinstance(x, Tensor)]
+            return value if weight is None else value * weight, [value, *beside]
 
         total: list[Tensor] = []
-        losses, auxes = [], []
+        losses: list[Tensor] = []
         for part in parts:
-            grads, (value, aux) = torch.func.grad(value_of, has_aux=True)(mine, part)
+            grads, (value, *beside) = torch.func.grad(value_of, has_aux=True)(mine, part)
             total = list(map(torch.add, total, grads)) if total else grads
             losses.append(value)
-            auxes.append(aux)
+            outside = iter(beside)
+            auxes[-1] = tree.map(
+                lambda x, new=outside: next(new) if isinstance(x, Tensor) else x, auxes[-1]
+            )
         found = iter(total)
         grads = tree.with_leaves(params, [next(found) if moves else None for moves in moving])
         return grads, _mean(losses), auxes

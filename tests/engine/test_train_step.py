@@ -1,0 +1,361 @@
+"""`compile_train_step`: what a loop over gradients and updates does, compiled or not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_close, assert_same, clone
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+
+import functional_optim as fo
+from functional_optim import kernels
+from functional_optim.kernels import disk_cache
+
+
+def parameters() -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    shapes = {"a": (5, 6), "b": (6,), "c": (6, 1)}
+    return {
+        name: 0.3 * torch.randn(shape, generator=random, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
+
+
+def batches(count: int = 3, size: int = 6) -> list[tuple[Tensor, Tensor]]:
+    random = torch.Generator().manual_seed(1)
+    make = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64)  # noqa: E731
+    return [(make(size, 5), make(size, 1)) for _ in range(count)]
+
+
+def loss_fn(params: Any, x: Tensor, y: Tensor) -> Tensor:
+    hidden = torch.tanh(x @ params["a"] + params["b"])
+    return ((hidden @ params["c"] - y) ** 2).mean()
+
+
+def recipe(lr: Any = 1e-2) -> Any:
+    return fo.chain(fo.clip_by_global_norm(0.1), fo.adamw(lr))
+
+
+def by_loop(tx: Any, given: Any, params: Any = None, loss: Any = loss_fn) -> Any:
+    """Parameters, state and losses of the plain functional loop."""
+    params = parameters() if params is None else params
+    state, losses = tx.init(params), []
+    for batch in given:
+        grads, value = torch.func.grad_and_value(loss)(params, *batch)
+        updates, state = tx.update(grads, state, params)
+        params = fo.apply_updates(params, updates)
+        losses.append(value)
+    return params, state, losses
+
+
+def by_step(step: Any, given: Any, params: Any = None) -> Any:
+    params = parameters() if params is None else params
+    state, losses = step.tx.init(params), []
+    for batch in given:
+        params, state, value = step(params, state, *batch)
+        losses.append(value)
+    return params, state, losses
+
+
+def test_compiled_steps_are_those_of_the_loop_and_compile_once():
+    schedule = fo.schedules.linear(1e-2, 1e-3, 10)
+    expected = by_loop(recipe(schedule), batches())
+    torch._dynamo.reset()
+    graphs = []
+    for tx, parts, size in (
+        (recipe(schedule), 1, 6),
+        (recipe(schedule), 1, 6),
+        (recipe(1e-4), 1, 6),
+        (recipe(schedule), 2, 12),
+    ):
+        counters.clear()
+        step = fo.compile_train_step(loss_fn, tx, accumulate=parts, strict=True)
+        given = [(torch.cat([x] * parts), torch.cat([y] * parts)) for x, y in batches()]
+        assert given[0][0].shape[0] == size
+        found = by_step(step, given)
+        graphs.append(counters["stats"]["unique_graphs"])
+        if tx.init(parameters()).hyper["lr"] != 1e-4:
+            assert_close(found, expected, 1e-12)
+    assert graphs == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_micro_batches_take_the_step_of_their_mean(parts):
+    expected = by_loop(recipe(), batches())
+    step = fo.compile_train_step(loss_fn, recipe(), accumulate=parts, compile=False)
+    assert_close(by_step(step, batches()), expected, 1e-12)
+
+
+def test_kernels_are_built_while_the_loss_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels, "_built", {})
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "kernels"))
+    disk_cache._checked.cache_clear()
+    step = fo.compile_train_step(loss_fn, recipe(), strict=True)
+    begun = []
+
+    def watched(*args: Any) -> Tensor:
+        begun.append(len(kernels._begun))
+        return loss_fn(*args)
+
+    step.loss = watched
+    found = by_step(step, batches())
+    assert begun == [2, 0, 0]  # the norm and the step
+    assert kernels.count() == 2
+    assert_close(found, by_loop(recipe(), batches()), 1e-12)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(5, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.c = torch.nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(self.a, x, use_reentrant=False)
+        return self.c(self.norm(hidden).relu())
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_buffers_come_out_beside_the_loss(parts):
+    torch.manual_seed(0)
+    model = Model().double()
+    theirs = copy.deepcopy(model)
+
+    def loss(params: Any, buffers: Any, x: Tensor, y: Tensor) -> Any:
+        out = torch.func.functional_call(model, (params, buffers), (x,))
+        return ((out - y) ** 2).mean(), buffers
+
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    step = fo.compile_train_step(loss, fo.sgd(0.1), has_aux=True, accumulate=1, compile=False)
+    state = step.tx.init(params)
+    opt = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for x, y in batches(parts):
+        params, state, value, buffers = step(params, state, buffers, x, y)
+        opt.zero_grad()
+        expected = ((theirs(x) - y) ** 2).mean()
+        expected.backward()
+        opt.step()
+        assert_close(value, expected.detach(), 1e-12)
+    assert_close(params, dict(theirs.named_parameters()), 1e-12)
+    assert_close(buffers, dict(theirs.named_buffers()), 1e-12)
+
+
+def test_each_micro_batch_gives_what_it_has_beside_its_loss():
+    def loss(params: Any, x: Tensor, y: Tensor, *, factor: float) -> Any:
+        value = factor * loss_fn(params, x, y)
+        return value, {"size": len(x), "value": value}
+
+    step = fo.compile_train_step(loss, fo.sgd(0.1), has_aux=True, accumulate=2, compile=False)
+    params = parameters()
+    *_, value, aux = step(params, step.tx.init(params), *batches()[0], factor=2.0)
+    assert [x["size"] for x in aux] == [3, 3]
+    assert_close(value, (aux[0]["value"] + aux[1]["value"]) / 2, 1e-15)
+    assert not any(x["value"].requires_grad for x in aux)
+
+
+def test_leaves_without_a_gradient_stay_as_they_are():
+    tx = fo.chain(fo.freeze("b"), fo.adamw(0.1, weight_decay=0.1))
+    params = {**parameters(), "unused": torch.ones(3)}
+    step = fo.compile_train_step(loss_fn, tx, compile=False)
+    before = clone(params)
+    found, _, _ = step(params, tx.init(params), *batches()[0])
+    assert_same([found[k] for k in ("b", "unused")], [before[k] for k in ("b", "unused")])
+    assert not torch.equal(found["a"], before["a"])
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_donated_tensors_are_written(donate):
+    params = parameters()
+    before = clone(params)
+    step = fo.compile_train_step(loss_fn, fo.sgd(0.1), donate=donate, compile=False)
+    found, _, _ = step(params, step.tx.init(params), *batches()[0])
+    assert (found["a"] is params["a"]) is donate
+    if not donate:
+        assert_same(params, before)
+    assert not found["a"].requires_grad
+
+
+def test_modules_parameters_are_stepped_in_place_and_keep_their_gradients_to_themselves():
+    model = torch.nn.Linear(5, 1).double()
+
+    def loss(params: Any, x: Tensor, y: Tensor) -> Tensor:
+        return ((torch.func.functional_call(model, params, (x,)) - y) ** 2).mean()
+
+    params = dict(model.named_parameters())
+    expected, _, _ = by_loop(recipe(), batches(), clone(params), loss)
+    step = fo.compile_train_step(loss, recipe(), compile=False)
+    by_step(step, batches(), params)
+    assert_close(clone(dict(model.named_parameters())), expected, 1e-12)
+    assert model.weight.requires_grad
+    assert model.weight.grad is None
+
+
+def test_a_transformation_that_reads_the_loss_gets_it():
+    seen = []
+
+    def scalars(t: Any, *, value: Any) -> tuple[Any]:
+        seen.append(float(value))
+        return (0.1,)
+
+    rule = fo.leafwise(None, lambda u, slots, p, lr: (-lr * u, slots), scalars)
+    step = fo.compile_train_step(loss_fn, rule, compile=False)
+    _, _, losses = by_step(step, batches())
+    assert seen == [x.item() for x in losses]
+
+
+# ---------------------------------------------------------------- the scale of the loss
+
+
+def scaled(**options: Any) -> Any:
+    return fo.dynamic_loss_scale(recipe(), init_scale=1024.0, growth_interval=2, **options)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_scaled_loss_changes_no_step(parts):
+    step = fo.compile_train_step(loss_fn, scaled(), accumulate=parts, compile=False)
+    params, state, losses = by_step(step, batches())
+    expected, _, values = by_loop(recipe(), batches())
+    assert_close([params, losses], [expected, values], 1e-12)
+    assert fo.get(state, "loss_scale").item() == 2048.0
+
+
+def test_an_overflow_is_left_out_and_halves_the_scale():
+    """In float16, whose gradients overflow at this scale; as torch's GradScaler does it."""
+    tx = fo.dynamic_loss_scale(fo.sgd(0.25), init_scale=2.0**14, growth_interval=3)
+    step = fo.compile_train_step(
+        lambda params: (params["w"].half() ** 2).sum().float(), tx, compile=False
+    )
+    params = {"w": torch.full((4,), 8.0)}
+    state, found = tx.init(params), []
+    for _ in range(7):
+        params, state, _ = step(params, state)
+        found.append((fo.get(state, "loss_scale").item(), params["w"][0].item()))
+    real = torch.nn.Parameter(torch.full((4,), 8.0))
+    opt = torch.optim.SGD([real], lr=0.25)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
+    expected = []
+    for _ in range(7):
+        opt.zero_grad()
+        scaler.scale((real.half() ** 2).sum().float()).backward()
+        scaler.step(opt)
+        scaler.update()
+        expected.append((scaler.get_scale(), real[0].item()))
+    assert found == expected
+    assert found[0] == (2.0**13, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"init_scale": 0.0}, "init_scale above 0"),
+        ({"growth_factor": 1.0}, "growth_factor above 1"),
+        ({"backoff_factor": 1.0}, "backoff_factor between 0 and 1"),
+        ({"growth_interval": 0}, "whole number of 1 or more for growth_interval"),
+    ],
+)
+def test_scales_out_of_range_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        fo.dynamic_loss_scale(fo.sgd(0.1), **options)
+
+
+# ---------------------------------------------------------------- traced
+
+
+def test_a_traced_step_consists_of_operations():
+    step = fo.compile_train_step(loss_fn, scaled(), accumulate=2, donate=False)
+    params, (batch, *_) = parameters(), batches()
+    state = step.tx.init(params)
+    eager = fo.compile_train_step(loss_fn, scaled(), accumulate=2, donate=False, compile=False)
+    expected = eager(params, state, *batch)
+    graph = make_fx(step, tracing_mode="fake")(params, state, *batch)
+    assert_close(graph(params, state, *batch), expected, 1e-12)
+    whole = torch.compile(step.__call__, fullgraph=True, backend="aot_eager")
+    assert_close(whole(params, state, *batch), expected, 1e-12)
+
+
+def test_an_ensemble_is_stepped_by_vmap():
+    step = fo.compile_train_step(loss_fn, recipe(), donate=False)
+    members = [parameters(), {k: 2 * p for k, p in parameters().items()}]
+    stacked = {k: torch.stack([x[k] for x in members]) for k in members[0]}
+    state = torch.vmap(step.tx.init)(stacked)
+    found, _, losses = torch.vmap(step, in_dims=(0, 0, None, None))(stacked, state, *batches()[0])
+    for i, own in enumerate(members):
+        params, _, (loss,) = by_loop(recipe(), batches(1), own)
+        assert_close({k: p[i] for k, p in found.items()}, params, 1e-12)
+        assert_close(losses[i], loss, 1e-12)
+
+
+# ---------------------------------------------------------------- autocast, copies, errors
+
+
+def test_the_update_does_not_see_autocast():
+    params = {"w": torch.randn(8, 6)}
+    tx = fo.chain(fo.orthogonalize(), fo.scale_by_lr(0.1))
+    state, given = tx.init(params), torch.randn(4, 8)
+
+    def loss(params: Any, x: Tensor) -> Tensor:
+        return (x @ params["w"]).float().square().mean()
+
+    step = fo.compile_train_step(loss, tx, donate=False, compile=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _, _ = step(params, state, given)
+        grads = torch.func.grad(loss)(params, given)
+    updates, _ = tx.update(grads, state, params)
+    assert_same(found, fo.apply_updates(params, updates))
+
+
+def test_copies_are_steps_of_their_own():
+    step = fo.compile_train_step(loss_fn, recipe(), compile=False)
+    for other in (copy.deepcopy(step), pickle.loads(pickle.dumps(step))):
+        assert other is not step
+        assert_same(by_step(other, batches()), by_step(step, batches()))
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "call"),
+    [
+        (TypeError, "takes a loss function first", lambda: fo.compile_train_step(1, fo.sgd(0.1))),
+        (
+            TypeError,
+            "takes a loss function first",
+            lambda: fo.compile_train_step(fo.sgd(0.1), loss_fn),  # pyright: ignore[reportArgumentType]
+        ),
+        (TypeError, "takes a transformation", lambda: fo.compile_train_step(loss_fn, fo.sgd)),
+        (
+            ValueError,
+            "1 or more for accumulate",
+            lambda: fo.compile_train_step(loss_fn, fo.sgd(0.1), accumulate=0),
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(error, said, call):
+    with pytest.raises(error, match=said):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "loss", "options"),
+    [
+        (TypeError, r"returned a tensor of shape \(6, 6\)", lambda p, x, y: x @ p["a"], {}),
+        (TypeError, "returned a tuple", lambda p, x, y: (loss_fn(p, x, y), 1), {}),
+        (TypeError, r"a pair \(loss, aux\)", loss_fn, {"has_aux": True}),
+        (ValueError, "depends on none of the parameters", lambda p, x, y: x.sum(), {}),
+        (ValueError, "multiple of 4", loss_fn, {"accumulate": 4}),
+    ],
+)
+def test_losses_that_cannot_be_stepped_are_refused(error, said, loss, options):
+    step = fo.compile_train_step(loss, fo.sgd(0.1), compile=False, **options)
+    params = parameters()
+    before = clone(params)
+    with pytest.raises(error, match=said):
+        step(params, step.tx.init(params), *batches()[0])
+    assert_same(params, before)
