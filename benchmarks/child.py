@@ -110,31 +110,41 @@ def memory(side: str, quick: bool) -> dict[str, Any]:
     return {"megabytes": peak()}
 
 
-def train_compile(side: str, quick: bool) -> dict[str, Any]:
+def train_compile(side: str, quick: bool, layers: int | None = None) -> dict[str, Any]:
     """Seconds of the first train step, in a process that has compiled something before."""
     import torch
     from train import SIDES, batch, model_of
 
     torch.compile(lambda x: x + 1)(torch.ones(4))
-    step = SIDES[side](model_of(quick))
+    step = SIDES[side](model_of(quick, layers))
     x, y = batch(quick)
     start = time.perf_counter()
     step(x, y)
     return {"seconds": time.perf_counter() - start}
 
 
-def train_steps(effort: dict[str, Any]) -> dict[str, Any]:
-    """The samples of both train steps, in turns."""
+def train_steps(side: str, effort: dict[str, Any]) -> dict[str, Any]:
+    """The samples of a train step and torch's, in turns."""
     from pairs import race
     from rows import Effort
     from train import SIDES, batch, model_of
 
     quick = effort["quick"]
     x, y = batch(quick)
-    steps = {side: make(model_of(quick)) for side, make in SIDES.items()}
-    mine, other = steps["ours"], steps["theirs"]
+    mine, other = [SIDES[name](model_of(quick)) for name in (side, "theirs")]
     found = race(lambda: mine(x, y), {"torch": lambda: other(x, y)}, Effort(**effort))
     return {"ours": found.ours, "theirs": found.theirs}
+
+
+def train_memory(side: str, quick: bool) -> dict[str, Any]:
+    """Megabytes that this process had at most, with a train step compiled by another one."""
+    from machine import peak
+    from train import SIDES, batch, model_of
+
+    step = SIDES[side](model_of(quick))
+    for _ in range(4):
+        step(*batch(quick))
+    return {"megabytes": peak()}
 
 
 def peer(name: str, workload: str, effort: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +181,7 @@ PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
         memory,
         train_compile,
         train_steps,
+        train_memory,
         peer,
         gpu,
         sharded,

@@ -1,4 +1,4 @@
-"""What a new process costs: compiling with nothing cached, the first step, memory, a train step."""
+"""What a new process costs: compiling with nothing cached, the first step, memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,23 +138,10 @@ def peak_memory(kept: bool, effort: Effort) -> Measured:
     return Measured(ours, theirs, "torch, fused")
 
 
-def train_compile(effort: Effort) -> Measured:
-    ours, theirs = [], []
-    for _ in processes(effort):
-        ours.append(seconds("train_compile", side="ours", quick=effort.quick))
-        theirs.append(seconds("train_compile", side="theirs", quick=effort.quick))
-    return Measured(ours, theirs, "compiled, fused AdamW outside")
-
-
-def train_step(effort: Effort) -> Measured:
-    found = fresh("train_steps", effort=asdict(effort))
-    return Measured(found["ours"], found["theirs"], "compiled, fused AdamW outside")
-
-
 def rows() -> list[Row]:
     """All that needs processes of its own."""
     gpt, mlp = GPT.words, MLP.words
-    sixty, example = "60 million parameters", "the example's GPT"
+    sixty = "60 million parameters"
     return [
         Row(
             "compile-cold",
@@ -234,13 +220,5 @@ def rows() -> list[Row]:
             partial(peak_memory, True),
             (1.05,),
             unit="MB",
-        ),
-        Row("train-step", "Train step, compiled with its update", example, train_step, (1.0,)),
-        Row(
-            "train-compile",
-            "Compiling the whole train step",
-            example,
-            train_compile,
-            (1.2,),
         ),
     ]

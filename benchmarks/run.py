@@ -24,6 +24,7 @@ import report
 import research
 import sharded
 import steps
+import train_rows
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rows import Effort, Result, Row, attempt
@@ -63,7 +64,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def chosen(only: str | None) -> list[Row]:
     """The rows whose names start with one of these, separated by commas; all, if there are none."""
-    rows = [*steps.rows(), *fresh.rows(), *lbfgs.rows(), *gradient_free.rows()]
+    rows = [*steps.rows(), *fresh.rows(), *train_rows.rows(), *lbfgs.rows(), *gradient_free.rows()]
     rows += [*sharded.rows(), *research.rows(), *peers.rows(), *gpu.rows()]
     if only is None:
         return rows

@@ -1,9 +1,10 @@
-"""A train step of the example's GPT: one compiled graph, against torch.optim outside of one."""
+"""A train step of the example's GPT, compiled in three ways."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ TrainStep = Callable[[Tensor, Tensor], Tensor]
 """From inputs and targets to the loss."""
 
 
-def model_of(quick: bool) -> GPT:
-    """The model that the example trains, the same at every call."""
+def model_of(quick: bool, layers: int | None = None) -> GPT:
+    """The model that the example trains, or one of more layers; the same at every call."""
     torch.manual_seed(0)
-    return GPT(QUICK if quick else FULL)
+    shape = QUICK if quick else FULL
+    return GPT(shape if layers is None else replace(shape, layers=layers))
 
 
 def batch(quick: bool) -> tuple[Tensor, Tensor]:
@@ -37,19 +39,17 @@ def batch(quick: bool) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def ours(model: GPT) -> TrainStep:
-    """Forward, backward and the pure transform in one graph."""
-    tx = fo.adamw(1e-3)
+def loss_of(model: GPT) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
+    """The loss as a function of the parameters."""
 
     def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return next_byte_loss(functional_call(model, params, (x,)), y)
 
-    @torch.compile(fullgraph=True)
-    def step(params: dict[str, Tensor], state: fo.State, x: Tensor, y: Tensor) -> Any:
-        grads, value = grad_and_value(loss)(params, x, y)
-        updates, state = tx.update(grads, state, params)
-        return fo.apply_updates(params, updates), state, value
+    return loss
 
+
+def running(step: Callable[..., Any], tx: Any, model: GPT) -> TrainStep:
+    """A functional step with its parameters and state."""
     params: Any = {name: p.detach() for name, p in model.named_parameters()}
     state: Any = tx.init(params)
 
@@ -59,6 +59,25 @@ def ours(model: GPT) -> TrainStep:
         return value
 
     return run
+
+
+def ours(model: GPT) -> TrainStep:
+    """The loss compiled, and the update by kernels of its own."""
+    tx = fo.adamw(1e-3)
+    return running(fo.compile_train_step(loss_of(model), tx, strict=True), tx, model)
+
+
+def graph(model: GPT) -> TrainStep:
+    """Forward, backward and the pure transform in one graph."""
+    tx, loss = fo.adamw(1e-3), loss_of(model)
+
+    @torch.compile(fullgraph=True, options={"realize_reads_threshold": 1})
+    def step(params: dict[str, Tensor], state: fo.State, x: Tensor, y: Tensor) -> Any:
+        grads, value = grad_and_value(loss)(params, x, y)
+        updates, state = tx.update(grads, state, params)
+        return fo.apply_updates(params, updates), state, value
+
+    return running(step, tx, model)
 
 
 def theirs(model: GPT) -> TrainStep:
@@ -76,4 +95,4 @@ def theirs(model: GPT) -> TrainStep:
     return run
 
 
-SIDES: dict[str, Callable[[GPT], TrainStep]] = {"ours": ours, "theirs": theirs}
+SIDES: dict[str, Callable[[GPT], TrainStep]] = {"ours": ours, "graph": graph, "theirs": theirs}

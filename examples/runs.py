@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from gpt import GPT, next_byte_loss
 from torch import Tensor
-from torch.func import functional_call, grad_and_value
+from torch.func import functional_call
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -91,7 +91,7 @@ class Run(Protocol):
 
 
 class Functional(Run):
-    """(a) One pure function from weights, state and batch to new ones, compiled as a whole."""
+    """(a) A step from weights, state and batch to new ones, compiled."""
 
     def __init__(self, model: GPT, lr: Schedule) -> None:
         tx = recipe(lr)
@@ -99,18 +99,13 @@ class Functional(Run):
         def loss(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
             return next_byte_loss(functional_call(model, params, (x,)), y)
 
-        def step(params: Tensors, state: fo.State, x: Tensor, y: Tensor) -> Any:
-            grads, value = grad_and_value(loss)(params, x, y)
-            updates, state = tx.update(grads, state, params)
-            return fo.apply_updates(params, updates), state, value
-
-        self.watch = Stopwatch(model.head.weight.device)  # not used: it is all one graph
-        self.compiled = torch.compile(step, fullgraph=True)
+        self.watch = Stopwatch(model.head.weight.device)  # not used: it is all one step
+        self.compiled = fo.compile_train_step(loss, tx)
         self.params = {name: p.detach() for name, p in model.named_parameters()}
         self.state: fo.State = tx.init(self.params)
 
     def warm_up(self, x: Tensor, y: Tensor) -> None:
-        self.compiled(self.params, self.state, x, y)  # pure, so a call that is not kept is no step
+        self.compiled(*fo.tree.map(Tensor.clone, (self.params, self.state)), x, y)
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         self.params, self.state, loss = self.compiled(self.params, self.state, x, y)
