@@ -96,9 +96,10 @@ def _run_one(
     slots = () if rule.slots is None else opened(rule, stored, p)
     arguments = (*given, *numbers) if type(numbers) is tuple else (*given, numbers)
     if rule.measure is not None:
-        if measured is None:
-            measured = checked_sums("measure", rule.measure(u, slots, *arguments))
-        arguments = (*arguments, *told(measured))
+        found = measured
+        if found is None:
+            found = checked_sums("measure", rule.measure(u, slots, *arguments))
+        arguments = (*arguments, *told(found))
     u, record = rule.updates[variant](u, slots, *arguments)
     return u, closed(rule, record, stored, p) if stored or record != () else ()
 
