@@ -95,7 +95,7 @@ def init_slots(rule: Rule, p: Tensor) -> Slots:
     if rule.init is None:
         return ()
     made = tuple(rule.init(p))
-    return encoded(rule, made, p) if rule.codecs else made
+    return encoded(rule, made, p) if any(rule.codecs) else made
 
 
 def slots_like(rule: Rule, p: Tensor) -> Slots:
@@ -123,7 +123,7 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
     if rule.slots is None:
         return ()
     dtype = compute_dtype(p)
-    if not rule.codecs:
+    if not (rule.codecs and any(rule.codecs)):  # `any` takes a trace long
         return rule.slots(*[None if s is None else as_real(s, dtype) for s in stored])
     assert rule.init is not None
     known = rule.init(torch.empty(p.shape, dtype=p.dtype, device="meta"))
@@ -143,7 +143,7 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
 
 def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor) -> Slots:
     """New slots as they are stored, the way back from `opened`. stored: the old ones."""
-    if rule.codecs:
+    if rule.codecs and any(rule.codecs):
         slots = encoded(rule, slots, p)
     pairs = zip(slots, stored, strict=True)
     return tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
