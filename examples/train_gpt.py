@@ -1,6 +1,6 @@
 """Train a small GPT on Python's own source code three times, with one optimizer written three ways.
 
-(a) functional: weights and state as trees, and `fo.compile_train_step`. (b) adapter: the same recipe as
+(a) functional: weights and state as trees, and `fo.compile_train_step`. (b) adapter: the recipe as
 a torch.optim.Optimizer. (c) torch: what torch has for this. The three start from the same weights,
 see the same batches, and must find the same losses; `runs.py` holds what is compared.
 

@@ -113,7 +113,7 @@ def paths(tree: Any, above: tuple[Any, ...] = ()) -> Any:
 
     Dicts, lists and tuples are made here: torch.compile does not unflatten trees of constants.
     """
-    if tree is None or optree.tree_is_leaf(tree):
+    if tree is None or isinstance(tree, Tensor) or optree.tree_is_leaf(tree):
         return None if tree is None else _joined(above)
     if isinstance(tree, dict):
         made = {key: paths(x, (*above, key)) for key, x in tree.items()}

@@ -137,7 +137,8 @@ def add(p: Tensor, u: Tensor) -> Tensor:
     """
     if p.is_complex() and u.is_complex():
         return torch.complex(p.real + u.real, p.imag + u.imag).to(p.dtype)
-    return (p + u).to(p.dtype)
+    x = p + u
+    return x if x.dtype is p.dtype else x.to(p.dtype)
 
 
 def check_transformation(name: str, tx: Any, example: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,19 +21,49 @@ def stream(seed: Tensor, *counters: Any) -> Tensor:
     return key
 
 
-def for_path(
-    key: Tensor,
-    path: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    signs: bool = False,
-) -> Tensor:
+class Wanted(NamedTuple):
+    """What is drawn for one path."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def for_path(key: Tensor, wanted: Wanted, *, signs: bool = False) -> Tensor:
     """Standard normal numbers for one path, or random signs."""
-    own = randomness.derived(key, randomness.named(path))
     make = randomness.signs if signs else randomness.normal
-    return make(own.to(device), shape, dtype, device)
+    return make(_own(key, wanted), *wanted[1:])
+
+
+def for_paths(key: Tensor, wanted: Sequence[Wanted], *, signs: bool = False) -> list[Tensor]:
+    """`for_path` for several paths.
+
+    Under torch.compile they are cut out of one vector: a compiler's time goes by the number of
+    operations, and each tensor of its own would have all of them.
+    """
+    if not torch.compiler.is_compiling():
+        return [for_path(key, one, signs=signs) for one in wanted]
+    together: dict[Any, list[int]] = {}
+    for k, one in zip(range(len(wanted)), wanted, strict=True):
+        together.setdefault((one.dtype, one.device), []).append(k)
+    make = randomness.several_signs if signs else randomness.several_normal
+    found: dict[int, Tensor] = {}
+    for (dtype, device), members in together.items():
+        keys = [_own(key, wanted[k]) for k in members]
+        drawn = make(keys, [wanted[k].shape for k in members], dtype, device)
+        found.update(zip(members, drawn, strict=True))
+    return [found[k] for k in range(len(wanted))]
+
+
+def _own(key: Tensor, wanted: Wanted) -> Tensor:
+    return randomness.derived(key, randomness.named(wanted.path)).to(wanted.device)
+
+
+def wanted_for(path: str, p: Tensor) -> Wanted:
+    """What is drawn for a leaf: compute dtype, and pairs for a complex one."""
+    shape = (*p.shape, 2) if p.is_complex() else tuple(p.shape)
+    return Wanted(path, shape, compute_dtype(p), p.device)
 
 
 def leaf(key: Tensor, path: str, p: Tensor, *, signs: bool = False) -> Tensor:
@@ -40,10 +71,12 @@ def leaf(key: Tensor, path: str, p: Tensor, *, signs: bool = False) -> Tensor:
 
     In compute dtype; complex, with independent parts of variance 1, for a complex leaf.
     """
-    shape = (*p.shape, 2) if p.is_complex() else tuple(p.shape)
-    return as_update(for_path(key, path, shape, compute_dtype(p), p.device, signs=signs), p)
+    return as_update(for_path(key, wanted_for(path, p), signs=signs), p)
 
 
 def like(key: Tensor, params: Any, *, signs: bool = False) -> Any:
     """`leaf` for every leaf of a tree."""
-    return tree.map_with_path(lambda path, p: leaf(key, path, p, signs=signs), params)
+    wanted: list[Wanted] = []
+    tree.map_with_path(lambda path, p: wanted.append(wanted_for(path, p)), params)
+    drawn = iter(for_paths(key, wanted, signs=signs))
+    return tree.map(lambda p: as_update(next(drawn), p), params)

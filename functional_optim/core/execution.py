@@ -17,7 +17,6 @@ from functional_optim.core.rule import (
     Placement,
     Rule,
     Selected,
-    Update,
     check_dense_only,
     in_turn,
     number_of,
@@ -66,7 +65,8 @@ def run(
     new: list[list[Slots]] = [[] for _ in leaves]
     passed: list[list[Tensor]] = []
     looks_back = any(placement.lookback is not None for placement in placements)
-    for k, (rule, *_, lookback, _) in enumerate(placements):
+    for k, placement in zip(range(len(placements)), placements, strict=True):
+        rule, lookback = placement.rule, placement.lookback
         if looks_back:
             passed.append(list(us))
         if rule.batched:
@@ -75,13 +75,13 @@ def run(
             for mine, (_, own) in zip(new, results, strict=True):
                 mine.append(own)
             continue
-        for i, leaf in enumerate(leaves):
+        for i, leaf in zip(range(len(leaves)), leaves, strict=True):
             _, p, slots, _, measured, _ = leaf
             if rule.reads_new_params:
                 xs[i] = as_real(base.add(p, as_update(us[i], p)), dtypes[i])
-            past = () if lookback is None else (passed[k - lookback][i],)
+            given = (xs[i],) if lookback is None else (xs[i], passed[k - lookback][i])
             known = measured[k] if measured else None
-            us[i], mine = _run_one(rule, us[i], slots[k], p, (xs[i], *past), leaf.own(k), known)
+            us[i], mine = _run_one(rule, us[i], slots[k], p, given, leaf.own(k), known)
             new[i].append(mine)
     return list(zip(us, new, strict=True))
 
@@ -94,31 +94,41 @@ def _run_one(
     given: tuple[Any, ...],
     numbers: Numbers,
     measured: Numbers | None = None,
+    variant: int = 0,
 ) -> tuple[Tensor, Slots]:
     """One rule on one tensor. given: the arguments between slots and numbers."""
+    if type(numbers) is Selected:
+        return _run_selected(rule, u, stored, p, given, numbers, measured)
     if not rule.updates:
         return u, stored
+    slots = () if rule.slots is None else opened(rule, stored, p)
+    arguments = (*given, *numbers) if type(numbers) is tuple else (*given, numbers)
+    if rule.measure is not None:
+        found = measured
+        if found is None:
+            found = checked_sums("measure", rule.measure(u, slots, *arguments))
+        arguments = (*arguments, *told(found))
+    u, record = rule.updates[variant](u, slots, *arguments)
+    return u, closed(rule, record, stored, p) if stored or record != () else ()
 
-    def variant(update: Update, own: Numbers) -> tuple[Tensor, Slots]:
-        slots, arguments = opened(rule, stored, p), (*given, *told(own))
-        if rule.measure is not None:
-            found = measured
-            if found is None:
-                found = checked_sums("measure", rule.measure(u, slots, *arguments))
-            arguments = (*arguments, *told(found))
-        new_u, record = update(u, slots, *arguments)
-        return new_u, closed(rule, record, stored, p)
 
-    if type(numbers) is not Selected:
-        return variant(rule.updates[0], numbers)
+def _run_selected(
+    rule: Rule,
+    u: Tensor,
+    stored: Slots,
+    p: Tensor,
+    given: tuple[Any, ...],
+    numbers: Selected,
+    measured: Numbers | None,
+) -> tuple[Tensor, Slots]:
     which, own = numbers
     if not isinstance(which, Tensor):
         k = number_of(rule, which)
-        return variant(rule.updates[k - 1], own) if k else (u, stored)
+        return _run_one(rule, u, stored, p, given, own, measured, k - 1) if k else (u, stored)
     new_u, new = u, stored
-    for k, update in enumerate(rule.updates, 1):
-        here = which == k if len(rule.updates) > 1 else which > 0
-        its_u, its = variant(update, own)
+    for k in range(len(rule.updates)):
+        here = which == k + 1 if len(rule.updates) > 1 else which > 0
+        its_u, its = _run_one(rule, u, stored, p, given, own, measured, k)
         new_u = torch.where(here, its_u, new_u)
         new = tuple([_where(here, x, old) for x, old in zip(its, new, strict=True)])
     return new_u, new
@@ -228,14 +238,14 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     """
     if leaf.g.layout is not torch.strided:
         _, leaf = rows_of(leaf)
-    _, p, slots, numbers, *_ = leaf
-    *done, last = placements
-    k = len(done)
-    ((u, _),) = run(done, [leaf._replace(slots=slots[:k], numbers=numbers[:k])])
-    rule, own = last.rule, numbers[k]
+    g, p, slots, numbers, *_ = leaf
+    k = len(placements) - 1
+    u = run(placements[:k], [leaf])[0][0] if k else as_real(g, compute_dtype(p))
+    rule, own = placements[k].rule, numbers[k]
     assert rule.reduce is not None
     own = own.numbers if type(own) is Selected else own
-    given = (u, opened(rule, slots[k], p), as_real(p, compute_dtype(p)), *told(own))
+    known = () if rule.slots is None else opened(rule, slots[k], p)
+    given = (u, known, as_real(p, compute_dtype(p)), *told(own))
     return checked_sums("reduce", rule.reduce(*given))
 
 

@@ -203,6 +203,11 @@ def leafwise(
             "chooses one of them, or a single update and none."
         )
     _check_turns(name, choose, turns, hyper or {}, elementwise=elementwise)
+    if absent is not None and turns is not None:
+        raise ValueError(
+            f"the rule {name!r} has `absent` and turns, but a tensor without a gradient takes no "
+            "turn; leave one of them out."
+        )
     if absent is not None and (carry is None or not shared):
         raise ValueError(
             f"the rule {name!r} has `absent`, whose numbers must be there for tensors that do not "

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base, sharding
+from functional_optim.core.one_trace import keep_numbers_open
 from functional_optim.core.paths import chosen, tell_unfit
 from functional_optim.core.rows import (
+    Kind,
     Row,
     absent_slots,
+    grouped,
     in_turns,
     measured,
     stepped,
@@ -86,26 +89,21 @@ def lift(
     meets = any(x.reduce_groups for x in placements)
     spread = takes_turns(placements)
 
-    def row(path: str, p: Tensor, g: Any, *slots: Any) -> Row | None:
-        places = route(placements, path, p) if routed else every
-        if places is None:
-            return None
-        known = dict(zip(keys, slots, strict=True))
+    def kind_of(places: tuple[int, ...]) -> Kind:
         mine, names = part_of(placements, layout, places) if routed else (placements, layout)
-        own = [tuple([known[key] for key in its]) for its in names.slots]
-        return Row(mine, names.slots, places, p, sharding.gradient_of(p, g), own)
+        return Kind.of(mine, places, names.slots, keys)
 
     def init(params: Any) -> State:
         base.check_params(params)
         device = base.default_device(tree.leaves(params))
 
         def first(path: str, p: Tensor) -> tuple[Any, ...]:
-            found = row(path, p, None, *[None] * len(keys))
-            made: dict[str, Any] = {}
-            if found is not None:
-                for (rule, *_), own in zip(found.placements, found.names, strict=True):
-                    made.update(zip(own, init_slots(rule, p), strict=True))
-            return tuple([made.get(key) for key in keys])
+            places = route(placements, path, p) if routed else every
+            empty = (None,) * len(keys)
+            if places is None:
+                return empty
+            kind = kind_of(places)
+            return tuple(kind.put(empty, [init_slots(x.rule, p) for x in kind.placements]))
 
         check_parts(placements, tree.items(params))
         columns = tree.map_unzip_with_path(len(keys), first, params)
@@ -134,7 +132,22 @@ def lift(
             check_trees(placements, layout, params, grads, state)
         columns = [state.slots[key] for key in keys]
         rows: list[Row | None] = []
-        tree.map_with_path(lambda *leaf: rows.append(row(*leaf)), params, grads, *columns)
+        kinds: dict[tuple[int, ...], Kind] = {}
+
+        def gather(path: str, p: Tensor, g: Any, *slots: Any) -> None:
+            places = route(placements, path, p) if routed else every
+            if places is None:
+                rows.append(None)
+                return
+            if places not in kinds:
+                kinds[places] = kind_of(places)
+            kind = kinds[places]
+            rows.append(Row(kind, p, sharding.gradient_of(p, g), kind.pick(slots)))
+
+        if routed:
+            tree.map_with_path(gather, params, grads, *columns)
+        else:
+            tree.map(lambda *leaf: gather("", *leaf), params, grads, *columns)
         if spread:
             rows = in_turns(rows)
         t = (state.step + 1).to(torch.float64)
@@ -143,33 +156,37 @@ def lift(
         if not rows and not meets:
             return grads, state._replace(step=state.step + 1)
 
-        live = [row if row is not None and row.g is not None else None for row in rows]
+        groups = grouped(rows)
         used, names, at = placements, layout, every
         if meets or (totals and totals.everyone):  # there may be gradients elsewhere
             used = everywhere(placements, layout)
-        elif routed or not any(live):  # what acts on no gradient neither measures nor goes on
-            at = tuple(sorted({i for row in live if row is not None for i in row.at}))
+        elif routed or not groups:  # what acts on no gradient neither measures nor goes on
+            at = tuple(sorted({i for group in groups for i in group.kind.at}))
             used, names = part_of(placements, layout, at)
-            live = [row and row._replace(at=tuple(map(at.index, row.at))) for row in live]
+            groups = [group.among(at) for group in groups]
         step = StepScalars(used, t, carry_of(names, state.carry), extra)
         while step.proceed():
             if totals is None or before is None or totals.alone:
-                step.advance(measured(live, step))
+                step.advance(measured(groups, step))
                 continue
             i = len(step.numbers)
             key = (used[i].name, before[used[i].name] + names.counts[i])
-            step.advance(summed_elsewhere(live, step, key, totals))
+            step.advance(summed_elsewhere(groups, step, key, totals))
         cast = Caster(step.numbers)
-        found = stepped(live, cast)
-        if any(rule.absent for (rule, *_) in used):
-            for k, its in enumerate(rows):
-                if its is not None and its.g is None:
-                    found[k] = (None, absent_slots(its, at, cast(its.p)))
-        results = iter(found)
+        found = stepped(groups, cast)
+        if any(x.rule.absent for x in used):
+            for k, row in enumerate(rows):
+                if row is not None and row.g is None:
+                    found[k] = (None, absent_slots(row, at, cast(row.p)))
+        supply = iter(range(len(rows)))
 
         def leaf(p: Tensor, g: Any, *slots: Any) -> tuple[Any, ...]:
-            u, new = next(results)
-            return (u, *[new.get(key, old) for key, old in zip(keys, slots, strict=True)])
+            k = next(supply)
+            row = rows[k]
+            if row is None or k not in found:
+                return (None, *slots)
+            u, new = found[k]
+            return (u, *row.kind.put(slots, new))
 
         updates, *new = tree.map_unzip(1 + len(columns), leaf, params, grads, *columns)
         carried = {**state.carry, **stored_carry(used, names, state.carry, step.carried)}
@@ -177,10 +194,13 @@ def lift(
             key: _to_read(name, value, step.time_of(i), state.step.device)
             for i, ((rule, *_), own) in enumerate(zip(used, names.hyper, strict=True))
             for key, (name, value) in zip(own, rule.each_hyper(), strict=True)
-            if key in state.hyper
         }
+        if len(at) < len(every):  # else the old ones are not even inputs of a compiled step
+            hyper = {**{key: x.detach() for key, x in state.hyper.items()}, **hyper}
         slots = dict(zip(keys, new, strict=True))
-        return updates, State(state.step + 1, carried, slots, {**state.hyper, **hyper})
+        if torch.compiler.is_compiling():
+            keep_numbers_open()
+        return updates, State(state.step + 1, carried, slots, hyper)
 
     return init, update
 

@@ -16,6 +16,7 @@ https://doi.org/10.1214/aoms/1177706645.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -103,7 +104,10 @@ def _box_muller(
     key: Tensor, start: int, end: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     i = torch.arange(start, end, dtype=torch.int64, device=device)
-    x, y = words(key, i)
+    return _deviates(*words(key, i), dtype)
+
+
+def _deviates(x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     radius = (-2 * ((x.to(dtype) + 0.5) * 2.0**-32).log()).sqrt()
     angle = y.to(dtype) * (2 * math.pi * 2.0**-32)
     return radius * angle.cos(), radius * angle.sin()
@@ -115,6 +119,43 @@ def signs(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch
     i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
     x, y = words(key, i)
     return (1 - 2 * (torch.cat([x, y])[:count] & 1)).to(dtype).reshape(shape)
+
+
+def several_normal(
+    keys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: Any
+) -> list[Tensor]:
+    """`normal` for several keys, by the operations of one."""
+    key, i, cuts = _joined(keys, shapes, device)
+    return _apart(_deviates(*words(key, i), dtype), cuts, shapes)
+
+
+def several_signs(
+    keys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: Any
+) -> list[Tensor]:
+    """`signs` for several keys, by the operations of one."""
+    key, i, cuts = _joined(keys, shapes, device)
+    x, y = words(key, i)
+    return _apart(((1 - 2 * (x & 1)).to(dtype), (1 - 2 * (y & 1)).to(dtype)), cuts, shapes)
+
+
+def _joined(
+    keys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], device: Any
+) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+    """Keys and counters of all numbers in one vector each, and where each shape's begin and end."""
+    halves = [(math.prod(shape) + 1) // 2 for shape in shapes]
+    key = torch.cat([own.expand(half) for own, half in zip(keys, halves, strict=True)])
+    i = torch.cat([torch.arange(half, dtype=torch.int64, device=device) for half in halves])
+    return key, i, [(sum(halves[:k]), sum(halves[: k + 1])) for k in range(len(halves))]
+
+
+def _apart(
+    pair: tuple[Tensor, Tensor], cuts: list[tuple[int, int]], shapes: Sequence[tuple[int, ...]]
+) -> list[Tensor]:
+    x, y = pair
+    return [
+        torch.cat([x[start:end], y[start:end]])[: math.prod(shape)].reshape(shape)
+        for (start, end), shape in zip(cuts, shapes, strict=True)
+    ]
 
 
 def seed_tensor(name: str, seed: Any, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,102 +30,162 @@ from functional_optim.core.storage import Slots
 from functional_optim.core.turns import turns_of
 
 
-class Row(NamedTuple):
-    """A leaf in a step.
-
-    at: which of the chain's rules act on it. placements, names, turns: of these.
-    """
+class Kind(NamedTuple):
+    """What is the same for all leaves on which the same rules of a chain act."""
 
     placements: tuple[Placement, ...]
-    names: tuple[tuple[str, ...], ...]
     at: tuple[int, ...]
+    """Their indices among the chain's rules."""
+    columns: tuple[int, ...]
+    """The indices of their slots among all of the chain's, rule by rule."""
+    ends: tuple[tuple[int, int], ...]
+    """For each rule, where its slots begin and end in `columns`."""
+    whole: bool
+    """Whether these are all of the chain's slots, in their order."""
+
+    @classmethod
+    def of(
+        cls,
+        placements: tuple[Placement, ...],
+        at: tuple[int, ...],
+        names: Sequence[tuple[str, ...]],
+        keys: tuple[str, ...],
+    ) -> Kind:
+        """Rules and the names of their slots. keys: those of the whole chain."""
+        ends: list[tuple[int, int]] = []
+        columns: list[int] = []
+        for own in names:
+            ends.append((len(columns), len(columns) + len(own)))
+            columns += map(keys.index, own)
+        return cls(placements, at, tuple(columns), tuple(ends), columns == list(range(len(keys))))
+
+    def pick(self, slots: tuple[Any, ...]) -> list[Slots]:
+        """The slots of each rule, out of all of the chain's."""
+        own = slots if self.whole else tuple([slots[j] for j in self.columns])
+        return [own[start:end] for start, end in self.ends]
+
+    def put(self, slots: tuple[Any, ...], new: Sequence[Slots]) -> list[Any]:
+        """All of a chain's slots, with new ones of these rules."""
+        flat = [x for own in new for x in own]
+        if self.whole:
+            return flat
+        kept = list(slots)
+        for j, x in zip(self.columns, flat, strict=True):
+            kept[j] = x
+        return kept
+
+
+class Row(NamedTuple):
+    """A leaf in a step. slots, turns: for each rule that acts on it."""
+
+    kind: Kind
     p: Tensor
     g: Any
     slots: list[Slots]
     turns: tuple[int, ...] = ()
 
-    def leaf(self, cast: Caster) -> Leaf:
-        """The leaf, with the numbers of its rules out of the chain's first."""
-        numbers = cast(self.p)
-        own = [numbers[i] for i in self.at if i < len(numbers)]
-        return Leaf(self.g, self.p, self.slots[: len(own)], own, turns=self.turns)
 
-
-def in_turns(rows: list[Row | None]) -> list[Row | None]:
+def in_turns(rows: Sequence[Row | None]) -> list[Row | None]:
     """The leaves of a tree with their turns."""
-    turns = iter(turns_of([(x.placements, x.at, x.p) for x in rows if x is not None]))
+    live = [row for row in rows if row is not None]
+    turns = iter(turns_of([(x.kind.placements, x.kind.at, x.p) for x in live]))
     return [None if row is None else row._replace(turns=next(turns)) for row in rows]
 
 
-def measured(rows: list[Row | None], step: StepScalars) -> Numbers:
+class RowGroup(NamedTuple):
+    """The rows of one kind that have gradients. at: their indices among all of the tree."""
+
+    kind: Kind
+    at: list[int]
+    rows: list[Row]
+
+    def among(self, at: tuple[int, ...]) -> RowGroup:
+        """The same, where only these of the chain's rules have numbers."""
+        mine = tuple([at.index(i) for i in self.kind.at])
+        return self._replace(kind=self.kind._replace(at=mine))
+
+    def leaves(self, cast: Caster) -> list[Leaf]:
+        """The leaves, with the numbers of their rules out of the chain's first."""
+        known: dict[Any, list[Numbers]] = {}
+        leaves = []
+        for _, p, g, slots, turns in self.rows:
+            where = (p.dtype, p.device)
+            if where not in known:
+                numbers = cast(p)
+                known[where] = [numbers[i] for i in self.kind.at if i < len(numbers)]
+            leaves.append(Leaf(g, p, slots, known[where], turns=turns))
+        return leaves
+
+
+def grouped(rows: Sequence[Row | None]) -> list[RowGroup]:
+    """The rows that have gradients, those of one kind together."""
+    groups: dict[tuple[int, ...], RowGroup] = {}
+    for k, row in zip(range(len(rows)), rows, strict=True):
+        if row is not None and row.g is not None:
+            kind = row.kind
+            if kind.at not in groups:
+                groups[kind.at] = RowGroup(kind, [], [])
+            groups[kind.at].at.append(k)
+            groups[kind.at].rows.append(row)
+    return list(groups.values())
+
+
+def measured(groups: list[RowGroup], step: StepScalars) -> Numbers:
     """The measurement of the next rule of a step, over all leaves on which it acts."""
     placement = step.placements[len(step.numbers)]
-    parts = _parts(rows, step)
+    parts = _parts(groups, step)
     return over_groups(placement, sum_parts(parts) if parts else None)
 
 
 def summed_elsewhere(
-    rows: list[Row | None], step: StepScalars, key: Key, totals: Totals
+    groups: list[RowGroup], step: StepScalars, key: Key, totals: Totals
 ) -> Numbers:
     """The same where other trees have a part in it; raises `Missing` if theirs is not known."""
     i = len(step.numbers)
     placement = step.placements[i]
     if placement.reduce_groups and key not in totals.agenda:
-        return measured(rows, step)
+        return measured(groups, step)
     known = totals.next()
     if known is None:
         shut = totals.shut([step.opened(i)] if placement.gate else [])
-        raise Missing(key, [] if shut else _parts(rows, step))
+        raise Missing(key, [] if shut else _parts(groups, step))
     return known or nothing_measured(placement.rule)
 
 
-def _parts(rows: list[Row | None], step: StepScalars) -> list[tuple[Tensor, ...]]:
+def _parts(groups: list[RowGroup], step: StepScalars) -> list[tuple[Tensor, ...]]:
     """The measurements of the next rule of a step on each leaf on which it acts."""
     if step.is_shut():
         return []
     numbers = step.to_measure()
-    there = [row for row in rows if row is not None and len(numbers) - 1 in row.at]
+    last = len(numbers) - 1
     cast = Caster(numbers)
-    parts = []
-    for row in there:
-        leaf = row.leaf(cast)
-        parts.append(measure(row.placements[: len(leaf.numbers)], leaf))
-    return parts
+    parts: dict[int, tuple[Tensor, ...]] = {}
+    for group in groups:
+        if last in group.kind.at:
+            mine = group.kind.placements[: group.kind.at.index(last) + 1]
+            for k, leaf in zip(group.at, group.leaves(cast), strict=True):
+                parts[k] = measure(mine, leaf)
+    return [parts[k] for k in sorted(parts)]
 
 
-def stepped(rows: list[Row | None], cast: Caster) -> list[tuple[Any, dict[str, Any]]]:
-    """Each leaf's update and new slots by name."""
-    results: list[tuple[Any, dict[str, Any]]] = [(None, {})] * len(rows)
-    groups: dict[tuple[int, ...], list[int]] = {}
-
-    def keep(k: int, row: Row, u: Any, new: list[Slots]) -> None:
-        named = zip(row.names, new, strict=True)
-        results[k] = (u, {key: x for own, mine in named for key, x in zip(own, mine, strict=True)})
-
-    for k, row in enumerate(rows):
-        if row is None:
-            continue
-        if row.g.layout is torch.strided:
-            groups.setdefault(row.at, []).append(k)
-        else:
-            keep(k, row, *run_rows(row.placements, row.leaf(cast)))
-    for members in groups.values():
-        mine = [row for k in members if (row := rows[k]) is not None]
-        leaves = [row.leaf(cast) for row in mine]
-        for k, row, result in zip(
-            members, mine, run_all_stored(mine[0].placements, leaves), strict=True
-        ):
-            keep(k, row, *result)
+def stepped(groups: list[RowGroup], cast: Caster) -> dict[int, tuple[Any, list[Slots]]]:
+    """For each leaf with a gradient its update and its new slots."""
+    results: dict[int, tuple[Any, list[Slots]]] = {}
+    for group in groups:
+        placements, leaves = group.kind.placements, group.leaves(cast)
+        dense = [leaf for leaf in leaves if leaf.g.layout is torch.strided]
+        found = iter(run_all_stored(placements, dense))
+        for k, leaf in zip(group.at, leaves, strict=True):
+            strided = leaf.g.layout is torch.strided
+            results[k] = next(found) if strided else run_rows(placements, leaf)
     return results
 
 
-def absent_slots(row: Row, at: tuple[int, ...], numbers: list[Numbers]) -> dict[str, Any]:
-    """The slots by name of a leaf without a gradient. at: the rules that have these numbers."""
-    new: dict[str, Any] = {}
-    for i, (rule, *_), names, mine in zip(
-        row.at, row.placements, row.names, row.slots, strict=True
-    ):
-        if rule.absent is not None and i in at:
-            kept = slots_without_gradient(rule, row.p, mine, numbers[at.index(i)])
-            new.update(zip(names, kept, strict=True))
+def absent_slots(row: Row, at: tuple[int, ...], numbers: list[Numbers]) -> list[Slots]:
+    """The slots of a leaf without a gradient. at: the rules that have these numbers."""
+    new = list(row.slots)
+    for k, (i, placement) in enumerate(zip(row.kind.at, row.kind.placements, strict=True)):
+        if placement.rule.absent is not None and i in at:
+            given = numbers[at.index(i)]
+            new[k] = slots_without_gradient(placement.rule, row.p, new[k], given)
     return new

@@ -246,7 +246,7 @@ def variant_of(rule: Rule, index: Any) -> Any:
 
 def told(numbers: Numbers) -> Numbers:
     """The numbers of a rule as arguments: a NamedTuple is one, the entries of a tuple are many."""
-    return (numbers,) if hasattr(numbers, "_fields") else numbers
+    return numbers if type(numbers) is tuple else (numbers,)  # for `hasattr` a trace takes long
 
 
 def flat_numbers(numbers: Sequence[Numbers]) -> list[Any]:

@@ -208,12 +208,12 @@ def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
     is summed first, and then completed at once.
     """
     columns = list(zip(*parts, strict=True))
-    plain = [[numeric.float64(x) for x in c if not sharding.is_sharded(x)] for c in columns]
+    plain = [[x for x in c if not sharding.is_sharded(x)] for c in columns]
     divided = [[x for x in c if sharding.is_sharded(x)] for c in columns]
     if any(divided):
         for own, more in zip(plain, sharding.completed_sums(divided), strict=True):
             own += more
-    return tuple([torch.stack(own).sum() for own in plain])
+    return tuple([torch.stack(own).to(torch.float64).sum() for own in plain])
 
 
 class Missing(BaseException):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 def is_sharded(x: Any) -> bool:
     """Whether several processes share it."""
-    return hasattr(x, "placements")
+    return type(x) is not Tensor and hasattr(x, "placements")
 
 
 def whole(x: Any) -> Any:
@@ -61,8 +61,10 @@ def placed_like(x: Any, like: Any) -> Any:
 
     DTensor gathers a dimension of size 1 in operations that could broadcast along it.
     """
-    placements = getattr(like, "placements", None)
-    if placements is None or placements == getattr(x, "placements", None):
+    if not is_sharded(like):
+        return x
+    placements = like.placements
+    if placements == getattr(x, "placements", None):
         return x
     if hasattr(x, "redistribute"):
         return x.redistribute(placements=placements)

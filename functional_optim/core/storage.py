@@ -29,12 +29,15 @@ def wide_dtype(p: Tensor) -> torch.dtype:
 
 def as_real(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x as rules see it: complex numbers as pairs in a last dimension, and in `dtype`."""
-    return (torch.view_as_real(x) if x.is_complex() else x).to(dtype)
+    if x.is_complex():
+        x = torch.view_as_real(x)
+    return x if x.dtype is dtype else x.to(dtype)  # one operation less to trace
 
 
 def as_update(u: Tensor, p: Tensor) -> Tensor:
     """An update in compute dtype, complex again and sharded as the parameter is."""
-    return sharding.placed_like(torch.view_as_complex(u) if p.is_complex() else u, p)
+    u = torch.view_as_complex(u) if p.is_complex() else u
+    return u if type(p) is Tensor else sharding.placed_like(u, p)
 
 
 def as_stored(x: Tensor, like: Tensor) -> Tensor:
@@ -120,7 +123,7 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
     if rule.slots is None:
         return ()
     dtype = compute_dtype(p)
-    if not any(rule.codecs):
+    if not (rule.codecs and any(rule.codecs)):  # `any` takes a trace long
         return rule.slots(*[None if s is None else as_real(s, dtype) for s in stored])
     assert rule.init is not None
     known = rule.init(torch.empty(p.shape, dtype=p.dtype, device="meta"))
@@ -140,14 +143,16 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
 
 def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor) -> Slots:
     """New slots as they are stored, the way back from `opened`. stored: the old ones."""
-    if any(rule.codecs):
+    if rule.codecs and any(rule.codecs):
         slots = encoded(rule, slots, p)
     pairs = zip(slots, stored, strict=True)
     return tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
 
 
 def _kept_as(x: Tensor, old: Tensor) -> Tensor:
-    return as_stored(x, old) if old.is_floating_point() or old.is_complex() else x.to(old.dtype)
+    if type(old) is not Tensor or old.is_complex():
+        return as_stored(x, old) if old.is_floating_point() or old.is_complex() else x.to(old.dtype)
+    return x if x.dtype is old.dtype else x.to(old.dtype)
 
 
 def present(slots: Sequence[Slots]) -> list[Tensor]:

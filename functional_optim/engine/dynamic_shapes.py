@@ -54,17 +54,17 @@ class DynamicShapeExecutor(KernelExecutor):
             return None
         return (*kind_of(g, p, slots), tuple(axes))
 
-    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Wanted]:
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
         """The library of a task; there is none for tensors that take different variants."""
         return [] if takes_turns(scalars.placements) else [self._wanted(self.body(scalars))]
 
-    def _wanted(self, body: KernelBody) -> kernels.Wanted:
+    def _wanted(self, body: KernelBody) -> kernels.Request:
         first = self.params[0]
         found = [_axes(x, first) for x in (first, first, *present(self.slots[0]))]
         axes = tuple([own for own in found if own is not None])  # none is: all were accepted
         signature = kernels.ShapeSignature(self.dtypes, axes, (body.count, self.compute))
         outputs = len(body.probe(first))
-        return kernels.Wanted(body.key(), body.functions(), body.one, signature, outputs)
+        return kernels.Request(body.key(), body.functions(), body.one, signature, outputs)
 
     def build(self, body: KernelBody) -> Any:
         """The library, ready to go over these tensors; None if the rule cannot be cut for one."""

@@ -97,7 +97,7 @@ class Executor:
         """What a tensor has in common with those of one executor; None if it is not accepted."""
         raise NotImplementedError
 
-    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Wanted]:
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
         """The native libraries that `prepare` will ask for, as far as that is known."""
         return []
 

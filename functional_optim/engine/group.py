@@ -145,7 +145,7 @@ class TensorGroup:
             chosen, placements, numbers = settled(placements, numbers)
         return BoundScalars(placements, numbers, chosen, goal)
 
-    def wanted(self, grads: list[Tensor], tasks: Iterable[BoundScalars]) -> list[kernels.Wanted]:
+    def wanted(self, grads: list[Tensor], tasks: Iterable[BoundScalars]) -> list[kernels.Request]:
         """The native libraries that will be asked for, as far as that is known."""
         new = [own for own in tasks if own.task not in self.prepared]
         return [one for own in new for x in self.executors for one in x.wanted(grads, own)]

@@ -119,7 +119,7 @@ class NativeExecutor(KernelExecutor):
         native = elementwise(placements) and p.device.type == "cpu"
         return super().accepts(placements, g, p, slots, how) if native else None
 
-    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Wanted]:
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
         """The library of a task, and those that measure each tensor before it."""
         if not measuring(scalars):
             return [self._wanted(self.body(scalars), present(self.slots[0]))]
@@ -155,17 +155,17 @@ class NativeExecutor(KernelExecutor):
             rows.extend(map(Tensor.data_ptr, (p, *present(mine))))
         return kernels.MultiTensorLaunch(native, sizes, rows, self._threads(sizes), self.compute)
 
-    def _wanted_part(self, part: KernelPart) -> kernels.Wanted:
+    def _wanted_part(self, part: KernelPart) -> kernels.Request:
         update = torch.empty(0, dtype=self.compute)
         return self._wanted(part.body, part.tensors(self.slots[0], update))
 
-    def _wanted(self, body: KernelBody, slots: list[Tensor]) -> kernels.Wanted:
+    def _wanted(self, body: KernelBody, slots: list[Tensor]) -> kernels.Request:
         """The library of a body. slots: those that it sees of the first parameter."""
         dtypes = (*self.dtypes[:2], *[_real(x.dtype) for x in slots])
         numbers = (body.count, self.compute)
         signature = kernels.Signature((dtypes,), None, numbers, self.device, 1)
         outputs = len(body.probe(self.params[0]))
-        return kernels.Wanted(body.key(), body.functions(), body.one, signature, outputs)
+        return kernels.Request(body.key(), body.functions(), body.one, signature, outputs)
 
     def _staged(
         self, parts: list[tuple[KernelPart, kernels.Native]], scalars: BoundScalars, *, cut: bool

@@ -169,7 +169,7 @@ class StepPlan:
             writes += entry.writes(context)
         return contexts, writes
 
-    def wanted(self, grads: list[Tensor], extra: dict[str, Any]) -> list[kernels.Wanted]:
+    def wanted(self, grads: list[Tensor], extra: dict[str, Any]) -> list[kernels.Request]:
         """The native libraries that a step needs, as far as they are known before it."""
         contexts = self._contexts(grads, extra)
         return [one for context in contexts for one in context.wanted()]
@@ -210,7 +210,7 @@ class StepContext(StepScalars):
             if placement.rule.reduce is not None and i >= len(self.numbers)
         ]
 
-    def wanted(self) -> list[kernels.Wanted]:
+    def wanted(self) -> list[kernels.Request]:
         """The native libraries of all that this step does, found by a trial in which nothing is
         measured; as far as that goes."""
         if self.tensors.how not in ("compiled", "strict"):

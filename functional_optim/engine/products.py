@@ -47,7 +47,7 @@ class ProductExecutor(Executor):
             return None
         return kind_of(g, p, slots) if p.is_contiguous() else None
 
-    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Wanted]:
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
         """The libraries of the kernels between the products."""
         step, mine = self._step(grads, scalars), self.mine(grads)
         pairs = [] if step is None else step.bound(scalars)

@@ -31,7 +31,7 @@ from torch import Tensor
 from functional_optim.core.importing import uncollected
 from functional_optim.kernels import cpu, disk_cache, dynamic_shapes, watch
 from functional_optim.kernels.building import CTYPES, Unsuitable
-from functional_optim.kernels.builds import Build, Draft
+from functional_optim.kernels.builds import CompilerRun, Draft
 from functional_optim.kernels.cpu import MultiTensorLaunch
 from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
@@ -47,11 +47,11 @@ __all__ = [
     "Launch",
     "MultiTensorLaunch",
     "Native",
+    "Request",
     "ShapeSignature",
     "ShapedLaunch",
     "Signature",
     "Stages",
-    "Wanted",
     "build",
     "count",
     "fingerprint",
@@ -93,7 +93,7 @@ def build(key: Any, body: Body, signature: Signature, *, strict: bool = False) -
     return _once((key, signature), lambda give_way: _compile(body, signature, give_way), strict)
 
 
-class Wanted(NamedTuple):
+class Request(NamedTuple):
     """A native library for a body of one leaf on the CPU.
 
     key: stands for the body in this process. functions: all that the body calls and depends on, for
@@ -134,7 +134,7 @@ class Wanted(NamedTuple):
         return cpu.draft(name, self.body, self.signature, self.outputs)
 
 
-def sweep(wanted: Wanted, *, strict: bool = False) -> Native | None:
+def sweep(wanted: Request, *, strict: bool = False) -> Native | None:
     """A native library; None if there can be none.
 
     strict: raise where it could be built if the compiler worked.
@@ -149,8 +149,8 @@ def sweep(wanted: Wanted, *, strict: bool = False) -> Native | None:
     )
 
 
-def sweep_all(every: Sequence[Wanted], *, wait: bool = True) -> None:
-    """Build what is missing of some libraries at once, for `sweep`.
+def sweep_all(every: Sequence[Request], *, wait: bool = True) -> None:
+    """CompilerRun what is missing of some libraries at once, for `sweep`.
 
     Nothing is told of what cannot be built: that is up to `sweep`, which tries it by itself.
 
@@ -168,7 +168,7 @@ def sweep_all(every: Sequence[Wanted], *, wait: bool = True) -> None:
 class Begun:
     """Libraries that are being built. turns: in which no other process builds them."""
 
-    def __init__(self, keys: list[Any], build: Build, turns: ExitStack) -> None:
+    def __init__(self, keys: list[Any], build: CompilerRun, turns: ExitStack) -> None:
         self.keys = keys
         self.build = build
         self.turns = turns
@@ -255,7 +255,7 @@ def refusal(what: str) -> RuntimeError:
     )
 
 
-def _native(wanted: Wanted, give_way: GiveWay) -> Native | None:
+def _native(wanted: Request, give_way: GiveWay) -> Native | None:
     name = wanted.name()
     kept = wanted.kept(name)
     if kept is not None:
@@ -265,7 +265,7 @@ def _native(wanted: Wanted, give_way: GiveWay) -> Native | None:
         if kept is not None:  # by a process that came first
             return kept
         try:
-            (native,) = Build([wanted.draft(name)]).finish()
+            (native,) = CompilerRun([wanted.draft(name)]).finish()
         except Unsuitable:
             return None
         except Exception as error:  # private interfaces: anything may have moved
@@ -274,7 +274,7 @@ def _native(wanted: Wanted, give_way: GiveWay) -> Native | None:
         return native
 
 
-def _begin(missing: dict[Any, Wanted]) -> Begun | None:
+def _begin(missing: dict[Any, Request]) -> Begun | None:
     """Begin to build libraries, but those that are kept, or that another process is building."""
     with ExitStack() as turns, suppress(Exception):
         drafts: dict[Any, Draft] = {}
@@ -288,12 +288,12 @@ def _begin(missing: dict[Any, Wanted]) -> Begun | None:
             if kept is not None:
                 _built[key] = kept
         if drafts:
-            build = Build(list(drafts.values()))
+            build = CompilerRun(list(drafts.values()))
             return Begun(list(drafts), build, turns.pop_all())
     return None
 
 
-def _draft(key: Any, name: str | None, wanted: Wanted, drafts: dict[Any, Draft]) -> None:
+def _draft(key: Any, name: str | None, wanted: Request, drafts: dict[Any, Draft]) -> None:
     """Add a library to those that are built, if there can be one."""
     try:
         drafts[key] = wanted.draft(name)

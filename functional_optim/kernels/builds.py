@@ -29,7 +29,7 @@ class Draft(NamedTuple):
     check: Callable[[Native], None]
 
 
-class Build:
+class CompilerRun:
     """Libraries that the C++ compiler is building, in a process of its own.
 
     They are one file: the compiler needs three seconds for torch's headers, and less than one for a

@@ -69,16 +69,19 @@ def add_noise(
         deviation = numeric.sqrt(numeric.at(eta, t) / numeric.power(t, numeric.at(gamma, t)))
         key = draws.stream(state.seed, step)
 
-        def noisy(path: str, g: Tensor) -> Tensor:
-            if g.layout is not torch.strided:
-                g = g.to_dense()
-            g = sharding.complete(g)
-            x = as_real(g.resolve_conj(), compute_dtype(g))
-            z = draws.for_path(key, path, tuple(x.shape), x.dtype, x.device)
-            width = deviation.to(x.device, x.dtype)
-            return as_update(x + width * sharding.placed_like(z, x), g)
+        def dense(g: Tensor) -> Tensor:
+            return sharding.complete(g if g.layout is torch.strided else g.to_dense())
 
-        return tree.map_with_path(noisy, grads), NoiseState(step, state.seed)
+        def noisy(g: Tensor) -> Tensor:
+            x = as_real(g.resolve_conj(), compute_dtype(g))
+            width = deviation.to(x.device, x.dtype)
+            return as_update(x + width * sharding.placed_like(next(drawn), x), g)
+
+        grads = tree.map(dense, grads)
+        wanted: list[draws.Wanted] = []
+        tree.map_with_path(lambda path, g: wanted.append(draws.wanted_for(path, g)), grads)
+        drawn = iter(draws.for_paths(key, wanted))
+        return tree.map(noisy, grads), NoiseState(step, state.seed)
 
     return base.GradientTransformation(init, update)
 

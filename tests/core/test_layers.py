@@ -90,7 +90,7 @@ def test_a_listing_shows_the_architecture():
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_only_kernels_know_the_compiler_from_the_inside(path):
-    if path.parent.name != "kernels":
+    if path.parent.name != "kernels" and path != CORE / "core" / "one_trace.py":
         for name in [*imported(path), *used(path)]:
             assert not name.startswith(("torch._inductor", "torch._dynamo"))
 

@@ -422,6 +422,8 @@ def test_turns_that_do_not_suit_their_rule_are_refused():
         make(turns=None)
     with pytest.raises(ValueError, match="is element-wise"):
         make(elementwise=True)
+    with pytest.raises(ValueError, match="has `absent` and turns"):
+        make(absent=lambda slots: slots)
     with pytest.raises(ValueError, match="has turns=2 and no choose"):
         fo.leafwise(None, update, turns=2, elementwise=False, name="mine")
     tx = make(choose=lambda t, *, turn: turn + 1)

@@ -1,0 +1,142 @@
+"""The pure update inside torch.compile: traced once, never again, by few instructions a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
+
+import functional_optim as fo
+
+MOST = 1500
+"""Instructions of Python that torch may trace for a tensor: AdamW has 1,250 with torch 2.13."""
+
+
+@pytest.fixture(autouse=True)
+def fresh(fresh_dynamo):
+    clear_compilation_metrics()
+
+
+def tree(n=2):
+    return {f"layers.{i}.weight": torch.linspace(-1.0, 1.0, 6).reshape(2, 3) for i in range(n)}
+
+
+def step_of(tx) -> Callable[..., Any]:
+    def step(params, state):
+        grads = torch.func.grad(lambda p: sum((x**4).sum() for x in p.values()))(params)
+        updates, state = tx.update(grads, state, params)
+        return fo.apply_updates(params, updates), state
+
+    return step
+
+
+def traced_once() -> bool:
+    """Whether there was one compilation, and torch has not started it anew."""
+    (only,) = get_compilation_metrics()
+    return not only.restart_reasons
+
+
+def cosine():
+    return fo.schedules.warmup_cosine(0.0, 0.1, warmup_steps=2, decay_steps=9)
+
+
+def parts():
+    labels = {"layers.0.*": "one", "*": "two"}
+    return fo.partition({"one": fo.adamw(0.1), "two": fo.sgd(0.1, momentum=0.9)}, labels)
+
+
+RECIPES = {
+    "a float": lambda: fo.adamw(0.1),
+    "a schedule": lambda: fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(cosine())),
+    "a tensor": lambda: fo.adamw(torch.tensor(0.1)),
+    "a double tensor": lambda: fo.adamw(torch.tensor(0.1, dtype=torch.float64)),
+    "a carried product": lambda: fo.nadam(0.1),
+    "carried counts": lambda: fo.accumulate(fo.adamw(0.1), every=2),
+    "parts": parts,
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_step_is_traced_once(name):
+    step = step_of(RECIPES[name]())
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    params, state = tree(), RECIPES[name]().init(tree())
+    eager = params, state
+    for _ in range(4):
+        params, state = compiled(params, state)
+        eager = step(*eager)
+        torch.testing.assert_close((params, tuple(state)), (eager[0], tuple(eager[1])))
+    assert traced_once()
+
+
+def test_numbers_in_double_by_default_are_traced_once():
+    torch.set_default_dtype(torch.float64)
+    try:
+        test_a_step_is_traced_once("a carried product")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_leaf_without_a_gradient_does_not_trace_again():
+    tx = parts()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(params, state):
+        grads = {"layers.0.weight": params["layers.0.weight"], "layers.1.weight": None}
+        return tx.update(grads, state, params)
+
+    state = tx.init(tree())
+    before = {key: float(x) for key, x in state.hyper.items()}
+    for _ in range(2):
+        _, state = step(tree(), state)
+    assert {key: float(x) for key, x in state.hyper.items()} == before
+    assert traced_once()
+
+
+def test_a_tensor_of_the_user_acts_without_another_trace():
+    lr = torch.tensor(0.1, dtype=torch.float64)
+    step = step_of(fo.sgd(lr))
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    params, state = tree(), fo.sgd(lr).init(tree())
+    for value in (0.1, 0.2, 0.3):
+        lr.fill_(value)
+        expected, _ = step(params, state)
+        params, state = compiled(params, state)
+        torch.testing.assert_close(params, expected)
+        assert fo.get(state, "lr").item() == value
+    assert traced_once()
+
+
+def test_the_state_tells_the_rate_of_the_last_step():
+    tx = RECIPES["a schedule"]()
+    compiled = torch.compile(step_of(tx), fullgraph=True, backend="aot_eager")
+    params, state = tree(), tx.init(tree())
+    for t in range(3):
+        params, state = compiled(params, state)
+        assert fo.get(state, "lr").item() == pytest.approx(float(cosine()(t)))
+    assert state.hyper.keys() == tx.init(tree()).hyper.keys()
+
+
+def test_instructions_grow_with_the_number_of_tensors_alone(monkeypatch):
+    count, step = [0], InstructionTranslatorBase.step
+
+    def counted(self):
+        count[0] += 1
+        return step(self)
+
+    monkeypatch.setattr(InstructionTranslatorBase, "step", counted)
+    found = []
+    for n in (4, 8, 12):
+        torch._dynamo.reset()
+        count[0] = 0
+        tx = fo.adamw(0.1)
+        update = torch.compile(tx.update, fullgraph=True, backend="eager")
+        update(tree(n), tx.init(tree(n)), tree(n))
+        found.append(count[0])
+    first, second = found[1] - found[0], found[2] - found[1]
+    assert second == pytest.approx(first, rel=0.02)
+    assert first < 4 * MOST
