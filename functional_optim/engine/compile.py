@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -207,10 +208,11 @@ class FusedStep(Step):
         """With gradients without memory in the place of real ones."""
         check_state(self.tx.placements, self.tx.layout, state)
         base.check_params(params)
-        grads = tree.map(lambda p: p.new_zeros(()).expand(p.shape), params)
-        plan = TreePlan(self.tx, grads, state, params, self.how)
-        given = base.unrecorded(plan.wanted, plan.given, extra)
-        kernels.sweep_all(given, wait=False)
+        with suppress(Exception):  # of tensors without such gradients, whose kernels can wait
+            grads = tree.map(lambda p: p.new_zeros(()).expand(p.shape), params)
+            plan = TreePlan(self.tx, grads, state, params, self.how)
+            wanted = base.unrecorded(plan.wanted, plan.given, extra)
+            kernels.sweep_all(wanted, wait=False)
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         if modes.intercepted():

@@ -294,6 +294,29 @@ def test_an_ensemble_is_stepped_by_vmap():
         assert_close(losses[i], loss, 1e-12)
 
 
+@pytest.fixture
+def mesh() -> Any:
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_parameters_may_be_dtensors(mesh):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    params = {k: distribute_tensor(p, mesh, [Shard(0)]) for k, p in parameters().items()}
+    given = [[distribute_tensor(x, mesh, [Replicate()]) for x in batch] for batch in batches()]
+    step = fo.compile_train_step(loss_fn, recipe())
+    step.loss = loss_fn  # its compilation is torch's own
+    found, _, losses = by_step(step, given, params)
+    expected, _, values = by_loop(recipe(), batches())
+    assert_close({k: p.full_tensor() for k, p in found.items()}, expected, 1e-12)
+    assert_close([x.full_tensor() for x in losses], values, 1e-12)
+
+
 # ---------------------------------------------------------------- autocast, copies, errors
 
 
