@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value
 
 import functional_optim as fo
+from functional_optim.adapters import AdamW
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 
@@ -83,7 +85,21 @@ def graph(model: GPT) -> TrainStep:
 def theirs(model: GPT) -> TrainStep:
     """Forward and backward compiled, and torch's fused AdamW outside."""
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    loss = torch.compile(lambda x, y: next_byte_loss(model(x), y), fullgraph=True)
+    return torchs_loop(opt, torch.compile(lambda x, y: next_byte_loss(model(x), y), fullgraph=True))
+
+
+def stepped(model: GPT, *, compiled: bool) -> TrainStep:
+    """Our optimizer object in a plain loop."""
+    opt = AdamW(model.parameters(), lr=1e-3)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return next_byte_loss(model(x), y)
+
+    return torchs_loop(opt, torch.compile(loss, fullgraph=True) if compiled else loss)
+
+
+def torchs_loop(opt: torch.optim.Optimizer, loss: TrainStep) -> TrainStep:
+    """A step of a loop as it is written with torch."""
 
     def run(x: Tensor, y: Tensor) -> Tensor:
         opt.zero_grad()
@@ -95,4 +111,10 @@ def theirs(model: GPT) -> TrainStep:
     return run
 
 
-SIDES: dict[str, Callable[[GPT], TrainStep]] = {"ours": ours, "graph": graph, "theirs": theirs}
+SIDES: dict[str, Callable[[GPT], TrainStep]] = {
+    "ours": ours,
+    "graph": graph,
+    "eager": partial(stepped, compiled=False),
+    "object": partial(stepped, compiled=True),
+    "theirs": theirs,
+}
