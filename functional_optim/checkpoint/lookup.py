@@ -55,6 +55,11 @@ def get(state: Any, *names: str) -> Any:
     )
 
 
+def keys(state: Any, name: str) -> list[str]:
+    """All that a state holds under a name, by the keys that `get` lists."""
+    return [key for key in _entries(state) if _fits(key, name)]
+
+
 def _one(found: dict[str, Any], name: str) -> Any:
     matches = [key for key in found if _fits(key, name)]
     exact = [key for key in matches if key == name]

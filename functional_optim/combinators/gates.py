@@ -191,6 +191,10 @@ def apply_if_finite(
     return _behind(_measuring(_strange, scalars, FiniteCarry(0, 0.0, 0, 0), "apply_if_finite"), tx)
 
 
+MOST = 2.0**127
+"""The largest loss scale. One that became infinite or zero in float32 would never recover."""
+
+
 @factory
 def dynamic_loss_scale(
     tx: base.GradientTransformation,
@@ -231,7 +235,7 @@ def dynamic_loss_scale(
         (tensor([-1.]), tensor(2.))
     """
     for name, x, fits, range_ in (
-        ("init_scale", init_scale, init_scale > 0, "above 0"),
+        ("init_scale", init_scale, 0 < init_scale <= MOST, "above 0 and at most 2**127"),
         ("growth_factor", growth_factor, growth_factor > 1, "above 1"),
         ("backoff_factor", backoff_factor, 0 < backoff_factor < 1, "between 0 and 1"),
     ):
@@ -245,6 +249,7 @@ def dynamic_loss_scale(
         grows = _as_number(finite >= growth_interval)
         scale = carry.loss_scale * numeric.where(opened > 0, 1.0, backoff_factor)
         scale = scale * numeric.where(grows > 0, growth_factor, 1.0)
+        scale = numeric.minimum(numeric.maximum(scale, 1 / MOST), MOST)
         tracker = numeric.where(grows > 0, 0.0, finite)
         new = LossScaleCarry(carry.open_steps + opened, opened, scale, tracker)
         return (opened, 1 / carry.loss_scale), new

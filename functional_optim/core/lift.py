@@ -294,3 +294,10 @@ def check_state(placements: Sequence[Placement], layout: Layout, state: Any) -> 
             f"chain({names}) keeps the slots {sorted(mine)}, but got a state with "
             f"{sorted(state.slots)}; pass the state that this chain's own init returned."
         )
+    missing = [key for keys in layout.carry for key in keys if key not in state.carry]
+    if missing:
+        names = ", ".join(x.name or "?" for x in placements)
+        raise ValueError(
+            f"chain({names}) carries the numbers {', '.join(missing)}, which the state lacks; pass "
+            "the state that this chain's own init returned."
+        )

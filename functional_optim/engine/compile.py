@@ -116,6 +116,9 @@ class Step(Made):
         self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, Any]:
         """The step where a tracer or a transform of torch.func must see it."""
+        if self.donate and not modes.traced():
+            named = [(path, p) for path, p in tree.items(params) if isinstance(p, Tensor)]
+            memory.check_apart([p for _, p in named], lambda i: f"parameter {named[i][0]!r}")
         updates, new_state = self.tx.update(grads, state, params, **extra)
         new_params = base.apply_updates(params, updates)
         if not self.donate:

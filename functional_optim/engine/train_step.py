@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.checkpoint.lookup import get
-from functional_optim.core import base, modes
+from functional_optim.checkpoint.lookup import get, keys
+from functional_optim.core import base, memory, modes
 from functional_optim.core.factory import Made, factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.engine.compile import compile as compile_update
@@ -110,7 +110,7 @@ class TrainStep(Made):
     ) -> None:
         self.given = (loss_fn, tx, has_aux, accumulate, donate, strict, compile)
         self.tx, self.has_aux, self.parts, self.compiled = tx, has_aux, accumulate, compile
-        self.extra = tx.extra
+        self.extra, self.required = tx.extra, [name for name in tx.required if name != "value"]
         self.plain, self.loss = loss_fn, loss_fn
         if compile:
             self.loss: Loss = torch.compile(loss_fn, fullgraph=strict)
@@ -121,8 +121,14 @@ class TrainStep(Made):
     def __getnewargs__(self) -> tuple[Any, ...]:
         return self.given
 
-    def __call__(self, params: Any, state: Any, *batch: Any, **named: Any) -> tuple[Any, ...]:
+    def __call__(self, params: Any, state: Any, /, *batch: Any, **named: Any) -> tuple[Any, ...]:
         extra = {name: x for name, x in named.items() if name in self.extra}
+        for name in self.required:
+            if name not in extra:
+                raise TypeError(
+                    f"the transformation needs the extra argument {name}; pass it to the step by "
+                    f"name, as step(params, state, *batch, {name}=...)."
+                )
         rest = {name: x for name, x in named.items() if name not in extra}
         parts = micro_batches((batch, rest), self.parts)
         traced = modes.traced()
@@ -130,7 +136,10 @@ class TrainStep(Made):
             self.begun = True
             self.update.begin(params, state, {**dict.fromkeys(self.extra, 1.0), **extra})
         find = self._by_transforms if traced else self._by_autograd
-        grads, loss, auxes = base.recorded(find, params, self._loss_scale(state), parts)
+        scale = self._loss_scale(state)
+        if scale is not None and self.scaled is None:
+            self._check_scaled(params)
+        grads, loss, auxes = base.recorded(find, params, scale, parts)
         if "value" in self.extra:
             extra.setdefault("value", loss)
         with without_autocast(loss.device.type):
@@ -138,6 +147,7 @@ class TrainStep(Made):
                 params, state = self.update(grads, state, params, **extra)
             else:
                 params, state = self.update.by_operations(grads, state, params, extra)
+        self.scaled = scale is not None
         if not self.has_aux:
             return params, state, loss
         return params, state, loss, tuple(auxes) if self.parts > 1 else auxes[0]
@@ -145,13 +155,30 @@ class TrainStep(Made):
     def _loss_scale(self, state: Any) -> Any:
         """What the loss is multiplied with; None for nothing."""
         if self.scaled is None:
-            try:
-                get(state, "loss_scale")
-            except KeyError:
-                self.scaled = False
-            else:
-                self.scaled = True
-        return get(state, "loss_scale") if self.scaled else None
+            found = keys(state, "loss_scale")
+            if len(found) > 1:
+                raise ValueError(
+                    f"the state has several loss scales ({', '.join(found)}), but there is one "
+                    "loss; put one dynamic_loss_scale around the whole transformation."
+                )
+            if not found:
+                return None
+        scale = get(state, "loss_scale") if self.scaled is not False else None
+        return scale if isinstance(scale, Tensor) and not scale.dim() else None
+
+    def _check_scaled(self, params: Any) -> None:
+        """Raise ValueError if the gradient of a leaf would not be divided by the loss scale."""
+        if not isinstance(self.tx, Leafwise) or not self.tx.layout.routed:
+            return
+        for path, p in tree.items(params):
+            part = self.tx.on(path, p)
+            names = () if part is None else (*part.layout.carry, *part.layout.hyper)
+            if part is not None and not any(x.endswith("loss_scale") for own in names for x in own):
+                raise ValueError(
+                    f"the loss is scaled, but dynamic_loss_scale does not act on the parameter "
+                    f"{path!r}, whose gradient would stay as large; put it around the whole "
+                    "transformation."
+                )
 
     def _moving(self, params: Any) -> list[bool]:
         """For each leaf, whether a rule acts on it."""
@@ -207,8 +234,10 @@ class TrainStep(Made):
                 )
             if mine:
                 base.unrecorded(_backward, value, self._weight(scale, value), mine)
-            losses.append(value.detach())
-            auxes.append(tree.map(_detached, aux))
+            old = self.update.donate and (self.has_aux or _is_old(value))
+            taken = _places(leaves) if old else set()
+            losses.append(_kept(value, taken))
+            auxes.append(tree.map(lambda x, taken=taken: _kept(x, taken), aux))
         grads = tree.with_leaves(params, [p.grad for p in leaves])
         return grads, _mean(losses), auxes
 
@@ -251,8 +280,22 @@ def _backward(value: Tensor, weight: Any, leaves: list[Tensor]) -> None:
     torch.autograd.backward(value, weight, inputs=leaves)
 
 
-def _detached(x: Any) -> Any:
-    return x.detach() if isinstance(x, Tensor) else x
+def _is_old(x: Tensor) -> bool:
+    """Whether a tensor may have memory that was there before the loss was computed."""
+    return x.is_leaf or x._is_view()
+
+
+def _places(tensors: list[Tensor]) -> set[int]:
+    """Where the memory of tensors begins."""
+    return {x.untyped_storage().data_ptr() for x in tensors if memory.has_address(x)}
+
+
+def _kept(x: Any, taken: set[int]) -> Any:
+    """What the step returns beside the parameters; a copy if it lies in memory that is written."""
+    if not isinstance(x, Tensor):
+        return x
+    x = x.detach()
+    return x.clone() if taken and not taken.isdisjoint(_places([x])) else x
 
 
 def _mean(losses: list[Tensor]) -> Tensor:

@@ -166,7 +166,7 @@ def sweep_all(every: Sequence[Request], *, wait: bool = True) -> None:
 
 
 class Begun:
-    """Libraries that are being built. turns: in which no other process builds them."""
+    """Libraries that are being built. turns: in which nobody else builds them."""
 
     def __init__(self, keys: list[Any], build: CompilerRun, turns: ExitStack) -> None:
         self.keys = keys
@@ -260,6 +260,8 @@ def _native(wanted: Request, give_way: GiveWay) -> Native | None:
     kept = wanted.kept(name)
     if kept is not None:
         return kept
+    for begun in {x for x in _begun.values() if name in x.build.names()}:
+        begun.finish()  # it has the turn that is waited for next
     with disk_cache.turn(name):
         kept = wanted.kept(name)
         if kept is not None:  # by a process that came first

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.tracing import quiet
+from functional_optim.kernels.watch import Scratch
 
 CTYPES = {
     torch.float64: "double",
@@ -125,20 +126,18 @@ def _trusted(kind: Any) -> Any:
     return type(kind.__name__, (kind,), same)()
 
 
-def start(source: str, scratch: Path) -> tuple[subprocess.Popen[str], Path]:
+def start(source: str, scratch: Scratch) -> tuple[subprocess.Popen[str], Path]:
     """The C++ compiler at work, and the library that there will be. scratch: a folder for both."""
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 
-    path = scratch / "kernel.cpp"
+    path = scratch.path / "kernel.cpp"
     path.write_text(source)
     options = CppTorchDeviceOptions(**_options(), extra_flags=["-Wl,-Bsymbolic"])
     if next(_builds) >= FEW or _has_header():
         options.precompiled_header = _header()
-    builder = CppBuilder("kernel", str(path), options, output_dir=str(scratch))
+    builder = CppBuilder("kernel", str(path), options, output_dir=str(scratch.path))
     command = [*shlex.split(builder.get_command_line()), *FLAGS]
-    process = subprocess.Popen(
-        command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = scratch.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return process, Path(builder.get_target_file_path())
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from functional_optim.kernels import building, disk_cache, watch
@@ -44,10 +40,13 @@ class CompilerRun:
             from torch._inductor.cpp_builder import get_cpp_compiler
         self.drafts = drafts
         self.beside = watch.Build()
-        scratch = tempfile.mkdtemp(prefix="functional_optim-")
-        self.remove = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
-        self.process, self.library = building.start(_as_one(drafts), Path(scratch))
+        self.scratch = watch.Scratch()
+        self.process, self.library = building.start(_as_one(drafts), self.scratch)
         self.beside.start(get_cpp_compiler())
+
+    def names(self) -> set[str]:
+        """Under which its libraries will be kept."""
+        return {draft.name for draft in self.drafts if draft.name is not None}
 
     def finish(self) -> list[Native | None]:
         """Wait, check each library, and keep it under its name; None for one that fails its check.
@@ -66,12 +65,11 @@ class CompilerRun:
             raise
         finally:
             self.beside.finish()
-            self.remove()
+            self.scratch.remove()
 
     def stop(self) -> None:
         """Give it up."""
-        self.process.kill()
-        self.process.communicate()
+        self.scratch.remove()
         self.beside.stop()
 
     def _finished(self, draft: Draft) -> Native | None:

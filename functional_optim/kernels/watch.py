@@ -6,11 +6,14 @@ has to have this library: where it cannot be built, the same is done in Python.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import weakref
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -25,21 +28,52 @@ module: Any = None
 """The module of `watch.cpp`, once it is there."""
 
 
+class Scratch:
+    """A folder for a compiler. Both go when it is removed, at the latest when this process ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="functional_optim-"))
+        self.processes: list[subprocess.Popen[Any]] = []
+        self.remove = weakref.finalize(self, _clear, self.path, self.processes, os.getpid())
+
+    def run(self, command: list[str], **options: Any) -> subprocess.Popen[Any]:
+        """A compiler, which keeps its own files there, and is a group with all that it starts."""
+        environment = {**os.environ, "TMPDIR": str(self.path)}
+        process = subprocess.Popen(
+            command, cwd=self.path, env=environment, start_new_session=True, **options
+        )
+        self.processes.append(process)
+        return process
+
+
+def _clear(folder: Path, processes: list[subprocess.Popen[Any]], owner: int) -> None:
+    if os.getpid() != owner:  # a fork, in which neither is its own
+        return
+    for process in processes:
+        if process.poll() is None:
+            if hasattr(os, "killpg"):  # the compiler proper is a process of its driver's
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+            process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 class Build:
     """A build that runs beside another one."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
-        self.folder: str | None = None
+        self.scratch: Scratch | None = None
 
     def start(self, compiler: str) -> None:
         """Begin, if there is anything to build."""
         if load():
             return
-        self.folder = tempfile.mkdtemp(prefix="functional_optim-")
+        self.scratch = Scratch()
         include = sysconfig.get_paths()["include"]
         command = [compiler, "-O2", "-shared", "-fPIC", f"-I{include}", str(SOURCE)]
-        self.process = subprocess.Popen(
+        self.process = self.scratch.run(
             [*command, "-o", str(self.output())],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -47,24 +81,24 @@ class Build:
 
     def output(self) -> Path:
         """Where the library will be."""
-        assert self.folder is not None
-        return Path(self.folder) / "watch.so"
+        assert self.scratch is not None
+        return self.scratch.path / "watch.so"
 
     def stop(self) -> None:
         """Give up what is being built."""
-        if self.process is not None:
-            self.process.kill()
+        if self.scratch is not None:
+            self.scratch.remove()
 
     def finish(self) -> None:
         """Wait, load the library and keep it; nothing happens if there is none."""
-        if self.process is None or self.folder is None:
+        if self.process is None or self.scratch is None:
             return
         try:
             if self.process.wait() == 0:
                 disk_cache.keep(name(), self.output())
                 _take(self.output())
         finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.scratch.remove()
 
 
 def name() -> str:

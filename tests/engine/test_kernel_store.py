@@ -20,7 +20,7 @@ from helpers import assert_same, clone, run
 
 import functional_optim as fo
 from functional_optim import kernels
-from functional_optim.kernels import building, cpu, disk_cache, dynamic_shapes
+from functional_optim.kernels import building, cpu, disk_cache, dynamic_shapes, watch
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="about modes, owners and signals")
 
@@ -224,9 +224,11 @@ def test_a_precompiled_header_is_used_where_it_is_there_or_pays(
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
     if there:
         (tmp_path / "prefix.h.gch").touch()
-    process, library = building.start('extern "C" int one() { return 1; }', tmp_path)
+    scratch = watch.Scratch()
+    process, library = building.start('extern "C" int one() { return 1; }', scratch)
     assert process.communicate() == ("", None)
     assert library.exists()
+    scratch.remove()
     assert len(asked) == used
 
 
