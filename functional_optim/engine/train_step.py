@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, tree
+from functional_optim import kernels, numeric, tree
 from functional_optim.checkpoint.lookup import get, keys
 from functional_optim.core import base, memory, modes
 from functional_optim.core.factory import Made, factory
@@ -59,17 +59,18 @@ def compile_train_step(
 
     Returns:
         The step. Named arguments go to tx if it takes extra arguments of that name, else to
-        `loss_fn`. A leaf that the loss does not use, one that tx freezes, and one that is not
-        floating-point have no gradient, and stay as they are. If the state has a number
-        `loss_scale` (see `fo.dynamic_loss_scale`), gradients are taken of the loss times that
-        number. Inside torch.compile, make_fx or a transform of torch.func the step runs as plain
-        operations.
+        `loss_fn`. A leaf that the loss does not use and one that tx freezes have no gradient, and
+        stay as they are. If the state has a number `loss_scale` (see `fo.dynamic_loss_scale`),
+        gradients are taken of the loss times that number. Inside torch.compile, make_fx or a
+        transform of torch.func the step runs as plain operations, in which a leaf that the loss
+        does not use has a gradient of zeros; for meta-gradients also pass `donate=False`.
 
     Raises:
         TypeError: if loss_fn or tx is something else; from the step, if loss_fn returns no real
-            0-dim tensor.
+            0-dim tensor, or an extra argument that tx needs is missing.
         ValueError: if accumulate is no positive whole number; from the step, if a batch cannot be
-            cut, or the loss depends on none of the parameters.
+            cut, the loss depends on none of the parameters, or a loss scale is that of some
+            parameters only.
 
     Example::
 
@@ -111,7 +112,7 @@ class TrainStep(Made):
         self.given = (loss_fn, tx, has_aux, accumulate, donate, strict, compile)
         self.tx, self.has_aux, self.parts, self.compiled = tx, has_aux, accumulate, compile
         self.extra, self.required = tx.extra, [name for name in tx.required if name != "value"]
-        self.plain, self.loss = loss_fn, loss_fn
+        self.strict, self.plain, self.loss = strict, loss_fn, loss_fn
         if compile:
             self.loss: Loss = torch.compile(loss_fn, fullgraph=strict)
         self.update: Any = compile_update(tx, donate=donate, strict=strict)
@@ -132,14 +133,22 @@ class TrainStep(Made):
         rest = {name: x for name, x in named.items() if name not in extra}
         parts = micro_batches((batch, rest), self.parts)
         traced = modes.traced()
-        if self.compiled and not (traced or self.begun):
+        if not (traced or self.begun):
+            base.check_params(params)
+            if self.compiled:
+                self.update.begin(params, state, {**dict.fromkeys(self.extra, 1.0), **extra})
             self.begun = True
-            self.update.begin(params, state, {**dict.fromkeys(self.extra, 1.0), **extra})
         find = self._by_transforms if traced else self._by_autograd
         scale = self._loss_scale(state)
         if scale is not None and self.scaled is None:
             self._check_scaled(params)
-        grads, loss, auxes = base.recorded(find, params, scale, parts)
+        try:
+            grads, loss, auxes = base.recorded(find, params, scale, parts)
+        except Exception as error:
+            eager = traced or self.strict or self.loss is self.plain
+            if eager or not kernels.is_compile_error(error):
+                raise
+            grads, loss, auxes = self._uncompiled(error, params, scale, parts)
         if "value" in self.extra:
             extra.setdefault("value", loss)
         with without_autocast(loss.device.type):
@@ -151,6 +160,19 @@ class TrainStep(Made):
         if not self.has_aux:
             return params, state, loss
         return params, state, loss, tuple(auxes) if self.parts > 1 else auxes[0]
+
+    def _uncompiled(self, error: Exception, *given: Any) -> Any:
+        """The gradients without the compiler that has failed, from now on."""
+        before, self.loss = self.loss, self.plain
+        try:
+            found = base.recorded(self._by_autograd, *given)
+        except BaseException:  # of the loss itself, which may raise what a compiler does
+            self.loss = before
+            raise
+        kernels.tell(
+            f"torch.compile failed ({kernels.line(error)}); the loss of a train step runs eagerly"
+        )
+        return found
 
     def _loss_scale(self, state: Any) -> Any:
         """What the loss is multiplied with; None for nothing."""
@@ -321,9 +343,7 @@ def micro_batches(batch: Any, parts: int) -> list[Any]:
                 f"multiple of {parts}."
             )
         size = x.shape[0] // parts
-        return x[
-            i * size : (i + 1) * size
-        ].clone()  # a view elsewhere in memory may be compiled anew
+        return x[i * size : (i + 1) * size].clone()  # a view with an offset is compiled by itself
 
     return [tree.map(lambda x, i=i: piece(x, i), batch) for i in range(parts)]
 

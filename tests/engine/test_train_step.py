@@ -111,6 +111,40 @@ def test_kernels_are_built_while_the_loss_runs(monkeypatch, tmp_path):
     assert_close(found, by_loop(recipe(), batches()), 1e-12)
 
 
+def test_without_a_compiler_the_loss_runs_eagerly_and_says_so(monkeypatch):
+    from torch._inductor import config
+
+    def loss(params: Any, x: Tensor, y: Tensor) -> Tensor:  # a graph that no cache has
+        return 0.8125 * loss_fn(params, x, y)
+
+    monkeypatch.setattr(kernels, "_told", set())
+    expected = by_loop(recipe(), batches(), loss=loss)
+    torch._dynamo.reset()
+    step = fo.compile_train_step(loss, recipe())
+    with config.patch({"cpp.cxx": ("/nonexistent",), "fx_graph_cache": False}):
+        with pytest.warns(RuntimeWarning, match="the loss of a train step runs eagerly"):
+            found = by_step(step, batches())
+        assert_close(found, expected, 1e-12)
+        torch._dynamo.reset()
+        strict, params = fo.compile_train_step(loss, recipe(), strict=True), parameters()
+        state = strict.tx.init(params)
+        with pytest.raises(Exception, match="InvalidCxxCompiler"):
+            strict(params, state, *batches()[0])
+    assert_same(params, parameters())
+
+
+def test_an_error_of_the_loss_is_its_own():
+    def loss(params: Any, x: Tensor, y: Tensor) -> Tensor:
+        raise OSError("no data")
+
+    step = fo.compile_train_step(loss, recipe())
+    params = parameters()
+    for _ in range(2):
+        with pytest.raises(OSError, match="no data"):
+            step(params, step.tx.init(params), *batches()[0])
+    assert step.loss is not loss
+
+
 class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
