@@ -51,12 +51,11 @@ def main() -> None:
 def draw(compiling: dict[str, float], steps: dict[str, float]) -> None:
     """Two rows of bars: the first step, which compiles, and every other one."""
     figure = Figure(figsize=(9, 2.6), layout="constrained")
-    both = zip(
-        figure.subplots(1, 2, sharey=True),
-        ((compiling, "first step, seconds"), (steps, "each step, milliseconds")),
-        strict=True,
-    )
-    for axes, (values, words) in both:
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, values, words in (
+        (left, compiling, "first step, seconds"),
+        (right, steps, "each step, milliseconds"),
+    ):
         shown = [values[side] for side in LOOPS]
         colors = ["#9ecae1" if side != "theirs" else "#fdae6b" for side in LOOPS]
         bars = axes.barh(list(LOOPS.values()), shown, color=colors, height=0.7)
@@ -65,7 +64,7 @@ def draw(compiling: dict[str, float], steps: dict[str, float]) -> None:
         axes.set_title(words, loc="left", fontsize=9.5)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8.5)
-    axes.invert_yaxis()
+    left.invert_yaxis()
     figure.savefig(PICTURE, dpi=150)
 
 
