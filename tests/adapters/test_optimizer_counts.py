@@ -28,6 +28,7 @@ RECIPES = {
     "sum": lambda: batch(3, mean=False),
     "finite": lambda: fo.apply_if_finite(batch(), 2),
     "small": lambda: fo.skip_large_updates(fo.chain(fo.trace(0.9), fo.scale(-0.1)), 4.0),
+    "scaled": lambda: fo.dynamic_loss_scale(fo.chain(fo.trace(0.9), fo.scale(-0.1)), 4.0),
     "mask": lambda: fo.conditionally_mask(fo.adam(0.1), lambda step: step % 3 == 1),
     "transform": lambda: fo.chain(
         fo.conditionally_transform(fo.scale(3.0), lambda step: step % 2 == 1), fo.scale(-0.1)

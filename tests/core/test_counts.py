@@ -24,6 +24,7 @@ RECIPES = {
     "conditionally_mask": (scheduled, "open_steps"),
     "apply_if_finite": (lambda: fo.apply_if_finite(fo.sgd(0.1), 3), "open_steps"),
     "skip_large_updates": (lambda: fo.skip_large_updates(fo.sgd(0.1), 1e3), "open_steps"),
+    "dynamic_loss_scale": (lambda: fo.dynamic_loss_scale(fo.sgd(0.1)), "open_steps"),
     "accumulate": (lambda: fo.accumulate(fo.sgd(0.1), 1), "open_steps"),
     "waiting": (lambda: fo.accumulate(fo.sgd(0.1), 2**26), "mini_step"),
     "reduce_on_plateau": (

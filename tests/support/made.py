@@ -118,6 +118,7 @@ MADE: dict[str, list[Any]] = {
     "differential_evolution": [search.differential_evolution(8, 0.1)],
     "differentially_private_aggregate": [fo.differentially_private_aggregate(1.0, 0.5, seed=0)],
     "diloco": [fo.diloco(TX, fo.sgd(0.7, momentum=0.9), every=2)],
+    "dynamic_loss_scale": [fo.dynamic_loss_scale(TX, 64.0)],
     "ema": [fo.ema(0.9)],
     "es_gradient": [fo.es_gradient(4, 0.1)],
     "exponential_decay": [schedules.exponential_decay(0.1, 10, 0.5)],

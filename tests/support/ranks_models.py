@@ -116,6 +116,7 @@ ROWS = [
     Row("monitor", watched),
     Row("apply_if_finite", finite, nan=True),
     Row("skip_large_updates", lambda lr: fo.skip_large_updates(fo.adam(lr), 0.4)),
+    Row("dynamic_loss_scale", lambda lr: fo.dynamic_loss_scale(fo.adam(lr), 4.0)),
     Row("accumulate", waiting, nan=True),
     Row("lamb", lamb, WHOLE_SHAPES),
     Row("cautious", careful, WHOLE_SHAPES),
