@@ -36,30 +36,27 @@ def main() -> None:
         pair = fresh("train_steps", side=side, effort=asdict(EFFORT))
         mine, other = pair["ours"], pair["theirs"]
         medians = statistics.median(mine) / statistics.median(other)
-        steps[side] = (min(mine) / min(other), medians, min(mine))
-    print("| loop | first step | step | step / torch's, minima; medians |")
-    print("| --- | --- | --- | --- |")
+        steps[side] = (min(mine) / min(other), medians)
+    print("| loop | first step | step / torch's, minima; medians |")
+    print("| --- | --- | --- |")
     for side, words in LOOPS.items():
-        ratio, medians, seconds = steps[side]
-        print(
-            f"| {words} | {compiling[side]:.0f} s | {1e3 * seconds:.0f} ms | "
-            f"{ratio:.2f}; {medians:.2f} |"
-        )
-    draw(compiling, {side: 1e3 * seconds for side, (_, _, seconds) in steps.items()})
+        ratio, medians = steps[side]
+        print(f"| {words} | {compiling[side]:.0f} s | {ratio:.2f}; {medians:.2f} |")
+    draw(compiling, {side: ratio for side, (ratio, *_) in steps.items()})
 
 
 def draw(compiling: dict[str, float], steps: dict[str, float]) -> None:
-    """Two rows of bars: the first step, which compiles, and every other one."""
+    """Two rows of bars: the first step, which compiles, and every other one, as ratios."""
     figure = Figure(figsize=(9, 2.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for axes, values, words in (
-        (left, compiling, "first step, seconds"),
-        (right, steps, "each step, milliseconds"),
+    for axes, values, words, form in (
+        (left, compiling, "first step, seconds", "%.0f"),
+        (right, steps, "each step / one of torch's loop", "%.2f"),
     ):
         shown = [values[side] for side in LOOPS]
         colors = ["#9ecae1" if side != "theirs" else "#fdae6b" for side in LOOPS]
         bars = axes.barh(list(LOOPS.values()), shown, color=colors, height=0.7)
-        axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
+        axes.bar_label(bars, fmt=form, padding=3, fontsize=8)
         axes.set_xlim(0, 1.15 * max(shown))
         axes.set_title(words, loc="left", fontsize=9.5)
         axes.spines[["top", "right"]].set_visible(False)
