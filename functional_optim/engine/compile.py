@@ -117,8 +117,7 @@ class Step(Made):
     ) -> tuple[Any, Any]:
         """The step where a tracer or a transform of torch.func must see it."""
         if self.donate and not modes.traced():
-            named = [(path, p) for path, p in tree.items(params) if isinstance(p, Tensor)]
-            memory.check_apart([p for _, p in named], lambda i: f"parameter {named[i][0]!r}")
+            check_params_apart(params)
         updates, new_state = self.tx.update(grads, state, params, **extra)
         new_params = base.apply_updates(params, updates)
         if not self.donate:
@@ -193,8 +192,7 @@ class CompiledUpdate(Step):
         self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, Any]:
         if self.donate:
-            named = [(path, p) for path, p in tree.items(params) if isinstance(p, Tensor)]
-            memory.check_apart([p for _, p in named], lambda i: f"parameter {named[i][0]!r}")
+            check_params_apart(params)
         return self.whole(grads, state, params, extra)
 
 
@@ -243,6 +241,12 @@ class FusedStep(Step):
         commit(writes)
         plan.numbers.finish()
         return params, state
+
+
+def check_params_apart(params: Any) -> None:
+    """Raise ValueError if two parameters that are written share memory."""
+    named = [(path, p) for path, p in tree.items(params) if isinstance(p, Tensor)]
+    memory.check_apart([p for _, p in named], lambda i: f"parameter {named[i][0]!r}")
 
 
 def check(tx: Leafwise, grads: Any, state: Any, params: Any) -> None:

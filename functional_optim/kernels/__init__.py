@@ -150,7 +150,7 @@ def sweep(wanted: Request, *, strict: bool = False) -> Native | None:
 
 
 def sweep_all(every: Sequence[Request], *, wait: bool = True) -> None:
-    """CompilerRun what is missing of some libraries at once, for `sweep`.
+    """Build what is missing of some libraries at once, for `sweep`.
 
     Nothing is told of what cannot be built: that is up to `sweep`, which tries it by itself.
 

@@ -41,7 +41,7 @@ class CompilerRun:
         self.drafts = drafts
         self.beside = watch.Build()
         self.scratch = watch.Scratch()
-        self.process, self.library = building.start(_as_one(drafts), self.scratch)
+        self.process, self.built = building.start(_as_one(drafts), self.scratch)
         self.beside.start(get_cpp_compiler())
 
     def names(self) -> set[str]:
@@ -73,13 +73,13 @@ class CompilerRun:
         self.beside.stop()
 
     def _finished(self, draft: Draft) -> Native | None:
-        native = Native(self.library, draft.symbol, draft.outputs, draft.name, found=False)
+        native = Native(self.built, draft.symbol, draft.outputs, draft.name, found=False)
         try:
             draft.check(native)
         except Unsuitable:
             return None
         if draft.name is not None and is_usual():
-            disk_cache.keep(draft.name, self.library)
+            disk_cache.keep(draft.name, self.built)
         return native
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers import assert_close, assert_same
+from helpers import assert_close, assert_same, run
 from three_ways import random_tree
 from torch import Tensor
 
@@ -68,12 +68,8 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
 def purely(tx: Any, steps: int, dtype: torch.dtype, shapes: Any) -> Any:
-    params = make_tree(0, dtype, shapes)
-    state = tx.init(params)
-    for k in range(steps):
-        updates, state = tx.update(make_tree(k + 1, dtype, shapes), state, params)
-        params = fo.apply_updates(params, updates)
-    return params, state
+    grads = [make_tree(k + 1, dtype, shapes) for k in range(steps)]
+    return run(tx, make_tree(0, dtype, shapes), grads)
 
 
 def executors(opt: Any) -> set[type]:

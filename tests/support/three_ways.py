@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from helpers import assert_close
+from helpers import assert_close, run
 
 import functional_optim as fo
 from functional_optim import kernels
@@ -22,12 +22,8 @@ def random_tree(seed: int, dtype: torch.dtype, shapes: Any) -> Any:
 
 def purely(tx: Any, steps: int, dtype: torch.dtype, shapes: Any) -> Any:
     """Parameters and state after some steps of `update`."""
-    params = random_tree(0, dtype, shapes)
-    state = tx.init(params)
-    for k in range(steps):
-        updates, state = tx.update(random_tree(k + 1, dtype, shapes), state, params)
-        params = fo.apply_updates(params, updates)
-    return params, state
+    grads = [random_tree(k + 1, dtype, shapes) for k in range(steps)]
+    return run(tx, random_tree(0, dtype, shapes), grads)
 
 
 def check_compiled(
