@@ -2,6 +2,8 @@
 # make check   lint, format and types         make bench   measure all bars, write benchmarks/RESULTS.md
 # make fault   two replicas train, one is killed, comes back, and is healed
 # make docs    the site, in out/docs: loss curves are drawn by training, docstrings become the API
+# make lists   write every list of algorithms anew: exports, optimizer objects, tables
+# make test-full   with the tests that take long and repeat for every algorithm what others show for its family
 # make notebooks   execute notebooks/ and store them with their pictures
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 # make clean   remove the virtual environment and what was built; ARGS="…" is handed to what a target runs
@@ -10,7 +12,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault notebooks docs test check bench clean
+.PHONY: train gradient-free fault notebooks docs lists test test-full check bench clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -24,12 +26,19 @@ gradient-free: $(VENV)/.examples
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . out/docs $(ARGS)
 
+lists: $(VENV)/.docs
+	$(BIN)/python docs/lists.py $(ARGS)
+
 notebooks: $(VENV)/.notebooks
 	$(BIN)/python notebooks/run.py $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
 		--no-loadscope-reorder $(ARGS)
+
+test-full: $(VENV)/.dev
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
+		--no-loadscope-reorder -m "full or not full" $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -23,11 +23,15 @@ with _uncollected():
     from functional_optim.adapters.optimizer import Optimizer as Optimizer
 
 if TYPE_CHECKING:
+    # begin: algorithms (make lists)
+    from functional_optim.adapters.lbfgs import LBFGS as LBFGS
+    # end: algorithms
+
+if TYPE_CHECKING:
     from functional_optim.adapters.fault_tolerant.optimizer import (
         FaultTolerantOptimizer as FaultTolerantOptimizer,
     )
     from functional_optim.adapters.gradient_free.optimizer import GradientFree as GradientFree
-    from functional_optim.adapters.lbfgs import LBFGS as LBFGS
     from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
     from functional_optim.adapters.stub import zero_loss as zero_loss
 else:
@@ -36,7 +40,9 @@ else:
         names={
             "functional_optim.adapters.fault_tolerant.optimizer": ("FaultTolerantOptimizer",),
             "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
+            # begin: algorithms (make lists)
             "functional_optim.adapters.lbfgs": ("LBFGS",),
+            # end: algorithms
             "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),
         },
     )

@@ -105,15 +105,19 @@ with _uncollected():
     from functional_optim.transforms import zero_nans as zero_nans
 
 if TYPE_CHECKING:
-    from functional_optim import estimators as estimators
-    from functional_optim import replicas as replicas
-    from functional_optim import schedules as schedules
-    from functional_optim import search as search
+    # begin: algorithms (make lists)
     from functional_optim.algorithms.lbfgs.backtracking import (
         scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
     )
     from functional_optim.algorithms.lbfgs.transform import lbfgs as lbfgs
     from functional_optim.algorithms.lbfgs.transform import scale_by_lbfgs as scale_by_lbfgs
+    # end: algorithms
+
+if TYPE_CHECKING:
+    from functional_optim import estimators as estimators
+    from functional_optim import replicas as replicas
+    from functional_optim import schedules as schedules
+    from functional_optim import search as search
     from functional_optim.estimators import es_gradient as es_gradient
     from functional_optim.estimators import forward_gradient as forward_gradient
     from functional_optim.estimators import mezo as mezo
@@ -125,11 +129,10 @@ else:
         __name__,
         modules=("estimators", "replicas", "schedules", "search"),
         names={
-            "functional_optim.algorithms.lbfgs.transform": (
-                "lbfgs",
-                "scale_by_lbfgs",
-            ),
+            # begin: algorithms (make lists)
             "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
+            "functional_optim.algorithms.lbfgs.transform": ("lbfgs", "scale_by_lbfgs"),
+            # end: algorithms
             "functional_optim.estimators": (
                 "es_gradient",
                 "forward_gradient",

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import algorithms, kernels
-from functional_optim.algorithms.lbfgs.transform import lbfgs
+import functional_optim as fo
+from functional_optim import kernels
 from functional_optim.core.base import GradientTransformation
 from functional_optim.engine.compile import FusedStep, compile
 
@@ -97,12 +97,14 @@ def _kernels(step: FusedStep, tx: GradientTransformation, p: Tensor) -> list[Any
 
 def known() -> dict[str, Callable[..., GradientTransformation]]:
     """The algorithms that can be named."""
+    found = {name: getattr(fo, name) for name in dir(fo)}
     return {
-        name: factory
-        for name, factory in {**vars(algorithms), "lbfgs": lbfgs}.items()
-        if inspect.isfunction(factory)
-        and "lr" in inspect.signature(factory).parameters
+        name: thing
+        for name, thing in found.items()
+        if inspect.isfunction(thing)
+        and thing.__module__.startswith("functional_optim.algorithms.")
         and not name.startswith("scale_by_")
+        and "lr" in inspect.signature(thing).parameters
     }
 
 

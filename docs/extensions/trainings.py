@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from pages import pages
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -161,13 +162,18 @@ def lbfgs(**hyper: Any) -> Callable[[], fo.GradientTransformation]:
     return functools.partial(fo.lbfgs, max_iter=4, history_size=10, **hyper)
 
 
-CURVES = {
-    "adadelta": rates(fo.adadelta, 1.0, 10.0, 100.0),
-    "adafactor": rates(fo.adafactor, 0.005, 0.05, 0.5),
-    "adagrad": rates(fo.adagrad, 0.01, 0.1, 1.0),
-    "adam": rates(fo.adam, 3e-3, 3e-2, 3e-1),
-    "adamax": rates(fo.adamax, 5e-3, 5e-2, 5e-1),
-    "adamw": rates(fo.adamw, 3e-3, 3e-2, 3e-1),
+def of_page(name: str, says: str) -> Curve:
+    """Of an algorithm whose page names an argument and three values."""
+    argument, *values = says.split()
+
+    def run(value: float) -> fo.GradientTransformation:
+        return getattr(fo, name)(**{argument: value})
+
+    return rates(run, *map(float, values), name=argument)
+
+
+CURVES = {name: of_page(name, page["curve"]) for name, page in pages().items() if "curve" in page}
+CURVES |= {
     "asgd": rates(
         lambda lr: fo.asgd(lr, lambd=0.0, t0=STEPS / 2),
         *(0.1, 1.0, 10.0),
@@ -186,12 +192,9 @@ CURVES = {
         steps=100,
     ),
     "muon": rates(muon, 0.005, 0.05, 0.5),
-    "nadam": rates(fo.nadam, 3e-3, 3e-2, 3e-1),
     "polyak_sgd": rates(
         lambda most: fo.polyak_sgd(most), 0.1, 1.0, 10.0, name="max_learning_rate", asks=("value",)
     ),
-    "radam": rates(fo.radam, 0.01, 0.1, 1.0),
-    "rmsprop": rates(fo.rmsprop, 1e-3, 1e-2, 1e-1),
     "rprop": rates(fo.rprop, 1e-4, 1e-2, 1.0, on="whole", steps=120),
     "sgd": rates(lambda lr: fo.sgd(lr, momentum=0.9), 0.03, 0.3, 3.0, beside=0.0),
     "sparse_adam": rates(fo.sparse_adam, 0.01, 0.1, 1.0, on="tokens"),

@@ -266,7 +266,7 @@ def check_graph(case):
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("case", able("graph"))
+@pytest.mark.parametrize("case", able("graph", costly=True))
 def test_one_graph_serves_all_hyperparameters_and_equals_eager(case):
     check_graph(case)
 

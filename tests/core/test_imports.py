@@ -44,9 +44,10 @@ both = pytest.mark.parametrize("package", [fo, adapters], ids=lambda x: x.__name
 
 def declared(package):
     """The names that type checkers see: each with the module it comes from."""
-    (block,) = [x for x in ast.parse(inspect.getsource(package)).body if isinstance(x, ast.If)]
+    blocks = [x for x in ast.parse(inspect.getsource(package)).body if isinstance(x, ast.If)]
     return {
         alias.name: statement.module
+        for block in blocks
         for statement in block.body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names

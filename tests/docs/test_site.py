@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from algorithm_pages import ALGORITHMS, DROP_INS
+from algorithm_pages import ALGORITHMS, CLASSES
 from snippets import ROOT
 
 from functional_optim import search
@@ -82,8 +82,8 @@ def test_an_algorithm_has_a_page_with_steps_a_picture_and_its_docstrings(site, n
     drawn = (site / "docs" / "algorithms" / picture["src"]).read_text()
     assert drawn.count("<path") > 4
     wanted = {f"functional_optim.{name}"}
-    if name in DROP_INS:
-        wanted.add(f"functional_optim.adapters.{DROP_INS[name]}")
+    if name in CLASSES:
+        wanted.add(f"functional_optim.adapters.{CLASSES[name]}")
     assert wanted <= found.anchors
 
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import re
+import sys
 
 from snippets import ROOT
 
-import functional_optim as fo
-from functional_optim import adapters, algorithms
+sys.path.append(str(ROOT / "docs" / "extensions"))
 
-ALGORITHMS = sorted(
-    name
-    for name, thing in {**vars(algorithms), "lbfgs": fo.lbfgs}.items()
-    if inspect.isfunction(thing) and not name.startswith("scale_by_") and name != "polyak_average"
-)
-"""The ready-made ones."""
+from pages import pages
 
-DROP_INS = {
-    name: drop_in
-    for name in ALGORITHMS
-    for drop_in in dir(adapters)
-    if drop_in.lower() == name.replace("_", "") and inspect.isclass(getattr(adapters, drop_in))
-}
-"""The names of their classes."""
+PAGES = pages()
+"""What the page of each algorithm says of it, by the algorithm's name."""
+
+ALGORITHMS = sorted(PAGES)
+
+CLASSES = {name: page["optimizer"] for name, page in PAGES.items() if "optimizer" in page}
+"""The names of the optimizer objects of algorithms."""
 
 Row = tuple[str, ...]
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import optree
 import pytest
-import reference
 import torch
 from helpers import make_params
+from reference.loops import LOOPS
 from torch import Tensor, optim
 
 import functional_optim as fo
@@ -31,8 +31,7 @@ class Case(NamedTuple):
 
     hyper: the recipe's arguments. Floats, and those in tuples, are the ones that may change while
     training: they become tensors and schedules here. All else is static.
-    stock: the counterpart in torch.optim, which takes the same arguments. naive: the paper's loop.
-    cannot: some of ABILITIES. dim: the only number of dimensions of a tensor that it takes.
+    stock: the counterpart in torch.optim, which takes the same arguments. cannot: some of ABILITIES. dim: the only number of dimensions of a tensor that it takes.
     rounding: how far equal float64 results may part.
     """
 
@@ -40,7 +39,6 @@ class Case(NamedTuple):
     recipe: Callable[..., fo.GradientTransformation]
     hyper: dict[str, Any]
     stock: Any = None
-    naive: Callable[..., Any] | None = None
     cannot: frozenset[str] = frozenset()
     dim: int | None = None
     rounding: float = 1e-12
@@ -64,6 +62,17 @@ class Case(NamedTuple):
             for name, value in self.hyper.items()
             if all(isinstance(x, float) for x in optree.tree_leaves(value))
         }
+
+    @property
+    def naive(self) -> Callable[..., Any] | None:
+        """The paper's loop of the same name."""
+        return LOOPS.get(self.recipe.__name__)
+
+    @property
+    def family(self) -> str:
+        """The rows of one file of algorithms are a family; others stand alone."""
+        home = self.recipe.__module__
+        return home if home.startswith(fo.__name__) else self.name
 
     @property
     def static(self) -> dict[str, Any]:
@@ -115,13 +124,13 @@ def composed(lr, max_norm, decay):
     return fo.chain(fo.clip_by_global_norm(max_norm), fo.adamw(warm), fo.params_ema(decay))
 
 
-def row(name, recipe, stock=None, naive=None, cannot=(), dim=None, rounding=1e-12, **hyper):
-    return Case(name, recipe, hyper, stock, naive, frozenset(cannot), dim, rounding)
+def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, **hyper):
+    return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding)
 
 
-SGD = (fo.sgd, optim.SGD, reference.sgd)
-ADAM = (fo.adam, optim.Adam, reference.adam)
-ADAMW = (fo.adamw, optim.AdamW, reference.adamw)
+SGD = (fo.sgd, optim.SGD)
+ADAM = (fo.adam, optim.Adam)
+ADAMW = (fo.adamw, optim.AdamW)
 # eps is large enough here for a finite difference to see it; torch's own is in test_drop_ins.
 SMOOTH: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3}
 # torch.vmap refuses the None of a slot that a tensor does without
@@ -166,9 +175,19 @@ CASES = (
 )
 
 
-def able(*abilities: str) -> list[Any]:
-    """The rows that can do all of these, as parameters of a test."""
-    return [pytest.param(c, id=c.name) for c in CASES if c.cannot.isdisjoint(abilities)]
+def able(*abilities: str, costly: bool = False) -> list[Any]:
+    """The rows that can do all of these, as parameters of a test.
+
+    costly: leave all but the first of each family to `make test-full`.
+    """
+    chosen, seen = [], set()
+    for case in CASES:
+        if not case.cannot.isdisjoint(abilities):
+            continue
+        late = costly and case.family in seen
+        chosen.append(pytest.param(case, id=case.name, marks=[pytest.mark.full] if late else []))
+        seen.add(case.family)
+    return chosen
 
 
 def with_torch(*abilities: str) -> list[Any]:

@@ -28,7 +28,8 @@ def public_factories() -> dict[str, Any]:
     """Public functions that return such things, by name."""
     found = {}
     for module in (fo, schedules, search, estimators, replicas):
-        for name, thing in vars(module).items():
+        for name in dir(module):
+            thing = getattr(module, name)
             if isinstance(thing, FunctionType) and not name.startswith("_"):
                 kind = str(inspect.signature(thing).return_annotation).split(".")[-1]
                 if kind in KINDS and thing is not schedules.from_torch:  # tested apart

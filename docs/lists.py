@@ -1,0 +1,206 @@
+"""Writes every list of algorithms: `make lists`.
+
+The algorithms are what `functional_optim/algorithms/` defines and decorates with `factory`; what is
+said of them stands at the head of their pages in docs/algorithms/. Everything between two marks
+`begin: algorithms` and `end: algorithms` is made of these. `--check` writes nothing, and names the
+files that are not as they would be written.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+
+from pages import GROUPS, Page, pages  # noqa: E402
+
+ALGORITHMS = ROOT / "functional_optim" / "algorithms"
+ADAPTERS = ROOT / "adapters"
+MARK = re.compile(
+    r"(# begin: algorithms[^\n]*\n|<!-- begin: algorithms -->\n?)(.*?)"
+    r"( *# end: algorithms|<!-- end: algorithms -->)",
+    re.DOTALL,
+)
+
+CLASS = '''
+
+class {optimizer}(ReadyMade):
+    """`functional_optim.{name}` as an optimizer object."""
+
+    algorithm = "{name}"
+
+    def __init__(
+{signature}
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+'''
+
+
+def made_by_factories() -> dict[str, dict[str, ast.FunctionDef]]:
+    """The public factories of each module, by its name."""
+    found = {}
+    for path in sorted(ALGORITHMS.rglob("*.py")):
+        functions = {
+            node.name: node
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+            if any(isinstance(x, ast.Name) and x.id == "factory" for x in node.decorator_list)
+        }
+        if functions:
+            home = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[home] = dict(sorted(functions.items()))
+    return found
+
+
+def classes() -> dict[str, list[str]]:
+    """The public classes of each module of optimizer objects that is written by hand."""
+    return {
+        f"functional_optim.adapters.{path.stem}": [
+            node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+        ]
+        for path in sorted(ADAPTERS.glob("*.py"))
+        if path.stem not in ("__init__", "ready_made")
+    }
+
+
+def eager(path: Path) -> set[str]:
+    """What a package imports at once, which needs no place among what it imports on demand."""
+    body = ast.parse(path.read_text()).body
+    blocks = [node for node in body if isinstance(node, ast.With)]
+    inside = [statement for block in blocks for statement in block.body]
+    imports = [node for node in inside if isinstance(node, ast.ImportFrom)]
+    return {alias.name for node in imports for alias in node.names}
+
+
+def typed(homes: dict[str, list[str]]) -> str:
+    """The imports that type checkers read."""
+    lines = []
+    for home, names in sorted(homes.items()):
+        for name in sorted(names, key=_like_ruff):
+            line = f"    from {home} import {name} as {name}\n"
+            if len(line) > 101:
+                line = f"    from {home} import (\n        {name} as {name},\n    )\n"
+            lines.append(line)
+    return "".join(lines)
+
+
+def _like_ruff(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+def on_demand(homes: dict[str, list[str]]) -> str:
+    """The entries of a package's table of names that are imported when they are first read."""
+    lines, indent = [], " " * 12
+    for home, names in sorted(homes.items()):
+        quoted = ", ".join([f'"{name}"' for name in names])
+        line = f'{indent}"{home}": ({quoted}{"," if len(names) == 1 else ""}),\n'
+        if len(line) > 101:
+            each = "".join([f'{indent}    "{name}",\n' for name in names])
+            line = f'{indent}"{home}": (\n{each}{indent}),\n'
+        lines.append(line)
+    return "".join(lines)
+
+
+def signature(name: str, function: ast.FunctionDef) -> str:
+    """The arguments of an algorithm's optimizer object, as the lines of its constructor."""
+    given = function.args
+    plain = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
+    words = ["self", "params: ParamsT"]
+    words += [_argument(x, default) for x, default in zip(plain, defaults, strict=True)]
+    words.append("*")
+    words += [
+        _argument(x, value) for x, value in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    ]
+    words.append("compile: Compile = True")
+    joined = "\0".join(word.replace(" ", "\1") + "," for word in words).replace("\0", " ")
+    lines = textwrap.wrap(joined, 92, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"        {line}" for line in lines).replace("\1", " ")
+
+
+def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    kind = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
+    return f"{argument.arg}{kind}" + ("" if default is None else f" = {ast.unparse(default)}")
+
+
+def table(found: dict[str, Page]) -> str:
+    """The table to choose from."""
+    lines = ["| algorithm | when | memory | try | paper |", "| --- | --- | --- | --- | --- |"]
+    for group in GROUPS:
+        rows = {name: page for name, page in found.items() if page["group"] == group}
+        lines += [f"| **{group}** | | | | |"] if rows else []
+        lines += [
+            f"| [`{name}`](algorithms/{name}.md) | {page['when']} | {page['memory']} | "
+            f"{page['try']} | {page['paper']} |"
+            for name, page in rows.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def written() -> dict[Path, list[str]]:
+    """What stands between the marks of each file, in their order."""
+    modules, found, by_hand = made_by_factories(), pages(), classes()
+    functions = {name: f for these in modules.values() for name, f in these.items()}
+    package, adapters = ROOT / "functional_optim" / "__init__.py", ADAPTERS / "__init__.py"
+    late = {
+        home: [name for name in these if name not in eager(package)]
+        for home, these in modules.items()
+    }
+    late = {home: names for home, names in late.items() if names}
+    at_once = eager(adapters)
+    homes: dict[str, list[str]] = {}
+    ready = {}
+    for name, page in found.items():
+        optimizer = page.get("optimizer")
+        if optimizer is None or optimizer in at_once:
+            continue
+        hand = [home for home, names in by_hand.items() if optimizer in names]
+        homes.setdefault(hand[0] if hand else "functional_optim.adapters.ready_made", []).append(
+            optimizer
+        )
+        if not hand:
+            ready[optimizer] = CLASS.format(
+                optimizer=optimizer, name=name, signature=signature(name, functions[name])
+            )
+    homes = {home: sorted(names, key=_like_ruff) for home, names in homes.items()}
+    names = ", ".join([f"`{name}`" for name in found])
+    objects = ", ".join(
+        [f"`{page['optimizer']}`" for page in found.values() if "optimizer" in page]
+    )
+    return {
+        package: [typed(late), on_demand(late)],
+        adapters: [typed(homes), on_demand(homes)],
+        ADAPTERS / "ready_made.py": ["".join([ready[name] for name in sorted(ready)])],
+        ROOT / "README.md": [names, objects],
+        ROOT / "docs" / "choosing.md": [table(found)],
+    }
+
+
+def fill(text: str, parts: list[str]) -> str:
+    """A file's text with other parts between its marks."""
+    given = iter(parts)
+    filled = MARK.sub(lambda m: m[1] + next(given) + m[3], text)
+    if next(given, None) is not None:
+        raise ValueError(f"{len(parts)} parts need as many pairs of marks")
+    return filled
+
+
+def stale() -> dict[Path, str]:
+    """The files that are not as they would be written, with what would be."""
+    now = {path: fill(path.read_text(), parts) for path, parts in written().items()}
+    return {path: text for path, text in now.items() if text != path.read_text()}
+
+
+if __name__ == "__main__":
+    found = stale()
+    for path, text in found.items():
+        print(path.relative_to(ROOT))  # noqa: T201
+        if "--check" not in sys.argv:
+            path.write_text(text)
+    sys.exit(bool(found) and "--check" in sys.argv)
