@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch.optim.optimizer import ParamsT
-
 import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
-from functional_optim.engine.group import Compile
 
 if TYPE_CHECKING:
-    from functional_optim import numeric
-    from functional_optim.algorithms.adam import Betas
+    pass
 
 DOC = """`functional_optim.{name}` as an optimizer object.
 
