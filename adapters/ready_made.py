@@ -1,4 +1,4 @@
-"""Optimizer objects of the algorithms that torch.optim has not, each with its function's arguments."""
+"""Optimizer objects of algorithms that torch.optim lacks, with their functions' arguments."""
 
 from __future__ import annotations
 
