@@ -1,16 +1,20 @@
-"""The directive `loss-curve`: trains a small model while the site is built, and shows the losses.
+"""The directive `loss-curve`: shows the losses of a small model in training.
 
     ```{loss-curve} adam
     ```
 
 draws the entry "adam" of `trainings.CURVES` or `searches.SEARCHES`: three runs, of which the second
-is the one to begin with, and mostly a reference in grey.
+is the one to begin with, and mostly a reference in grey. What was trained before is kept
+(`curve_store`); the rest is trained while the site is built.
 """
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
+import curve_store
+import curves
 import matplotlib as mpl
 import searches
 import trainings
@@ -20,8 +24,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 
+import functional_optim as fo
+
 CURVES: dict[str, trainings.Curve | searches.SearchCurve]
-CURVES = {**trainings.CURVES, **searches.SEARCHES}
+CURVES = {**curves.CURVES, **searches.SEARCHES}
 FOLDER = Path("build", "loss_curves")
 GREY, SUGGESTED, OTHERS = "#8c8c8c", "#3a8fd9", ("#e08a2e", "#35a97c")
 """Legible on white and on black."""
@@ -45,20 +51,37 @@ STYLE = {
 }
 
 
-def draw(name: str, path: Path) -> None:
-    """Train, and write the picture."""
+def known(name: str) -> str:
+    """A digest of what a curve depends on."""
+    search = name in searches.SEARCHES
+    home = inspect.getsourcefile(getattr(fo.search if search else fo, name))
+    assert home is not None
+    says = [searches] if search else [trainings, *([curves] if name in curves.SPECIAL else [])]
+    needs = curve_store.sources(Path(home)) | {Path(str(module.__file__)) for module in says}
+    return curve_store.digest(needs, *CURVES[name].runs)
+
+
+def trained(name: str) -> dict[str, trainings.Losses]:
+    """The losses of all runs of a curve, and last those of the reference."""
     curve = CURVES[name]
+    runs = {label: curve.follow(recipe) for label, recipe in curve.runs.items()}
     reference = curve.reference()
+    return runs if reference is None else {**runs, reference[0]: reference[1]}
+
+
+def draw(name: str, path: Path) -> None:
+    """Train what has to be trained, and write the picture."""
+    curve = CURVES[name]
+    found = curve_store.recall(name, known(name), lambda: trained(name))
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}):
         figure = Figure(figsize=(6.4, 3.0), layout="constrained")
         panel = figure.subplots()
-        if reference is not None:
-            label, losses = reference
-            panel.plot(*losses, color=GREY, label=label, zorder=2, linewidth=1.2)
-        for i, (label, recipe) in enumerate(curve.runs.items()):
+        for i, (label, losses) in enumerate(found.items()):
+            if label not in curve.runs:
+                panel.plot(*losses, color=GREY, label=label, zorder=2, linewidth=1.2)
+                continue
             colour = SUGGESTED if i == 1 else OTHERS[i // 2]
             wide = 2.4 if i == 1 else 1.4
-            losses = curve.follow(recipe)
             panel.plot(*losses, color=colour, label=label, linewidth=wide, zorder=4 - i % 2)
         panel.set(xlabel=curve.axis, ylabel="loss", yscale="log", xlim=(0, curve.steps))
         low, high = panel.get_ylim()
@@ -82,12 +105,15 @@ class LossCurve(Directive):
         (name,) = self.arguments
         env = self.state.document.settings.env
         if name not in CURVES:
-            raise self.error(f"loss-curve knows no {name!r}; add it to trainings.py or searches.py")
-        for module in (trainings, searches):
+            raise self.error(
+                f"loss-curve knows no {name!r}; give its page a curve, or add it to curves.py or "
+                "searches.py"
+            )
+        for module in (curves, trainings, searches):
             env.note_dependency(module.__file__)
         path = FOLDER / f"{name}.svg"
         draw(name, Path(env.srcdir, path))
-        says = f"{CURVES[name].what} Blue: where to begin. Drawn when this page was built."
+        says = f"{CURVES[name].what} Blue: where to begin."
         image = nodes.image(uri=f"/{path.as_posix()}", alt=f"Loss curves of {name}", width="100%")
         caption = nodes.caption(says, "", nodes.Text(says))
         return [nodes.figure("", image, caption, classes=["loss-curve"])]

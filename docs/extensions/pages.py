@@ -23,7 +23,7 @@ GROUPS = (
 KEYS = {"group", "optimizer", "when", "memory", "try", "paper", "curve"}
 """group: one of GROUPS. optimizer: the class in `functional_optim.adapters`, if there is one. when,
 memory, try, paper: cells of the table to choose from. curve: an argument and three values of it,
-the second of which is to begin with; if there is none, `trainings.CURVES` has the runs."""
+the second of which is to begin with; if there is none, `curves.SPECIAL` has the runs."""
 
 
 class Page(dict[str, str]):

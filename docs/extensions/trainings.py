@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from pages import pages
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -143,62 +142,6 @@ class Curve(NamedTuple):
     def reference(self) -> tuple[str, Losses]:
         """The run to compare with, and its label."""
         return best_sgd(self.on, self.beside)
-
-
-def rates(recipe: Callable[[float], Any], *values: float, name: str = "lr", **more: Any) -> Curve:
-    """A curve for each value of one number."""
-    runs = {f"{name}={value:g}": functools.partial(recipe, value) for value in values}
-    return Curve(runs, **more)
-
-
-def muon(lr: float) -> fo.GradientTransformation:
-    """Muon for the hidden layer's matrix, AdamW for the rest."""
-    parts = {"matrix": fo.muon(lr, weight_decay=0.0), "rest": fo.adamw(1e-2, weight_decay=0.0)}
-    return fo.partition(parts, {"hidden.weight": "matrix", "*": "rest"})
-
-
-def lbfgs(**hyper: Any) -> Callable[[], fo.GradientTransformation]:
-    """Four iterations at a time."""
-    return functools.partial(fo.lbfgs, max_iter=4, history_size=10, **hyper)
-
-
-def of_page(name: str, says: str) -> Curve:
-    """Of an algorithm whose page names an argument and three values."""
-    argument, *values = says.split()
-
-    def run(value: float) -> fo.GradientTransformation:
-        return getattr(fo, name)(**{argument: value})
-
-    return rates(run, *map(float, values), name=argument)
-
-
-CURVES = {name: of_page(name, page["curve"]) for name, page in pages().items() if "curve" in page}
-CURVES |= {
-    "asgd": rates(
-        lambda lr: fo.asgd(lr, lambd=0.0, t0=STEPS / 2),
-        *(0.1, 1.0, 10.0),
-        shown=lambda state: state.slots["ax"],
-    ),
-    "lbfgs": Curve(
-        {
-            "lr=0.3": lbfgs(lr=0.3),
-            "strong Wolfe": lbfgs(line_search_fn="strong_wolfe"),
-            "lr=1": lbfgs(lr=1.0),
-        },
-        on="whole",
-        asks=("value", "value_and_grad"),
-        count=lambda state: int(state.func_evals),
-        axis="evaluation",
-        steps=100,
-    ),
-    "muon": rates(muon, 0.005, 0.05, 0.5),
-    "polyak_sgd": rates(
-        lambda most: fo.polyak_sgd(most), 0.1, 1.0, 10.0, name="max_learning_rate", asks=("value",)
-    ),
-    "rprop": rates(fo.rprop, 1e-4, 1e-2, 1.0, on="whole", steps=120),
-    "sgd": rates(lambda lr: fo.sgd(lr, momentum=0.9), 0.03, 0.3, 3.0, beside=0.0),
-    "sparse_adam": rates(fo.sparse_adam, 0.01, 0.1, 1.0, on="tokens"),
-}
 
 
 @functools.cache

@@ -24,7 +24,9 @@ pytest.importorskip("myst_nb")
 pytest.importorskip("sklearn")
 sys.path.append(str(ROOT / "docs" / "extensions"))
 
+import curve_store
 import docstrings
+import loss_curves
 import public_names
 
 RECIPE = re.search(r"^docs: .*\n\t\$\(BIN\)/python (.*)$", (ROOT / "Makefile").read_text(), re.M)
@@ -48,6 +50,31 @@ def site(tmp_path_factory) -> Path:
     assert built.returncode == 0, built.stderr
     assert built.stderr == ""
     return out / "html"
+
+
+def test_no_curve_had_to_be_trained():
+    stored = curve_store.kept()
+    assert stored.keys() == loss_curves.CURVES.keys()
+    late = [name for name, own in stored.items() if own["digest"] != loss_curves.known(name)]
+    assert late == [], "run make docs, and commit docs/curves.json"
+
+
+def test_a_curve_is_trained_again_when_its_algorithm_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(curve_store, "STORE", tmp_path / "curves.json")
+    calls = []
+
+    def train():
+        calls.append(len(calls))
+        return {"lr=1": ([0, 4], [2.0, 1 / (1 + len(calls))])}
+
+    first = curve_store.recall("new", "a", train)
+    assert first == {"lr=1": ([0, 4], [2.0, 0.5])} == curve_store.recall("new", "a", train)
+    assert curve_store.recall("new", "b", train) == {"lr=1": ([0, 4], [2.0, 0.3333])}
+    assert calls == [0, 1]
+    sources = curve_store.sources(ROOT / "functional_optim" / "algorithms" / "adam.py")
+    inside = {path.relative_to(ROOT / "functional_optim").as_posix() for path in sources}
+    assert {"algorithms/adam.py", "numeric.py", "transforms/weight_decay.py"} <= inside
+    assert not any(path.startswith(("core/", "kernels/")) for path in inside)
 
 
 class Page(HTMLParser):
