@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import algorithms
 import fresh
 import gpu
 import gradient_free
@@ -64,8 +65,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def chosen(only: str | None) -> list[Row]:
     """The rows whose names start with one of these, separated by commas; all, if there are none."""
-    rows = [*steps.rows(), *fresh.rows(), *train_rows.rows(), *lbfgs.rows(), *gradient_free.rows()]
-    rows += [*sharded.rows(), *research.rows(), *peers.rows(), *gpu.rows()]
+    rows = [*steps.rows(), *algorithms.rows(), *fresh.rows(), *train_rows.rows(), *lbfgs.rows()]
+    rows += [*gradient_free.rows(), *sharded.rows(), *research.rows(), *peers.rows(), *gpu.rows()]
     if only is None:
         return rows
     wanted = [name.strip() for name in only.split(",")]

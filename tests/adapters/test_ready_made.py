@@ -1,0 +1,88 @@
+"""Optimizer objects that `make lists` writes: their functions, with parameter groups and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from algorithm_pages import CLASSES
+from helpers import (
+    as_parameters,
+    assert_close,
+    assert_same,
+    copy_of,
+    make_grads,
+    make_params,
+    run,
+    step_object,
+)
+
+import functional_optim as fo
+from functional_optim import adapters
+from functional_optim.adapters.ready_made import ReadyMade
+
+MADE = [name for name in CLASSES if issubclass(getattr(adapters, CLASSES[name]), ReadyMade)]
+
+every = pytest.mark.parametrize("name", MADE)
+
+
+def make(name, params, **hyper):
+    return getattr(adapters, CLASSES[name])(params, compile=False, **hyper)
+
+
+@every
+def test_it_steps_as_its_function(name):
+    params = make_params()
+    grads = make_grads(params, 4)
+    mine = as_parameters(params)
+    step_object(opt := make(name, mine), grads)
+    moved, state = run(getattr(fo, name)(), params, grads)
+    assert_close(copy_of(mine), list(moved.values()), 1e-12)
+    for key, tree in state.slots.items():
+        assert_close([opt.state[p].get(key) for p in mine], list(tree.values()), 1e-12)
+    assert isinstance(opt, torch.optim.Optimizer)
+    assert opt.state_dict()["param_groups"][0].keys() >= opt.defaults.keys()
+
+
+@every
+def test_it_goes_on_from_a_checkpoint_a_copy_and_a_pickle(name):
+    params = make_params()
+    grads = make_grads(params, 5)
+    through = as_parameters(params)
+    step_object(make(name, through), grads)
+
+    def go_on(how):
+        mine = as_parameters(params)
+        step_object(opt := make(name, mine), grads[:2])
+        mine, opt = how(mine, opt)
+        step_object(opt, grads[2:])
+        return copy_of(mine)
+
+    def loaded(mine, opt):
+        file = io.BytesIO()
+        torch.save(opt.state_dict(), file)
+        file.seek(0)
+        other = make(name, mine)
+        other.load_state_dict(torch.load(file, weights_only=True))
+        return mine, other
+
+    for how in (
+        loaded,
+        lambda *both: copy.deepcopy(both),
+        lambda *x: pickle.loads(pickle.dumps(x)),
+    ):
+        assert_same(go_on(how), copy_of(through))
+
+
+@every
+def test_wrong_arguments_are_said_at_once(name):
+    (w,) = as_parameters({"w": torch.ones(2)})
+    with pytest.raises(TypeError, match="nonsense"):
+        make(name, [w], nonsense=1)
+    with pytest.raises(TypeError, match="nonsense"):
+        make(name, [{"params": [w], "nonsense": 1}])
+    with pytest.raises(ValueError, match="compile"):
+        getattr(adapters, CLASSES[name])([w], compile="sometimes")
