@@ -1,4 +1,4 @@
-"""Optimizer objects that `make lists` writes: their functions, with parameter groups and checkpoints."""
+"""Optimizer objects that `make lists` writes: their functions, groups and checkpoints."""
 
 from __future__ import annotations
 
