@@ -306,13 +306,18 @@ def default_device(leaves: list[Tensor]) -> torch.device:
     return leaves[0].device if leaves else torch.get_default_device()
 
 
-def first_step(leaves: list[Tensor]) -> Tensor:
-    """The step count of a new state: 0-dim int64, with the first leaf.
+def batched(x: Tensor, leaves: list[Tensor]) -> Tensor:
+    """A number of a new state; under vmap batched as the first leaf is.
 
-    Under vmap it is batched as that leaf is, and so laid out as the count of every later step: a
-    compiled step of an ensemble is then compiled once, not twice.
+    So it is laid out as that of every later step: a compiled step of an ensemble is compiled once,
+    and a donated one can write into it.
     """
-    batched = torch.compiler.is_compiling() or modes.transformed()
-    if leaves and batched and not sharding.is_sharded(leaves[0]):
-        return leaves[0].new_zeros((), dtype=torch.int64)
-    return torch.zeros((), dtype=torch.int64, device=default_device(leaves))
+    inside = torch.compiler.is_compiling() or modes.transformed()
+    if leaves and inside and not sharding.is_sharded(leaves[0]):
+        return leaves[0].new_ones((), dtype=x.dtype, device=x.device) * x
+    return x
+
+
+def first_step(leaves: list[Tensor]) -> Tensor:
+    """The step count of a new state: 0-dim int64, with the first leaf."""
+    return batched(torch.zeros((), dtype=torch.int64, device=default_device(leaves)), leaves)

@@ -95,7 +95,8 @@ def lift(
 
     def init(params: Any) -> State:
         base.check_params(params)
-        device = base.default_device(tree.leaves(params))
+        leaves = tree.leaves(params)
+        device = base.default_device(leaves)
 
         def first(path: str, p: Tensor) -> tuple[Any, ...]:
             places = route(placements, path, p) if routed else every
@@ -111,13 +112,13 @@ def lift(
             choices = [choice for placement in placements for choice in placement.where]
             tell_unfit(choices, [path for path, _ in tree.items(params)])
         carry = {
-            key: numeric.stored(value, device)
+            key: base.batched(numeric.stored(value, device), leaves)
             for (rule, *_), own in zip(placements, layout.carry, strict=True)
             for key, value in zip(own, rule.carry or (), strict=True)
         }
-        step = base.first_step(tree.leaves(params))
+        step = base.first_step(leaves)
         hyper = {
-            key: _to_read(name, value, 1.0, device)
+            key: base.batched(_to_read(name, value, 1.0, device), leaves)
             for (rule, *_), own in zip(placements, layout.hyper, strict=True)
             for key, (name, value) in zip(own, rule.each_hyper(), strict=True)
         }

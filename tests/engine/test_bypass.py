@@ -101,12 +101,11 @@ def test_a_compiled_step_that_make_fx_traces_is_in_its_graph(donate):
 
 
 @either_way
-def test_a_compiled_step_under_vmap(donate):
-    tx = fo.adamw(lr=0.1)
+@pytest.mark.parametrize("tx", [fo.adamw(lr=0.1), fo.nadam(lr=0.1)], ids=["adamw", "carry"])
+def test_a_compiled_step_under_vmap(donate, tx):
     params = {"w": torch.randn(4, *SHAPE, dtype=torch.float64)}
     grads = {"w": torch.randn(4, *SHAPE, dtype=torch.float64)}
     state = torch.vmap(tx.init)(params)
-    state = fo.tree.map(lambda x: x.clone(memory_format=torch.contiguous_format), state)
     held = clone(params)
     got, after = torch.vmap(fo.compile(tx, donate=donate))(grads, state, held)
     for i in range(4):

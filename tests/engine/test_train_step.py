@@ -316,8 +316,9 @@ def test_a_traced_step_consists_of_operations():
     assert_close(whole(params, state, *batch), expected, 1e-12)
 
 
-def test_an_ensemble_is_stepped_by_vmap():
-    step = fo.compile_train_step(loss_fn, recipe(), donate=False)
+@pytest.mark.parametrize("donate", [False, True])
+def test_an_ensemble_is_stepped_by_vmap(donate):
+    step = fo.compile_train_step(loss_fn, recipe(), donate=donate)
     members = [parameters(), {k: 2 * p for k, p in parameters().items()}]
     stacked = {k: torch.stack([x[k] for x in members]) for k in members[0]}
     state = torch.vmap(step.tx.init)(stacked)
