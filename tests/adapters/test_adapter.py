@@ -13,7 +13,8 @@ from helpers import (
     make_params,
     step_object,
 )
-from objects import every_pair
+from objects import DROP_INS, GENERAL, every_pair, parameters
+from sampling import some
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import (
@@ -251,7 +252,7 @@ def test_betas_edited_inside_a_list_count():
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@every_pair
+@pytest.mark.parametrize("pair", some(parameters([*GENERAL[::-1], *DROP_INS]), 2))
 def test_step_compiles_into_a_full_graph(pair):
     lr = torch.tensor(0.05, dtype=torch.float64)
     params = make_params()

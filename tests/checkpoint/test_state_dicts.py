@@ -48,7 +48,7 @@ def resumed_as_if_never_stopped(make, params, grads, **extra):
 # ---------------------------------------------------------------- every state, through a file
 
 
-@pytest.mark.parametrize("case", cases.able())
+@pytest.mark.parametrize("case", cases.able(costly=True))
 def test_a_recipe_goes_on_bitwise(case):
     params = case.params()
     saved = resumed_as_if_never_stopped(case.tx, params, make_grads(params, 6))

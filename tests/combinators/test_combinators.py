@@ -12,6 +12,7 @@ import pytest
 import torch
 from combined import LEAFWISE, WHOLE, named_params, whole
 from helpers import assert_close, assert_same, clone, run
+from sampling import some
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import functional_optim as fo
@@ -58,7 +59,7 @@ def doubles():
 # ---------------------------------------------------------------- compiled
 
 
-@pytest.mark.parametrize("donate", [True, False])
+@pytest.mark.parametrize("donate", some([True, False]))
 @pytest.mark.parametrize("recipe", KERNELS, ids=name_of)
 def test_compiled_is_eager(recipe, donate):
     params, grads = case(recipe, 20)

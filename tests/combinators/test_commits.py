@@ -34,7 +34,7 @@ def refuse(tx, params, state, flag, bad):
 
 
 @pytest.mark.parametrize("flag", FLAGS)
-@pytest.mark.parametrize("case", able())
+@pytest.mark.parametrize("case", able(costly=True))
 def test_a_refused_step_changes_no_bit(case, flag):
     params = case.params()
     tx = fo.commit_if(case.tx())

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from functional_optim import adapters
 
 either_form = pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
-every_row = pytest.mark.parametrize("case", cases.with_torch())
+every_row = pytest.mark.parametrize("case", cases.with_torch(costly=True))
 
 
 def make_model(case):
@@ -82,7 +82,7 @@ def test_a_run_goes_on_bitwise(case, flat):
 
 
 @either_form
-@pytest.mark.parametrize("case", cases.able("object", "rest"))
+@pytest.mark.parametrize("case", cases.able("object", "rest", costly=True))
 def test_a_recipe_goes_on_bitwise(case, flat):
     moved, wanted, twin, opt = resumed(case, general, general, flat)
     assert_same(moved, wanted)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import run
+from sampling import some
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer
@@ -16,7 +17,7 @@ from functional_optim.adapters import Optimizer
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
-@pytest.mark.parametrize("library", ["watched", "bare"])
+@pytest.mark.parametrize("library", some(["watched", "bare"]))
 def test_every_wrong_tensor_ends_in_the_pure_result_or_a_sentence(library):
     """In a process of its own, which may die; with the library beside the kernels, and without."""
     done = subprocess.run(

@@ -176,6 +176,11 @@ CASES = (
 )
 
 
+def families() -> list[Case]:
+    """The first row of each family."""
+    return list({case.family: case for case in reversed(CASES)}.values())[::-1]
+
+
 def able(*abilities: str, costly: bool = False) -> list[Any]:
     """The rows that can do all of these, as parameters of a test.
 
@@ -191,8 +196,9 @@ def able(*abilities: str, costly: bool = False) -> list[Any]:
     return chosen
 
 
-def with_torch(*abilities: str) -> list[Any]:
-    return [param for param in able(*abilities) if param.values[0].stock is not None]
+def with_torch(*abilities: str, costly: bool = False) -> list[Any]:
+    every = able(*abilities, costly=costly)
+    return [param for param in every if param.values[0].stock is not None]
 
 
 def with_naive() -> list[Any]:

@@ -13,7 +13,7 @@ from functional_optim import adapters
 
 EXACT = 1e-10
 
-every_row = pytest.mark.parametrize("case", cases.with_torch())
+every_row = pytest.mark.parametrize("case", cases.with_torch(costly=True))
 
 
 def drop_in(case: cases.Case, params: Any, **more: Any) -> Any:

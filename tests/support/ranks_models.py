@@ -104,7 +104,9 @@ def noisy(lr):
 
 WHOLE_SHAPES = ("ddp", "fsdp2", "tp", "zero")
 MATRICES = ("muon", "adafactor")
-DENSE = [case for case in cases.CASES if case.stock is not None and case.name != "muon"]
+DENSE = [case for case in cases.families() if case.stock is not None and case.name != "muon"] + [
+    case for case in cases.CASES if case.name in ("sgd-momentum", "adamw")
+]
 ROWS = [
     *[
         Row(c.name, clipped(c), WHOLE_SHAPES if c.name in MATRICES else WAYS, rounding=1e-9)
