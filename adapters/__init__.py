@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         FaultTolerantOptimizer as FaultTolerantOptimizer,
     )
     from functional_optim.adapters.gradient_free.optimizer import GradientFree as GradientFree
+    from functional_optim.adapters.sharpness import ASAM as ASAM
+    from functional_optim.adapters.sharpness import SAM as SAM
     from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
     from functional_optim.adapters.stub import zero_loss as zero_loss
 else:
@@ -43,6 +45,7 @@ else:
             # begin: algorithms (make lists)
             "functional_optim.adapters.lbfgs": ("LBFGS",),
             # end: algorithms
+            "functional_optim.adapters.sharpness": ("ASAM", "SAM"),
             "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),
         },
     )

@@ -360,8 +360,8 @@ class Optimizer(OptimizerBase):
         if set(missing) - {"value"}:  # the loss comes from the closure
             raise TypeError(
                 f"the recipe's update needs {' and '.join(missing)}, which an optimizer object "
-                "does not have; use adapters.LBFGS for L-BFGS, or call the transformation's update "
-                "yourself."
+                "does not have; use adapters.LBFGS for L-BFGS, adapters.SAM for sam, or call the "
+                "transformation's update yourself."
             )
         return tx
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from functional_optim import kernels, numeric, tree
 from functional_optim.combinators.commit import CommitIf, as_flag
 from functional_optim.combinators.local_steps import Synced, advanced
+from functional_optim.combinators.sharpness import SamState, SharpnessAware, check_grad_fn
 from functional_optim.core import base, memory, modes
 from functional_optim.core.factory import Made, factory
 from functional_optim.core.leafwise import Leafwise
@@ -91,6 +92,8 @@ def compile(
         return CommittedStep(tx, donate, strict)
     if isinstance(tx, Synced):
         return LocalStep(tx, donate, strict)
+    if isinstance(tx, SharpnessAware):
+        return SharpnessAwareStep(tx, donate, strict)
     if isinstance(tx, Leafwise):
         return FusedStep(tx, donate, strict)
     return CompiledUpdate(tx, donate, strict)
@@ -174,6 +177,33 @@ class LocalStep(Step):
     ) -> tuple[Any, Any]:
         params, inner = self.step(grads, state.inner, params, **extra)
         return params, state._replace(inner=inner, since=state.since.add_(1))
+
+
+class SharpnessAwareStep(Step):
+    """A step uphill, the gradient there, and the step of the other transformation."""
+
+    def __init__(self, tx: SharpnessAware, donate: bool, strict: bool) -> None:
+        super().__init__(tx, donate, strict)
+        self.uphill: Any = compile(tx.ascent, donate=False, strict=strict)
+        self.step: Any = compile(tx.inner, donate=donate, strict=strict)
+
+    def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
+        own = {name: x for name, x in extra.items() if name in self.tx.inner.extra}
+        self.uphill.begin(params, state.ascent, {})
+        self.step.begin(params, state.inner, own)
+
+    def __call__(
+        self, grads: Any, state: Any, params: Any, *, grad_fn: Any, **extra: Any
+    ) -> tuple[Any, Any]:
+        if modes.traced():
+            return self.by_operations(grads, state, params, {**extra, "grad_fn": grad_fn})
+        check_grad_fn(grad_fn)
+        worse, ascent = self.uphill(grads, state.ascent, params)
+        grads = grad_fn(worse)
+        params, inner = self.step(grads, state.inner, params, **extra)
+        if self.donate:
+            ascent = tree.map(Tensor.copy_, state.ascent, ascent)
+        return params, SamState(ascent, inner)
 
 
 class CompiledUpdate(Step):

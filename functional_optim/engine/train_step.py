@@ -111,7 +111,8 @@ class TrainStep(Made):
     ) -> None:
         self.given = (loss_fn, tx, has_aux, accumulate, donate, strict, compile)
         self.tx, self.has_aux, self.parts, self.compiled = tx, has_aux, accumulate, compile
-        self.extra, self.required = tx.extra, [name for name in tx.required if name != "value"]
+        self.extra = tx.extra
+        self.required = [name for name in tx.required if name not in ("value", "grad_fn")]
         self.strict, self.plain, self.loss = strict, loss_fn, loss_fn
         if compile:
             self.loss: Loss = torch.compile(loss_fn, fullgraph=strict)
@@ -151,6 +152,8 @@ class TrainStep(Made):
             grads, loss, auxes = self._uncompiled(error, params, scale, parts)
         if "value" in self.extra:
             extra.setdefault("value", loss)
+        if "grad_fn" in self.extra:
+            extra.setdefault("grad_fn", lambda worse: base.recorded(find, worse, None, parts)[0])
         with without_autocast(loss.device.type):
             if self.compiled and not traced:
                 params, state = self.update(grads, state, params, **extra)

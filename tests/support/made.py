@@ -82,6 +82,10 @@ def propose(params: Any, noise: Any) -> Any:
     return fo.tree.map(torch.add, params, noise)
 
 
+def halved(params: Any) -> Any:
+    return fo.tree.map(lambda p: p / 2, params)
+
+
 DOWN = schedules.linear(0.2, 0.1, 10)
 TX = fo.chain(fo.trace(0.9), fo.scale_by_lr(DOWN))
 WHOLE = fo.flatten(fo.adam(0.1))
@@ -93,6 +97,7 @@ MADE: dict[str, list[Any]] = {
     "adaptive_grad_clip": [fo.adaptive_grad_clip(0.1)],
     "add_decayed_weights": [fo.add_decayed_weights(0.1, mask=matrices)],
     "add_noise": [fo.add_noise(0.1, 0.55, seed=torch.tensor(3))],
+    "asam": [fo.asam(TX, 0.1)],
     "annealing": [search.annealing(4, 0.1, DOWN)],
     "apply_delta": [fo.apply_delta(0.3)],
     "apply_if_finite": [fo.apply_if_finite(TX, 3)],
@@ -157,6 +162,7 @@ MADE: dict[str, list[Any]] = {
     "polynomial": [schedules.polynomial(0.1, 0.0, 2.0, 10)],
     "random_search": [search.random_search(4, 0.1)],
     "reduce_on_plateau": [fo.reduce_on_plateau(patience=1)],
+    "sam": [fo.sam(TX, DOWN), fo.sam(WHOLE)],
     "scale": [fo.scale(0.5)],
     "scale_by_backtracking_linesearch": [fo.scale_by_backtracking_linesearch(4)],
     "scale_by_lbfgs": [fo.scale_by_lbfgs(3)],
@@ -190,6 +196,8 @@ MADE: dict[str, list[Any]] = {
 """What each factory makes; those that are missing take no argument that they need."""
 
 EXTRA: dict[str, dict[str, Any]] = {
+    "asam": {"grad_fn": halved},
+    "sam": {"grad_fn": halved},
     "commit_if": {"commit": True},
     "metropolis": {"value": 1.0},
     "reduce_on_plateau": {"value": 1.0},

@@ -1,0 +1,178 @@
+"""Optimizer objects of sharpness-aware minimization, which call their closure twice a step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+import functional_optim as fo
+from functional_optim.adapters.optimizer import Optimizer, with_hooks
+from functional_optim.adapters.state.recipes import Recipe
+from functional_optim.combinators.sharpness import SharpnessAware
+from functional_optim.core import base
+from functional_optim.engine.group import Compile
+
+
+class Inner:
+    """A recipe that also takes the numbers of the step uphill, which it leaves alone.
+
+    recipe: of what gets the gradients from there. numbers: the names of those.
+    """
+
+    def __init__(self, recipe: Recipe, numbers: tuple[str, ...]) -> None:
+        self.recipe = recipe
+        self.numbers = numbers
+        given = inspect.signature(recipe).parameters.values()
+        kind = inspect.Parameter.KEYWORD_ONLY
+        own = [inspect.Parameter(name, kind) for name in numbers]
+        others = [x.replace(kind=kind) for x in given if x.kind is not x.VAR_KEYWORD]
+        self.__signature__ = inspect.Signature([*own, *others])
+
+    def __call__(self, **hyper: Any) -> base.GradientTransformation:
+        return self.recipe(**{k: x for k, x in hyper.items() if k not in self.numbers})
+
+
+class SAM(Optimizer):
+    """`functional_optim.sam` around any recipe, as an optimizer object.
+
+    Args:
+        params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
+        recipe: a function from hyperparameters to the transformation that gets the gradients from
+            the point uphill. Default: `functional_optim.sgd`.
+        rho: the length of the step uphill, ≥ 0, equal in all groups. Default: the paper's.
+        compile: as in :class:`Optimizer`.
+        hyperparameters: values for the recipe's parameters.
+
+    `step(closure)` calls the closure twice, at the parameters and uphill; it clears the gradients,
+    computes the loss, calls `backward()` and returns the loss. Statistics of batch norm are updated
+    at both points. The norm of the gradient is taken over all groups.
+
+    State: that of the recipe's optimizer object; the step uphill keeps nothing.
+
+    Raises:
+        RuntimeError: from step, without a closure.
+        ValueError: from step, if groups have different numbers for the step uphill.
+        TypeError, ValueError: as :class:`Optimizer`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim.adapters import SAM
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> opt = SAM([w], fo.sgd, rho=0.1, lr=0.25, compile=False)
+        >>> def closure():
+        ...     opt.zero_grad()
+        ...     loss = w.square().sum()
+        ...     loss.backward()
+        ...     return loss
+        >>> opt.step(closure), w
+        (tensor(25., grad_fn=<SumBackward0>), Parameter containing:
+        tensor([1.4700, 1.9600], requires_grad=True))
+    """
+
+    around: ClassVar[Callable[..., SharpnessAware]] = staticmethod(fo.sam)
+    numbers: ClassVar[tuple[str, ...]] = ("rho",)
+
+    def __init__(
+        self, params: ParamsT, recipe: Recipe = fo.sgd, rho: float | Tensor = 0.05, *,
+        compile: Compile = True, **hyperparameters: Any,
+    ) -> None:  # fmt: skip
+        self._construct(params, recipe, compile, {**hyperparameters, "rho": rho})
+
+    def _construct(
+        self, params: ParamsT, recipe: Recipe, compile: Compile, hyper: dict[str, Any]
+    ) -> None:
+        for name in self.numbers:
+            if callable(hyper[name]):
+                raise TypeError(
+                    f"{type(self).__name__} takes a number as {name}, but got a schedule; write "
+                    f"opt.param_groups[i][{name!r}] before a step, or use fo.sam in a functional "
+                    "loop."
+                )
+        type(self).around(fo.identity(), **{name: hyper[name] for name in self.numbers})
+        own = Inner(recipe, self.numbers) if callable(recipe) else recipe
+        super().__init__(params, own, compile=compile, **hyper)
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is None:
+            raise RuntimeError(
+                f"{type(self).__name__} needs the gradients at two points; call step(closure) with "
+                "a function that clears the gradients, computes the loss, calls backward() and "
+                "returns the loss."
+            )
+        tx = self._uphill()
+        loss = base.recorded(closure)
+        base.unrecorded(self._at_the_worse_point, tx, closure)
+        return super()._step(lambda: loss)
+
+    step = with_hooks(_step)
+
+    def _uphill(self) -> SharpnessAware:
+        """The step uphill of all groups."""
+        first, *others = self.param_groups
+        for name in self.numbers:
+            if any(group[name] != first[name] for group in others):
+                raise ValueError(
+                    f"{type(self).__name__} goes uphill with all groups together, but they have "
+                    f"different {name}: {[group[name] for group in self.param_groups]}; give all "
+                    "of them one."
+                )
+        return type(self).around(fo.identity(), **{name: first[name] for name in self.numbers})
+
+    def _at_the_worse_point(self, tx: SharpnessAware, closure: Callable[[], Any]) -> None:
+        """Leave the gradients that the parameters have uphill; they are as they were afterwards."""
+        every = [p for group in self.param_groups for p in group["params"]]
+        params: list[Tensor] = [p for p in every if p.grad is not None]
+        held = [p.detach() for p in params]
+        before = [p.clone() for p in held]
+        uphill, _ = tx.ascent.update([p.grad for p in params], tx.ascent.init(held), held)
+        try:
+            for p, u in zip(held, uphill, strict=True):
+                p.add_(u)
+            base.recorded(closure)
+        finally:
+            for p, old in zip(held, before, strict=True):
+                p.copy_(old)
+
+
+class ASAM(SAM):
+    """`functional_optim.asam` around any recipe: :class:`SAM` in proportion to the weights' sizes.
+
+    Args:
+        params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
+        recipe: a function from hyperparameters to the transformation that gets the gradients from
+            the point uphill. Default: `functional_optim.sgd`.
+        rho: the length of the step uphill, ≥ 0, equal in all groups. Default: the authors'.
+        eta: added to a weight's size, ≥ 0, equal in all groups. Default: the authors'.
+        compile: as in :class:`Optimizer`.
+        hyperparameters: values for the recipe's parameters.
+
+    State, errors: as those of :class:`SAM`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim.adapters import ASAM
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> opt = ASAM([w], fo.adamw, lr=0.1, compile=False)
+        >>> def closure():
+        ...     opt.zero_grad()
+        ...     loss = w.square().sum()
+        ...     loss.backward()
+        ...     return loss
+        >>> opt.step(closure).item()
+        2.0
+    """
+
+    around = staticmethod(fo.asam)
+    numbers = ("rho", "eta")
+
+    def __init__(
+        self, params: ParamsT, recipe: Recipe = fo.sgd, rho: float | Tensor = 0.5,
+        eta: float | Tensor = 0.01, *, compile: Compile = True, **hyperparameters: Any,
+    ) -> None:  # fmt: skip
+        self._construct(params, recipe, compile, {**hyperparameters, "rho": rho, "eta": eta})

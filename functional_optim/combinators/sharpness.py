@@ -1,0 +1,184 @@
+"""Gradients at a worse point near by: sharpness-aware minimization around any transformation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.core import base
+from functional_optim.core.chain import Wrapped
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import squares, times
+
+GradFn = Callable[[Any], Any]
+"""From a tree of parameters to the gradients there, a tree of the same structure."""
+
+
+class SamState(NamedTuple):
+    """ascent: of the step uphill, which has a count and rho. inner: of the transformation."""
+
+    ascent: Any
+    inner: Any
+
+
+class SharpnessAware(Wrapped):
+    """A transformation made by `sam` or `asam`. ascent: the step uphill. inner: the other one."""
+
+    ascent: Leafwise
+    inner: base.GradientTransformation
+
+    def __new__(cls, ascent: Leafwise, inner: base.GradientTransformation) -> SharpnessAware:
+        def init(params: Any) -> SamState:
+            return SamState(ascent.init(params), inner.init(params))
+
+        def update(
+            grads: Any, state: SamState, params: Any = None, *, grad_fn: GradFn, **extra: Any
+        ) -> tuple[Any, SamState]:
+            base.check_extra(extra, inner.extra)
+            if params is None:
+                raise ValueError("update needs the parameters: call update(grads, state, params).")
+            check_grad_fn(grad_fn)
+            uphill, climbed = ascent.update(grads, state.ascent, params)
+            grads = grad_fn(base.apply_updates(params, uphill))
+            updates, after = inner.update(grads, state.inner, params, **extra)
+            return updates, SamState(climbed, after)
+
+        self = super().__new__(cls, init, update, inner)
+        self.ascent, self.inner = ascent, inner
+        return self
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.ascent, self.inner
+
+
+def check_grad_fn(grad_fn: Any) -> None:
+    """Raise TypeError unless it can be called."""
+    if not callable(grad_fn):
+        raise TypeError(
+            f"grad_fn must be a function from parameters to their gradients, but got a "
+            f"{type(grad_fn).__name__}; pass e.g. torch.func.grad(loss_fn)."
+        )
+
+
+@factory
+def sam(
+    tx: base.GradientTransformation, rho: numeric.Hyper = 0.05, eps: numeric.Hyper = 1e-12
+) -> SharpnessAware:
+    """Take the gradient at w + rho·g / ‖g‖ instead of w: prefer minima that are flat.
+
+    `update(grads, state, params, grad_fn=grad_fn)` calls `grad_fn` once, at the point uphill; grads
+    are those at params. A step so takes two gradients. The norm is taken over the whole tree.
+
+    Args:
+        tx: the transformation that gets the gradients from there.
+        rho: the length of the step uphill, ≥ 0: a number, a 0-dim tensor, or a schedule. 0.05 is
+            the paper's for CIFAR-10 and ImageNet.
+        eps: added to the norm, ≥ 0. Default 1e-12, that of the implementation that most people use,
+            https://github.com/davda54/sam.
+
+    State: `ascent`, a count of steps and rho; `inner`, that of tx.
+
+    Raises:
+        ValueError: for a negative number.
+        TypeError: from update, without a `grad_fn`.
+
+    `compile_train_step` provides `grad_fn` by itself, and `adapters.SAM` calls a closure twice.
+    Statistics of batch norm are updated at both points.
+
+    Paper: Foret, Kleiner, Mobahi, Neyshabur, "Sharpness-Aware Minimization for Efficiently
+    Improving Generalization", https://arxiv.org/abs/2010.01412, Algorithm 1.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> grad_fn = torch.func.grad(lambda w: w.square().sum())
+        >>> tx = fo.sam(fo.sgd(0.5), rho=0.1)
+        >>> w = torch.tensor([3.0, 4.0])
+        >>> updates, state = tx.update(grad_fn(w), tx.init(w), w, grad_fn=grad_fn)
+        >>> updates  # the gradient where w is 0.1 longer
+        tensor([-3.0600, -4.0800])
+    """
+    base.check_transformation("sam", tx, "sam(sgd(0.1, momentum=0.9))")
+    hyper = _checked("sam", rho, eps)
+
+    def scalars(t: Any, total: tuple[Any], *, rho: Any, eps: Any) -> tuple[Any]:
+        return (rho / (numeric.sqrt(total[0]) + eps),)
+
+    ascent = leafwise(None, times, scalars, reduce=squares, hyper=hyper, name="sam")
+    return SharpnessAware(ascent, tx)
+
+
+@factory
+def asam(
+    tx: base.GradientTransformation,
+    rho: numeric.Hyper = 0.5,
+    eta: numeric.Hyper = 0.01,
+    eps: numeric.Hyper = 1e-16,
+) -> SharpnessAware:
+    """`sam` with a step uphill in proportion to each weight's size: ASAM.
+
+    The gradient is taken at w + rho·T²g / ‖T g‖, where T = |w| + eta. Rescaling a layer then does
+    not change what counts as flat.
+
+    Args:
+        tx: the transformation that gets the gradients from there.
+        rho: the length of the step uphill, in units of the weights, ≥ 0. Default: the authors'.
+        eta: added to a weight's size, ≥ 0. Default: the authors'.
+        eps: added to the norm, ≥ 0.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: as that of `sam`.
+
+    Raises:
+        ValueError: for a negative number.
+        TypeError: from update, without a `grad_fn`; from init, for a complex parameter.
+
+    The authors' code, https://github.com/SamsungLabs/ASAM, has T = 1 for parameters that are not
+    called weight; here all are treated alike.
+
+    Paper: Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant
+    Learning of Deep Neural Networks", https://arxiv.org/abs/2102.11600, Algorithm 1.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> grad_fn = torch.func.grad(lambda w: w.square().sum())
+        >>> tx = fo.asam(fo.sgd(0.5), rho=0.1, eta=0.0)
+        >>> w = torch.tensor([1.0, 0.0])
+        >>> tx.update(grad_fn(w), tx.init(w), w, grad_fn=grad_fn)[0]
+        tensor([-1.1000, -0.0000])
+    """
+    base.check_transformation("asam", tx, "asam(sgd(0.1, momentum=0.9))")
+    hyper = {**_checked("asam", rho, eps), "eta": eta}
+    numeric.check(lambda x: x >= 0.0, eta, "asam needs an eta of 0 or more, but got {}.")
+
+    def before(t: Any, *, eta: Any) -> tuple[Any]:
+        return (eta,)
+
+    def reduce(g: Tensor, slots: Any, p: Tensor, eta: Any) -> tuple[Tensor]:
+        scaled = (p.abs() + eta) * g
+        return ((scaled * scaled).sum(),)
+
+    def scalars(t: Any, total: tuple[Any], *, rho: Any, eta: Any, eps: Any) -> tuple[Any, Any]:
+        return rho / (numeric.sqrt(total[0]) + eps), eta
+
+    def update(g: Tensor, slots: Any, p: Tensor, factor: Any, eta: Any) -> tuple[Tensor, Any]:
+        size = p.abs() + eta
+        return factor * size * size * g, slots
+
+    ascent = leafwise(
+        base.real_only("asam"), update, scalars, reduce=reduce, before=before, hyper=hyper,
+        name="asam",
+    )  # fmt: skip
+    return SharpnessAware(ascent, tx)
+
+
+def _checked(name: str, rho: numeric.Hyper, eps: numeric.Hyper) -> dict[str, numeric.Hyper]:
+    for what, x in (("rho", rho), ("eps", eps)):
+        numeric.check(lambda x: x >= 0.0, x, f"{name} needs a {what} of 0 or more, but got {{}}.")
+    return {"rho": rho, "eps": eps}

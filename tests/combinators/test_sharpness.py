@@ -1,0 +1,241 @@
+"""Sharpness-aware minimization: against loops, in all ways of stepping, and as an object."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from helpers import assert_close, assert_same, clone
+
+import functional_optim as fo
+from functional_optim import adapters
+
+RECIPES = {
+    "sam": lambda rho=0.1: fo.sam(fo.sgd(0.1, momentum=0.9), rho),
+    "asam": lambda rho=0.1: fo.asam(fo.sgd(0.1, momentum=0.9), rho, eta=0.05),
+}
+CLASSES = {"sam": (adapters.SAM, {}), "asam": (adapters.ASAM, {"eta": 0.05})}
+each = pytest.mark.parametrize("name", RECIPES)
+torch.manual_seed(0)
+X = torch.randn(16, 3, dtype=torch.float64)
+
+
+START = {"a": torch.randn(3, 2, dtype=torch.float64), "b": torch.randn(2, dtype=torch.float64)}
+
+
+def params():
+    return {k: x.clone() for k, x in START.items()}
+
+
+def loss(p, x=X):
+    return ((x @ p["a"] + p["b"]).tanh() - 1).square().mean()
+
+
+grad_fn = torch.func.grad(loss)
+
+
+def purely(tx, steps=5, start=None):
+    p = params() if start is None else start
+    state = tx.init(p)
+    for _ in range(steps):
+        u, state = tx.update(grad_fn(p), state, p, grad_fn=grad_fn)
+        p = fo.apply_updates(p, u)
+    return p, state
+
+
+def by_hand(name, steps=5, rho=0.1):
+    """The papers' steps, tensor by tensor, with momentum 0.9 and a rate of 0.1."""
+    p, momentum = params(), None
+    for _ in range(steps):
+        g = grad_fn(p)
+        size = {k: x.abs() + 0.05 if name == "asam" else torch.ones_like(x) for k, x in p.items()}
+        norm = sum(float((size[k] * x).square().sum()) for k, x in g.items()) ** 0.5
+        worse = {k: x + rho * size[k] ** 2 * g[k] / norm for k, x in p.items()}
+        g = grad_fn(worse)
+        momentum = g if momentum is None else {k: 0.9 * momentum[k] + x for k, x in g.items()}
+        p = {k: x - 0.1 * momentum[k] for k, x in p.items()}
+    return p
+
+
+@each
+def test_it_is_the_papers_loop(name):
+    assert_close(purely(RECIPES[name]())[0], by_hand(name), 1e-12)
+
+
+@each
+def test_without_a_step_uphill_it_is_the_inner_transformation(name):
+    found, state = purely(RECIPES[name](0.0))
+    base, p = fo.sgd(0.1, momentum=0.9), params()
+    inner = base.init(p)
+    for _ in range(5):
+        u, inner = base.update(grad_fn(p), inner, p)
+        p = fo.apply_updates(p, u)
+    assert_close(found, p, 1e-15)
+    assert_close(state.inner.slots, inner.slots, 1e-15)
+
+
+@each
+def test_compiled_steps_are_the_pure_ones(name):
+    want, after = purely(RECIPES[name]())
+    for donate in (True, False):
+        step = fo.compile(RECIPES[name](), strict=True, donate=donate)
+        p = params()
+        state = step.tx.init(p)
+        first = (p, state)
+        for _ in range(5):
+            p, state = step(grad_fn(p), state, p, grad_fn=grad_fn)
+        assert_close((p, state), (want, after), 1e-12)
+        assert (p["a"] is first[0]["a"]) == donate
+        assert int(first[1].ascent.step) == (5 if donate else 0)
+    whole = fo.compile_train_step(loss, RECIPES[name](), strict=True)
+    p = params()
+    state = whole.tx.init(p)
+    for _ in range(5):
+        p, state, _ = whole(p, state)
+    assert_close(p, want, 1e-12)
+
+
+@each
+def test_rho_may_be_a_tensor_a_schedule_or_a_batch(name):
+    make = RECIPES[name]
+    want, _ = purely(make())
+    assert_close(purely(make(torch.tensor(0.1, dtype=torch.float64)))[0], want, 1e-12)
+    assert_close(purely(make(fo.schedules.constant(0.1)))[0], want, 1e-12)
+    rhos = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    both = torch.vmap(lambda rho: purely(make(rho))[0])(rhos)
+    assert_close({k: x[1] for k, x in both.items()}, purely(make(0.2))[0], 1e-12)
+
+    def end(rho):
+        return loss(purely(make(rho))[0])
+
+    assert torch.autograd.gradcheck(end, torch.tensor(0.1, dtype=torch.float64, requires_grad=True))
+
+
+def objects(name, start=None, **hyper):
+    p = params() if start is None else start
+    mine = {k: torch.nn.Parameter(x.clone()) for k, x in p.items()}
+    cls, own = CLASSES[name]
+    given = {"rho": 0.1, "lr": 0.1, "momentum": 0.9, "compile": False, **own, **hyper}
+    return mine, cls(mine.items(), fo.sgd, **given)
+
+
+def step_object(mine, opt, count=1):
+    def closure():
+        opt.zero_grad()
+        value = loss(mine)
+        value.backward()
+        return value
+
+    for _ in range(count):
+        value = opt.step(closure)
+    return value
+
+
+@each
+@pytest.mark.parametrize("compile", ["strict", False])
+def test_the_object_is_the_pure_loop(name, compile):
+    want, _ = purely(RECIPES[name]())
+    mine, opt = objects(name, compile=compile)
+    first = step_object(mine, opt)
+    assert first.item() == loss(params()).item()
+    step_object(mine, opt, 4)
+    assert_close({k: p.detach() for k, p in mine.items()}, want, 1e-12)
+    assert isinstance(opt, torch.optim.Optimizer)
+
+
+@each
+def test_the_object_resumes_from_a_checkpoint_a_copy_and_a_pickle(name):
+    through, opt = objects(name)
+    step_object(through, opt, 4)
+
+    def loaded(mine, opt):
+        new, other = objects(name, {k: p.detach() for k, p in mine.items()}, lr=0.7)
+        other.load_state_dict(opt.state_dict())
+        return new, other
+
+    for how in (loaded, lambda *x: copy.deepcopy(x), lambda *x: pickle.loads(pickle.dumps(x))):
+        mine, opt = objects(name)
+        step_object(mine, opt, 2)
+        mine, opt = how(mine, opt)
+        step_object(mine, opt, 2)
+        assert_same([p.detach() for p in mine.values()], [p.detach() for p in through.values()])
+
+
+def test_the_norm_is_that_of_all_groups():
+    want, _ = purely(RECIPES["sam"]())
+    mine = {k: torch.nn.Parameter(x) for k, x in params().items()}
+    groups = [{"params": [mine["a"]]}, {"params": [mine["b"]]}]
+    opt = adapters.SAM(groups, rho=0.1, lr=0.1, momentum=0.9, compile=False)
+    step_object(mine, opt, 5)
+    assert_close({k: p.detach() for k, p in mine.items()}, want, 1e-12)
+    opt.param_groups[1]["rho"] = 0.2
+    before = clone({k: p.detach() for k, p in mine.items()})
+    with pytest.raises(ValueError, match=r"different rho: \[0.1, 0.2\]; give all of them one"):
+        step_object(mine, opt)
+    assert_same({k: p.detach() for k, p in mine.items()}, before)
+
+
+def test_a_closure_that_fails_uphill_leaves_everything_as_it_was():
+    mine, opt = objects("sam")
+    step_object(mine, opt)
+    before = clone({k: p.detach() for k, p in mine.items()})
+    momentum = [opt.state[p]["momentum_buffer"].clone() for p in mine.values()]
+    calls = []
+
+    def closure():
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        opt.zero_grad()
+        value = loss(mine)
+        value.backward()
+        return value
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(closure)
+    assert_same({k: p.detach() for k, p in mine.items()}, before)
+    assert_same([opt.state[p]["momentum_buffer"] for p in mine.values()], momentum)
+
+
+def test_a_frozen_leaf_and_a_gradient_that_is_nan():
+    tx = fo.apply_if_finite(fo.sgd(0.1), 3)
+    p = params()
+    mine = {k: torch.nn.Parameter(x, requires_grad=k == "a") for k, x in p.items()}
+    opt = adapters.SAM(mine.items(), lambda: tx, rho=0.1, compile=False)
+    step_object(mine, opt)
+    assert_same(mine["b"].detach(), p["b"])
+    before = mine["a"].detach().clone()
+
+    def bad():
+        opt.zero_grad()
+        value = loss(mine) * torch.nan
+        value.backward()
+        return value
+
+    opt.step(bad)
+    assert_same(mine["a"].detach(), before)
+
+
+def test_wrong_arguments_are_said_at_once():
+    w = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match="sam needs a rho of 0 or more, but got -1"):
+        fo.sam(fo.sgd(0.1), -1.0)
+    with pytest.raises(ValueError, match="asam needs an eta of 0 or more"):
+        adapters.ASAM([w], eta=-0.1)
+    with pytest.raises(TypeError, match="got a function"):
+        fo.sam(fo.sgd)
+    with pytest.raises(TypeError, match="as rho, but got a schedule"):
+        adapters.SAM([w], rho=fo.schedules.constant(0.1))
+    with pytest.raises(RuntimeError, match=r"SAM needs the gradients at two points"):
+        adapters.SAM([w]).step()
+    with pytest.raises(TypeError, match="nesterovv"):
+        adapters.SAM([w], fo.sgd, nesterovv=True)
+    tx = fo.sam(fo.sgd(0.1))
+    with pytest.raises(TypeError, match="grad_fn"):
+        tx.update(torch.ones(2), tx.init(w), w)
+    with pytest.raises(TypeError, match=r"grad_fn must be a function.*got a Tensor"):
+        tx.update(torch.ones(2), tx.init(w), w, grad_fn=torch.ones(2))
+    with pytest.raises(TypeError, match=r"use .*adapters\.SAM for sam"):
+        adapters.Optimizer([w], lambda: tx)
