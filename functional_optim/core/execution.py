@@ -238,15 +238,20 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     """
     if leaf.g.layout is not torch.strided:
         _, leaf = rows_of(leaf)
-    g, p, slots, numbers, *_ = leaf
+    _, p, slots, numbers, *_ = leaf
     k = len(placements) - 1
-    u = run(placements[:k], [leaf])[0][0] if k else as_real(g, compute_dtype(p))
-    rule, own = placements[k].rule, numbers[k]
+    rule, own, lookback = placements[k].rule, numbers[k], placements[k].lookback
     assert rule.reduce is not None
     own = own.numbers if type(own) is Selected else own
     known = () if rule.slots is None else opened(rule, slots[k], p)
-    given = (u, known, as_real(p, compute_dtype(p)), *told(own))
+    earlier = () if lookback is None else (_after(placements[: k - lookback], leaf),)
+    given = _after(placements[:k], leaf), known, as_real(p, compute_dtype(p)), *earlier, *told(own)
     return checked_sums("reduce", rule.reduce(*given))
+
+
+def _after(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
+    """The update of one tensor after some rules, in compute dtype."""
+    return run(placements, [leaf])[0][0] if placements else as_real(leaf.g, compute_dtype(leaf.p))
 
 
 def measured_by_last(placements: Sequence[Placement], leaf: Leaf) -> tuple[Numbers, list[Slots]]:

@@ -119,6 +119,10 @@ def averaged(lr, decay):
     return fo.chain(fo.scale_by_lr(lr), fo.params_ema(decay))
 
 
+def mechanized(lr, s_decay, betas, s_init):
+    return fo.mechanize(fo.sgd(lr), s_decay, betas, s_init, eps=1e-4)
+
+
 def composed(lr, max_norm, decay):
     """The training recipe of the README: clip, AdamW on a schedule, average."""
     warm = schedules.warmup_cosine(0.1 * lr, lr, 3, 1000)
@@ -172,6 +176,7 @@ CASES = (
     row("add_decayed_weights", decayed, lr=0.1, weight_decay=0.1),
     row("trace", traced, lr=0.05, momentum=0.9, dampening=0.2),
     row("params_ema", averaged, lr=0.1, decay=0.9),
+    row("mechanize", mechanized, lr=0.3, s_decay=0.1, betas=(0.5, 0.9), s_init=0.1),
     row("composed", composed, lr=0.02, max_norm=0.5, decay=0.9, cannot=["schedule"]),
 )
 

@@ -144,6 +144,7 @@ MADE: dict[str, list[Any]] = {
     "local_sgd": [fo.local_sgd(TX, every=2)],
     "lookahead": [fo.lookahead(TX), fo.lookahead(WHOLE, 2)],
     "masked": [fo.masked(TX, {"a": True, "b": False}), fo.masked(WHOLE, "a")],
+    "mechanize": [fo.mechanize(TX, s_decay=DOWN)],
     "metropolis": [fo.metropolis(propose, DOWN)],
     "mezo": [fo.mezo(1e-2)],
     "monitor": [fo.monitor({"cube": fo.measures.Measure(cube), "rms": fo.measures.rms})],
