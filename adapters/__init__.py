@@ -25,9 +25,12 @@ with _uncollected():
 if TYPE_CHECKING:
     # begin: algorithms (make lists)
     from functional_optim.adapters.lbfgs import LBFGS as LBFGS
+    from functional_optim.adapters.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
+    from functional_optim.adapters.schedule_free import ScheduleFreeSGD as ScheduleFreeSGD
     # end: algorithms
 
 if TYPE_CHECKING:
+    from functional_optim.adapters.averaging import AveragingOptimizer as AveragingOptimizer
     from functional_optim.adapters.fault_tolerant.optimizer import (
         FaultTolerantOptimizer as FaultTolerantOptimizer,
     )
@@ -40,10 +43,12 @@ else:
     __getattr__, __dir__, __all__ = _on_demand(
         __name__,
         names={
+            "functional_optim.adapters.averaging": ("AveragingOptimizer",),
             "functional_optim.adapters.fault_tolerant.optimizer": ("FaultTolerantOptimizer",),
             "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
             # begin: algorithms (make lists)
             "functional_optim.adapters.lbfgs": ("LBFGS",),
+            "functional_optim.adapters.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
             # end: algorithms
             "functional_optim.adapters.sharpness": ("ASAM", "SAM"),
             "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),

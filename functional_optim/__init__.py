@@ -41,6 +41,9 @@ with _uncollected():
     from functional_optim.checkpoint.lookup import get as get
     from functional_optim.checkpoint.state_dict import load_state_dict as load_state_dict
     from functional_optim.checkpoint.state_dict import state_dict as state_dict
+    from functional_optim.combinators.averaging import eval_params as eval_params
+    from functional_optim.combinators.averaging import gpa as gpa
+    from functional_optim.combinators.averaging import schedule_free as schedule_free
     from functional_optim.combinators.cautious import cautious as cautious
     from functional_optim.combinators.commit import commit_if as commit_if
     from functional_optim.combinators.commit import keep_snapshots as keep_snapshots
@@ -114,6 +117,11 @@ if TYPE_CHECKING:
     )
     from functional_optim.algorithms.lbfgs.transform import lbfgs as lbfgs
     from functional_optim.algorithms.lbfgs.transform import scale_by_lbfgs as scale_by_lbfgs
+    from functional_optim.algorithms.schedule_free import (
+        scale_by_second_moment as scale_by_second_moment,
+    )
+    from functional_optim.algorithms.schedule_free import schedule_free_adamw as schedule_free_adamw
+    from functional_optim.algorithms.schedule_free import schedule_free_sgd as schedule_free_sgd
     # end: algorithms
 
 if TYPE_CHECKING:
@@ -135,6 +143,11 @@ else:
             # begin: algorithms (make lists)
             "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
             "functional_optim.algorithms.lbfgs.transform": ("lbfgs", "scale_by_lbfgs"),
+            "functional_optim.algorithms.schedule_free": (
+                "scale_by_second_moment",
+                "schedule_free_adamw",
+                "schedule_free_sgd",
+            ),
             # end: algorithms
             "functional_optim.estimators": (
                 "es_gradient",

@@ -29,6 +29,10 @@ def lbfgs(**hyper: Any) -> Callable[[], fo.GradientTransformation]:
     return functools.partial(fo.lbfgs, max_iter=4, history_size=10, **hyper)
 
 
+AVERAGING = {"schedule_free_adamw", "schedule_free_sgd"}
+"""Algorithms of which the average is evaluated."""
+
+
 def of_page(name: str, says: str) -> Curve:
     """Of an algorithm whose page names an argument and three values."""
     argument, *values = says.split()
@@ -36,7 +40,7 @@ def of_page(name: str, says: str) -> Curve:
     def run(value: float) -> fo.GradientTransformation:
         return getattr(fo, name)(**{argument: value})
 
-    return rates(run, *map(float, values), name=argument)
+    return rates(run, *map(float, values), name=argument, averages=name in AVERAGING)
 
 
 SPECIAL = {

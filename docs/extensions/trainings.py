@@ -104,6 +104,7 @@ def train(recipe: Callable[[], fo.GradientTransformation], on: Task, run: Curve)
             break
         if run.count or step % EVERY == 0:
             shown = run.shown(state) if run.shown else params
+            shown = fo.eval_params(state, params) if run.averages else shown
             counts.append(count)
             losses.append(float(on.loss(shown, on.x, on.y)))
         if not losses[-1] < 1e3:
@@ -115,15 +116,16 @@ class Curve(NamedTuple):
     """What a picture shows.
 
     runs: recipes by their labels; the second is the one to begin with. on: the task. asks: extra
-    arguments of `update`. shown: from the state, the parameters to evaluate. count: from the
-    state, where on the axis a step stands. axis: its label. steps: how many. beside: the momentum
-    of the SGD to compare with.
+    arguments of `update`. shown: from the state, the parameters to evaluate. averages: whether
+    these are what `eval_params` returns. count: from the state, where on the axis a step stands.
+    axis: its label. steps: how many. beside: the momentum of the SGD to compare with.
     """
 
     runs: dict[str, Callable[[], fo.GradientTransformation]]
     on: str = "batches"
     asks: tuple[str, ...] = ()
     shown: Callable[[Any], Params] | None = None
+    averages: bool = False
     count: Callable[[Any], int] | None = None
     axis: str = "step"
     steps: int = STEPS

@@ -107,7 +107,7 @@ def test_every_public_factory_records_its_call(name):
 def test_a_state_goes_on_with_a_copy_of_its_recipe(case, way):
     tx, params = case.tx(), case.params()
     grads = make_grads(params, steps=4)
-    if case.name == "scheduled" or "schedule" in case.name:
+    if case.recipe is cases.scheduled:
         with pytest.raises(pickle.PicklingError, match="define this function at the top level"):
             pickle.dumps(tx)
         way = copy.deepcopy

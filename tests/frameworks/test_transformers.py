@@ -262,10 +262,44 @@ CLASSES = [x for x in EVERY if isinstance(x, type) and hasattr(x, "step")]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_no_optimizer_has_train_or_eval(cls):
+def test_only_those_that_average_have_train_or_eval(cls):
     """The Trainer and Accelerate call them, for optimizers that average their parameters."""
-    assert not hasattr(cls, "train")
-    assert not hasattr(cls, "eval")
+    averages = issubclass(cls, adapters.AveragingOptimizer)
+    assert hasattr(cls, "train") == hasattr(cls, "eval") == averages
+
+
+def averaging(folder, resume=None, **options):
+    made = adapters.ScheduleFreeAdamW, {"lr": 0.02, "compile": False}
+    data = {"eval_dataset": make_data()[:4], "eval_strategy": "steps", "eval_steps": 2}
+    saves = {"save_strategy": "steps", "lr_scheduler_type": "constant", **options}
+    trainer = make_trainer(folder, optimizer_cls_and_kwargs=made, **data, **saves)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def test_the_trainer_evaluates_the_averages(tmp_path):
+    """In a callback it can be seen where the parameters are."""
+    trainer = averaging(tmp_path, save_steps=2)
+    modes = trainer.optimizer.optimizer.training
+    seen = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert not modes  # it ended with an evaluation
+    assert len(seen) == 2
+    assert trainer.evaluate()["eval_loss"] == seen[-1]
+    trainer.optimizer.train()
+    trainer.optimizer.optimizer.eval = lambda: None
+    assert trainer.evaluate()["eval_loss"] != seen[-1]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_run_that_averages_is_resumed_bitwise_from_either_mode(at, tmp_path):
+    """At step 1 the Trainer saves in training mode, at step 2 after an evaluation."""
+    whole = averaging(tmp_path, save_steps=1)
+    middle = tmp_path / f"checkpoint-{at}"
+    saved = torch.load(middle / "optimizer.pt", weights_only=True)
+    assert [group["train_mode"] for group in saved["param_groups"]] == [at == 1] * 2
+    resumed = averaging(tmp_path / "again", str(middle), save_steps=1)
+    assert_same(values(resumed.model), values(whole.model))
+    assert_same(resumed.optimizer.state_dict(), whole.optimizer.state_dict())
 
 
 def test_a_kernel_steps_the_trainers_model(tmp_path):

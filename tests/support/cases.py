@@ -129,6 +129,10 @@ def composed(lr, max_norm, decay):
     return fo.chain(fo.clip_by_global_norm(max_norm), fo.adamw(warm), fo.params_ema(decay))
 
 
+def primal_averaged(lr, train_interp_coeff, eval_interp_coeff):
+    return fo.gpa(fo.adam(lr, (0.8, 0.95), 1e-3), train_interp_coeff, eval_interp_coeff)
+
+
 def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, **hyper):
     return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding)
 
@@ -169,6 +173,19 @@ CASES = (
     row("rmsprop-centered", fo.rmsprop, optim.RMSprop, lr=0.02, alpha=0.9, eps=1e-3, centered=True),
     row("rprop", fo.rprop, optim.Rprop, lr=0.03125, etas=(0.5, 1.2), step_sizes=(1e-6, 50.0)),
     row("sparse_adam", fo.sparse_adam, cannot=["rest"], **SMOOTH),
+    row(
+        "schedule_free_sgd",
+        fo.schedule_free_sgd,
+        **{"lr": 0.2, "momentum": 0.8, "weight_decay": 0.1, "warmup_steps": 5},
+        **{"r": 0.5, "weight_lr_power": 1.5},
+    ),
+    row(
+        "schedule_free_adamw",
+        fo.schedule_free_adamw,
+        **{**SMOOTH, "lr": 0.1, "weight_decay": 0.1, "warmup_steps": 3},
+        **{"r": 0.3, "weight_lr_power": 2.5},
+    ),
+    row("gpa", primal_averaged, lr=0.05, train_interp_coeff=0.7, eval_interp_coeff=0.9),
     row("scale", scaled, lr=0.1, factor=0.5),
     row("scale_by_schedule", scheduled, lr=0.1, rate=0.01),
     row("clip_by_global_norm", clipped_by_norm, lr=0.1, max_norm=0.5),

@@ -1,0 +1,143 @@
+"""Optimizer objects whose parameters are other ones in training than in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.adapters.optimizer import Optimizer, with_hooks
+from functional_optim.combinators.averaging import from_average, to_average
+from functional_optim.core import base
+from functional_optim.kernels.interrupts import held
+
+TRAINING = "train_mode"
+"""The entry of a parameter group that says in which mode its parameters are."""
+
+
+class AveragingOptimizer(Optimizer):
+    """An `Optimizer` for recipes with `schedule_free` or `gpa`, with a mode for each use.
+
+    In training the parameters are those where gradients are taken; a new optimizer is in this mode.
+    `eval()` puts the averages into the parameters, in place, and `train()` puts back what stands
+    for them in training. Call `eval()` before the model is evaluated, exported, or saved for use,
+    and `train()` before the next step. The parameters then are what they were but for rounding.
+
+    A checkpoint of model and optimizer may be written in either mode, and a run that is resumed
+    from it goes on bitwise: the mode is in the parameter groups, as `train_mode`. Load both.
+
+    Args:
+        params, recipe, compile, hyperparameters: those of :class:`Optimizer`.
+
+    State of each parameter: `step` and the recipe's slots, among them `z` and `average_share`.
+
+    Raises:
+        TypeError, ValueError: as :class:`Optimizer` does.
+        RuntimeError: from a step in evaluation mode.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim.adapters import AveragingOptimizer
+        >>> def recipe(lr):
+        ...     return fo.gpa(fo.adamw(lr), train_interp_coeff=0.7, eval_interp_coeff=0.9)
+        >>> model = torch.nn.Linear(2, 1)
+        >>> opt = AveragingOptimizer(model.parameters(), recipe, lr=0.1, compile=False)
+        >>> for _ in range(2):
+        ...     opt.zero_grad()
+        ...     model(torch.ones(2)).square().sum().backward()
+        ...     opt.step()
+        >>> opt.eval()  # model has the averages now
+        >>> opt.train()
+    """
+
+    @property
+    def training(self) -> bool:
+        """Whether the parameters are those for training."""
+        return all(group.get(TRAINING, True) for group in self.param_groups)
+
+    def train(self, mode: bool = True) -> None:
+        """Put the parameters for training in place.
+
+        Args:
+            mode: False does what `eval` does, as in torch.nn.Module.
+        """
+        if not mode:
+            return self.eval()
+        return self._switch(True, from_average)
+
+    def eval(self) -> None:
+        """Put the averages in place of the parameters."""
+        return self._switch(False, to_average)
+
+    def _switch(self, training: bool, other: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+        """Bring all groups into a mode, without letting Ctrl-C between. other: one point from z."""
+        late = [group for group in self.param_groups if group.get(TRAINING, True) != training]
+        if late:
+            held(partial(base.unrecorded, self._replace, late, training, other))
+
+    def _replace(
+        self,
+        groups: list[dict[str, Any]],
+        training: bool,
+        other: Callable[[Tensor, Tensor, float], Tensor],
+    ) -> None:
+        for group in groups:
+            for p in group["params"]:
+                mine = self.state.get(p) or {}
+                if isinstance(mine.get("z"), Tensor):
+                    p.copy_(other(p, mine["z"], float(mine["average_share"])))
+            group[TRAINING] = training
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every parameter that has a gradient; see :meth:`Optimizer.step`.
+
+        Raises:
+            RuntimeError: in evaluation mode.
+        """
+        if not self.training:
+            raise RuntimeError(
+                f"{type(self).__name__} is in evaluation mode, where the parameters are averages "
+                "that no gradient was meant for; call opt.train() before the forward pass, and "
+                "opt.eval() before the model is evaluated or saved for use."
+            )
+        return super()._step(closure)
+
+    step = with_hooks(_step)
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The recipe, called with a group's hyperparameters.
+
+        Raises:
+            TypeError: if nothing in it averages.
+        """
+        tx = super().transform(group)
+        if isinstance(tx, base.GradientTransformation) and not any(
+            "z" in x.rule.keys and "average_share" in getattr(x.rule.carry, "_fields", ())
+            for x in tx.placements
+        ):
+            raise TypeError(
+                f"{type(self).__name__} needs a recipe with schedule_free or gpa in it, e.g. "
+                "lambda lr: fo.schedule_free(fo.sgd(lr)); use Optimizer for others."
+            )
+        return tx
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, in the mode of the others; see :meth:`Optimizer.add_param_group`.
+
+        Args:
+            param_group: `params`, and values that differ from the defaults.
+        """
+        mode = self.training
+        super().add_param_group(param_group)
+        self.param_groups[-1][TRAINING] = mode
+
+    def _check_keys(self, group: dict[str, Any]) -> None:
+        super()._check_keys({key: x for key, x in group.items() if key != TRAINING})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for group in state["param_groups"]:
+            group.setdefault(TRAINING, True)
+        super().__setstate__(state)

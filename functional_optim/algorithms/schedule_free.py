@@ -1,0 +1,201 @@
+"""Schedule-Free SGD and AdamW.
+
+Defazio, Yang, Mehta, Mishchenko, Khaled, Cutkosky, "The Road Less Scheduled",
+https://arxiv.org/abs/2405.15682, Algorithm 1, as the authors have it in
+https://github.com/facebookresearch/schedule_free since version 1.3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.combinators.averaging import check_share, schedule_free
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+from functional_optim.transforms.scaling import check_lr
+
+
+class SecondMomentSlots(NamedTuple):
+    exp_avg_sq: Tensor
+    """Second moment v, like p."""
+
+
+class SecondMomentScalars(NamedTuple):
+    weight: Any
+    """1 − β₂, the weight of g² in v."""
+    bias_correction: Any
+    """1 − β₂ᵗ."""
+    eps: Any
+
+
+@factory
+def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e-8) -> Leafwise:
+    """Divide by the root of the corrected average of g²: `scale_by_adam` without a first moment.
+
+    Args:
+        beta2: decay rate of the average, in [0, 1). Default 0.999, Adam's.
+        eps: added to the root, ≥ 0. Default 1e-8, Adam's.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_second_moment()
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
+        tensor([ 1.0000, -1.0000])
+    """
+    numeric.check(
+        lambda x: 0.0 <= x < 1.0,
+        beta2,
+        "scale_by_second_moment needs a beta2 in [0, 1), but got {}.",
+    )
+    numeric.check(
+        lambda x: x >= 0.0, eps, "scale_by_second_moment needs an eps of 0 or more, but got {}."
+    )
+
+    def init(p: Tensor) -> SecondMomentSlots:
+        return SecondMomentSlots(torch.zeros_like(p))
+
+    def scalars(t: Any, *, beta2: Any, eps: Any) -> SecondMomentScalars:
+        return SecondMomentScalars(1 - beta2, 1 - beta2**t, eps)
+
+    def update(
+        g: Tensor, slots: SecondMomentSlots, p: Tensor, s: SecondMomentScalars
+    ) -> tuple[Tensor, SecondMomentSlots]:
+        v = slots.exp_avg_sq.lerp(g * g, s.weight)
+        return g / ((v / s.bias_correction).sqrt() + s.eps), SecondMomentSlots(v)
+
+    hyper = {"beta2": beta2, "eps": eps}
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_second_moment")
+
+
+@factory
+def schedule_free_sgd(
+    lr: numeric.Hyper = 1.0,
+    momentum: numeric.Hyper = 0.9,
+    weight_decay: numeric.Hyper = 0.0,
+    warmup_steps: int = 0,
+    r: numeric.Hyper = 0.0,
+    weight_lr_power: numeric.Hyper = 2.0,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """Schedule-Free SGD: its parameters are those to train; `eval_params` gives the average.
+
+    Args:
+        lr: learning rate, ≥ 0. It needs no decay.
+        momentum: share of the average in the parameters, in (0, 1].
+        weight_decay: L2 coefficient at the parameters, ≥ 0.
+        warmup_steps: in how many steps the learning rate rises to lr, ≥ 0.
+        r: power of the step in the weights of the average, ≥ 0.
+        weight_lr_power: power of the learning rate in these weights, ≥ 0.
+        maximize: ascend instead of descend.
+
+        Numbers but `warmup_steps` may also be 0-dim tensors or schedules. The defaults are the
+        authors'.
+
+    State: `z`, like the parameters; `average_share`, `lr_max` and `weight_sum`, numbers.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.schedule_free_sgd(lr=0.5)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([1.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)  # the first average is the first iterate
+        tensor([0.5000, 2.0000])
+    """
+    check_lr(lr)
+    numeric.check_count("schedule_free_sgd", 0, warmup_steps=warmup_steps)
+    rate = _warmed(lr, warmup_steps)
+    direction = (scale(-1 if maximize else 1), add_decayed_weights(weight_decay))
+    inner = chain(*direction, scale_by_lr(rate))
+    return schedule_free(inner, rate, momentum, r, weight_lr_power)
+
+
+@factory
+def schedule_free_adamw(
+    lr: numeric.Hyper = 0.0025,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+    warmup_steps: int = 0,
+    r: numeric.Hyper = 0.0,
+    weight_lr_power: numeric.Hyper = 2.0,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """Schedule-Free AdamW: its parameters are those to train; `eval_params` gives the average.
+
+    Args:
+        lr: learning rate, ≥ 0. It needs no decay; the authors advise more than AdamW's.
+        betas: share of the average in the parameters, in (0, 1), and decay rate of the average of
+            g², in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: coefficient of the decay at the parameters, ≥ 0.
+        warmup_steps: in how many steps the learning rate rises to lr, ≥ 0. The authors advise
+            some.
+        r: power of the step in the weights of the average, ≥ 0.
+        weight_lr_power: power of the learning rate in these weights, ≥ 0.
+        maximize: ascend instead of descend.
+
+        Numbers but `warmup_steps` may also be 0-dim tensors or schedules. The defaults are the
+        authors'.
+
+    State: `z` and `exp_avg_sq`, like the parameters; `average_share`, `lr_max` and `weight_sum`,
+    numbers.
+
+    Raises:
+        TypeError: if betas is no pair.
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.schedule_free_adamw(lr=0.1)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9000, 1.1000])
+    """
+    b1, b2 = check_betas(betas)
+    check_share("schedule_free_adamw", "first beta", b1)
+    check_lr(lr)
+    numeric.check_count("schedule_free_adamw", 0, warmup_steps=warmup_steps)
+    rate = _warmed(lr, warmup_steps)
+    inner = chain(
+        scale(-1 if maximize else 1),
+        scale_by_second_moment(b2, eps),
+        add_decayed_weights(weight_decay),
+        scale_by_lr(rate),
+    )
+    return schedule_free(inner, rate, b1, r, weight_lr_power)
+
+
+def _warmed(lr: numeric.Hyper, steps: int) -> numeric.Hyper:
+    """A learning rate that rises in a straight line: a share of 1 / steps at the first step."""
+    if steps == 0:
+        return lr
+
+    def rate(count: Any) -> Any:
+        return numeric.at(lr, count + 1) * numeric.minimum((count + 1) / steps, 1.0)
+
+    return rate

@@ -1,0 +1,62 @@
+"""Fifty steps in float64 go where those of the authors' own packages go.
+
+`reference/make_authors.py` has written down where that is. A row here and one of the same name
+there are one comparison.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference import waves
+
+import functional_optim as fo
+
+FOUND = json.loads(
+    (Path(__file__).parents[1] / "support" / "reference" / "authors.json").read_text()
+)["rows"]
+
+
+def rows() -> dict[str, fo.GradientTransformation]:
+    return {
+        "schedule_free_sgd": fo.schedule_free_sgd(0.2, 0.8, 0.1, warmup_steps=5, r=1.0),
+        "schedule_free_adamw": fo.schedule_free_adamw(
+            0.05, (0.8, 0.95), weight_decay=0.1, warmup_steps=5
+        ),
+    }
+
+
+TOLERANCE: dict[str, float] = {}
+"""Where the authors' numbers are rounded to float32 on their way."""
+
+
+def followed(tx: fo.GradientTransformation) -> dict[str, Any]:
+    """The parameters after the steps that are written down."""
+    params = [torch.as_tensor(x) for x in waves.leaves(waves.params())]
+    state, found = tx.init(params), {}
+    for step in range(1, waves.STEPS + 1):
+        value, slopes = waves.downhill(step, [p.numpy() for p in params])
+        grads = [torch.as_tensor(g) for g in slopes]
+        extra = {"value": value} if "value" in tx.extra else {}
+        updates, state = tx.update(grads, state, params, **extra)
+        params = fo.apply_updates(params, updates)
+        if step in waves.KEPT:
+            found[str(step)] = params
+    return found
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_fifty_steps_are_those_of_the_authors(name):
+    tolerance = TOLERANCE.get(name, 1e-12)
+    for step, params in followed(rows()[name]).items():
+        for p, wanted in zip(params, FOUND[name][step], strict=True):
+            wanted = torch.tensor(wanted, dtype=torch.float64)
+            torch.testing.assert_close(p, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_every_row_of_the_authors_has_one_here():
+    assert rows().keys() == FOUND.keys()
