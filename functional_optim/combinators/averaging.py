@@ -207,12 +207,14 @@ def eval_params(state: Any, params: Any) -> Any:
             f"these entries of an average: {listed}; put it around the whole transformation, e.g. "
             "schedule_free(partition(...))."
         )
-    share = get(state, found[1][0])
+    share, iterate = get(state, found[1][0]), get(state, found[0][0])
+    advice = "pass the parameters that were trained with this state, and put flatten inside"
+    tree.check_same(params, iterate, "params", "the average's z", advice)
 
     def average(y: Tensor, z: Any) -> Tensor:
         return y if z is None else to_average(y, z, share)
 
-    return tree.map(average, params, get(state, found[0][0]))
+    return tree.map(average, params, iterate)
 
 
 def to_average(y: Tensor, z: Tensor, share: Any) -> Tensor:

@@ -182,6 +182,9 @@ def test_eval_params_says_what_it_needs():
     params = {"a": w, "b": w}
     with pytest.raises(ValueError, match=r"schedule_free\(partition"):
         fo.eval_params(tx.init(params), params)
+    params, tx = {"a": torch.ones(2), "b": torch.ones(1)}, fo.flatten(fo.schedule_free_sgd(0.1))
+    with pytest.raises(ValueError, match=r"different structures(.|\n)*put flatten inside"):
+        fo.eval_params(tx.init(params), params)
 
 
 def test_leaves_that_are_not_averaged_stay():
