@@ -1,18 +1,18 @@
-"""Optimizer objects of algorithms that torch.optim has not, with their functions' arguments."""
+"""Optimizer objects of algorithms that torch.optim lacks, with their functions' arguments."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch.optim.optimizer import ParamsT
-
 import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
-from functional_optim.engine.group import Compile
 
 if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
     from functional_optim import numeric
     from functional_optim.algorithms.adam import Betas
+    from functional_optim.engine.group import Compile
 
 DOC = """`functional_optim.{name}` as an optimizer object.
 

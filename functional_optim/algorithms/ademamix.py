@@ -82,8 +82,8 @@ def scale_by_ademamix(
         >>> import torch, functional_optim as fo
         >>> tx = fo.scale_by_ademamix((0.9, 0.999, 0.5))
         >>> w = torch.zeros(2)
-        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
-        tensor([ 2.0000, -2.0000])
+        >>> tx.update(torch.tensor([5.0, -2.0]), tx.init(w), w)[0]
+        tensor([ 2., -2.])
     """
     three = numeric.triple(betas, "betas", "(0.9, 0.999, 0.9999)")
     check_each_beta(three)
@@ -179,7 +179,7 @@ def ademamix(
         >>> w = torch.ones(2)
         >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
         >>> fo.apply_updates(w, updates)
-        tensor([0.8999, 1.1001])
+        tensor([0.9000, 1.1000])
     """
     adapt = scale_by_ademamix(betas, alpha, beta3_warmup, alpha_warmup, eps)
     return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))

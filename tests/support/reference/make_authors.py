@@ -1,21 +1,21 @@
-"""Writes authors.json: where the authors' own optimizers go. test_authors.py reads it.
+"""Writes authors.json: where the optimizers of the authors' packages go. test_authors.py reads it.
 
-    pip install lion-pytorch adabelief-pytorch madgrad torch-adopt pytorch_optimizer
-    python tests/support/reference/make_authors.py
+    pip install --no-deps adabelief-pytorch lion-pytorch madgrad torch-adopt pytorch_optimizer
+    python tests/support/reference/make_authors.py [name ...]
 
-A row here and a row of the same name there are one comparison. A row is a function from parameters
-to an optimizer: the authors', or, where they have published no package, a port that does as they
-do.
+A row here and a row of the same name there are one comparison. With names, only these rows are
+made anew. Arguments that are not defaults on both sides stand in both files. Where authors have no
+package, a port that does as their code does is in its place. adabelief-pytorch also needs colorama
+and tabulate.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
+import importlib
+import importlib.metadata
 import json
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,116 +25,97 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from reference import waves
 
 FILE = Path(__file__).with_name("authors.json")
-PACKAGES = (
-    "lion-pytorch",
-    "adabelief-pytorch",
-    "madgrad",
-    "torch-adopt",
-    "pytorch_optimizer",
-)
-LR = 0.05
-ADAM: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 1e-3}
 
 
-def lion(params):
-    from lion_pytorch import Lion
-
-    return Lion(params, LR, betas=(0.8, 0.95), weight_decay=0.1)
-
-
-def adabelief(params, *, rectify=True):
-    from adabelief_pytorch import AdaBelief
-
-    return AdaBelief(params, LR, **ADAM, weight_decay=0.1, rectify=rectify, print_change_log=False)
+def of(package: str, name: str, **hyper: Any) -> tuple[str, Callable[[Any], Any]]:
+    """A package of the registry, and how its optimizer is made. name: of module and class."""
+    module, _, cls = name.rpartition(".")
+    return package, lambda params: getattr(importlib.import_module(module), cls)(params, **hyper)
 
 
-def adabelief_plain(params):
-    return adabelief(params, rectify=False)
-
-
-def madgrad(params):
-    from madgrad import MADGRAD
-
-    return MADGRAD(params, LR, momentum=0.8, weight_decay=0.1, eps=1e-3)
-
-
-def adopt(params, *, decouple=False):
-    from adopt import ADOPT
-
-    return ADOPT(params, LR, **ADAM, weight_decay=0.1, decouple=decouple)
-
-
-def adopt_decoupled(params):
-    return adopt(params, decouple=True)
-
-
-def adan(params):
-    from pytorch_optimizer import Adan
-
-    return Adan(params, LR, betas=(0.9, 0.8, 0.95), eps=1e-3, weight_decay=0.1)
-
-
-def ademamix(params):
-    from pytorch_optimizer import AdEMAMix
-
-    return AdEMAMix(params, LR, betas=(0.8, 0.95, 0.99), alpha=2.0, eps=1e-3)
-
-
-def yogi(params):
-    from pytorch_optimizer import Yogi
-
-    return Yogi(params, LR, **ADAM, weight_decay=0.1)
-
-
-ROWS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adabelief": adabelief,
-    "adabelief-plain": adabelief_plain,
-    "adan": adan,
-    "ademamix": ademamix,
-    "adopt": adopt,
-    "adopt-decoupled": adopt_decoupled,
-    "lion": lion,
-    "madgrad": madgrad,
-    "yogi": yogi,
+ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "adabelief": of(
+        "adabelief-pytorch",
+        "adabelief_pytorch.AdaBelief",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+        print_change_log=False,
+    ),
+    "adabelief-plain": of(
+        "adabelief-pytorch",
+        "adabelief_pytorch.AdaBelief",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+        **{"print_change_log": False, "rectify": False},
+    ),
+    "adan": of(
+        "pytorch_optimizer",
+        "pytorch_optimizer.Adan",
+        **{"lr": 0.05, "betas": (0.9, 0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+    ),
+    "ademamix": of(
+        "pytorch_optimizer",
+        "pytorch_optimizer.AdEMAMix",
+        **{"lr": 0.05, "betas": (0.8, 0.95, 0.99), "eps": 1e-3, "alpha": 2.0},
+    ),
+    "adopt": of(
+        "torch-adopt",
+        "adopt.ADOPT",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+    ),
+    "adopt-decoupled": of(
+        "torch-adopt",
+        "adopt.ADOPT",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+        decouple=True,
+    ),
+    "lion": of(
+        "lion-pytorch",
+        "lion_pytorch.Lion",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "weight_decay": 0.1},
+    ),
+    "madgrad": of(
+        "madgrad",
+        "madgrad.MADGRAD",
+        **{"lr": 0.05, "momentum": 0.8, "weight_decay": 0.1, "eps": 1e-3},
+    ),
+    "yogi": of(
+        "pytorch_optimizer",
+        "pytorch_optimizer.Yogi",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+    ),
 }
+"""By name: the package of the registry, and its optimizer of some parameters."""
 
 
-def leaves(tree):
-    return [tree["body"]["b"], tree["body"]["w"], tree["head"]]
-
-
-def trajectory(make):
-    """The parameters after some steps, in the order of their names."""
-    params = [torch.nn.Parameter(torch.as_tensor(x)) for x in leaves(waves.params())]
-    with contextlib.redirect_stdout(io.StringIO()):  # some packages print when they are used
-        optimizer = make(params)
+def trajectory(make: Callable[[Any], Any]) -> dict[str, Any]:
+    """The parameters after some steps."""
+    params = [torch.nn.Parameter(torch.as_tensor(x)) for x in waves.leaves(waves.params())]
+    opt = make(params)
+    if hasattr(opt, "train"):
+        opt.train()
     found = {}
     for step in range(1, waves.STEPS + 1):
-        for p, g in zip(params, leaves(waves.grads(step)), strict=True):
-            p.grad = torch.as_tensor(g)
-        optimizer.step()
+        now = [p.detach().numpy() for p in params]
+        value, grads = waves.downhill(step, now)
+        for p, g in zip(params, grads, strict=True):
+            p.grad = torch.as_tensor(g).clone()
+        opt.step(lambda value=value: torch.tensor(value))
         if step in waves.KEPT:
-            found[str(step)] = [p.tolist() for p in params]
+            found[str(step)] = [p.detach().tolist() for p in params]
     return found
 
 
-def main():
-    """Write every row whose package is there; the others stay as they are."""
-    kept = json.loads(FILE.read_text()) if FILE.exists() else {"versions": {}, "rows": {}}
-    rows, versions = kept["rows"], kept["versions"]
-    for name, make in ROWS.items():
-        try:
-            rows[name] = trajectory(make)
-        except ModuleNotFoundError as missing:
-            sys.stderr.write(f"{name} stays as it is: {missing}\n")
-    for package in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    versions["torch"] = torch.__version__
-    lines = [f"{json.dumps(name)}: {json.dumps(rows[name])}" for name in sorted(rows)]
+def main(names: list[str]) -> None:
+    known = json.loads(FILE.read_text()) if FILE.exists() else {"versions": {}, "rows": {}}
+    torch.set_default_dtype(torch.float64)
+    for name in names or ROWS:
+        package, make = ROWS[name]
+        known["rows"][name] = trajectory(make)
+        known["versions"][package] = importlib.metadata.version(package)
+    lines = [f"{json.dumps(name)}: {json.dumps(x)}" for name, x in sorted(known["rows"].items())]
     body = ",\n".join(lines)
-    FILE.write_text(f'{{"versions": {json.dumps(versions)},\n"rows": {{\n{body}\n}}}}\n')
+    versions = json.dumps(dict(sorted(known["versions"].items())))
+    FILE.write_text(f'{{"versions": {versions},\n"rows": {{\n{body}\n}}}}\n')
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
