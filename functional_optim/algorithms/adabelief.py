@@ -3,8 +3,8 @@
 Zhuang, Tang, Ding, Tatikonda, Dvornek, Papademetris, Duncan, "AdaBelief Optimizer: Adapting
 Stepsizes by the Belief in Observed Gradients", https://arxiv.org/abs/2010.07468, Algorithm 2.
 Zhuang, Ding, Tang, Dvornek, Tatikonda, Duncan, "Momentum Centering and Asynchronous Update for
-Adaptive Gradient Methods", https://arxiv.org/abs/2110.05454, Algorithm 2. With RAdam's
-rectification, as in the authors' code.
+Adaptive Gradient Methods", https://arxiv.org/abs/2110.05454. Both with RAdam's rectification, as in
+the authors' code.
 """
 
 from __future__ import annotations

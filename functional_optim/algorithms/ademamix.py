@@ -3,7 +3,7 @@
 Pagliardini, Ablin, Grangier, "The AdEMAMix Optimizer: Better, Faster, Older",
 https://arxiv.org/abs/2409.03137, Algorithm 1. Morwani, Vyas, Zhang, Kakade, "Connections between
 Schedule-Free Optimizers, AdEMAMix, and Accelerated SGD Variants",
-https://arxiv.org/abs/2502.02431, Algorithm 1.
+https://arxiv.org/abs/2502.02431.
 """
 
 from __future__ import annotations

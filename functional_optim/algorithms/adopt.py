@@ -2,7 +2,7 @@
 
 Taniguchi, Harada, Minegishi, Oshima, Jeong, Nagahara, Iiyama, Suzuki, Iwasawa, Matsuo, "ADOPT:
 Modified Adam Can Converge with Any β2 with the Optimal Rate", https://arxiv.org/abs/2411.02853,
-Algorithms 2 and 3.
+with clipping, as in the authors' code, https://github.com/iShohei220/adopt.
 """
 
 from __future__ import annotations

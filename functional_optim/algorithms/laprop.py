@@ -1,8 +1,8 @@
 """LaProp: gradients are divided by their size first, and averaged then.
 
 Ziyin, Wang, Ueda, "LaProp: Separating Momentum and Adaptivity in Adam",
-https://arxiv.org/abs/2002.04839, Algorithm 1, with the learning rate inside the average, as in the
-authors' code, https://github.com/Z-T-WANG/LaProp-Optimizer.
+https://arxiv.org/abs/2002.04839, with the learning rate inside the average, as in the authors'
+code, https://github.com/Z-T-WANG/LaProp-Optimizer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """MARS: AdamW with variance reduction.
 
 Yuan, Liu, Wu, Zhou, Gu, "MARS: Unleashing the Power of Variance Reduction for Training Large
-Models", https://arxiv.org/abs/2411.10438, Algorithm 2 with the approximation of its section 3.4,
-and https://github.com/AGI-Arena/MARS.
+Models", https://arxiv.org/abs/2411.10438, in its approximate version, as in the authors' code,
+https://github.com/AGI-Arena/MARS.
 """
 
 from __future__ import annotations

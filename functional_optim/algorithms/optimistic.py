@@ -1,7 +1,7 @@
 """Optimistic gradient descent, and Adam: the next gradient is predicted from the last change.
 
 Mokhtari, Ozdaglar, Pattathil, "A Unified Analysis of Extra-gradient and Optimistic Gradient Methods
-for Saddle Point Problems: Proximal Point Approach", https://arxiv.org/abs/1901.08511, equation 7.
+for Saddle Point Problems: Proximal Point Approach", https://arxiv.org/abs/1901.08511.
 Daskalakis, Ilyas, Syrgkanis, Zeng, "Training GANs with Optimism",
 https://arxiv.org/abs/1711.00141, Algorithm 1.
 """

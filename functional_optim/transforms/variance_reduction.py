@@ -38,7 +38,7 @@ def variance_reduction(
         ValueError: for numbers out of range.
 
     Paper: Yuan, Liu, Wu, Zhou, Gu, "MARS: Unleashing the Power of Variance Reduction for Training
-    Large Models", https://arxiv.org/abs/2411.10438, equation 2.2.
+    Large Models", https://arxiv.org/abs/2411.10438.
 
     Example::
 

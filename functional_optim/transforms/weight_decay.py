@@ -90,7 +90,7 @@ def proximal_step(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
         ValueError: if one of them is a negative number; from `chain`, if a learning rate follows.
 
     Paper: Zhuang, Liu, Cutkosky, Orabona, "Understanding AdamW through Proximal Methods and
-    Scale-Freeness", https://arxiv.org/abs/2202.00089, section 2.
+    Scale-Freeness", https://arxiv.org/abs/2202.00089.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Zhuang et al. 2020 and 2021, Algorithm 2 of both, with the rectification of Liu et al. 2019."""
+"""Zhuang et al. 2020, Algorithm 2, and 2021, with the rectification of Liu et al. 2019."""
 
 from __future__ import annotations
 

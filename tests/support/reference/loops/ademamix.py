@@ -1,4 +1,4 @@
-"""Pagliardini et al. 2024, Algorithm 1; Morwani et al. 2025, Algorithm 1, as in their code."""
+"""Pagliardini et al. 2024, Algorithm 1; Morwani et al. 2025, as in their code."""
 
 from __future__ import annotations
 

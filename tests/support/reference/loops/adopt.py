@@ -1,4 +1,4 @@
-"""Taniguchi et al. 2024, Algorithm 3, as in their code."""
+"""Taniguchi et al. 2024, as in their code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ziyin et al. 2020, Algorithm 1, with the decay of their code."""
+"""Ziyin et al. 2020, with the decay of their code."""
 
 from __future__ import annotations
 

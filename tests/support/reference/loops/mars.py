@@ -1,4 +1,4 @@
-"""Yuan et al. 2024, Algorithm 2, as in their code."""
+"""Yuan et al. 2024, as in their code."""
 
 from __future__ import annotations
 

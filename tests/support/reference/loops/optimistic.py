@@ -1,4 +1,4 @@
-"""Mokhtari et al. 2019, equation 7; optax's `optimistic_adam_v2`."""
+"""Mokhtari et al. 2019; optax's `optimistic_adam_v2`."""
 
 from __future__ import annotations
 
