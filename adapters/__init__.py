@@ -25,6 +25,17 @@ with _uncollected():
 if TYPE_CHECKING:
     # begin: algorithms (make lists)
     from functional_optim.adapters.lbfgs import LBFGS as LBFGS
+    from functional_optim.adapters.ready_made import ADOPT as ADOPT
+    from functional_optim.adapters.ready_made import MADGRAD as MADGRAD
+    from functional_optim.adapters.ready_made import MARS as MARS
+    from functional_optim.adapters.ready_made import AdaBelief as AdaBelief
+    from functional_optim.adapters.ready_made import Adan as Adan
+    from functional_optim.adapters.ready_made import AdEMAMix as AdEMAMix
+    from functional_optim.adapters.ready_made import LaProp as LaProp
+    from functional_optim.adapters.ready_made import Lion as Lion
+    from functional_optim.adapters.ready_made import SignSGD as SignSGD
+    from functional_optim.adapters.ready_made import Signum as Signum
+    from functional_optim.adapters.ready_made import Yogi as Yogi
     from functional_optim.adapters.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
     from functional_optim.adapters.schedule_free import ScheduleFreeSGD as ScheduleFreeSGD
     # end: algorithms
@@ -48,6 +59,19 @@ else:
             "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
             # begin: algorithms (make lists)
             "functional_optim.adapters.lbfgs": ("LBFGS",),
+            "functional_optim.adapters.ready_made": (
+                "ADOPT",
+                "MADGRAD",
+                "MARS",
+                "AdaBelief",
+                "Adan",
+                "AdEMAMix",
+                "LaProp",
+                "Lion",
+                "SignSGD",
+                "Signum",
+                "Yogi",
+            ),
             "functional_optim.adapters.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
             # end: algorithms
             "functional_optim.adapters.sharpness": ("ASAM", "SAM"),

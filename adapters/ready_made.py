@@ -8,7 +8,11 @@ import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
 
 if TYPE_CHECKING:
-    pass
+    from torch.optim.optimizer import ParamsT
+
+    from functional_optim import numeric
+    from functional_optim.algorithms.adam import Betas
+    from functional_optim.engine.group import Compile
 
 DOC = """`functional_optim.{name}` as an optimizer object.
 
@@ -63,4 +67,149 @@ class ReadyMade(Optimizer):
 
 
 # begin: algorithms (make lists)
+
+
+class ADOPT(ReadyMade):
+    """`functional_optim.adopt` as an optimizer object."""
+
+    algorithm = "adopt"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.9999),
+        eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0,
+        clip_exponent: numeric.Hyper | None = 0.25, decoupled_weight_decay: bool = False, *,
+        maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class AdEMAMix(ReadyMade):
+    """`functional_optim.ademamix` as an optimizer object."""
+
+    algorithm = "ademamix"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001,
+        betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.9, 0.999, 0.9999),
+        alpha: numeric.Hyper = 2.0, beta3_warmup: numeric.Hyper | None = None,
+        alpha_warmup: numeric.Hyper | None = None, eps: numeric.Hyper = 1e-08,
+        weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class AdaBelief(ReadyMade):
+    """`functional_optim.adabelief` as an optimizer object."""
+
+    algorithm = "adabelief"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-16, weight_decay: numeric.Hyper = 0.0, rectify: bool = True, *,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Adan(ReadyMade):
+    """`functional_optim.adan` as an optimizer object."""
+
+    algorithm = "adan"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001,
+        betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.98, 0.92, 0.99),
+        eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, no_prox: bool = False, *,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class LaProp(ReadyMade):
+    """`functional_optim.laprop` as an optimizer object."""
+
+    algorithm = "laprop"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.0004, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-15, weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Lion(ReadyMade):
+    """`functional_optim.lion` as an optimizer object."""
+
+    algorithm = "lion"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.0001, betas: Betas = (0.9, 0.99),
+        weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class MADGRAD(ReadyMade):
+    """`functional_optim.madgrad` as an optimizer object."""
+
+    algorithm = "madgrad"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, momentum: numeric.Hyper = 0.9,
+        weight_decay: numeric.Hyper = 0.0, eps: numeric.Hyper = 1e-06, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class MARS(ReadyMade):
+    """`functional_optim.mars` as an optimizer object."""
+
+    algorithm = "mars"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.003, betas: Betas = (0.95, 0.99),
+        eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, gamma: numeric.Hyper = 0.025,
+        optimize_1d: bool = False, lr_1d: numeric.Hyper = 0.003, betas_1d: Betas = (0.9, 0.95),
+        weight_decay_1d: numeric.Hyper = 0.1, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class SignSGD(ReadyMade):
+    """`functional_optim.sign_sgd` as an optimizer object."""
+
+    algorithm = "sign_sgd"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, weight_decay: numeric.Hyper = 0.0, *,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Signum(ReadyMade):
+    """`functional_optim.signum` as an optimizer object."""
+
+    algorithm = "signum"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, momentum: numeric.Hyper = 0.9,
+        weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Yogi(ReadyMade):
+    """`functional_optim.yogi` as an optimizer object."""
+
+    algorithm = "yogi"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 0.001, weight_decay: numeric.Hyper = 0.0,
+        initial_accumulator_value: float = 1e-06, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 # end: algorithms

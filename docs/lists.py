@@ -90,8 +90,8 @@ def typed(homes: dict[str, list[str]]) -> str:
 
 
 def _like_ruff(name: str) -> tuple[int, str]:
-    """Constants, then classes, then functions."""
-    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+    """Constants, then classes, then functions, each without regard to capitals."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name.lower())
 
 
 def on_demand(homes: dict[str, list[str]]) -> str:
@@ -176,7 +176,7 @@ def written() -> dict[Path, list[str]]:
     return {
         package: [typed(late), on_demand(late)],
         adapters: [typed(homes), on_demand(homes)],
-        ADAPTERS / "ready_made.py": ["".join([ready[name] for name in sorted(ready)])],
+        ADAPTERS / "ready_made.py": ["".join([*[ready[name] for name in sorted(ready)], "\n\n"])],
         ROOT / "README.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
     }

@@ -87,6 +87,7 @@ with _uncollected():
     from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
     from functional_optim.transforms import clip_by_global_norm as clip_by_global_norm
     from functional_optim.transforms import clip_by_value as clip_by_value
+    from functional_optim.transforms import decay_after_step as decay_after_step
     from functional_optim.transforms import (
         differentially_private_aggregate as differentially_private_aggregate,
     )
@@ -98,6 +99,7 @@ with _uncollected():
     from functional_optim.transforms import normalize as normalize
     from functional_optim.transforms import orthogonalize as orthogonalize
     from functional_optim.transforms import params_ema as params_ema
+    from functional_optim.transforms import proximal_step as proximal_step
     from functional_optim.transforms import reduce_on_plateau as reduce_on_plateau
     from functional_optim.transforms import scale as scale
     from functional_optim.transforms import scale_by_lr as scale_by_lr
@@ -108,20 +110,54 @@ with _uncollected():
     from functional_optim.transforms import sign as sign
     from functional_optim.transforms import snapshot as snapshot
     from functional_optim.transforms import trace as trace
+    from functional_optim.transforms import variance_reduction as variance_reduction
     from functional_optim.transforms import zero_nans as zero_nans
 
 if TYPE_CHECKING:
     # begin: algorithms (make lists)
+    from functional_optim.algorithms.adabelief import acprop as acprop
+    from functional_optim.algorithms.adabelief import adabelief as adabelief
+    from functional_optim.algorithms.adabelief import scale_by_acprop as scale_by_acprop
+    from functional_optim.algorithms.adabelief import scale_by_belief as scale_by_belief
+    from functional_optim.algorithms.adamax import adamaxw as adamaxw
+    from functional_optim.algorithms.adan import adan as adan
+    from functional_optim.algorithms.adan import scale_by_adan as scale_by_adan
+    from functional_optim.algorithms.ademamix import ademamix as ademamix
+    from functional_optim.algorithms.ademamix import scale_by_ademamix as scale_by_ademamix
+    from functional_optim.algorithms.ademamix import (
+        scale_by_simplified_ademamix as scale_by_simplified_ademamix,
+    )
+    from functional_optim.algorithms.ademamix import simplified_ademamix as simplified_ademamix
+    from functional_optim.algorithms.adopt import adopt as adopt
+    from functional_optim.algorithms.adopt import scale_by_adopt as scale_by_adopt
+    from functional_optim.algorithms.laprop import laprop as laprop
+    from functional_optim.algorithms.laprop import scale_by_laprop as scale_by_laprop
     from functional_optim.algorithms.lbfgs.backtracking import (
         scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
     )
     from functional_optim.algorithms.lbfgs.transform import lbfgs as lbfgs
     from functional_optim.algorithms.lbfgs.transform import scale_by_lbfgs as scale_by_lbfgs
+    from functional_optim.algorithms.madgrad import madgrad as madgrad
+    from functional_optim.algorithms.madgrad import scale_by_madgrad as scale_by_madgrad
+    from functional_optim.algorithms.mars import mars as mars
+    from functional_optim.algorithms.optimistic import optimistic_adam_v2 as optimistic_adam_v2
+    from functional_optim.algorithms.optimistic import (
+        optimistic_gradient_descent as optimistic_gradient_descent,
+    )
+    from functional_optim.algorithms.optimistic import (
+        scale_by_optimistic_gradient as scale_by_optimistic_gradient,
+    )
     from functional_optim.algorithms.schedule_free import (
         scale_by_second_moment as scale_by_second_moment,
     )
     from functional_optim.algorithms.schedule_free import schedule_free_adamw as schedule_free_adamw
     from functional_optim.algorithms.schedule_free import schedule_free_sgd as schedule_free_sgd
+    from functional_optim.algorithms.sign import lion as lion
+    from functional_optim.algorithms.sign import scale_by_lion as scale_by_lion
+    from functional_optim.algorithms.sign import sign_sgd as sign_sgd
+    from functional_optim.algorithms.sign import signum as signum
+    from functional_optim.algorithms.yogi import scale_by_yogi as scale_by_yogi
+    from functional_optim.algorithms.yogi import yogi as yogi
     # end: algorithms
 
 if TYPE_CHECKING:
@@ -141,13 +177,38 @@ else:
         modules=("estimators", "replicas", "schedules", "search"),
         names={
             # begin: algorithms (make lists)
+            "functional_optim.algorithms.adabelief": (
+                "acprop",
+                "adabelief",
+                "scale_by_acprop",
+                "scale_by_belief",
+            ),
+            "functional_optim.algorithms.adamax": ("adamaxw",),
+            "functional_optim.algorithms.adan": ("adan", "scale_by_adan"),
+            "functional_optim.algorithms.ademamix": (
+                "ademamix",
+                "scale_by_ademamix",
+                "scale_by_simplified_ademamix",
+                "simplified_ademamix",
+            ),
+            "functional_optim.algorithms.adopt": ("adopt", "scale_by_adopt"),
+            "functional_optim.algorithms.laprop": ("laprop", "scale_by_laprop"),
             "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
             "functional_optim.algorithms.lbfgs.transform": ("lbfgs", "scale_by_lbfgs"),
+            "functional_optim.algorithms.madgrad": ("madgrad", "scale_by_madgrad"),
+            "functional_optim.algorithms.mars": ("mars",),
+            "functional_optim.algorithms.optimistic": (
+                "optimistic_adam_v2",
+                "optimistic_gradient_descent",
+                "scale_by_optimistic_gradient",
+            ),
             "functional_optim.algorithms.schedule_free": (
                 "scale_by_second_moment",
                 "schedule_free_adamw",
                 "schedule_free_sgd",
             ),
+            "functional_optim.algorithms.sign": ("lion", "scale_by_lion", "sign_sgd", "signum"),
+            "functional_optim.algorithms.yogi": ("scale_by_yogi", "yogi"),
             # end: algorithms
             "functional_optim.estimators": (
                 "es_gradient",

@@ -368,10 +368,25 @@ def pair(values: Any, name: str, example: str) -> tuple[Any, Any]:
     Raises:
         TypeError: if it is none.
     """
-    several = isinstance(values, (tuple, list)) or (isinstance(values, Tensor) and values.dim())
-    if several and len(values) == 2:
+    if _has(2, values):
         return values[0], values[1]
     raise TypeError(f"{name} must be a pair of numbers, e.g. {example}, but got {values!r}.")
+
+
+def triple(values: Any, name: str, example: str) -> tuple[Any, Any, Any]:
+    """The three values of a hyperparameter that has three.
+
+    Raises:
+        TypeError: if it has not.
+    """
+    if _has(3, values):
+        return values[0], values[1], values[2]
+    raise TypeError(f"{name} must be three numbers, e.g. {example}, but got {values!r}.")
+
+
+def _has(count: int, values: Any) -> bool:
+    several = isinstance(values, (tuple, list)) or (isinstance(values, Tensor) and values.dim())
+    return bool(several) and len(values) == count
 
 
 def _first_tensor(*values: Any) -> Tensor | None:

@@ -49,11 +49,17 @@ class AdamScalars(NamedTuple):
     bias_correction2: Any
     """1 − β₂ᵗ."""
     eps: Any
+    lead: Any = 0.0
+    """β₁ (1 − β₁ᵗ) / (1 − β₁ᵗ⁺¹), the weight of m beside (1 − β₁) g, with Nesterov momentum."""
 
 
 @factory
 def scale_by_adam(
-    betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8, *, amsgrad: bool = False
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    *,
+    amsgrad: bool = False,
+    nesterov: bool = False,
 ) -> Leafwise:
     """Divide the average gradient by the root of the average squared gradient.
 
@@ -61,6 +67,8 @@ def scale_by_adam(
         betas: decay rates of the two averages, each in [0, 1).
         eps: added to the root, ≥ 0.
         amsgrad: divide by the largest second moment seen so far.
+        nesterov: step along the average that follows if the next gradient is that of this step, as
+            optax does; `scale_by_nadam` has a momentum that changes.
 
     State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
 
@@ -84,13 +92,15 @@ def scale_by_adam(
 
     def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
         b1, b2 = betas
-        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
+        lead = (b1 * (1 - b1**t) / (1 - b1 ** (t + 1)),) if nesterov else ()
+        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps, *lead)
 
     def update(g: Tensor, slots: Any, p: Tensor, s: AdamScalars) -> tuple[Tensor, Any]:
         m = slots.exp_avg.lerp(g, s.weight1)
         v = slots.exp_avg_sq.lerp(g * g, s.weight2)
         top = torch.maximum(slots.max_exp_avg_sq, v) if amsgrad else v
-        u = (m / s.bias_correction1) / ((top / s.bias_correction2).sqrt() + s.eps)
+        step = s.lead * m + s.weight1 * g if nesterov else m
+        u = (step / s.bias_correction1) / ((top / s.bias_correction2).sqrt() + s.eps)
         return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
     return leafwise(init, update, scalars, hyper=hyper, name="scale_by_adam")
@@ -198,7 +208,12 @@ def adam_chain(
 
 def check_betas(betas: Betas) -> Betas:
     """Return the pair of betas, or raise torch's error for one out of range."""
-    b1, b2 = numeric.pair(betas, "betas", "(0.9, 0.999)")
-    for i, beta in enumerate((b1, b2)):
+    pair = numeric.pair(betas, "betas", "(0.9, 0.999)")
+    check_each_beta(pair)
+    return pair
+
+
+def check_each_beta(betas: tuple[numeric.Hyper, ...]) -> None:
+    """Raise torch's error for a beta out of range."""
+    for i, beta in enumerate(betas):
         numeric.check(lambda x: 0.0 <= x < 1.0, beta, f"Invalid beta parameter at index {i}: {{}}")
-    return b1, b2

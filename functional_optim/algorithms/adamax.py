@@ -1,7 +1,8 @@
-"""Adamax: Adam with the infinity norm.
+"""Adamax and AdamaxW: Adam with the infinity norm.
 
 Kingma, Ba, "Adam: A Method for Stochastic Optimization", https://arxiv.org/abs/1412.6980,
-Algorithm 2.
+Algorithm 2. The decay is that of Loshchilov, Hutter, "Decoupled Weight Decay Regularization",
+https://arxiv.org/abs/1711.05101.
 """
 
 from __future__ import annotations
@@ -110,3 +111,38 @@ def adamax(
         tensor([0.9000, 1.1000])
     """
     return adam_chain(scale_by_adamax(betas, eps), lr, weight_decay, False, maximize)
+
+
+@factory
+def adamaxw(
+    lr: numeric.Hyper = 2e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 1e-4,
+) -> GradientTransformation:
+    """AdamaxW: Adamax with decoupled weight decay.
+
+    Args:
+        lr: learning rate, ≥ 0. Default 2e-3, that of torch's Adamax.
+        betas: decay rates of the average and of the maximum, each in [0, 1).
+        eps: added to |g| before the maximum is taken, ≥ 0.
+        weight_decay: decay coefficient, ≥ 0; a step takes `lr * weight_decay` of each weight away.
+            Default 1e-4, optax's.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg` and `exp_inf`, like the parameters.
+
+    Raises:
+        ValueError: torch.optim.Adamax's messages, for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adamaxw(lr=0.1, weight_decay=0.5)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.8500, 1.0500])
+    """
+    return adam_chain(scale_by_adamax(betas, eps), lr, weight_decay, True, False)

@@ -62,14 +62,8 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
 
     def scalars(t: Any, *, betas: Any, eps: Any) -> RadamScalars:
         b1, b2 = betas
-        c2 = 1 - b2**t
-        rho_inf = numeric.divide(2.0, 1 - b2) - 1
-        rho = rho_inf - numeric.divide(2 * t * b2**t, c2)
-        known = rho > 5.0
-        r, r_inf = numeric.maximum(rho, 5.0), numeric.maximum(rho_inf, 5.0)
-        rect = numeric.sqrt((r - 4) * (r - 2) * r_inf / ((r_inf - 4) * (r_inf - 2) * r))
-        adaptive = numeric.where(known, rect * numeric.sqrt(c2), 0.0)
-        plain = numeric.where(known, 0.0, 1.0)
+        rect, plain = rectification(t, b2)
+        adaptive = rect * numeric.sqrt(1 - b2**t)
         return RadamScalars(1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps)
 
     def update(g: Tensor, slots: AdamSlots, p: Tensor, s: RadamScalars) -> tuple[Tensor, AdamSlots]:
@@ -79,6 +73,16 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
         return u, AdamSlots(m, v)
 
     return leafwise(init, update, scalars, hyper=hyper, name="scale_by_radam")
+
+
+def rectification(t: Any, b2: Any) -> tuple[Any, Any]:
+    """(r_t, 0) where ρ_t > 5, else (0, 1): the weights of the adaptive and of the plain step."""
+    rho_inf = numeric.divide(2.0, 1 - b2) - 1
+    rho = rho_inf - numeric.divide(2 * t * b2**t, 1 - b2**t)
+    known = rho > 5.0
+    r, r_inf = numeric.maximum(rho, 5.0), numeric.maximum(rho_inf, 5.0)
+    rect = numeric.sqrt((r - 4) * (r - 2) * r_inf / ((r_inf - 4) * (r_inf - 2) * r))
+    return numeric.where(known, rect, 0.0), numeric.where(known, 0.0, 1.0)
 
 
 @factory

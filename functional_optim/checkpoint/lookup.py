@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +23,7 @@ def get(state: Any, *names: str) -> Any:
             the name in a `named_chain`, or the place in a state that is a tuple, from `"0.lr"` on.
 
     Returns:
-        A 0-dim tensor (float64 for a hyperparameter), a tuple of them for a pair such as `betas`,
+        A 0-dim tensor (float64 for a hyperparameter), a tuple of them for several such as `betas`,
         a tree for a slot, or one tensor of it.
 
     Raises:
@@ -65,10 +66,11 @@ def _one(found: dict[str, Any], name: str) -> Any:
     exact = [key for key in matches if key == name]
     if exact or len(matches) == 1:
         return found[(exact or matches)[0]]
-    first, second = ([key for key in found if _fits(key, f"{name}.{i}")] for i in (0, 1))
-    if not matches and len(first) == len(second) == 1:
-        return found[first[0]], found[second[0]]
-    several = matches or first
+    each = [[key for key in found if _fits(key, f"{name}.{i}")] for i in range(len(found))]
+    each = list(itertools.takewhile(len, each))
+    if not matches and len(each) > 1 and all(len(keys) == 1 for keys in each):
+        return tuple([found[key] for (key,) in each])
+    several = matches or (each[0] if each else [])
     if several:
         raise KeyError(f"the state has several values called {name!r}: {', '.join(several)}.")
     raise KeyError(f"the state has no value called {name!r}; it has {_listed(found)}.")

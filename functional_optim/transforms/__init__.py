@@ -31,4 +31,9 @@ from functional_optim.transforms.scaling import scale as scale
 from functional_optim.transforms.scaling import scale_by_lr as scale_by_lr
 from functional_optim.transforms.scaling import scale_by_schedule as scale_by_schedule
 from functional_optim.transforms.scaling import set_to_zero as set_to_zero
+from functional_optim.transforms.variance_reduction import (
+    variance_reduction as variance_reduction,
+)
 from functional_optim.transforms.weight_decay import add_decayed_weights as add_decayed_weights
+from functional_optim.transforms.weight_decay import decay_after_step as decay_after_step
+from functional_optim.transforms.weight_decay import proximal_step as proximal_step

@@ -10,6 +10,7 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.paths import Mask, masked_by
+from functional_optim.transforms.scaling import check_lr, scale_by_lr
 
 
 @factory
@@ -72,3 +73,81 @@ def add_decayed_weights(
         name="add_decayed_weights",
     )
     return Leafwise(tuple([placement.on(*where) for placement in decay.placements]))
+
+
+@factory
+def proximal_step(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
+    """Step by −lr u and then divide by 1 + lr λ: p becomes (p − lr u) / (1 + lr λ).
+
+    In the place of `scale_by_lr`. To first order in lr this is decoupled decay, but it never turns
+    a weight around, however large the numbers are.
+
+    Args:
+        lr: learning rate, ≥ 0: a number, a 0-dim tensor, or a schedule.
+        weight_decay: λ, ≥ 0, likewise. The Python number 0 makes this `scale_by_lr`.
+
+    Raises:
+        ValueError: if one of them is a negative number; from `chain`, if a learning rate follows.
+
+    Paper: Zhuang, Liu, Cutkosky, Orabona, "Understanding AdamW through Proximal Methods and
+    Scale-Freeness", https://arxiv.org/abs/2202.00089.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.proximal_step(lr=1.0, weight_decay=1.0)
+        >>> w = torch.tensor([8.0])
+        >>> u, state = tx.update(torch.tensor([2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, u)
+        tensor([3.])
+    """
+    check_lr(lr)
+    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
+    if numeric.is_zero(weight_decay):
+        return scale_by_lr(lr)
+
+    def scalars(t: Any, *, lr: Any, weight_decay: Any) -> tuple[Any, Any]:
+        whole = 1 + lr * weight_decay
+        return -lr / whole, lr * weight_decay / whole
+
+    hyper = {"lr": lr, "weight_decay": weight_decay}
+    return leafwise(None, _shrunk, scalars, hyper=hyper, scales_step=True, name="proximal_step")
+
+
+@factory
+def decay_after_step(weight_decay: numeric.Hyper) -> Leafwise:
+    """Take a share of what a step leads to away: p + u becomes (1 − weight_decay) (p + u).
+
+    It stands after `scale_by_lr`, whose learning rate does not multiply it. With
+    `add_decayed_weights(..., independent=True)` the share is that of the weights before the step.
+
+    Args:
+        weight_decay: the share, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number 0
+            makes this `identity`.
+
+    Raises:
+        ValueError: if weight_decay is a negative number; from `chain`, if a learning rate follows.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.scale_by_lr(1.0), fo.decay_after_step(0.5))
+        >>> w = torch.tensor([8.0])
+        >>> u, state = tx.update(torch.tensor([2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, u)
+        tensor([3.])
+    """
+    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
+    if numeric.is_zero(weight_decay):
+        return identity()
+
+    def scalars(t: Any, *, weight_decay: Any) -> tuple[Any, Any]:
+        return 1 - weight_decay, weight_decay
+
+    hyper = {"weight_decay": weight_decay}
+    return leafwise(None, _shrunk, scalars, hyper=hyper, scales_step=True, name="decay_after_step")
+
+
+def _shrunk(u: Tensor, slots: Any, p: Tensor, factor: Any, lost: Any) -> tuple[Tensor, Any]:
+    """A step that also takes a share of the weights away."""
+    return factor * u - lost * p, slots

@@ -19,6 +19,7 @@ import functional_optim as fo
 FOUND = json.loads(
     (Path(__file__).parents[1] / "support" / "reference" / "authors.json").read_text()
 )["rows"]
+ADAM: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 1e-3}
 
 
 def rows() -> dict[str, fo.GradientTransformation]:
@@ -27,6 +28,15 @@ def rows() -> dict[str, fo.GradientTransformation]:
         "schedule_free_adamw": fo.schedule_free_adamw(
             0.05, (0.8, 0.95), weight_decay=0.1, warmup_steps=5
         ),
+        "adabelief": fo.adabelief(0.05, **ADAM, weight_decay=0.1),
+        "adabelief-plain": fo.adabelief(0.05, **ADAM, weight_decay=0.1, rectify=False),
+        "adan": fo.adan(0.05, (0.9, 0.8, 0.95), 1e-3, 0.1),
+        "ademamix": fo.ademamix(0.05, (0.8, 0.95, 0.99), eps=1e-3),
+        "adopt": fo.adopt(0.05, **ADAM, weight_decay=0.1),
+        "adopt-decoupled": fo.adopt(0.05, **ADAM, weight_decay=0.1, decoupled_weight_decay=True),
+        "lion": fo.lion(0.05, (0.8, 0.95), 0.1),
+        "madgrad": fo.madgrad(0.05, 0.8, weight_decay=0.1, eps=1e-3),
+        "yogi": fo.yogi(0.05, **ADAM, weight_decay=0.1),
     }
 
 

@@ -6,7 +6,8 @@ are one comparison.
 Equal only with these arguments: Adagrad and RAdam with eps 0 (optax's stands inside the root, or in
 the corrected average), RMSprop with `eps_in_sqrt=False`, Adafactor with eps₁ 0, factored from one
 row and one column on, and a learning rate below 1/√t (optax's decay is not multiplied by it), NAdam
-with a momentum_decay that ends the warming up of momentum at once. NOT_EQUAL says what cannot be
+with a momentum_decay that ends the warming up of momentum at once, AdaBelief with optax's eps_root
+equal to eps, Adan with β₂ = ½ and without eps_root. NOT_EQUAL says what cannot be
 equal, and why.
 """
 
@@ -45,6 +46,9 @@ NOT_EQUAL = {
     "muon": "the iteration runs in bfloat16 here, as in torch.optim",
     "adaptive_grad_clip": "a unit is a row here, as torch stores weights; a column in jax",
     "lbfgs": "another line search: optax zooms, torch.optim brackets by cubics",
+    "acprop": "optax takes the difference from the average before, and does not rectify",
+    "adan with another β₂ than ½": "optax weighs the gradient's change by 1 − β₂ instead of β₂",
+    "adan with weight_decay": "optax's is decoupled, the authors' is proximal",
     "adadelta with weight_decay": "optax's is decoupled, torch.optim's is L2",
 }
 
@@ -57,6 +61,7 @@ def rows() -> dict[str, Any]:
     """name → the transformation; or it, and what to read from its last state."""
     cosine = fo.schedules.cosine(0.1, 40, alpha=0.1)
     linear = fo.schedules.linear(0.1, 0.01, 30, transition_begin=5)
+    ramp = fo.schedules.linear(0.5, 4.0, 30)
     warm = fo.schedules.warmup_cosine(0.0, 0.1, 10, 45, end_value=0.01)
     rms: dict[str, Any] = {"alpha": 0.9, "eps": 1e-3}
     labelled = {"fast": fo.adam(LR), "slow": fo.sgd(LR, 0.9), "still": fo.freeze()}
@@ -79,7 +84,7 @@ def rows() -> dict[str, Any]:
             LR, **ADAM, momentum_decay=AT_ONCE, weight_decay=0.1, decoupled_weight_decay=True
         ),
         "adamax": fo.adamax(LR, **ADAM),
-        "adamaxw": descend(fo.scale_by_adamax(**ADAM), fo.add_decayed_weights(0.1)),
+        "adamaxw": fo.adamaxw(LR, **ADAM, weight_decay=0.1),
         "radam": fo.radam(LR, (0.8, 0.95), eps=0.0),
         "rmsprop": fo.rmsprop(LR, **rms),
         "rmsprop-centered": fo.rmsprop(LR, **rms, centered=True),
@@ -88,6 +93,20 @@ def rows() -> dict[str, Any]:
         "adadelta": fo.adadelta(0.5, rho=0.9, eps=1e-3),
         "adafactor": fo.adafactor(LR, eps=(0.0, 1e-3)),
         "adafactor-decay": fo.adafactor(LR, eps=(0.0, 1e-3), weight_decay=0.01 / LR),
+        "lion": fo.lion(LR, (0.8, 0.95), 0.1),
+        "signum": fo.signum(LR, 0.8),
+        "sign_sgd": fo.sign_sgd(LR),
+        "ademamix": fo.ademamix(LR, (0.8, 0.95, 0.99), ramp, eps=1e-3, weight_decay=0.1),
+        "simplified_ademamix": fo.simplified_ademamix(
+            0.1 * LR, (0.8, 0.95), 1.5, eps=1e-3, weight_decay=0.1
+        ),
+        "adopt": fo.adopt(LR, **ADAM),
+        "adabelief": fo.adabelief(LR, **ADAM, rectify=False),
+        "yogi": fo.yogi(LR, **ADAM),
+        "adan": fo.adan(LR, (0.9, 0.5, 0.95), 1e-3),
+        "madgrad": fo.madgrad(LR, 0.8, weight_decay=0.1, eps=1e-3),
+        "optimistic_gradient_descent": fo.optimistic_gradient_descent(LR, 0.9, 0.7),
+        "optimistic_adam_v2": fo.optimistic_adam_v2(LR, 0.9, 0.7, **ADAM),
         # links
         "scale": fo.scale(-0.3),
         "trace": descend(fo.trace(0.8)),

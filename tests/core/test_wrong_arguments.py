@@ -37,6 +37,17 @@ PAIRS = [
     (fo.adam, "betas"),
     (fo.adamw, "betas"),
     (fo.adamax, "betas"),
+    (fo.acprop, "betas"),
+    (fo.adabelief, "betas"),
+    (fo.adamaxw, "betas"),
+    (fo.adopt, "betas"),
+    (fo.laprop, "betas"),
+    (fo.lion, "betas"),
+    (fo.mars, "betas"),
+    (fo.mars, "betas_1d"),
+    (fo.optimistic_adam_v2, "betas"),
+    (fo.simplified_ademamix, "betas"),
+    (fo.yogi, "betas"),
     (fo.nadam, "betas"),
     (fo.radam, "betas"),
     (fo.sparse_adam, "betas"),
@@ -51,6 +62,13 @@ PAIRS = [
 def test_what_is_no_pair_is_refused(factory, name, value):
     with pytest.raises(TypeError, match=rf"{name} must be a pair of numbers, e\.g\. \("):
         factory(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0.9, (0.1, 0.2), "abc", None], ids=str)
+@pytest.mark.parametrize("factory", [fo.adan, fo.ademamix])
+def test_what_is_not_three_numbers_is_refused(factory, value):
+    with pytest.raises(TypeError, match=r"betas must be three numbers, e\.g\. \("):
+        factory(betas=value)
 
 
 @pytest.mark.parametrize("value", [2.5, 2.0, True, 0, -1, "2"], ids=repr)

@@ -133,6 +133,11 @@ def primal_averaged(lr, train_interp_coeff, eval_interp_coeff):
     return fo.gpa(fo.adam(lr, (0.8, 0.95), 1e-3), train_interp_coeff, eval_interp_coeff)
 
 
+def mars_at_one_rate(lr, **hyper):
+    """Matrices and others, which have a learning rate of their own."""
+    return fo.mars(lr, lr_1d=lr, **hyper)
+
+
 def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, **hyper):
     return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding)
 
@@ -142,6 +147,13 @@ ADAM = (fo.adam, optim.Adam)
 ADAMW = (fo.adamw, optim.AdamW)
 # eps is large enough here for a finite difference to see it; torch's own is in test_drop_ins.
 SMOOTH: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3}
+BELIEF: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
+DIVIDED: dict[str, Any] = {**SMOOTH, "clip_exponent": 0.3}
+NESTEROV: dict[str, Any] = {"lr": 0.02, "betas": (0.9, 0.8, 0.95), "eps": 1e-3}
+OTHERS: dict[str, Any] = {"betas_1d": (0.7, 0.9), "weight_decay_1d": 0.1}
+SLOW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95, 0.9), "eps": 1e-3, "alpha": 1.5}
+SUMMED: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "alpha": 0.5}
+SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
 # torch.vmap refuses the None of a slot that a tensor does without
 NO_SLOT = ["complex", "ensemble", "vmap"]
 # Muon's iteration is in bfloat16
@@ -158,20 +170,41 @@ CASES = (
     row("adam-l2", *ADAM, **SMOOTH, weight_decay=0.1),
     row("adam-amsgrad", *ADAM, **SMOOTH, amsgrad=True),
     row("adam-maximize", *ADAM, **SMOOTH, weight_decay=0.1, maximize=True),
+    row("adabelief", fo.adabelief, **BELIEF),
+    row("adabelief-plain", fo.adabelief, **BELIEF, rectify=False),
+    row("acprop", fo.acprop, **BELIEF),
+    row("acprop-plain", fo.acprop, **BELIEF, rectify=False),
     row("adamw", *ADAMW, **SMOOTH, weight_decay=0.1),
     row("adamw-amsgrad", *ADAMW, **SMOOTH, amsgrad=True),
     row("adadelta", fo.adadelta, optim.Adadelta, lr=0.5, rho=0.9, eps=1e-3, weight_decay=0.1),
     row("adafactor", fo.adafactor, optim.Adafactor, cannot=NO_SLOT, lr=0.05, weight_decay=0.1),
     row("adagrad", fo.adagrad, optim.Adagrad, lr=0.3, lr_decay=0.01, weight_decay=0.1, eps=1e-3),
     row("adamax", fo.adamax, optim.Adamax, **SMOOTH, weight_decay=0.1),
+    row("adamaxw", fo.adamaxw, **SMOOTH, weight_decay=0.1),
+    row("adan", fo.adan, **NESTEROV, weight_decay=0.1),
+    row("adan-no-prox", fo.adan, **NESTEROV, weight_decay=0.1, no_prox=True),
+    row("ademamix", fo.ademamix, **SLOW, weight_decay=0.1),
+    row("ademamix-warmups", fo.ademamix, **SLOW, beta3_warmup=6.5, alpha_warmup=4.5),
+    row("adopt", fo.adopt, **SMOOTH, weight_decay=0.1),
+    row("adopt-decoupled", fo.adopt, **DIVIDED, weight_decay=0.1, decoupled_weight_decay=True),
     row("asgd", fo.asgd, optim.ASGD, lr=0.1, lambd=0.01, alpha=0.75, t0=0.5, weight_decay=0.1),
+    row("laprop", fo.laprop, **SMOOTH),
+    row("lion", fo.lion, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
+    row("madgrad", fo.madgrad, cannot=["rest"], lr=0.05, momentum=0.9, eps=1e-3, weight_decay=0.1),
+    row("mars", fo.mars, **SMOOTH, gamma=0.1, weight_decay=0.1, optimize_1d=True),
+    row("mars-routed", mars_at_one_rate, cannot=NO_SLOT, **SMOOTH, **OTHERS, gamma=0.1),
     row("muon", fo.muon, optim.Muon, **BFLOAT16, dim=2, lr=0.05, momentum=0.9),
     row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
     row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
+    row("optimistic", fo.optimistic_gradient_descent, lr=0.1, alpha=0.9, beta=0.7),
+    row("optimistic-adam", fo.optimistic_adam_v2, **SMOOTH, alpha=0.9, beta=0.7),
     row("radam", fo.radam, optim.RAdam, **SMOOTH, weight_decay=0.1),
     row("rmsprop", fo.rmsprop, optim.RMSprop, lr=0.02, alpha=0.9, eps=1e-3, momentum=0.5),
     row("rmsprop-centered", fo.rmsprop, optim.RMSprop, lr=0.02, alpha=0.9, eps=1e-3, centered=True),
     row("rprop", fo.rprop, optim.Rprop, lr=0.03125, etas=(0.5, 1.2), step_sizes=(1e-6, 50.0)),
+    row("sign_sgd", fo.sign_sgd, lr=0.02, weight_decay=0.1),
+    row("signum", fo.signum, lr=0.02, momentum=0.9, weight_decay=0.1),
+    row("simplified_ademamix", fo.simplified_ademamix, **SUMMED, weight_decay=0.1),
     row("sparse_adam", fo.sparse_adam, cannot=["rest"], **SMOOTH),
     row(
         "schedule_free_sgd",
@@ -186,6 +219,7 @@ CASES = (
         **{"r": 0.3, "weight_lr_power": 2.5},
     ),
     row("gpa", primal_averaged, lr=0.05, train_interp_coeff=0.7, eval_interp_coeff=0.9),
+    row("yogi", fo.yogi, **SMOOTH, weight_decay=0.1),
     row("scale", scaled, lr=0.1, factor=0.5),
     row("scale_by_schedule", scheduled, lr=0.1, rate=0.01),
     row("clip_by_global_norm", clipped_by_norm, lr=0.1, max_norm=0.5),

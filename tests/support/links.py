@@ -113,7 +113,25 @@ NEW = (
     row("scale_by_polyak", lambda: fo.scale_by_polyak(0.1, eps=1e-3), extra="value"),
 )
 
+MOMENTS = (
+    row("scale_by_acprop", lambda: fo.scale_by_acprop()),
+    row("scale_by_adan", lambda: fo.scale_by_adan()),
+    row("scale_by_ademamix", lambda: fo.scale_by_ademamix(alpha_warmup=3, beta3_warmup=3)),
+    row("scale_by_adopt", lambda: fo.scale_by_adopt()),
+    row("scale_by_belief", lambda: fo.scale_by_belief()),
+    row("scale_by_laprop", lambda: fo.scale_by_laprop()),
+    row("scale_by_lion", lambda: fo.scale_by_lion()),
+    row("scale_by_madgrad", lambda: fo.scale_by_madgrad()),
+    row("scale_by_optimistic_gradient", lambda: fo.scale_by_optimistic_gradient()),
+    row("scale_by_simplified_ademamix", lambda: fo.scale_by_simplified_ademamix()),
+    row("scale_by_yogi", lambda: fo.scale_by_yogi()),
+    row("decay_after_step", lambda: fo.decay_after_step(0.1), last=True),
+    row("proximal_step", lambda: fo.proximal_step(0.1, 0.1), last=True),
+    row("variance_reduction", lambda: fo.variance_reduction()),
+)
+
 OLD = (
+    *MOMENTS,
     row("scale", lambda: fo.scale(0.5)),
     row("scale_by_schedule", lambda: fo.scale_by_schedule(lambda count: 1 / (1 + count))),
     row("decay", lambda: fo.add_decayed_weights(0.1)),

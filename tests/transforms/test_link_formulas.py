@@ -56,6 +56,38 @@ def test_three_kinds_of_weight_decay():
         assert_close(alone[name], -lr * 2 * g[name] - wd * x, EXACT)
 
 
+def test_decays_of_what_a_step_leads_to():
+    p, g, lr, wd = tree(), tree(1), 0.1, 0.3
+    after = once(fo.chain(fo.scale_by_lr(lr), fo.decay_after_step(wd)), g, p)
+    proximal = once(fo.proximal_step(lr, wd), g, p)
+    for name, x in p.items():
+        reached = x - lr * g[name]
+        assert_close(x + after[name], (1 - wd) * reached, EXACT)
+        assert_close(x + proximal[name], reached / (1 + lr * wd), EXACT)
+    for tx in (fo.decay_after_step(wd), fo.proximal_step(lr, wd)):
+        with pytest.raises(ValueError, match="works on the step"):
+            fo.chain(tx, fo.scale_by_lr(lr))
+    assert lay_out(fo.proximal_step(lr, 0.0).placements) == lay_out(fo.scale_by_lr(lr).placements)
+    assert fo.decay_after_step(0.0).placements == ()
+
+
+def test_variance_reduction_clips_each_tensor_and_copies_the_gradient():
+    tx, p = fo.variance_reduction(0.2, 0.5, max_norm=3.0), tree()
+    state, before = tx.init(p), fo.tree.map(torch.zeros_like, p)
+    for t in range(1, 4):
+        g = fo.tree.map(lambda x: x.clone(), tree(t))
+        kept = fo.tree.map(lambda x: x.clone(), g)
+        u, state = tx.update(g, state, p)
+        for name, x in kept.items():
+            c = x + 0.2 * (x - before[name])
+            assert_close(u[name], c * min(1.0, 3.0 / float(c.norm())), EXACT)
+        for x in g.values():
+            x.zero_()  # as zero_grad(set_to_none=False) does
+        before = kept
+    assert u["kernel"].norm() < 3 + EXACT < (u["kernel"].numel()) ** 0.5
+    assert u["scalar"].abs() < 3
+
+
 def test_a_mask_chooses_what_decays():
     p, zero = tree(), fo.tree.map(torch.zeros_like, tree())
     for mask in ("matrix", ["matrix"], lambda path, p: p.ndim == 2, {"matrix": True, "*": False}):

@@ -1,10 +1,12 @@
 """Writes authors.json: where the optimizers of the authors' packages go. test_authors.py reads it.
 
-    pip install --no-deps schedulefree prodigyopt dadaptation dog-optimizer momo-opt
+    pip install --no-deps adabelief-pytorch dadaptation dog-optimizer lion-pytorch madgrad \
+        momo-opt prodigyopt pytorch_optimizer schedulefree torch-adopt colorama tabulate
     python tests/support/reference/make_authors.py [name ...]
 
 A row here and a row of the same name there are one comparison. With names, only these rows are
-made anew. Arguments that are not defaults on both sides stand in both files.
+made anew. Arguments that are not defaults on both sides stand in both files. Where authors have no
+package, a port that does as their code does is in its place.
 """
 
 from __future__ import annotations
@@ -41,6 +43,54 @@ ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "schedulefree",
         "schedulefree.AdamWScheduleFree",
         **{"lr": 0.05, "betas": (0.8, 0.95), "weight_decay": 0.1, "warmup_steps": 5},
+    ),
+    "adabelief": of(
+        "adabelief-pytorch",
+        "adabelief_pytorch.AdaBelief",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+        print_change_log=False,
+    ),
+    "adabelief-plain": of(
+        "adabelief-pytorch",
+        "adabelief_pytorch.AdaBelief",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+        **{"print_change_log": False, "rectify": False},
+    ),
+    "adan": of(
+        "pytorch_optimizer",
+        "pytorch_optimizer.Adan",
+        **{"lr": 0.05, "betas": (0.9, 0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+    ),
+    "ademamix": of(
+        "pytorch_optimizer",
+        "pytorch_optimizer.AdEMAMix",
+        **{"lr": 0.05, "betas": (0.8, 0.95, 0.99), "eps": 1e-3, "alpha": 2.0},
+    ),
+    "adopt": of(
+        "torch-adopt",
+        "adopt.ADOPT",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+    ),
+    "adopt-decoupled": of(
+        "torch-adopt",
+        "adopt.ADOPT",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
+        decouple=True,
+    ),
+    "lion": of(
+        "lion-pytorch",
+        "lion_pytorch.Lion",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "weight_decay": 0.1},
+    ),
+    "madgrad": of(
+        "madgrad",
+        "madgrad.MADGRAD",
+        **{"lr": 0.05, "momentum": 0.8, "weight_decay": 0.1, "eps": 1e-3},
+    ),
+    "yogi": of(
+        "pytorch_optimizer",
+        "pytorch_optimizer.Yogi",
+        **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
     ),
 }
 """By name: the package of the registry, and its optimizer of some parameters."""

@@ -51,6 +51,7 @@ def rows():
     adam = {"b1": 0.8, "b2": 0.95, "eps": 1e-3}
     cosine = optax.cosine_decay_schedule(0.1, 40, alpha=0.1)
     linear = optax.linear_schedule(0.1, 0.01, 30, transition_begin=5)
+    ramp = optax.linear_schedule(0.5, 4.0, 30)
     warm = optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 45, end_value=0.01)
     labelled = {"fast": optax.adam(LR), "slow": optax.sgd(LR, 0.9), "still": optax.set_to_zero()}
     clipped = {
@@ -83,6 +84,22 @@ def rows():
         "adafactor-decay": optax.adafactor(
             LR, min_dim_size_to_factor=1, eps=0.0, weight_decay_rate=0.01
         ),
+        "lion": optax.lion(LR, 0.8, 0.95, weight_decay=0.1),
+        "signum": optax.signum(LR, 0.8),
+        "sign_sgd": optax.sign_sgd(LR),
+        "ademamix": optax.contrib.ademamix(
+            LR, 0.8, 0.95, 0.99, alpha=ramp, eps=1e-3, weight_decay=0.1
+        ),
+        "simplified_ademamix": optax.contrib.simplified_ademamix(
+            0.1 * LR, 0.8, 0.95, alpha=1.5, eps=1e-3, weight_decay=0.1
+        ),
+        "adopt": optax.contrib.adopt(LR, 0.8, 0.95, eps=1e-3),
+        "adabelief": optax.adabelief(LR, 0.8, 0.95, eps=1e-3, eps_root=1e-3),
+        "yogi": optax.yogi(LR, **adam),
+        "adan": optax.adan(LR, 0.9, 0.5, 0.95, eps=1e-3, eps_root=0.0),
+        "madgrad": optax.contrib.madgrad(LR, 0.8, weight_decay=0.1, eps=1e-3),
+        "optimistic_gradient_descent": optax.optimistic_gradient_descent(LR, alpha=0.9, beta=0.7),
+        "optimistic_adam_v2": optax.optimistic_adam_v2(LR, alpha=0.9, beta=0.7, **adam),
         # links
         "scale": optax.scale(-0.3),
         "trace": descend(optax.trace(0.8)),

@@ -1,0 +1,240 @@
+"""AdaBelief and ACProp: the second moment is that of the gradient's difference from its average.
+
+Zhuang, Tang, Ding, Tatikonda, Dvornek, Papademetris, Duncan, "AdaBelief Optimizer: Adapting
+Stepsizes by the Belief in Observed Gradients", https://arxiv.org/abs/2010.07468, Algorithm 2.
+Zhuang, Ding, Tang, Dvornek, Tatikonda, Duncan, "Momentum Centering and Asynchronous Update for
+Adaptive Gradient Methods", https://arxiv.org/abs/2110.05454. Both with RAdam's rectification, as in
+the authors' code.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.algorithms.radam import rectification
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+
+
+class BeliefSlots(NamedTuple):
+    exp_avg: Tensor
+    """First moment m, like p."""
+    exp_avg_var: Tensor
+    """Average s of (g − m)², like p."""
+
+
+class BeliefScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of g in m."""
+    weight2: Any
+    """1 − β₂, the weight of (g − m)² in s."""
+    bias_correction1: Any
+    """1 − β₁ᵗ."""
+    adaptive: Any
+    """The root of s's bias correction, times the rectification r_t if there is one."""
+    plain: Any
+    """1 while the variance is not known, else 0."""
+    eps: Any
+    """ε that is added to s."""
+    root_eps: Any
+    """ε that is added to the root."""
+
+
+def _checked(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    return {"betas": check_betas(betas), "eps": eps}
+
+
+def _start(p: Tensor) -> BeliefSlots:
+    return BeliefSlots(torch.zeros_like(p), torch.zeros_like(p))
+
+
+@factory
+def scale_by_belief(
+    betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-16, *, rectify: bool = True
+) -> Leafwise:
+    """Divide the average gradient by the root of the average squared difference from it.
+
+    Args:
+        betas: decay rates of the two averages, each in [0, 1).
+        eps: added to the second average in each step, and to its root, ≥ 0.
+        rectify: as in RAdam, return the average gradient until the variance of the second average
+            is known, and scale the first adaptive steps down.
+
+    State: `exp_avg` and `exp_avg_var`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_belief((0.5, 0.999), rectify=False)
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
+        tensor([ 2.0000, -2.0000])
+    """
+    hyper = _checked(betas, eps)
+
+    def scalars(t: Any, *, betas: Any, eps: Any) -> BeliefScalars:
+        b1, b2 = betas
+        root = numeric.sqrt(1 - b2**t)
+        if rectify:
+            rect, plain = rectification(t, b2)
+            return BeliefScalars(1 - b1, 1 - b2, 1 - b1**t, rect * root, plain, eps, eps)
+        return BeliefScalars(1 - b1, 1 - b2, 1 - b1**t, root, 0.0, eps, eps * root)
+
+    def update(
+        g: Tensor, slots: BeliefSlots, p: Tensor, s: BeliefScalars
+    ) -> tuple[Tensor, BeliefSlots]:
+        m = slots.exp_avg.lerp(g, s.weight1)
+        r = g - m
+        v = slots.exp_avg_var.lerp(r * r, s.weight2) + s.eps
+        u = (m / s.bias_correction1) * (s.adaptive / (v.sqrt() + s.root_eps) + s.plain)
+        return u, BeliefSlots(m, v)
+
+    return leafwise(_start, update, scalars, hyper=hyper, name="scale_by_belief")
+
+
+@factory
+def adabelief(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-16,
+    weight_decay: numeric.Hyper = 0.0,
+    rectify: bool = True,
+) -> GradientTransformation:
+    """AdaBelief, with the defaults of the authors' package (adabelief-pytorch 0.2).
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the two averages, each in [0, 1).
+        eps: added to the second average in each step, and to its root, ≥ 0.
+        weight_decay: decoupled decay, ≥ 0.
+        rectify: as in RAdam, follow the average gradient until the variance of the second average
+            is known, and scale the first adaptive steps down.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg` and `exp_avg_var`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adabelief(lr=0.1)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)  # not adaptive yet
+        tensor([0.7000, 1.2000])
+    """
+    adapt = scale_by_belief(betas, eps, rectify=rectify)
+    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+
+
+@factory
+def scale_by_acprop(
+    betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-16, *, rectify: bool = True
+) -> Leafwise:
+    """Divide the gradient by the root of the second average before it: they are independent.
+
+    Args:
+        betas: decay rates of the averages of g and of its squared difference from that average,
+            each in [0, 1).
+        eps: added to the second average in each step but the first, and to its root, ≥ 0.
+        rectify: as in RAdam, return the average gradient until the variance of the second average
+            is known, and scale the first adaptive steps down. The first step is never adaptive.
+
+    State: `exp_avg` and `exp_avg_var`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_acprop((0.5, 0.999), rectify=False)
+        >>> w = torch.zeros(2)
+        >>> u, state = tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)
+        >>> u, tx.update(torch.tensor([5.0, -0.01]), state, w)[0]
+        (tensor([ 5.0000, -0.0100]), tensor([ 2.0000, -2.0000]))
+    """
+    hyper = _checked(betas, eps)
+
+    def scalars(t: Any, *, betas: Any, eps: Any) -> BeliefScalars:
+        b1, b2 = betas
+        first = t == 1
+        if rectify:
+            rect, plain = rectification(t, b2)
+            adaptive, root_eps = rect * numeric.sqrt(1 - b2**t), eps
+            adaptive = numeric.where(first, 0.0, adaptive)
+            plain = numeric.where(first, 1.0, plain)
+        else:
+            adaptive = numeric.sqrt(1 - b2 ** (t - 1))  # 0 at the first step
+            plain, root_eps = numeric.where(first, 1.0, 0.0), eps * adaptive
+        eps = numeric.where(first, 0.0, eps)
+        root_eps = numeric.where(first, 1.0, root_eps)  # not 0, where s is 0
+        return BeliefScalars(1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps, root_eps)
+
+    def update(
+        g: Tensor, slots: BeliefSlots, p: Tensor, s: BeliefScalars
+    ) -> tuple[Tensor, BeliefSlots]:
+        m = slots.exp_avg.lerp(g, s.weight1)
+        r, v = g - m, slots.exp_avg_var + s.eps
+        u = s.adaptive * g / (v.sqrt() + s.root_eps) + s.plain * (m / s.bias_correction1)
+        return u, BeliefSlots(m, v.lerp(r * r, s.weight2))
+
+    return leafwise(_start, update, scalars, hyper=hyper, name="scale_by_acprop")
+
+
+@factory
+def acprop(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-16,
+    weight_decay: numeric.Hyper = 0.0,
+    rectify: bool = True,
+) -> GradientTransformation:
+    """ACProp, with the defaults of the authors' code.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the averages of g and of its squared difference from that average,
+            each in [0, 1).
+        eps: added to the second average in each step but the first, and to its root, ≥ 0.
+        weight_decay: decoupled decay, ≥ 0.
+        rectify: as in RAdam, follow the average gradient until the variance of the second average
+            is known, and scale the first adaptive steps down.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg` and `exp_avg_var`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.acprop(lr=0.1)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)  # not adaptive yet
+        tensor([0.7000, 1.2000])
+    """
+    adapt = scale_by_acprop(betas, eps, rectify=rectify)
+    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))

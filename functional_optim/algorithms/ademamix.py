@@ -1,0 +1,300 @@
+"""AdEMAMix: Adam with a second, slow average of the gradient.
+
+Pagliardini, Ablin, Grangier, "The AdEMAMix Optimizer: Better, Faster, Older",
+https://arxiv.org/abs/2409.03137, Algorithm 1. Morwani, Vyas, Zhang, Kakade, "Connections between
+Schedule-Free Optimizers, AdEMAMix, and Accelerated SGD Variants",
+https://arxiv.org/abs/2502.02431.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import (
+    AdamSlots,
+    Betas,
+    check_betas,
+    check_each_beta,
+)
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+
+
+class AdEMAMixSlots(NamedTuple):
+    exp_avg_fast: Tensor
+    """Fast average m₁ of the gradient, like p."""
+    exp_avg_slow: Tensor
+    """Slow average m₂ of the gradient, like p."""
+    exp_avg_sq: Tensor
+    """Second moment ν, like p."""
+
+
+class AdEMAMixScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of g in m₁."""
+    weight2: Any
+    """1 − β₂, the weight of g² in ν."""
+    weight3: Any
+    """1 − β₃(t), the weight of g in m₂."""
+    bias_correction1: Any
+    """1 − β₁ᵗ."""
+    bias_correction2: Any
+    """1 − β₂ᵗ."""
+    alpha: Any
+    """α(t), the weight of m₂ in the step."""
+    eps: Any
+
+
+@factory
+def scale_by_ademamix(
+    betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.9, 0.999, 0.9999),
+    alpha: numeric.Hyper = 2.0,
+    beta3_warmup: numeric.Hyper | None = None,
+    alpha_warmup: numeric.Hyper | None = None,
+    eps: numeric.Hyper = 1e-8,
+) -> Leafwise:
+    """A fast and a slow average of the gradient, divided by the root of the second moment.
+
+    Args:
+        betas: decay rates of the fast average, of the average of g², and of the slow average, each
+            in [0, 1).
+        alpha: weight of the slow average, ≥ 0.
+        beta3_warmup: steps in which the slow average's rate rises from that of the fast one to its
+            own, linearly in half-lives; None: it is constant.
+        alpha_warmup: steps in which alpha rises from 0, linearly; None: it is constant.
+        eps: added to the root of the second moment, ≥ 0.
+
+    State: `exp_avg_fast`, `exp_avg_slow` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is not three numbers.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_ademamix((0.9, 0.999, 0.5))
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -2.0]), tx.init(w), w)[0]
+        tensor([ 2., -2.])
+    """
+    three = numeric.triple(betas, "betas", "(0.9, 0.999, 0.9999)")
+    check_each_beta(three)
+    hyper = {"betas": three, "eps": eps, "alpha": alpha}
+    hyper |= {"beta3_warmup": _steps("beta3_warmup", beta3_warmup)}
+    hyper |= {"alpha_warmup": _steps("alpha_warmup", alpha_warmup)}
+    numeric.check(lambda x: x >= 0.0, alpha, "Invalid alpha value: {}")
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+
+    def init(p: Tensor) -> AdEMAMixSlots:
+        return AdEMAMixSlots(*[torch.zeros_like(p) for _ in AdEMAMixSlots._fields])
+
+    def scalars(
+        t: Any, *, betas: Any, eps: Any, alpha: Any, beta3_warmup: Any, alpha_warmup: Any
+    ) -> AdEMAMixScalars:
+        b1, b2, b3 = betas
+        b3 = _warmed(t, b1, b3, beta3_warmup)
+        alpha = alpha * _risen(t, alpha_warmup)
+        return AdEMAMixScalars(1 - b1, 1 - b2, 1 - b3, 1 - b1**t, 1 - b2**t, alpha, eps)
+
+    def update(
+        g: Tensor, slots: AdEMAMixSlots, p: Tensor, s: AdEMAMixScalars
+    ) -> tuple[Tensor, AdEMAMixSlots]:
+        m1 = slots.exp_avg_fast.lerp(g, s.weight1)
+        m2 = slots.exp_avg_slow.lerp(g, s.weight3)
+        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+        m = m1 / s.bias_correction1 + s.alpha * m2
+        return m / ((v / s.bias_correction2).sqrt() + s.eps), AdEMAMixSlots(m1, m2, v)
+
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_ademamix")
+
+
+def _steps(name: str, warmup: numeric.Hyper | None) -> numeric.Hyper:
+    """The length of a warm-up, 0 for none."""
+    if warmup is None:
+        return 0.0
+    numeric.check(lambda x: x >= 0, warmup, name + " must be 0 or more steps, but is {}.")
+    return warmup
+
+
+def _risen(t: Any, warmup: Any) -> Any:
+    """The share of a warm-up that is done in step t, at most 1."""
+    return numeric.minimum(1.0, t / numeric.maximum(warmup, 1.0))
+
+
+def _warmed(t: Any, start: Any, end: Any, warmup: Any) -> Any:
+    """A decay rate in step t of a warm-up, in which its half-life grows linearly."""
+    half_life = numeric.lerp(_half_life(start), _half_life(end), _risen(t, warmup))
+    return numeric.where(t < warmup, numeric.power(0.5, 1 / (half_life + 1)), end)
+
+
+def _half_life(beta: Any) -> Any:
+    """In steps, less one; 1e-8 is in the authors' code, for a beta of 0."""
+    return numeric.log(0.5) / numeric.log(beta + 1e-8) - 1
+
+
+@factory
+def ademamix(
+    lr: numeric.Hyper = 1e-3,
+    betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.9, 0.999, 0.9999),
+    alpha: numeric.Hyper = 2.0,
+    beta3_warmup: numeric.Hyper | None = None,
+    alpha_warmup: numeric.Hyper | None = None,
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+) -> GradientTransformation:
+    """AdEMAMix, with the arguments and defaults of the authors' code.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the fast average, of the average of g², and of the slow average, each
+            in [0, 1).
+        alpha: weight of the slow average, ≥ 0. The paper uses 4 to 10, with warm-ups.
+        beta3_warmup: steps in which the slow average's rate rises from that of the fast one to its
+            own, linearly in half-lives; None: it is constant. The paper takes all steps.
+        alpha_warmup: steps in which alpha rises from 0, linearly; None: it is constant. The paper
+            takes all steps.
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: decoupled decay, ≥ 0.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg_fast`, `exp_avg_slow` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is not three numbers.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.ademamix(lr=0.1, alpha=8.0, beta3_warmup=1000, alpha_warmup=1000)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9000, 1.1000])
+    """
+    adapt = scale_by_ademamix(betas, alpha, beta3_warmup, alpha_warmup, eps)
+    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+
+
+class SimplifiedAdEMAMixScalars(NamedTuple):
+    beta1: Any
+    """β₁(t), the weight of the old sum in the new one."""
+    weight2: Any
+    """1 − β₂, the weight of g² in ν."""
+    bias_correction2: Any
+    """1 − β₂ᵗ."""
+    alpha: Any
+    eps: Any
+
+
+@factory
+def scale_by_simplified_ademamix(
+    betas: Betas = (0.99, 0.95),
+    alpha: numeric.Hyper = 0.0,
+    beta1_warmup: numeric.Hyper | None = None,
+    min_beta1: numeric.Hyper = 0.9,
+    eps: numeric.Hyper = 1e-8,
+) -> Leafwise:
+    """A sum of gradients and α times the newest, divided by the root of the second moment.
+
+    Args:
+        betas: decay rates of the sum of g and of the average of g², each in [0, 1).
+        alpha: weight of the newest gradient beside the sum, ≥ 0.
+        beta1_warmup: steps in which the sum's rate rises from `min_beta1` to its own, linearly in
+            half-lives; None: it is constant.
+        min_beta1: where that warm-up starts, in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+
+    State: `exp_avg`, the sum, and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_simplified_ademamix(alpha=3.0)
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
+        tensor([ 4.0000, -4.0000])
+    """
+    hyper = {"betas": check_betas(betas), "eps": eps, "alpha": alpha, "min_beta1": min_beta1}
+    hyper |= {"beta1_warmup": _steps("beta1_warmup", beta1_warmup)}
+    numeric.check(lambda x: x >= 0.0, alpha, "Invalid alpha value: {}")
+    numeric.check(lambda x: 0.0 <= x < 1.0, min_beta1, "Invalid min_beta1 value: {}")
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+
+    def init(p: Tensor) -> AdamSlots:
+        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
+
+    def scalars(
+        t: Any, *, betas: Any, eps: Any, alpha: Any, beta1_warmup: Any, min_beta1: Any
+    ) -> SimplifiedAdEMAMixScalars:
+        b1, b2 = betas
+        b1 = _warmed(t, min_beta1, b1, beta1_warmup)
+        return SimplifiedAdEMAMixScalars(b1, 1 - b2, 1 - b2**t, alpha, eps)
+
+    def update(
+        g: Tensor, slots: AdamSlots, p: Tensor, s: SimplifiedAdEMAMixScalars
+    ) -> tuple[Tensor, AdamSlots]:
+        m = s.beta1 * slots.exp_avg + g
+        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+        u = (m + s.alpha * g) / ((v / s.bias_correction2).sqrt() + s.eps)
+        return u, AdamSlots(m, v)
+
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_simplified_ademamix")
+
+
+@factory
+def simplified_ademamix(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.99, 0.95),
+    alpha: numeric.Hyper = 0.0,
+    beta1_warmup: numeric.Hyper | None = None,
+    min_beta1: numeric.Hyper = 0.9,
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+) -> GradientTransformation:
+    """Simplified AdEMAMix, with the arguments and defaults of the authors' code.
+
+    Args:
+        lr: learning rate, ≥ 0. The sum of gradients is about 1 / (1 − β₁) times an average, so
+            this is smaller than Adam's by that factor.
+        betas: decay rates of the sum of g and of the average of g², each in [0, 1).
+        alpha: weight of the newest gradient beside the sum, ≥ 0. The paper uses 10 to 200 where
+            batches are small.
+        beta1_warmup: steps in which the sum's rate rises from `min_beta1` to its own, linearly in
+            half-lives; None: it is constant.
+        min_beta1: where that warm-up starts, in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: decoupled decay, ≥ 0.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg`, the sum, and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.simplified_ademamix(lr=0.1)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9000, 1.1000])
+    """
+    adapt = scale_by_simplified_ademamix(betas, alpha, beta1_warmup, min_beta1, eps)
+    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))

@@ -1,0 +1,150 @@
+"""ADOPT: Adam whose second moment does not know the gradient that it divides.
+
+Taniguchi, Harada, Minegishi, Oshima, Jeong, Nagahara, Iiyama, Suzuki, Iwasawa, Matsuo, "ADOPT:
+Modified Adam Can Converge with Any β2 with the Optimal Rate", https://arxiv.org/abs/2411.02853,
+with clipping, as in the authors' code, https://github.com/iShohei220/adopt.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import times
+from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+
+
+class AdoptScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of the divided gradient in m."""
+    weight2: Any
+    """1 − β₂, the weight of g² in v; 1 at the first step."""
+    min_square: Any
+    """ε², the least second moment to divide by the root of."""
+    bound: Any
+    """Largest entry of the divided gradient; 0 at the first step."""
+
+
+@factory
+def scale_by_adopt(
+    betas: Betas = (0.9, 0.9999),
+    eps: numeric.Hyper = 1e-6,
+    clip_exponent: numeric.Hyper | None = 0.25,
+) -> Leafwise:
+    """The average of gradients, each divided by the root of the second moment before it.
+
+    The first step returns zeros: it only starts the second moment.
+
+    Args:
+        betas: decay rates of the averages, each in [0, 1).
+        eps: least root to divide by, ≥ 0.
+        clip_exponent: what is averaged is clipped at n to this power, n the number of finished
+            steps; None: it is not clipped.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_adopt((0.5, 0.9999))
+        >>> w = torch.zeros(2)
+        >>> u, state = tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)
+        >>> tx.update(torch.tensor([5.0, -0.01]), state, w)[0]
+        tensor([ 0.5000, -0.5000])
+    """
+    hyper: dict[str, Any] = {"betas": check_betas(betas), "eps": eps}
+    hyper["clip_exponent"] = math.inf if clip_exponent is None else clip_exponent
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    numeric.check(lambda x: x >= 0.0, hyper["clip_exponent"], "Invalid clip_exponent value: {}")
+
+    def init(p: Tensor) -> AdamSlots:
+        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
+
+    def scalars(t: Any, *, betas: Any, eps: Any, clip_exponent: Any) -> AdoptScalars:
+        b1, b2 = betas
+        first = t == 1
+        bound = numeric.power(t - 1, clip_exponent)
+        bound = numeric.where(clip_exponent == math.inf, math.inf, bound)
+        return AdoptScalars(
+            1 - b1,
+            numeric.where(first, 1.0, 1 - b2),
+            numeric.where(first, 1.0, eps * eps),
+            numeric.where(first, 0.0, bound),
+        )
+
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: AdoptScalars) -> tuple[Tensor, AdamSlots]:
+        m, v = slots
+        n = (g / v.clamp(min=s.min_square).sqrt()).clamp(-s.bound, s.bound)
+        m = m.lerp(n, s.weight1)
+        return m, AdamSlots(m, v.lerp(g * g, s.weight2))
+
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_adopt")
+
+
+def _after_the_first(t: Any) -> tuple[Any]:
+    return (numeric.where(t == 1, 0.0, 1.0),)
+
+
+@factory
+def adopt(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.9999),
+    eps: numeric.Hyper = 1e-6,
+    weight_decay: numeric.Hyper = 0.0,
+    clip_exponent: numeric.Hyper | None = 0.25,
+    decoupled_weight_decay: bool = False,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """ADOPT, with the defaults of the authors' code. The first step moves nothing.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the averages, each in [0, 1).
+        eps: least root to divide by, ≥ 0.
+        weight_decay: coefficient, ≥ 0.
+        clip_exponent: what is averaged is clipped at n to this power, n the number of finished
+            steps; None: it is not clipped. Default 0.25, the authors'.
+        decoupled_weight_decay: decay the weights apart from the gradient, as AdamW does. False as
+            in the authors' code, where it is called `decouple`.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adopt(lr=0.1, betas=(0.0, 0.9999))
+        >>> w = torch.ones(2)
+        >>> state = tx.init(w)
+        >>> for _ in range(2):
+        ...     updates, state = tx.update(torch.tensor([3.0, -2.0]), state, w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> w
+        tensor([0.9000, 1.1000])
+    """
+    sign, adapt = scale(-1 if maximize else 1), scale_by_adopt(betas, eps, clip_exponent)
+    decay, descend = add_decayed_weights(weight_decay), scale_by_lr(lr)
+    if not decoupled_weight_decay:
+        return chain(sign, decay, adapt, descend)
+    wait = leafwise(None, times, _after_the_first, name="after_the_first")  # decay waits, too
+    return chain(sign, adapt, decay, wait, descend)

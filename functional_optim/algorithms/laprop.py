@@ -1,0 +1,138 @@
+"""LaProp: gradients are divided by their size first, and averaged then.
+
+Ziyin, Wang, Ueda, "LaProp: Separating Momentum and Adaptivity in Adam",
+https://arxiv.org/abs/2002.04839, with the learning rate inside the average, as in the authors'
+code, https://github.com/Z-T-WANG/LaProp-Optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms import decay_after_step, scale
+from functional_optim.transforms.scaling import check_lr
+
+
+class LapropCarry(NamedTuple):
+    lr_average: Any
+    """Average of the learning rate with β₁, 0-dim; 0 before the first step."""
+
+
+class LapropScalars(NamedTuple):
+    beta1: Any
+    weight1: Any
+    """(1 − β₁) lr, the weight of the divided gradient in m."""
+    weight2: Any
+    """1 − β₂, the weight of g² in v."""
+    bias_correction1: Any
+    """The average of the learning rate over the learning rate: 1 − β₁ᵗ for a constant one."""
+    bias_correction2: Any
+    """1 − β₂ᵗ."""
+    eps: Any
+
+
+@factory
+def scale_by_laprop(
+    lr: numeric.Hyper = 4e-4, betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-15
+) -> Leafwise:
+    """The average of gradients, each divided by the root of the second moment, times lr.
+
+    Each gradient is weighed by the learning rate of its own step. Multiply by −1 to descend.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the average and of the second moment, each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+
+    State: `lr_average`, a number; `exp_avg` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_laprop(lr=1.0)
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
+        tensor([ 1., -1.])
+    """
+    check_lr(lr)
+    hyper = {"lr": lr, "betas": check_betas(betas), "eps": eps}
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+
+    def init(p: Tensor) -> AdamSlots:
+        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
+
+    def scalars(
+        t: Any, carry: LapropCarry, *, lr: Any, betas: Any, eps: Any
+    ) -> tuple[LapropScalars, LapropCarry]:
+        b1, b2 = betas
+        average = b1 * carry.lr_average + (1 - b1) * lr
+        null = lr == 0
+        correction = numeric.where(null, 1.0, average / numeric.where(null, 1.0, lr))
+        numbers = LapropScalars(b1, (1 - b1) * lr, 1 - b2, correction, 1 - b2**t, eps)
+        return numbers, LapropCarry(average)
+
+    def update(
+        g: Tensor, slots: AdamSlots, p: Tensor, s: LapropScalars
+    ) -> tuple[Tensor, AdamSlots]:
+        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+        n = g / ((v / s.bias_correction2).sqrt() + s.eps)
+        m = s.beta1 * slots.exp_avg + s.weight1 * n
+        return m / s.bias_correction1, AdamSlots(m, v)
+
+    return leafwise(
+        init,
+        update,
+        scalars,
+        carry=LapropCarry(0),  # an int, so that the average is kept in float64
+        hyper=hyper,
+        name="scale_by_laprop",
+    )
+
+
+@factory
+def laprop(
+    lr: numeric.Hyper = 4e-4,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-15,
+    weight_decay: numeric.Hyper = 0.0,
+) -> GradientTransformation:
+    """LaProp, with the arguments and defaults of the authors' code.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the average and of the second moment, each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: the share of each weight that a step takes away after it has moved, ≥ 0,
+            **whatever the learning rate**: lr times AdamW's.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `lr_average`, a number; `exp_avg` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.laprop(lr=0.1)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9000, 1.1000])
+    """
+    return chain(scale_by_laprop(lr, betas, eps), scale(-1), decay_after_step(weight_decay))

@@ -1,0 +1,117 @@
+"""MADGRAD: dual averaging with momentum and cube roots.
+
+Defazio, Jelassi, "Adaptivity without Compromise: A Momentumized, Adaptive, Dual Averaged Gradient
+Method for Stochastic Optimization", https://arxiv.org/abs/2101.11075, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms import add_decayed_weights
+
+
+class MadgradSlots(NamedTuple):
+    grad_sum_sq: Tensor
+    """Sum ν of λ g², like p."""
+    s: Tensor
+    """Sum of λ g, like p."""
+    x0: Tensor
+    """Where the parameter was before the first step, like p."""
+
+
+class MadgradScalars(NamedTuple):
+    lamb: Any
+    """λ = (lr + ε) √t, the weight of the gradient in both sums."""
+    weight: Any
+    """1 − momentum, the weight of z in the parameter."""
+    eps: Any
+
+
+@factory
+def scale_by_madgrad(
+    lr: numeric.Hyper = 1e-2, momentum: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6
+) -> Leafwise:
+    """The whole of MADGRAD: the step from p to its average with x₀ − s / (∛ν + ε).
+
+    Args:
+        lr: learning rate, > 0.
+        momentum: weight of p in the average, in [0, 1).
+        eps: added to the cube root, and to lr, ≥ 0.
+
+    State: `grad_sum_sq`, `s` and `x0`, like the parameters; `x0` starts as they are.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_madgrad(lr=1.0, momentum=0.0)
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([8.0, -0.001]), tx.init(w), w)[0]
+        tensor([-2.0000,  0.1000])
+    """
+    numeric.check(lambda x: x > 0.0, lr, "Learning rate {} must be positive")
+    numeric.check(lambda x: 0.0 <= x < 1.0, momentum, "Momentum {} must be in the range [0,1)")
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+
+    def init(p: Tensor) -> MadgradSlots:
+        return MadgradSlots(torch.zeros_like(p), torch.zeros_like(p), p.clone())
+
+    def scalars(t: Any, *, lr: Any, momentum: Any, eps: Any) -> MadgradScalars:
+        return MadgradScalars((lr + eps) * numeric.sqrt(t), 1 - momentum, eps)
+
+    def update(
+        g: Tensor, slots: MadgradSlots, p: Tensor, c: MadgradScalars
+    ) -> tuple[Tensor, MadgradSlots]:
+        v = slots.grad_sum_sq + c.lamb * (g * g)
+        s = slots.s + c.lamb * g
+        root = v.masked_fill(v == 0, 1.0).pow(1 / 3) + c.eps  # where v is 0, s is
+        z = slots.x0 - s / root
+        return c.weight * (z - p), MadgradSlots(v, s, slots.x0)
+
+    hyper = {"lr": lr, "momentum": momentum, "eps": eps}
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_madgrad")
+
+
+@factory
+def madgrad(
+    lr: numeric.Hyper = 1e-2,
+    momentum: numeric.Hyper = 0.9,
+    weight_decay: numeric.Hyper = 0.0,
+    eps: numeric.Hyper = 1e-6,
+) -> GradientTransformation:
+    """MADGRAD, with the arguments and defaults of the authors' package.
+
+    Args:
+        lr: learning rate, > 0. It is comparable neither to SGD's nor to Adam's.
+        momentum: weight of the parameter in its average, in [0, 1).
+        weight_decay: L2 coefficient, ≥ 0. MADGRAD needs less than other methods, often none.
+        eps: added to the cube root, and to lr, ≥ 0.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `grad_sum_sq`, `s` and `x0`, like the parameters; `x0` starts as they are.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.madgrad(lr=1.0, momentum=0.0)
+        >>> w = torch.zeros(2)
+        >>> updates, state = tx.update(torch.tensor([8.0, -0.001]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([-2.0000,  0.1000])
+    """
+    return chain(add_decayed_weights(weight_decay), scale_by_madgrad(lr, momentum, eps))

@@ -1,0 +1,107 @@
+"""Yogi: Adam whose second moment changes by at most (1 − β₂) g² in a step.
+
+Zaheer, Reddi, Sachan, Kale, Kumar, "Adaptive Methods for Nonconvex Optimization",
+https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import AdamScalars, AdamSlots, Betas, check_betas
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+
+
+@factory
+def scale_by_yogi(
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-3,
+    initial_accumulator_value: float = 1e-6,
+) -> Leafwise:
+    """Divide the average gradient by the root of a second moment that changes additively.
+
+    Args:
+        betas: decay rates, each in [0, 1).
+        eps: added to the root, ≥ 0.
+        initial_accumulator_value: where both moments start, ≥ 0. Default 1e-6, optax's.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_yogi(eps=0.0, initial_accumulator_value=0.0)
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
+        tensor([ 1.0000, -1.0000])
+    """
+    start = initial_accumulator_value
+    hyper = {"betas": check_betas(betas), "eps": eps}
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    numeric.check(lambda x: x >= 0.0, start, "Invalid initial_accumulator_value value: {}")
+
+    def init(p: Tensor) -> AdamSlots:
+        value = start * (1 + 1j) if p.is_complex() else start
+        return AdamSlots(torch.full_like(p, value), torch.full_like(p, value))
+
+    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
+        b1, b2 = betas
+        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
+
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: AdamScalars) -> tuple[Tensor, AdamSlots]:
+        m, v = slots.exp_avg.lerp(g, s.weight1), slots.exp_avg_sq
+        v = v - s.weight2 * (v - g * g).sign() * (g * g)
+        u = (m / s.bias_correction1) / ((v / s.bias_correction2).sqrt() + s.eps)
+        return u, AdamSlots(m, v)
+
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_yogi")
+
+
+@factory
+def yogi(
+    lr: numeric.Hyper = 1e-2,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-3,
+    weight_decay: numeric.Hyper = 0.0,
+    initial_accumulator_value: float = 1e-6,
+) -> GradientTransformation:
+    """Yogi, with the numbers that the paper recommends.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates, each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: decoupled decay, ≥ 0.
+        initial_accumulator_value: where both moments start, ≥ 0. Default 1e-6, optax's.
+
+        Numbers but the last may also be 0-dim tensors or schedules.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas is no pair.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.yogi(lr=0.1, eps=0.0, initial_accumulator_value=0.0)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9000, 1.1000])
+    """
+    adapt = scale_by_yogi(betas, eps, initial_accumulator_value)
+    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))

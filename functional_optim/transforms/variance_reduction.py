@@ -1,0 +1,74 @@
+"""Correcting a stochastic gradient by the one before it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+
+
+class PreviousGrad(NamedTuple):
+    previous_grad: Tensor
+    """The gradient of the step before, like p; 0 before the first."""
+
+
+@factory
+def variance_reduction(
+    gamma: numeric.Hyper = 0.025, beta1: numeric.Hyper = 0.95, max_norm: numeric.Hyper = 1.0
+) -> Leafwise:
+    """Add γ β₁ / (1 − β₁) times its change to each gradient, and clip the norm of each tensor.
+
+    What MARS does before its adaptive transform, which averages with the same β₁.
+
+    Args:
+        gamma: γ, how far to correct, ≥ 0.
+        beta1: decay rate of the average that follows, in [0, 1).
+        max_norm: the Euclidean norm at which the corrected gradient of a tensor is clipped, > 0.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are those of the authors' code.
+
+    State: `previous_grad`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Paper: Yuan, Liu, Wu, Zhou, Gu, "MARS: Unleashing the Power of Variance Reduction for Training
+    Large Models", https://arxiv.org/abs/2411.10438.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.variance_reduction(gamma=1.0, beta1=0.5, max_norm=100.0)
+        >>> w = torch.zeros(1)
+        >>> u, state = tx.update(torch.tensor([2.0]), tx.init(w), w)
+        >>> tx.update(torch.tensor([5.0]), state, w)[0]
+        tensor([8.])
+    """
+    numeric.check(lambda x: x >= 0.0, gamma, "Invalid gamma value: {}")
+    numeric.check(lambda x: 0.0 <= x < 1.0, beta1, "Invalid beta1 value: {}")
+    numeric.check(lambda x: x > 0.0, max_norm, "Invalid max_norm value: {}")
+
+    def init(p: Tensor) -> PreviousGrad:
+        return PreviousGrad(torch.zeros_like(p))
+
+    def scalars(t: Any, *, gamma: Any, beta1: Any, max_norm: Any) -> tuple[Any, Any]:
+        return gamma * beta1 / (1 - beta1), max_norm
+
+    def measure(g: Tensor, slots: PreviousGrad, p: Tensor, a: Any, most: Any) -> tuple[Tensor]:
+        c = g + a * (g - slots.previous_grad)
+        return ((c * c).sum(),)
+
+    def update(
+        g: Tensor, slots: PreviousGrad, p: Tensor, a: Any, most: Any, C: Tensor
+    ) -> tuple[Tensor, PreviousGrad]:
+        c = g + a * (g - slots.previous_grad)
+        excess = (C / (most * most)).clamp(min=1.0)
+        return c * excess.rsqrt(), PreviousGrad(g.clone())
+
+    hyper = {"gamma": gamma, "beta1": beta1, "max_norm": max_norm}
+    return leafwise(init, update, scalars, measure=measure, hyper=hyper, name="variance_reduction")

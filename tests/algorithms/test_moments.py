@@ -1,0 +1,164 @@
+"""What the averaging algorithms do in their first steps, at their limits, and on a schedule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers import assert_close, assert_finite, assert_same, make_grads, make_params, run
+
+import functional_optim as fo
+from functional_optim import adapters
+
+EXACT = 1e-12
+W = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+G = [torch.tensor(x, dtype=torch.float64) for x in ([3.0, -0.1, 0.0], [2.0, 5.0, 0.0], [1.0, 1, 0])]
+
+
+def steps(tx, grads=G):
+    """The updates of some steps at one point."""
+    state, found = tx.init(W), []
+    for g in grads:
+        u, state = tx.update(g, state, W)
+        found.append(u)
+    return found
+
+
+# ---------------------------------------------------------------- first steps
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_the_first_step_of_adopt_moves_nothing(decoupled):
+    tx = fo.adopt(0.1, weight_decay=0.5, decoupled_weight_decay=decoupled)
+    first, second, _ = steps(tx)
+    assert not first.any()
+    assert second.all() or not decoupled
+    w = torch.nn.Parameter(W.clone())
+    opt = adapters.ADOPT([w], lr=0.1, weight_decay=0.5, compile=False)
+    w.grad = G[0]
+    opt.step()
+    assert_same(w.detach(), W)
+    assert_close(opt.state[w]["exp_avg_sq"], (G[0] + 0.5 * W) ** 2, EXACT)
+
+
+def test_adopt_clips_what_it_averages_by_a_power_of_the_finished_steps():
+    small, large = torch.full_like(W, 1e-3), torch.ones_like(W)
+    grads = [small, small, small, large]
+    for exponent, bound in ((0.25, 3**0.25), (1.0, 3.0), (None, 1e3)):
+        tx = fo.scale_by_adopt((0.0, 0.999999999), clip_exponent=exponent)
+        assert_close(steps(tx, grads)[-1], torch.full_like(W, bound), 1e-6)
+
+
+@pytest.mark.parametrize("recipe", [fo.adan, fo.optimistic_gradient_descent])
+def test_a_first_gradient_has_no_difference(recipe):
+    plain = {fo.adan: fo.scale_by_adam(), fo.optimistic_gradient_descent: fo.identity()}[recipe]
+    assert_close(steps(recipe(1.0))[0], -steps(plain)[0], 1e-7)
+
+
+def test_the_difference_of_a_first_gradient_of_mars_is_from_zero():
+    (u, *_) = steps(fo.variance_reduction(0.025, 0.95, max_norm=100.0))
+    assert_close(u, 1.475 * G[0], EXACT)
+
+
+def test_a_gradient_written_over_does_not_change_the_one_that_is_remembered():
+    for tx in (fo.scale_by_adan(), fo.scale_by_optimistic_gradient(), fo.variance_reduction()):
+        g = G[0].clone()
+        _, state = tx.update(g, tx.init(W), W)
+        g.zero_()
+        assert_same(state.slots["previous_grad"], G[0])
+
+
+# ---------------------------------------------------------------- limits
+
+AT_ZERO = {
+    "adabelief": lambda: fo.adabelief(0.1, eps=0.0),
+    "adabelief-plain": lambda: fo.adabelief(0.1, eps=0.0, rectify=False),
+    "acprop": lambda: fo.acprop(0.1, eps=0.0),
+    "acprop-plain": lambda: fo.acprop(0.1, eps=0.0, rectify=False),
+    "adopt": lambda: fo.adopt(0.1, eps=0.0),
+    "madgrad": lambda: fo.madgrad(0.1, eps=0.0),
+    "madgrad-memoryless": lambda: fo.madgrad(0.1, momentum=0.0, eps=0.0),
+    "laprop": lambda: fo.laprop(0.1, eps=0.0),
+    "yogi": lambda: fo.yogi(0.1, eps=0.0, initial_accumulator_value=0.0),
+}
+
+
+@pytest.mark.parametrize("name", AT_ZERO)
+def test_without_an_epsilon_gradients_that_are_not_zero_make_finite_steps(name):
+    tx = AT_ZERO[name]()
+    params = {n: p for n, p in make_params().items() if p.numel()}
+    moved, _ = run(tx, params, make_grads(params, 12))
+    assert_finite(moved)
+    assert not torch.equal(moved["matrix"], params["matrix"])
+
+
+def test_madgrad_without_an_epsilon_leaves_an_entry_alone_that_never_has_a_gradient():
+    updates = steps(fo.madgrad(0.1, eps=0.0))
+    assert_finite(updates)
+    assert all(u[2] == 0 for u in updates)
+
+
+@pytest.mark.parametrize("recipe", [fo.lion, fo.signum, fo.sign_sgd])
+def test_a_nan_in_a_gradient_is_not_taken_for_a_zero(recipe):
+    bad = torch.tensor([math.nan, 1.0, -1.0], dtype=torch.float64)
+    first, second = steps(recipe(0.1), [bad, G[0]])
+    assert first.isnan().tolist() == [True, False, False]
+    assert second.isnan().tolist() == [recipe is not fo.sign_sgd, False, False]
+    guarded = fo.chain(fo.zero_nans(), recipe(0.1))
+    assert_finite(steps(guarded, [bad, G[0]]))
+
+
+# ---------------------------------------------------------------- numbers that change
+
+
+def test_laprop_weighs_each_gradient_by_the_learning_rate_of_its_step():
+    rates, (b1, b2), eps = (0.1, 0.4, 0.2), (0.5, 0.8), 1e-3
+    tx = fo.laprop(lambda count: torch.tensor(rates)[int(count)].item(), (b1, b2), eps, 0.25)
+    v, weighed, weights = torch.zeros_like(W), torch.zeros_like(W), 0.0
+    for t, (g, rate, u) in enumerate(zip(G, rates, steps(tx), strict=True), start=1):
+        v = b2 * v + (1 - b2) * g * g
+        n = g / ((v / (1 - b2**t)).sqrt() + eps)
+        weighed = b1 * weighed + rate * n
+        weights = b1 * weights + rate
+        assert_close(W + u, 0.75 * (W - rate * weighed / weights), 1e-7)
+
+
+def test_warm_ups_of_ademamix_that_end_at_once_are_none():
+    grads = [g for _ in range(4) for g in G]
+    b = (0.5, 0.9, 0.99)
+    for warmup in (None, 0, 1):
+        tx = fo.ademamix(0.1, b, 3.0, beta3_warmup=warmup, alpha_warmup=warmup)
+        assert_same(steps(tx, grads), steps(fo.ademamix(0.1, b, 3.0), grads))
+    slow = steps(fo.ademamix(0.1, b, 3.0, beta3_warmup=5), grads)
+    weak = steps(fo.ademamix(0.1, b, 3.0, alpha_warmup=5), grads)
+    plain = steps(fo.ademamix(0.1, b, 3.0), grads)
+    for found in (slow, weak):
+        assert (found[1] - plain[1]).abs().max() > 1e-3
+    assert_same(weak[5:], plain[5:])  # alpha has risen, and the averages are the same
+
+
+def test_three_betas_are_read_from_a_state():
+    state = fo.adan(0.1, betas=(0.9, 0.8, 0.7)).init(W)
+    assert [float(x) for x in fo.get(state, "betas")] == [0.9, 0.8, 0.7]
+
+
+# ---------------------------------------------------------------- which rule a tensor gets
+
+
+def test_mars_is_for_matrices_and_adamw_for_all_else():
+    params, numbers = make_params(), {"lr": 0.02, "betas": (0.8, 0.95)}
+    grads = make_grads(params, 4)
+    moved, state = run(fo.mars(**numbers, lr_1d=0.03), params, grads)
+    everywhere, _ = run(fo.mars(**numbers, optimize_1d=True), params, grads)
+    rest, _ = run(fo.adamw(0.03, (0.9, 0.95), weight_decay=0.1), params, grads)
+    for name, p in params.items():
+        assert_same(moved[name], (everywhere if p.dim() == 2 else rest)[name])
+        assert (state.slots["previous_grad"][name] is None) == (p.dim() != 2)
+
+
+def test_mars_does_not_guess_what_a_complex_parameter_is():
+    p = torch.zeros(2, 2, dtype=torch.complex64)
+    with pytest.raises(TypeError, match="optimize_1d=True"):
+        fo.mars().init(p)
+    fo.mars(optimize_1d=True).init(p)
