@@ -25,6 +25,15 @@ with _uncollected():
 if TYPE_CHECKING:
     # begin: algorithms (make lists)
     from functional_optim.adapters.lbfgs import LBFGS as LBFGS
+    from functional_optim.adapters.ready_made import COCOB as COCOB
+    from functional_optim.adapters.ready_made import LAMB as LAMB
+    from functional_optim.adapters.ready_made import LARS as LARS
+    from functional_optim.adapters.ready_made import SM3 as SM3
+    from functional_optim.adapters.ready_made import Fromage as Fromage
+    from functional_optim.adapters.ready_made import NoisySGD as NoisySGD
+    from functional_optim.adapters.ready_made import NovoGrad as NovoGrad
+    from functional_optim.adapters.ready_made import StableAdamW as StableAdamW
+    from functional_optim.adapters.sophia import SophiaG as SophiaG
     # end: algorithms
 
 if TYPE_CHECKING:
@@ -42,6 +51,17 @@ else:
             "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
             # begin: algorithms (make lists)
             "functional_optim.adapters.lbfgs": ("LBFGS",),
+            "functional_optim.adapters.ready_made": (
+                "COCOB",
+                "LAMB",
+                "LARS",
+                "SM3",
+                "Fromage",
+                "NoisySGD",
+                "NovoGrad",
+                "StableAdamW",
+            ),
+            "functional_optim.adapters.sophia": ("SophiaG",),
             # end: algorithms
             "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),
         },

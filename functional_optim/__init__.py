@@ -80,11 +80,14 @@ with _uncollected():
     from functional_optim.transforms import centralize as centralize
     from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
     from functional_optim.transforms import clip_by_global_norm as clip_by_global_norm
+    from functional_optim.transforms import clip_by_trust_ratio as clip_by_trust_ratio
     from functional_optim.transforms import clip_by_value as clip_by_value
     from functional_optim.transforms import (
         differentially_private_aggregate as differentially_private_aggregate,
     )
     from functional_optim.transforms import ema as ema
+    from functional_optim.transforms import hyperball as hyperball
+    from functional_optim.transforms import keep_norms_within as keep_norms_within
     from functional_optim.transforms import keep_params_in as keep_params_in
     from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
     from functional_optim.transforms import metropolis as metropolis
@@ -106,11 +109,30 @@ with _uncollected():
 
 if TYPE_CHECKING:
     # begin: algorithms (make lists)
+    from functional_optim.algorithms.cocob import cocob as cocob
+    from functional_optim.algorithms.cocob import scale_by_cocob as scale_by_cocob
+    from functional_optim.algorithms.fromage import fromage as fromage
+    from functional_optim.algorithms.fromage import scale_by_fromage as scale_by_fromage
+    from functional_optim.algorithms.lamb import lamb as lamb
+    from functional_optim.algorithms.lamb import lars as lars
+    from functional_optim.algorithms.lamb import scale_by_lars as scale_by_lars
     from functional_optim.algorithms.lbfgs.backtracking import (
         scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
     )
     from functional_optim.algorithms.lbfgs.transform import lbfgs as lbfgs
     from functional_optim.algorithms.lbfgs.transform import scale_by_lbfgs as scale_by_lbfgs
+    from functional_optim.algorithms.noisy_sgd import dpsgd as dpsgd
+    from functional_optim.algorithms.noisy_sgd import noisy_sgd as noisy_sgd
+    from functional_optim.algorithms.novograd import novograd as novograd
+    from functional_optim.algorithms.novograd import scale_by_novograd as scale_by_novograd
+    from functional_optim.algorithms.sm3 import scale_by_sm3 as scale_by_sm3
+    from functional_optim.algorithms.sm3 import sm3 as sm3
+    from functional_optim.algorithms.sophia import scale_by_sophia as scale_by_sophia
+    from functional_optim.algorithms.sophia import sophia as sophia
+    from functional_optim.algorithms.stable_adamw import (
+        scale_by_stable_adam as scale_by_stable_adam,
+    )
+    from functional_optim.algorithms.stable_adamw import stable_adamw as stable_adamw
     # end: algorithms
 
 if TYPE_CHECKING:
@@ -130,8 +152,16 @@ else:
         modules=("estimators", "replicas", "schedules", "search"),
         names={
             # begin: algorithms (make lists)
+            "functional_optim.algorithms.cocob": ("cocob", "scale_by_cocob"),
+            "functional_optim.algorithms.fromage": ("fromage", "scale_by_fromage"),
+            "functional_optim.algorithms.lamb": ("lamb", "lars", "scale_by_lars"),
             "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
             "functional_optim.algorithms.lbfgs.transform": ("lbfgs", "scale_by_lbfgs"),
+            "functional_optim.algorithms.noisy_sgd": ("dpsgd", "noisy_sgd"),
+            "functional_optim.algorithms.novograd": ("novograd", "scale_by_novograd"),
+            "functional_optim.algorithms.sm3": ("scale_by_sm3", "sm3"),
+            "functional_optim.algorithms.sophia": ("scale_by_sophia", "sophia"),
+            "functional_optim.algorithms.stable_adamw": ("scale_by_stable_adam", "stable_adamw"),
             # end: algorithms
             "functional_optim.estimators": (
                 "es_gradient",

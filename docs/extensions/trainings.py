@@ -87,6 +87,12 @@ def value_and_grad(fn: Callable[[Params], Tensor]) -> Callable[[Params], tuple[T
     return both
 
 
+def each_gradient(on: Task, params: Params, x: Tensor, y: Tensor) -> Params:
+    """The gradients of single examples, which come first in their shapes."""
+    one = torch.func.grad(lambda p, x, y: on.loss(p, x[None], y[None]))
+    return torch.vmap(one, in_dims=(None, 0, 0))(params, x, y)
+
+
 def train(recipe: Callable[[], fo.GradientTransformation], on: Task, run: Curve) -> Losses:
     """The loss on all pictures, every few steps; it ends where that is no number."""
     tx, g = recipe(), torch.Generator().manual_seed(1)
@@ -97,6 +103,8 @@ def train(recipe: Callable[[], fo.GradientTransformation], on: Task, run: Curve)
         x, y = on.x[at], on.y[at]
         fn = value_and_grad(lambda p, x=x, y=y: on.loss(p, x, y))
         value, grads = fn(params)
+        if run.examples:
+            grads = each_gradient(on, params, x, y)
         more = {"value": value, "value_and_grad": fn}
         updates, state = tx.update(grads, state, params, **{k: more[k] for k in run.asks})
         params = fo.apply_updates(params, updates)
@@ -118,7 +126,7 @@ class Curve(NamedTuple):
     runs: recipes by their labels; the second is the one to begin with. on: the task. asks: extra
     arguments of `update`. shown: from the state, the parameters to evaluate. count: from the
     state, where on the axis a step stands. axis: its label. steps: how many. beside: the momentum
-    of the SGD to compare with.
+    of the SGD to compare with. examples: whether it takes the gradients of single examples.
     """
 
     runs: dict[str, Callable[[], fo.GradientTransformation]]
@@ -129,6 +137,7 @@ class Curve(NamedTuple):
     axis: str = "step"
     steps: int = STEPS
     beside: float = 0.9
+    examples: bool = False
 
     @property
     def what(self) -> str:
@@ -179,6 +188,10 @@ CURVES |= {
         *(0.1, 1.0, 10.0),
         shown=lambda state: state.slots["ax"],
     ),
+    "dpsgd": rates(fo.dpsgd, 0.1, 1.0, 10.0, examples=True),
+    "lars": rates(
+        lambda lr: fo.lars(lr, momentum=0.9, weight_decay=1e-4), *(0.3, 3.0, 30.0), beside=0.9
+    ),
     "lbfgs": Curve(
         {
             "lr=0.3": lbfgs(lr=0.3),
@@ -192,6 +205,7 @@ CURVES |= {
         steps=100,
     ),
     "muon": rates(muon, 0.005, 0.05, 0.5),
+    "noisy_sgd": rates(lambda lr: fo.noisy_sgd(lr, eta=0.1), *(0.03, 0.3, 3.0), beside=0.0),
     "polyak_sgd": rates(
         lambda most: fo.polyak_sgd(most), 0.1, 1.0, 10.0, name="max_learning_rate", asks=("value",)
     ),
