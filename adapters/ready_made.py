@@ -172,4 +172,6 @@ class StableAdamW(ReadyMade):
         compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
+
+
 # end: algorithms

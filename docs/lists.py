@@ -176,7 +176,9 @@ def written() -> dict[Path, list[str]]:
     return {
         package: [typed(late), on_demand(late)],
         adapters: [typed(homes), on_demand(homes)],
-        ADAPTERS / "ready_made.py": ["".join([ready[name] for name in sorted(ready)])],
+        ADAPTERS / "ready_made.py": [
+            "".join([ready[name] for name in sorted(ready)] + ["\n\n"] * bool(ready))
+        ],
         ROOT / "README.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
     }

@@ -77,6 +77,7 @@ with _uncollected():
     from functional_optim.transforms import add_decayed_weights as add_decayed_weights
     from functional_optim.transforms import add_noise as add_noise
     from functional_optim.transforms import apply_delta as apply_delta
+    from functional_optim.transforms import cautious_weight_decay as cautious_weight_decay
     from functional_optim.transforms import centralize as centralize
     from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
     from functional_optim.transforms import clip_by_global_norm as clip_by_global_norm
@@ -90,14 +91,17 @@ with _uncollected():
     from functional_optim.transforms import keep_norms_within as keep_norms_within
     from functional_optim.transforms import keep_params_in as keep_params_in
     from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
+    from functional_optim.transforms import layerwise_decay as layerwise_decay
     from functional_optim.transforms import metropolis as metropolis
     from functional_optim.transforms import monitor as monitor
+    from functional_optim.transforms import mup as mup
     from functional_optim.transforms import normalize as normalize
     from functional_optim.transforms import orthogonalize as orthogonalize
     from functional_optim.transforms import params_ema as params_ema
     from functional_optim.transforms import reduce_on_plateau as reduce_on_plateau
     from functional_optim.transforms import scale as scale
     from functional_optim.transforms import scale_by_lr as scale_by_lr
+    from functional_optim.transforms import scale_by_path as scale_by_path
     from functional_optim.transforms import scale_by_polyak as scale_by_polyak
     from functional_optim.transforms import scale_by_schedule as scale_by_schedule
     from functional_optim.transforms import scale_by_trust_ratio as scale_by_trust_ratio

@@ -44,10 +44,15 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data.data).float(), torch.from_numpy(data.target)
 
 
-def of_layers(params: Params, x: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of a network with one hidden layer."""
+def logits_of_layers(params: Params, x: Tensor) -> Tensor:
+    """What a network with one hidden layer predicts."""
     hidden = torch.tanh(x @ params["hidden.weight"] + params["hidden.bias"])
-    return F.cross_entropy(hidden @ params["head.weight"] + params["head.bias"], y)
+    return hidden @ params["head.weight"] + params["head.bias"]
+
+
+def of_layers(params: Params, x: Tensor, y: Tensor) -> Tensor:
+    """Its cross-entropy."""
+    return F.cross_entropy(logits_of_layers(params, x), y)
 
 
 def of_tokens(params: Params, x: Tensor, y: Tensor) -> Tensor:
@@ -102,6 +107,8 @@ def train(recipe: Callable[[], fo.GradientTransformation], on: Task, run: Curve)
         at = torch.randint(len(on.y), (on.batch,), generator=g) if on.batch < len(on.y) else ...
         x, y = on.x[at], on.y[at]
         fn = value_and_grad(lambda p, x=x, y=y: on.loss(p, x, y))
+        if run.before:
+            state = run.before(state, params, x, step)
         value, grads = fn(params)
         if run.examples:
             grads = each_gradient(on, params, x, y)
@@ -127,6 +134,8 @@ class Curve(NamedTuple):
     arguments of `update`. shown: from the state, the parameters to evaluate. count: from the
     state, where on the axis a step stands. axis: its label. steps: how many. beside: the momentum
     of the SGD to compare with. examples: whether it takes the gradients of single examples.
+    before: from the state, the parameters, the pictures and the number of a step to the state with
+    which it begins.
     """
 
     runs: dict[str, Callable[[], fo.GradientTransformation]]
@@ -138,6 +147,7 @@ class Curve(NamedTuple):
     steps: int = STEPS
     beside: float = 0.9
     examples: bool = False
+    before: Callable[[Any, Params, Tensor, int], Any] | None = None
 
     @property
     def what(self) -> str:
@@ -158,6 +168,14 @@ def rates(recipe: Callable[[float], Any], *values: float, name: str = "lr", **mo
     """A curve for each value of one number."""
     runs = {f"{name}={value:g}": functools.partial(recipe, value) for value in values}
     return Curve(runs, **more)
+
+
+def observed(state: Any, params: Params, x: Tensor, step: int) -> Any:
+    """The state of Sophia with an estimate of the Hessian's diagonal at every tenth step."""
+    if step % 10 != 1:
+        return state
+    diagonal = fo.estimators.gauss_newton_bartlett(logits_of_layers)
+    return fo.estimators.observe_hessian(state, diagonal(params, step, x))
 
 
 def muon(lr: float) -> fo.GradientTransformation:
@@ -211,6 +229,7 @@ CURVES |= {
     ),
     "rprop": rates(fo.rprop, 1e-4, 1e-2, 1.0, on="whole", steps=120),
     "sgd": rates(lambda lr: fo.sgd(lr, momentum=0.9), 0.03, 0.3, 3.0, beside=0.0),
+    "sophia": rates(fo.sophia, 1e-3, 1e-2, 1e-1, before=observed),
     "sparse_adam": rates(fo.sparse_adam, 0.01, 0.1, 1.0, on="tokens"),
 }
 

@@ -2,6 +2,9 @@
 
 from functional_optim.transforms.averaging import ema as ema
 from functional_optim.transforms.averaging import params_ema as params_ema
+from functional_optim.transforms.by_path import layerwise_decay as layerwise_decay
+from functional_optim.transforms.by_path import mup as mup
+from functional_optim.transforms.by_path import scale_by_path as scale_by_path
 from functional_optim.transforms.clipping import adaptive_grad_clip as adaptive_grad_clip
 from functional_optim.transforms.clipping import clip_by_block_rms as clip_by_block_rms
 from functional_optim.transforms.clipping import clip_by_global_norm as clip_by_global_norm
@@ -35,3 +38,6 @@ from functional_optim.transforms.scaling import scale_by_lr as scale_by_lr
 from functional_optim.transforms.scaling import scale_by_schedule as scale_by_schedule
 from functional_optim.transforms.scaling import set_to_zero as set_to_zero
 from functional_optim.transforms.weight_decay import add_decayed_weights as add_decayed_weights
+from functional_optim.transforms.weight_decay import (
+    cautious_weight_decay as cautious_weight_decay,
+)

@@ -31,7 +31,8 @@ class Case(NamedTuple):
 
     hyper: the recipe's arguments. Floats, and those in tuples, are the ones that may change while
     training: they become tensors and schedules here. All else is static.
-    stock: the counterpart in torch.optim, which takes the same arguments. cannot: some of ABILITIES. dim: the only number of dimensions of a tensor that it takes.
+    stock: the counterpart in torch.optim, which takes the same arguments. cannot: some of
+    ABILITIES. dim: the only number of dimensions of a tensor that it takes.
     rounding: how far equal float64 results may part.
     """
 

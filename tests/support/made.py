@@ -98,6 +98,7 @@ MADE: dict[str, list[Any]] = {
     "apply_if_finite": [fo.apply_if_finite(TX, 3)],
     "asgd": [fo.asgd()],
     "cautious": [fo.cautious(fo.scale_by_adam()), fo.cautious(WHOLE)],
+    "cautious_weight_decay": [fo.cautious_weight_decay(0.1, mask=matrices)],
     "cem": [search.cem(8, 0.1)],
     "centralize": [fo.centralize()],
     "chain": [
@@ -163,6 +164,7 @@ MADE: dict[str, list[Any]] = {
     "scale_by_backtracking_linesearch": [fo.scale_by_backtracking_linesearch(4)],
     "scale_by_lbfgs": [fo.scale_by_lbfgs(3)],
     "scale_by_lr": [fo.scale_by_lr(torch.tensor(0.1))],
+    "scale_by_path": [fo.scale_by_path({"a": DOWN, "*": 0.5})],
     "scale_by_schedule": [fo.scale_by_schedule(slowing)],
     "selective_transform": [fo.selective_transform(TX, freeze_mask=matrices)],
     "sep_cma_es": [search.sep_cma_es(8, 0.1)],
