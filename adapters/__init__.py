@@ -26,18 +26,27 @@ if TYPE_CHECKING:
     # begin: algorithms (make lists)
     from functional_optim.adapters.lbfgs import LBFGS as LBFGS
     from functional_optim.adapters.ready_made import ADOPT as ADOPT
+    from functional_optim.adapters.ready_made import COCOB as COCOB
+    from functional_optim.adapters.ready_made import LAMB as LAMB
+    from functional_optim.adapters.ready_made import LARS as LARS
     from functional_optim.adapters.ready_made import MADGRAD as MADGRAD
     from functional_optim.adapters.ready_made import MARS as MARS
+    from functional_optim.adapters.ready_made import SM3 as SM3
     from functional_optim.adapters.ready_made import AdaBelief as AdaBelief
     from functional_optim.adapters.ready_made import Adan as Adan
     from functional_optim.adapters.ready_made import AdEMAMix as AdEMAMix
+    from functional_optim.adapters.ready_made import Fromage as Fromage
     from functional_optim.adapters.ready_made import LaProp as LaProp
     from functional_optim.adapters.ready_made import Lion as Lion
+    from functional_optim.adapters.ready_made import NoisySGD as NoisySGD
+    from functional_optim.adapters.ready_made import NovoGrad as NovoGrad
     from functional_optim.adapters.ready_made import SignSGD as SignSGD
     from functional_optim.adapters.ready_made import Signum as Signum
+    from functional_optim.adapters.ready_made import StableAdamW as StableAdamW
     from functional_optim.adapters.ready_made import Yogi as Yogi
     from functional_optim.adapters.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
     from functional_optim.adapters.schedule_free import ScheduleFreeSGD as ScheduleFreeSGD
+    from functional_optim.adapters.sophia import SophiaG as SophiaG
     # end: algorithms
 
 if TYPE_CHECKING:
@@ -61,18 +70,27 @@ else:
             "functional_optim.adapters.lbfgs": ("LBFGS",),
             "functional_optim.adapters.ready_made": (
                 "ADOPT",
+                "COCOB",
+                "LAMB",
+                "LARS",
                 "MADGRAD",
                 "MARS",
+                "SM3",
                 "AdaBelief",
                 "Adan",
                 "AdEMAMix",
+                "Fromage",
                 "LaProp",
                 "Lion",
+                "NoisySGD",
+                "NovoGrad",
                 "SignSGD",
                 "Signum",
+                "StableAdamW",
                 "Yogi",
             ),
             "functional_optim.adapters.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
+            "functional_optim.adapters.sophia": ("SophiaG",),
             # end: algorithms
             "functional_optim.adapters.sharpness": ("ASAM", "SAM"),
             "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),

@@ -8,6 +8,7 @@ import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
     from functional_optim import numeric
@@ -125,6 +126,59 @@ class Adan(ReadyMade):
         self._construct(locals())
 
 
+class COCOB(ReadyMade):
+    """`functional_optim.cocob` as an optimizer object."""
+
+    algorithm = "cocob"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1.0, alpha: numeric.Hyper = 100.0,
+        eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, *, maximize: bool = False,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Fromage(ReadyMade):
+    """`functional_optim.fromage` as an optimizer object."""
+
+    algorithm = "fromage"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, p_bound: numeric.Hyper | None = None, *,
+        maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class LAMB(ReadyMade):
+    """`functional_optim.lamb` as an optimizer object."""
+
+    algorithm = "lamb"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.01,
+        max_grad_norm: numeric.Hyper | None = 1.0, trust_clip: bool = False,
+        always_adapt: bool = False, *, maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class LARS(ReadyMade):
+    """`functional_optim.lars` as an optimizer object."""
+
+    algorithm = "lars"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1.0, momentum: numeric.Hyper = 0.0,
+        dampening: numeric.Hyper = 0.0, weight_decay: numeric.Hyper = 0.0, nesterov: bool = False,
+        trust_coefficient: numeric.Hyper = 0.001, eps: numeric.Hyper = 1e-08,
+        always_adapt: bool = False, *, maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class LaProp(ReadyMade):
     """`functional_optim.laprop` as an optimizer object."""
 
@@ -175,6 +229,44 @@ class MARS(ReadyMade):
         self._construct(locals())
 
 
+class NoisySGD(ReadyMade):
+    """`functional_optim.noisy_sgd` as an optimizer object."""
+
+    algorithm = "noisy_sgd"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, eta: numeric.Hyper = 0.01,
+        gamma: numeric.Hyper = 0.55, seed: int | Tensor = 0, momentum: numeric.Hyper = 0.0, *,
+        maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class NovoGrad(ReadyMade):
+    """`functional_optim.novograd` as an optimizer object."""
+
+    algorithm = "novograd"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.95, 0.98),
+        eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, *, maximize: bool = False,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class SM3(ReadyMade):
+    """`functional_optim.sm3` as an optimizer object."""
+
+    algorithm = "sm3"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.1, momentum: numeric.Hyper = 0.9,
+        eps: numeric.Hyper = 1e-30, *, maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class SignSGD(ReadyMade):
     """`functional_optim.sign_sgd` as an optimizer object."""
 
@@ -195,6 +287,19 @@ class Signum(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, momentum: numeric.Hyper = 0.9,
         weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class StableAdamW(ReadyMade):
+    """`functional_optim.stable_adamw` as an optimizer object."""
+
+    algorithm = "stable_adamw"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.99),
+        eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.01, *, maximize: bool = False,
+        compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

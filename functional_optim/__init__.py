@@ -83,19 +83,25 @@ with _uncollected():
     from functional_optim.transforms import add_decayed_weights as add_decayed_weights
     from functional_optim.transforms import add_noise as add_noise
     from functional_optim.transforms import apply_delta as apply_delta
+    from functional_optim.transforms import cautious_weight_decay as cautious_weight_decay
     from functional_optim.transforms import centralize as centralize
     from functional_optim.transforms import clip_by_block_rms as clip_by_block_rms
     from functional_optim.transforms import clip_by_global_norm as clip_by_global_norm
+    from functional_optim.transforms import clip_by_trust_ratio as clip_by_trust_ratio
     from functional_optim.transforms import clip_by_value as clip_by_value
     from functional_optim.transforms import decay_after_step as decay_after_step
     from functional_optim.transforms import (
         differentially_private_aggregate as differentially_private_aggregate,
     )
     from functional_optim.transforms import ema as ema
+    from functional_optim.transforms import hyperball as hyperball
+    from functional_optim.transforms import keep_norms_within as keep_norms_within
     from functional_optim.transforms import keep_params_in as keep_params_in
     from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
+    from functional_optim.transforms import layerwise_decay as layerwise_decay
     from functional_optim.transforms import metropolis as metropolis
     from functional_optim.transforms import monitor as monitor
+    from functional_optim.transforms import mup as mup
     from functional_optim.transforms import normalize as normalize
     from functional_optim.transforms import orthogonalize as orthogonalize
     from functional_optim.transforms import params_ema as params_ema
@@ -103,6 +109,7 @@ with _uncollected():
     from functional_optim.transforms import reduce_on_plateau as reduce_on_plateau
     from functional_optim.transforms import scale as scale
     from functional_optim.transforms import scale_by_lr as scale_by_lr
+    from functional_optim.transforms import scale_by_path as scale_by_path
     from functional_optim.transforms import scale_by_polyak as scale_by_polyak
     from functional_optim.transforms import scale_by_schedule as scale_by_schedule
     from functional_optim.transforms import scale_by_trust_ratio as scale_by_trust_ratio
@@ -130,6 +137,13 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.ademamix import simplified_ademamix as simplified_ademamix
     from functional_optim.algorithms.adopt import adopt as adopt
     from functional_optim.algorithms.adopt import scale_by_adopt as scale_by_adopt
+    from functional_optim.algorithms.cocob import cocob as cocob
+    from functional_optim.algorithms.cocob import scale_by_cocob as scale_by_cocob
+    from functional_optim.algorithms.fromage import fromage as fromage
+    from functional_optim.algorithms.fromage import scale_by_fromage as scale_by_fromage
+    from functional_optim.algorithms.lamb import lamb as lamb
+    from functional_optim.algorithms.lamb import lars as lars
+    from functional_optim.algorithms.lamb import scale_by_lars as scale_by_lars
     from functional_optim.algorithms.laprop import laprop as laprop
     from functional_optim.algorithms.laprop import scale_by_laprop as scale_by_laprop
     from functional_optim.algorithms.lbfgs.backtracking import (
@@ -140,6 +154,10 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.madgrad import madgrad as madgrad
     from functional_optim.algorithms.madgrad import scale_by_madgrad as scale_by_madgrad
     from functional_optim.algorithms.mars import mars as mars
+    from functional_optim.algorithms.noisy_sgd import dpsgd as dpsgd
+    from functional_optim.algorithms.noisy_sgd import noisy_sgd as noisy_sgd
+    from functional_optim.algorithms.novograd import novograd as novograd
+    from functional_optim.algorithms.novograd import scale_by_novograd as scale_by_novograd
     from functional_optim.algorithms.optimistic import optimistic_adam_v2 as optimistic_adam_v2
     from functional_optim.algorithms.optimistic import (
         optimistic_gradient_descent as optimistic_gradient_descent,
@@ -156,6 +174,14 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.sign import scale_by_lion as scale_by_lion
     from functional_optim.algorithms.sign import sign_sgd as sign_sgd
     from functional_optim.algorithms.sign import signum as signum
+    from functional_optim.algorithms.sm3 import scale_by_sm3 as scale_by_sm3
+    from functional_optim.algorithms.sm3 import sm3 as sm3
+    from functional_optim.algorithms.sophia import scale_by_sophia as scale_by_sophia
+    from functional_optim.algorithms.sophia import sophia as sophia
+    from functional_optim.algorithms.stable_adamw import (
+        scale_by_stable_adam as scale_by_stable_adam,
+    )
+    from functional_optim.algorithms.stable_adamw import stable_adamw as stable_adamw
     from functional_optim.algorithms.yogi import scale_by_yogi as scale_by_yogi
     from functional_optim.algorithms.yogi import yogi as yogi
     # end: algorithms
@@ -192,11 +218,16 @@ else:
                 "simplified_ademamix",
             ),
             "functional_optim.algorithms.adopt": ("adopt", "scale_by_adopt"),
+            "functional_optim.algorithms.cocob": ("cocob", "scale_by_cocob"),
+            "functional_optim.algorithms.fromage": ("fromage", "scale_by_fromage"),
+            "functional_optim.algorithms.lamb": ("lamb", "lars", "scale_by_lars"),
             "functional_optim.algorithms.laprop": ("laprop", "scale_by_laprop"),
             "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
             "functional_optim.algorithms.lbfgs.transform": ("lbfgs", "scale_by_lbfgs"),
             "functional_optim.algorithms.madgrad": ("madgrad", "scale_by_madgrad"),
             "functional_optim.algorithms.mars": ("mars",),
+            "functional_optim.algorithms.noisy_sgd": ("dpsgd", "noisy_sgd"),
+            "functional_optim.algorithms.novograd": ("novograd", "scale_by_novograd"),
             "functional_optim.algorithms.optimistic": (
                 "optimistic_adam_v2",
                 "optimistic_gradient_descent",
@@ -208,6 +239,9 @@ else:
                 "schedule_free_sgd",
             ),
             "functional_optim.algorithms.sign": ("lion", "scale_by_lion", "sign_sgd", "signum"),
+            "functional_optim.algorithms.sm3": ("scale_by_sm3", "sm3"),
+            "functional_optim.algorithms.sophia": ("scale_by_sophia", "sophia"),
+            "functional_optim.algorithms.stable_adamw": ("scale_by_stable_adam", "stable_adamw"),
             "functional_optim.algorithms.yogi": ("scale_by_yogi", "yogi"),
             # end: algorithms
             "functional_optim.estimators": (

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pages import pages
-from trainings import STEPS, Curve
+from torch import Tensor
+from trainings import STEPS, Curve, Params, logits_of_layers
 
 import functional_optim as fo
 
@@ -16,6 +17,14 @@ def rates(recipe: Callable[[float], Any], *values: float, name: str = "lr", **mo
     """A curve for each value of one number."""
     runs = {f"{name}={value:g}": functools.partial(recipe, value) for value in values}
     return Curve(runs, **more)
+
+
+def observed(state: Any, params: Params, x: Tensor, step: int) -> Any:
+    """The state of Sophia with an estimate of the Hessian's diagonal at every tenth step."""
+    if step % 10 != 1:
+        return state
+    diagonal = fo.estimators.gauss_newton_bartlett(logits_of_layers)
+    return fo.estimators.observe_hessian(state, diagonal(params, step, x))
 
 
 def muon(lr: float) -> fo.GradientTransformation:
@@ -49,6 +58,10 @@ SPECIAL = {
         *(0.1, 1.0, 10.0),
         shown=lambda state: state.slots["ax"],
     ),
+    "dpsgd": rates(fo.dpsgd, 0.1, 1.0, 10.0, examples=True),
+    "lars": rates(
+        lambda lr: fo.lars(lr, momentum=0.9, weight_decay=1e-4), *(0.3, 3.0, 30.0), beside=0.9
+    ),
     "lbfgs": Curve(
         {
             "lr=0.3": lbfgs(lr=0.3),
@@ -62,11 +75,13 @@ SPECIAL = {
         steps=100,
     ),
     "muon": rates(muon, 0.005, 0.05, 0.5),
+    "noisy_sgd": rates(lambda lr: fo.noisy_sgd(lr, eta=0.1), *(0.03, 0.3, 3.0), beside=0.0),
     "polyak_sgd": rates(
         lambda most: fo.polyak_sgd(most), 0.1, 1.0, 10.0, name="max_learning_rate", asks=("value",)
     ),
     "rprop": rates(fo.rprop, 1e-4, 1e-2, 1.0, on="whole", steps=120),
     "sgd": rates(lambda lr: fo.sgd(lr, momentum=0.9), 0.03, 0.3, 3.0, beside=0.0),
+    "sophia": rates(fo.sophia, 1e-3, 1e-2, 1e-1, before=observed),
     "sparse_adam": rates(fo.sparse_adam, 0.01, 0.1, 1.0, on="tokens"),
 }
 """Of algorithms that need more than one argument, or another task."""

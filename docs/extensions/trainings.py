@@ -43,10 +43,15 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data.data).float(), torch.from_numpy(data.target)
 
 
-def of_layers(params: Params, x: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of a network with one hidden layer."""
+def logits_of_layers(params: Params, x: Tensor) -> Tensor:
+    """What a network with one hidden layer predicts."""
     hidden = torch.tanh(x @ params["hidden.weight"] + params["hidden.bias"])
-    return F.cross_entropy(hidden @ params["head.weight"] + params["head.bias"], y)
+    return hidden @ params["head.weight"] + params["head.bias"]
+
+
+def of_layers(params: Params, x: Tensor, y: Tensor) -> Tensor:
+    """Its cross-entropy."""
+    return F.cross_entropy(logits_of_layers(params, x), y)
 
 
 def of_tokens(params: Params, x: Tensor, y: Tensor) -> Tensor:
@@ -86,6 +91,12 @@ def value_and_grad(fn: Callable[[Params], Tensor]) -> Callable[[Params], tuple[T
     return both
 
 
+def each_gradient(on: Task, params: Params, x: Tensor, y: Tensor) -> Params:
+    """The gradients of single examples, which come first in their shapes."""
+    one = torch.func.grad(lambda p, x, y: on.loss(p, x[None], y[None]))
+    return torch.vmap(one, in_dims=(None, 0, 0))(params, x, y)
+
+
 def train(recipe: Callable[[], fo.GradientTransformation], on: Task, run: Curve) -> Losses:
     """The loss on all pictures, every few steps; it ends where that is no number."""
     tx, g = recipe(), torch.Generator().manual_seed(1)
@@ -95,7 +106,11 @@ def train(recipe: Callable[[], fo.GradientTransformation], on: Task, run: Curve)
         at = torch.randint(len(on.y), (on.batch,), generator=g) if on.batch < len(on.y) else ...
         x, y = on.x[at], on.y[at]
         fn = value_and_grad(lambda p, x=x, y=y: on.loss(p, x, y))
+        if run.before:
+            state = run.before(state, params, x, step)
         value, grads = fn(params)
+        if run.examples:
+            grads = each_gradient(on, params, x, y)
         more = {"value": value, "value_and_grad": fn}
         updates, state = tx.update(grads, state, params, **{k: more[k] for k in run.asks})
         params = fo.apply_updates(params, updates)
@@ -118,7 +133,9 @@ class Curve(NamedTuple):
     runs: recipes by their labels; the second is the one to begin with. on: the task. asks: extra
     arguments of `update`. shown: from the state, the parameters to evaluate. averages: whether
     these are what `eval_params` returns. count: from the state, where on the axis a step stands.
-    axis: its label. steps: how many. beside: the momentum of the SGD to compare with.
+    axis: its label. steps: how many. beside: the momentum of the SGD to compare with. examples:
+    whether it takes the gradients of single examples. before: from the state, the parameters, the
+    pictures and the number of a step to the state with which it begins.
     """
 
     runs: dict[str, Callable[[], fo.GradientTransformation]]
@@ -130,6 +147,8 @@ class Curve(NamedTuple):
     axis: str = "step"
     steps: int = STEPS
     beside: float = 0.9
+    examples: bool = False
+    before: Callable[[Any, Params, Tensor, int], Any] | None = None
 
     @property
     def what(self) -> str:

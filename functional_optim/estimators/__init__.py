@@ -1,5 +1,8 @@
 """Gradients without a backward pass: estimators that feed any transformation."""
 
+from functional_optim.estimators.diagonals import gauss_newton_bartlett as gauss_newton_bartlett
+from functional_optim.estimators.diagonals import hutchinson as hutchinson
+from functional_optim.estimators.diagonals import observe_hessian as observe_hessian
 from functional_optim.estimators.evolution import es_gradient as es_gradient
 from functional_optim.estimators.forward import forward_gradient as forward_gradient
 from functional_optim.estimators.mezo import mezo as mezo

@@ -2,6 +2,9 @@
 
 from functional_optim.transforms.averaging import ema as ema
 from functional_optim.transforms.averaging import params_ema as params_ema
+from functional_optim.transforms.by_path import layerwise_decay as layerwise_decay
+from functional_optim.transforms.by_path import mup as mup
+from functional_optim.transforms.by_path import scale_by_path as scale_by_path
 from functional_optim.transforms.clipping import adaptive_grad_clip as adaptive_grad_clip
 from functional_optim.transforms.clipping import clip_by_block_rms as clip_by_block_rms
 from functional_optim.transforms.clipping import clip_by_global_norm as clip_by_global_norm
@@ -16,10 +19,13 @@ from functional_optim.transforms.monitoring import monitor as monitor
 from functional_optim.transforms.monitoring import snapshot as snapshot
 from functional_optim.transforms.noise import add_noise as add_noise
 from functional_optim.transforms.normalizing import centralize as centralize
+from functional_optim.transforms.normalizing import clip_by_trust_ratio as clip_by_trust_ratio
 from functional_optim.transforms.normalizing import normalize as normalize
 from functional_optim.transforms.normalizing import orthogonalize as orthogonalize
 from functional_optim.transforms.normalizing import scale_by_trust_ratio as scale_by_trust_ratio
 from functional_optim.transforms.normalizing import sign as sign
+from functional_optim.transforms.norms import hyperball as hyperball
+from functional_optim.transforms.norms import keep_norms_within as keep_norms_within
 from functional_optim.transforms.plateau import reduce_on_plateau as reduce_on_plateau
 from functional_optim.transforms.polyak import scale_by_polyak as scale_by_polyak
 from functional_optim.transforms.privacy import (
@@ -35,5 +41,8 @@ from functional_optim.transforms.variance_reduction import (
     variance_reduction as variance_reduction,
 )
 from functional_optim.transforms.weight_decay import add_decayed_weights as add_decayed_weights
+from functional_optim.transforms.weight_decay import (
+    cautious_weight_decay as cautious_weight_decay,
+)
 from functional_optim.transforms.weight_decay import decay_after_step as decay_after_step
 from functional_optim.transforms.weight_decay import proximal_step as proximal_step

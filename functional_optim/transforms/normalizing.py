@@ -127,8 +127,8 @@ def scale_by_trust_ratio(
 
         Numbers may also be 0-dim tensors or schedules. The defaults are optax's.
 
-    After `scale_by_adam` and `add_decayed_weights` this is LAMB; after `add_decayed_weights` alone
-    and before `trace`, LARS.
+    After `scale_by_adam` and `add_decayed_weights` this is LAMB (`lamb`). LARS has a ratio of its
+    own, `scale_by_lars`.
 
     Raises:
         ValueError: if a number is negative.
@@ -156,21 +156,73 @@ def scale_by_trust_ratio(
     def scalars(t: Any, *, min_norm: Any, trust_coefficient: Any, eps: Any) -> TrustRatioScalars:
         return TrustRatioScalars(min_norm * min_norm, trust_coefficient, eps)
 
-    def measure(u: Tensor, slots: Any, p: Tensor, s: TrustRatioScalars) -> tuple[Tensor, Tensor]:
-        return (p * p).sum(), (u * u).sum()
-
     def update(
         u: Tensor, slots: Any, p: Tensor, s: TrustRatioScalars, P: Tensor, U: Tensor
     ) -> tuple[Tensor, Any]:
         P, U = P.clamp(min=s.min_square), U.clamp(min=s.min_square)
-        null = (P == 0) | (U == 0)
-        P, U = P.masked_fill(null, 1.0), U.masked_fill(null, 1.0)  # the root of 0 has no derivative
-        ratio = s.coefficient * P.sqrt() / (U.sqrt() + s.eps)
-        return u * ratio.masked_fill(null, 1.0), slots
+        return u * trust_ratio(P, U, s.coefficient, 0.0, s.eps), slots
 
     return leafwise(
-        None, update, scalars, hyper=hyper, measure=measure, name="scale_by_trust_ratio"
+        None, update, scalars, hyper=hyper, measure=both_squares, name="scale_by_trust_ratio"
     )
+
+
+@factory
+def clip_by_trust_ratio(trust_coefficient: numeric.Hyper = 1.0) -> Leafwise:
+    """Scale each tensor's update down so that its norm is at most that of the parameter.
+
+    In the place of `scale_by_trust_ratio` it makes LAMB what is called LAMBC: shorter updates stay
+    as they are. So do all updates of a parameter that is zero.
+
+    Args:
+        trust_coefficient: the largest norm relative to ‖p‖, > 0: a number, a 0-dim tensor, or a
+            schedule. Default 1.
+
+    Raises:
+        ValueError: if trust_coefficient is a number and not positive.
+
+    Source: `trust_clip` in https://github.com/huggingface/pytorch-image-models/tree/main/timm/optim.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.clip_by_trust_ratio()
+        >>> w = torch.tensor([3.0, 4.0])
+        >>> u, state = tx.update(torch.tensor([0.0, 2.0]), tx.init(w), w)
+        >>> u, tx.update(torch.tensor([0.0, 20.0]), state, w)[0]
+        (tensor([0., 2.]), tensor([0., 5.]))
+    """
+    numeric.check(
+        lambda x: x > 0.0,
+        trust_coefficient,
+        "clip_by_trust_ratio needs a positive trust_coefficient, but got {}.",
+    )
+
+    def scalars(t: Any, *, trust_coefficient: Any) -> tuple[Any]:
+        return (trust_coefficient,)
+
+    def update(
+        u: Tensor, slots: Any, p: Tensor, c: Any, P: Tensor, U: Tensor
+    ) -> tuple[Tensor, Any]:
+        return u * trust_ratio(P, U, c, 0.0, 0.0).clamp(max=1.0), slots
+
+    hyper = {"trust_coefficient": trust_coefficient}
+    return leafwise(
+        None, update, scalars, hyper=hyper, measure=both_squares, name="clip_by_trust_ratio"
+    )
+
+
+def both_squares(u: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
+    """The `measure` of a rule that compares the norms of parameter and update: their squares."""
+    return (p * p).sum(), (u * u).sum()
+
+
+def trust_ratio(P: Tensor, U: Tensor, coefficient: Any, decay: Any, eps: Any) -> Tensor:
+    """coefficient · ‖p‖ / (‖u‖ + decay · ‖p‖ + eps), 1 where a norm is 0. P, U: their squares."""
+    null = (P == 0) | (U == 0)
+    P, U = P.masked_fill(null, 1.0), U.masked_fill(null, 1.0)  # the root of 0 has no derivative
+    ratio = coefficient * P.sqrt() / (U.sqrt() + decay * P.sqrt() + eps)
+    return ratio.masked_fill(null, 1.0)
 
 
 @factory

@@ -10,6 +10,7 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.paths import Mask, masked_by
+from functional_optim.core.rule import Update
 from functional_optim.transforms.scaling import check_lr, scale_by_lr
 
 
@@ -25,7 +26,12 @@ def add_decayed_weights(
     * between that and `scale_by_lr` it is decoupled from the gradient, not from the learning rate:
       a step takes `lr * weight_decay` of each weight away (torch.optim.AdamW's);
     * after `scale_by_lr`, with `independent=True`, a step takes `weight_decay` of each weight away,
-      whatever the learning rate.
+      whatever the learning rate;
+    * there, with a schedule that follows the learning rate's, a step takes
+      `weight_decay * lr / peak` of each weight away:
+      `add_decayed_weights(lambda count: 0.1 * lr(count) / peak, independent=True)`.
+
+    `cautious_weight_decay` leaves out the entries that a step lets grow.
 
     Args:
         weight_decay: coefficient, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number
@@ -52,26 +58,68 @@ def add_decayed_weights(
         >>> tx.update(zeros, tx.init(params), params)[0]
         {'weight': tensor([[-1.]]), 'bias': tensor([-0.])}
     """
+    sign = -1 if independent else 1
+
+    def update(u: Tensor, slots: Any, p: Tensor, w: Any) -> tuple[Tensor, Any]:
+        return u + sign * w * p, slots
+
+    return _decay(update, weight_decay, independent, mask, "add_decayed_weights")
+
+
+@factory
+def cautious_weight_decay(
+    weight_decay: numeric.Hyper, *, independent: bool = False, mask: Mask | None = None
+) -> Leafwise:
+    """Add `weight_decay * p` to the entries of an update that it already draws to zero.
+
+    An entry decays where the step and its decay have the same direction, or the step is zero. The
+    others are left to the loss, so the decay does not shift its minimum as plain decay does. It
+    stands where `add_decayed_weights` stands: before `scale_by_lr`, or with `independent=True`
+    after it. Before an adaptive transform it makes little sense.
+
+    Args:
+        weight_decay: coefficient, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number
+            0 makes this `identity`.
+        independent: subtract instead of adding, for the place after `scale_by_lr`.
+        mask: which parameters to decay, as in `add_decayed_weights`. Default: all.
+
+    Raises:
+        ValueError: if weight_decay is a negative number; from `chain`, if a learning rate follows
+            an independent decay.
+
+    Paper: Chen, Li, Liang et al., "Cautious Weight Decay", https://arxiv.org/abs/2510.12402.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.cautious_weight_decay(0.5), fo.scale_by_lr(1.0))
+        >>> w = torch.tensor([2.0, 2.0])
+        >>> tx.update(torch.tensor([3.0, -3.0]), tx.init(w), w)[0]
+        tensor([-4.,  3.])
+    """
+    sign = -1 if independent else 1
+
+    def update(u: Tensor, slots: Any, p: Tensor, w: Any) -> tuple[Tensor, Any]:
+        agrees = (sign * u * p >= 0).to(u.dtype)
+        return u + sign * w * agrees * p, slots
+
+    return _decay(update, weight_decay, independent, mask, "cautious_weight_decay")
+
+
+def _decay(
+    update: Update, weight_decay: numeric.Hyper, independent: bool, mask: Mask | None, name: str
+) -> Leafwise:
+    """A decay by a rule that reads the coefficient."""
     numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
     where = () if mask is None else (masked_by(mask),)
     if numeric.is_zero(weight_decay):
         return identity()
-    sign = -1 if independent else 1
 
     def scalars(t: Any, *, weight_decay: Any) -> tuple[Any]:
-        return (sign * weight_decay,)
+        return (weight_decay,)
 
-    def update(u: Tensor, slots: Any, p: Tensor, w: Any) -> tuple[Tensor, Any]:
-        return u + w * p, slots
-
-    decay = leafwise(
-        None,
-        update,
-        scalars,
-        hyper={"weight_decay": weight_decay},
-        scales_step=independent,
-        name="add_decayed_weights",
-    )
+    hyper = {"weight_decay": weight_decay}
+    decay = leafwise(None, update, scalars, hyper=hyper, scales_step=independent, name=name)
     return Leafwise(tuple([placement.on(*where) for placement in decay.placements]))
 
 

@@ -7,8 +7,9 @@ Equal only with these arguments: Adagrad and RAdam with eps 0 (optax's stands in
 the corrected average), RMSprop with `eps_in_sqrt=False`, Adafactor with eps₁ 0, factored from one
 row and one column on, and a learning rate below 1/√t (optax's decay is not multiplied by it), NAdam
 with a momentum_decay that ends the warming up of momentum at once, AdaBelief with optax's eps_root
-equal to eps, Adan with β₂ = ½ and without eps_root. NOT_EQUAL says what cannot be
-equal, and why.
+equal to eps, Adan with β₂ = ½ and without eps_root, LAMB without a bound on the gradients' norm,
+LARS without decay, Fromage with optax's min_norm at 0. NOT_EQUAL says what cannot be equal, and
+why.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ NOT_EQUAL = {
     "amsgrad": "optax keeps the largest corrected average; we, as torch.optim, the largest raw one",
     "sgd-dampening": "torch's first step has none; optax's ema damps it, too",
     "rprop": "optax 0.2.8 takes each step one call late",
+    "lars with weight_decay": "optax measures |g + decay p|; the paper |g| + decay |p|, as we do",
+    "sm3": "optax takes no parameter without dimensions",
+    "sophia": "optax corrects the average gradient for bias",
     "noisy_sgd": "the two draw other random numbers",
     "muon": "the iteration runs in bfloat16 here, as in torch.optim",
     "adaptive_grad_clip": "a unit is a row here, as torch stores weights; a column in jax",
@@ -107,6 +111,11 @@ def rows() -> dict[str, Any]:
         "madgrad": fo.madgrad(LR, 0.8, weight_decay=0.1, eps=1e-3),
         "optimistic_gradient_descent": fo.optimistic_gradient_descent(LR, 0.9, 0.7),
         "optimistic_adam_v2": fo.optimistic_adam_v2(LR, 0.9, 0.7, **ADAM),
+        "lamb": fo.lamb(LR, **ADAM, weight_decay=0.1, max_grad_norm=None),
+        "lars": fo.lars(LR, 0.8, trust_coefficient=0.1, eps=1e-3, always_adapt=True),
+        "novograd": fo.novograd(LR, (0.8, 0.95), eps=1e-3, weight_decay=0.1),
+        "fromage": fo.fromage(LR),
+        "cocob": fo.cocob(alpha=20.0, weight_decay=0.1),
         # links
         "scale": fo.scale(-0.3),
         "trace": descend(fo.trace(0.8)),

@@ -45,7 +45,7 @@ def tree():
 def transformed(tx, name):
     """Parameters and state after some steps."""
     params = {"a": tree()["a"]} if name in MATRICES else tree()
-    if name == "differentially_private_aggregate":
+    if name in ("differentially_private_aggregate", "dpsgd"):
         grads = [fo.tree.map(lambda x: torch.stack([x, -2 * x]), g) for g in make_grads(params)]
     else:
         grads = make_grads(params)

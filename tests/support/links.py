@@ -87,6 +87,8 @@ NEW = (
     row("ema-biased", lambda: fo.ema(0.9, debias=False)),
     row("decay-masked", lambda: fo.add_decayed_weights(0.1, mask=all_but_vectors)),
     row("decay-independent", lambda: fo.add_decayed_weights(0.1, independent=True), last=True),
+    row("cautious_weight_decay", lambda: fo.cautious_weight_decay(0.1)),
+    row("scale_by_path", lambda: fo.scale_by_path({"*r": 0.5, "matrix": 2.0}), batched=False),
     row("centralize", fo.centralize, real=True),
     row("normalize", lambda: fo.normalize(0.5)),
     row("clip_by_block_rms", lambda: fo.clip_by_block_rms(0.5)),
@@ -102,6 +104,9 @@ NEW = (
     row("l2_ball", inside(projections.l2_ball, scale=1.1), last=True, real=True),
     row("l2_sphere", inside(projections.l2_sphere, scale=1.1), last=True, real=True),
     row("scale_by_trust_ratio", lambda: fo.scale_by_trust_ratio(eps=1e-3)),
+    row("clip_by_trust_ratio", lambda: fo.clip_by_trust_ratio(0.3)),
+    row("keep_norms_within", lambda: fo.keep_norms_within(1.02), last=True),
+    row("hyperball", lambda: fo.hyperball(0.3), last=True),
     row("cautious", lambda: fo.cautious(fo.scale_by_adam())),
     row("cautious-masked", lambda: fo.cautious(fo.masked(fo.trace(0.9), "*matrix")), batched=False),
     row("orthogonalize", fo.orthogonalize, dim=2, real=True, rounding=2e-2),  # in bfloat16
@@ -145,11 +150,18 @@ OLD = (
     row("scale_by_adam", lambda: fo.scale_by_adam(amsgrad=True)),
     row("scale_by_adamax", lambda: fo.scale_by_adamax()),
     row("scale_by_asgd", lambda: fo.scale_by_asgd()),
+    row("scale_by_cocob", lambda: fo.scale_by_cocob()),
+    row("scale_by_fromage", lambda: fo.scale_by_fromage(), last=True),
+    row("scale_by_lars", lambda: fo.scale_by_lars(0.1)),
     row("scale_by_muon", lambda: fo.scale_by_muon(), dim=2, real=True, rounding=2e-2),
     row("scale_by_nadam", lambda: fo.scale_by_nadam()),
+    row("scale_by_novograd", lambda: fo.scale_by_novograd()),
     row("scale_by_radam", lambda: fo.scale_by_radam()),
     row("scale_by_rms", lambda: fo.scale_by_rms()),
     row("scale_by_rprop", lambda: fo.scale_by_rprop()),
+    row("scale_by_sm3", lambda: fo.scale_by_sm3(), real=True, batched=False),
+    row("scale_by_sophia", lambda: fo.scale_by_sophia()),
+    row("scale_by_stable_adam", lambda: fo.scale_by_stable_adam()),
 )
 
 EVERY_MEASURE = {

@@ -189,8 +189,56 @@ def test_scale_by_trust_ratio(least, factor, eps):
         assert_close(u[name], x * ratio, EXACT)
 
 
+def test_clip_by_trust_ratio_shortens_what_is_longer_than_its_parameter():
+    p = {"short": torch.tensor([3.0, 4.0]), "zero": torch.zeros(2)}
+    for size, kept in ((0.5, 0.5), (2.0, 1.0)):
+        g = {name: torch.tensor([0.0, 5.0 * size]) for name in p}
+        u = once(fo.clip_by_trust_ratio(), g, p)
+        assert_close(u, {"short": torch.tensor([0.0, 5.0 * kept]), "zero": g["zero"]}, 1e-6)
+    u = once(fo.clip_by_trust_ratio(0.1), {"w": torch.tensor([0.0, 5.0])}, {"w": p["short"]})
+    assert_close(u["w"], torch.tensor([0.0, 0.5]), 1e-6)
+
+
+def test_keep_norms_within_is_a_ball_of_the_first_norm():
+    p, first = tree(), {name: x.norm() for name, x in tree().items()}
+    grads = [fo.tree.map(lambda x: 0.4 * x, tree(seed)) for seed in range(1, 6)]
+    tx = fo.chain(fo.scale_by_lr(1.0), fo.keep_norms_within(1.1))
+    moved, state = run(tx, p, grads)
+    bounded = 0
+    for name, x in p.items():
+        for g in grads:
+            x = x - g[name]
+            bounded += bool(x.norm() > 1.1 * first[name])
+            x = x * min(1.0, 1.1 * first[name] / x.norm())
+        assert_close(moved[name], x, EXACT)
+    assert_close(state.slots["start_norm"], first, EXACT)
+    assert bounded > 3
+
+
+def test_hyperball_walks_on_the_sphere_of_the_first_norm():
+    p, first = tree(), {name: x.norm() for name, x in tree().items()}
+    grads = [tree(seed) for seed in range(1, 6)]
+    moved, _ = run(fo.chain(fo.trace(0.9), fo.hyperball(0.3)), p, grads)
+    for name, x in p.items():
+        b, R = torch.zeros_like(x), first[name]
+        for g in grads:
+            b = 0.9 * b + g[name]
+            x = x - 0.3 * R * b / b.norm()
+            x = R * x / x.norm()
+        assert_close(moved[name], x, EXACT)
+    w = torch.tensor([3.0, 4.0])
+    for direction, start in ((torch.zeros(2), w), (w, torch.zeros(2))):
+        u = once(fo.hyperball(0.3), {"w": direction}, {"w": start})
+        assert_close(u["w"], torch.zeros(2), 1e-6)
+
+
 @pytest.mark.parametrize(
-    "tx", [fo.clip_by_block_rms(1.0), fo.adaptive_grad_clip(0.1), fo.scale_by_trust_ratio()]
+    "tx",
+    [
+        *(fo.clip_by_block_rms(1.0), fo.adaptive_grad_clip(0.1), fo.scale_by_trust_ratio()),
+        *(fo.clip_by_trust_ratio(), fo.scale_by_lars(0.1), fo.scale_by_novograd()),
+        *(fo.keep_norms_within(1.1), fo.hyperball(0.1)),
+    ],
 )
 def test_derivatives_at_zero_are_finite(tx):
     for p in (torch.zeros(2, 3), torch.ones(2, 3)):
@@ -380,6 +428,9 @@ def test_cautious_behind_a_gate_sees_what_passes_it():
         (lambda: fo.adaptive_grad_clip(0.0), ValueError, "positive clipping, but got 0.0"),
         (lambda: fo.adaptive_grad_clip(1.0, 0.0), ValueError, "positive eps, but got 0.0"),
         (lambda: fo.scale_by_trust_ratio(-1.0), ValueError, "min_norm of 0 or more, but got -1.0"),
+        (lambda: fo.clip_by_trust_ratio(0.0), ValueError, "positive trust_coefficient, but got"),
+        (lambda: fo.keep_norms_within(0.0), ValueError, "positive factor, but got 0.0"),
+        (lambda: fo.hyperball(-1.0), ValueError, "Invalid learning rate: -1.0"),
         (lambda: fo.keep_params_in("box"), TypeError, "takes a projection, but got 'box'"),
         (lambda: fo.orthogonalize(adjust_lr_fn="x"), ValueError, "function x is not supported"),
         (lambda: fo.orthogonalize(ns_steps=100), ValueError, "less than 100"),

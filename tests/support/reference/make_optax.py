@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from reference import waves
@@ -100,6 +101,11 @@ def rows():
         "madgrad": optax.contrib.madgrad(LR, 0.8, weight_decay=0.1, eps=1e-3),
         "optimistic_gradient_descent": optax.optimistic_gradient_descent(LR, alpha=0.9, beta=0.7),
         "optimistic_adam_v2": optax.optimistic_adam_v2(LR, alpha=0.9, beta=0.7, **adam),
+        "lamb": optax.lamb(LR, **adam, weight_decay=0.1),
+        "lars": optax.lars(LR, trust_coefficient=0.1, eps=1e-3, momentum=0.8),
+        "novograd": optax.novograd(LR, 0.8, 0.95, eps=1e-3, weight_decay=0.1),
+        "fromage": optax.fromage(LR, min_norm=0.0),
+        "cocob": optax.contrib.cocob(alpha=20.0, weight_decay=0.1),
         # links
         "scale": optax.scale(-0.3),
         "trace": descend(optax.trace(0.8)),

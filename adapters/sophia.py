@@ -1,0 +1,134 @@
+"""The optimizer object of Sophia, which also takes estimates of the Hessian's diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from functional_optim import numeric
+from functional_optim.adapters.ready_made import ReadyMade
+from functional_optim.engine.group import Compile
+from functional_optim.estimators.diagonals import with_estimate
+
+
+class SophiaG(ReadyMade):
+    """`functional_optim.sophia` as an optimizer object.
+
+    A step leaves the average of the Hessian's diagonal as it is. Every ten steps or so call
+    `update_hessian`: after a backward pass of the loss with labels that were drawn from the
+    model's own predictions, or with estimates of your own::
+
+        opt.zero_grad()
+        logits = model(x)
+        labels = torch.distributions.Categorical(logits=logits.detach()).sample()
+        torch.nn.functional.cross_entropy(logits, labels).backward()
+        opt.update_hessian(batch_size=len(labels))
+        opt.zero_grad()
+
+    Args:
+        params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
+        compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
+            warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
+            compiled.
+
+        The other arguments are those of :func:`functional_optim.sophia`, with its defaults.
+
+    State of each parameter: `step`, `exp_avg` and `hessian`.
+
+    Raises:
+        TypeError, ValueError: for arguments and gradients that cannot be used.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import SophiaG
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+        >>> opt = SophiaG([w], lr=0.5, betas=(0.0, 0.0), rho=1.0, weight_decay=0.0, compile=False)
+        >>> for _ in range(2):
+        ...     w.grad = torch.tensor([100.0, 1.0]) * w.detach()
+        ...     opt.step()
+        ...     opt.update_hessian([torch.tensor([100.0, 1.0])])
+        >>> w.detach()
+        tensor([0., 0.])
+    """
+
+    algorithm = "sophia"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1e-4,
+        betas: tuple[numeric.Hyper, numeric.Hyper] = (0.965, 0.99), rho: numeric.Hyper = 0.04,
+        weight_decay: numeric.Hyper = 0.1, eps: numeric.Hyper = 1e-15, *, maximize: bool = False,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+    @torch.no_grad()
+    def update_hessian(
+        self, hessian: Sequence[Tensor | None] | None = None, *, batch_size: float | None = None
+    ) -> None:
+        """Take an estimate of the Hessian's diagonal into the average.
+
+        Args:
+            hessian: estimates in the order of the parameters, None for those without one.
+            batch_size: without estimates, the number of predictions in the mean loss whose gradient
+                the parameters hold, in a language model that of tokens: the estimate is then
+                batch_size · grad², that of Gauss, Newton and Bartlett.
+
+        Raises:
+            TypeError: unless one of the two is given.
+            ValueError: for another number of estimates than there are parameters, for one of
+                another shape, and for a batch size that is not positive.
+            RuntimeError: for a parameter that has not been stepped yet, so it has no state.
+
+        A call that raises has changed nothing.
+        """
+        if (hessian is None) == (batch_size is None):
+            raise TypeError(
+                "update_hessian takes either estimates of the diagonal, or batch_size= for the "
+                "gradients of a loss with sampled labels."
+            )
+        writes = []
+        for p, group, found in self._estimates(hessian, batch_size):
+            state = self.state.get(p) or {}
+            if "hessian" not in state:
+                raise RuntimeError(
+                    f"update_hessian got an estimate for a parameter of shape {tuple(p.shape)} "
+                    "that has not been stepped; call step first."
+                )
+            weight = 1 - numeric.at(group["betas"][1], float(state["step"]))
+            writes.append((state["hessian"], with_estimate(state["hessian"], found, weight)))
+        for slot, value in writes:
+            slot.copy_(value)
+
+    def _estimates(
+        self, hessian: Sequence[Tensor | None] | None, batch_size: float | None
+    ) -> list[tuple[Tensor, dict[str, Any], Tensor]]:
+        """Each parameter with its group and its estimate, if it has one."""
+        known = [(p, group) for group in self.param_groups for p in group["params"]]
+        if hessian is None:
+            if batch_size is None or not batch_size > 0:
+                raise ValueError(f"batch_size must be above 0, but got {batch_size!r}.")
+            return [
+                (p, group, batch_size * p.grad.abs().square())
+                for p, group in known
+                if p.grad is not None
+            ]
+        if len(hessian) != len(known):
+            raise ValueError(
+                f"update_hessian got {len(hessian)} estimates for {len(known)} parameters; pass "
+                "one for each, or None for those without."
+            )
+        pairs = [
+            (p, group, x) for (p, group), x in zip(known, hessian, strict=True) if x is not None
+        ]
+        for p, _, x in pairs:
+            if x.shape != p.shape:
+                raise ValueError(
+                    f"update_hessian got an estimate of shape {tuple(x.shape)} for a parameter of "
+                    f"shape {tuple(p.shape)}."
+                )
+        return pairs

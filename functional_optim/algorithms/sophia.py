@@ -1,0 +1,139 @@
+"""Sophia: averaged gradients, divided by an estimate of the Hessian's diagonal, and clipped.
+
+Liu, Li, Hall, Liang, Ma, "Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
+Pre-training", https://arxiv.org/abs/2305.14342, Algorithm 3, as the authors' code has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+
+
+class SophiaSlots(NamedTuple):
+    exp_avg: Tensor
+    """Average gradient m, like p."""
+    hessian: Tensor
+    """Average h of the estimates of the Hessian's diagonal, like p."""
+
+
+class SophiaScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of g in m."""
+    rho: Any
+    eps: Any
+
+
+@factory
+def scale_by_sophia(
+    betas: Betas = (0.965, 0.99), rho: numeric.Hyper = 0.04, eps: numeric.Hyper = 1e-15
+) -> Leafwise:
+    """The average gradient divided by ρ max(h, 0) + ε, clipped to [−1, 1].
+
+    A step leaves h as it is: `estimators.observe_hessian` takes an estimate into it. As long as
+    there was none, the result is the sign of the average gradient.
+
+    Args:
+        betas: decay rates of the averages of g and of the estimates, each in [0, 1).
+        rho: ρ, ≥ 0: the smaller it is, the more entries are clipped. The authors advise to keep
+            the share of those that are not clipped between 0.1 and 0.5.
+        eps: added to the divisor, > 0.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+
+    State: `exp_avg` and `hessian`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_sophia(betas=(0.0, 0.0), rho=1.0)
+        >>> w = torch.zeros(2)
+        >>> state = fo.estimators.observe_hessian(tx.init(w), torch.tensor([10.0, 0.1]))
+        >>> tx.update(torch.tensor([5.0, 5.0]), state, w)[0]
+        tensor([0.5000, 1.0000])
+    """
+    hyper = {"betas": check_betas(betas), "rho": rho, "eps": eps}
+    numeric.check(lambda x: x >= 0.0, rho, "Invalid rho value: {}")
+    numeric.check(
+        lambda x: x > 0.0, eps, "Sophia divides by eps where the Hessian is 0, so eps must be "
+        "above 0, but got {}."
+    )  # fmt: skip
+
+    def init(p: Tensor) -> SophiaSlots:
+        return SophiaSlots(torch.zeros_like(p), torch.zeros_like(p))
+
+    def scalars(t: Any, *, betas: Any, rho: Any, eps: Any) -> SophiaScalars:
+        return SophiaScalars(1 - betas[0], rho, eps)
+
+    def update(
+        g: Tensor, slots: SophiaSlots, p: Tensor, s: SophiaScalars
+    ) -> tuple[Tensor, SophiaSlots]:
+        m = slots.exp_avg.lerp(g, s.weight1)
+        u = m / (s.rho * slots.hessian.clamp(min=0.0) + s.eps)
+        return u.clamp(-1.0, 1.0), SophiaSlots(m, slots.hessian)
+
+    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_sophia")
+
+
+@factory
+def sophia(
+    lr: numeric.Hyper = 1e-4,
+    betas: Betas = (0.965, 0.99),
+    rho: numeric.Hyper = 0.04,
+    weight_decay: numeric.Hyper = 0.1,
+    eps: numeric.Hyper = 1e-15,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """Sophia: steps along m / (ρ h), of which no entry is longer than lr.
+
+    Every ten steps or so, give it an estimate of the Hessian's diagonal::
+
+        diagonal = fo.estimators.gauss_newton_bartlett(logits_fn)
+        state = fo.estimators.observe_hessian(state, diagonal(params, seed, x))
+
+    Args:
+        lr: learning rate, ≥ 0: the longest step of an entry.
+        betas: decay rates of the averages of g and of the estimates, each in [0, 1).
+        rho: ρ, ≥ 0: the smaller it is, the more entries are clipped.
+        weight_decay: decay coefficient, ≥ 0; a step takes `lr * weight_decay` of each weight away.
+        eps: added to the divisor, > 0.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+
+    State: `exp_avg` and `hessian`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> scale = torch.tensor([100.0, 1.0])  # f(w) = (100 w₀² + w₁²) / 2
+        >>> tx, w = fo.sophia(lr=1.0, betas=(0.0, 0.0), rho=1.0, weight_decay=0.0), torch.ones(2)
+        >>> diagonal = fo.estimators.hutchinson(lambda w: (scale * w * w).sum() / 2)
+        >>> state = fo.estimators.observe_hessian(tx.init(w), diagonal(w, 0))
+        >>> updates, state = tx.update(scale * w, state, w)
+        >>> fo.apply_updates(w, updates)  # a step of Newton's method
+        tensor([0., 0.])
+    """
+    return chain(
+        scale(-1 if maximize else 1),
+        scale_by_sophia(betas, rho, eps),
+        add_decayed_weights(weight_decay),
+        scale_by_lr(lr),
+    )

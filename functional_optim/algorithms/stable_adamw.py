@@ -1,0 +1,132 @@
+"""StableAdamW: AdamW whose step is shortened where g² is larger than its average says.
+
+Wortsman, Dettmers, Zettlemoyer, Morcos, Farhadi, Schmidt, "Stable and low-precision training for
+large-scale vision-language models", https://arxiv.org/abs/2304.13013, Algorithm 2, as optimi has
+it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms import scale, scale_by_lr
+
+
+class StableAdamScalars(NamedTuple):
+    weight1: Any
+    """(1 − β₁) / (1 − β₁ᵗ), the weight of g in m: the averages are kept free of bias."""
+    weight2: Any
+    """(1 − β₂) / (1 − β₂ᵗ), the weight of g² in v."""
+    eps: Any
+    weight_decay: Any
+
+
+@factory
+def scale_by_stable_adam(
+    betas: Betas = (0.9, 0.99), eps: numeric.Hyper = 1e-6, weight_decay: numeric.Hyper = 1e-2
+) -> Leafwise:
+    """(m / (√v + ε) + λ p) / max(1, RMS(g / √v)), for each tensor.
+
+    Args:
+        betas: decay rates of the averages of g and g², each in [0, 1).
+        eps: added to the root, and the least root in the measurement, > 0.
+        weight_decay: λ, ≥ 0: the decay shrinks with the step, so it is a part of this rule.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are optimi's.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters; averages free of bias.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_stable_adam(betas=(0.0, 0.75), weight_decay=0.0)
+        >>> w = torch.zeros(2)
+        >>> u, state = tx.update(torch.tensor([1.0, 1.0]), tx.init(w), w)
+        >>> tx.update(torch.tensor([9.0, 9.0]), state, w)[0]  # Adam: 1.3
+        tensor([1.0000, 1.0000])
+    """
+    hyper = {"betas": check_betas(betas), "eps": eps, "weight_decay": weight_decay}
+    numeric.check(
+        lambda x: x > 0.0, eps, "StableAdamW divides by averages of at least eps, so eps must be "
+        "above 0, but got {}."
+    )  # fmt: skip
+    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
+
+    def init(p: Tensor) -> AdamSlots:
+        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
+
+    def scalars(t: Any, *, betas: Any, eps: Any, weight_decay: Any) -> StableAdamScalars:
+        b1, b2 = betas
+        return StableAdamScalars((1 - b1) / (1 - b1**t), (1 - b2) / (1 - b2**t), eps, weight_decay)
+
+    def measure(
+        g: Tensor, slots: AdamSlots, p: Tensor, s: StableAdamScalars
+    ) -> tuple[Tensor, Tensor]:
+        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+        return (g * g / v.clamp(min=s.eps * s.eps)).sum(), torch.ones_like(g).sum()
+
+    def update(
+        g: Tensor, slots: AdamSlots, p: Tensor, s: StableAdamScalars, squares: Any, size: Any
+    ) -> tuple[Tensor, AdamSlots]:
+        m = slots.exp_avg.lerp(g, s.weight1)
+        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+        excess = (squares / size).clamp(min=1.0)  # the root of 0 has no derivative
+        u = m / (v.sqrt() + s.eps) + s.weight_decay * p
+        return u * excess.rsqrt(), AdamSlots(m, v)
+
+    return leafwise(
+        init, update, scalars, hyper=hyper, measure=measure, name="scale_by_stable_adam"
+    )
+
+
+@factory
+def stable_adamw(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.99),
+    eps: numeric.Hyper = 1e-6,
+    weight_decay: numeric.Hyper = 1e-2,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """StableAdamW: AdamW with a learning rate of lr / max(1, RMS(g / √v)) in each tensor.
+
+    Args:
+        lr: learning rate, ≥ 0. Default 1e-3; optimi has none.
+        betas: decay rates of the averages of g and g², each in [0, 1).
+        eps: added to the root of the second moment, and its least value in the measurement, > 0.
+        weight_decay: decay coefficient, ≥ 0; it shrinks with the learning rate.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are optimi's.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters; averages free of bias.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.stable_adamw(lr=0.1, weight_decay=0.0)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9000, 1.1000])
+    """
+    return chain(
+        scale(-1 if maximize else 1),
+        scale_by_stable_adam(betas, eps, weight_decay),
+        scale_by_lr(lr),
+    )

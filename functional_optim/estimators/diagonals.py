@@ -1,0 +1,200 @@
+"""The diagonal of the Hessian, estimated from products with random vectors or from sampled labels,
+and its average in the state of Sophia.
+
+An estimate is a pure function of parameters and seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from functional_optim import tree
+from functional_optim.core import base, draws, randomness
+from functional_optim.core.base import Tree
+from functional_optim.core.lift import State
+from functional_optim.estimators.protocol import check_count, number
+
+Diagonal = Callable[..., Tree]
+"""diagonal(params, seed, *args): a tree like params."""
+
+
+def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
+    """Estimate the diagonal of the Hessian of a loss by z ⊙ (H z) with random signs z.
+
+    Unbiased; exact where H is diagonal. An entry's variance is the sum of the squares of the other
+    entries of its row, over `samples`. A sample costs two backward passes.
+
+    Args:
+        loss_fn: `loss_fn(params, *args)` returns one number.
+        samples: estimates to average, ≥ 1. Default 1.
+
+    Returns:
+        `diagonal(params, seed, *args)`, a tree like params. seed: a Python integer, or a 0-dim
+        tensor of integers; take another one for each estimate, such as the number of the step.
+
+    Raises:
+        ValueError: for samples out of range; from diagonal, for a loss that is no number.
+
+    Papers: Bekas, Kokiopoulou, Saad, "An estimator for the diagonal of a matrix",
+    https://doi.org/10.1016/j.apnum.2007.01.003; Liu et al., "Sophia",
+    https://arxiv.org/abs/2305.14342, Algorithm 1.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> diagonal = fo.estimators.hutchinson(lambda w: (w**3).sum())
+        >>> diagonal(torch.tensor([1.0, -2.0]), 0)
+        tensor([  6., -12.])
+    """
+    check_count("hutchinson", "samples", samples)
+
+    def diagonal(params: Tree, seed: int | Tensor, *args: Any) -> Tree:
+        base.check_params(params)
+        paths, given = zip(*tree.items(params), strict=True)
+        leaves = tuple([p.detach() for p in given])
+        own = randomness.seed_tensor("hutchinson", seed, base.default_device(list(leaves)))
+
+        def loss(*moved: Tensor) -> Tensor:
+            return number("hutchinson", loss_fn(tree.with_leaves(params, list(moved)), *args))
+
+        everywhere = tuple(range(len(leaves)))
+        _, product = torch.func.vjp(torch.func.grad(loss, everywhere), *leaves)
+        total = [torch.zeros_like(p) for p in leaves]
+        for i in range(samples):
+            key = draws.stream(own, i)
+            z = [
+                draws.leaf(key, path, p, signs=True).to(p.dtype)
+                for path, p in zip(paths, leaves, strict=True)
+            ]
+            found = product(tuple(z), retain_graph=i + 1 < samples)
+            total = [a + b * c / samples for a, b, c in zip(total, z, found, strict=True)]
+        return tree.with_leaves(params, [x.detach() for x in total])
+
+    return diagonal
+
+
+def gauss_newton_bartlett(logits_fn: Callable[..., Any]) -> Diagonal:
+    """Estimate the diagonal of the Gauss–Newton matrix of a cross-entropy from sampled labels.
+
+    Labels are drawn from the model's own predictions, and g is the gradient of the mean
+    cross-entropy with these: the estimate is B · g ⊙ g, for B predictions. It is never negative,
+    and costs one forward and one backward pass.
+
+    Args:
+        logits_fn: `logits_fn(params, *args)` returns logits (…, classes), one row for each
+            prediction.
+
+    Returns:
+        `diagonal(params, seed, *args)`, a tree like params. seed: a Python integer, or a 0-dim
+        tensor of integers; take another one for each estimate, such as the number of the step.
+
+    Raises:
+        ValueError: from diagonal, if there are no logits of that form.
+
+    Paper: Liu et al., "Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
+    Pre-training", https://arxiv.org/abs/2305.14342, Algorithm 2.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> x = torch.randn(500, 3)
+        >>> diagonal = fo.estimators.gauss_newton_bartlett(lambda w, x: x @ w)
+        >>> h = diagonal(torch.zeros(3, 4), 0, x)
+        >>> h.shape, bool((h >= 0).all())
+        (torch.Size([3, 4]), True)
+    """
+
+    def diagonal(params: Tree, seed: int | Tensor, *args: Any) -> Tree:
+        base.check_params(params)
+        given = tree.leaves(params)
+        leaves = tuple([p.detach() for p in given])
+        own = randomness.seed_tensor(
+            "gauss_newton_bartlett", seed, base.default_device(list(leaves))
+        )
+
+        def loss(*moved: Tensor) -> Tensor:
+            logits = logits_fn(tree.with_leaves(params, list(moved)), *args)
+            if not isinstance(logits, Tensor) or logits.dim() < 1 or logits.numel() == 0:
+                form = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else "no tensor"
+                raise ValueError(
+                    f"gauss_newton_bartlett needs logits of shape (…, classes), but got {form}."
+                )
+            rows = logits.reshape(-1, logits.shape[-1])
+            return len(rows) ** 0.5 * F.cross_entropy(rows, sampled(own, rows.detach()))
+
+        grads = torch.func.grad(loss, tuple(range(len(leaves))))(*leaves)
+        return tree.with_leaves(params, [(g * g).detach() for g in grads])
+
+    return diagonal
+
+
+def sampled(seed: Tensor, logits: Tensor) -> Tensor:
+    """A class for each row of logits, drawn from their softmax."""
+    key = draws.stream(seed, 0)
+    like = torch.empty(len(logits), 1, dtype=torch.float64, device=logits.device)
+    uniform = torch.special.ndtr(draws.leaf(key, "labels", like))
+    shares = logits.to(torch.float64).softmax(-1).cumsum(-1)
+    return (shares < uniform).sum(-1).clamp(max=logits.shape[-1] - 1)
+
+
+def observe_hessian(state: Any, hessian: Any) -> Any:
+    """Take an estimate of the Hessian's diagonal into Sophia's average: h ← β₂ h + (1 − β₂) ĥ.
+
+    Pure: the old state stays as it is. The count of steps does not go on.
+
+    Args:
+        state: of a transformation with `scale_by_sophia` in it.
+        hessian: a tree like the parameters, `None` for those without an estimate.
+
+    Returns:
+        The new state. β₂ is the value that the state shows, that of the last step.
+
+    Raises:
+        ValueError: if there is no Sophia in the state, or more than one.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.sophia(betas=(0.9, 0.75))
+        >>> state = fo.estimators.observe_hessian(tx.init(torch.ones(2)), torch.tensor([4.0, 8.0]))
+        >>> fo.get(state, "hessian")
+        tensor([1., 2.])
+    """
+
+    def is_sophia(x: Any) -> bool:
+        return isinstance(x, State) and "hessian" in x.slots
+
+    found = [x for x in optree.tree_leaves(state, is_leaf=is_sophia) if is_sophia(x)]
+    if len(found) != 1:
+        raise ValueError(
+            f"observe_hessian needs a state with one Sophia in it, but found {len(found)}; pass "
+            "the state that the init or update of a chain with scale_by_sophia returned."
+        )
+
+    def averaged(x: Any) -> Any:
+        if not is_sophia(x):
+            return x
+        (key,) = [key for key in x.hyper if key.endswith("betas.1")]
+        weight = 1 - x.hyper[key]
+
+        def leaf(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+            return old if old is None or new is None else with_estimate(old, new, weight)
+
+        slot = optree.tree_map(leaf, x.slots["hessian"], hessian, none_is_leaf=True)
+        return x._replace(slots={**x.slots, "hessian": slot})
+
+    return tree.map_down_to(is_sophia, averaged, state)
+
+
+def with_estimate(average: Tensor, estimate: Tensor, weight: Any) -> Tensor:
+    """An average with one more estimate in it, in its own dtype."""
+    wide = torch.promote_types(average.dtype, torch.float32)
+    share = weight.to(average.device, wide) if isinstance(weight, Tensor) else weight
+    old, new = average.to(wide), estimate.detach().to(wide)
+    return (old + share * (new - old)).to(average.dtype)

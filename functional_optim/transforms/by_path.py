@@ -1,0 +1,226 @@
+"""Factors on the learning rate that depend on the parameter: layer by layer, and by width."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.combinators.partition import partition
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.paths import fits
+from functional_optim.transforms.scaling import scale
+
+
+@factory
+def scale_by_path(factors: Mapping[str, numeric.Hyper]) -> GradientTransformation:
+    """Multiply the update of each leaf by the factor of the first pattern that fits its path.
+
+    Leaves that no pattern fits stay as they are. Before `scale_by_lr` a factor is one on the
+    learning rate; before `add_decayed_weights` as well, the decay keeps the learning rate of all.
+
+    Args:
+        factors: from path patterns, as in `partition`, to numbers, 0-dim tensors, or schedules.
+            `layerwise_decay` and `mup` make them from the names and shapes of parameters.
+
+    Raises:
+        TypeError: if factors is no dict from patterns.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.scale_by_path({"head.*": 10.0}), fo.scale_by_lr(0.1))
+        >>> params = {"head": {"w": torch.ones(1)}, "body": {"w": torch.ones(1)}}
+        >>> tx.update(params, tx.init(params), params)[0]
+        {'head': {'w': tensor([-1.])}, 'body': {'w': tensor([-0.1000])}}
+    """
+    if not isinstance(factors, Mapping) or not all(isinstance(x, str) for x in factors):
+        raise TypeError(
+            f"scale_by_path takes a dict from path patterns to factors, but got {factors!r}; pass "
+            "e.g. {'embedding.*': 0.1, '*.bias': 2.0}."
+        )
+    known: dict[Any, str] = {}
+    labels = {}
+    for pattern, factor in factors.items():
+        kind = factor if type(factor) in (int, float) else id(factor)
+        labels[pattern] = known.setdefault((type(factor), kind), f"factor{len(known)}")
+    parts = {label: scale(factors[pattern]) for pattern, label in labels.items()}
+    return partition({**parts, "rest": scale(1)}, {**labels, "*": labels.get("*", "rest")})
+
+
+def layerwise_decay(
+    params: Any, decay: float, layers: Sequence[str | Sequence[str]] | None = None
+) -> dict[str, float]:
+    """Factors that fall from layer to layer, the last one's being 1, for `scale_by_path`.
+
+    In fine-tuning, layers near the input have learned what is general and should change less.
+
+    Args:
+        params: the parameters, a tree; without `layers` a dict in the order of the layers, such as
+            `dict(model.named_parameters())`.
+        decay: the factor from a layer to the one before it, in (0, 1].
+        layers: from the input to the output, for each layer a path pattern, or several. Default:
+            numbered blocks (`blocks.0`, `blocks.1`, …); what comes before them in params is one
+            layer, and what comes after them another.
+
+    Returns:
+        A dict from the path of each parameter to decay^(layers behind it).
+
+    Raises:
+        ValueError: for a decay out of range, a parameter in no layer, and, without `layers`, no
+            numbered blocks, or several stacks of them.
+        TypeError: without `layers`, if params is no dict of tensors.
+
+    Papers: Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather
+    Than Generators", https://arxiv.org/abs/2003.10555; Bao, Dong, Piao, Wei, "BEiT: BERT
+    Pre-Training of Image Transformers", https://arxiv.org/abs/2106.08254.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> names = ("embed.weight", "blocks.0.weight", "blocks.1.weight", "head.weight")
+        >>> params = {name: torch.ones(1) for name in names}
+        >>> factors = fo.layerwise_decay(params, 0.5)
+        >>> factors
+        {'embed.weight': 0.125, 'blocks.0.weight': 0.25, 'blocks.1.weight': 0.5, 'head.weight': 1.0}
+        >>> tx = fo.chain(fo.scale_by_adam(), fo.scale_by_path(factors), fo.scale_by_lr(1e-3))
+    """
+    if not 0 < decay <= 1:
+        raise ValueError(f"layerwise_decay needs a decay in (0, 1], but got {decay!r}.")
+    if layers is None:
+        depths = _numbered(params)
+    else:
+        depths = {path: _layer_of(path, layers) for path, _ in tree.items(params)}
+    last = max(depths.values(), default=0) if layers is None else len(layers) - 1
+    return {path: float(decay ** (last - depth)) for path, depth in depths.items()}
+
+
+def _layer_of(path: str, layers: Sequence[str | Sequence[str]]) -> int:
+    for i, patterns in enumerate(layers):
+        several = [patterns] if isinstance(patterns, str) else patterns
+        if any(fits(pattern, path) for pattern in several):
+            return i
+    raise ValueError(
+        f"layerwise_decay found no layer for the parameter {path!r}; add a pattern that fits it to "
+        "one of the layers."
+    )
+
+
+def _numbered(params: Any) -> dict[str, int]:
+    """The layer of each parameter, by the first number in its path."""
+    if not isinstance(params, Mapping) or not all(isinstance(x, Tensor) for x in params.values()):
+        raise TypeError(
+            "layerwise_decay needs names in the order of the layers: pass "
+            "dict(model.named_parameters()), or layers=, from the input to the output."
+        )
+    found: dict[str, tuple[str, int]] = {}
+    for path in params:
+        parts = path.split(".")
+        at = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+        if at is not None:
+            found[path] = (".".join(parts[:at]), int(parts[at]))
+    stacks = dict.fromkeys([stack for stack, _ in found.values()])
+    if len(stacks) != 1:
+        named = " and ".join([repr(x) for x in stacks]) or "none"
+        raise ValueError(
+            f"layerwise_decay needs one stack of numbered blocks, but found {named}; pass layers=, "
+            "from the input to the output."
+        )
+    most = max([number for _, number in found.values()])
+    depths, begun = {}, False
+    for path in params:
+        begun = begun or path in found
+        depths[path] = 1 + found[path][1] if path in found else (2 + most if begun else 0)
+    return depths
+
+
+class MupFactors(NamedTuple):
+    """Factors by the paths of parameters.
+
+    lr: on the learning rate, for `scale_by_path`. weight_decay: on a decay that is multiplied by
+    the learning rate: the inverses, so that the decay of a step stays as it is.
+    """
+
+    lr: dict[str, float]
+    weight_decay: dict[str, float]
+
+
+def mup(params: Any, base: Any, delta: Any = None, *, rule: str = "adam") -> MupFactors:
+    """µP's factors of learning rates, from the shapes of a narrow model on which these were tuned.
+
+    With the initialization and the output multiplier of µP, which are the model's part, the best
+    learning rate does not depend on the width. Matrices are (out, in), as torch has them::
+
+        factors = fo.mup(params, base)
+        tx = fo.chain(
+            fo.scale_by_adam(),
+            fo.scale_by_path(factors.lr),
+            fo.add_decayed_weights(0.1),  # µP leaves lr · weight_decay as it is
+            fo.scale_by_lr(lr),
+        )
+
+    Args:
+        params: the parameters, a tree of tensors.
+        base: those of the narrow model, in the same tree; tensors on the meta device will do.
+        delta: those of a model of another width still: dimensions in which it differs from `base`
+            are widths. Default: those in which `params` differ from `base`, which misses a
+            dimension that is equal by chance.
+        rule: "adam" for methods that normalize each entry: 1 / (growth of the fan-in) for a
+            parameter with two widths, 1 for all others. "sgd": growth of the fan-out over that of
+            the fan-in for two, the growth itself for one.
+
+    Raises:
+        ValueError: for trees or numbers of dimensions that differ, more than two widths, and
+            another rule.
+
+    Paper: Yang, Hu, Babuschkin et al., "Tensor Programs V: Tuning Large Neural Networks via
+    Zero-Shot Hyperparameter Transfer", https://arxiv.org/abs/2203.03466, Table 8;
+    https://github.com/microsoft/mup.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def params(width):
+        ...     return {"in": torch.ones(width, 10), "hidden": torch.ones(width, width)}
+        >>> fo.mup(params(512), params(64)).lr
+        {'hidden': 0.125, 'in': 1.0}
+    """
+    if rule not in ("adam", "sgd"):
+        raise ValueError(f'mup knows the rules "adam" and "sgd", but got {rule!r}.')
+    named = dict(tree.items(params))
+    small, other = [dict(tree.items(x)) for x in (base, params if delta is None else delta)]
+    if not named.keys() == small.keys() == other.keys():
+        apart = sorted((named.keys() ^ small.keys()) | (named.keys() ^ other.keys()))
+        raise ValueError(
+            f"mup compares models of one kind, but some lack {', '.join(map(repr, apart))}."
+        )
+    found = {path: _growth(path, p, small[path], other[path]) for path, p in named.items()}
+    lr = {path: _factor_of(growth, rule) for path, growth in found.items()}
+    return MupFactors(lr, {path: 1 / x for path, x in lr.items()})
+
+
+def _growth(path: str, p: Tensor, base: Tensor, other: Tensor) -> list[float]:
+    """By how much each width of a parameter is larger than in the base model."""
+    if not p.dim() == base.dim() == other.dim():
+        raise ValueError(
+            f"mup got shapes of different dimensions for {path!r}: {tuple(p.shape)}, "
+            f"{tuple(base.shape)} and {tuple(other.shape)}."
+        )
+    sizes = zip(p.shape, base.shape, other.shape, strict=True)
+    growth = [now / before for now, before, varied in sizes if varied != before]
+    if len(growth) > 2:
+        raise ValueError(
+            f"mup takes parameters with up to two widths, but {path!r} has {len(growth)}."
+        )
+    return growth
+
+
+def _factor_of(growth: list[float], rule: str) -> float:
+    """growth: that of the fan-out before that of the fan-in."""
+    if len(growth) == 2:
+        fan_out, fan_in = growth
+        return 1 / fan_in if rule == "adam" else fan_out / fan_in
+    return growth[0] if growth and rule == "sgd" else 1.0

@@ -1,0 +1,160 @@
+"""Sophia with estimates of the Hessian's diagonal: functional, compiled, and as an object."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers import as_parameters, assert_close, clone, copy_of, make_grads, make_params, run
+from reference.loops import LOOPS
+
+import functional_optim as fo
+from functional_optim import adapters, estimators
+
+HYPER = {"lr": 0.02, "betas": (0.8, 0.9), "rho": 0.3, "weight_decay": 0.1}
+STEPS, EVERY = 7, 3
+
+
+def estimates(params):
+    """One for every third step; some are negative."""
+    found = make_grads(params, STEPS, seed=5)
+    return [h if k % EVERY == 1 else None for k, h in enumerate(found)]
+
+
+def by_loop(params, grads, hessians):
+    loop = LOOPS["sophia"]
+    return {
+        name: torch.as_tensor(
+            loop(
+                p.numpy(),
+                [g[name].numpy() for g in grads],
+                hessians=[None if h is None else h[name].numpy() for h in hessians],
+                **HYPER,
+            )
+        )
+        for name, p in params.items()
+    }
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_steps_with_estimates_are_those_of_the_loop(compiled):
+    params = make_params()
+    grads, hessians = make_grads(params, STEPS), estimates(params)
+    tx = fo.sophia(**HYPER)
+    step = fo.compile(tx, strict=True) if compiled else None
+    moved, state = clone(params), tx.init(params)
+    for g, h in zip(grads, hessians, strict=True):
+        if h is not None:
+            before, old = clone(state.slots), state
+            state = estimators.observe_hessian(state, h)
+            assert_close(old.slots, before, 0.0)
+        if step is None:
+            moved, state = run(tx, moved, [g], state)
+        else:
+            moved, state = step(g, state, moved)
+    assert_close(moved, by_loop(params, grads, hessians), 1e-10)
+
+
+def test_the_object_takes_estimates():
+    params = make_params()
+    grads, hessians = make_grads(params, STEPS), estimates(params)
+    mine = as_parameters(params)
+    opt = adapters.SophiaG(mine, **HYPER, compile=False)
+    for g, h in zip(grads, hessians, strict=True):
+        if h is not None:
+            opt.update_hessian(list(h.values()))
+        for p, x in zip(mine, g.values(), strict=True):
+            p.grad = x.clone()
+        opt.step()
+    assert_close(copy_of(mine), list(by_loop(params, grads, hessians).values()), 1e-10)
+
+
+def test_the_object_takes_the_gradients_of_sampled_labels():
+    mine = as_parameters(make_params())
+    opt = adapters.SophiaG(mine, betas=(0.9, lambda count: 0.5 + count), compile=False)
+    for p in mine:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    mine[0].grad = None
+    mine[1].grad = 3 * torch.ones_like(mine[1])
+    opt.update_hessian(batch_size=8)
+    assert_close(opt.state[mine[0]]["hessian"], torch.zeros_like(mine[0]), 0.0)
+    assert_close(opt.state[mine[1]]["hessian"], torch.full_like(mine[1], 0.5 * 8 * 9), 0.0)
+
+
+def test_estimates_that_cannot_be_used_change_nothing():
+    w, v = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    opt = adapters.SophiaG([w, v], compile=False)
+    w.grad = torch.ones(2)
+    opt.step()
+    for given, error, says in (
+        ((), TypeError, "either estimates of the diagonal, or batch_size="),
+        (([torch.ones(2)],), ValueError, "got 1 estimates for 2 parameters"),
+        (([torch.ones(2), torch.ones(3)],), ValueError, r"shape \(3,\) for a parameter of shape"),
+        (([torch.ones(2), torch.ones(2)],), RuntimeError, "has not been stepped; call step first"),
+    ):
+        with pytest.raises(error, match=says):
+            opt.update_hessian(*given)
+    with pytest.raises(ValueError, match=r"must be above 0, but got 0\."):
+        opt.update_hessian(batch_size=0)
+    assert not opt.state[w]["hessian"].any()
+    with pytest.raises(ValueError, match="with one Sophia in it, but found 0"):
+        estimators.observe_hessian(fo.adam().init(w), w)
+
+
+def test_an_estimate_reaches_sophia_inside_of_other_transformations():
+    w = {"a": torch.ones(2), "b": torch.ones(2)}
+    slow = fo.sophia(betas=(0.9, 0.5))
+    for tx in (
+        fo.accumulate(slow, 2),
+        fo.chain(fo.add_noise(0.1, 0.5, seed=0), slow),
+        fo.partition({"slow": slow, "fast": fo.sgd(0.1)}, {"*": "slow"}),
+    ):
+        state = estimators.observe_hessian(tx.init(w), {"a": torch.ones(2), "b": None})
+        assert_close(fo.get(state, "hessian"), {"a": torch.full((2,), 0.5), "b": torch.zeros(2)}, 0)
+
+
+# ---------------------------------------------------------------- estimators
+
+
+def test_hutchinson_is_exact_for_a_diagonal_and_unbiased_otherwise():
+    torch.manual_seed(0)
+    root = torch.randn(4, 4, dtype=torch.float64)
+    matrix = root @ root.T
+    w = {"a": torch.randn(3, dtype=torch.float64), "b": torch.randn((), dtype=torch.float64)}
+
+    def quadratic(w, matrix):
+        x = torch.cat([w["a"], w["b"].reshape(1)])
+        return x @ matrix @ x / 2
+
+    once = estimators.hutchinson(quadratic)
+    found = once(w, 3, torch.diag(torch.arange(4.0, dtype=torch.float64)))
+    assert_close(found, {"a": torch.arange(3.0).double(), "b": torch.tensor(3.0).double()}, 1e-12)
+    assert not torch.equal(once(w, 3, matrix)["a"], once(w, 4, matrix)["a"])
+    assert_close(once(w, 3, matrix), once(w, torch.tensor(3), matrix), 0.0)
+    many = estimators.hutchinson(quadratic, samples=2000)(w, 0, matrix)
+    rest = matrix - torch.diag(matrix.diag())
+    spread = (rest.square().sum(1) / 2000).sqrt()
+    error = torch.cat([many["a"], many["b"].reshape(1)]) - matrix.diag()
+    assert (error.abs() < 5 * spread).all()
+
+
+def test_gauss_newton_bartlett_has_the_mean_of_the_gauss_newton_diagonal():
+    torch.manual_seed(0)
+    w, x = torch.randn(3, 4, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    diagonal = estimators.gauss_newton_bartlett(lambda w, x: x @ w)
+    mean = np.mean([diagonal(w, seed, x).numpy() for seed in range(3000)], axis=0)
+    share = (x @ w).softmax(-1)
+    exact = torch.einsum("bi,bc->ic", x.square(), share * (1 - share)) / 5  # of the mean loss
+    assert_close(torch.as_tensor(mean), exact, 0.1)
+    assert np.abs(mean - exact.numpy()).max() < 0.1 * exact.max()
+
+
+def test_estimators_say_what_they_need():
+    w = torch.ones(2)
+    with pytest.raises(ValueError, match="loss function that returns one real number"):
+        estimators.hutchinson(lambda w: w)(w, 0)
+    with pytest.raises(ValueError, match="integer of 1 or more as samples, but got 0"):
+        estimators.hutchinson(torch.sum, samples=0)
+    with pytest.raises(ValueError, match=r"needs logits of shape .*, but got no tensor"):
+        estimators.gauss_newton_bartlett(lambda w: 1.0)(w, 0)

@@ -1,0 +1,145 @@
+"""Factors by path, and the functions that make them; decay where the step agrees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import assert_close, clone, run
+
+import functional_optim as fo
+
+EXACT = 1e-12
+
+
+def stack(width=4, blocks=3):
+    names = ["embed.weight", *[f"blocks.{i}.weight" for i in range(blocks)], "head.weight"]
+    return {name: torch.ones(width, dtype=torch.float64) for name in names}
+
+
+def test_the_first_pattern_that_fits_gives_the_factor():
+    params = {"a": torch.ones(1), "ab": torch.ones(1), "c": {"b": torch.ones(1)}}
+    tx = fo.scale_by_path({"a": 2.0, "a*": 3.0, "c": lambda count: 5.0 + count})
+    u, state = tx.update(params, tx.init(params), params)
+    assert [x.item() for x in fo.tree.leaves(u)] == [2.0, 3.0, 5.0]
+    u, _ = tx.update(params, state, params)
+    assert u["c"]["b"].item() == 6.0
+    only = fo.scale_by_path({"ab": 2.0, "*": 0.0})
+    u, _ = only.update(params, only.init(params), params)
+    assert [x.item() for x in fo.tree.leaves(u)] == [0.0, 2.0, 0.0]
+    with pytest.raises(TypeError, match=r"takes a dict from path patterns .* but got 0\.5"):
+        fo.scale_by_path(0.5)
+
+
+def test_equal_factors_are_one_rule():
+    tx = fo.scale_by_path({f"layer.{i}": 0.5 ** (i % 2) for i in range(6)})
+    assert len(tx.placements) == 1  # those with the factor 1 have none
+
+
+def test_a_factor_before_the_decay_leaves_the_decay_alone():
+    params = stack()
+    zeros = fo.tree.map(torch.zeros_like, params)
+    factors = fo.layerwise_decay(params, 0.5)
+    tx = fo.chain(fo.scale_by_path(factors), fo.add_decayed_weights(0.1), fo.scale_by_lr(1.0))
+    u, _ = tx.update(zeros, tx.init(params), params)
+    assert_close(u, {name: torch.full_like(p, -0.1) for name, p in params.items()}, EXACT)
+    tx = fo.chain(fo.scale_by_path(factors), fo.scale_by_lr(1.0))
+    u, _ = tx.update(params, tx.init(params), params)
+    found = [u[name][0].item() for name in params]
+    assert found == [-(0.5**4), -(0.5**3), -(0.5**2), -0.5, -1.0]
+
+
+def test_layers_by_patterns():
+    params = {"b": {"w": torch.ones(1)}, "a": [torch.ones(1), torch.ones(1)]}
+    found = fo.layerwise_decay(params, 0.1, ["a.0", ["a.1"], ["x", "b.*"]])
+    assert found == pytest.approx({"a.0": 0.01, "a.1": 0.1, "b.w": 1.0})
+    with pytest.raises(ValueError, match=r"no layer for the parameter 'b\.w'"):
+        fo.layerwise_decay(params, 0.1, ["a"])
+
+
+def test_layers_without_patterns_need_one_stack_of_names_in_order():
+    with pytest.raises(TypeError, match="names in the order of the layers"):
+        fo.layerwise_decay([torch.ones(1)], 0.5)
+    for names, says in (
+        (("a", "b"), "one stack of numbered blocks, but found none"),
+        (("enc.0.w", "dec.0.w"), "but found 'enc' and 'dec'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            fo.layerwise_decay({name: torch.ones(1) for name in names}, 0.5)
+    with pytest.raises(ValueError, match=r"a decay in \(0, 1\], but got 1\.5"):
+        fo.layerwise_decay(stack(), 1.5)
+
+
+# ---------------------------------------------------------------- widths
+
+
+def network(width, hidden=None):
+    """Input, two hidden layers, output and a gain, as torch stores them."""
+    hidden = hidden or width
+    shapes = {
+        "in.weight": (width, 7),
+        "in.bias": (width,),
+        "hidden.weight": (hidden, width),
+        "out.weight": (3, hidden),
+        "out.bias": (3,),
+        "scale": (),
+    }
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def test_mup_is_table_8():
+    adam = fo.mup(network(64), network(16))
+    assert adam.lr == {
+        "in.weight": 1, "in.bias": 1, "hidden.weight": 1 / 4, "out.weight": 1, "out.bias": 1,
+        "scale": 1,
+    }  # fmt: skip
+    assert all(adam.weight_decay[name] * x == 1 for name, x in adam.lr.items())
+    sgd = fo.mup(network(64, 32), network(16), rule="sgd")
+    assert sgd.lr == {
+        "in.weight": 4, "in.bias": 4, "hidden.weight": 2 / 4, "out.weight": 2, "out.bias": 1,
+        "scale": 1,
+    }  # fmt: skip
+
+
+def test_mup_knows_widths_that_are_equal_by_chance_from_a_third_model():
+    wide = network(64, 16)
+    assert fo.mup(wide, network(16)).lr["hidden.weight"] == 1
+    assert fo.mup(wide, network(16), network(8)).lr["hidden.weight"] == 1 / 4
+
+
+def test_mup_refuses_other_models():
+    with pytest.raises(ValueError, match="some lack 'scale'"):
+        fo.mup({k: p for k, p in network(4).items() if k != "scale"}, network(2))
+    with pytest.raises(ValueError, match=r"different dimensions for 'w'"):
+        fo.mup({"w": torch.ones(2, 2)}, {"w": torch.ones(2)})
+    with pytest.raises(ValueError, match="up to two widths, but 'w' has 3"):
+        fo.mup({"w": torch.ones(2, 2, 2)}, {"w": torch.ones(1, 1, 1)})
+    with pytest.raises(ValueError, match='"adam" and "sgd", but got \'x\''):
+        fo.mup(network(4), network(2), rule="x")
+
+
+# ---------------------------------------------------------------- cautious decay
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_cautious_weight_decay_acts_where_step_and_decay_agree(independent):
+    torch.manual_seed(0)
+    params = {"a": torch.randn(50, dtype=torch.float64), "b": torch.randn(4, dtype=torch.float64)}
+    grads = [{name: torch.randn_like(p) for name, p in params.items()} for _ in range(5)]
+    grads[0]["b"][0] = 0.0
+    decay = fo.cautious_weight_decay(0.2, independent=independent, mask="a")
+    lr = 0.1
+    links = [fo.scale_by_lr(lr), decay] if independent else [decay, fo.scale_by_lr(lr)]
+    moved, _ = run(fo.chain(*links), clone(params), grads)
+    a, b = params["a"], params["b"]
+    share = 0.2 if independent else lr * 0.2
+    for g in grads:
+        a = a - lr * g["a"] - share * a * (g["a"] * a >= 0)
+        b = b - lr * g["b"]
+    assert_close(moved, {"a": a, "b": b}, EXACT)
+    zero = {"a": torch.zeros(1)}
+    tx = fo.chain(fo.cautious_weight_decay(0.5), fo.scale_by_lr(1.0))
+    u, _ = tx.update(zero, tx.init(zero), {"a": torch.ones(1)})
+    assert u["a"].item() == -0.5
+    assert len(fo.cautious_weight_decay(0.0).placements) == 0
+    with pytest.raises(ValueError, match=r"Invalid weight_decay value: -1\.0"):
+        fo.cautious_weight_decay(-1.0)
