@@ -42,12 +42,22 @@ def test_the_first_step_of_adopt_moves_nothing(decoupled):
     assert_close(opt.state[w]["exp_avg_sq"], (G[0] + 0.5 * W) ** 2, EXACT)
 
 
+@pytest.mark.parametrize("numbers", [{"clip_exponent": None}, {"clip_exponent": 0.0}, {"eps": 0.0}])
+def test_the_first_step_of_adopt_starts_the_second_moment_only(numbers):
+    tx = fo.scale_by_adopt(**numbers)
+    u, state = tx.update(G[0], tx.init(W), W)  # which has a zero
+    assert_same(u, torch.zeros_like(W))
+    assert_same(state.slots["exp_avg_sq"], G[0] * G[0])
+
+
 def test_adopt_clips_what_it_averages_by_a_power_of_the_finished_steps():
     small, large = torch.full_like(W, 1e-3), torch.ones_like(W)
     grads = [small, small, small, large]
     for exponent, bound in ((0.25, 3**0.25), (1.0, 3.0), (None, 1e3)):
         tx = fo.scale_by_adopt((0.0, 0.999999999), clip_exponent=exponent)
         assert_close(steps(tx, grads)[-1], torch.full_like(W, bound), 1e-6)
+    at_once = steps(fo.scale_by_adopt((0.0, 0.9), clip_exponent=None), [small, large])[1]
+    assert_close(at_once, torch.full_like(W, 1e3), EXACT)
 
 
 @pytest.mark.parametrize("recipe", [fo.adan, fo.optimistic_gradient_descent])

@@ -107,7 +107,7 @@ def test_hyperparameters_are_set_by_name():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["adamx"], "there is no algorithm called 'adamx'; the known ones are adadelta, "),
+        (["adamx"], "there is no algorithm called 'adamx'; the known ones are acprop, "),
         (["sgd", "--set", "foo=1"], "sgd does not take the hyperparameter foo; it takes lr, "),
         (["sgd", "--set", "momentum"], "set by name=value, but got 'momentum'"),
         (["sgd", "--set", "lr=-1"], "Invalid learning rate: -1"),
