@@ -33,6 +33,8 @@ def kept(state):
     """What a state has of its own for each slot and carried number: name → tensor."""
     if isinstance(state, fo.State):
         return {**state.slots, **state.carry}
+    if not hasattr(state, "_fields"):  # of a chain that is not one of rules alone
+        return {name: x for part in state for name, x in kept(part).items()}
     return state._asdict()
 
 

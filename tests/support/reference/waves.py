@@ -44,3 +44,17 @@ def _tree(fn):
         "body": {name: leaf(k, shape) for k, (name, shape) in enumerate(body.items())},
         "head": leaf(len(body), SHAPES["head"]),
     }
+
+
+def downhill(step, now):
+    """A loss and its gradients at a list of parameters: a valley with noise that is waves."""
+    wide = [np.asarray(1.0 + 0.5 * np.arange(p.size).reshape(p.shape)) for p in now]
+    noise = leaves(grads(step))
+    slopes = [w * (p - 0.5) for w, p in zip(wide, now, strict=True)]
+    value = 0.1 + sum(float((s * (p - 0.5)).sum()) / 2 for s, p in zip(slopes, now, strict=True))
+    return value, [s + 0.2 * x for s, x in zip(slopes, noise, strict=True)]
+
+
+def leaves(tree):
+    """The leaves of a tree in order."""
+    return [*tree["body"].values(), tree["head"]]

@@ -1,0 +1,105 @@
+"""Writes authors.json: where the optimizers of the authors' packages go. test_authors.py reads it.
+
+    pip install --no-deps timm torch-optimi pytorch_optimizer
+    python tests/support/reference/make_authors.py [name ...]
+
+A row here and a row of the same name there are one comparison. With names, only these rows are
+made anew. Arguments that are not defaults on both sides stand in both files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from reference import waves
+
+FILE = Path(__file__).with_name("authors.json")
+
+
+def of(package: str, name: str, **hyper: Any) -> tuple[str, Callable[[Any], Any]]:
+    """A package of the registry, and how its optimizer is made. name: of module and class."""
+    module, _, cls = name.rpartition(".")
+    return package, lambda params: getattr(importlib.import_module(module), cls)(params, **hyper)
+
+
+def part_of(package: str, name: str, **hyper: Any) -> tuple[str, Callable[[Any], Any]]:
+    """The same without importing the packages around its module, which ask for others."""
+    make = of(package, name, **hyper)[1]
+
+    def made(params: Any) -> Any:
+        at = importlib.metadata.distribution(package).locate_file(package)
+        path, parent = Path(str(at)), package
+        for step in name.split(".")[1:-1]:
+            stand_in = sys.modules.setdefault(parent, types.ModuleType(parent))
+            stand_in.__path__ = [str(path)]
+            path, parent = path / step, f"{parent}.{step}"
+        return make(params)
+
+    return package, made
+
+
+ADAM: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
+LARS: dict[str, Any] = {"lr": 1.0, "momentum": 0.8, "weight_decay": 0.1, "trust_coeff": 0.05}
+
+ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "lamb": part_of("timm", "timm.optim.lamb.Lamb", **ADAM),
+    "lamb-clipped": part_of(
+        "timm", "timm.optim.lamb.Lamb", **ADAM, trust_clip=True, max_grad_norm=None
+    ),
+    "lamb-always": part_of(
+        "timm", "timm.optim.lamb.Lamb", **{**ADAM, "weight_decay": 0.0}, always_adapt=True
+    ),
+    "lars": part_of("timm", "timm.optim.lars.Lars", **LARS),
+    "lars-nesterov": part_of("timm", "timm.optim.lars.Lars", **LARS, nesterov=True),
+    "novograd": part_of("timm", "timm.optim.nvnovograd.NvNovoGrad", **ADAM),
+    "stable_adamw": of("torch-optimi", "optimi.StableAdamW", **ADAM),
+    "fromage": of("pytorch_optimizer", "pytorch_optimizer.Fromage", lr=0.05),
+    "fromage-bounded": of("pytorch_optimizer", "pytorch_optimizer.Fromage", lr=0.05, p_bound=1.05),
+    "sm3": of("pytorch_optimizer", "pytorch_optimizer.SM3", lr=0.1, momentum=0.8, eps=1e-30),
+}
+"""By name: the package of the registry, and its optimizer of some parameters."""
+
+
+def trajectory(make: Callable[[Any], Any]) -> dict[str, Any]:
+    """The parameters after some steps."""
+    params = [torch.nn.Parameter(torch.as_tensor(x)) for x in waves.leaves(waves.params())]
+    opt = make(params)
+    if hasattr(opt, "train"):
+        opt.train()
+    found = {}
+    for step in range(1, waves.STEPS + 1):
+        now = [p.detach().numpy() for p in params]
+        value, grads = waves.downhill(step, now)
+        for p, g in zip(params, grads, strict=True):
+            p.grad = torch.as_tensor(g).clone()
+        opt.step(lambda value=value: torch.tensor(value))
+        if step in waves.KEPT:
+            found[str(step)] = [p.detach().tolist() for p in params]
+    return found
+
+
+def main(names: list[str]) -> None:
+    known = json.loads(FILE.read_text()) if FILE.exists() else {"versions": {}, "rows": {}}
+    torch.set_default_dtype(torch.float64)
+    for name in names or ROWS:
+        package, make = ROWS[name]
+        known["rows"][name] = trajectory(make)
+        known["versions"][package] = importlib.metadata.version(package)
+    lines = [f"{json.dumps(name)}: {json.dumps(x)}" for name, x in sorted(known["rows"].items())]
+    body = ",\n".join(lines)
+    versions = json.dumps(dict(sorted(known["versions"].items())))
+    FILE.write_text(f'{{"versions": {versions},\n"rows": {{\n{body}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
