@@ -37,6 +37,18 @@ def rows() -> dict[str, fo.GradientTransformation]:
         "lion": fo.lion(0.05, (0.8, 0.95), 0.1),
         "madgrad": fo.madgrad(0.05, 0.8, weight_decay=0.1, eps=1e-3),
         "yogi": fo.yogi(0.05, **ADAM, weight_decay=0.1),
+        "lamb": fo.lamb(0.05, **ADAM, weight_decay=0.1),
+        "lamb-clipped": fo.lamb(
+            0.05, **ADAM, weight_decay=0.1, trust_clip=True, max_grad_norm=None
+        ),
+        "lamb-always": fo.lamb(0.05, **ADAM, weight_decay=0.0, always_adapt=True),
+        "lars": fo.lars(1.0, 0.8, weight_decay=0.1, trust_coefficient=0.05),
+        "lars-nesterov": fo.lars(1.0, 0.8, weight_decay=0.1, nesterov=True, trust_coefficient=0.05),
+        "novograd": fo.novograd(0.05, **ADAM, weight_decay=0.1),
+        "stable_adamw": fo.stable_adamw(0.05, **ADAM, weight_decay=0.1),
+        "fromage": fo.fromage(0.05),
+        "fromage-bounded": fo.fromage(0.05, p_bound=1.05),
+        "sm3": fo.sm3(0.1, 0.8),
     }
 
 

@@ -34,8 +34,7 @@ def kept(state):
     if isinstance(state, fo.State):
         return {**state.slots, **state.carry}
     if not hasattr(state, "_asdict"):  # of a chain with transformations of whole trees
-        rules = [part for part in state if isinstance(part, fo.State)]
-        return {name: x for part in rules for name, x in kept(part).items()}
+        return {name: x for part in state for name, x in kept(part).items()}
     return state._asdict()
 
 

@@ -1,7 +1,8 @@
 """Writes authors.json: where the optimizers of the authors' packages go. test_authors.py reads it.
 
     pip install --no-deps adabelief-pytorch dadaptation dog-optimizer lion-pytorch madgrad \
-        momo-opt prodigyopt pytorch_optimizer schedulefree torch-adopt colorama tabulate
+        momo-opt prodigyopt pytorch_optimizer schedulefree timm torch-adopt torch-optimi \
+        colorama tabulate
     python tests/support/reference/make_authors.py [name ...]
 
 A row here and a row of the same name there are one comparison. With names, only these rows are
@@ -15,6 +16,7 @@ import importlib
 import importlib.metadata
 import json
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,25 @@ def of(package: str, name: str, **hyper: Any) -> tuple[str, Callable[[Any], Any]
     module, _, cls = name.rpartition(".")
     return package, lambda params: getattr(importlib.import_module(module), cls)(params, **hyper)
 
+
+def part_of(package: str, name: str, **hyper: Any) -> tuple[str, Callable[[Any], Any]]:
+    """The same without importing the packages around its module, which ask for others."""
+    make = of(package, name, **hyper)[1]
+
+    def made(params: Any) -> Any:
+        at = importlib.metadata.distribution(package).locate_file(package)
+        path, parent = Path(str(at)), package
+        for step in name.split(".")[1:-1]:
+            stand_in = sys.modules.setdefault(parent, types.ModuleType(parent))
+            stand_in.__path__ = [str(path)]
+            path, parent = path / step, f"{parent}.{step}"
+        return make(params)
+
+    return package, made
+
+
+ADAM: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
+LARS: dict[str, Any] = {"lr": 1.0, "momentum": 0.8, "weight_decay": 0.1, "trust_coeff": 0.05}
 
 ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "schedule_free_sgd": of(
@@ -92,6 +113,20 @@ ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "pytorch_optimizer.Yogi",
         **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
     ),
+    "lamb": part_of("timm", "timm.optim.lamb.Lamb", **ADAM),
+    "lamb-clipped": part_of(
+        "timm", "timm.optim.lamb.Lamb", **ADAM, trust_clip=True, max_grad_norm=None
+    ),
+    "lamb-always": part_of(
+        "timm", "timm.optim.lamb.Lamb", **{**ADAM, "weight_decay": 0.0}, always_adapt=True
+    ),
+    "lars": part_of("timm", "timm.optim.lars.Lars", **LARS),
+    "lars-nesterov": part_of("timm", "timm.optim.lars.Lars", **LARS, nesterov=True),
+    "novograd": part_of("timm", "timm.optim.nvnovograd.NvNovoGrad", **ADAM),
+    "stable_adamw": of("torch-optimi", "optimi.StableAdamW", **ADAM),
+    "fromage": of("pytorch_optimizer", "pytorch_optimizer.Fromage", lr=0.05),
+    "fromage-bounded": of("pytorch_optimizer", "pytorch_optimizer.Fromage", lr=0.05, p_bound=1.05),
+    "sm3": of("pytorch_optimizer", "pytorch_optimizer.SM3", lr=0.1, momentum=0.8, eps=1e-30),
 }
 """By name: the package of the registry, and its optimizer of some parameters."""
 
