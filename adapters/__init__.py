@@ -25,6 +25,12 @@ with _uncollected():
 if TYPE_CHECKING:
     # begin: algorithms (make lists)
     from functional_optim.adapters.lbfgs import LBFGS as LBFGS
+    from functional_optim.adapters.one_rate import DAdaptAdam as DAdaptAdam
+    from functional_optim.adapters.one_rate import Prodigy as Prodigy
+    from functional_optim.adapters.ready_made import DoG as DoG
+    from functional_optim.adapters.ready_made import DoWG as DoWG
+    from functional_optim.adapters.ready_made import Momo as Momo
+    from functional_optim.adapters.ready_made import MomoAdam as MomoAdam
     from functional_optim.adapters.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
     from functional_optim.adapters.schedule_free import ScheduleFreeSGD as ScheduleFreeSGD
     # end: algorithms
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
         FaultTolerantOptimizer as FaultTolerantOptimizer,
     )
     from functional_optim.adapters.gradient_free.optimizer import GradientFree as GradientFree
+    from functional_optim.adapters.sharpness import ASAM as ASAM
+    from functional_optim.adapters.sharpness import SAM as SAM
     from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
     from functional_optim.adapters.stub import zero_loss as zero_loss
 else:
@@ -46,8 +54,11 @@ else:
             "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
             # begin: algorithms (make lists)
             "functional_optim.adapters.lbfgs": ("LBFGS",),
+            "functional_optim.adapters.one_rate": ("DAdaptAdam", "Prodigy"),
+            "functional_optim.adapters.ready_made": ("DoG", "DoWG", "Momo", "MomoAdam"),
             "functional_optim.adapters.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
             # end: algorithms
+            "functional_optim.adapters.sharpness": ("ASAM", "SAM"),
             "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),
         },
     )

@@ -8,7 +8,11 @@ import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
 
 if TYPE_CHECKING:
-    pass
+    from torch.optim.optimizer import ParamsT
+
+    from functional_optim import numeric
+    from functional_optim.algorithms.adam import Betas
+    from functional_optim.engine.group import Compile
 
 DOC = """`functional_optim.{name}` as an optimizer object.
 
@@ -32,10 +36,13 @@ Example::
     >>> from functional_optim.adapters import {optimizer}
     >>> w = torch.nn.Parameter(torch.eye(2, dtype=torch.float64))
     >>> opt = {optimizer}([w], compile=False)
-    >>> for _ in range(3):
+    >>> def closure():
     ...     opt.zero_grad()
-    ...     w.square().sum().backward()
-    ...     opt.step()
+    ...     loss = w.square().sum()
+    ...     loss.backward()
+    ...     return loss
+    >>> for _ in range(3):
+    ...     loss = opt.step(closure)
     >>> bool(w.square().sum() < 2)
     True
 """
@@ -63,4 +70,57 @@ class ReadyMade(Optimizer):
 
 
 # begin: algorithms (make lists)
+
+
+class DoG(ReadyMade):
+    """`functional_optim.dog` as an optimizer object."""
+
+    algorithm = "dog"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1.0, reps_rel: numeric.Hyper = 1e-06,
+        weight_decay: numeric.Hyper = 0.0, eps: numeric.Hyper = 1e-08,
+        init_eta: numeric.Hyper | None = None, *, maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class DoWG(ReadyMade):
+    """`functional_optim.dowg` as an optimizer object."""
+
+    algorithm = "dowg"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1.0, eps: numeric.Hyper = 0.0001, *,
+        maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Momo(ReadyMade):
+    """`functional_optim.momo` as an optimizer object."""
+
+    algorithm = "momo"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1.0, weight_decay: numeric.Hyper = 0.0,
+        beta: numeric.Hyper = 0.9, lb: numeric.Hyper = 0.0, bias_correction: bool = False,
+        use_fstar: bool = False, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class MomoAdam(ReadyMade):
+    """`functional_optim.momo_adam` as an optimizer object."""
+
+    algorithm = "momo_adam"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, lb: numeric.Hyper = 0.0,
+        use_fstar: bool = False, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 # end: algorithms

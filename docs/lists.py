@@ -169,6 +169,7 @@ def written() -> dict[Path, list[str]]:
                 optimizer=optimizer, name=name, signature=signature(name, functions[name])
             )
     homes = {home: sorted(names, key=_like_ruff) for home, names in homes.items()}
+    two_lines = ["\n\n"] if ready else []  # as ruff wants them after a class
     names = ", ".join([f"`{name}`" for name in found])
     objects = ", ".join(
         [f"`{page['optimizer']}`" for page in found.values() if "optimizer" in page]
@@ -176,7 +177,7 @@ def written() -> dict[Path, list[str]]:
     return {
         package: [typed(late), on_demand(late)],
         adapters: [typed(homes), on_demand(homes)],
-        ADAPTERS / "ready_made.py": ["".join([ready[name] for name in sorted(ready)])],
+        ADAPTERS / "ready_made.py": ["".join([*[ready[x] for x in sorted(ready)], *two_lines])],
         ROOT / "README.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
     }

@@ -60,6 +60,8 @@ with _uncollected():
     from functional_optim.combinators.partition import masked as masked
     from functional_optim.combinators.partition import partition as partition
     from functional_optim.combinators.partition import selective_transform as selective_transform
+    from functional_optim.combinators.sharpness import asam as asam
+    from functional_optim.combinators.sharpness import sam as sam
     from functional_optim.combinators.wrappers import flatten as flatten
     from functional_optim.combinators.wrappers import lookahead as lookahead
     from functional_optim.combinators.wrappers import sharded_over as sharded_over
@@ -109,11 +111,21 @@ with _uncollected():
 
 if TYPE_CHECKING:
     # begin: algorithms (make lists)
+    from functional_optim.algorithms.dadapt_adam import dadapt_adam as dadapt_adam
+    from functional_optim.algorithms.dadapt_adam import scale_by_dadapt_adam as scale_by_dadapt_adam
+    from functional_optim.algorithms.dog import dog as dog
+    from functional_optim.algorithms.dog import dowg as dowg
+    from functional_optim.algorithms.dog import scale_by_dog as scale_by_dog
+    from functional_optim.algorithms.dog import scale_by_dowg as scale_by_dowg
     from functional_optim.algorithms.lbfgs.backtracking import (
         scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
     )
     from functional_optim.algorithms.lbfgs.transform import lbfgs as lbfgs
     from functional_optim.algorithms.lbfgs.transform import scale_by_lbfgs as scale_by_lbfgs
+    from functional_optim.algorithms.momo import momo as momo
+    from functional_optim.algorithms.momo import momo_adam as momo_adam
+    from functional_optim.algorithms.prodigy import prodigy as prodigy
+    from functional_optim.algorithms.prodigy import scale_by_prodigy as scale_by_prodigy
     from functional_optim.algorithms.schedule_free import (
         scale_by_second_moment as scale_by_second_moment,
     )
@@ -138,8 +150,12 @@ else:
         modules=("estimators", "replicas", "schedules", "search"),
         names={
             # begin: algorithms (make lists)
+            "functional_optim.algorithms.dadapt_adam": ("dadapt_adam", "scale_by_dadapt_adam"),
+            "functional_optim.algorithms.dog": ("dog", "dowg", "scale_by_dog", "scale_by_dowg"),
             "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
             "functional_optim.algorithms.lbfgs.transform": ("lbfgs", "scale_by_lbfgs"),
+            "functional_optim.algorithms.momo": ("momo", "momo_adam"),
+            "functional_optim.algorithms.prodigy": ("prodigy", "scale_by_prodigy"),
             "functional_optim.algorithms.schedule_free": (
                 "scale_by_second_moment",
                 "schedule_free_adamw",

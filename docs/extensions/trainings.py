@@ -197,6 +197,8 @@ CURVES |= {
         axis="evaluation",
         steps=100,
     ),
+    "momo": rates(lambda lr: fo.momo(lr), 0.1, 10.0, 1000.0, asks=("value",)),
+    "momo_adam": rates(lambda lr: fo.momo_adam(lr), 0.001, 0.1, 10.0, asks=("value",)),
     "muon": rates(muon, 0.005, 0.05, 0.5),
     "polyak_sgd": rates(
         lambda most: fo.polyak_sgd(most), 0.1, 1.0, 10.0, name="max_learning_rate", asks=("value",)

@@ -21,11 +21,30 @@ FOUND = json.loads(
 )["rows"]
 
 
+ADAM: dict[str, Any] = {"betas": (0.8, 0.95), "weight_decay": 0.1}
+
+
 def rows() -> dict[str, fo.GradientTransformation]:
     return {
         "schedule_free_sgd": fo.schedule_free_sgd(0.2, 0.8, 0.1, warmup_steps=5, r=1.0),
         "schedule_free_adamw": fo.schedule_free_adamw(
             0.05, (0.8, 0.95), weight_decay=0.1, warmup_steps=5
+        ),
+        "prodigy": fo.prodigy(**ADAM, d0=1e-3),
+        "prodigy-corrected": fo.prodigy(
+            **{**ADAM, "d0": 1e-3, "beta3": 0.9, "d_coef": 0.7, "growth_rate": 1.1},
+            **{"decouple": False, "use_bias_correction": True, "safeguard_warmup": True, "lr": 0.5},
+        ),
+        "dadapt_adam": fo.dadapt_adam(**ADAM, d0=1e-3),
+        "dog": fo.dog(reps_rel=1e-3, weight_decay=0.1),
+        "dog-eta": fo.dog(init_eta=0.01),
+        "momo": fo.momo(weight_decay=0.1),
+        "momo-fstar": fo.momo(lr=0.5, bias_correction=True, use_fstar=True),
+        "momo_adam": fo.momo_adam(**ADAM, lr=0.5),
+        "momo_adam-fstar": fo.momo_adam(**ADAM, lr=0.5, use_fstar=True),
+        "dadapt_adam-corrected": fo.dadapt_adam(
+            **{**ADAM, "d0": 1e-3, "growth_rate": 1.1, "decouple": True},
+            **{"use_bias_correction": True, "lr": 0.5},
         ),
     }
 

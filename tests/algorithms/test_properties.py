@@ -305,8 +305,11 @@ def test_groups_of_equal_settings_are_one_group(case):
     step_object(a := make_object(case, one), make_grads(params))
     step_object(b := make_object(case, three, groups=3), make_grads(params))
     assert len(b.param_groups) == 3
-    assert_same(copy_of(one), copy_of(three))
-    assert_same([a.state[p] for p in one], [b.state[p] for p in three])
+    # what is summed over all tensors is summed group by group, in another order
+    sums = any(placement.rule.reduce for placement in case.tx().placements)
+    assert_close(copy_of(one), copy_of(three), EXACT if sums else 0.0)
+    states = [a.state[p] for p in one], [b.state[p] for p in three]
+    assert_close(*states, EXACT if sums else 0.0)
 
 
 @pytest.mark.parametrize("case", able("object"))

@@ -82,6 +82,10 @@ def propose(params: Any, noise: Any) -> Any:
     return fo.tree.map(torch.add, params, noise)
 
 
+def doubled(params: Any) -> Any:
+    return fo.tree.map(lambda p: 2 * p, params)
+
+
 DOWN = schedules.linear(0.2, 0.1, 10)
 TX = fo.chain(fo.trace(0.9), fo.scale_by_lr(DOWN))
 WHOLE = fo.flatten(fo.adam(0.1))
@@ -96,6 +100,7 @@ MADE: dict[str, list[Any]] = {
     "annealing": [search.annealing(4, 0.1, DOWN)],
     "apply_delta": [fo.apply_delta(0.3)],
     "apply_if_finite": [fo.apply_if_finite(TX, 3)],
+    "asam": [fo.asam(TX, DOWN)],
     "asgd": [fo.asgd()],
     "cautious": [fo.cautious(fo.scale_by_adam()), fo.cautious(WHOLE)],
     "cem": [search.cem(8, 0.1)],
@@ -158,6 +163,7 @@ MADE: dict[str, list[Any]] = {
     "polynomial": [schedules.polynomial(0.1, 0.0, 2.0, 10)],
     "random_search": [search.random_search(4, 0.1)],
     "reduce_on_plateau": [fo.reduce_on_plateau(patience=1)],
+    "sam": [fo.sam(TX), fo.sam(WHOLE, 0.1)],
     "scale": [fo.scale(0.5)],
     "scale_by_backtracking_linesearch": [fo.scale_by_backtracking_linesearch(4)],
     "scale_by_lbfgs": [fo.scale_by_lbfgs(3)],
@@ -192,9 +198,13 @@ MADE: dict[str, list[Any]] = {
 """What each factory makes; those that are missing take no argument that they need."""
 
 EXTRA: dict[str, dict[str, Any]] = {
+    "asam": {"grad_fn": doubled},
     "commit_if": {"commit": True},
     "metropolis": {"value": 1.0},
+    "momo": {"value": 1.0},
+    "momo_adam": {"value": 1.0},
     "reduce_on_plateau": {"value": 1.0},
+    "sam": {"grad_fn": doubled},
     "scale_by_polyak": {"value": 1.0},
     "polyak_sgd": {"value": 1.0},
 }

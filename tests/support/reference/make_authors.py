@@ -31,6 +31,8 @@ def of(package: str, name: str, **hyper: Any) -> tuple[str, Callable[[Any], Any]
     return package, lambda params: getattr(importlib.import_module(module), cls)(params, **hyper)
 
 
+ADAM: dict[str, Any] = {"betas": (0.8, 0.95), "weight_decay": 0.1}
+
 ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "schedule_free_sgd": of(
         "schedulefree",
@@ -42,6 +44,26 @@ ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "schedulefree.AdamWScheduleFree",
         **{"lr": 0.05, "betas": (0.8, 0.95), "weight_decay": 0.1, "warmup_steps": 5},
     ),
+    "prodigy": of("prodigyopt", "prodigyopt.Prodigy", **ADAM, d0=1e-3),
+    "prodigy-corrected": of(
+        "prodigyopt",
+        "prodigyopt.Prodigy",
+        **{**ADAM, "d0": 1e-3, "beta3": 0.9, "d_coef": 0.7, "growth_rate": 1.1},
+        **{"decouple": False, "use_bias_correction": True, "safeguard_warmup": True, "lr": 0.5},
+    ),
+    "dadapt_adam": of("dadaptation", "dadaptation.DAdaptAdam", **ADAM, d0=1e-3),
+    "dadapt_adam-corrected": of(
+        "dadaptation",
+        "dadaptation.DAdaptAdam",
+        **{**ADAM, "d0": 1e-3, "growth_rate": 1.1, "decouple": True},
+        **{"use_bias_correction": True, "lr": 0.5},
+    ),
+    "dog": of("dog-optimizer", "dog.DoG", reps_rel=1e-3, weight_decay=0.1),
+    "dog-eta": of("dog-optimizer", "dog.DoG", init_eta=0.01),
+    "momo": of("momo-opt", "momo.Momo", weight_decay=0.1),
+    "momo-fstar": of("momo-opt", "momo.Momo", lr=0.5, bias_correction=True, use_fstar=True),
+    "momo_adam": of("momo-opt", "momo.MomoAdam", **ADAM, lr=0.5),
+    "momo_adam-fstar": of("momo-opt", "momo.MomoAdam", **ADAM, lr=0.5, use_fstar=True),
 }
 """By name: the package of the registry, and its optimizer of some parameters."""
 
