@@ -25,6 +25,8 @@ with _uncollected():
 if TYPE_CHECKING:
     # begin: algorithms (make lists)
     from functional_optim.adapters.lbfgs import LBFGS as LBFGS
+    from functional_optim.adapters.one_rate import DAdaptAdam as DAdaptAdam
+    from functional_optim.adapters.one_rate import Prodigy as Prodigy
     from functional_optim.adapters.ready_made import ADOPT as ADOPT
     from functional_optim.adapters.ready_made import COCOB as COCOB
     from functional_optim.adapters.ready_made import LAMB as LAMB
@@ -35,9 +37,13 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import AdaBelief as AdaBelief
     from functional_optim.adapters.ready_made import Adan as Adan
     from functional_optim.adapters.ready_made import AdEMAMix as AdEMAMix
+    from functional_optim.adapters.ready_made import DoG as DoG
+    from functional_optim.adapters.ready_made import DoWG as DoWG
     from functional_optim.adapters.ready_made import Fromage as Fromage
     from functional_optim.adapters.ready_made import LaProp as LaProp
     from functional_optim.adapters.ready_made import Lion as Lion
+    from functional_optim.adapters.ready_made import Momo as Momo
+    from functional_optim.adapters.ready_made import MomoAdam as MomoAdam
     from functional_optim.adapters.ready_made import NoisySGD as NoisySGD
     from functional_optim.adapters.ready_made import NovoGrad as NovoGrad
     from functional_optim.adapters.ready_made import SignSGD as SignSGD
@@ -68,6 +74,7 @@ else:
             "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
             # begin: algorithms (make lists)
             "functional_optim.adapters.lbfgs": ("LBFGS",),
+            "functional_optim.adapters.one_rate": ("DAdaptAdam", "Prodigy"),
             "functional_optim.adapters.ready_made": (
                 "ADOPT",
                 "COCOB",
@@ -79,9 +86,13 @@ else:
                 "AdaBelief",
                 "Adan",
                 "AdEMAMix",
+                "DoG",
+                "DoWG",
                 "Fromage",
                 "LaProp",
                 "Lion",
+                "Momo",
+                "MomoAdam",
                 "NoisySGD",
                 "NovoGrad",
                 "SignSGD",

@@ -37,10 +37,13 @@ Example::
     >>> from functional_optim.adapters import {optimizer}
     >>> w = torch.nn.Parameter(torch.eye(2, dtype=torch.float64))
     >>> opt = {optimizer}([w], compile=False)
-    >>> for _ in range(3):
+    >>> def closure():
     ...     opt.zero_grad()
-    ...     w.square().sum().backward()
-    ...     opt.step()
+    ...     loss = w.square().sum()
+    ...     loss.backward()
+    ...     return loss
+    >>> for _ in range(3):
+    ...     loss = opt.step(closure)
     >>> bool(w.square().sum() < 2)
     True
 """
@@ -139,6 +142,31 @@ class COCOB(ReadyMade):
         self._construct(locals())
 
 
+class DoG(ReadyMade):
+    """`functional_optim.dog` as an optimizer object."""
+
+    algorithm = "dog"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1.0, reps_rel: numeric.Hyper = 1e-06,
+        weight_decay: numeric.Hyper = 0.0, eps: numeric.Hyper = 1e-08,
+        init_eta: numeric.Hyper | None = None, *, maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class DoWG(ReadyMade):
+    """`functional_optim.dowg` as an optimizer object."""
+
+    algorithm = "dowg"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1.0, eps: numeric.Hyper = 0.0001, *,
+        maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class Fromage(ReadyMade):
     """`functional_optim.fromage` as an optimizer object."""
 
@@ -225,6 +253,32 @@ class MARS(ReadyMade):
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, gamma: numeric.Hyper = 0.025,
         optimize_1d: bool = False, lr_1d: numeric.Hyper = 0.003, betas_1d: Betas = (0.9, 0.95),
         weight_decay_1d: numeric.Hyper = 0.1, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Momo(ReadyMade):
+    """`functional_optim.momo` as an optimizer object."""
+
+    algorithm = "momo"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1.0, weight_decay: numeric.Hyper = 0.0,
+        beta: numeric.Hyper = 0.9, lb: numeric.Hyper = 0.0, bias_correction: bool = False,
+        use_fstar: bool = False, *, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class MomoAdam(ReadyMade):
+    """`functional_optim.momo_adam` as an optimizer object."""
+
+    algorithm = "momo_adam"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, lb: numeric.Hyper = 0.0,
+        use_fstar: bool = False, *, compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

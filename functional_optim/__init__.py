@@ -139,6 +139,12 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.adopt import scale_by_adopt as scale_by_adopt
     from functional_optim.algorithms.cocob import cocob as cocob
     from functional_optim.algorithms.cocob import scale_by_cocob as scale_by_cocob
+    from functional_optim.algorithms.dadapt_adam import dadapt_adam as dadapt_adam
+    from functional_optim.algorithms.dadapt_adam import scale_by_dadapt_adam as scale_by_dadapt_adam
+    from functional_optim.algorithms.dog import dog as dog
+    from functional_optim.algorithms.dog import dowg as dowg
+    from functional_optim.algorithms.dog import scale_by_dog as scale_by_dog
+    from functional_optim.algorithms.dog import scale_by_dowg as scale_by_dowg
     from functional_optim.algorithms.fromage import fromage as fromage
     from functional_optim.algorithms.fromage import scale_by_fromage as scale_by_fromage
     from functional_optim.algorithms.lamb import lamb as lamb
@@ -154,6 +160,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.madgrad import madgrad as madgrad
     from functional_optim.algorithms.madgrad import scale_by_madgrad as scale_by_madgrad
     from functional_optim.algorithms.mars import mars as mars
+    from functional_optim.algorithms.momo import momo as momo
+    from functional_optim.algorithms.momo import momo_adam as momo_adam
     from functional_optim.algorithms.noisy_sgd import dpsgd as dpsgd
     from functional_optim.algorithms.noisy_sgd import noisy_sgd as noisy_sgd
     from functional_optim.algorithms.novograd import novograd as novograd
@@ -165,6 +173,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.optimistic import (
         scale_by_optimistic_gradient as scale_by_optimistic_gradient,
     )
+    from functional_optim.algorithms.prodigy import prodigy as prodigy
+    from functional_optim.algorithms.prodigy import scale_by_prodigy as scale_by_prodigy
     from functional_optim.algorithms.schedule_free import (
         scale_by_second_moment as scale_by_second_moment,
     )
@@ -219,6 +229,8 @@ else:
             ),
             "functional_optim.algorithms.adopt": ("adopt", "scale_by_adopt"),
             "functional_optim.algorithms.cocob": ("cocob", "scale_by_cocob"),
+            "functional_optim.algorithms.dadapt_adam": ("dadapt_adam", "scale_by_dadapt_adam"),
+            "functional_optim.algorithms.dog": ("dog", "dowg", "scale_by_dog", "scale_by_dowg"),
             "functional_optim.algorithms.fromage": ("fromage", "scale_by_fromage"),
             "functional_optim.algorithms.lamb": ("lamb", "lars", "scale_by_lars"),
             "functional_optim.algorithms.laprop": ("laprop", "scale_by_laprop"),
@@ -226,6 +238,7 @@ else:
             "functional_optim.algorithms.lbfgs.transform": ("lbfgs", "scale_by_lbfgs"),
             "functional_optim.algorithms.madgrad": ("madgrad", "scale_by_madgrad"),
             "functional_optim.algorithms.mars": ("mars",),
+            "functional_optim.algorithms.momo": ("momo", "momo_adam"),
             "functional_optim.algorithms.noisy_sgd": ("dpsgd", "noisy_sgd"),
             "functional_optim.algorithms.novograd": ("novograd", "scale_by_novograd"),
             "functional_optim.algorithms.optimistic": (
@@ -233,6 +246,7 @@ else:
                 "optimistic_gradient_descent",
                 "scale_by_optimistic_gradient",
             ),
+            "functional_optim.algorithms.prodigy": ("prodigy", "scale_by_prodigy"),
             "functional_optim.algorithms.schedule_free": (
                 "scale_by_second_moment",
                 "schedule_free_adamw",

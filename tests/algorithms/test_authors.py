@@ -22,6 +22,9 @@ FOUND = json.loads(
 ADAM: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 1e-3}
 
 
+FREE: dict[str, Any] = {"betas": (0.8, 0.95), "weight_decay": 0.1}
+
+
 def rows() -> dict[str, fo.GradientTransformation]:
     return {
         "schedule_free_sgd": fo.schedule_free_sgd(0.2, 0.8, 0.1, warmup_steps=5, r=1.0),
@@ -49,6 +52,22 @@ def rows() -> dict[str, fo.GradientTransformation]:
         "fromage": fo.fromage(0.05),
         "fromage-bounded": fo.fromage(0.05, p_bound=1.05),
         "sm3": fo.sm3(0.1, 0.8),
+        "prodigy": fo.prodigy(**FREE, d0=1e-3),
+        "prodigy-corrected": fo.prodigy(
+            **{**FREE, "d0": 1e-3, "beta3": 0.9, "d_coef": 0.7, "growth_rate": 1.1},
+            **{"decouple": False, "use_bias_correction": True, "safeguard_warmup": True, "lr": 0.5},
+        ),
+        "dadapt_adam": fo.dadapt_adam(**FREE, d0=1e-3),
+        "dog": fo.dog(reps_rel=1e-3, weight_decay=0.1),
+        "dog-eta": fo.dog(init_eta=0.01),
+        "momo": fo.momo(weight_decay=0.1),
+        "momo-fstar": fo.momo(lr=0.5, bias_correction=True, use_fstar=True),
+        "momo_adam": fo.momo_adam(**FREE, lr=0.5),
+        "momo_adam-fstar": fo.momo_adam(**FREE, lr=0.5, use_fstar=True),
+        "dadapt_adam-corrected": fo.dadapt_adam(
+            **{**FREE, "d0": 1e-3, "growth_rate": 1.1, "decouple": True},
+            **{"use_bias_correction": True, "lr": 0.5},
+        ),
     }
 
 

@@ -230,6 +230,33 @@ CASES = (
     row("fromage-bounded", fo.fromage, lr=0.03, p_bound=1.5),
     row("sophia", fo.sophia, lr=0.02, betas=(0.8, 0.95), rho=0.5, weight_decay=0.1, eps=0.5),
     row("cocob", fo.cocob, lr=1.0, alpha=20.0, eps=1e-3, weight_decay=0.01),
+    row(
+        "prodigy",
+        fo.prodigy,
+        **{**SMOOTH, "lr": 0.5, "beta3": 0.9, "weight_decay": 0.1},
+        **{"d0": 0.05, "d_coef": 1.5, "growth_rate": 1.2},
+    ),
+    row(
+        "prodigy-corrected",
+        fo.prodigy,
+        **{**SMOOTH, "lr": 0.5, "weight_decay": 0.1, "d0": 0.05},
+        **{"decouple": False, "use_bias_correction": True, "safeguard_warmup": True},
+        growth_rate=4.0,  # infinite by default, which is no number to compare
+    ),
+    row(
+        "dadapt_adam",
+        fo.dadapt_adam,
+        **{**SMOOTH, "lr": 0.5, "weight_decay": 0.1, "d0": 0.05, "growth_rate": 1.2},
+    ),
+    row(
+        "dadapt_adam-corrected",
+        fo.dadapt_adam,
+        **{**SMOOTH, "lr": 0.5, "weight_decay": 0.1, "d0": 0.05},
+        **{"decouple": True, "use_bias_correction": True, "growth_rate": 4.0},
+    ),
+    row("dog", fo.dog, lr=0.9, reps_rel=0.05, weight_decay=0.1, eps=1e-3),
+    row("dog-eta", fo.dog, lr=0.9, init_eta=0.05),
+    row("dowg", fo.dowg, lr=0.9, eps=0.01),
     row("scale", scaled, lr=0.1, factor=0.5),
     row("scale_by_schedule", scheduled, lr=0.1, rate=0.01),
     row("clip_by_global_norm", clipped_by_norm, lr=0.1, max_norm=0.5),

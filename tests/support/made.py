@@ -82,8 +82,8 @@ def propose(params: Any, noise: Any) -> Any:
     return fo.tree.map(torch.add, params, noise)
 
 
-def halved(params: Any) -> Any:
-    return fo.tree.map(lambda p: p / 2, params)
+def doubled(params: Any) -> Any:
+    return fo.tree.map(lambda p: 2 * p, params)
 
 
 DOWN = schedules.linear(0.2, 0.1, 10)
@@ -205,11 +205,13 @@ MADE: dict[str, list[Any]] = {
 """What each factory makes; those that are missing take no argument that they need."""
 
 EXTRA: dict[str, dict[str, Any]] = {
-    "asam": {"grad_fn": halved},
-    "sam": {"grad_fn": halved},
+    "asam": {"grad_fn": doubled},
     "commit_if": {"commit": True},
     "metropolis": {"value": 1.0},
+    "momo": {"value": 1.0},
+    "momo_adam": {"value": 1.0},
     "reduce_on_plateau": {"value": 1.0},
+    "sam": {"grad_fn": doubled},
     "scale_by_polyak": {"value": 1.0},
     "polyak_sgd": {"value": 1.0},
 }

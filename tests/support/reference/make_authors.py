@@ -53,6 +53,7 @@ def part_of(package: str, name: str, **hyper: Any) -> tuple[str, Callable[[Any],
 
 ADAM: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
 LARS: dict[str, Any] = {"lr": 1.0, "momentum": 0.8, "weight_decay": 0.1, "trust_coeff": 0.05}
+FREE: dict[str, Any] = {"betas": (0.8, 0.95), "weight_decay": 0.1}
 
 ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "schedule_free_sgd": of(
@@ -127,6 +128,26 @@ ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "fromage": of("pytorch_optimizer", "pytorch_optimizer.Fromage", lr=0.05),
     "fromage-bounded": of("pytorch_optimizer", "pytorch_optimizer.Fromage", lr=0.05, p_bound=1.05),
     "sm3": of("pytorch_optimizer", "pytorch_optimizer.SM3", lr=0.1, momentum=0.8, eps=1e-30),
+    "prodigy": of("prodigyopt", "prodigyopt.Prodigy", **FREE, d0=1e-3),
+    "prodigy-corrected": of(
+        "prodigyopt",
+        "prodigyopt.Prodigy",
+        **{**FREE, "d0": 1e-3, "beta3": 0.9, "d_coef": 0.7, "growth_rate": 1.1},
+        **{"decouple": False, "use_bias_correction": True, "safeguard_warmup": True, "lr": 0.5},
+    ),
+    "dadapt_adam": of("dadaptation", "dadaptation.DAdaptAdam", **FREE, d0=1e-3),
+    "dadapt_adam-corrected": of(
+        "dadaptation",
+        "dadaptation.DAdaptAdam",
+        **{**FREE, "d0": 1e-3, "growth_rate": 1.1, "decouple": True},
+        **{"use_bias_correction": True, "lr": 0.5},
+    ),
+    "dog": of("dog-optimizer", "dog.DoG", reps_rel=1e-3, weight_decay=0.1),
+    "dog-eta": of("dog-optimizer", "dog.DoG", init_eta=0.01),
+    "momo": of("momo-opt", "momo.Momo", weight_decay=0.1),
+    "momo-fstar": of("momo-opt", "momo.Momo", lr=0.5, bias_correction=True, use_fstar=True),
+    "momo_adam": of("momo-opt", "momo.MomoAdam", **FREE, lr=0.5),
+    "momo_adam-fstar": of("momo-opt", "momo.MomoAdam", **FREE, lr=0.5, use_fstar=True),
 }
 """By name: the package of the registry, and its optimizer of some parameters."""
 

@@ -1,0 +1,244 @@
+"""D-Adapted Adam: Adam that finds the scale of its learning rate.
+
+Defazio, Mishchenko, "Learning-Rate-Free Learning by D-Adaptation",
+https://arxiv.org/abs/2301.07733, Algorithm 5, as the authors have it in
+https://github.com/facebookresearch/dadaptation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.algorithms.prodigy import (
+    bias_correction,
+    check_numbers,
+    decayed_chain,
+    grown,
+    kept_rate,
+)
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import wide_dtype
+
+
+class DadaptSlots(NamedTuple):
+    exp_avg: Tensor
+    """Average m of the steps, like p."""
+    exp_avg_sq: Tensor
+    """Second moment v, like p."""
+    s: Tensor
+    """Average of the weighted gradients, like p."""
+
+
+class DadaptCarry(NamedTuple):
+    d: Any
+    """Estimate of the distance to the solution; 0 before the first step, which takes d0."""
+    numerator_weighted: Any
+    """Average of ⟨g, s⟩ in the norm of Adam."""
+
+
+class DadaptWeights(NamedTuple):
+    """What the sums over the tree need."""
+
+    rate: Any
+    """Step size, d · lr."""
+    beta: Any
+    """√β₂, or 1 where the learning rate is 0."""
+    weight: Any
+    """Weight of g in s."""
+    eps: Any
+    on: Any
+    """1; 0 where the learning rate is 0."""
+
+
+class DadaptScalars(NamedTuple):
+    beta1: Any
+    weight1: Any
+    """Weight of g in m."""
+    beta2: Any
+    weight2: Any
+    """Weight of g² in v."""
+    beta: Any
+    weight: Any
+    """Weight of g in s."""
+    eps: Any
+    decay: Any
+    """Share of p that is taken away."""
+
+
+@factory
+def scale_by_dadapt_adam(
+    lr: numeric.Hyper = 1.0,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+    d0: numeric.Hyper = 1e-6,
+    growth_rate: numeric.Hyper = math.inf,
+    *,
+    use_bias_correction: bool = False,
+) -> Leafwise:
+    """The step of D-Adapted Adam, with its learning rate and its decoupled weight decay.
+
+    Args:
+        lr, betas, eps, weight_decay, d0, growth_rate, use_bias_correction: as for `dadapt_adam`.
+
+    State: `exp_avg`, `exp_avg_sq` and `s`, like the parameters, in float32 for half types; `d` and
+    `numerator_weighted`, numbers of the whole tree.
+
+    Raises:
+        TypeError: if betas is no pair.
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_dadapt_adam(d0=0.1)
+        >>> w = torch.zeros(2)
+        >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
+        tensor([-0.3162,  0.3162])
+    """
+    check_numbers("dadapt_adam", lr, eps, weight_decay, d0, growth_rate)
+    pair = check_betas(betas)
+
+    def init(p: Tensor) -> DadaptSlots:
+        return DadaptSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(3)])
+
+    def before(
+        t: Any, carry: DadaptCarry, *, lr: Any, betas: Any, eps: Any, d0: Any
+    ) -> DadaptWeights:
+        d = numeric.where(carry.d == 0, d0, carry.d)
+        rate = d * lr * (bias_correction(t, betas) if use_bias_correction else 1.0)
+        root, on = numeric.sqrt(betas[1]), numeric.where(lr > 0, 1.0, 0.0)
+        return DadaptWeights(rate, kept_rate(on, root), rate * (1 - root), eps, on)
+
+    def reduce(g: Tensor, slots: DadaptSlots, p: Tensor, s: DadaptWeights) -> tuple[Tensor, Tensor]:
+        inner = s.rate * (g * slots.s / (slots.exp_avg_sq.sqrt() + s.eps)).sum()
+        return inner, s.on * (s.beta * slots.s + s.weight * g).abs().sum()
+
+    def scalars(
+        t: Any,
+        carry: DadaptCarry,
+        total: tuple[Any, Any],
+        *,
+        lr: Any,
+        betas: Any,
+        eps: Any,
+        weight_decay: Any,
+        d0: Any,
+        growth_rate: Any,
+    ) -> tuple[DadaptScalars, DadaptCarry]:
+        w = before(t, carry, lr=lr, betas=betas, eps=eps, d0=d0)
+        d = numeric.where(carry.d == 0, d0, carry.d)
+        root = numeric.sqrt(betas[1])
+        null = total[1] == 0  # no gradient yet but zeros
+        numerator = root * carry.numerator_weighted + (1 - root) * total[0]
+        guess = numerator / ((1 - root) * numeric.where(null, 1.0, total[1]))
+        new = numeric.maximum(d, grown(d, guess, growth_rate))
+        carried = DadaptCarry(
+            numeric.where(null, d, new), numeric.where(null, carry.numerator_weighted, numerator)
+        )
+        numbers = DadaptScalars(
+            beta1=kept_rate(w.on, betas[0]),
+            weight1=w.rate * (1 - betas[0]),
+            beta2=kept_rate(w.on, betas[1]),
+            weight2=w.on * (1 - betas[1]),
+            beta=w.beta,
+            weight=w.weight,
+            eps=eps,
+            decay=numeric.where(null, 0.0, w.rate * weight_decay),
+        )
+        return numbers, carried
+
+    def update(
+        g: Tensor, slots: DadaptSlots, p: Tensor, s: DadaptScalars
+    ) -> tuple[Tensor, DadaptSlots]:
+        m = s.beta1 * slots.exp_avg + s.weight1 * g
+        v = s.beta2 * slots.exp_avg_sq + s.weight2 * (g * g)
+        u = -(m / (v.sqrt() + s.eps) + s.decay * p)
+        return u, DadaptSlots(m, v, s.beta * slots.s + s.weight * g)
+
+    hyper = {
+        "lr": lr,
+        "betas": pair,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "d0": d0,
+        "growth_rate": growth_rate,
+    }
+    return leafwise(
+        init,
+        update,
+        scalars,
+        before=before,
+        reduce=reduce,
+        carry=DadaptCarry(0, 0),  # in float64
+        hyper=hyper,
+        shared=True,
+        name="scale_by_dadapt_adam",
+    )
+
+
+@factory
+def dadapt_adam(
+    lr: numeric.Hyper = 1.0,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+    decouple: bool = False,
+    use_bias_correction: bool = False,
+    d0: numeric.Hyper = 1e-6,
+    growth_rate: numeric.Hyper = math.inf,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """Adam with D-Adaptation: its learning rate is multiplied by a lower bound of the distance.
+
+    Args:
+        lr: factor on the step size, ≥ 0; leave it at 1, or let a schedule lead it from 1 to 0.
+        betas: decay rates of the averages of g and g², each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: coefficient, ≥ 0.
+        decouple: decay the weights apart from the gradient, as AdamW does.
+        use_bias_correction: multiply the step size by Adam's correction.
+        d0: the first estimate, > 0.
+        growth_rate: by how much the estimate may grow in a step, ≥ 1. 1.02 is a kind of warm-up.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+
+    State: `exp_avg`, `exp_avg_sq` and `s`, like the parameters, in float32 for half types; `d` and
+    `numerator_weighted`, numbers of the whole tree.
+
+    Raises:
+        TypeError: if betas is no pair.
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.dadapt_adam()
+        >>> w = torch.tensor([3.0, 4.0])
+        >>> state = tx.init(w)
+        >>> for _ in range(60):  # f(w) = w · w
+        ...     updates, state = tx.update(2 * w, state, w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> bool(fo.get(state, "d") > 0.1)
+        True
+    """
+    step = scale_by_dadapt_adam(
+        lr,
+        betas,
+        eps,
+        weight_decay if decouple else 0.0,
+        d0,
+        growth_rate,
+        use_bias_correction=use_bias_correction,
+    )
+    return decayed_chain(step, weight_decay, decouple, maximize)

@@ -1,0 +1,324 @@
+"""MoMo and MoMo-Adam: momentum with a step size from a model of the loss.
+
+Schaipp, Ohana, Eickenberg, Defazio, Gower, "MoMo: Momentum Models for Adaptive Learning Rates",
+https://arxiv.org/abs/2305.07583, Algorithms 1 and 2, as the authors have them in
+https://github.com/fabian-sp/MoMo.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import leafwise
+from functional_optim.core.storage import wide_dtype
+from functional_optim.transforms.scaling import check_lr
+
+
+class MomoSlots(NamedTuple):
+    exp_avg: Tensor
+    """Average m of the gradients, like p; float32 for half types."""
+
+
+class MomoAdamSlots(NamedTuple):
+    exp_avg: Tensor
+    """First moment m, like p; float32 for half types."""
+    exp_avg_sq: Tensor
+    """Second moment v, like p; float32 for half types."""
+
+
+class MomoCarry(NamedTuple):
+    loss_avg: Any
+    """Average of the losses."""
+    grad_dot: Any
+    """Average of ⟨g, p⟩ over the whole tree."""
+
+
+class MomoBoundCarry(NamedTuple):
+    loss_avg: Any
+    """Average of the losses."""
+    grad_dot: Any
+    """Average of ⟨g, p⟩ over the whole tree."""
+    lb: Any
+    """Estimate of the least loss; 0 before the first step."""
+
+
+class MomentScalars(NamedTuple):
+    """What the sums of MoMo-Adam over the tree need."""
+
+    weight1: Any
+    """1 − β₁, the weight of g in m."""
+    weight2: Any
+    """1 − β₂, the weight of g² in v."""
+    bias_correction2: Any
+    """1 − β₂ᵗ."""
+    eps: Any
+
+
+class MomoAdamScalars(NamedTuple):
+    weight1: Any
+    weight2: Any
+    bias_correction2: Any
+    eps: Any
+    rate: Any
+    """Step size τ."""
+    shrink: Any
+    """1 / (1 + lr · weight_decay)."""
+
+
+@factory
+def momo(
+    lr: numeric.Hyper = 1.0,
+    weight_decay: numeric.Hyper = 0.0,
+    beta: numeric.Hyper = 0.9,
+    lb: numeric.Hyper = 0.0,
+    bias_correction: bool = False,
+    use_fstar: bool = False,
+) -> GradientTransformation:
+    """MoMo: SGD with momentum, of which no step goes below a bound of the loss's model.
+
+    `update` takes the loss as an extra argument, the value of f where the gradients are taken::
+
+        updates, state = tx.update(grads, state, params, value=loss)
+
+    Args:
+        lr: the largest step size, ≥ 0.
+        weight_decay: coefficient of the proximal decay p / (1 + lr · weight_decay), ≥ 0.
+        beta: decay rate of the averages, in [0, 1).
+        lb: a lower bound of the loss.
+        bias_correction: start the averages from 0 and correct them, instead of starting them from
+            the first loss and gradient.
+        use_fstar: estimate the least loss, from `lb` upwards.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+
+    State: `exp_avg`, like the parameters; `loss_avg` and `grad_dot`, and with use_fstar `lb`,
+    numbers of the whole tree.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: from update, without `value`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.momo()
+        >>> w = torch.tensor([3.0, 4.0])
+        >>> state = tx.init(w)
+        >>> for _ in range(30):  # f(w) = w · w
+        ...     updates, state = tx.update(2 * w, state, w, value=w @ w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> float(w @ w) < 2
+        True
+    """
+    _check("momo", lr, weight_decay)
+    numeric.check(lambda x: 0.0 <= x < 1.0, beta, "momo needs a beta in [0, 1), but got {}.")
+
+    def init(p: Tensor) -> MomoSlots:
+        return MomoSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
+
+    def before(t: Any, carry: Any, *, beta: Any) -> tuple[Any]:
+        return (1 - beta if bias_correction else numeric.where(t == 1, 1.0, 1 - beta),)
+
+    def reduce(g: Tensor, slots: MomoSlots, p: Tensor, a: Any) -> tuple[Tensor, Tensor, Tensor]:
+        m = slots.exp_avg.lerp(g, a)
+        return (p * m).sum(), (p * g).sum(), (m * m).sum()
+
+    def scalars(
+        t: Any,
+        carry: Any,
+        total: tuple[Any, Any, Any],
+        *,
+        lr: Any,
+        weight_decay: Any,
+        beta: Any,
+        lb: Any,
+        value: Any,
+    ) -> tuple[tuple[Any, Any, Any], Any]:
+        (weight,) = before(t, carry, beta=beta)
+        rho = 1 - beta**t if bias_correction else 1.0
+        spread = 1 + lr * weight_decay
+        rate, carried = _stepped(t, carry, total, value, weight, rho, lr, spread, lb)
+        return (weight, rate, 1 / spread), carried
+
+    def update(
+        g: Tensor, slots: MomoSlots, p: Tensor, a: Any, rate: Any, shrink: Any
+    ) -> tuple[Tensor, MomoSlots]:
+        m = slots.exp_avg.lerp(g, a)
+        return shrink * (p - rate * m) - p, MomoSlots(m)
+
+    hyper = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "lb": lb}
+    return leafwise(
+        init,
+        update,
+        scalars,
+        before=before,
+        reduce=reduce,
+        carry=_first(use_fstar),
+        hyper=hyper,
+        shared=True,
+        name="momo",
+    )
+
+
+@factory
+def momo_adam(
+    lr: numeric.Hyper = 1e-2,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+    lb: numeric.Hyper = 0.0,
+    use_fstar: bool = False,
+) -> GradientTransformation:
+    """MoMo-Adam: Adam, of which no step goes below a bound of the loss's model.
+
+    `update` takes the loss as an extra argument, as for `momo`.
+
+    Args:
+        lr: the largest step size, ≥ 0.
+        betas: decay rates of the averages of g and g², each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: coefficient of the proximal decay p / (1 + lr · weight_decay), ≥ 0.
+        lb: a lower bound of the loss.
+        use_fstar: estimate the least loss, from `lb` upwards.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters; `loss_avg` and `grad_dot`, and with
+    use_fstar `lb`, numbers of the whole tree.
+
+    Raises:
+        TypeError: if betas is no pair; from update, without `value`.
+        ValueError: for numbers out of range.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.momo_adam(lr=1.0)
+        >>> w = torch.tensor([3.0, 4.0])
+        >>> state = tx.init(w)
+        >>> for _ in range(30):  # f(w) = w · w
+        ...     updates, state = tx.update(2 * w, state, w, value=w @ w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> float(w @ w) < 2
+        True
+    """
+    _check("momo_adam", lr, weight_decay)
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+
+    def init(p: Tensor) -> MomoAdamSlots:
+        return MomoAdamSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(2)])
+
+    def before(t: Any, carry: Any, *, betas: Any, eps: Any) -> MomentScalars:
+        return MomentScalars(1 - betas[0], 1 - betas[1], 1 - betas[1] ** t, eps)
+
+    def averages(g: Tensor, slots: MomoAdamSlots, s: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """m, v, and m divided as in Adam."""
+        m = slots.exp_avg.lerp(g, s.weight1)
+        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+        return m, v, m / ((v / s.bias_correction2).sqrt() + s.eps)
+
+    def reduce(
+        g: Tensor, slots: MomoAdamSlots, p: Tensor, s: MomentScalars
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        m, _, u = averages(g, slots, s)
+        return (p * m).sum(), (p * g).sum(), (m * u).sum()
+
+    def scalars(
+        t: Any,
+        carry: Any,
+        total: tuple[Any, Any, Any],
+        *,
+        lr: Any,
+        betas: Any,
+        eps: Any,
+        weight_decay: Any,
+        lb: Any,
+        value: Any,
+    ) -> tuple[MomoAdamScalars, Any]:
+        moments = before(t, carry, betas=betas, eps=eps)
+        spread, rho = 1 + lr * weight_decay, 1 - betas[0] ** t
+        rate, carried = _stepped(t, carry, total, value, moments.weight1, rho, lr, spread, lb)
+        return MomoAdamScalars(*moments, rate, 1 / spread), carried
+
+    def update(
+        g: Tensor, slots: MomoAdamSlots, p: Tensor, s: MomoAdamScalars
+    ) -> tuple[Tensor, MomoAdamSlots]:
+        m, v, u = averages(g, slots, s)
+        return s.shrink * (p - s.rate * u) - p, MomoAdamSlots(m, v)
+
+    hyper = {
+        "lr": lr,
+        "betas": check_betas(betas),
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "lb": lb,
+    }
+    return leafwise(
+        init,
+        update,
+        scalars,
+        before=before,
+        reduce=reduce,
+        carry=_first(use_fstar),
+        hyper=hyper,
+        shared=True,
+        name="momo_adam",
+    )
+
+
+def _first(use_fstar: bool) -> Any:
+    """The numbers that recur, before the first step; in float64."""
+    return MomoBoundCarry(0, 0, 0) if use_fstar else MomoCarry(0, 0)
+
+
+def _stepped(
+    t: Any,
+    carry: Any,
+    total: tuple[Any, Any, Any],
+    value: Any,
+    weight: Any,
+    rho: Any,
+    lr: Any,
+    spread: Any,
+    lb: Any,
+) -> tuple[Any, Any]:
+    """The step size, and what recurs.
+
+    total: ⟨p, m⟩, ⟨p, g⟩ and the square of the norm of m. weight: that of the new loss in its
+    average. rho: the bias correction of the averages. spread: 1 + lr · weight_decay. lb: the least
+    loss, or where its estimate starts.
+    """
+    dot, new_dot, square = total
+    loss = numeric.lerp(carry.loss_avg, numeric.float64(value), weight)
+    grad_dot = numeric.lerp(carry.grad_dot, new_dot, weight)
+    estimates = type(carry) is MomoBoundCarry
+    low = lb
+    if estimates:
+        low = numeric.where(t == 1, lb, carry.lb)
+        cap = spread * loss + dot - spread * grad_dot
+        reset = numeric.maximum(cap / (2 * spread * rho), lb)
+        low = numeric.where(cap < spread * rho * low, reset, low)
+    height = numeric.maximum(spread * (loss - rho * low) + dot - spread * grad_dot, 0.0)
+    null = square == 0
+    longest = numeric.where(null, 0.0, height / numeric.where(null, 1.0, square))
+    rate = numeric.minimum(lr / rho, longest)
+    if not estimates:
+        return rate, MomoCarry(loss, grad_dot)
+    reached = (loss + dot - grad_dot - 0.5 * rate * square) / rho
+    return rate, MomoBoundCarry(loss, grad_dot, numeric.maximum(reached, lb))
+
+
+def _check(who: str, lr: numeric.Hyper, weight_decay: numeric.Hyper) -> None:
+    check_lr(lr)
+    numeric.check(
+        lambda x: x >= 0.0,
+        weight_decay,
+        f"{who} needs a weight_decay of 0 or more, but got {{}}.",
+    )
