@@ -8,8 +8,8 @@ the corrected average), RMSprop with `eps_in_sqrt=False`, Adafactor with eps₁ 
 row and one column on, and a learning rate below 1/√t (optax's decay is not multiplied by it), NAdam
 with a momentum_decay that ends the warming up of momentum at once, AdaBelief with optax's eps_root
 equal to eps, Adan with β₂ = ½ and without eps_root, LAMB without a bound on the gradients' norm,
-LARS without decay, Fromage with optax's min_norm at 0. NOT_EQUAL says what cannot be equal, and
-why.
+LARS without decay, Fromage with optax's min_norm at 0, Prodigy and D-Adapted Adam with their bias
+correction, which optax always has. NOT_EQUAL says what cannot be equal, and why.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ NOT_EQUAL = {
     "noisy_sgd": "the two draw other random numbers",
     "muon": "the iteration runs in bfloat16 here, as in torch.optim",
     "adaptive_grad_clip": "a unit is a row here, as torch stores weights; a column in jax",
+    "momo with weight_decay": "optax adds the decay, the authors divide by 1 + lr · decay",
+    "sam": "optax's takes its step uphill with another optimizer, in a step of its own",
     "lbfgs": "another line search: optax zooms, torch.optim brackets by cubics",
     "acprop": "optax takes the difference from the average before, and does not rectify",
     "adan with another β₂ than ½": "optax weighs the gradient's change by 1 − β₂ instead of β₂",
@@ -68,6 +70,7 @@ def rows() -> dict[str, Any]:
     ramp = fo.schedules.linear(0.5, 4.0, 30)
     warm = fo.schedules.warmup_cosine(0.0, 0.1, 10, 45, end_value=0.01)
     rms: dict[str, Any] = {"alpha": 0.9, "eps": 1e-3}
+    corrected: dict[str, Any] = {"betas": (0.8, 0.95), "d0": 0.01, "use_bias_correction": True}
     labelled = {"fast": fo.adam(LR), "slow": fo.sgd(LR, 0.9), "still": fo.freeze()}
     clipped = {
         "fast": descend(fo.clip_by_global_norm(0.5)),
@@ -116,6 +119,14 @@ def rows() -> dict[str, Any]:
         "novograd": fo.novograd(LR, (0.8, 0.95), eps=1e-3, weight_decay=0.1),
         "fromage": fo.fromage(LR),
         "cocob": fo.cocob(alpha=20.0, weight_decay=0.1),
+        "schedule_free": fo.schedule_free(fo.sgd(linear), linear, 0.8),
+        "schedule_free_sgd": fo.schedule_free_sgd(LR, 0.8, weight_decay=0.1),
+        "schedule_free_adamw": fo.schedule_free_adamw(LR, **ADAM, weight_decay=0.1),
+        "prodigy": fo.prodigy(**corrected, weight_decay=0.1),
+        "prodigy-safeguard": fo.prodigy(**corrected, safeguard_warmup=True),
+        "dadapt_adamw": fo.dadapt_adam(**corrected, decouple=True, weight_decay=0.1),
+        "dog": fo.dog(reps_rel=0.01, weight_decay=0.1),
+        "dowg": fo.dowg(),
         # links
         "scale": fo.scale(-0.3),
         "trace": descend(fo.trace(0.8)),

@@ -106,6 +106,18 @@ def rows():
         "novograd": optax.novograd(LR, 0.8, 0.95, eps=1e-3, weight_decay=0.1),
         "fromage": optax.fromage(LR, min_norm=0.0),
         "cocob": optax.contrib.cocob(alpha=20.0, weight_decay=0.1),
+        "schedule_free": optax.contrib.schedule_free(optax.sgd(linear), linear, b1=0.8),
+        "schedule_free_sgd": optax.contrib.schedule_free_sgd(LR, b1=0.8, weight_decay=0.1),
+        "schedule_free_adamw": optax.contrib.schedule_free_adamw(LR, **adam, weight_decay=0.1),
+        "prodigy": optax.contrib.prodigy(betas=(0.8, 0.95), estim_lr0=0.01, weight_decay=0.1),
+        "prodigy-safeguard": optax.contrib.prodigy(
+            betas=(0.8, 0.95), estim_lr0=0.01, safeguard_warmup=True
+        ),
+        "dadapt_adamw": optax.contrib.dadapt_adamw(
+            betas=(0.8, 0.95), estim_lr0=0.01, weight_decay=0.1
+        ),
+        "dog": optax.contrib.dog(init_step=("heuristic", 0.01), weight_decay=0.1),
+        "dowg": optax.contrib.dowg(),
         # links
         "scale": optax.scale(-0.3),
         "trace": descend(optax.trace(0.8)),
