@@ -39,7 +39,7 @@ Example::
     >>> opt = {optimizer}([w], compile=False)
     >>> def closure():
     ...     opt.zero_grad()
-    ...     loss = w.square().sum()
+    ...     loss = w.square().sum() / 4
     ...     loss.backward()
     ...     return loss
     >>> for _ in range(3):

@@ -112,7 +112,7 @@ def hyperball(lr: numeric.Hyper) -> Leafwise:
         >>> tx = fo.hyperball(lr=0.75)
         >>> w = torch.tensor([5.0, 0.0])
         >>> u, state = tx.update(torch.tensor([0.0, 0.1]), tx.init(w), w)
-        >>> fo.apply_updates(w, u)
+        >>> fo.apply_updates(w, u).round(decimals=3)
         tensor([ 4., -3.])
     """
     check_lr(lr)
