@@ -60,7 +60,7 @@ def arrows():
             continue
         for name in imported(path):
             first, *rest = name.split(".")
-            if first == "functional_optim" and rest[0] != box_of(path):
+            if first == "functional_optim" and rest and rest[0] != box_of(path):
                 assert rest[0] in BOXES, f"{name_of(path)} imports {name}: name its module"
                 found[box_of(path)].add(rest[0])
     return found
