@@ -64,7 +64,7 @@ def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
             return number("hutchinson", loss_fn(tree.with_leaves(params, list(moved)), *args))
 
         everywhere = tuple(range(len(leaves)))
-        _, product = torch.func.vjp(torch.func.grad(loss, everywhere), *leaves)
+        product = torch.func.vjp(torch.func.grad(loss, everywhere), *leaves)[1]
         total = [torch.zeros_like(p) for p in leaves]
         for i in range(samples):
             key = draws.stream(own, i)
