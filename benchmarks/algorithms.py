@@ -29,7 +29,7 @@ MARGIN = 1.3
 
 def stepping(name: str, params: list[Tensor]) -> Step:
     """The step of an algorithm as an optimizer object; one that asks for the loss gets a number."""
-    opt = adapters.Optimizer(params, getattr(fo, name))
+    opt: Any = adapters.Optimizer(params, getattr(fo, name))
     if "value" in opt.transform(opt.param_groups[0]).required:
         return partial(opt.step, partial(torch.tensor, 1.0))
     return opt.step
@@ -39,7 +39,7 @@ def entries(name: str) -> float:
     """Entries of state for each entry of a matrix."""
     p = torch.zeros(64, 64)
     state: Any = getattr(fo, name)().init(p)
-    kept = (state.slots, state.carry) if isinstance(state, fo.State) else state
+    kept: Any = (state.slots, state.carry) if isinstance(state, fo.State) else state
     return sum(x.numel() for x in optree.tree_leaves(kept)) / p.numel()
 
 

@@ -89,9 +89,7 @@ def scale_by_prodigy(
 ) -> Leafwise:
     """The step of Prodigy, with its learning rate and its decoupled weight decay.
 
-    Args:
-        lr, betas, beta3, eps, weight_decay, d0, d_coef, growth_rate, use_bias_correction,
-            safeguard_warmup: as for `prodigy`.
+    The arguments are those of `prodigy`.
 
     State: `exp_avg`, `exp_avg_sq`, `s` and `p0`, like the parameters, in float32 for half types;
     `d`, `d_max` and `d_numerator`, numbers of the whole tree.
