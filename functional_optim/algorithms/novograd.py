@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.core import sharding
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
@@ -64,7 +65,7 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
     def update(
         g: Tensor, slots: NovogradSlots, p: Tensor, weight: Any, eps: Any
     ) -> tuple[Tensor, NovogradSlots]:
-        square, v = (g * g).sum(), slots.exp_avg_sq
+        square, v = sharding.whole((g * g).sum()), slots.exp_avg_sq
         v = torch.where(v == 0, square, v.lerp(square, weight))
         root = v.masked_fill(v == 0, 1.0).sqrt()  # the root of 0 has no derivative
         return g / (root + eps), NovogradSlots(v)

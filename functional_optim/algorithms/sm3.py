@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core import sharding
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
@@ -116,7 +117,7 @@ def largest(x: Tensor, dim: int) -> Tensor:
         return x
     if x.numel() == 0:
         return x.sum(others, keepdim=True)  # there is no largest of no entries
-    return x.amax(others, keepdim=True)
+    return sharding.complete(x.amax(others, keepdim=True))
 
 
 @factory

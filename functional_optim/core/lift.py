@@ -118,7 +118,7 @@ def lift(
         }
         step = base.first_step(leaves)
         hyper = {
-            key: base.batched(_to_read(name, value, 1.0, device), leaves)
+            key: _to_read(name, value, 1.0, device)
             for (rule, *_), own in zip(placements, layout.hyper, strict=True)
             for key, (name, value) in zip(own, rule.each_hyper(), strict=True)
         }

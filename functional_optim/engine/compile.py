@@ -130,8 +130,11 @@ class Step(Made):
 
         def write() -> tuple[Any, Any]:
             if isinstance(self.tx, Leafwise):  # whose state has memory of its own
-                tree.map(Tensor.copy_, (params, state), (new_params, new_state))
-                return params, state
+                # but for hyperparameters under vmap, of which there is one for all of a batch
+                told: Any = {} if modes.transformed() else state.hyper
+                old = params, state._replace(hyper=told)
+                tree.map(Tensor.copy_, old, (new_params, new_state._replace(hyper=told)))
+                return params, state._replace(hyper=told or new_state.hyper)
             firsts = first_places(params, state)
             return written(params, state, new_params, new_state, firsts)
 

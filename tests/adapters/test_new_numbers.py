@@ -162,7 +162,7 @@ def test_numbers_that_become_zero_and_come_back(case):
 
 
 # their states begin with a number that is computed from lr
-REBUILT = {"asgd", "rprop", "composed"}
+REBUILT = {"asgd", "rprop", "composed", "mechanize"}
 
 
 @pytest.mark.parametrize("case", cases.able("object"))

@@ -47,7 +47,8 @@ FUNCTIONS = {
 }
 """Each function of numbers, with what it takes."""
 ABOUT_KINDS = {
-    "is_static", "is_zero", "equals", "check", "check_count", "pair", "storage_dtype",
+    "is_static", "is_zero", "equals", "check", "check_count", "pair", "triple",
+    "storage_dtype",
     "carry_dtype", "filling", "storing_wide", "trusting",
 }  # fmt: skip
 """What asks whether a number is a tensor, or is no function of numbers; tested below or by use."""

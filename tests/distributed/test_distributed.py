@@ -50,17 +50,22 @@ def test_a_kernel_beside_shards_measures_with_them(both):
 @each(cases.CASES)
 def test_slots_are_divided_as_their_parameters(case, both):
     _, states = alone(case)
+    numbers = {"step", *case.tx().init(case.params()).carry}
     for mine in results(both, case.name):
         for name, kinds in mine["placements"].items():
             shape, placement = SHARDED[name]
             for key, kind in kinds.items():
-                if placement is None or states[name][key].dim() == 0:
+                own = states[name][key].shape
+                if placement is None or key in numbers:
                     assert kind == "plain"
-                elif states[name][key].shape == shape:
+                elif own == ():  # a number of the tensor is the same everywhere
+                    assert kind in ("plain", str((Replicate(),)))
+                elif own == shape:
                     assert kind == str((placement,))
                 else:  # a factor is divided where it can be, and no sum is left undone
-                    along = {"row_var": len(shape) - 1, "col_var": len(shape) - 2}[key]
-                    gone = placement == Shard(along)
+                    gone = (
+                        isinstance(placement, Shard) and own[placement.dim] < shape[placement.dim]
+                    )
                     assert kind == str((Replicate() if gone else placement,))
 
 

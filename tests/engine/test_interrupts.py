@@ -105,7 +105,7 @@ def test_methods_that_try_parameters_out(name):
 
 def test_a_committed_step_of_a_group():
     """What was voted on is done: nothing is taken back, and no peer has to heal it."""
-    for at in range(1, 3000, 61):
+    for at in range(1, 5000, 61):
         params = parameters()
         opt = adapters.FaultTolerantOptimizer(
             fo.replicas.Scripted([True] * 9), adapters.AdamW(params)

@@ -88,7 +88,7 @@ NEW = (
     row("decay-masked", lambda: fo.add_decayed_weights(0.1, mask=all_but_vectors)),
     row("decay-independent", lambda: fo.add_decayed_weights(0.1, independent=True), last=True),
     row("cautious_weight_decay", lambda: fo.cautious_weight_decay(0.1)),
-    row("scale_by_path", lambda: fo.scale_by_path({"*r": 0.5, "matrix": 2.0}), batched=False),
+    row("scale_by_path", lambda: fo.scale_by_path({"*r": 0.5, "*matrix": 2.0}), batched=False),
     row("centralize", fo.centralize, real=True),
     row("normalize", lambda: fo.normalize(0.5)),
     row("clip_by_block_rms", lambda: fo.clip_by_block_rms(0.5)),

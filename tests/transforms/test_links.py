@@ -346,5 +346,7 @@ def test_a_link_is_flat_exactly_if_its_operations_are_pointwise(case):
 def test_a_row_stands_for_every_link():
     known = {"scale_by_lr", "scale_by_lbfgs", "scale_by_backtracking_linesearch"}
     known |= {"scale_by_path"}  # made of `scale`
+    known |= {f"scale_by_{name}" for name in ("dadapt_adam", "dog", "dowg", "prodigy")}  # in cases
+    known |= {"scale_by_second_moment"}  # there, too, in schedule_free_adamw
     known |= {x.name for case in (*NEW, *OLD) for x in getattr(case.make(), "placements", ())}
     assert {name for name in dir(fo) if name.startswith("scale_by_")} <= known
