@@ -3,19 +3,96 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim.core import sharding
+from functional_optim.core import modes, sharding
+
+Triple = tuple[float, float, float]
+"""The numbers (a, b, c) of a step X ← a X + (b A + c A²) X, where A = X Xᵀ."""
+
+Coefficients = str | Triple | Sequence[Triple]
+"""The steps of a Newton–Schulz iteration: the name of a set in `COEFFICIENTS`, one triple for all
+steps, or one for each of the first steps, of which the last is repeated."""
+
+
+class Polynomials(NamedTuple):
+    """The steps of a Newton–Schulz iteration. margin: what the norm is multiplied by before."""
+
+    triples: tuple[Triple, ...]
+    margin: float = 1.0
+
+    def at(self, step: int) -> Triple:
+        """The triple of a step, from 0."""
+        return self.triples[min(step, len(self.triples) - 1)]
+
 
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic with the steepest slope at 0, https://kellerjordan.github.io/posts/muon/."""
 
+COEFFICIENTS = {
+    "jordan": Polynomials((MUON_COEFFICIENTS,)),
+    "leloykun": Polynomials(
+        (
+            (4.0848, -6.8946, 2.9270),
+            (3.9505, -6.3029, 2.6377),
+            (3.7418, -5.5913, 2.3037),
+            (2.8769, -3.1427, 1.2046),
+            (2.8366, -3.0525, 1.2012),
+        )
+    ),
+    "polar_express": Polynomials(
+        (
+            (8.156554524902461, -22.48329292557795, 15.878769915207462),
+            (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+            (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+            (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+            (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+        ),
+        margin=1.02,
+    ),
+}
+"""Sets of coefficients by name, all for five steps: singular values from 0.01 on come into
+
+* "jordan": [0.68, 1.13], https://kellerjordan.github.io/posts/muon/;
+* "leloykun": [0.978, 1.032], https://leloykun.github.io/ponder/muon-opt-coeffs/;
+* "polar_express": [0.85, 1.14], and from 0.001 on, too: Amsel et al., "The Polar Express",
+  https://arxiv.org/abs/2505.16932.
+"""
+
+
+def polynomials(coefficients: Coefficients | Polynomials) -> Polynomials:
+    """The steps that coefficients stand for.
+
+    Raises:
+        ValueError: for another name, or something else than triples of numbers.
+    """
+    if isinstance(coefficients, Polynomials):
+        return coefficients
+    if isinstance(coefficients, str):
+        if coefficients not in COEFFICIENTS:
+            raise ValueError(
+                f"there are no Newton–Schulz coefficients called {coefficients!r}; pass one of "
+                f"{', '.join(COEFFICIENTS)}, or your own (a, b, c)."
+            )
+        return COEFFICIENTS[coefficients]
+    given = tuple(coefficients)
+    triples = given if given and all(isinstance(x, Sequence) for x in given) else (given,)
+    if not all(len(x) == 3 for x in triples):  # pyright: ignore[reportArgumentType]
+        raise ValueError(
+            "Coefficients must be a tuple of exactly 3 values, or several such tuples, one for "
+            f"each step, but got {coefficients!r}."
+        )
+    return Polynomials(tuple([(float(a), float(b), float(c)) for a, b, c in triples]))  # pyright: ignore[reportGeneralTypeIssues]
+
 
 def newton_schulz(
     G: Tensor,
-    coefficients: tuple[float, float, float] = MUON_COEFFICIENTS,
+    coefficients: Coefficients | Polynomials = "jordan",
     steps: int = 5,
     eps: float = 1e-7,
     dtype: torch.dtype = torch.bfloat16,
@@ -28,7 +105,8 @@ def newton_schulz(
 
     Args:
         G: a matrix (m, n), or a batch of them.
-        coefficients: (a, b, c) of the quintic.
+        coefficients: (a, b, c), one such triple for each step, or the name of a set in
+            `COEFFICIENTS`: "jordan", "leloykun", "polar_express".
         steps: repetitions, 0 to 99.
         eps: least Frobenius norm to divide by.
         dtype: in which X, A and A² are kept. Default: the source's and torch.optim.Muon's. In
@@ -36,6 +114,9 @@ def newton_schulz(
 
     Returns:
         A matrix of this dtype, shaped like G; singular values in about [0.7, 1.2].
+
+    Raises:
+        ValueError: for a name that there is not, or something else than triples.
 
     Source: Keller Jordan et al., "Muon", https://kellerjordan.github.io/posts/muon/.
 
@@ -50,16 +131,21 @@ def newton_schulz(
     if hasattr(G, "full_tensor"):
         X = newton_schulz(sharding.whole(G), coefficients, steps, eps, dtype)
         return sharding.placed_like(X, G)
+    known = polynomials(coefficients)
     X = G.to(dtype)
     tall = G.shape[-2] > G.shape[-1]
     if tall:
         X = X.mT
-    X = X / torch.linalg.matrix_norm(X, keepdim=True).clamp(min=eps)
+    norm = torch.linalg.matrix_norm(X, keepdim=True)
+    X = X / (norm if known.margin == 1.0 else known.margin * norm).clamp(min=eps)
     if _in_software(X):
         X = X.float()
-    most = _together(coefficients[0], dtype) if 2 * X.shape[-1] > 3 * X.shape[-2] else 1
+    triples = [known.at(k) for k in range(steps)]
+    most = 1
+    if 2 * X.shape[-1] > 3 * X.shape[-2]:
+        most = _together(max((a for a, _, _ in triples), default=1.0), dtype)
     for done in range(0, steps, most):
-        X = _repeated(X, coefficients, min(most, steps - done), dtype)
+        X = _repeated(X, triples[done : done + most], dtype)
     return (X.mT if tall else X).to(dtype)
 
 
@@ -88,16 +174,14 @@ def _together(a: float, dtype: torch.dtype) -> int:
     return max(1, int(math.log(0.05 / torch.finfo(dtype).eps) / math.log(growth)))
 
 
-def _repeated(
-    X: Tensor, coefficients: tuple[float, float, float], steps: int, dtype: torch.dtype
-) -> Tensor:
+def _repeated(X: Tensor, triples: Sequence[Triple], dtype: torch.dtype) -> Tensor:
     """Some repetitions at once. All but the first and the last products are those of small squares:
 
     the steps multiply X by polynomials in A = X Xᵀ, which commute, so that A becomes A Q² under a
     step that makes X to Q X. From a width of 1.5 times the height on this is less work. dtype: to
     which results are rounded.
     """
-    a, b, c = coefficients
+    (a, b, c), *others = triples
     product = torch.addmm if X.dim() == 2 else torch.baddbmm
 
     def rounded(Y: Tensor) -> Tensor:
@@ -105,12 +189,64 @@ def _repeated(
 
     A = rounded(X @ X.mT)
     Q = rounded(product(A, A, A, beta=b, alpha=c))  # without its a I
-    if steps == 1:
+    if not others:
         return rounded(product(X, Q, X, beta=a))
     P = Q + a * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    for _ in range(steps - 1):
+    for following in others:
         AQ = product(A, A, Q, beta=a)
         A = product(AQ, AQ, Q, beta=a)
+        a, b, c = following
         Q = product(A, A, A, beta=b, alpha=c)
         P = product(P, Q, P, beta=a)
     return P @ X
+
+
+def eigh(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The eigenvalues of symmetric matrices, ascending, and their eigenvectors, in the columns.
+
+    In A's own dtype, float32 or float64; where that fails in float32, in float64.
+
+    Args:
+        A: symmetric matrices (…, n, n).
+
+    Returns:
+        Values (…, n), vectors (…, n, n), and bools (…), False for a matrix with NaN or infinite
+        entries. Its eigenvectors are those of the identity, and its eigenvalues 1.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.linalg import eigh
+        >>> values, vectors, finite = eigh(torch.diag(torch.tensor([3.0, 1.0])))
+        >>> values, bool(finite)
+        (tensor([1., 3.]), True)
+    """
+    finite = A.isfinite().flatten(-2).all(-1)
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    safe = torch.where(finite[..., None, None], A, identity)
+    try:
+        values, vectors = torch.linalg.eigh(safe)
+    except torch.linalg.LinAlgError:
+        values, vectors = [x.to(A.dtype) for x in torch.linalg.eigh(safe.double())]
+    return values, vectors, finite
+
+
+_told: set[str] = set()
+
+
+def tell_not_finite(name: str, finite: Tensor) -> None:
+    """Warn once in a process that a rule has kept its old basis.
+
+    name: of the rule. finite: bools, False for a matrix with NaN or infinite entries. Where values
+    are not known, as in a traced step, nothing is said.
+    """
+    if name in _told or modes.traced() or finite.device.type != "cpu" or bool(finite.all()):
+        return
+    _told.add(name)
+    warnings.warn(
+        f"{name} has found NaN or infinite numbers in the matrix whose basis it would renew, and "
+        "keeps the old basis; look for gradients that are not finite, or put the recipe into "
+        "apply_if_finite.",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -1,57 +1,74 @@
 """Muon: momentum, orthogonalized.
 
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
-https://kellerjordan.github.io/posts/muon/. The factors of `adjust_lr_fn`: the same, and Liu et al.,
-"Muon is Scalable for LLM Training", https://arxiv.org/abs/2502.16982, section 2.2.
+https://kellerjordan.github.io/posts/muon/. The factors of shapes: the same, and Liu et al., "Muon
+is Scalable for LLM Training", https://arxiv.org/abs/2502.16982, section 2.2.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core.base import GradientTransformation
+from functional_optim.core.base import EmptyState, GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.linalg import MUON_COEFFICIENTS
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.normalizing import orthogonal
+from functional_optim.linalg import Coefficients
+from functional_optim.transforms import add_decayed_weights, orthogonalize, scale_by_lr
+from functional_optim.transforms.orthogonal import Scale
 from functional_optim.transforms.scaling import check_lr
+
+Accumulator = Literal["ema", "sum"]
+"""What momentum is: the average m ← μ m + (1 − μ) g, or the sum m ← μ m + g."""
+
+Nesterov = bool | Literal["classic", "grokfast"]
+"""What a step takes: m; or for True and "classic" what m is after one more step with the same
+gradient; or for "grokfast" g + m."""
 
 
 class MuonSlots(NamedTuple):
     momentum_buffer: Tensor
-    """Average m of the gradient, like p."""
+    """Momentum m, like p."""
 
 
 @factory
 def scale_by_muon(
     momentum: numeric.Hyper = 0.95,
-    nesterov: bool = True,
-    ns_coefficients: tuple[float, float, float] = MUON_COEFFICIENTS,
+    nesterov: Nesterov = True,
+    ns_coefficients: Coefficients = "jordan",
     eps: float = 1e-7,
     ns_steps: int = 5,
     adjust_lr_fn: str | None = None,
+    *,
+    scale: Scale = "original",
+    accumulator: Accumulator = "ema",
+    ns_dtype: torch.dtype = torch.bfloat16,
 ) -> Leafwise:
-    """The nearest orthogonal matrix to the average gradient, times a factor of its shape.
+    """The nearest orthogonal matrix to the momentum, times a factor of its shape.
 
     Args:
-        momentum: decay rate of the average, ≥ 0.
-        nesterov: orthogonalize the average of g and m instead of m.
-        ns_coefficients: of the Newton–Schulz quintic. Python numbers, fixed in the kernel.
+        momentum: decay rate μ of the momentum m, ≥ 0.
+        nesterov: True, or "classic": orthogonalize what m is after one more step with the same
+            gradient; "grokfast": g + m; False: m.
+        ns_coefficients: of the Newton–Schulz quintic: "jordan", "leloykun", "polar_express", your
+            own (a, b, c), or one such triple for each step. Fixed in the kernel.
         eps: least norm to divide by in it.
         ns_steps: its repetitions, below 100.
-        adjust_lr_fn: factor for an m × n matrix. "original", or None: √max(1, m/n);
-            "match_rms_adamw": 0.2 √max(m, n).
+        adjust_lr_fn: torch's name for `scale`: "original", "match_rms_adamw". None: `scale` counts.
+        scale: factor for an m × n matrix (out, in). "original": √max(1, m/n); "match_rms_adamw":
+            0.2 √max(m, n); "spectral": √(m/n); None: 1.
+        accumulator: "ema": m ← μ m + (1 − μ) g, torch's; "sum": m ← μ m + g, the article's.
+        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
 
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Muon's messages; for a parameter that is not a matrix.
+        ValueError: torch.optim.Muon's messages; for another word; for a parameter that is not a
+            matrix.
         RuntimeError: for a complex parameter.
 
     Example::
@@ -64,28 +81,61 @@ def scale_by_muon(
         True
     """
     numeric.check(lambda x: x >= 0.0, momentum, "momentum should be >= 0 but is: {}")
-    turned = orthogonal(ns_coefficients, eps, ns_steps, adjust_lr_fn or "original")
+    if adjust_lr_fn is not None:
+        if adjust_lr_fn not in ("original", "match_rms_adamw"):
+            raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
+        scale = adjust_lr_fn
+    turn = orthogonalize(ns_coefficients, eps, ns_steps, scale, ns_dtype=ns_dtype)
+    mix = matrix_momentum("scale_by_muon", momentum, nesterov, accumulator)
+    return Leafwise((*mix.placements, *[x.initialized(_checked) for x in turn.placements]))
+
+
+def _checked(p: Tensor) -> EmptyState:
+    """Raise torch.optim.Muon's errors for a parameter that it does not take."""
+    if p.is_complex():
+        raise RuntimeError("Muon does not support complex parameters")
+    if p.dim() != 2:
+        raise ValueError(
+            f"Muon only supports 2D parameters whereas we found a parameter with size: {p.size()}"
+        )
+    return EmptyState()
+
+
+def matrix_momentum(
+    name: str,
+    momentum: numeric.Hyper,
+    nesterov: Nesterov,
+    accumulator: Accumulator = "ema",
+) -> Leafwise:
+    """The momentum of a matrix optimizer.
+
+    Raises:
+        ValueError: for another word.
+    """
+    if accumulator not in ("ema", "sum"):
+        raise ValueError(f"{name} needs an accumulator 'ema' or 'sum', but got {accumulator!r}.")
+    if nesterov not in (True, False, "classic", "grokfast"):
+        raise ValueError(
+            f"{name} needs a nesterov of True, False, 'classic' or 'grokfast', but got "
+            f"{nesterov!r}."
+        )
 
     def init(p: Tensor) -> MuonSlots:
-        if p.is_complex():
-            raise RuntimeError("Muon does not support complex parameters")
-        if p.dim() != 2:
-            raise ValueError(
-                "Muon only supports 2D parameters whereas we found a parameter with size: "
-                f"{p.size()}"
-            )
         return MuonSlots(torch.zeros_like(p))
 
-    def scalars(t: Any, *, momentum: Any) -> tuple[Any]:
-        return (1 - momentum,)
+    def scalars(t: Any, *, momentum: Any) -> tuple[Any, Any]:
+        return momentum, 1 - momentum
 
-    def average(g: Tensor, slots: MuonSlots, p: Tensor, a: Any) -> tuple[Tensor, MuonSlots]:
-        m = slots.momentum_buffer.lerp(g, a)
-        return m.lerp(g, a) if nesterov else m, MuonSlots(m)
+    def update(g: Tensor, slots: MuonSlots, p: Tensor, mu: Any, a: Any) -> tuple[Tensor, MuonSlots]:
+        def after(m: Tensor) -> Tensor:
+            return m.lerp(g, a) if accumulator == "ema" else mu * m + g
 
-    mix = leafwise(init, average, scalars, name="scale_by_muon", hyper={"momentum": momentum})
-    turn = leafwise(None, turned, elementwise=False, batched=True, name="orthogonalize")
-    return Leafwise((*mix.placements, *turn.placements))
+        m = after(slots.momentum_buffer)
+        if nesterov == "grokfast":
+            return g + m, MuonSlots(m)
+        return after(m) if nesterov else m, MuonSlots(m)
+
+    return leafwise(init, update, scalars, name=name, hyper={"momentum": momentum})
 
 
 @factory
@@ -93,31 +143,43 @@ def muon(
     lr: numeric.Hyper = 1e-3,
     weight_decay: numeric.Hyper = 0.1,
     momentum: numeric.Hyper = 0.95,
-    nesterov: bool = True,
-    ns_coefficients: tuple[float, float, float] = MUON_COEFFICIENTS,
+    nesterov: Nesterov = True,
+    ns_coefficients: Coefficients = "jordan",
     eps: float = 1e-7,
     ns_steps: int = 5,
     adjust_lr_fn: str | None = None,
+    *,
+    scale: Scale = "original",
+    accumulator: Accumulator = "ema",
+    ns_dtype: torch.dtype = torch.bfloat16,
 ) -> GradientTransformation:
     """Muon, with torch.optim.Muon's arguments and defaults. For matrices of hidden layers only.
 
-    Embeddings, heads, biases and norms want another optimizer, such as `adamw`.
+    Embeddings, heads, biases and norms want another optimizer, such as `adamw`: `muon_adamw` is the
+    two in one. `as_matrix` makes matrices of the kernels of convolutions and of fused projections.
 
     Args:
         lr: learning rate, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
-        momentum: decay rate of the average gradient, ≥ 0.
-        nesterov: orthogonalize the average of g and m instead of m.
-        ns_coefficients: of the Newton–Schulz quintic.
+        momentum: decay rate μ of the momentum m, ≥ 0.
+        nesterov: True, or "classic": orthogonalize what m is after one more step with the same
+            gradient; "grokfast": g + m; False: m.
+        ns_coefficients: of the Newton–Schulz quintic: "jordan", "leloykun", "polar_express", your
+            own (a, b, c), or one such triple for each step.
         eps: least norm to divide by in it.
         ns_steps: its repetitions, below 100.
-        adjust_lr_fn: factor for an m × n matrix. "original", or None: √max(1, m/n);
-            "match_rms_adamw": 0.2 √max(m, n), so that lr and decay tuned for AdamW can stay.
+        adjust_lr_fn: torch's name for `scale`: "original", "match_rms_adamw". None: `scale` counts.
+        scale: factor for an m × n matrix (out, in). "original": √max(1, m/n); "match_rms_adamw":
+            0.2 √max(m, n), so that lr and decay tuned for AdamW can stay; "spectral": √(m/n);
+            None: 1.
+        accumulator: "ema": m ← μ m + (1 − μ) g, torch's; "sum": m ← μ m + g, the article's.
+        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
 
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: torch.optim.Muon's messages; for a parameter that is not a matrix.
+        ValueError: torch.optim.Muon's messages; for another word; for a parameter that is not a
+            matrix.
         RuntimeError: for a complex parameter.
 
     Example::
@@ -132,7 +194,17 @@ def muon(
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
     numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")
     return chain(
-        scale_by_muon(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn),
+        scale_by_muon(
+            momentum,
+            nesterov,
+            ns_coefficients,
+            eps,
+            ns_steps,
+            adjust_lr_fn,
+            scale=scale,
+            accumulator=accumulator,
+            ns_dtype=ns_dtype,
+        ),
         add_decayed_weights(weight_decay),
         scale_by_lr(lr),
     )

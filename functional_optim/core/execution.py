@@ -31,6 +31,7 @@ from functional_optim.core.storage import (
     opened,
     present,
 )
+from functional_optim.core.views import seen_update
 
 
 class Leaf(NamedTuple):
@@ -108,7 +109,11 @@ def _run_one(
         if found is None:
             found = checked_sums("measure", rule.measure(u, slots, *arguments))
         arguments = (*arguments, *told(found))
-    u, record = rule.updates[variant](u, slots, *arguments)
+    update = rule.updates[variant]
+    if rule.view is None:
+        u, record = update(u, slots, *arguments)
+    else:
+        u, record = seen_update(rule.view, rule.init, update, u, slots, p, arguments)
     return u, closed(rule, record, stored, p) if stored or record != () else ()
 
 
@@ -191,8 +196,15 @@ def run_batch(
 ) -> tuple[Tensor, Slots]:
     """A rule that takes batches on one, or on a single tensor. p: one of the parameters.
 
-    It tells how slots are stored; the rule gets None, since it could only be one of them.
+    It tells how slots are stored; the rule gets None, since it could only be one of them. Every
+    process gathers the whole of a sharded tensor, and keeps its part of the result.
     """
+    if sharding.is_sharded(u):
+        whole = [x if x is None else sharding.whole(x) for x in stored]
+        found, new = _run_one(rule, sharding.whole(u), tuple(whole), p, (None,), numbers)
+        pairs = zip(new, stored, strict=True)
+        parts = [x if x is None else sharding.placed_like(x, old) for x, old in pairs]
+        return sharding.placed_like(found, u), tuple(parts)
     return _run_one(rule, u, stored, p, (None,), numbers)
 
 

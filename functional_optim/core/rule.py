@@ -13,6 +13,7 @@ from functional_optim import numeric
 from functional_optim.core import base, sharding
 from functional_optim.core.paths import Choice
 from functional_optim.core.storage import Codec
+from functional_optim.core.views import MatrixView
 
 Numbers = tuple[Any, ...]
 """The numbers that a rule reads in a step: a plain tuple, or the rule's own NamedTuple."""
@@ -67,6 +68,8 @@ class Rule(NamedTuple):
     batched: bool = False
     dense_only: bool = False
     """Whether it needs all rows of a tensor, so that sparse gradients are refused."""
+    view: MatrixView | None = None
+    """How a rule that takes batches sees a parameter as matrices; None: as it is."""
     scales_step: bool = False
     """Whether it changes the finished step, so that no learning rate may follow."""
 
@@ -173,6 +176,15 @@ class Placement(NamedTuple):
     def initialized(self, init: Callable[[Tensor], Any]) -> Placement:
         """The same with other first values for the slots."""
         return self._replace(rule=self.rule._replace(init=init))
+
+    def seen_as(self, view: MatrixView) -> Placement:
+        """The same with parameters seen as matrices, if its rule takes batches of them.
+
+        One that has a view keeps it.
+        """
+        if not self.rule.batched or self.rule.view is not None:
+            return self
+        return self._replace(rule=self.rule._replace(view=view))
 
     def observed_by(self, look: Update) -> Placement:
         """What leaves a tensor as it is, and calls a function with the arguments of `update`."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import sharding
+from functional_optim.core.views import seen_init
 
 if TYPE_CHECKING:
     from functional_optim.core.rule import Rule
@@ -94,7 +95,7 @@ def init_slots(rule: Rule, p: Tensor) -> Slots:
     """A new tensor's slots for one rule, as they are stored."""
     if rule.init is None:
         return ()
-    made = tuple(rule.init(p))
+    made = tuple(rule.init(p) if rule.view is None else seen_init(rule.view, rule.init, p))
     return encoded(rule, made, p) if any(rule.codecs) else made
 
 

@@ -21,11 +21,11 @@ from functional_optim.transforms.noise import add_noise as add_noise
 from functional_optim.transforms.normalizing import centralize as centralize
 from functional_optim.transforms.normalizing import clip_by_trust_ratio as clip_by_trust_ratio
 from functional_optim.transforms.normalizing import normalize as normalize
-from functional_optim.transforms.normalizing import orthogonalize as orthogonalize
 from functional_optim.transforms.normalizing import scale_by_trust_ratio as scale_by_trust_ratio
 from functional_optim.transforms.normalizing import sign as sign
 from functional_optim.transforms.norms import hyperball as hyperball
 from functional_optim.transforms.norms import keep_norms_within as keep_norms_within
+from functional_optim.transforms.orthogonal import orthogonalize as orthogonalize
 from functional_optim.transforms.plateau import reduce_on_plateau as reduce_on_plateau
 from functional_optim.transforms.polyak import scale_by_polyak as scale_by_polyak
 from functional_optim.transforms.privacy import (

@@ -1,9 +1,7 @@
-"""Giving updates a size of their own: signs, norms, means, orthogonal matrices."""
+"""Giving updates a size of their own: signs, norms, means."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +12,6 @@ from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
-from functional_optim.linalg import MUON_COEFFICIENTS, newton_schulz
 
 
 @factory
@@ -223,87 +220,3 @@ def trust_ratio(P: Tensor, U: Tensor, coefficient: Any, decay: Any, eps: Any) ->
     P, U = P.masked_fill(null, 1.0), U.masked_fill(null, 1.0)  # the root of 0 has no derivative
     ratio = coefficient * P.sqrt() / (U.sqrt() + decay * P.sqrt() + eps)
     return ratio.masked_fill(null, 1.0)
-
-
-@factory
-def orthogonalize(
-    ns_coefficients: tuple[float, float, float] = MUON_COEFFICIENTS,
-    eps: float = 1e-7,
-    ns_steps: int = 5,
-    adjust_lr_fn: str | None = None,
-) -> Leafwise:
-    """Replace the update of a matrix by about the nearest orthogonal one, by Newton–Schulz.
-
-    What Muon does to its average gradient. Parameters of one shape go through it as one batch.
-
-    Args:
-        ns_coefficients: of the Newton–Schulz quintic. Python numbers, fixed in the kernel.
-        eps: least norm to divide by in it.
-        ns_steps: its repetitions, below 100.
-        adjust_lr_fn: factor for an m × n matrix. None: 1; "original": √max(1, m/n);
-            "match_rms_adamw": 0.2 √max(m, n).
-
-    For matrices only: give all else another rule, with `partition`.
-
-    Raises:
-        ValueError: for another `adjust_lr_fn`, too many steps, or not three coefficients; from
-            init, for a parameter that is not a matrix.
-        TypeError: from init, for a complex parameter.
-
-    Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
-    https://kellerjordan.github.io/posts/muon/.
-
-    Example::
-
-        >>> import torch, functional_optim as fo
-        >>> tx = fo.chain(fo.trace(0.9), fo.orthogonalize())
-        >>> w = torch.zeros(2, 2)
-        >>> u, state = tx.update(torch.diag(torch.tensor([1.0, 100.0])), tx.init(w), w)
-        >>> bool((torch.linalg.svdvals(u) > 0.6).all())
-        True
-    """
-    update = orthogonal(ns_coefficients, eps, ns_steps, adjust_lr_fn)
-    real = base.real_only("orthogonalize")
-
-    def init(p: Tensor) -> base.EmptyState:
-        if p.dim() != 2:
-            raise ValueError(
-                f"orthogonalize takes matrices, but got a parameter of shape {tuple(p.shape)}; "
-                "give it another rule, with partition."
-            )
-        return real(p)
-
-    return leafwise(init, update, elementwise=False, batched=True, name="orthogonalize")
-
-
-def orthogonal(
-    ns_coefficients: tuple[float, float, float],
-    eps: float,
-    ns_steps: int,
-    adjust_lr_fn: str | None,
-) -> Callable[..., tuple[Tensor, Any]]:
-    """The `update` of `orthogonalize`.
-
-    Raises:
-        ValueError: for numbers out of range.
-    """
-    if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
-        raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
-    numeric.check_count("orthogonalize", 0, ns_steps=ns_steps)
-    if ns_steps >= 100:
-        raise ValueError("Number of steps must be less than 100 for computational efficiency")
-    if len(ns_coefficients) != 3:
-        raise ValueError("Coefficients must be a tuple of exactly 3 values")
-
-    def update(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
-        X = newton_schulz(G, ns_coefficients, ns_steps, eps).to(G.dtype)
-        return shape_factor(adjust_lr_fn, *G.shape[-2:]) * X, slots
-
-    return update
-
-
-def shape_factor(adjust_lr_fn: str | None, m: int, n: int) -> float:
-    """The factor on the step of an m × n matrix."""
-    if adjust_lr_fn == "match_rms_adamw":
-        return 0.2 * math.sqrt(max(m, n))
-    return math.sqrt(max(1, m / max(n, 1))) if adjust_lr_fn == "original" else 1.0

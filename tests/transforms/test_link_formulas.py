@@ -250,7 +250,7 @@ def test_orthogonalize_is_what_muon_does():
     torch.manual_seed(0)
     p, grads = {"w": torch.randn(6, 4)}, [{"w": torch.randn(6, 4)} for _ in range(3)]
     for adjust in ("original", "match_rms_adamw"):
-        turn = fo.orthogonalize(adjust_lr_fn=adjust)
+        turn = fo.orthogonalize(scale=adjust)
         tx = fo.chain(fo.ema(0.95, debias=False), turn)
         muon = fo.scale_by_muon(0.95, nesterov=False, adjust_lr_fn=adjust)
         assert_same(run(tx, p, grads)[0], run(muon, p, grads)[0])
@@ -432,7 +432,7 @@ def test_cautious_behind_a_gate_sees_what_passes_it():
         (lambda: fo.keep_norms_within(0.0), ValueError, "positive factor, but got 0.0"),
         (lambda: fo.hyperball(-1.0), ValueError, "Invalid learning rate: -1.0"),
         (lambda: fo.keep_params_in("box"), TypeError, "takes a projection, but got 'box'"),
-        (lambda: fo.orthogonalize(adjust_lr_fn="x"), ValueError, "function x is not supported"),
+        (lambda: fo.orthogonalize(scale="x"), ValueError, "but got .x."),
         (lambda: fo.orthogonalize(ns_steps=100), ValueError, "less than 100"),
         (lambda: fo.orthogonalize((1.0, 2.0)), ValueError, "exactly 3 values"),
         (lambda: fo.scale_by_polyak(max_learning_rate=0.0), ValueError, "but got 0.0"),

@@ -171,7 +171,7 @@ COMPILED = {
             (projections.simplex, {"scale": 0.9}),
         )
     ),
-    "matrix": around(fo.orthogonalize(adjust_lr_fn="match_rms_adamw")),
+    "matrix": around(fo.orthogonalize(scale="match_rms_adamw")),
     "polyak": around(fo.scale_by_polyak(0.1)),
     "noise": around(fo.add_noise(0.3, 0.55, seed=7)),
 }

@@ -1,0 +1,154 @@
+"""Orthogonal updates of matrices, and the factors of their shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.core import base
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.linalg import Coefficients, newton_schulz, polynomials
+
+Scale = Literal["original", "match_rms_adamw", "spectral"] | None
+"""How long the step of an m × n matrix is, see `shape_factor`."""
+
+SCALES = ("original", "match_rms_adamw", "spectral", None)
+
+
+@factory
+def orthogonalize(
+    ns_coefficients: Coefficients = "jordan",
+    eps: float = 1e-7,
+    ns_steps: int = 5,
+    scale: Scale = None,
+    *,
+    ns_dtype: torch.dtype = torch.bfloat16,
+) -> Leafwise:
+    """Replace the update of a matrix by about the nearest orthogonal one, by Newton–Schulz.
+
+    What Muon does to its average gradient. Parameters of one shape go through it as one batch.
+
+    Args:
+        ns_coefficients: of the Newton–Schulz quintic: "jordan", "leloykun", "polar_express", see
+            `functional_optim.linalg.COEFFICIENTS`; or your own (a, b, c), or one such triple for
+            each step. Python numbers, fixed in the kernel.
+        eps: least norm to divide by in it.
+        ns_steps: its repetitions, below 100.
+        scale: factor for an m × n matrix (out, in). None: 1; "original": √max(1, m/n);
+            "match_rms_adamw": 0.2 √max(m, n); "spectral": √(m/n).
+        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+
+    For matrices only: give all else another rule, with `partition`. `as_matrix` makes matrices of
+    the kernels of convolutions and of the parts of a fused projection.
+
+    Raises:
+        ValueError: for another `scale`, too many steps, or not three coefficients; from init, for a
+            parameter that is not a matrix.
+        TypeError: for another dtype; from init, for a complex parameter.
+
+    Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
+    https://kellerjordan.github.io/posts/muon/.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.chain(fo.trace(0.9), fo.orthogonalize())
+        >>> w = torch.zeros(2, 2)
+        >>> u, state = tx.update(torch.diag(torch.tensor([1.0, 100.0])), tx.init(w), w)
+        >>> bool((torch.linalg.svdvals(u) > 0.6).all())
+        True
+    """
+    polar = polar_factor("orthogonalize", ns_coefficients, eps, ns_steps, ns_dtype)
+    check_scale("orthogonalize", scale)
+
+    def update(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
+        return shape_factor(scale, *G.shape[-2:]) * polar(G), slots
+
+    return leafwise(
+        matrices_only("orthogonalize"),
+        update,
+        elementwise=False,
+        batched=True,
+        name="orthogonalize",
+    )
+
+
+def matrices_only(
+    name: str, init: Callable[[Tensor], Any] = lambda p: base.EmptyState()
+) -> Callable[[Tensor], Any]:
+    """The `init` of a rule that takes real matrices only. init: the slots of one.
+
+    Raises:
+        ValueError: for a parameter that is no matrix.
+        TypeError: for a complex parameter.
+    """
+    real = base.real_only(name)
+
+    def checked(p: Tensor) -> Any:
+        if p.dim() != 2:
+            raise ValueError(
+                f"{name} takes matrices, but got a parameter of shape {tuple(p.shape)}; give it "
+                "another rule, with partition, or say how it is one, with as_matrix."
+            )
+        real(p)
+        return init(p)
+
+    return checked
+
+
+def polar_factor(
+    name: str,
+    ns_coefficients: Coefficients,
+    eps: float,
+    ns_steps: int,
+    ns_dtype: torch.dtype,
+) -> Callable[[Tensor], Tensor]:
+    """Newton–Schulz with these settings, into the dtype of its argument. name: for errors.
+
+    Raises:
+        ValueError: for coefficients or steps that cannot be.
+        TypeError: for another dtype.
+    """
+    known = polynomials(ns_coefficients)
+    numeric.check_count(name, 0, ns_steps=ns_steps)
+    if ns_steps >= 100:
+        raise ValueError("Number of steps must be less than 100 for computational efficiency")
+    if ns_dtype not in (torch.bfloat16, torch.float32, torch.float64):
+        raise TypeError(
+            f"{name} needs an ns_dtype of torch.bfloat16, torch.float32 or torch.float64, but got "
+            f"{ns_dtype!r}."
+        )
+
+    def polar(G: Tensor) -> Tensor:
+        return newton_schulz(G, known, ns_steps, eps, ns_dtype).to(G.dtype)
+
+    return polar
+
+
+def check_scale(name: str, scale: Any) -> None:
+    """Raise ValueError for a scale that there is not."""
+    if scale not in SCALES:
+        raise ValueError(
+            f"{name} needs a scale out of 'original', 'match_rms_adamw', 'spectral' and None, but "
+            f"got {scale!r}."
+        )
+
+
+def shape_factor(scale: Scale, m: int, n: int) -> float:
+    """The factor on the step of an m × n matrix (out, in).
+
+    "original": √max(1, m/n), https://kellerjordan.github.io/posts/muon/; "match_rms_adamw":
+    0.2 √max(m, n), https://arxiv.org/abs/2502.16982; "spectral": √(m/n), which makes the step's
+    norm from root mean square to root mean square 1, https://arxiv.org/abs/2502.07529; None: 1.
+    """
+    if scale == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(m, n))
+    if scale == "original":
+        return math.sqrt(max(1, m / max(n, 1)))
+    return math.sqrt(m / max(n, 1)) if scale == "spectral" else 1.0

@@ -1,0 +1,158 @@
+"""Parameters seen as matrices: each view and its way back, rules with slots, and three ways."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim.adapters import Optimizer
+from functional_optim.core.views import MatrixView
+from functional_optim.linalg import newton_schulz
+
+VIEWS = {
+    "equal parts": ({"split": 3}, (12, 4), [(3, 4, 4)]),
+    "query, key, value": ({"split": (8, 2, 2)}, (12, 4), [(1, 8, 4), (2, 2, 4)]),
+    "heads of some": ({"split": (8, 2, 2), "heads": (4, 1, 1)}, (12, 4), [(6, 2, 4)]),
+    "heads": ({"heads": 2}, (12, 4), [(2, 6, 4)]),
+    "kernels": ({}, (8, 4, 3, 3), [(1, 8, 36)]),
+    "a matrix for each place": ({"kernel": "batch"}, (8, 4, 3, 3), [(9, 8, 4)]),
+    "places and heads": ({"kernel": "batch", "heads": 2}, (8, 4, 3), [(6, 4, 4)]),
+    "transposed": ({"orientation": "in_out"}, (4, 8), [(1, 8, 4)]),
+    "transposed kernels": ({"orientation": "in_out"}, (4, 8, 2, 3), [(1, 8, 24)]),
+    "transposed parts": (
+        {"orientation": "in_out", "split": (6, 2)},
+        (4, 8),
+        [(1, 6, 4), (1, 2, 4)],
+    ),
+}
+
+
+class SquareSlots(NamedTuple):
+    left: Tensor
+    kept: Tensor
+    missing: Any
+
+
+def accumulating() -> Any:
+    """A rule with a square slot, one like its matrix, and one that it does without."""
+
+    def init(p: Tensor) -> SquareSlots:
+        return SquareSlots(p.new_zeros(p.shape[0], p.shape[0]), torch.zeros_like(p), None)
+
+    def update(u: Tensor, x: SquareSlots, p: Any) -> tuple[Tensor, SquareSlots]:
+        left = x.left + u @ u.mT
+        return left @ u, SquareSlots(left, x.kept + u, None)
+
+    return fo.leafwise(init, update, elementwise=False, batched=True, name="accumulating")
+
+
+def matrices(x: Tensor, arguments: dict[str, Any]) -> tuple[MatrixView, list[Tensor]]:
+    given = dict(arguments)
+    transposed = given.pop("orientation", "out_in") == "in_out"
+    view = MatrixView(**given, transposed=transposed)
+    return view, view.parts(x, x.shape)
+
+
+@pytest.mark.parametrize(("arguments", "shape", "seen"), VIEWS.values(), ids=VIEWS)
+class TestViews:
+    def test_there_and_back(self, arguments, shape, seen):
+        x = torch.randn(3, *shape)
+        view, parts = matrices(x[0], arguments)
+        assert [tuple(part.shape) for part in parts] == seen
+        assert torch.equal(view.joined(parts, shape, x[0]), x[0])
+        assert torch.equal(view.joined(view.parts(x, shape), shape, x), x)
+
+    def test_each_matrix_for_itself(self, arguments, shape, seen):
+        torch.manual_seed(0)
+        tx = fo.as_matrix(fo.orthogonalize(scale="spectral", ns_dtype=torch.float64), **arguments)
+        p = {name: torch.zeros(shape, dtype=torch.float64) for name in "ab"}
+        g = {name: torch.randn(shape, dtype=torch.float64) for name in "ab"}
+        u, _ = tx.update(g, tx.init(p), p)
+        for name, x in g.items():
+            view, parts = matrices(x, arguments)
+            each = [
+                torch.stack([newton_schulz(m, dtype=torch.float64) for m in part])
+                * (part.shape[1] / part.shape[2]) ** 0.5
+                for part in parts
+            ]
+            torch.testing.assert_close(u[name], view.joined(each, shape, x), rtol=0, atol=1e-12)
+
+    def test_slots(self, arguments, shape, seen):
+        """Two parameters of one shape, so as a batch, equal one; and both equal their matrices."""
+        torch.manual_seed(0)
+        tx = fo.as_matrix(accumulating(), **arguments)
+        p = {name: torch.zeros(shape, dtype=torch.float64) for name in "ab"}
+        state, own = tx.init(p), tx.init(p["a"])
+        inner = accumulating()
+        lone = None
+        for _ in range(3):
+            g = {name: torch.randn(shape, dtype=torch.float64) for name in "ab"}
+            u, state = tx.update(g, state, p)
+            v, own = tx.update(g["a"], own, p["a"])
+            view, parts = matrices(g["a"], arguments)
+            each = [m for part in parts for m in part]
+            lone = inner.init(each) if lone is None else lone
+            w, lone = inner.update(each, lone, each)
+            supply = iter(w)
+            expected = [torch.stack([next(supply) for _ in part]) for part in parts]
+            torch.testing.assert_close(v, view.joined(expected, shape, v))
+            torch.testing.assert_close(u["a"], v)
+        assert state.slots["missing"] == {"a": None, "b": None}
+        assert own.slots["kept"].numel() == g["a"].numel()
+
+
+def test_the_three_ways_agree():
+    """Pure, compiled and as an object, with a resumed checkpoint between."""
+    torch.manual_seed(0)
+    shapes = {"qkv": (12, 4), "conv": (4, 2, 3, 3), "w": (12, 4), "bias": (5,)}
+    views = {"qkv": {"split": (8, 2, 2)}, "conv": {}, "w": {"heads": 2}}
+
+    def recipe(lr=0.1):
+        parts = {
+            name: fo.chain(fo.as_matrix(accumulating(), **view), fo.scale_by_lr(lr))
+            for name, view in views.items()
+        }
+        return fo.partition({**parts, "rest": fo.sgd(lr)}, {**{x: x for x in views}, "*": "rest"})
+
+    start = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    pure, state = dict(start), recipe().init(start)
+    compiled = fo.compile(recipe(), strict=True)
+    there = {name: x.clone() for name, x in start.items()}
+    known = recipe().init(there)
+    held = {name: torch.nn.Parameter(x.clone()) for name, x in start.items()}
+    opt = Optimizer(held.items(), recipe, compile="strict")
+    for k in range(4):
+        g = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        u, state = recipe().update(g, state, pure)
+        pure = fo.apply_updates(pure, u)
+        there, known = compiled(g, known, there)
+        for name, p in held.items():
+            p.grad = g[name].clone()
+        opt.step()
+        if k == 1:
+            saved = opt.state_dict()
+            opt = Optimizer(held.items(), recipe, compile="strict")
+            opt.load_state_dict(saved)
+    for name in shapes:
+        torch.testing.assert_close(there[name], pure[name], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(held[name].data, pure[name], rtol=1e-12, atol=1e-12)
+
+
+def test_wrong_arguments():
+    for call, message in [
+        (lambda: fo.as_matrix(fo.adam(0.1)), "without a rule that takes batches"),
+        (lambda: fo.as_matrix(fo.muon(), kernel="x"), "'flatten' or 'batch', but got 'x'"),
+        (lambda: fo.as_matrix(fo.muon(), orientation="x"), "'out_in' or 'in_out', but got 'x'"),
+        (lambda: fo.as_matrix(fo.muon(), heads=0), "for heads a number of 1 or more"),
+        (lambda: fo.as_matrix(fo.muon(), split=()), "for split a number of 1 or more"),
+        (lambda: fo.as_matrix(fo.muon(), split=5).init(torch.ones(12, 4)), "has 12 outputs"),
+        (lambda: fo.as_matrix(fo.muon(), split=(5, 6)).init(torch.ones(12, 4)), "has 12 outputs"),
+        (lambda: fo.as_matrix(fo.muon(), heads=5).init(torch.ones(12, 4)), "parts of 12 outputs"),
+        (lambda: fo.as_matrix(fo.muon()).init(torch.ones(4)), "only supports 2D parameters"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
