@@ -21,7 +21,16 @@ steps, or one for each of the first steps, of which the last is repeated."""
 
 
 class Polynomials(NamedTuple):
-    """The steps of a Newton–Schulz iteration. margin: what the norm is multiplied by before."""
+    """The steps of a Newton–Schulz iteration. margin: what the norm is multiplied by before.
+
+    Example::
+
+        >>> from functional_optim.linalg import Polynomials, newton_schulz
+        >>> import torch
+        >>> cubic = Polynomials(((1.5, -0.5, 0.0),))
+        >>> newton_schulz(torch.eye(2), cubic, steps=20).float().diag()
+        tensor([1., 1.])
+    """
 
     triples: tuple[Triple, ...]
     margin: float = 1.0
@@ -70,6 +79,12 @@ def polynomials(coefficients: Coefficients | Polynomials) -> Polynomials:
 
     Raises:
         ValueError: for another name, or something else than triples of numbers.
+
+    Example::
+
+        >>> from functional_optim.linalg import polynomials
+        >>> polynomials("leloykun").at(4)
+        (2.8366, -3.0525, 1.2012)
     """
     if isinstance(coefficients, Polynomials):
         return coefficients
@@ -239,6 +254,13 @@ def tell_not_finite(name: str, finite: Tensor) -> None:
 
     name: of the rule. finite: bools, False for a matrix with NaN or infinite entries. Where values
     are not known, as in a traced step, nothing is said.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.linalg import eigh, tell_not_finite
+        >>> _, _, finite = eigh(torch.eye(2))
+        >>> tell_not_finite("my_rule", finite)
     """
     if name in _told or modes.traced() or finite.device.type != "cpu" or bool(finite.all()):
         return
