@@ -148,7 +148,7 @@ MADE: dict[str, list[Any]] = {
     "linear_onecycle": [schedules.linear_onecycle(10, 0.1)],
     "local_sgd": [fo.local_sgd(TX, every=2)],
     "lookahead": [fo.lookahead(TX), fo.lookahead(WHOLE, 2)],
-    "as_matrix": [fo.masked(fo.as_matrix(fo.orthogonalize(), heads=1), matrices)],
+    "as_matrix": [fo.as_matrix(fo.masked(fo.orthogonalize(), matrices), heads=1)],
     "masked": [fo.masked(TX, {"a": True, "b": False}), fo.masked(WHOLE, "a")],
     "mechanize": [fo.mechanize(TX, s_decay=DOWN)],
     "metropolis": [fo.metropolis(propose, DOWN)],
