@@ -80,7 +80,9 @@ class DropIn(OptimizerBase):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "recipe" in cls.__dict__:
-            cls._names = tuple(inspect.signature(cls.recipe).parameters)
+            own = inspect.signature(cls).parameters  # the recipe may take more
+            names = inspect.signature(cls.recipe).parameters
+            cls._names = tuple([name for name in names if name in own])
         if cls.__module__ == __name__ and cls.__doc__:  # -OO leaves none
             cls.__doc__ = _documented(cls)
 

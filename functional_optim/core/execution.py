@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core import base, sharding
+from functional_optim.core import base, modes, sharding
+from functional_optim.core.ownership import Part, run_owned, slot_parts_of
 from functional_optim.core.rule import (
     Numbers,
     Placement,
@@ -71,7 +72,7 @@ def run(
         if looks_back:
             passed.append(list(us))
         if rule.batched:
-            results = _run_batched(rule, us, leaves, k)
+            results = _run_owned(placement, us, leaves, k)
             us = [u for u, _ in results]
             for mine, (_, own) in zip(new, results, strict=True):
                 mine.append(own)
@@ -143,7 +144,42 @@ def _where(condition: Tensor, new: Any, old: Any) -> Any:
     return None if old is None else torch.where(condition, new, old)
 
 
-def _run_batched(
+def _run_owned(
+    placement: Placement, us: list[Tensor], leaves: Sequence[Leaf], k: int
+) -> list[tuple[Tensor, Slots]]:
+    """A rule on all updates; each matrix in one process, if they are spread over several.
+
+    In a step that is traced or differentiated every process computes all of them.
+    """
+    rule, owners = placement.rule, placement.owners
+    if owners is None or modes.traced() or any(u.requires_grad for u in us):
+        return run_batched(rule, us, leaves, k)
+    parts = [Part.of(u, owners.group) for u in us]
+    slot_parts = [slot_parts_of(leaf.slots[k]) for leaf in leaves]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or None in slot_parts:
+        return run_batched(rule, us, leaves, k)
+
+    def run_some(some: list[int], us: list[Tensor], slots: list[Slots]) -> list[Any]:
+        rows = zip(some, us, slots, strict=True)
+        whole = [leaves[i]._replace(p=u, slots=[()] * k + [x]) for i, u, x in rows]
+        return run_batched(rule, us, whole, k)
+
+    here = [sharding.part(u) for u in us]
+    slots = [tuple([None if x is None else sharding.part(x) for x in y.slots[k]]) for y in leaves]
+    found = run_owned(run_some, here, slots, known, slot_parts, spread=True)
+    return [
+        (_like(u, old), tuple([_like(x, y) for x, y in zip(new, leaf.slots[k], strict=True)]))
+        for (u, new), old, leaf in zip(found, us, leaves, strict=True)
+    ]
+
+
+def _like(x: Any, old: Any) -> Any:
+    """A part of a result as a tensor that is divided as the old one."""
+    return sharding.from_part(x, old) if x is not None and sharding.is_sharded(old) else x
+
+
+def run_batched(
     rule: Rule, us: list[Tensor], leaves: Sequence[Leaf], k: int
 ) -> list[tuple[Tensor, Slots]]:
     """A rule on all updates, those of one shape together. k: its index among the rules."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base, sharding
+from functional_optim.core.ownership import Owners
 from functional_optim.core.paths import Choice
 from functional_optim.core.storage import Codec
 from functional_optim.core.views import MatrixView
@@ -144,6 +145,8 @@ class Placement(NamedTuple):
     """Distance to the rule before it whose incoming update it also gets, after p; None: none."""
     reduce_groups: tuple[Any, ...] = ()
     """The process groups over which its measurement is summed; None: the default group."""
+    owners: Owners | None = None
+    """Over which processes its matrices are spread; None: each process computes all of them."""
 
     def named(self, name: str) -> Placement:
         """The same under another name."""
@@ -168,6 +171,10 @@ class Placement(NamedTuple):
     def summed_over(self, *groups: Any) -> Placement:
         """The same with a measurement that is summed over these process groups only."""
         return self._replace(reduce_groups=groups)
+
+    def spread_over(self, owners: Owners) -> Placement:
+        """The same with matrices that are spread over processes, if its rule takes batches."""
+        return self._replace(owners=owners) if self.rule.batched else self
 
     def among(self, gate: int, lookback: int | None) -> Placement:
         """The same on one leaf, where other rules may stand before it."""

@@ -32,10 +32,10 @@ def part(x: Any) -> Any:
 def shard(x: Any) -> Any:
     """The local shard of a DTensor: its own memory, after pending communication.
 
-    `to_local` makes a new view of a parameter at each call.
+    `to_local` makes a new view of a parameter at each call. None and plain tensors as they are.
     """
-    if x is None:
-        return None
+    if x is None or not hasattr(x, "_local_tensor"):
+        return x
     local = x._local_tensor
     wait = getattr(local, "wait", None)
     return local if wait is None else wait()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels
+from functional_optim.core.ownership import Shared
 from functional_optim.core.rule import Numbers, Placement, Rule, settled
 from functional_optim.core.storage import Slots
 from functional_optim.engine.dynamic_shapes import DynamicShapeExecutor
@@ -67,6 +68,7 @@ class TensorGroup:
         how: which executors may be used.
         counts: for each rule, its index among the rules of its name in the whole chain.
         turns: for each tensor, its turn for each rule; none where no rule has several.
+        parts: for each tensor, of what it is a part; none where tensors are whole.
         replace: put new tensors into `slots` instead of writing into the old ones, so that autograd
             can go back through the step.
     """
@@ -81,6 +83,7 @@ class TensorGroup:
         how: How,
         counts: tuple[int, ...],
         turns: Sequence[Sequence[int]] = (),
+        parts: Sequence[Shared] = (),
         replace: bool = False,
     ) -> None:
         self.placements = placements
@@ -91,6 +94,7 @@ class TensorGroup:
         self.params = params
         self.slots = slots
         self.turns = turns or [()] * len(params)
+        self.parts = parts
         self.replace = replace
         kinds: dict[Any, list[int]] = {}
         for i, p in enumerate(params):
@@ -172,6 +176,7 @@ def _same_code(a: Placement, b: Placement) -> bool:
         and a.gate == b.gate
         and a.lookback == b.lookback
         and a.reduce_groups == b.reduce_groups
+        and a.owners == b.owners
         and _same_rule(a.rule, b.rule)
     )
 

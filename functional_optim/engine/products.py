@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import kernels
 from functional_optim.core import memory
-from functional_optim.core.execution import Leaf, batches, run, run_batch
+from functional_optim.core.execution import Leaf, batches, run, run_batch, run_batched
+from functional_optim.core.ownership import Part, Shared, run_owned
 from functional_optim.core.rule import Numbers, Placement, Selected, in_turn
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
@@ -35,7 +36,7 @@ class ProductExecutor(Executor):
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)
         self.staged: dict[Any, StagedStep] = {}
-        self.stacks: dict[int, Stacks] = {}
+        self.stacks: dict[int, Stacks | OwnedStacks] = {}
 
     @classmethod
     def accepts(
@@ -105,11 +106,25 @@ class ProductExecutor(Executor):
         groups = [group for step in self.staged.values() for group in step.groups()]
         return [x for group in groups for one in group.executors for x in one.libraries()]
 
-    def stacks_of(self, i: int) -> Stacks:
+    def stacks_of(self, i: int) -> Stacks | OwnedStacks:
         """What goes into the product at this index among the rules, the same for all tasks."""
         if i not in self.stacks:
             turns = [own[i] if own else 0 for own in self.turns]
-            self.stacks[i] = Stacks(self.params, [own[i] for own in self.slots], turns)
+            slots, owners = [own[i] for own in self.slots], self.group.placements[i].owners
+            shared = [self.group.parts[k] for k in self.members] if self.group.parts else None
+            if shared is not None:
+                whose = [x._replace(slots=(x.slots[i],)) for x in shared]
+                made = OwnedStacks(self.params, slots, turns, whose, spread=owners is not None)
+            elif owners is not None:
+                parts = [Part(p.shape, owners.group, None) for p in self.params]
+                whose = [
+                    Shared(part, ((None,) * len(own),))
+                    for part, own in zip(parts, slots, strict=True)
+                ]
+                made = OwnedStacks(self.params, slots, turns, whose, spread=True)
+            else:
+                made = Stacks(self.params, slots, turns)
+            self.stacks[i] = made
         return self.stacks[i]
 
 
@@ -134,7 +149,7 @@ class StagedStep:
     def __init__(self, owner: ProductExecutor, grads: list[Tensor], scalars: BoundScalars) -> None:
         self.owner = owner
         self.at = products(scalars.placements)
-        self.stages: list[tuple[Stacks, Any]] = []
+        self.stages: list[tuple[Stacks | OwnedStacks, Any]] = []
         placements = list(scalars.placements)
         acts = [bool(x.rule.updates) for x in placements]  # kernels do not see the other slots
         slots = [[x if k else () for x, k in zip(own, acts, strict=False)] for own in owner.slots]
@@ -262,6 +277,52 @@ class Stacks:
             found.append((slice(start, stop), own))
             start = stop
         return found
+
+
+class OwnedStacks:
+    """What goes into a product where several processes share the matrices.
+
+    slots: the local ones. shared: what each tensor is a part of. spread: whether each matrix
+    is computed in one process only. updates: as in `Stacks`.
+    """
+
+    def __init__(
+        self,
+        params: list[Tensor],
+        slots: list[Slots],
+        turns: list[int],
+        shared: list[Shared],
+        *,
+        spread: bool,
+    ) -> None:
+        self.slots = slots
+        self.turns = turns
+        self.shared = shared
+        self.spread = spread
+        self.updates = [torch.empty(p.shape, dtype=compute_dtype(p)) for p in params]
+
+    def multiply(self, placement: Placement, numbers: Numbers) -> list[Write]:
+        """Run the rule on whole matrices. Returns the writes of its slots."""
+
+        def run_some(some: list[int], us: list[Tensor], slots: list[Slots]) -> list[Any]:
+            rows = zip(some, us, slots, strict=True)
+            leaves = [Leaf(u, u, [own], [numbers], (), [self.turns[i]]) for i, u, own in rows]
+            return run_batched(placement.rule, us, leaves, 0)
+
+        found = run_owned(
+            run_some,
+            self.updates,
+            self.slots,
+            [x.part for x in self.shared],
+            [x.slots[0] for x in self.shared],
+            spread=self.spread,
+        )
+        writes: list[Write] = []
+        for mine, old, (u, new) in zip(self.updates, self.slots, found, strict=True):
+            mine.copy_(u)
+            pairs = zip(old, new, strict=True)
+            writes += [partial(x.copy_, y) for x, y in pairs if x is not None and y is not x]
+        return writes
 
 
 class StackedSlot:

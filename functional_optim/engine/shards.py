@@ -1,4 +1,8 @@
-"""DTensors under element-wise rules: each process steps its shards, which are plain tensors."""
+"""DTensors: each process steps its shards, which are plain tensors.
+
+An element-wise rule needs nothing else. For a rule of matrices the shards are gathered in between,
+see `products.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core import sharding
+from functional_optim.core.ownership import Part, Shared, slot_parts_of
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots, present
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
@@ -21,8 +26,9 @@ from functional_optim.engine.native import by_entry
 class ShardExecutor(Executor):
     """DTensors that one mesh divides in one way: the local shards are a group of their own.
 
-    An element-wise rule does to a shard what it does to that part of the whole tensor. What is
-    measured on shards is completed over the mesh, once for all tensors.
+    An element-wise rule does to a shard what it does to that part of the whole tensor; rules of
+    matrices get whole ones. What is measured on shards is completed over the mesh, once for all
+    tensors.
     """
 
     through_memory = True
@@ -46,18 +52,32 @@ class ShardExecutor(Executor):
             grads,
             how=self.group.how,
             counts=self.group.counts,
+            turns=self.turns,
+            parts=[_shared(p, own) for p, own in zip(self.params, self.slots, strict=True)],
         )
 
     @classmethod
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """DTensors, with slots that are divided as the parameter is."""
+        """DTensors, with slots that are divided as the parameter is.
+
+        Rules that take batches may have plain slots, too, which each process has all of.
+        """
         spec = _spec(p)
-        if spec is None or how == "apart" or not by_entry(placements) or not sharding.is_sharded(g):
+        if spec is None or how == "apart" or not sharding.is_sharded(g):
             return None
-        alike = all(_spec(x) == spec and x.shape == p.shape for x in present(slots))
-        return spec if alike else None
+        batched = [x.rule.batched for x in placements]
+        if not by_entry(tuple([x for x in placements if not x.rule.batched])):
+            return None
+        if any(batched) and (how == "eager" or Part.of(p) is None):
+            return None
+        for own, some in zip(slots, batched, strict=True):
+            if some and slot_parts_of(own) is None:
+                return None
+            if not some and any(_spec(x) != spec or x.shape != p.shape for x in present([own])):
+                return None
+        return (spec, any(batched))
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What is measured on the shards, as one DTensor of parts for each number."""
@@ -93,6 +113,12 @@ class ShardExecutor(Executor):
         placements = [Replicate() if where.is_replicate() else Partial() for where in placed]
         number = torch.as_tensor(x, dtype=torch.float64)
         return DTensor.from_local(number.to(mesh.device_type), mesh, placements, run_check=False)
+
+
+def _shared(p: Any, slots: Sequence[Slots]) -> Shared:
+    """What the local part of a parameter, and of its slots, is a part of."""
+    part = Part.of(p) or Part(p.shape, None, None)  # of no interest to element-wise rules
+    return Shared(part, tuple([slot_parts_of(own) or () for own in slots]))
 
 
 def _spec(x: Any) -> Hashable | None:

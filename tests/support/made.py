@@ -150,6 +150,7 @@ MADE: dict[str, list[Any]] = {
     "lookahead": [fo.lookahead(TX), fo.lookahead(WHOLE, 2)],
     "as_matrix": [fo.as_matrix(fo.masked(fo.orthogonalize(), matrices), heads=1)],
     "masked": [fo.masked(TX, {"a": True, "b": False}), fo.masked(WHOLE, "a")],
+    "matrix_owners": [fo.matrix_owners(fo.masked(fo.orthogonalize(), matrices), "each")],
     "mechanize": [fo.mechanize(TX, s_decay=DOWN)],
     "metropolis": [fo.metropolis(propose, DOWN)],
     "mezo": [fo.mezo(1e-2)],

@@ -1,0 +1,327 @@
+"""Which process computes what of matrices that several processes share, and how they get there.
+
+A rule of matrices needs all of one. Either every process gathers each matrix and computes it, or
+the matrices are spread: each has an owner, to which the others send their parts, and which sends
+back the parts of the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core import sharding
+
+Result = tuple[Tensor, tuple[Any, ...]]
+"""An update and new slots."""
+
+
+class Owners(NamedTuple):
+    """Matrices are spread over processes. group: those that have the same plain tensors; None: the
+    default group. DTensors say by themselves which processes share them."""
+
+    group: Any = None
+
+
+class Part(NamedTuple):
+    """A process's part of a tensor.
+
+    shape: of the whole. group: the processes that share it. dim: the dimension along which it is
+    divided; None: each of them has all of it.
+    """
+
+    shape: torch.Size
+    group: Any
+    dim: int | None
+
+    @classmethod
+    def of(cls, x: Any, group: Any = None) -> Part | None:
+        """That of a DTensor, or of a plain tensor that all processes of a group have.
+
+        None for a DTensor that is divided in another way than along one dimension of one mesh
+        dimension.
+        """
+        if not sharding.is_sharded(x):
+            return cls(x.shape, group, None)
+        cut = [i for i, where in enumerate(x.placements) if not where.is_replicate()]
+        if not cut:
+            return cls(x.shape, x.device_mesh.get_group(0), None)
+        from torch.distributed.tensor import Shard
+
+        (first, *others), mesh = cut, x.device_mesh
+        where = x.placements[first]
+        if others or type(where) is not Shard:
+            return None
+        return cls(x.shape, mesh.get_group(first), where.dim % x.dim())
+
+    def cut(self, whole: Tensor) -> list[Tensor]:
+        """The parts of all processes, in their order; along a divided dimension."""
+        assert self.dim is not None
+        n, size = torch.distributed.get_world_size(self.group), whole.shape[self.dim]
+        each = -(-size // n)
+        at = [min(k * each, size) for k in range(n + 1)]
+        return [whole.narrow(self.dim, a, b - a) for a, b in pairwise(at)]
+
+
+class Shared(NamedTuple):
+    """What a local tensor is a part of, and each slot of each rule; None for a plain slot."""
+
+    part: Part
+    slots: tuple[tuple[Part | None, ...], ...]
+
+
+def slot_parts_of(slots: Sequence[Any]) -> tuple[Part | None, ...] | None:
+    """How each slot is divided, None for a plain one; None if one is so in a way that `Part` cannot
+    say."""
+    parts = [Part.of(x) if sharding.is_sharded(x) else None for x in slots]
+    pairs = zip(slots, parts, strict=True)
+    return None if any(y is None and sharding.is_sharded(x) for x, y in pairs) else tuple(parts)
+
+
+Key = tuple[int, int]
+"""A tensor of a matrix: the number of the matrix, and 0 for its update, k for the k-th slot."""
+
+
+class Sent(NamedTuple):
+    """A tensor that goes to the owner of its matrix, or comes from there.
+
+    like: a tensor without data, like the whole. here: what this process has of it; None: nothing.
+    """
+
+    key: Key
+    part: Part
+    like: Tensor
+    here: Tensor | None
+
+    @classmethod
+    def of(cls, key: Key, part: Part, x: Tensor) -> Sent:
+        """A tensor of which this process has x."""
+        return cls(key, part, torch.empty(part.shape, dtype=x.dtype, device="meta"), x)
+
+    @property
+    def divided(self) -> bool:
+        """Whether a process has a part of it only."""
+        return self.part.dim is not None
+
+    def piece(self, rank: int) -> torch.Size:
+        """The shape of the part that a process has."""
+        return self.part.cut(self.like)[rank].shape
+
+
+def owners_of(shapes: Sequence[torch.Size], n: int) -> list[int]:
+    """The rank of each matrix's owner, so that all have about equally much to multiply.
+
+    The dearest first, each to who has least so far.
+    """
+    load = [0] * n
+    owners = [0] * len(shapes)
+    cost = [math.prod(shape) * min(shape[-2:], default=1) for shape in shapes]
+    for i in sorted(range(len(shapes)), key=lambda i: -cost[i]):
+        owners[i] = load.index(min(load))
+        load[owners[i]] += cost[i]
+    return owners
+
+
+def run_owned(
+    run: Callable[[list[int], list[Tensor], list[tuple[Any, ...]]], list[Result]],
+    us: Sequence[Tensor],
+    slots: Sequence[tuple[Any, ...]],
+    parts: Sequence[Part],
+    slot_parts: Sequence[Sequence[Part | None]],
+    *,
+    spread: bool,
+) -> list[Result]:
+    """Run a rule of matrices on whole ones. Returns this process's parts of the results.
+
+    All processes of a group call it with the same matrices in the same order.
+
+    Args:
+        run: the rule on some matrices, by their indices, with whole updates and slots.
+        us: this process's parts of the updates.
+        slots: its slots, or its parts of them.
+        parts: how each parameter is divided.
+        slot_parts: how each slot is divided; None: it is a plain tensor.
+        spread: whether each matrix has one owner; otherwise every process computes all.
+    """
+    results: list[Result] = [(u, ()) for u in us]
+    alike: dict[Any, list[int]] = {}
+    for i, part in enumerate(parts):
+        alike.setdefault(part.group, []).append(i)
+    for group, some in alike.items():
+        ranks = Ranks(group, {i: parts[i].shape for i in some}, us[0].device, spread=spread)
+        old = {(i, k): x for i in some for k, x in enumerate((us[i], *slots[i])) if x is not None}
+        moving = []
+        for (i, k), x in old.items():
+            part = slot_parts[i][k - 1] if k else parts[i]
+            moving.append(Sent.of((i, k), part or Part(x.shape, group, None), x))
+        whole = {**old, **ranks.gathered([x for x in moving if x.divided])}
+        mine = [i for i in some if ranks.owns(i)]
+        given = [[whole.get((i, k)) for k in range(1 + len(slots[i]))] for i in mine]
+        found = run(mine, [u for u, *_ in given], [tuple(rest) for _, *rest in given])
+        new = {
+            (i, k): x
+            for i, (u, own) in zip(mine, found, strict=True)
+            for k, x in enumerate((u, *own))
+            if x is not None
+        }
+        back = [x._replace(here=_as(new.get(x.key), x.like.dtype)) for x in moving]
+        here = ranks.handed_out(back)
+        for i in some:
+            own = [here.get((i, k)) for k in range(1, 1 + len(slots[i]))]
+            results[i] = (here[i, 0], tuple(own))
+    return results
+
+
+def _as(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype)
+
+
+class Ranks:
+    """The processes of a group, and who owns which matrix. spread: else each process has all."""
+
+    def __init__(
+        self, group: Any, shapes: dict[int, torch.Size], device: torch.device, *, spread: bool
+    ) -> None:
+        _check_group(group)
+        self.group = group
+        self.device = device
+        self.n = torch.distributed.get_world_size(group)
+        self.rank = torch.distributed.get_rank(group)
+        self.owner = None
+        if spread:
+            owners = owners_of([*shapes.values()], self.n)
+            self.owner = dict(zip(shapes, owners, strict=True))
+
+    def owns(self, matrix: int) -> bool:
+        """Whether this process computes it."""
+        return self.owner is None or self.owner[matrix] == self.rank
+
+    def owned_by(self, moving: Sequence[Sent], rank: int) -> list[Sent]:
+        """What belongs to the matrices of a process."""
+        owner = self.owner
+        return [x for x in moving if owner is None or owner[x.key[0]] == rank]
+
+    def gathered(self, moving: Sequence[Sent]) -> dict[Key, Tensor]:
+        """Divided tensors of the matrices that this process computes, whole."""
+        found: dict[Key, Tensor] = {}
+        for some in _by_dtype(moving):
+            mine = self.owned_by(some, self.rank)
+            shapes = [[x.piece(k) for x in mine] for k in range(self.n)]
+            if self.owner is None:
+                came = self._collected(some, shapes)
+            else:
+                going = [[x.here for x in self.owned_by(some, k)] for k in range(self.n)]
+                came = self._exchanged(going, shapes, some)
+            for j, x in enumerate(mine):
+                assert x.part.dim is not None
+                found[x.key] = torch.cat([pieces[j] for pieces in came], x.part.dim)
+        return found
+
+    def handed_out(self, moving: Sequence[Sent]) -> dict[Key, Tensor]:
+        """This process's parts of what the owners have found, and all of what is not divided."""
+        divided = [x for x in moving if x.divided]
+        whole = [x for x in moving if not x.divided]
+        if self.owner is None:
+            parts = {x.key: x.part.cut(_there(x))[self.rank] for x in divided}
+            return {**parts, **{x.key: _there(x) for x in whole}}
+        found: dict[Key, Tensor] = {}
+        for some in _by_dtype(divided):
+            mine = [x.part.cut(_there(x)) for x in self.owned_by(some, self.rank)]
+            going = [[pieces[k] for pieces in mine] for k in range(self.n)]
+            each = [self.owned_by(some, k) for k in range(self.n)]
+            shapes = [[x.piece(self.rank) for x in own] for own in each]
+            found.update(_named(each, self._exchanged(going, shapes, some)))
+        for some in _by_dtype(whole):
+            each = [self.owned_by(some, k) for k in range(self.n)]
+            shapes = [[x.like.shape for x in own] for own in each]
+            found.update(_named(each, self._collected(each[self.rank], shapes, some)))
+        return found
+
+    def _exchanged(
+        self,
+        going: Sequence[Sequence[Tensor | None]],
+        shapes: Sequence[Sequence[torch.Size]],
+        some: Sequence[Sent],
+    ) -> list[list[Tensor]]:
+        """What comes from each process, of these shapes, when each gets what goes to it."""
+        sent = [self._flat(own, some) for own in going]
+        sizes = [sum(map(math.prod, own)) for own in shapes]
+        came = sent[0].new_empty(sum(sizes))
+        given = [x.numel() for x in sent]
+        torch.distributed.all_to_all_single(came, torch.cat(sent), sizes, given, group=self.group)
+        return [_apart(flat, own) for flat, own in zip(came.split(sizes), shapes, strict=True)]
+
+    def _collected(
+        self,
+        mine: Sequence[Sent],
+        shapes: Sequence[Sequence[torch.Size]],
+        some: Sequence[Sent] | None = None,
+    ) -> list[list[Tensor]]:
+        """What each process has, of these shapes. All send as much as the one that has most."""
+        sizes = [sum(map(math.prod, own)) for own in shapes]
+        flat, most = self._flat([x.here for x in mine], some or mine), max(sizes)
+        padded = torch.nn.functional.pad(flat, (0, most - flat.numel()))
+        came = flat.new_empty(most * self.n)
+        if most:
+            _all_gather()(came, padded, group=self.group)
+        each = zip(came.view(self.n, most), sizes, shapes, strict=True)
+        return [_apart(row[:size], own) for row, size, own in each]
+
+    def _flat(self, tensors: Sequence[Tensor | None], some: Sequence[Sent]) -> Tensor:
+        """Tensors as one vector; `some`: of their dtype, should there be none."""
+        known = [x.reshape(-1) for x in tensors if x is not None]
+        if known:
+            return torch.cat(known)
+        return torch.empty(0, dtype=some[0].like.dtype, device=self.device)
+
+
+def _all_gather() -> Any:
+    """The collective that gathers equal vectors, by its name in this version of torch."""
+    given = torch.distributed
+    return getattr(given, "all_gather_single", None) or given.all_gather_into_tensor
+
+
+def _check_group(group: Any) -> None:
+    """Raise RuntimeError unless this process can meet others in a group."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        raise RuntimeError(
+            "matrix_owners spreads matrices over processes, but torch.distributed is not "
+            "initialized here; call torch.distributed.init_process_group first, or leave "
+            "matrix_owners out."
+        )
+    if torch.distributed.get_rank(group) < 0:
+        raise RuntimeError(
+            "this process is not in the process group that matrix_owners was given; pass the group "
+            "whose processes have these parameters."
+        )
+
+
+def _there(x: Sent) -> Tensor:
+    assert x.here is not None
+    return x.here
+
+
+def _named(
+    each: Sequence[Sequence[Sent]], came: Sequence[Sequence[Tensor]]
+) -> list[tuple[Key, Tensor]]:
+    pairs = [
+        pair for own, got in zip(each, came, strict=True) for pair in zip(own, got, strict=True)
+    ]
+    return [(x.key, tensor) for x, tensor in pairs]
+
+
+def _by_dtype(moving: Sequence[Sent]) -> list[list[Sent]]:
+    alike: dict[torch.dtype, list[Sent]] = {}
+    for x in moving:
+        alike.setdefault(x.like.dtype, []).append(x)
+    return [*alike.values()]
+
+
+def _apart(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    cut = flat.split([math.prod(shape) for shape in shapes]) if shapes else []
+    return [x.reshape(shape) for x, shape in zip(cut, shapes, strict=True)]
