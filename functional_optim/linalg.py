@@ -102,7 +102,7 @@ def polynomials(coefficients: Coefficients | Polynomials) -> Polynomials:
             "Coefficients must be a tuple of exactly 3 values, or several such tuples, one for "
             f"each step, but got {coefficients!r}."
         )
-    return Polynomials(tuple([(float(a), float(b), float(c)) for a, b, c in triples]))  # pyright: ignore[reportGeneralTypeIssues]
+    return Polynomials(triples)  # pyright: ignore[reportArgumentType]
 
 
 def newton_schulz(
@@ -241,7 +241,7 @@ def eigh(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     safe = torch.where(finite[..., None, None], A, identity)
     try:
         values, vectors = torch.linalg.eigh(safe)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
         values, vectors = [x.to(A.dtype) for x in torch.linalg.eigh(safe.double())]
     return values, vectors, finite
 

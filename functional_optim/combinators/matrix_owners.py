@@ -64,10 +64,10 @@ def matrix_owners(
             "matrix_owners was given a transformation without a rule that takes batches of "
             "matrices; pass one such as muon(), or leave matrix_owners out."
         )
-    return _owned(tx, Owners(group)) if owners == "spread" else tx
+    return _owned(tx, Owners(group) if owners == "spread" else None)
 
 
-def _owned(tx: Any, owners: Owners) -> Any:
+def _owned(tx: Any, owners: Owners | None) -> Any:
     if isinstance(tx, Leafwise):
         return Leafwise(tuple([x.spread_over(owners) for x in tx.placements]))
     if isinstance(tx, Sequence):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import base, modes, sharding
-from functional_optim.core.ownership import Part, run_owned, slot_parts_of
+from functional_optim.core.ownership import Sharing, run_owned, slot_parts_of
 from functional_optim.core.rule import (
     Numbers,
     Placement,
@@ -154,10 +154,11 @@ def _run_owned(
     rule, owners = placement.rule, placement.owners
     if owners is None or modes.traced() or any(u.requires_grad for u in us):
         return run_batched(rule, us, leaves, k)
-    parts = [Part.of(u, owners.group) for u in us]
+    parts = [Sharing.of(u, owners.group) for u in us]
     slot_parts = [slot_parts_of(leaf.slots[k]) for leaf in leaves]
     known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or None in slot_parts:
+    known_slots = [own for own in slot_parts if own is not None]
+    if len(known) < len(parts) or len(known_slots) < len(parts):
         return run_batched(rule, us, leaves, k)
 
     def run_some(some: list[int], us: list[Tensor], slots: list[Slots]) -> list[Any]:
@@ -167,7 +168,7 @@ def _run_owned(
 
     here = [sharding.part(u) for u in us]
     slots = [tuple([None if x is None else sharding.part(x) for x in y.slots[k]]) for y in leaves]
-    found = run_owned(run_some, here, slots, known, slot_parts, spread=True)
+    found = run_owned(run_some, here, slots, known, known_slots, spread=True)
     return [
         (_like(u, old), tuple([_like(x, y) for x, y in zip(new, leaf.slots[k], strict=True)]))
         for (u, new), old, leaf in zip(found, us, leaves, strict=True)

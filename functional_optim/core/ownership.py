@@ -28,8 +28,8 @@ class Owners(NamedTuple):
     group: Any = None
 
 
-class Part(NamedTuple):
-    """A process's part of a tensor.
+class Sharing(NamedTuple):
+    """How processes share a tensor.
 
     shape: of the whole. group: the processes that share it. dim: the dimension along which it is
     divided; None: each of them has all of it.
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     dim: int | None
 
     @classmethod
-    def of(cls, x: Any, group: Any = None) -> Part | None:
+    def of(cls, x: Any, group: Any = None) -> Sharing | None:
         """That of a DTensor, or of a plain tensor that all processes of a group have.
 
         None for a DTensor that is divided in another way than along one dimension of one mesh
@@ -71,14 +71,16 @@ class Part(NamedTuple):
 class Shared(NamedTuple):
     """What a local tensor is a part of, and each slot of each rule; None for a plain slot."""
 
-    part: Part
-    slots: tuple[tuple[Part | None, ...], ...]
+    part: Sharing
+    slots: tuple[tuple[Sharing | None, ...], ...]
 
 
-def slot_parts_of(slots: Sequence[Any]) -> tuple[Part | None, ...] | None:
-    """How each slot is divided, None for a plain one; None if one is so in a way that `Part` cannot
-    say."""
-    parts = [Part.of(x) if sharding.is_sharded(x) else None for x in slots]
+def slot_parts_of(slots: Sequence[Any]) -> tuple[Sharing | None, ...] | None:
+    """How each slot is divided, None for a plain one.
+
+    None if one is so in a way that `Sharing` cannot say.
+    """
+    parts = [Sharing.of(x) if sharding.is_sharded(x) else None for x in slots]
     pairs = zip(slots, parts, strict=True)
     return None if any(y is None and sharding.is_sharded(x) for x, y in pairs) else tuple(parts)
 
@@ -94,12 +96,12 @@ class Sent(NamedTuple):
     """
 
     key: Key
-    part: Part
+    part: Sharing
     like: Tensor
     here: Tensor | None
 
     @classmethod
-    def of(cls, key: Key, part: Part, x: Tensor) -> Sent:
+    def of(cls, key: Key, part: Sharing, x: Tensor) -> Sent:
         """A tensor of which this process has x."""
         return cls(key, part, torch.empty(part.shape, dtype=x.dtype, device="meta"), x)
 
@@ -131,8 +133,8 @@ def run_owned(
     run: Callable[[list[int], list[Tensor], list[tuple[Any, ...]]], list[Result]],
     us: Sequence[Tensor],
     slots: Sequence[tuple[Any, ...]],
-    parts: Sequence[Part],
-    slot_parts: Sequence[Sequence[Part | None]],
+    parts: Sequence[Sharing],
+    slot_parts: Sequence[Sequence[Sharing | None]],
     *,
     spread: bool,
 ) -> list[Result]:
@@ -158,11 +160,11 @@ def run_owned(
         moving = []
         for (i, k), x in old.items():
             part = slot_parts[i][k - 1] if k else parts[i]
-            moving.append(Sent.of((i, k), part or Part(x.shape, group, None), x))
+            moving.append(Sent.of((i, k), part or Sharing(x.shape, group, None), x))
         whole = {**old, **ranks.gathered([x for x in moving if x.divided])}
         mine = [i for i in some if ranks.owns(i)]
-        given = [[whole.get((i, k)) for k in range(1 + len(slots[i]))] for i in mine]
-        found = run(mine, [u for u, *_ in given], [tuple(rest) for _, *rest in given])
+        given = [tuple([whole.get((i, 1 + k)) for k in range(len(slots[i]))]) for i in mine]
+        found = run(mine, [whole[i, 0] for i in mine], given)
         new = {
             (i, k): x
             for i, (u, own) in zip(mine, found, strict=True)

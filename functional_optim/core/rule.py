@@ -172,8 +172,8 @@ class Placement(NamedTuple):
         """The same with a measurement that is summed over these process groups only."""
         return self._replace(reduce_groups=groups)
 
-    def spread_over(self, owners: Owners) -> Placement:
-        """The same with matrices that are spread over processes, if its rule takes batches."""
+    def spread_over(self, owners: Owners | None) -> Placement:
+        """The same with matrices spread over processes, or not, if its rule takes batches."""
         return self._replace(owners=owners) if self.rule.batched else self
 
     def among(self, gate: int, lookback: int | None) -> Placement:

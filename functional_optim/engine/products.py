@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from functional_optim import kernels
 from functional_optim.core import memory
 from functional_optim.core.execution import Leaf, batches, run, run_batch, run_batched
-from functional_optim.core.ownership import Part, Shared, run_owned
+from functional_optim.core.ownership import Shared, Sharing, run_owned
 from functional_optim.core.rule import Numbers, Placement, Selected, in_turn
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
@@ -116,7 +116,7 @@ class ProductExecutor(Executor):
                 whose = [x._replace(slots=(x.slots[i],)) for x in shared]
                 made = OwnedStacks(self.params, slots, turns, whose, spread=owners is not None)
             elif owners is not None:
-                parts = [Part(p.shape, owners.group, None) for p in self.params]
+                parts = [Sharing(p.shape, owners.group, None) for p in self.params]
                 whose = [
                     Shared(part, ((None,) * len(own),))
                     for part, own in zip(parts, slots, strict=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core import sharding
-from functional_optim.core.ownership import Part, Shared, slot_parts_of
+from functional_optim.core.ownership import Shared, Sharing, slot_parts_of
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots, present
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
@@ -70,7 +70,7 @@ class ShardExecutor(Executor):
         batched = [x.rule.batched for x in placements]
         if not by_entry(tuple([x for x in placements if not x.rule.batched])):
             return None
-        if any(batched) and (how == "eager" or Part.of(p) is None):
+        if any(batched) and (how == "eager" or Sharing.of(p) is None):
             return None
         for own, some in zip(slots, batched, strict=True):
             if some and slot_parts_of(own) is None:
@@ -117,7 +117,7 @@ class ShardExecutor(Executor):
 
 def _shared(p: Any, slots: Sequence[Slots]) -> Shared:
     """What the local part of a parameter, and of its slots, is a part of."""
-    part = Part.of(p) or Part(p.shape, None, None)  # of no interest to element-wise rules
+    part = Sharing.of(p) or Sharing(p.shape, None, None)  # of no interest to element-wise rules
     return Shared(part, tuple([slot_parts_of(own) or () for own in slots]))
 
 
