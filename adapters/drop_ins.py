@@ -80,7 +80,8 @@ class DropIn(OptimizerBase):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "recipe" in cls.__dict__:
-            cls._names = tuple(inspect.signature(cls.recipe).parameters)
+            taken = inspect.signature(cls).parameters
+            cls._names = tuple(x for x in inspect.signature(cls.recipe).parameters if x in taken)
         if cls.__module__ == __name__ and cls.__doc__:  # -OO leaves none
             cls.__doc__ = _documented(cls)
 

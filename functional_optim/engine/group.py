@@ -219,8 +219,10 @@ def same_function(a: Any, b: Any) -> bool:
 
 def _same_cell(a: Any, b: Any) -> bool:
     x, y = a.cell_contents, b.cell_contents
-    if x is y or same_function(x, y):
+    if x is y:
         return True
     if type(x) is not type(y):
         return False
+    if type(x) is FunctionType:
+        return same_function(x, y)
     return x == y if type(x) in (bool, int, str) else kernels.static_key(x) == kernels.static_key(y)
