@@ -107,6 +107,8 @@ with _uncollected():
     from functional_optim.transforms import orthogonalize as orthogonalize
     from functional_optim.transforms import params_ema as params_ema
     from functional_optim.transforms import proximal_step as proximal_step
+    from functional_optim.transforms import qk_clip as qk_clip
+    from functional_optim.transforms import qk_clip_ as qk_clip_
     from functional_optim.transforms import reduce_on_plateau as reduce_on_plateau
     from functional_optim.transforms import scale as scale
     from functional_optim.transforms import scale_by_lr as scale_by_lr
