@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.one_rate import DAdaptAdam as DAdaptAdam
     from functional_optim.adapters.one_rate import Prodigy as Prodigy
     from functional_optim.adapters.ready_made import ADOPT as ADOPT
+    from functional_optim.adapters.ready_made import CAME as CAME
     from functional_optim.adapters.ready_made import COCOB as COCOB
     from functional_optim.adapters.ready_made import LAMB as LAMB
     from functional_optim.adapters.ready_made import LARS as LARS
@@ -81,6 +82,7 @@ else:
             "functional_optim.adapters.one_rate": ("DAdaptAdam", "Prodigy"),
             "functional_optim.adapters.ready_made": (
                 "ADOPT",
+                "CAME",
                 "COCOB",
                 "LAMB",
                 "LARS",

@@ -149,6 +149,21 @@ class Adan(ReadyMade):
         self._construct(locals())
 
 
+class CAME(ReadyMade):
+    """`functional_optim.came` as an optimizer object."""
+
+    algorithm = "came"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.0002,
+        betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.9, 0.999, 0.9999),
+        eps: tuple[numeric.Hyper, numeric.Hyper] = (1e-30, 1e-16),
+        clip_threshold: numeric.Hyper = 1.0, weight_decay: numeric.Hyper = 0.0, *,
+        maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class COCOB(ReadyMade):
     """`functional_optim.cocob` as an optimizer object."""
 

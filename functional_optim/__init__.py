@@ -142,6 +142,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.ademamix import simplified_ademamix as simplified_ademamix
     from functional_optim.algorithms.adopt import adopt as adopt
     from functional_optim.algorithms.adopt import scale_by_adopt as scale_by_adopt
+    from functional_optim.algorithms.came import came as came
+    from functional_optim.algorithms.came import scale_by_came as scale_by_came
     from functional_optim.algorithms.cocob import cocob as cocob
     from functional_optim.algorithms.cocob import scale_by_cocob as scale_by_cocob
     from functional_optim.algorithms.dadapt_adam import dadapt_adam as dadapt_adam
@@ -240,6 +242,7 @@ else:
                 "simplified_ademamix",
             ),
             "functional_optim.algorithms.adopt": ("adopt", "scale_by_adopt"),
+            "functional_optim.algorithms.came": ("came", "scale_by_came"),
             "functional_optim.algorithms.cocob": ("cocob", "scale_by_cocob"),
             "functional_optim.algorithms.dadapt_adam": ("dadapt_adam", "scale_by_dadapt_adam"),
             "functional_optim.algorithms.dion2": ("dion2", "scale_by_dion2"),

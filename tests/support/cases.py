@@ -190,6 +190,13 @@ CASES = (
     row("ademamix-warmups", fo.ademamix, **SLOW, beta3_warmup=6.5, alpha_warmup=4.5),
     row("adopt", fo.adopt, **SMOOTH, weight_decay=0.1),
     row("adopt-decoupled", fo.adopt, **DIVIDED, weight_decay=0.1, decoupled_weight_decay=True),
+    row(
+        "came",
+        fo.came,
+        cannot=NO_SLOT,
+        **{"lr": 0.05, "betas": (0.8, 0.95, 0.9), "eps": (1e-3, 1e-3), "weight_decay": 0.01},
+        clip_threshold=0.7,
+    ),
     row("asgd", fo.asgd, optim.ASGD, lr=0.1, lambd=0.01, alpha=0.75, t0=0.5, weight_decay=0.1),
     row("laprop", fo.laprop, **SMOOTH),
     row("lion", fo.lion, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
