@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.one_rate import DAdaptAdam as DAdaptAdam
     from functional_optim.adapters.one_rate import Prodigy as Prodigy
     from functional_optim.adapters.ready_made import ADOPT as ADOPT
+    from functional_optim.adapters.ready_made import CAME as CAME
     from functional_optim.adapters.ready_made import COCOB as COCOB
     from functional_optim.adapters.ready_made import LAMB as LAMB
     from functional_optim.adapters.ready_made import LARS as LARS
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import MARS as MARS
     from functional_optim.adapters.ready_made import SM3 as SM3
     from functional_optim.adapters.ready_made import AdaBelief as AdaBelief
+    from functional_optim.adapters.ready_made import AdaMuon as AdaMuon
     from functional_optim.adapters.ready_made import Adan as Adan
     from functional_optim.adapters.ready_made import AdEMAMix as AdEMAMix
+    from functional_optim.adapters.ready_made import Dion2 as Dion2
     from functional_optim.adapters.ready_made import DoG as DoG
     from functional_optim.adapters.ready_made import DoWG as DoWG
     from functional_optim.adapters.ready_made import Fromage as Fromage
@@ -45,7 +48,9 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import Momo as Momo
     from functional_optim.adapters.ready_made import MomoAdam as MomoAdam
     from functional_optim.adapters.ready_made import NoisySGD as NoisySGD
+    from functional_optim.adapters.ready_made import NorMuon as NorMuon
     from functional_optim.adapters.ready_made import NovoGrad as NovoGrad
+    from functional_optim.adapters.ready_made import Scion as Scion
     from functional_optim.adapters.ready_made import SignSGD as SignSGD
     from functional_optim.adapters.ready_made import Signum as Signum
     from functional_optim.adapters.ready_made import StableAdamW as StableAdamW
@@ -77,6 +82,7 @@ else:
             "functional_optim.adapters.one_rate": ("DAdaptAdam", "Prodigy"),
             "functional_optim.adapters.ready_made": (
                 "ADOPT",
+                "CAME",
                 "COCOB",
                 "LAMB",
                 "LARS",
@@ -84,8 +90,10 @@ else:
                 "MARS",
                 "SM3",
                 "AdaBelief",
+                "AdaMuon",
                 "Adan",
                 "AdEMAMix",
+                "Dion2",
                 "DoG",
                 "DoWG",
                 "Fromage",
@@ -94,7 +102,9 @@ else:
                 "Momo",
                 "MomoAdam",
                 "NoisySGD",
+                "NorMuon",
                 "NovoGrad",
+                "Scion",
                 "SignSGD",
                 "Signum",
                 "StableAdamW",

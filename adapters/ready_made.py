@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
 
@@ -13,7 +15,11 @@ if TYPE_CHECKING:
 
     from functional_optim import numeric
     from functional_optim.algorithms.adam import Betas
+    from functional_optim.algorithms.muon import Nesterov
+    from functional_optim.algorithms.scion import Norm
     from functional_optim.engine.group import Compile
+    from functional_optim.linalg import Coefficients
+    from functional_optim.transforms.orthogonal import Scale
 
 DOC = """`functional_optim.{name}` as an optimizer object.
 
@@ -115,6 +121,20 @@ class AdaBelief(ReadyMade):
         self._construct(locals())
 
 
+class AdaMuon(ReadyMade):
+    """`functional_optim.adamuon` as an optimizer object."""
+
+    algorithm = "adamuon"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.02, weight_decay: numeric.Hyper = 0.01,
+        momentum: numeric.Hyper = 0.95, eps: numeric.Hyper = 1e-08, nesterov: Nesterov = True,
+        ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *, ns_eps: float = 1e-07,
+        ns_dtype: torch.dtype = torch.bfloat16, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class Adan(ReadyMade):
     """`functional_optim.adan` as an optimizer object."""
 
@@ -129,6 +149,21 @@ class Adan(ReadyMade):
         self._construct(locals())
 
 
+class CAME(ReadyMade):
+    """`functional_optim.came` as an optimizer object."""
+
+    algorithm = "came"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.0002,
+        betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.9, 0.999, 0.9999),
+        eps: tuple[numeric.Hyper, numeric.Hyper] = (1e-30, 1e-16),
+        clip_threshold: numeric.Hyper = 1.0, weight_decay: numeric.Hyper = 0.0, *,
+        maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class COCOB(ReadyMade):
     """`functional_optim.cocob` as an optimizer object."""
 
@@ -137,6 +172,21 @@ class COCOB(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 1.0, alpha: numeric.Hyper = 100.0,
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, *, maximize: bool = False,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Dion2(ReadyMade):
+    """`functional_optim.dion2` as an optimizer object."""
+
+    algorithm = "dion2"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, fraction: float = 0.25,
+        ef_decay: numeric.Hyper = 0.95, weight_decay: numeric.Hyper = 0.01,
+        ns_coefficients: Coefficients = 'polar_express', ns_steps: int = 5, *,
+        ns_eps: float = 1e-08, scale: Scale = 'spectral', ns_dtype: torch.dtype = torch.bfloat16,
         compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
@@ -296,6 +346,21 @@ class NoisySGD(ReadyMade):
         self._construct(locals())
 
 
+class NorMuon(ReadyMade):
+    """`functional_optim.normuon` as an optimizer object."""
+
+    algorithm = "normuon"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.02, weight_decay: numeric.Hyper = 0.0,
+        momentum: numeric.Hyper = 0.95, beta2: numeric.Hyper = 0.95, eps: numeric.Hyper = 1e-10,
+        nesterov: Nesterov = True, ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *,
+        ns_eps: float = 1e-07, scale: Scale = 'original', ns_dtype: torch.dtype = torch.bfloat16,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class NovoGrad(ReadyMade):
     """`functional_optim.novograd` as an optimizer object."""
 
@@ -317,6 +382,21 @@ class SM3(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.1, momentum: numeric.Hyper = 0.9,
         eps: numeric.Hyper = 1e-30, *, maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Scion(ReadyMade):
+    """`functional_optim.scion` as an optimizer object."""
+
+    algorithm = "scion"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, momentum: numeric.Hyper = 0.9,
+        norm: Norm = 'auto', normalized: bool | None = None, radius: numeric.Hyper = 1.0,
+        unconstrained: bool = False, eps: numeric.Hyper = 1e-08,
+        ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *, ns_eps: float = 1e-07,
+        ns_dtype: torch.dtype = torch.bfloat16, compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

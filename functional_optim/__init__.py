@@ -108,6 +108,8 @@ with _uncollected():
     from functional_optim.transforms import orthogonalize as orthogonalize
     from functional_optim.transforms import params_ema as params_ema
     from functional_optim.transforms import proximal_step as proximal_step
+    from functional_optim.transforms import qk_clip as qk_clip
+    from functional_optim.transforms import qk_clip_ as qk_clip_
     from functional_optim.transforms import reduce_on_plateau as reduce_on_plateau
     from functional_optim.transforms import scale as scale
     from functional_optim.transforms import scale_by_lr as scale_by_lr
@@ -129,6 +131,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.adabelief import scale_by_acprop as scale_by_acprop
     from functional_optim.algorithms.adabelief import scale_by_belief as scale_by_belief
     from functional_optim.algorithms.adamax import adamaxw as adamaxw
+    from functional_optim.algorithms.adamuon import adamuon as adamuon
+    from functional_optim.algorithms.adamuon import scale_by_adamuon as scale_by_adamuon
     from functional_optim.algorithms.adan import adan as adan
     from functional_optim.algorithms.adan import scale_by_adan as scale_by_adan
     from functional_optim.algorithms.ademamix import ademamix as ademamix
@@ -139,10 +143,14 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.ademamix import simplified_ademamix as simplified_ademamix
     from functional_optim.algorithms.adopt import adopt as adopt
     from functional_optim.algorithms.adopt import scale_by_adopt as scale_by_adopt
+    from functional_optim.algorithms.came import came as came
+    from functional_optim.algorithms.came import scale_by_came as scale_by_came
     from functional_optim.algorithms.cocob import cocob as cocob
     from functional_optim.algorithms.cocob import scale_by_cocob as scale_by_cocob
     from functional_optim.algorithms.dadapt_adam import dadapt_adam as dadapt_adam
     from functional_optim.algorithms.dadapt_adam import scale_by_dadapt_adam as scale_by_dadapt_adam
+    from functional_optim.algorithms.dion2 import dion2 as dion2
+    from functional_optim.algorithms.dion2 import scale_by_dion2 as scale_by_dion2
     from functional_optim.algorithms.dog import dog as dog
     from functional_optim.algorithms.dog import dowg as dowg
     from functional_optim.algorithms.dog import scale_by_dog as scale_by_dog
@@ -166,6 +174,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.momo import momo_adam as momo_adam
     from functional_optim.algorithms.noisy_sgd import dpsgd as dpsgd
     from functional_optim.algorithms.noisy_sgd import noisy_sgd as noisy_sgd
+    from functional_optim.algorithms.normuon import normuon as normuon
+    from functional_optim.algorithms.normuon import scale_by_normuon as scale_by_normuon
     from functional_optim.algorithms.novograd import novograd as novograd
     from functional_optim.algorithms.novograd import scale_by_novograd as scale_by_novograd
     from functional_optim.algorithms.optimistic import optimistic_adam_v2 as optimistic_adam_v2
@@ -182,6 +192,8 @@ if TYPE_CHECKING:
     )
     from functional_optim.algorithms.schedule_free import schedule_free_adamw as schedule_free_adamw
     from functional_optim.algorithms.schedule_free import schedule_free_sgd as schedule_free_sgd
+    from functional_optim.algorithms.scion import scale_by_scion as scale_by_scion
+    from functional_optim.algorithms.scion import scion as scion
     from functional_optim.algorithms.sign import lion as lion
     from functional_optim.algorithms.sign import scale_by_lion as scale_by_lion
     from functional_optim.algorithms.sign import sign_sgd as sign_sgd
@@ -222,6 +234,7 @@ else:
                 "scale_by_belief",
             ),
             "functional_optim.algorithms.adamax": ("adamaxw",),
+            "functional_optim.algorithms.adamuon": ("adamuon", "scale_by_adamuon"),
             "functional_optim.algorithms.adan": ("adan", "scale_by_adan"),
             "functional_optim.algorithms.ademamix": (
                 "ademamix",
@@ -230,8 +243,10 @@ else:
                 "simplified_ademamix",
             ),
             "functional_optim.algorithms.adopt": ("adopt", "scale_by_adopt"),
+            "functional_optim.algorithms.came": ("came", "scale_by_came"),
             "functional_optim.algorithms.cocob": ("cocob", "scale_by_cocob"),
             "functional_optim.algorithms.dadapt_adam": ("dadapt_adam", "scale_by_dadapt_adam"),
+            "functional_optim.algorithms.dion2": ("dion2", "scale_by_dion2"),
             "functional_optim.algorithms.dog": ("dog", "dowg", "scale_by_dog", "scale_by_dowg"),
             "functional_optim.algorithms.fromage": ("fromage", "scale_by_fromage"),
             "functional_optim.algorithms.lamb": ("lamb", "lars", "scale_by_lars"),
@@ -242,6 +257,7 @@ else:
             "functional_optim.algorithms.mars": ("mars",),
             "functional_optim.algorithms.momo": ("momo", "momo_adam"),
             "functional_optim.algorithms.noisy_sgd": ("dpsgd", "noisy_sgd"),
+            "functional_optim.algorithms.normuon": ("normuon", "scale_by_normuon"),
             "functional_optim.algorithms.novograd": ("novograd", "scale_by_novograd"),
             "functional_optim.algorithms.optimistic": (
                 "optimistic_adam_v2",
@@ -254,6 +270,7 @@ else:
                 "schedule_free_adamw",
                 "schedule_free_sgd",
             ),
+            "functional_optim.algorithms.scion": ("scale_by_scion", "scion"),
             "functional_optim.algorithms.sign": ("lion", "scale_by_lion", "sign_sgd", "signum"),
             "functional_optim.algorithms.sm3": ("scale_by_sm3", "sm3"),
             "functional_optim.algorithms.sophia": ("scale_by_sophia", "sophia"),

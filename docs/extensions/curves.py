@@ -27,10 +27,14 @@ def observed(state: Any, params: Params, x: Tensor, step: int) -> Any:
     return fo.estimators.observe_hessian(state, diagonal(params, step, x))
 
 
-def muon(lr: float) -> fo.GradientTransformation:
-    """Muon for the hidden layer's matrix, AdamW for the rest."""
-    parts = {"matrix": fo.muon(lr, weight_decay=0.0), "rest": fo.adamw(1e-2, weight_decay=0.0)}
-    return fo.partition(parts, {"hidden.weight": "matrix", "*": "rest"})
+def of_matrix(recipe: Callable[..., Any], *values: float, **hyper: Any) -> Curve:
+    """Of an algorithm for the hidden layer's matrix, with AdamW for the rest."""
+
+    def run(lr: float) -> fo.GradientTransformation:
+        parts = {"matrix": recipe(lr, **hyper), "rest": fo.adamw(1e-2, weight_decay=0.0)}
+        return fo.partition(parts, {"hidden.weight": "matrix", "*": "rest"})
+
+    return rates(run, *values)
 
 
 def lbfgs(**hyper: Any) -> Callable[[], fo.GradientTransformation]:
@@ -53,11 +57,13 @@ def of_page(name: str, says: str) -> Curve:
 
 
 SPECIAL = {
+    "adamuon": of_matrix(fo.adamuon, 0.02, 0.15, 0.5, weight_decay=0.0),
     "asgd": rates(
         lambda lr: fo.asgd(lr, lambd=0.0, t0=STEPS / 2),
         *(0.1, 1.0, 10.0),
         shown=lambda state: state.slots["ax"],
     ),
+    "dion2": of_matrix(fo.dion2, 0.01, 0.1, 1.0, weight_decay=0.0),
     "dpsgd": rates(fo.dpsgd, 0.1, 1.0, 10.0, examples=True),
     "lars": rates(
         lambda lr: fo.lars(lr, momentum=0.9, weight_decay=1e-4), *(0.3, 3.0, 30.0), beside=0.9
@@ -76,12 +82,14 @@ SPECIAL = {
     ),
     "momo": rates(lambda lr: fo.momo(lr), 0.1, 10.0, 1000.0, asks=("value",)),
     "momo_adam": rates(lambda lr: fo.momo_adam(lr), 0.001, 0.1, 10.0, asks=("value",)),
-    "muon": rates(muon, 0.005, 0.05, 0.5),
+    "muon": of_matrix(fo.muon, 0.005, 0.05, 0.5, weight_decay=0.0),
     "noisy_sgd": rates(lambda lr: fo.noisy_sgd(lr, eta=0.1), *(0.03, 0.3, 3.0), beside=0.0),
+    "normuon": of_matrix(fo.normuon, 0.005, 0.05, 0.5),
     "polyak_sgd": rates(
         lambda most: fo.polyak_sgd(most), 0.1, 1.0, 10.0, name="max_learning_rate", asks=("value",)
     ),
     "rprop": rates(fo.rprop, 1e-4, 1e-2, 1.0, on="whole", steps=120),
+    "scion": rates(lambda radius: fo.scion(0.01, radius=radius), 1.0, 10.0, 100.0, name="radius"),
     "sgd": rates(lambda lr: fo.sgd(lr, momentum=0.9), 0.03, 0.3, 3.0, beside=0.0),
     "sophia": rates(fo.sophia, 1e-3, 1e-2, 1e-1, before=observed),
     "sparse_adam": rates(fo.sparse_adam, 0.01, 0.1, 1.0, on="tokens"),

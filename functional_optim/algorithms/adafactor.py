@@ -107,7 +107,7 @@ def scale_by_adafactor(
         if R is not None and C is not None:
             R = R.lerp(mean(g * g, -1), s.weight)
             C = C.lerp(mean(g * g, -2), s.weight)
-            V = (R / mean(R, -2).clamp(min=least)) * C  # m divisions, not m · n
+            V = of_rank_one(R, C, least)
         else:
             assert v is not None
             V = v = v.lerp(g * g, s.weight)
@@ -130,6 +130,11 @@ def scale_by_adafactor(
 def mean(x: Tensor, dim: int) -> Tensor:
     """The mean along one dimension, which is kept; 0 where that is empty."""
     return sharding.complete(x.sum(dim, keepdim=True)) / max(x.shape[dim], 1)
+
+
+def of_rank_one(R: Tensor, C: Tensor, least: float) -> Tensor:
+    """The matrix with these means of rows and of columns. least: of their common mean."""
+    return (R / mean(R, -2).clamp(min=least)) * C  # m divisions, not m · n
 
 
 def rms(x: Tensor) -> Tensor:

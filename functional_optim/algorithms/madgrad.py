@@ -84,8 +84,10 @@ def scale_by_madgrad(
 
 
 def _cube_root(x: Tensor) -> Tensor:
-    """That of positive numbers, by a logarithm and one step of Newton's method: a power takes several
-    times as long in a kernel."""
+    """That of positive numbers, by a logarithm and one step of Newton's method.
+
+    A power takes several times as long in a kernel.
+    """
     y = (x.log() / 3).exp()
     return y - (y - x / (y * y)) / 3
 

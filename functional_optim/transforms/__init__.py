@@ -31,6 +31,8 @@ from functional_optim.transforms.polyak import scale_by_polyak as scale_by_polya
 from functional_optim.transforms.privacy import (
     differentially_private_aggregate as differentially_private_aggregate,
 )
+from functional_optim.transforms.qk_clip import qk_clip as qk_clip
+from functional_optim.transforms.qk_clip import qk_clip_ as qk_clip_
 from functional_optim.transforms.sampling import metropolis as metropolis
 from functional_optim.transforms.scaling import apply_delta as apply_delta
 from functional_optim.transforms.scaling import scale as scale

@@ -37,6 +37,7 @@ def rows() -> dict[str, fo.GradientTransformation]:
         "ademamix": fo.ademamix(0.05, (0.8, 0.95, 0.99), eps=1e-3),
         "adopt": fo.adopt(0.05, **ADAM, weight_decay=0.1),
         "adopt-decoupled": fo.adopt(0.05, **ADAM, weight_decay=0.1, decoupled_weight_decay=True),
+        "came": fo.came(0.05, (0.8, 0.95, 0.9), (1e-3, 1e-3), 0.7, 0.1),
         "lion": fo.lion(0.05, (0.8, 0.95), 0.1),
         "madgrad": fo.madgrad(0.05, 0.8, weight_decay=0.1, eps=1e-3),
         "yogi": fo.yogi(0.05, **ADAM, weight_decay=0.1),

@@ -35,7 +35,7 @@ ways = pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way 
 EXAMPLES = made.examples()
 
 
-MATRICES = ("muon", "orthogonalize", "scale_by_muon")
+MATRICES = ("adamuon", "dion2", "muon", "normuon", "orthogonalize")
 
 
 def tree():
@@ -44,7 +44,7 @@ def tree():
 
 def transformed(tx, name):
     """Parameters and state after some steps."""
-    params = {"a": tree()["a"]} if name in MATRICES else tree()
+    params = {"a": tree()["a"]} if name.removeprefix("scale_by_") in MATRICES else tree()
     if name in ("differentially_private_aggregate", "dpsgd"):
         grads = [fo.tree.map(lambda x: torch.stack([x, -2 * x]), g) for g in make_grads(params)]
     else:

@@ -158,6 +158,9 @@ SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
 NO_SLOT = ["complex", "ensemble", "vmap"]
 # Muon's iteration is in bfloat16
 BFLOAT16: dict[str, Any] = {"cannot": ["complex"], "rounding": 2e-2}
+# the same in float64, in which small steps are seen
+NEWTON_SCHULZ: dict[str, Any] = {"cannot": ["complex"], "dim": 2, "ns_dtype": torch.float64}
+FREE: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "radius": 2.0, "unconstrained": True}
 
 CASES = (
     row("sgd", *SGD, lr=0.1),
@@ -187,6 +190,13 @@ CASES = (
     row("ademamix-warmups", fo.ademamix, **SLOW, beta3_warmup=6.5, alpha_warmup=4.5),
     row("adopt", fo.adopt, **SMOOTH, weight_decay=0.1),
     row("adopt-decoupled", fo.adopt, **DIVIDED, weight_decay=0.1, decoupled_weight_decay=True),
+    row(
+        "came",
+        fo.came,
+        cannot=NO_SLOT,
+        **{"lr": 0.05, "betas": (0.8, 0.95, 0.9), "eps": (1e-3, 1e-3), "weight_decay": 0.01},
+        clip_threshold=0.7,
+    ),
     row("asgd", fo.asgd, optim.ASGD, lr=0.1, lambd=0.01, alpha=0.75, t0=0.5, weight_decay=0.1),
     row("laprop", fo.laprop, **SMOOTH),
     row("lion", fo.lion, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
@@ -194,6 +204,13 @@ CASES = (
     row("mars", fo.mars, **SMOOTH, gamma=0.1, weight_decay=0.1, optimize_1d=True),
     row("mars-routed", mars_at_one_rate, cannot=NO_SLOT, **SMOOTH, **OTHERS, gamma=0.1),
     row("muon", fo.muon, optim.Muon, **BFLOAT16, dim=2, lr=0.05, momentum=0.9),
+    row("normuon", fo.normuon, **NEWTON_SCHULZ, lr=0.05, momentum=0.9, beta2=0.8, weight_decay=0.1),
+    row("adamuon", fo.adamuon, **NEWTON_SCHULZ, lr=0.1, momentum=0.9, weight_decay=0.05),
+    row("dion2", fo.dion2, **NEWTON_SCHULZ, lr=0.05, ef_decay=0.8, weight_decay=0.03),
+    row("scion", fo.scion, **{**NEWTON_SCHULZ, "dim": None}, lr=0.05, momentum=0.8, radius=8.0),
+    row("scion-row", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "row"}),
+    row("scion-col", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "col", "normalized": True}),
+    row("scion-sign", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "sign"}),
     row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
     row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
     row("optimistic", fo.optimistic_gradient_descent, lr=0.1, alpha=0.9, beta=0.7),

@@ -1,7 +1,7 @@
 """Writes authors.json: where the optimizers of the authors' packages go. test_authors.py reads it.
 
-    pip install --no-deps adabelief-pytorch dadaptation dog-optimizer lion-pytorch madgrad \
-        momo-opt prodigyopt pytorch_optimizer schedulefree timm torch-adopt torch-optimi \
+    pip install --no-deps adabelief-pytorch came-pytorch dadaptation dog-optimizer lion-pytorch \
+        madgrad momo-opt prodigyopt pytorch_optimizer schedulefree timm torch-adopt torch-optimi \
         colorama tabulate
     python tests/support/reference/make_authors.py [name ...]
 
@@ -98,6 +98,12 @@ ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "adopt.ADOPT",
         **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
         decouple=True,
+    ),
+    "came": of(
+        "came-pytorch",
+        "came_pytorch.CAME",
+        **{"lr": 0.05, "betas": (0.8, 0.95, 0.9), "eps": (1e-3, 1e-3), "weight_decay": 0.1},
+        clip_threshold=0.7,
     ),
     "lion": of(
         "lion-pytorch",

@@ -1,0 +1,174 @@
+"""AdaMuon: Muon with a second moment of the orthogonal matrix, entry by entry.
+
+Si, Zhang, Shen, "AdaMuon: Adaptive Muon Optimizer", https://arxiv.org/abs/2507.11005, as in
+https://github.com/Chongjie-Si/AdaMuon/blob/main/gpt2/models/optimizers/adamuon.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.muon import Nesterov, matrix_momentum
+from functional_optim.algorithms.normuon import frobenius, matrix_chain
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.linalg import Coefficients
+from functional_optim.transforms import sign
+from functional_optim.transforms.orthogonal import matrices_only, polar_factor
+
+
+class AdaMuonSlots(NamedTuple):
+    v_buffer: Tensor
+    """Average v of the orthogonal matrices' squares, like p."""
+
+
+class AdaMuonScalars(NamedTuple):
+    weight: Any
+    """1 − μ, the weight of a square in v."""
+    eps: Any
+
+
+@factory
+def scale_by_adamuon(
+    momentum: numeric.Hyper = 0.95,
+    eps: numeric.Hyper = 1e-8,
+    nesterov: Nesterov = True,
+    ns_coefficients: Coefficients = "jordan",
+    ns_steps: int = 5,
+    *,
+    ns_eps: float = 1e-7,
+    ns_dtype: torch.dtype = torch.bfloat16,
+) -> Leafwise:
+    """The orthogonalized sign of the momentum, divided by the root of its average square.
+
+    A factor then makes the root mean square of the matrix 0.2, which is about that of AdamW's
+    updates.
+
+    Args:
+        momentum: decay rate μ of the momentum and of the average square, in [0, 1).
+        eps: added to the root of the average square and to the norm after the division, ≥ 0.
+        nesterov: True, or "classic": take the sign of what the momentum is after one more step with
+            the same gradient; "grokfast": of g + m; False: of m.
+        ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
+        ns_steps: its repetitions, below 100.
+        ns_eps: least norm to divide by in it.
+        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+
+        `momentum` and `eps` may also be 0-dim tensors or schedules. The defaults are the authors'.
+
+    State: `momentum_buffer` and `v_buffer`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range, or another word; from init, for a parameter that is
+            not a matrix.
+        TypeError: for another dtype; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_adamuon()
+        >>> w = torch.zeros(2, 3)
+        >>> u, state = tx.update(torch.randn(2, 3), tx.init(w), w)
+        >>> u.square().mean().sqrt()
+        tensor(0.2000)
+    """
+    numeric.check(
+        lambda x: 0.0 <= x < 1.0,
+        momentum,
+        "scale_by_adamuon needs a momentum in [0, 1), but got {}.",
+    )
+    numeric.check(
+        lambda x: x >= 0.0, eps, "scale_by_adamuon needs an eps of 0 or more, but got {}."
+    )
+    polar = polar_factor("scale_by_adamuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
+
+    def init(p: Tensor) -> AdaMuonSlots:
+        return AdaMuonSlots(torch.zeros_like(p))
+
+    def scalars(t: Any, *, momentum: Any, eps: Any) -> AdaMuonScalars:
+        return AdaMuonScalars(1 - momentum, eps)
+
+    def update(
+        S: Tensor, slots: AdaMuonSlots, p: Any, s: AdaMuonScalars
+    ) -> tuple[Tensor, AdaMuonSlots]:
+        O = polar(S)  # noqa: E741
+        v = slots.v_buffer.lerp(O * O, s.weight)
+        U = O / (v.sqrt() + s.eps)
+        size = 0.2 * math.sqrt(S.shape[-2] * S.shape[-1])
+        return U * (size / (frobenius(U) + s.eps)), AdaMuonSlots(v)
+
+    second = leafwise(
+        matrices_only("scale_by_adamuon", init),
+        update,
+        scalars,
+        hyper={"momentum": momentum, "eps": eps},
+        elementwise=False,
+        batched=True,
+        name="scale_by_adamuon",
+    )
+    mix = matrix_momentum("scale_by_adamuon", momentum, nesterov)
+    return Leafwise((*mix.placements, *sign().placements, *second.placements))
+
+
+@factory
+def adamuon(
+    lr: numeric.Hyper = 0.02,
+    weight_decay: numeric.Hyper = 0.01,
+    momentum: numeric.Hyper = 0.95,
+    eps: numeric.Hyper = 1e-8,
+    nesterov: Nesterov = True,
+    ns_coefficients: Coefficients = "jordan",
+    ns_steps: int = 5,
+    *,
+    ns_eps: float = 1e-7,
+    ns_dtype: torch.dtype = torch.bfloat16,
+) -> GradientTransformation:
+    """AdaMuon, with the defaults of the authors' code. For matrices of hidden layers only.
+
+    Embeddings, heads, biases and norms want another optimizer, such as `adamw`; `as_matrix` makes
+    matrices of the kernels of convolutions and of fused projections.
+
+    Args:
+        lr: learning rate, ≥ 0; that of AdamW fits, since its updates are about as large.
+        weight_decay: decoupled decay, ≥ 0.
+        momentum: decay rate μ of the momentum and of the average square, in [0, 1).
+        eps: added to the root of the average square and to the norm after the division, ≥ 0.
+        nesterov: True, or "classic": take the sign of what the momentum is after one more step with
+            the same gradient; "grokfast": of g + m; False: of m.
+        ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
+        ns_steps: its repetitions, below 100.
+        ns_eps: least norm to divide by in it.
+        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+
+    State: `momentum_buffer` and `v_buffer`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range, or another word; from init, for a parameter that is
+            not a matrix.
+        TypeError: for another dtype; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adamuon(lr=0.1, weight_decay=0.0)
+        >>> w = torch.eye(2)
+        >>> updates, state = tx.update(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), tx.init(w), w)
+        >>> bool((fo.apply_updates(w, updates).diag() < 0.98).all())
+        True
+    """
+    adapt = scale_by_adamuon(
+        momentum,
+        eps,
+        nesterov,
+        ns_coefficients,
+        ns_steps,
+        ns_eps=ns_eps,
+        ns_dtype=ns_dtype,
+    )
+    return matrix_chain(adapt, lr, weight_decay)

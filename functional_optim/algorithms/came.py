@@ -1,0 +1,181 @@
+"""CAME: Adafactor with momentum, and small steps where the momentum is not sure.
+
+Luo, Ren, Zheng, Jiang, Jiang, You, "CAME: Confidence-guided Adaptive Memory Efficient
+Optimization", https://arxiv.org/abs/2307.02047, Algorithm 2, as in
+https://github.com/yangluo7/CAME/blob/master/came_pytorch/CAME.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adafactor import mean, of_rank_one, rms
+from functional_optim.algorithms.adam import adam_chain, check_each_beta
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+
+
+class CameSlots(NamedTuple):
+    exp_avg: Tensor
+    """Average m of the updates, like p."""
+    exp_avg_sq_row: Tensor | None
+    """Average R of the rows' means of g², (…, m, 1); None below two dimensions."""
+    exp_avg_sq_col: Tensor | None
+    """Average C of the columns' means of g², (…, 1, n); None below two dimensions."""
+    exp_avg_res_row: Tensor | None
+    """The same as R of the updates' squared distances to m."""
+    exp_avg_res_col: Tensor | None
+    """The same as C of these."""
+    exp_avg_sq: Tensor | None
+    """Average V of g², like p; None from two dimensions on."""
+
+
+class CameScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of an update in m."""
+    weight2: Any
+    """1 − β₂, the weight of g² in its averages."""
+    weight3: Any
+    """1 − β₃, the weight of a squared distance in its averages."""
+    eps1: Any
+    """Added to g²."""
+    eps2: Any
+    """Added to squared distances."""
+    threshold: Any
+    """d, the root mean square to which updates are clipped."""
+
+
+@factory
+def scale_by_came(
+    betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.9, 0.999, 0.9999),
+    eps: tuple[numeric.Hyper, numeric.Hyper] = (1e-30, 1e-16),
+    clip_threshold: numeric.Hyper = 1.0,
+) -> Leafwise:
+    """The average of Adafactor's updates, divided by how far these are from it.
+
+    Vectors and scalars are not divided by the distance.
+
+    Args:
+        betas: decay rates of the averages of updates, of g² and of squared distances, each in
+            [0, 1).
+        eps: what is added to g² and to squared distances, each > 0.
+        clip_threshold: largest root mean square of an update before it is averaged, > 0.
+
+        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+
+    State: `exp_avg`, like the parameters; of those with two or more dimensions `exp_avg_sq_row`,
+    `exp_avg_sq_col`, `exp_avg_res_row` and `exp_avg_res_col`, of others `exp_avg_sq`; see
+    `CameSlots`.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas are not three numbers or eps two; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_came()
+        >>> state = tx.init({"w": torch.zeros(3, 2), "b": torch.zeros(2)})
+        >>> state.slots["exp_avg_res_row"]["w"].shape, state.slots["exp_avg_res_row"]["b"]
+        (torch.Size([3, 1]), None)
+    """
+    betas = numeric.triple(betas, "betas", "(0.9, 0.999, 0.9999)")
+    check_each_beta(betas)
+    eps = numeric.pair(eps, "eps", "(1e-30, 1e-16)")
+    for i, x in enumerate(eps):
+        numeric.check(
+            lambda x: x > 0.0, x, f"scale_by_came needs a positive eps at index {i}, but got {{}}."
+        )
+    numeric.check(
+        lambda x: x > 0.0,
+        clip_threshold,
+        "scale_by_came needs a positive clip_threshold, but got {}.",
+    )
+
+    def init(p: Tensor) -> CameSlots:
+        if p.is_complex():
+            raise TypeError(
+                f"CAME takes real parameters, but got one of dtype {p.dtype}; leave it out with "
+                "masked or partition."
+            )
+        m = torch.zeros_like(p)
+        if p.dim() < 2:
+            return CameSlots(m, None, None, None, None, torch.zeros_like(p))
+        # averaged, so that shards and strides are those of later steps
+        factors = [mean(torch.zeros_like(p), dim) for dim in (-1, -2, -1, -2)]
+        return CameSlots(m, *factors, None)
+
+    def scalars(t: Any, *, betas: Any, eps: Any, clip_threshold: Any) -> CameScalars:
+        return CameScalars(*[1 - beta for beta in betas], *eps, clip_threshold)
+
+    def update(g: Tensor, slots: CameSlots, p: Tensor, s: CameScalars) -> tuple[Tensor, CameSlots]:
+        m, R, C, S, D, v = slots
+        square = g * g + s.eps1
+        if R is not None and C is not None:
+            R = R.lerp(mean(square, -1), s.weight2)
+            C = C.lerp(mean(square, -2), s.weight2)
+            V = of_rank_one(R, C, 0.0)
+        else:
+            assert v is not None
+            V = v = v.lerp(square, s.weight2)
+        U = g * V.rsqrt()
+        U = U / (rms(U) / s.threshold).clamp(min=1.0)
+        m = m.lerp(U, s.weight1)
+        if S is None or D is None:
+            return m, CameSlots(m, R, C, S, D, v)
+        distance = (U - m) * (U - m) + s.eps2
+        S = S.lerp(mean(distance, -1), s.weight3)
+        D = D.lerp(mean(distance, -2), s.weight3)
+        return m * of_rank_one(S, D, 0.0).rsqrt(), CameSlots(m, R, C, S, D, v)
+
+    hyper = {"betas": betas, "eps": eps, "clip_threshold": clip_threshold}
+    return leafwise(init, update, scalars, hyper=hyper, elementwise=False, name="scale_by_came")
+
+
+@factory
+def came(
+    lr: numeric.Hyper = 2e-4,
+    betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.9, 0.999, 0.9999),
+    eps: tuple[numeric.Hyper, numeric.Hyper] = (1e-30, 1e-16),
+    clip_threshold: numeric.Hyper = 1.0,
+    weight_decay: numeric.Hyper = 0.0,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """CAME, with the arguments and defaults of the authors' code.
+
+    Args:
+        lr: learning rate, ≥ 0. The authors have no default; 2e-4 is that of their examples.
+        betas: decay rates of the averages of updates, of g² and of squared distances, each in
+            [0, 1).
+        eps: what is added to g² and to squared distances, each > 0.
+        clip_threshold: largest root mean square of an update before it is averaged, > 0.
+        weight_decay: decoupled decay, ≥ 0.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules.
+
+    State: `exp_avg`, like the parameters; of those with two or more dimensions `exp_avg_sq_row`
+    (…, m, 1), `exp_avg_sq_col` (…, 1, n), `exp_avg_res_row` and `exp_avg_res_col`, of others
+    `exp_avg_sq`.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: if betas are not three numbers or eps two; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.came(lr=0.1)
+        >>> w = torch.ones(2)
+        >>> updates, state = tx.update(torch.tensor([3.0, -2.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([0.9900, 1.0100])
+    """
+    adapt = scale_by_came(betas, eps, clip_threshold)
+    return adam_chain(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

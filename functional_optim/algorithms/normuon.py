@@ -1,0 +1,209 @@
+"""NorMuon: Muon whose rows are brought to like lengths.
+
+Li, Liu, Liang, Chen, Zhao, "NorMuon: Making Muon more efficient and scalable",
+https://arxiv.org/abs/2510.05491, as in https://github.com/zichongli5/NorMuon/blob/main/normuon.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adafactor import mean
+from functional_optim.algorithms.muon import Nesterov, matrix_momentum
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.linalg import Coefficients
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.orthogonal import (
+    Scale,
+    check_scale,
+    matrices_only,
+    polar_factor,
+    shape_factor,
+)
+from functional_optim.transforms.scaling import check_lr
+
+
+class NorMuonSlots(NamedTuple):
+    second_momentum_buffer: Tensor
+    """Average v of the rows' mean squares, (m, 1)."""
+
+
+class NorMuonScalars(NamedTuple):
+    weight: Any
+    """1 − β₂, the weight of a mean square in v."""
+    eps: Any
+
+
+@factory
+def scale_by_normuon(
+    momentum: numeric.Hyper = 0.95,
+    beta2: numeric.Hyper = 0.95,
+    eps: numeric.Hyper = 1e-10,
+    nesterov: Nesterov = True,
+    ns_coefficients: Coefficients = "jordan",
+    ns_steps: int = 5,
+    *,
+    ns_eps: float = 1e-7,
+    scale: Scale = "original",
+    ns_dtype: torch.dtype = torch.bfloat16,
+) -> Leafwise:
+    """The orthogonalized momentum, each row divided by the root of its average mean square.
+
+    A factor then gives the matrix the norm that it had before the division.
+
+    Args:
+        momentum: decay rate μ of the momentum, ≥ 0.
+        beta2: decay rate β₂ of the rows' mean squares, in [0, 1).
+        eps: added to their roots and to the norm after the division, ≥ 0.
+        nesterov: True, or "classic": orthogonalize what the momentum is after one more step with
+            the same gradient; "grokfast": g + m; False: m.
+        ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
+        ns_steps: its repetitions, below 100.
+        ns_eps: least norm to divide by in it.
+        scale: factor for an m × n matrix (out, in), see `scale_by_muon`.
+        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+
+        Those that are numbers may also be 0-dim tensors or schedules, but for those of the
+        iteration. The defaults are the authors'.
+
+    State: `momentum_buffer`, like the parameters, and `second_momentum_buffer`, (m, 1).
+
+    Raises:
+        ValueError: for numbers out of range, or another word; from init, for a parameter that is
+            not a matrix.
+        TypeError: for another dtype; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_normuon(ns_dtype=torch.float64)
+        >>> w = torch.zeros(3, 1)
+        >>> u, state = tx.update(torch.tensor([[3.0], [4.0], [0.1]]), tx.init(w), w)
+        >>> u.abs().flatten() / u.norm()  # the rows are of one length
+        tensor([0.5774, 0.5774, 0.5774])
+    """
+    check_rows("scale_by_normuon", beta2, eps)
+    polar = polar_factor("scale_by_normuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
+    check_scale("scale_by_normuon", scale)
+
+    def init(p: Tensor) -> NorMuonSlots:
+        return NorMuonSlots(torch.zeros_like(p[:, :1]) if p.shape[1] else p.new_zeros(len(p), 1))
+
+    def scalars(t: Any, *, beta2: Any, eps: Any) -> NorMuonScalars:
+        return NorMuonScalars(1 - beta2, eps)
+
+    def update(
+        M: Tensor, slots: NorMuonSlots, p: Any, s: NorMuonScalars
+    ) -> tuple[Tensor, NorMuonSlots]:
+        O = polar(M)  # noqa: E741
+        v = slots.second_momentum_buffer.lerp(mean(O * O, -1), s.weight)
+        U = O / (v.sqrt() + s.eps)
+        U = U * (frobenius(O) / (frobenius(U) + s.eps))
+        return shape_factor(scale, *M.shape[-2:]) * U, NorMuonSlots(v)
+
+    rows = leafwise(
+        matrices_only("scale_by_normuon", init),
+        update,
+        scalars,
+        hyper={"beta2": beta2, "eps": eps},
+        elementwise=False,
+        batched=True,
+        name="scale_by_normuon",
+    )
+    mix = matrix_momentum("scale_by_normuon", momentum, nesterov)
+    return Leafwise((*mix.placements, *rows.placements))
+
+
+def check_rows(name: str, beta2: numeric.Hyper, eps: numeric.Hyper) -> None:
+    """Raise ValueError for numbers of a second moment that are out of range."""
+    numeric.check(lambda x: 0.0 <= x < 1.0, beta2, f"{name} needs a beta2 in [0, 1), but got {{}}.")
+    numeric.check(lambda x: x >= 0.0, eps, f"{name} needs an eps of 0 or more, but got {{}}.")
+
+
+def frobenius(X: Tensor) -> Tensor:
+    """The norms of matrices, (…, 1, 1)."""
+    return torch.linalg.matrix_norm(X, keepdim=True)
+
+
+@factory
+def normuon(
+    lr: numeric.Hyper = 0.02,
+    weight_decay: numeric.Hyper = 0.0,
+    momentum: numeric.Hyper = 0.95,
+    beta2: numeric.Hyper = 0.95,
+    eps: numeric.Hyper = 1e-10,
+    nesterov: Nesterov = True,
+    ns_coefficients: Coefficients = "jordan",
+    ns_steps: int = 5,
+    *,
+    ns_eps: float = 1e-7,
+    scale: Scale = "original",
+    ns_dtype: torch.dtype = torch.bfloat16,
+) -> GradientTransformation:
+    """NorMuon, with the defaults of the authors' code. For matrices of hidden layers only.
+
+    Embeddings, heads, biases and norms want another optimizer, such as `adamw`; `as_matrix` makes
+    matrices of the kernels of convolutions and of fused projections.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        weight_decay: decoupled decay, ≥ 0.
+        momentum: decay rate μ of the momentum, ≥ 0.
+        beta2: decay rate β₂ of the rows' mean squares, in [0, 1).
+        eps: added to their roots and to the norm after the division, ≥ 0.
+        nesterov: True, or "classic": orthogonalize what the momentum is after one more step with
+            the same gradient; "grokfast": g + m; False: m.
+        ns_coefficients: of the Newton–Schulz quintic, see `orthogonalize`.
+        ns_steps: its repetitions, below 100.
+        ns_eps: least norm to divide by in it.
+        scale: factor for an m × n matrix (out, in), see `scale_by_muon`.
+        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+
+    State: `momentum_buffer`, like the parameters, and `second_momentum_buffer`, (m, 1).
+
+    Raises:
+        ValueError: for numbers out of range, or another word; from init, for a parameter that is
+            not a matrix.
+        TypeError: for another dtype; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.normuon(lr=0.1)
+        >>> w = torch.eye(2)
+        >>> updates, state = tx.update(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), tx.init(w), w)
+        >>> bool((fo.apply_updates(w, updates).diag() < 0.95).all())
+        True
+    """
+    adapt = scale_by_normuon(
+        momentum,
+        beta2,
+        eps,
+        nesterov,
+        ns_coefficients,
+        ns_steps,
+        ns_eps=ns_eps,
+        scale=scale,
+        ns_dtype=ns_dtype,
+    )
+    return matrix_chain(adapt, lr, weight_decay)
+
+
+def matrix_chain(
+    adapt: GradientTransformation, lr: numeric.Hyper, weight_decay: numeric.Hyper
+) -> GradientTransformation:
+    """The transform of a matrix optimizer with decoupled decay and a learning rate.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
+    check_lr(lr, "Learning rate should be >= 0 but is: {}")
+    numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")
+    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
