@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import MomoAdam as MomoAdam
     from functional_optim.adapters.ready_made import NoisySGD as NoisySGD
     from functional_optim.adapters.ready_made import NovoGrad as NovoGrad
+    from functional_optim.adapters.ready_made import PSGDKron as PSGDKron
     from functional_optim.adapters.ready_made import SignSGD as SignSGD
     from functional_optim.adapters.ready_made import Signum as Signum
     from functional_optim.adapters.ready_made import StableAdamW as StableAdamW
@@ -95,6 +96,7 @@ else:
                 "MomoAdam",
                 "NoisySGD",
                 "NovoGrad",
+                "PSGDKron",
                 "SignSGD",
                 "Signum",
                 "StableAdamW",

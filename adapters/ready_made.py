@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from functional_optim import numeric
     from functional_optim.algorithms.adam import Betas
+    from functional_optim.algorithms.psgd import MemorySaveMode
     from functional_optim.engine.group import Compile
 
 DOC = """`functional_optim.{name}` as an optimizer object.
@@ -305,6 +306,22 @@ class NovoGrad(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.95, 0.98),
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, *, maximize: bool = False,
         compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class PSGDKron(ReadyMade):
+    """`functional_optim.psgd_kron` as an optimizer object."""
+
+    algorithm = "psgd_kron"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.0003, b1: numeric.Hyper = 0.9,
+        weight_decay: numeric.Hyper = 0.0,
+        preconditioner_update_probability: numeric.Hyper | None = None,
+        max_size_triangular: int = 8192, min_ndim_triangular: int = 2,
+        memory_save_mode: MemorySaveMode = None, precond_lr: numeric.Hyper = 0.1,
+        clip_rms: numeric.Hyper = 1.1, *, seed: int = 0, compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
