@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import NoisySGD as NoisySGD
     from functional_optim.adapters.ready_made import NorMuon as NorMuon
     from functional_optim.adapters.ready_made import NovoGrad as NovoGrad
+    from functional_optim.adapters.ready_made import PSGDKron as PSGDKron
     from functional_optim.adapters.ready_made import Scion as Scion
     from functional_optim.adapters.ready_made import SignSGD as SignSGD
     from functional_optim.adapters.ready_made import Signum as Signum
@@ -104,6 +105,7 @@ else:
                 "NoisySGD",
                 "NorMuon",
                 "NovoGrad",
+                "PSGDKron",
                 "Scion",
                 "SignSGD",
                 "Signum",

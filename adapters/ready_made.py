@@ -374,6 +374,22 @@ class NovoGrad(ReadyMade):
         self._construct(locals())
 
 
+class PSGDKron(ReadyMade):
+    """`functional_optim.psgd_kron` as an optimizer object."""
+
+    algorithm = "psgd_kron"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.0003, b1: numeric.Hyper = 0.9,
+        weight_decay: numeric.Hyper = 0.0,
+        preconditioner_update_probability: numeric.Hyper | None = None,
+        max_size_triangular: int = 8192, min_ndim_triangular: int = 2,
+        memory_save_mode: MemorySaveMode = None, precond_lr: numeric.Hyper = 0.1,
+        clip_rms: numeric.Hyper = 1.1, *, seed: int = 0, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class SM3(ReadyMade):
     """`functional_optim.sm3` as an optimizer object."""
 

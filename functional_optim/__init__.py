@@ -187,6 +187,8 @@ if TYPE_CHECKING:
     )
     from functional_optim.algorithms.prodigy import prodigy as prodigy
     from functional_optim.algorithms.prodigy import scale_by_prodigy as scale_by_prodigy
+    from functional_optim.algorithms.psgd import psgd_kron as psgd_kron
+    from functional_optim.algorithms.psgd import scale_by_psgd_kron as scale_by_psgd_kron
     from functional_optim.algorithms.schedule_free import (
         scale_by_second_moment as scale_by_second_moment,
     )
@@ -265,6 +267,7 @@ else:
                 "scale_by_optimistic_gradient",
             ),
             "functional_optim.algorithms.prodigy": ("prodigy", "scale_by_prodigy"),
+            "functional_optim.algorithms.psgd": ("psgd_kron", "scale_by_psgd_kron"),
             "functional_optim.algorithms.schedule_free": (
                 "scale_by_second_moment",
                 "schedule_free_adamw",

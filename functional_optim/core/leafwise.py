@@ -281,6 +281,8 @@ def _check_turns(
     """Raise ValueError unless turns are a number of them, and those that `choose` is asked for."""
     who = f"the rule {name!r}"
     if turns is None:
+        if torch.compiler.is_compiling():  # Dynamo cannot read a function's defaults
+            return
         if choose is not None and "turn" in {*base.extra_names(choose, required=True)} - {*hyper}:
             raise ValueError(
                 f"choose of {who} takes a turn, but there are no turns; pass turns=, the number "

@@ -187,9 +187,10 @@ class Placement(NamedTuple):
     def seen_as(self, view: MatrixView) -> Placement:
         """The same with parameters seen as matrices, if its rule takes batches of them.
 
-        One that has a view keeps it.
+        One that has a view keeps it, unless nobody has asked for that.
         """
-        if not self.rule.batched or self.rule.view is not None:
+        known = self.rule.view
+        if not self.rule.batched or (known is not None and not known.assumed):
             return self
         return self._replace(rule=self.rule._replace(view=view))
 

@@ -16,12 +16,16 @@ Run = tuple[int, int]
 
 
 class MatrixView(NamedTuple):
-    """A parameter as matrices (out, in); `as_matrix` documents the fields."""
+    """A parameter as matrices (out, in); `as_matrix` documents the first fields.
+
+    assumed: whether this is what a rule takes a parameter for until `as_matrix` says otherwise.
+    """
 
     kernel: Literal["flatten", "batch"] = "flatten"
     heads: int | tuple[int, ...] | None = None
     split: int | tuple[int, ...] | None = None
     transposed: bool = False
+    assumed: bool = False
 
     def keeps(self, shape: Sequence[int]) -> bool:
         """Whether a parameter of this shape is seen as it is."""

@@ -119,7 +119,8 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
     def update(
         u: Tensor, slots: Any, p: Tensor, d: Any, squares: Any, size: Any
     ) -> tuple[Tensor, Any]:
-        excess = (squares / (size * d * d)).clamp(min=1.0)  # the root of 0 has no derivative
+        # the root of 0 has no derivative, nor has a mean over nothing
+        excess = (squares / (size.clamp(min=1.0) * d * d)).clamp(min=1.0)
         return u * excess.rsqrt(), slots
 
     hyper = {"threshold": threshold}

@@ -156,6 +156,7 @@ SUMMED: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "alpha"
 SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
 # torch.vmap refuses the None of a slot that a tensor does without
 NO_SLOT = ["complex", "ensemble", "vmap"]
+KRON: dict[str, Any] = {"lr": 0.05, "b1": 0.8, "weight_decay": 0.1, "precond_lr": 0.3}
 # Muon's iteration is in bfloat16
 BFLOAT16: dict[str, Any] = {"cannot": ["complex"], "rounding": 2e-2}
 # the same in float64, in which small steps are seen
@@ -211,6 +212,13 @@ CASES = (
     row("scion-row", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "row"}),
     row("scion-col", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "col", "normalized": True}),
     row("scion-sign", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "sign"}),
+    row("psgd_kron", fo.psgd_kron, cannot=["complex"], dim=2, **KRON),
+    row(
+        "psgd_kron-seldom",
+        fo.psgd_kron,
+        **{"cannot": NO_SLOT, **KRON, "preconditioner_update_probability": 0.4, "clip_rms": 0.8},
+        memory_save_mode="one_diag",
+    ),
     row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
     row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
     row("optimistic", fo.optimistic_gradient_descent, lr=0.1, alpha=0.9, beta=0.7),

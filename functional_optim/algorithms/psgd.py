@@ -1,0 +1,376 @@
+"""PSGD Kron: gradients whitened by a Kronecker product of triangular matrices.
+
+Li, "Preconditioned Stochastic Gradient Descent", https://arxiv.org/abs/1512.04202; Pooladzandi,
+Li, "Curvature-Informed SGD via General Purpose Lie-Group Preconditioners",
+https://arxiv.org/abs/2402.04553. Followed is
+https://github.com/evanatyourservice/kron_torch, kron_torch/kron.py at 884427c.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, schedules
+from functional_optim.core import base, draws, randomness
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import wide_dtype
+from functional_optim.core.views import MatrixView
+from functional_optim.transforms import add_decayed_weights, clip_by_block_rms, ema, scale_by_lr
+from functional_optim.transforms.scaling import check_lr
+
+MemorySaveMode = Literal["smart_one_diag", "one_diag", "all_diag"] | None
+"""Which sides have a diagonal factor, however small they are: see `scale_by_psgd_kron`."""
+
+MODES = (None, "smart_one_diag", "one_diag", "all_diag")
+
+DAMPING = torch.finfo(torch.float32).eps ** 0.5
+"""The size of the noise that is added to what the factors are fitted to, relative to it."""
+
+BALANCED_EVERY = 100
+"""After how many renewals the factors are made equally large; the source does it at random."""
+
+
+class KronSlots(NamedTuple):
+    Q_left: Tensor
+    """Upper triangular factor of the rows, (m, m), or its diagonal, (m,)."""
+    Q_right: Tensor | None
+    """That of the columns, (n, n) or (n,); none for a vector."""
+
+
+class KronCount(NamedTuple):
+    steps_since_renewal: int
+    renewals: int
+
+
+class KronScalars(NamedTuple):
+    precond_lr: Any
+    t: Any
+
+
+class Kind(NamedTuple):
+    """Which factors are triangular."""
+
+    left: bool
+    right: bool
+
+
+@factory
+def scale_by_psgd_kron(
+    b1: numeric.Hyper = 0.9,
+    preconditioner_update_probability: numeric.Hyper | None = None,
+    max_size_triangular: int = 8192,
+    min_ndim_triangular: int = 2,
+    memory_save_mode: MemorySaveMode = None,
+    precond_lr: numeric.Hyper = 0.1,
+    clip_rms: numeric.Hyper = 1.1,
+    *,
+    seed: int = 0,
+) -> Leafwise:
+    """The average gradient, whitened by a Kronecker product that is learned, and clipped.
+
+    Args:
+        b1: decay rate of the average m, in [0, 1).
+        preconditioner_update_probability: the share of steps in which the factors are learned, in
+            (0, 1]: they are as soon as 1 / p steps have passed since the last time. None: 1 for 500
+            steps, then e^(−0.001 (t − 500)), down to 0.03.
+        max_size_triangular: sides longer than this have a diagonal factor.
+        min_ndim_triangular: parameters with fewer dimensions have diagonal factors: vectors, if 2.
+        memory_save_mode: None: all others are triangular. "one_diag": the longest side's is
+            diagonal, of two equal ones the second; "smart_one_diag": if it is longer than the
+            other; "all_diag": all are.
+        precond_lr: learning rate of the factors, ≥ 0.
+        clip_rms: largest root mean square of a parameter's update, > 0.
+        seed: of the normal numbers that the factors are fitted with, ≥ 0. They are functions of it,
+            the step, and the shape: matrices of one shape see the same.
+
+    Kernels of convolutions count as matrices (out, in · height · width), unless `as_matrix` says
+    otherwise. Defaults are the source's.
+
+    State: `ema`, like the parameters; `Q_left`, (m, m) or (m,), and `Q_right`, (n, n) or (n,), in
+    float32 for half types; the counts `steps_since_renewal` and `renewals`.
+
+    Raises:
+        ValueError: for numbers out of range, or another mode.
+        TypeError: from init, for a complex parameter.
+
+    Source: https://github.com/evanatyourservice/kron_torch.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_psgd_kron()
+        >>> w = torch.zeros(2, 2)
+        >>> u, state = tx.update(torch.diag(torch.tensor([1.0, 9.0])), tx.init(w), w)
+        >>> bool(u[0, 0] / u[1, 1] > 1 / 9)  # less uneven than the gradient
+        True
+    """
+    name = "scale_by_psgd_kron"
+    share = preconditioner_update_probability
+    if share is None:
+        share = schedules.exponential_decay(1.0, 1000, math.exp(-1.0), 500, end_value=0.03)
+    numeric.check(
+        lambda x: 0.0 < x <= 1.0,
+        share,
+        f"{name} needs a preconditioner_update_probability in (0, 1], but got {{}}.",
+    )
+    numeric.check(
+        lambda x: x >= 0.0, precond_lr, f"{name} needs a precond_lr of 0 or more, but got {{}}."
+    )
+    numeric.check_count(name, 0, max_size_triangular=max_size_triangular, seed=seed)
+    numeric.check_count(name, 0, min_ndim_triangular=min_ndim_triangular)
+    if memory_save_mode not in MODES:
+        raise ValueError(
+            f"{name} needs a memory_save_mode of None, 'smart_one_diag', 'one_diag' or 'all_diag', "
+            f"but got {memory_save_mode!r}."
+        )
+    real = base.real_only(name)
+
+    def kind_of(*shape: int) -> Kind:
+        """Of a matrix, or of a vector, whose second factor does not matter."""
+        longest = len(shape) - 1 if shape[-1] == max(shape) else 0
+        diagonal = [memory_save_mode == "all_diag"] * len(shape)
+        if memory_save_mode == "one_diag" or (
+            memory_save_mode == "smart_one_diag" and len({*shape}) == 2
+        ):
+            diagonal[longest] = True
+        diagonal = [
+            x or n == 1 or n > max_size_triangular or len(shape) < min_ndim_triangular
+            for x, n in zip(diagonal, shape, strict=True)
+        ]
+        return Kind(not diagonal[0], not diagonal[-1])
+
+    def init(p: Tensor) -> KronSlots:
+        real(p)
+        shape = tuple(p.shape) or (1,)
+        like = {"dtype": wide_dtype(p), "device": p.device}
+        first = [
+            torch.eye(n, **like) if triangular else torch.ones(n, **like)
+            for n, triangular in zip(shape, kind_of(*shape), strict=False)
+        ]
+        return KronSlots(first[0], first[1] if len(first) > 1 else None)
+
+    def scalars(
+        t: Any, count: KronCount, *, preconditioner_update_probability: Any, precond_lr: Any
+    ) -> tuple[KronScalars, KronCount]:
+        due = is_due(count, preconditioner_update_probability)
+        since = numeric.where(due, 0.0, count.steps_since_renewal + 1)
+        renewals = count.renewals + numeric.where(due, 1.0, 0.0)
+        return KronScalars(precond_lr, t), KronCount(since, renewals)
+
+    def choose(t: Any, count: KronCount, *, preconditioner_update_probability: Any) -> Any:
+        uneven = numeric.where(count.renewals % BALANCED_EVERY == BALANCED_EVERY - 1, 2, 1)
+        return numeric.where(is_due(count, preconditioner_update_probability), uneven, 0)
+
+    def opened(u: Tensor, x: KronSlots) -> tuple[Tensor, Tensor, Tensor | None, Kind]:
+        """Several matrices (k, m, n), their factors, and which of these are triangular.
+
+        A vector is a column, and has no factor of columns.
+        """
+        if x.Q_right is None:
+            n = x.Q_left.shape[-1]
+            kind = kind_of(n)
+            return u.reshape(-1, n, 1), spread(x.Q_left, n, kind.left), None, kind
+        m, n = u.shape[-2:]
+        kind = kind_of(m, n)
+        left, right = spread(x.Q_left, m, kind.left), spread(x.Q_right, n, kind.right)
+        return u.reshape(-1, m, n), left, right, kind
+
+    def plain(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
+        if u.numel() == 0:
+            return u, x
+        mu, left, right, kind = opened(u, x)
+        return whitened(mu, left, right, kind).reshape(u.shape), x
+
+    def renew(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
+        if u.numel() == 0:
+            return u, x
+        mu, left, right, kind = opened(u, x)
+        key = draws.stream(torch.full((), seed, device=u.device), count_of(s.t), *mu.shape[-2:])
+        V = randomness.normal(key, tuple(mu.shape[-2:]), mu.dtype, mu.device)
+        size = mu.abs().mean((-2, -1), keepdim=True)
+        G = mu + DAMPING * size * V
+        A = times(left, G, kind.left)
+        B = divided(left, V, kind.left)
+        if right is not None:
+            A = times(right, A.mT, kind.right).mT
+            B = divided(right, B.mT, kind.right).mT
+        new_left, bound = learned(left, A, B, s.precond_lr, kind.left)
+        new_right, other = right, bound
+        if right is not None:
+            new_right, other = learned(right, A.mT, B.mT, s.precond_lr, kind.right)
+        good = (bound + other).isfinite() & (size > 0)
+        left = torch.where(good, new_left, left)
+        if right is not None:
+            right = torch.where(good, new_right, right)
+        new = KronSlots(
+            left.reshape(x.Q_left.shape),
+            None if x.Q_right is None else right.reshape(x.Q_right.shape),
+        )
+        return whitened(mu, left, right, kind).reshape(u.shape), new
+
+    def balance(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
+        """`renew` with factors that have been made equally large."""
+        if u.numel() == 0 or x.Q_right is None:
+            return renew(u, x, p, s)
+        _, left, right, _ = opened(u, x)
+        a, b = [q.abs().amax((-2, -1), keepdim=True) for q in (left, right)]
+        ratio = (b / a).sqrt()
+        left, right = left * ratio, right / ratio
+        return renew(
+            u, KronSlots(left.reshape(x.Q_left.shape), right.reshape(x.Q_right.shape)), p, s
+        )
+
+    hyper = {"preconditioner_update_probability": share, "precond_lr": precond_lr}
+    whiten = leafwise(
+        init,
+        [plain, renew, balance],
+        scalars,
+        choose=choose,
+        carry=KronCount(0, 0),
+        hyper=hyper,
+        shared=True,
+        elementwise=False,
+        batched=True,
+        dense_only=True,
+        name=name,
+    )
+    seen = [x.seen_as(MatrixView(assumed=True)) for x in whiten.placements]
+    clip = clip_by_block_rms(clip_rms)
+    return Leafwise((*ema(b1).placements, *seen, *clip.placements))
+
+
+def is_due(count: KronCount, share: Any) -> Any:
+    """Whether the factors are learned in this step."""
+    return count.steps_since_renewal + 1 >= numeric.divide(1.0, share)
+
+
+def count_of(t: Any) -> Any:
+    """The number of a step as the counter of a stream."""
+    return t.to(torch.int64) if isinstance(t, Tensor) else int(t)
+
+
+def spread(q: Tensor, n: int, triangular: bool) -> Tensor:
+    """Factors of sides of length n as triangular matrices, or their diagonals as columns."""
+    return q.reshape(-1, n, n if triangular else 1)
+
+
+def times(Q: Tensor, X: Tensor, triangular: bool) -> Tensor:
+    """Q X."""
+    return Q @ X if triangular else Q * X
+
+
+def divided(Q: Tensor, X: Tensor, triangular: bool) -> Tensor:
+    """Q⁻ᵀ X."""
+    return torch.linalg.solve_triangular(Q.mT, X, upper=False) if triangular else X / Q
+
+
+def whitened(X: Tensor, left: Tensor, right: Tensor | None, kind: Kind) -> Tensor:
+    """Qₗᵀ Qₗ X Qᵣᵀ Qᵣ."""
+    X = left.mT @ (left @ X) if kind.left else left * left * X
+    if right is None:
+        return X
+    return X @ right.mT @ right if kind.right else X * (right * right).mT
+
+
+def learned(
+    Q: Tensor, A: Tensor, B: Tensor, precond_lr: Any, triangular: bool
+) -> tuple[Tensor, Tensor]:
+    """A factor after a step that brings A Aᵀ to B Bᵀ; and the norm by which that is measured."""
+    tiny = torch.finfo(Q.dtype).tiny
+    if not triangular:
+        a, b = (A * A).sum(-1, keepdim=True), (B * B).sum(-1, keepdim=True)
+        norm = (a + b).amax(-2, keepdim=True)
+        return Q - precond_lr * (a - b) / norm.clamp(min=tiny) * Q, norm
+    AA, BB = A @ A.mT, B @ B.mT
+    norm = norm_bound(AA + BB)
+    return Q - (precond_lr / norm.clamp(min=tiny)) * ((AA - BB).triu() @ Q), norm
+
+
+def norm_bound(S: Tensor) -> Tensor:
+    """A lower bound of the spectral norms of symmetric matrices (k, n, n), as (k, 1, 1).
+
+    One step of the power method from the longest row.
+    """
+    largest = S.abs().amax((-2, -1), keepdim=True)
+    S = S / largest.clamp(min=torch.finfo(S.dtype).tiny)
+    i = (S * S).sum(-1).argmax(-1)
+    x = torch.take_along_dim(S, i[..., None, None], -2) @ S
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    x = x / length.clamp(min=torch.finfo(S.dtype).tiny) @ S
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True) * largest
+
+
+@factory
+def psgd_kron(
+    lr: numeric.Hyper = 3e-4,
+    b1: numeric.Hyper = 0.9,
+    weight_decay: numeric.Hyper = 0.0,
+    preconditioner_update_probability: numeric.Hyper | None = None,
+    max_size_triangular: int = 8192,
+    min_ndim_triangular: int = 2,
+    memory_save_mode: MemorySaveMode = None,
+    precond_lr: numeric.Hyper = 0.1,
+    clip_rms: numeric.Hyper = 1.1,
+    *,
+    seed: int = 0,
+) -> GradientTransformation:
+    """PSGD Kron: the average gradient, whitened by a Kronecker product that is learned.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        b1: decay rate of the average m, in [0, 1).
+        weight_decay: decoupled decay, ≥ 0, of parameters with two dimensions or more.
+        preconditioner_update_probability: the share of steps in which the factors are learned, in
+            (0, 1]: they are as soon as 1 / p steps have passed since the last time. None: 1 for 500
+            steps, then e^(−0.001 (t − 500)), down to 0.03.
+        max_size_triangular: sides longer than this have a diagonal factor.
+        min_ndim_triangular: parameters with fewer dimensions have diagonal factors: vectors, if 2.
+        memory_save_mode: None: all others are triangular. "one_diag": the longest side's is
+            diagonal, of two equal ones the second; "smart_one_diag": if it is longer than the
+            other; "all_diag": all are.
+        precond_lr: learning rate of the factors, ≥ 0.
+        clip_rms: largest root mean square of a parameter's update, > 0.
+        seed: of the normal numbers that the factors are fitted with, ≥ 0.
+
+        Numbers may also be 0-dim tensors or schedules. Defaults are the source's.
+
+    State: `ema`, like the parameters; `Q_left`, (m, m) or (m,), and `Q_right`, (n, n) or (n,), in
+    float32 for half types; the counts `steps_since_renewal` and `renewals`.
+
+    Raises:
+        ValueError: for numbers out of range, or another mode.
+        TypeError: from init, for a complex parameter.
+
+    Source: https://github.com/evanatyourservice/kron_torch.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.psgd_kron(lr=0.1)
+        >>> w = torch.ones(2, 2)
+        >>> updates, state = tx.update(torch.eye(2), tx.init(w), w)
+        >>> bool((fo.apply_updates(w, updates).diag() < 1).all())
+        True
+    """
+    check_lr(lr)
+    return chain(
+        scale_by_psgd_kron(
+            b1,
+            preconditioner_update_probability,
+            max_size_triangular,
+            min_ndim_triangular,
+            memory_save_mode,
+            precond_lr,
+            clip_rms,
+            seed=seed,
+        ),
+        add_decayed_weights(weight_decay, mask=lambda path, p: p.dim() >= 2),
+        scale_by_lr(lr),
+    )
