@@ -184,6 +184,7 @@ def _same_rule(a: Rule, b: Rule) -> bool:
         and a.reads_new_params == b.reads_new_params
         and a.elementwise == b.elementwise
         and a.turns == b.turns
+        and a.view == b.view
         and len(a.updates) == len(b.updates)
         and all(map(same_function, a.updates, b.updates))
         and same_function(a.reduce, b.reduce)
