@@ -158,7 +158,7 @@ def newton_schulz(
     triples = [known.at(k) for k in range(steps)]
     most = 1
     if 2 * X.shape[-1] > 3 * X.shape[-2]:
-        most = _together(max((a for a, _, _ in triples), default=1.0), dtype)
+        most = _together(max([1.0, *[a for a, _, _ in triples]]), dtype)
     for done in range(0, steps, most):
         X = _repeated(X, triples[done : done + most], dtype)
     return (X.mT if tall else X).to(dtype)
