@@ -34,7 +34,7 @@ from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import check_parts
-from functional_optim.core.paths import tell_unfit
+from functional_optim.core.paths import check_choices
 from functional_optim.engine.group import Compile, how_to
 
 
@@ -349,9 +349,8 @@ class Optimizer(OptimizerBase):
         self.compile = compile
         super().__init__(params, defaults)
         if not torch.compiler.is_compiling():
-            choices = [x for group in self.param_groups for x in choices_of(self.transform(group))]
-            names = [name for group in self.param_groups for name, _ in named(group)]
-            tell_unfit(choices, list(dict.fromkeys(names)))
+            groups = self.param_groups
+            check_choices(*[(choices_of(self.transform(x)), dict(named(x))) for x in groups])
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""

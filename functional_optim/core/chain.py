@@ -12,7 +12,7 @@ from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import freezes
-from functional_optim.core.paths import Choice, chosen, partial, tell_unfit
+from functional_optim.core.paths import Choice, check_choices, chosen, partial
 from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import given_totals
 from functional_optim.core.state_keys import check_rates
@@ -208,7 +208,7 @@ def on_some(
 
     def init(params: Any) -> Any:
         (mine,) = cut(params)
-        tell_unfit(choices, [path for path, _ in tree.items(params)])
+        check_choices((choices, dict(tree.items(params))))
         with partial():
             return tx.init(mine) if tree.leaves(mine) else base.EmptyState()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, sharding
 from functional_optim.core.one_trace import keep_numbers_open
-from functional_optim.core.paths import chosen, tell_unfit
+from functional_optim.core.paths import check_choices, chosen
 from functional_optim.core.rows import (
     Kind,
     Row,
@@ -110,7 +110,7 @@ def lift(
         columns = tree.map_unzip_with_path(len(keys), first, params)
         if routed:
             choices = [choice for placement in placements for choice in placement.where]
-            tell_unfit(choices, [path for path, _ in tree.items(params)])
+            check_choices((choices, dict(tree.items(params))))
         carry = {
             key: base.batched(numeric.stored(value, device), leaves)
             for (rule, *_), own in zip(placements, layout.carry, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -76,6 +76,30 @@ class Answers:
             f"'*' at the end for all others (it has: {has}).{hint}"
         )
 
+    @classmethod
+    def check_leaves(cls, parts: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
+        """Warn, once each, of patterns that fit no leaf: a misspelling, or another model's names.
+
+        `*` may fit nothing. A pattern of several answers must fit in one of them.
+
+        parts: answers of this class, each with the leaves that it is asked about, by path.
+        """
+        paths = list(dict.fromkeys([path for _, leaves in parts for path in leaves]))
+        unfit = [
+            (answers.what, pattern)
+            for answers, _ in parts
+            for pattern, _ in answers.patterns
+            if pattern != "*" and not any(fits(pattern, path) for path in paths)
+        ]
+        for what, pattern in dict.fromkeys(unfit):
+            message = (
+                f"functional_optim: the pattern {pattern!r} of the {what} fits no leaf; there are "
+                f"{some_of(paths)}."
+            )
+            if message not in _told:
+                _told.add(message)
+                warnings.warn(message, UserWarning, stacklevel=5)
+
     def _check(self, answer: Any, where: str) -> None:
         if answer not in self.known:
             raise ValueError(
@@ -105,30 +129,21 @@ def partial() -> Iterator[None]:
         _local.partial = before
 
 
-def tell_unfit(choices: Iterable[Choice], paths: Collection[str]) -> None:
-    """Warn, once each, of patterns that fit no leaf: a misspelling, or another model's names.
+def check_choices(*groups: tuple[Iterable[Choice], Mapping[str, Any]]) -> None:
+    """Let all answers look at all leaves, see `Answers.check_leaves`.
 
-    `*` may fit nothing. A pattern of several choices must fit in one of them.
+    groups: choices with the leaves that they are asked about, by path; of an optimizer object one
+    such pair for each parameter group.
     """
-    if torch.compiler.is_compiling() or getattr(_local, "partial", False) or not paths:
+    if torch.compiler.is_compiling() or getattr(_local, "partial", False):
         return
-    every = {id(answers): answers for answers, _ in choices}
-    unfit = [
-        (answers.what, pattern)
-        for answers in every.values()
-        for pattern, _ in answers.patterns
-        if pattern != "*" and not any(fits(pattern, path) for path in paths)
-    ]
-    for what, pattern in dict.fromkeys(unfit):
-        shown = ", ".join([repr(path) for path in list(paths)[:4]])
-        more = ", …" if len(paths) > 4 else ""
-        message = (
-            f"functional_optim: the pattern {pattern!r} of the {what} fits no leaf; there are "
-            f"{shown}{more}."
-        )
-        if message not in _told:
-            _told.add(message)
-            warnings.warn(message, UserWarning, stacklevel=4)
+    found: dict[type[Answers], dict[tuple[int, int], tuple[Answers, Mapping[str, Any]]]] = {}
+    for i, (choices, leaves) in enumerate(groups):
+        for answers, _ in choices:
+            found.setdefault(type(answers), {})[i, id(answers)] = answers, leaves
+    for kind, parts in found.items():
+        if any(leaves for _, leaves in parts.values()):
+            kind.check_leaves([*parts.values()])
 
 
 def _checked(predicate: Any, what: str) -> Any:
@@ -159,7 +174,12 @@ def masked_by(mask: Mask) -> Choice:
 
 def labelled_by(labels: Labels, known: Iterable[str]) -> Answers:
     """A label for each leaf."""
-    return Answers(labels, known, "labels")
+    return labels if isinstance(labels, Answers) else Answers(labels, known, "labels")
+
+
+def some_of(paths: Sequence[str], most: int = 4) -> str:
+    """The first of some paths, for an error."""
+    return ", ".join(map(repr, paths[:most])) + (", …" if len(paths) > most else "")
 
 
 def exclusive(a: tuple[Choice, ...], b: tuple[Choice, ...]) -> bool:
