@@ -138,6 +138,15 @@ def mars_at_one_rate(lr, **hyper):
     return fo.mars(lr, lr_1d=lr, **hyper)
 
 
+def muon_adamw_at_one_rate(lr, **hyper):
+    """Hidden matrices and others, which have a learning rate of their own."""
+    return fo.muon_adamw(lr, lr, **hyper)
+
+
+def is_matrix(path, p):
+    return p.dim() >= 2
+
+
 def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, **hyper):
     return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding)
 
@@ -158,6 +167,14 @@ SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
 NO_SLOT = ["complex", "ensemble", "vmap"]
 # Muon's iteration is in bfloat16
 BFLOAT16: dict[str, Any] = {"cannot": ["complex"], "rounding": 2e-2}
+PARTED: dict[str, Any] = {
+    **SMOOTH,
+    "lr": 0.05,
+    "momentum": 0.9,
+    "weight_decay": 0.1,
+    "muon": is_matrix,
+}
+PARTED |= {"adamw_weight_decay": 0.05, "ns_dtype": torch.float64}
 
 CASES = (
     row("sgd", *SGD, lr=0.1),
@@ -194,6 +211,7 @@ CASES = (
     row("mars", fo.mars, **SMOOTH, gamma=0.1, weight_decay=0.1, optimize_1d=True),
     row("mars-routed", mars_at_one_rate, cannot=NO_SLOT, **SMOOTH, **OTHERS, gamma=0.1),
     row("muon", fo.muon, optim.Muon, **BFLOAT16, dim=2, lr=0.05, momentum=0.9),
+    row("muon_adamw", muon_adamw_at_one_rate, cannot=NO_SLOT, **PARTED),
     row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
     row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
     row("optimistic", fo.optimistic_gradient_descent, lr=0.1, alpha=0.9, beta=0.7),
