@@ -25,6 +25,7 @@ with _uncollected():
 if TYPE_CHECKING:
     # begin: algorithms (make lists)
     from functional_optim.adapters.lbfgs import LBFGS as LBFGS
+    from functional_optim.adapters.muon_adamw import MuonAdamW as MuonAdamW
     from functional_optim.adapters.one_rate import DAdaptAdam as DAdaptAdam
     from functional_optim.adapters.one_rate import Prodigy as Prodigy
     from functional_optim.adapters.ready_made import ADOPT as ADOPT
@@ -80,6 +81,7 @@ else:
             "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
             # begin: algorithms (make lists)
             "functional_optim.adapters.lbfgs": ("LBFGS",),
+            "functional_optim.adapters.muon_adamw": ("MuonAdamW",),
             "functional_optim.adapters.one_rate": ("DAdaptAdam", "Prodigy"),
             "functional_optim.adapters.ready_made": (
                 "ADOPT",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from functional_optim import numeric
     from functional_optim.algorithms.adam import Betas
     from functional_optim.algorithms.muon import Nesterov
+    from functional_optim.algorithms.psgd import MemorySaveMode
     from functional_optim.algorithms.scion import Norm
     from functional_optim.engine.group import Compile
     from functional_optim.linalg import Coefficients

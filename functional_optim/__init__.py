@@ -172,6 +172,7 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.mars import mars as mars
     from functional_optim.algorithms.momo import momo as momo
     from functional_optim.algorithms.momo import momo_adam as momo_adam
+    from functional_optim.algorithms.muon_adamw import muon_adamw as muon_adamw
     from functional_optim.algorithms.noisy_sgd import dpsgd as dpsgd
     from functional_optim.algorithms.noisy_sgd import noisy_sgd as noisy_sgd
     from functional_optim.algorithms.normuon import normuon as normuon
@@ -217,6 +218,7 @@ if TYPE_CHECKING:
     from functional_optim import replicas as replicas
     from functional_optim import schedules as schedules
     from functional_optim import search as search
+    from functional_optim.core.summary import summary as summary
     from functional_optim.estimators import es_gradient as es_gradient
     from functional_optim.estimators import forward_gradient as forward_gradient
     from functional_optim.estimators import mezo as mezo
@@ -258,6 +260,7 @@ else:
             "functional_optim.algorithms.madgrad": ("madgrad", "scale_by_madgrad"),
             "functional_optim.algorithms.mars": ("mars",),
             "functional_optim.algorithms.momo": ("momo", "momo_adam"),
+            "functional_optim.algorithms.muon_adamw": ("muon_adamw",),
             "functional_optim.algorithms.noisy_sgd": ("dpsgd", "noisy_sgd"),
             "functional_optim.algorithms.normuon": ("normuon", "scale_by_normuon"),
             "functional_optim.algorithms.novograd": ("novograd", "scale_by_novograd"),
@@ -280,6 +283,7 @@ else:
             "functional_optim.algorithms.stable_adamw": ("scale_by_stable_adam", "stable_adamw"),
             "functional_optim.algorithms.yogi": ("scale_by_yogi", "yogi"),
             # end: algorithms
+            "functional_optim.core.summary": ("summary",),
             "functional_optim.estimators": (
                 "es_gradient",
                 "forward_gradient",

@@ -138,6 +138,15 @@ def mars_at_one_rate(lr, **hyper):
     return fo.mars(lr, lr_1d=lr, **hyper)
 
 
+def muon_adamw_at_one_rate(lr, **hyper):
+    """Hidden matrices and others, which have a learning rate of their own."""
+    return fo.muon_adamw(lr, lr, **hyper)
+
+
+def is_matrix(path, p):
+    return p.dim() >= 2
+
+
 def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, **hyper):
     return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding)
 
@@ -162,6 +171,14 @@ BFLOAT16: dict[str, Any] = {"cannot": ["complex"], "rounding": 2e-2}
 # the same in float64, in which small steps are seen
 NEWTON_SCHULZ: dict[str, Any] = {"cannot": ["complex"], "dim": 2, "ns_dtype": torch.float64}
 FREE: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "radius": 2.0, "unconstrained": True}
+PARTED: dict[str, Any] = {
+    **SMOOTH,
+    "lr": 0.05,
+    "momentum": 0.9,
+    "weight_decay": 0.1,
+    "muon": is_matrix,
+}
+PARTED |= {"adamw_weight_decay": 0.05, "ns_dtype": torch.float64}
 
 CASES = (
     row("sgd", *SGD, lr=0.1),
@@ -219,6 +236,7 @@ CASES = (
         **{"cannot": NO_SLOT, **KRON, "preconditioner_update_probability": 0.4, "clip_rms": 0.8},
         memory_save_mode="one_diag",
     ),
+    row("muon_adamw", muon_adamw_at_one_rate, cannot=NO_SLOT, **PARTED),
     row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
     row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
     row("optimistic", fo.optimistic_gradient_descent, lr=0.1, alpha=0.9, beta=0.7),

@@ -156,6 +156,7 @@ MADE: dict[str, list[Any]] = {
     "mezo": [fo.mezo(1e-2)],
     "monitor": [fo.monitor({"cube": fo.measures.Measure(cube), "rms": fo.measures.rms})],
     "muon": [fo.muon(0.1, momentum=0.9)],
+    "muon_adamw": [fo.muon_adamw(0.1, muon=matrices)],
     "named_chain": [fo.named_chain(("fast", fo.trace(0.5)), ("slow", fo.trace(0.9)))],
     "normalize": [fo.normalize(0.5)],
     "one_plus_one": [search.one_plus_one(0.1)],

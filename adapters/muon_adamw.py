@@ -1,0 +1,190 @@
+"""The optimizer object of Muon and AdamW, which sorts the parameters into groups of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import functional_optim as fo
+from functional_optim.adapters.optimizer import Optimizer
+from functional_optim.adapters.state.names import named
+from functional_optim.adapters.state.transaction import transaction
+from functional_optim.combinators.hidden_matrices import HiddenMatrices
+from functional_optim.core.paths import partial
+from functional_optim.core.summary import folded, summary
+
+if TYPE_CHECKING:
+    from functional_optim import numeric
+    from functional_optim.algorithms.adam import Betas
+    from functional_optim.algorithms.muon import Accumulator, Nesterov
+    from functional_optim.algorithms.muon_adamw import Views
+    from functional_optim.core.paths import Mask
+    from functional_optim.engine.group import Compile
+    from functional_optim.linalg import Coefficients
+    from functional_optim.transforms.orthogonal import Scale
+
+
+def of_one_group(lr: Any, weight_decay: Any, **hyper: Any) -> fo.GradientTransformation:
+    """`muon_adamw` for the parameters of a group, which all go to Muon, or all to AdamW."""
+    return fo.muon_adamw(lr, lr, weight_decay, weight_decay, **hyper)
+
+
+class MuonAdamW(Optimizer):
+    """`functional_optim.muon_adamw` as an optimizer object.
+
+    The parameters become two groups, `muon` and `adamw` by their `name`, each with a learning rate
+    of its own under `lr`. torch's schedulers multiply the `lr` of each group, so they drive both.
+    `print(opt)` shows which parameters are in which.
+
+    Args:
+        params: named parameters, as `model.named_parameters()` gives them, or dicts of groups with
+            such. Each group is divided in two. Its `lr` and `weight_decay` are those of its hidden
+            matrices, `adamw_lr` and `adamw_weight_decay` those of its other parameters; in a group
+            without hidden matrices the first two are AdamW's.
+        compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
+            warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
+            compiled.
+
+        The other arguments are those of :func:`functional_optim.muon_adamw`, with its defaults. All
+        but `adamw_lr` and `adamw_weight_decay` become entries of the groups.
+
+    State of each parameter: `step`, and `momentum_buffer`, or `exp_avg` and `exp_avg_sq`.
+
+    Raises:
+        TypeError: for parameters without names, and other arguments that cannot be used.
+        ValueError: as :func:`functional_optim.muon_adamw`, and for numbers out of range.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import MuonAdamW
+        >>> up, head = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+        >>> model = torch.nn.ModuleDict({"up": up, "head": head})
+        >>> opt = MuonAdamW(model.named_parameters(), lr=0.02, adamw_lr=1e-3)
+        >>> opt
+        MuonAdamW (
+        muon: 1 parameter, 32 entries, lr=0.02, weight_decay=0.01
+            up.weight (8, 4)
+        adamw: 3 parameters, 26 entries, lr=0.001, weight_decay=0.01
+            up.bias (8,)
+            head.weight (2, 8)
+            head.bias (2,)
+        )
+        >>> scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 0.5)
+        >>> scheduler.get_last_lr()
+        [0.01, 0.0005]
+    """
+
+    adamw: dict[str, Any]
+    """The hyperparameters of AdamW's groups that differ from those of Muon's."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: numeric.Hyper = 0.02,
+        adamw_lr: numeric.Hyper = 3e-4,
+        weight_decay: numeric.Hyper = 0.01,
+        adamw_weight_decay: numeric.Hyper = 0.01,
+        momentum: numeric.Hyper = 0.95,
+        betas: Betas = (0.9, 0.95),
+        eps: numeric.Hyper = 1e-10,
+        *,
+        nesterov: Nesterov = True,
+        ns_coefficients: Coefficients = "jordan",
+        ns_eps: float = 1e-7,
+        ns_steps: int = 5,
+        ns_dtype: torch.dtype = torch.bfloat16,
+        scale: Scale = "original",
+        accumulator: Accumulator = "ema",
+        muon: Mask = (),
+        adamw: Mask = (),
+        views: Views | None = None,
+        compile: Compile = True,
+    ) -> None:
+        self.adamw = {"lr": adamw_lr, "weight_decay": adamw_weight_decay}
+        super().__init__(
+            params,
+            of_one_group,
+            compile=compile,
+            **{"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas},
+            **{"eps": eps, "nesterov": nesterov, "ns_coefficients": ns_coefficients},
+            **{"ns_eps": ns_eps, "ns_steps": ns_steps, "ns_dtype": ns_dtype, "scale": scale},
+            **{"accumulator": accumulator, "muon": muon, "adamw": adamw, "views": views},
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group: one of its hidden matrices, and one of its other parameters.
+
+        Args:
+            param_group: `params`, with names, and values that differ from the defaults.
+
+        Raises:
+            TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
+                optimizer is then as it was.
+        """
+        transaction(self, self._add_parts, param_group)
+
+    def _add_parts(self, group: Any) -> None:
+        if not isinstance(group, dict) or isinstance(group.get("params"), set):
+            return super().add_param_group(group)  # which raises torch's errors
+        pairs = _pairs(group)
+        rest = {k: x for k, x in group.items() if k not in ("params", "param_names")}
+        own = {name: rest.pop(f"adamw_{name}") for name in self.adamw if f"adamw_{name}" in rest}
+        given = {**self.defaults, **rest}
+        tell = HiddenMatrices("MuonAdamW", ("muon", "adamw"), given["muon"], given["adamw"])
+        paths = named({"params": [p for _, p in pairs], "param_names": [name for name, _ in pairs]})
+        labels = [tell(path, p) for path, p in paths]
+        for label in ("muon", "adamw"):
+            mine = [pair for pair, found in zip(pairs, labels, strict=True) if found == label]
+            if not mine:
+                continue
+            more = {}
+            if label == "adamw":
+                more = {**self.adamw, **({} if "muon" in labels else rest), **own}
+            name = self._free(f"{rest['name']}.{label}" if "name" in rest else label)
+            super().add_param_group({**rest, **more, "params": mine, "name": name})
+        return None
+
+    def _free(self, name: str) -> str:
+        """A name for a group that no other has: some loggers go by them."""
+        taken = {group["name"] for group in self.param_groups}
+        each = (name if i == 0 else f"{name}.{i}" for i in range(len(taken) + 1))
+        return next(x for x in each if x not in taken)
+
+    def __repr__(self) -> str:
+        lines = []
+        for group in self.param_groups:
+            params = dict(named(group))
+            with partial():
+                table = folded(summary(self.transform(group), params).rows)
+            count = f"{len(params)} parameter{'s' if len(params) > 1 else ''}"
+            entries = f"{sum([p.numel() for p in params.values()]):,} entries"
+            rates = ", ".join([f"{key}={_short(group[key])}" for key in self.adamw])
+            lines.append(f"{group['name']}: {count}, {entries}, {rates}")
+            for row in table:
+                one = row.rows[0]
+                lines.append(f"    {row.label} {one.shape}" + (f", {one.view}" if one.view else ""))
+        return "\n".join([f"{type(self).__name__} (", *lines, ")"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"adamw": self.adamw, **super().__getstate__()}
+
+
+def _pairs(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The names and parameters of a group that a user gives."""
+    params = group["params"]
+    params = [params] if isinstance(params, torch.Tensor) else list(params)
+    if "param_names" in group and len(group["param_names"]) == len(params):
+        params = list(zip(group["param_names"], params, strict=True))
+    if not all(isinstance(x, tuple) and len(x) == 2 for x in params):
+        raise TypeError(
+            "MuonAdamW tells by the names of parameters which go to Muon; pass "
+            "model.named_parameters(), or pairs of names and parameters."
+        )
+    return params
+
+
+def _short(x: Any) -> str:
+    """A hyperparameter in a line: a number, or what kind of thing gives it."""
+    return f"{float(x):g}" if isinstance(x, (float, int, torch.Tensor)) else repr(x)

@@ -1,0 +1,140 @@
+"""Which parameters of a network are matrices of its hidden layers, by their names and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from functional_optim.core.paths import Answers, Mask, fits, masked_by, some_of
+
+EMBEDDINGS = ("wte", "wpe", "tok", "token", "tokens", "pos", "position", "positions", "lut")
+"""Modules that embed, besides those with a word such as `embed` or `emb` in their names: GPT-2,
+the annotated transformer."""
+
+TOP = ("output", "classifier", "score", "fc", "cls", "logits", "to_logits", "qa_outputs", "heads")
+"""Modules at the top of a model that make its outputs: torchtitan, torchvision, Hugging Face's
+transformers. `head` and `*_head` do so wherever they are not in a numbered layer."""
+
+WRAPPERS = ("model", "module", "net", "network", "_orig_mod", "_fsdp_wrapped_module")
+"""What may stand before the top of a model in a name."""
+
+
+def is_hidden_matrix(path: str, leaf: Any) -> bool:
+    """Whether a parameter is a matrix, or a kernel, of a hidden layer.
+
+    All but biases, gains and other parameters with fewer than two dimensions longer than 1,
+    embeddings, tables of biases and tokens, the weights of norms, and heads.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.combinators.hidden_matrices import is_hidden_matrix
+        >>> w = torch.zeros(4, 4)
+        >>> is_hidden_matrix("layers.0.multihead_attn.in_proj_weight", w)
+        True
+        >>> is_hidden_matrix("lm_head.weight", w), is_hidden_matrix("tok_embeddings.weight", w)
+        (False, False)
+    """
+    if len([n for n in leaf.shape if n != 1]) < 2:
+        return False
+    *modules, last = path.lower().split(".")
+    holder = modules[-1].rstrip("0123456789") if modules else ""
+    if holder.endswith("norm") or "bias" in holder or "bias" in last:
+        return False
+    if last.endswith(("token", "tokens")):
+        return False
+    top, layered = True, False
+    for name in (*modules, last):
+        if name in EMBEDDINGS or "embed" in name or name.startswith("emb") or name.endswith("emb"):
+            return False
+        if (top and name in TOP) or (not layered and (name == "head" or name.endswith("_head"))):
+            return False
+        top = top and name in WRAPPERS
+        layered = layered or name.isdecimal()
+    return True
+
+
+class HiddenMatrices(Answers):
+    """Which of two transformations a leaf gets: that of matrices, or that of all others.
+
+    who: the recipe, for errors. labels: those of the two. matrices, others: leaves that are claimed
+    for each, as masks; what nobody claims is told by `is_hidden_matrix`. views: patterns of
+    leaves that are seen in a way of their own.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        labels: tuple[str, str],
+        matrices: Mask,
+        others: Mask,
+        views: Sequence[str] = (),
+    ) -> None:
+        super().__init__({}, labels, "labels")
+        self.who = who
+        self.claims = [masked_by(mask).answers for mask in (matrices, others)]
+        self.views = tuple(views)
+
+    def __call__(self, path: str, leaf: Any) -> str:
+        matrix, other = self.known
+        claimed = self.claims[1](path, leaf)
+        if leaf.dim() < 2:
+            return other
+        if self.claims[0](path, leaf):
+            if claimed:
+                raise ValueError(
+                    f"{self.who} got the leaf {path!r} for {matrix} as well as for {other}; let "
+                    "one of the two patterns fit it."
+                )
+            return matrix
+        if claimed:
+            return other
+        if path.isdecimal():
+            raise ValueError(
+                f"{self.who} tells hidden matrices by their names, but a parameter of shape "
+                f"{tuple(leaf.shape)} has only the number {path}; pass model.named_parameters(), "
+                f"or a dict of parameters by name, or say {matrix}= and {other}= for each."
+            )
+        return matrix if is_hidden_matrix(path, leaf) else other
+
+    def view(self, path: str, leaf: Any) -> int:
+        """How a leaf is seen: the number of the first of `views` that fits it, or that of none."""
+        for i, pattern in enumerate(self.views):
+            if fits(pattern, path):
+                return i
+        return len(self.views)
+
+    @classmethod
+    def check_leaves(cls, parts: Sequence[tuple[HiddenMatrices, Mapping[str, Any]]]) -> None:
+        """Raise ValueError if no leaf is a matrix, or a pattern fits none.
+
+        A lone tensor has no name, and may be a vector.
+        """
+        leaves = [(own, path, p) for own, known in parts for path, p in known.items()]
+        if all(path == "" for _, path, _ in leaves):
+            return
+        who, (matrix, other) = parts[0][0].who, parts[0][0].known
+        paths = [path for _, path, _ in leaves]
+        found = [path for own, path, p in leaves if own(path, p) == matrix]
+        if not found:
+            raise ValueError(
+                f"{who} found no matrix of a hidden layer among {some_of(paths)}; name some with "
+                f"{matrix}=, e.g. {matrix}=('blocks.*.weight',), or use another optimizer."
+            )
+        matrices = [path for _, path, p in leaves if p.dim() >= 2]
+        for argument, patterns, among, what in (
+            (
+                matrix,
+                [x for own, _ in parts for x, _ in own.claims[0].patterns],
+                matrices,
+                "matrix",
+            ),
+            (other, [x for own, _ in parts for x, _ in own.claims[1].patterns], paths, "parameter"),
+            ("views", [x for own, _ in parts for x in own.views], found, f"leaf of {matrix}"),
+        ):
+            for pattern in dict.fromkeys(patterns):
+                if not any(fits(pattern, path) for path in among):
+                    raise ValueError(
+                        f"the pattern {pattern!r} in {argument}= of {who} fits no {what}; there "
+                        f"are {some_of(among)}."
+                    )

@@ -1,0 +1,188 @@
+"""Which parameters of real models are matrices of hidden layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import functional_optim as fo
+from functional_optim.combinators.hidden_matrices import is_hidden_matrix
+
+HIDDEN = {
+    "nanoGPT": (
+        "transformer.h.0.attn.c_attn.weight",
+        "transformer.h.11.attn.c_proj.weight",
+        "transformer.h.0.mlp.c_fc.weight",
+    ),
+    "torchtitan": (
+        "layers.0.attention.wq.weight",
+        "layers.0.attention.wo.weight",
+        "layers.31.feed_forward.w2.weight",
+        "layers.3.moe.shared_experts.w1.weight",
+        "layers.3.moe.router.gate.weight",
+    ),
+    "transformers": (
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "bert.encoder.layer.0.attention.output.dense.weight",
+        "bert.encoder.layer.0.output.dense.weight",
+        "encoder.block.0.layer.0.SelfAttention.q.weight",
+        "model.decoder.layers.0.fc1.weight",
+        "gpt_neox.layers.0.attention.query_key_value.weight",
+    ),
+    "timm": (
+        "blocks.0.attn.qkv.weight",
+        "blocks.0.mlp.fc2.weight",
+        "blocks.0.mlp_tokens.fc1.weight",
+        "stages.0.blocks.0.mlp.fc1.weight",
+    ),
+    "torch": (
+        "encoder.layers.0.self_attn.in_proj_weight",
+        "decoder.layers.0.multihead_attn.in_proj_weight",
+        "decoder.layers.0.multihead_attn.out_proj.weight",
+        "decoder.layers.0.linear1.weight",
+        "rnn.weight_ih_l0",
+        "0.weight",
+    ),
+    "torchvision": (
+        "conv1.weight",
+        "layer1.0.conv2.weight",
+        "layer4.0.downsample.0.weight",
+        "encoder.layers.encoder_layer_0.mlp.0.weight",
+        "features.1.0.block.0.weight",
+    ),
+    "words": (
+        "ensemble.0.weight",
+        "assembly.weight",
+        "layers.0.attn.heads.weight",
+        "layers.2.out_head.weight",
+        "blocks.0.output.weight",
+        "blocks.0.fc.weight",
+    ),
+}
+
+OTHERS = {
+    "nanoGPT": ("transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"),
+    "torchtitan": ("tok_embeddings.weight", "output.weight"),
+    "transformers": (
+        "model.embed_tokens.weight",
+        "bert.embeddings.word_embeddings.weight",
+        "bert.embeddings.token_type_embeddings.weight",
+        "cls.predictions.decoder.weight",
+        "classifier.weight",
+        "model.classifier.dense.weight",
+        "score.weight",
+        "qa_outputs.weight",
+        "lm_head.weight",
+        "gpt_neox.embed_in.weight",
+        "embed_out.weight",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+    ),
+    "timm": (
+        "patch_embed.proj.weight",
+        "pos_embed",
+        "cls_token",
+        "register_tokens",
+        "head.weight",
+        "head.fc.weight",
+    ),
+    "torchvision": (
+        "fc.weight",
+        "classifier.6.weight",
+        "heads.head.weight",
+        "encoder.pos_embedding",
+        "features.1.0.attn.relative_position_bias_table",
+    ),
+    "wrapped": (
+        "module.fc.weight",
+        "_orig_mod.output.weight",
+        "model.model.head.weight",
+        "net.lm_head.weight",
+        "model.mlm_head.decoder.weight",
+    ),
+    "words": ("token.weight", "position.weight", "rel_pos_emb.weight", "layers.0.norm1.weight"),
+}
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (8, 4, 3, 3)])
+@pytest.mark.parametrize("path", [name for names in HIDDEN.values() for name in names])
+def test_hidden(path, shape):
+    assert is_hidden_matrix(path, torch.empty(shape, device="meta"))
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (8, 4, 3, 3)])
+@pytest.mark.parametrize("path", [name for names in OTHERS.values() for name in names])
+def test_others(path, shape):
+    assert not is_hidden_matrix(path, torch.empty(shape, device="meta"))
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (1, 8), (8, 1), (8, 1, 1), (1, 1, 8), (0, 1)])
+def test_no_parameter_with_one_long_dimension_is_a_matrix(shape):
+    assert not is_hidden_matrix("layers.0.up.weight", torch.empty(shape, device="meta"))
+
+
+def tree(**more):
+    names = ("up.weight", "down.weight", "head.weight")
+    return {name: torch.ones(4, 4) for name in names} | {"up.bias": torch.ones(4)} | more
+
+
+def trained_by_muon(params=None, **claims):
+    params = tree() if params is None else params
+    state = fo.muon_adamw(**claims).init(params)
+    return {path for path, x in state.slots["momentum_buffer"].items() if x is not None}
+
+
+def test_claims_come_before_names():
+    assert trained_by_muon() == {"up.weight", "down.weight"}
+    assert trained_by_muon(muon="head") == {"up.weight", "down.weight", "head.weight"}
+    assert trained_by_muon(adamw=["up.*"]) == {"down.weight"}
+    assert trained_by_muon(muon=("head.weight",), adamw="up") == {"down.weight", "head.weight"}
+
+
+def test_of_a_branch_muon_gets_the_matrices():
+    assert trained_by_muon(muon="up") == {"up.weight", "down.weight"}
+
+
+@pytest.mark.parametrize(
+    ("claims", "words"),
+    [
+        ({"muon": "body.*"}, r"'body\.\*' in muon= of muon_adamw fits no matrix; there are 'down"),
+        ({"muon": "up.bias"}, "'up.bias' in muon= of muon_adamw fits no matrix"),
+        ({"adamw": ("head", "tail")}, "'tail' in adamw= of muon_adamw fits no parameter"),
+        ({"muon": "up", "adamw": "*.weight"}, "'up.weight' for muon as well as for adamw"),
+        ({"adamw": "*"}, "muon_adamw found no matrix of a hidden layer among"),
+        ({"views": {"head.weight": {"split": 2}}}, "'head.weight' in views= .* no leaf of muon"),
+        ({"views": {"up.weight": {"split": 3}}}, "has 4 outputs"),
+    ],
+)
+def test_claims_that_cannot_be_raise(claims, words):
+    with pytest.raises(ValueError, match=words):
+        fo.muon_adamw(**claims).init(tree())
+
+
+def test_numbers_are_no_names():
+    with pytest.raises(ValueError, match=r"only the number 0; pass model.named_parameters\(\)"):
+        fo.muon_adamw().init([torch.ones(2, 2)])
+    state = fo.muon_adamw(muon="0", adamw="1").init([torch.ones(2, 2), torch.ones(2, 2)])
+    assert state.slots["exp_avg"][0] is None
+    assert state.slots["momentum_buffer"][1] is None
+
+
+def test_views_are_those_of_as_matrix():
+    torch.manual_seed(0)
+    params = {"qkv.weight": torch.randn(6, 4), "up.weight": torch.randn(6, 4)}
+    grads = fo.tree.map(torch.randn_like, params)
+    hyper = {"ns_dtype": torch.float64, "weight_decay": 0.0}
+    tx = fo.muon_adamw(0.1, views={"qkv*": {"split": 3}, "*": {"heads": 2}}, **hyper)
+    u, _ = tx.update(grads, tx.init(params), params)
+    for name, view in (("qkv.weight", {"split": 3}), ("up.weight", {"heads": 2})):
+        alone = fo.as_matrix(fo.muon(0.1, weight_decay=0.0, ns_dtype=torch.float64), **view)
+        p, g = params[name], grads[name]
+        torch.testing.assert_close(u[name], alone.update(g, alone.init(p), p)[0], rtol=0, atol=0)
+
+
+def test_a_view_that_is_none_is_said_at_once():
+    with pytest.raises(TypeError, match="takes for views a dict from path patterns"):
+        fo.muon_adamw(views={"*.qkv": 3})
+    with pytest.raises(TypeError, match="spilt"):
+        fo.muon_adamw(views={"*.qkv": {"spilt": 3}})
