@@ -69,7 +69,7 @@ class Summary:
             (
                 x.label,
                 str(x.rows[0].shape),
-                x.rows[0].view or "it is",
+                x.rows[0].view or "as it is",
                 " → ".join(x.rows[0].rules) or "frozen",
                 _size(sum([row.bytes for row in x.rows])),
             )
@@ -115,9 +115,9 @@ def summary(tx: base.GradientTransformation, params: Any) -> Summary:
         >>> parts = {"muon": fo.scale_by_muon(), "adam": fo.scale_by_adam()}
         >>> table = fo.summary(fo.partition(parts, {"norm": "adam", "*": "muon"}), params)
         >>> table
-        parameter  shape   seen as  rules                          state
-        up         (4, 2)  it is    scale_by_muon → orthogonalize  32 B
-        norm       (2,)    it is    scale_by_adam                  16 B
+        parameter  shape   seen as   rules                          state
+        up         (4, 2)  as it is  scale_by_muon → orthogonalize  32 B
+        norm       (2,)    as it is  scale_by_adam                  16 B
         2 parameters, 12 entries of state, 88 B
         >>> table.rows[0].entries
         8

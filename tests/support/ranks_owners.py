@@ -44,14 +44,16 @@ def accumulating() -> Any:
 
 
 def recipe(owners: str | None = None, lr: float = 0.1) -> Any:
-    """Muon, a rule with slots, and a rule of other tensors between them."""
+    """Muon, a rule with slots, the same on parts of a matrix, and a rule of other tensors."""
     muon = fo.scale_by_muon(ns_dtype=torch.float64)
     parts = {
         "muon": fo.chain(muon, fo.add_decayed_weights(0.1), fo.scale_by_lr(lr)),
         "own": fo.chain(accumulating(), fo.scale_by_lr(lr)),
+        "seen": fo.chain(fo.as_matrix(accumulating(), split=(4, 2)), fo.scale_by_lr(lr)),
         "rest": fo.adam(lr),
     }
-    tx = fo.partition(parts, {"bias": "rest", "c": "own", "d": "own", "*": "muon"})
+    labels = {"bias": "rest", "c": "own", "d": "own", "e": "seen", "*": "muon"}
+    tx = fo.partition(parts, labels)
     return tx if owners is None else fo.matrix_owners(tx, owners)
 
 
