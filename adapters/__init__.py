@@ -29,17 +29,20 @@ if TYPE_CHECKING:
     from functional_optim.adapters.one_rate import Prodigy as Prodigy
     from functional_optim.adapters.ready_made import ADOPT as ADOPT
     from functional_optim.adapters.ready_made import COCOB as COCOB
+    from functional_optim.adapters.ready_made import KLSOAP as KLSOAP
     from functional_optim.adapters.ready_made import LAMB as LAMB
     from functional_optim.adapters.ready_made import LARS as LARS
     from functional_optim.adapters.ready_made import MADGRAD as MADGRAD
     from functional_optim.adapters.ready_made import MARS as MARS
     from functional_optim.adapters.ready_made import SM3 as SM3
+    from functional_optim.adapters.ready_made import SOAP as SOAP
     from functional_optim.adapters.ready_made import AdaBelief as AdaBelief
     from functional_optim.adapters.ready_made import Adan as Adan
     from functional_optim.adapters.ready_made import AdEMAMix as AdEMAMix
     from functional_optim.adapters.ready_made import DoG as DoG
     from functional_optim.adapters.ready_made import DoWG as DoWG
     from functional_optim.adapters.ready_made import Fromage as Fromage
+    from functional_optim.adapters.ready_made import KLShampoo as KLShampoo
     from functional_optim.adapters.ready_made import LaProp as LaProp
     from functional_optim.adapters.ready_made import Lion as Lion
     from functional_optim.adapters.ready_made import Momo as Momo
@@ -78,17 +81,20 @@ else:
             "functional_optim.adapters.ready_made": (
                 "ADOPT",
                 "COCOB",
+                "KLSOAP",
                 "LAMB",
                 "LARS",
                 "MADGRAD",
                 "MARS",
                 "SM3",
+                "SOAP",
                 "AdaBelief",
                 "Adan",
                 "AdEMAMix",
                 "DoG",
                 "DoWG",
                 "Fromage",
+                "KLShampoo",
                 "LaProp",
                 "Lion",
                 "Momo",

@@ -138,6 +138,21 @@ def mars_at_one_rate(lr, **hyper):
     return fo.mars(lr, lr_1d=lr, **hyper)
 
 
+def soap_on_both_sides(**hyper):
+    """Without a loop to follow: null spaces have no basis of their own."""
+    return fo.soap(**hyper)
+
+
+def kl_soap_of_both_sides(**hyper):
+    """Likewise."""
+    return fo.kl_soap(**hyper)
+
+
+def kl_shampoo_of_both_sides(**hyper):
+    """Likewise."""
+    return fo.kl_shampoo(**hyper)
+
+
 def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, **hyper):
     return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding)
 
@@ -154,6 +169,15 @@ OTHERS: dict[str, Any] = {"betas_1d": (0.7, 0.9), "weight_decay_1d": 0.1}
 SLOW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95, 0.9), "eps": 1e-3, "alpha": 1.5}
 SUMMED: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "alpha": 0.5}
 SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
+SOAP: dict[str, Any] = {
+    **SMOOTH,
+    "lr": 0.05,
+    "dim": 2,
+    "weight_decay": 0.1,
+    "precondition_frequency": 2,
+}
+KL: dict[str, Any] = {"lr": 0.02, "momentum": 0.8, "shampoo_beta": 0.9, "eps": 1e-3, "dim": 2}
+KL |= {"weight_decay": 0.1, "precondition_frequency": 2, "init_factor": 0.5}
 # torch.vmap refuses the None of a slot that a tensor does without
 NO_SLOT = ["complex", "ensemble", "vmap"]
 # Muon's iteration is in bfloat16
@@ -194,6 +218,10 @@ CASES = (
     row("mars", fo.mars, **SMOOTH, gamma=0.1, weight_decay=0.1, optimize_1d=True),
     row("mars-routed", mars_at_one_rate, cannot=NO_SLOT, **SMOOTH, **OTHERS, gamma=0.1),
     row("muon", fo.muon, optim.Muon, **BFLOAT16, dim=2, lr=0.05, momentum=0.9),
+    row("soap", fo.soap, cannot=NO_SLOT, **SOAP, max_precond_dim=3),
+    row("soap-both-sides", soap_on_both_sides, cannot=["complex"], **SOAP),
+    row("kl_soap", kl_soap_of_both_sides, cannot=["complex"], **SOAP),
+    row("kl_shampoo", kl_shampoo_of_both_sides, cannot=["complex"], **KL),
     row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
     row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
     row("optimistic", fo.optimistic_gradient_descent, lr=0.1, alpha=0.9, beta=0.7),
