@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import ADOPT as ADOPT
     from functional_optim.adapters.ready_made import CAME as CAME
     from functional_optim.adapters.ready_made import COCOB as COCOB
+    from functional_optim.adapters.ready_made import KLSOAP as KLSOAP
     from functional_optim.adapters.ready_made import LAMB as LAMB
     from functional_optim.adapters.ready_made import LARS as LARS
     from functional_optim.adapters.ready_made import MADGRAD as MADGRAD
     from functional_optim.adapters.ready_made import MARS as MARS
     from functional_optim.adapters.ready_made import SM3 as SM3
+    from functional_optim.adapters.ready_made import SOAP as SOAP
     from functional_optim.adapters.ready_made import AdaBelief as AdaBelief
     from functional_optim.adapters.ready_made import AdaMuon as AdaMuon
     from functional_optim.adapters.ready_made import Adan as Adan
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import DoG as DoG
     from functional_optim.adapters.ready_made import DoWG as DoWG
     from functional_optim.adapters.ready_made import Fromage as Fromage
+    from functional_optim.adapters.ready_made import KLShampoo as KLShampoo
     from functional_optim.adapters.ready_made import LaProp as LaProp
     from functional_optim.adapters.ready_made import Lion as Lion
     from functional_optim.adapters.ready_made import Momo as Momo
@@ -87,11 +90,13 @@ else:
                 "ADOPT",
                 "CAME",
                 "COCOB",
+                "KLSOAP",
                 "LAMB",
                 "LARS",
                 "MADGRAD",
                 "MARS",
                 "SM3",
+                "SOAP",
                 "AdaBelief",
                 "AdaMuon",
                 "Adan",
@@ -100,6 +105,7 @@ else:
                 "DoG",
                 "DoWG",
                 "Fromage",
+                "KLShampoo",
                 "LaProp",
                 "Lion",
                 "Momo",

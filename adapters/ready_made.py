@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.scion import Norm
     from functional_optim.engine.group import Compile
     from functional_optim.linalg import Coefficients
+    from functional_optim.transforms.bases import Refresh
     from functional_optim.transforms.orthogonal import Scale
 
 DOC = """`functional_optim.{name}` as an optimizer object.
@@ -230,6 +231,38 @@ class Fromage(ReadyMade):
         self._construct(locals())
 
 
+class KLSOAP(ReadyMade):
+    """`functional_optim.kl_soap` as an optimizer object."""
+
+    algorithm = "kl_soap"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.0001, betas: Betas = (0.9, 0.98),
+        shampoo_beta: numeric.Hyper | None = None, eps: numeric.Hyper = 1e-08,
+        weight_decay: numeric.Hyper = 0.01, precondition_frequency: Any = 10,
+        normalize_grads: bool = False, init_factor: numeric.Hyper = 0.1,
+        max_clamp_value: int | None = 4000, *, refresh: Refresh = 'together',
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class KLShampoo(ReadyMade):
+    """`functional_optim.kl_shampoo` as an optimizer object."""
+
+    algorithm = "kl_shampoo"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.0001, momentum: numeric.Hyper = 0.9,
+        shampoo_beta: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-08,
+        weight_decay: numeric.Hyper = 0.01, precondition_frequency: Any = 10,
+        normalize_grads: bool = False, init_factor: numeric.Hyper = 0.1,
+        max_clamp_value: int | None = 4000, *, refresh: Refresh = 'together',
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class LAMB(ReadyMade):
     """`functional_optim.lamb` as an optimizer object."""
 
@@ -399,6 +432,21 @@ class SM3(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.1, momentum: numeric.Hyper = 0.9,
         eps: numeric.Hyper = 1e-30, *, maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class SOAP(ReadyMade):
+    """`functional_optim.soap` as an optimizer object."""
+
+    algorithm = "soap"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.003, betas: Betas = (0.95, 0.95),
+        shampoo_beta: numeric.Hyper | None = None, eps: numeric.Hyper = 1e-08,
+        weight_decay: numeric.Hyper = 0.01, precondition_frequency: Any = 10,
+        max_precond_dim: int = 10000, normalize_grads: bool = False, correct_bias: bool = True, *,
+        refresh: Refresh = 'together', compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

@@ -81,6 +81,7 @@ with _uncollected():
     from functional_optim.core.lift import State as State
     from functional_optim.engine.compile import compile as compile
     from functional_optim.engine.train_step import compile_train_step as compile_train_step
+    from functional_optim.transforms import Basis as Basis
     from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
     from functional_optim.transforms import add_decayed_weights as add_decayed_weights
     from functional_optim.transforms import add_noise as add_noise
@@ -97,9 +98,11 @@ with _uncollected():
     )
     from functional_optim.transforms import ema as ema
     from functional_optim.transforms import hyperball as hyperball
+    from functional_optim.transforms import in_basis as in_basis
     from functional_optim.transforms import keep_norms_within as keep_norms_within
     from functional_optim.transforms import keep_params_in as keep_params_in
     from functional_optim.transforms import keep_params_nonnegative as keep_params_nonnegative
+    from functional_optim.transforms import kl_basis as kl_basis
     from functional_optim.transforms import layerwise_decay as layerwise_decay
     from functional_optim.transforms import metropolis as metropolis
     from functional_optim.transforms import monitor as monitor
@@ -118,8 +121,10 @@ with _uncollected():
     from functional_optim.transforms import scale_by_schedule as scale_by_schedule
     from functional_optim.transforms import scale_by_trust_ratio as scale_by_trust_ratio
     from functional_optim.transforms import set_to_zero as set_to_zero
+    from functional_optim.transforms import shampoo_basis as shampoo_basis
     from functional_optim.transforms import sign as sign
     from functional_optim.transforms import snapshot as snapshot
+    from functional_optim.transforms import step_then_decay as step_then_decay
     from functional_optim.transforms import trace as trace
     from functional_optim.transforms import variance_reduction as variance_reduction
     from functional_optim.transforms import zero_nans as zero_nans
@@ -157,6 +162,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.dog import scale_by_dowg as scale_by_dowg
     from functional_optim.algorithms.fromage import fromage as fromage
     from functional_optim.algorithms.fromage import scale_by_fromage as scale_by_fromage
+    from functional_optim.algorithms.kl_shampoo import kl_shampoo as kl_shampoo
+    from functional_optim.algorithms.kl_shampoo import kl_soap as kl_soap
     from functional_optim.algorithms.lamb import lamb as lamb
     from functional_optim.algorithms.lamb import lars as lars
     from functional_optim.algorithms.lamb import scale_by_lars as scale_by_lars
@@ -203,6 +210,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.sign import signum as signum
     from functional_optim.algorithms.sm3 import scale_by_sm3 as scale_by_sm3
     from functional_optim.algorithms.sm3 import sm3 as sm3
+    from functional_optim.algorithms.soap import scale_by_soap as scale_by_soap
+    from functional_optim.algorithms.soap import soap as soap
     from functional_optim.algorithms.sophia import scale_by_sophia as scale_by_sophia
     from functional_optim.algorithms.sophia import sophia as sophia
     from functional_optim.algorithms.stable_adamw import (
@@ -253,6 +262,7 @@ else:
             "functional_optim.algorithms.dion2": ("dion2", "scale_by_dion2"),
             "functional_optim.algorithms.dog": ("dog", "dowg", "scale_by_dog", "scale_by_dowg"),
             "functional_optim.algorithms.fromage": ("fromage", "scale_by_fromage"),
+            "functional_optim.algorithms.kl_shampoo": ("kl_shampoo", "kl_soap"),
             "functional_optim.algorithms.lamb": ("lamb", "lars", "scale_by_lars"),
             "functional_optim.algorithms.laprop": ("laprop", "scale_by_laprop"),
             "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
@@ -279,6 +289,7 @@ else:
             "functional_optim.algorithms.scion": ("scale_by_scion", "scion"),
             "functional_optim.algorithms.sign": ("lion", "scale_by_lion", "sign_sgd", "signum"),
             "functional_optim.algorithms.sm3": ("scale_by_sm3", "sm3"),
+            "functional_optim.algorithms.soap": ("scale_by_soap", "soap"),
             "functional_optim.algorithms.sophia": ("scale_by_sophia", "sophia"),
             "functional_optim.algorithms.stable_adamw": ("scale_by_stable_adam", "stable_adamw"),
             "functional_optim.algorithms.yogi": ("scale_by_yogi", "yogi"),

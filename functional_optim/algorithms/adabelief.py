@@ -102,7 +102,9 @@ def scale_by_belief(
         u = (m / s.bias_correction1) * (s.adaptive / (v.sqrt() + s.root_eps) + s.plain)
         return u, BeliefSlots(m, v)
 
-    return leafwise(_start, update, scalars, hyper=hyper, name="scale_by_belief")
+    return leafwise(
+        _start, update, scalars, hyper=hyper, nonnegative=("exp_avg_var",), name="scale_by_belief"
+    )
 
 
 @factory
@@ -197,7 +199,9 @@ def scale_by_acprop(
         u = s.adaptive * g / (v.sqrt() + s.root_eps) + s.plain * (m / s.bias_correction1)
         return u, BeliefSlots(m, v.lerp(r * r, s.weight2))
 
-    return leafwise(_start, update, scalars, hyper=hyper, name="scale_by_acprop")
+    return leafwise(
+        _start, update, scalars, hyper=hyper, nonnegative=("exp_avg_var",), name="scale_by_acprop"
+    )
 
 
 @factory

@@ -62,7 +62,14 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
         d = (slots.acc_delta + eps).sqrt() / (v + eps).sqrt() * g
         return d, AdadeltaSlots(v, slots.acc_delta.lerp(d * d, a))
 
-    return leafwise(init, update, scalars, hyper={"rho": rho, "eps": eps}, name="scale_by_adadelta")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        hyper={"rho": rho, "eps": eps},
+        nonnegative=("square_avg", "acc_delta"),
+        name="scale_by_adadelta",
+    )
 
 
 @factory

@@ -123,7 +123,13 @@ def scale_by_adafactor(
         "d": d,
     }
     return leafwise(
-        init, update, scalars, hyper=hyper, elementwise=False, name="scale_by_adafactor"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        elementwise=False,
+        nonnegative=AdafactorSlots._fields,
+        name="scale_by_adafactor",
     )
 
 

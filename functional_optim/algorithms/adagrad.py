@@ -62,7 +62,9 @@ def scale_by_adagrad(
         s = slots.sum + g * g
         return g / (s.sqrt() + eps), AdagradSlots(s)
 
-    return leafwise(init, update, scalars, hyper={"eps": eps}, name="scale_by_adagrad")
+    return leafwise(
+        init, update, scalars, hyper={"eps": eps}, nonnegative=("sum",), name="scale_by_adagrad"
+    )
 
 
 @factory

@@ -45,9 +45,9 @@ class AdamScalars(NamedTuple):
     weight2: Any
     """1 − β₂, the weight of g² in v."""
     bias_correction1: Any
-    """1 − β₁ᵗ."""
+    """1 − β₁ᵗ, or 1."""
     bias_correction2: Any
-    """1 − β₂ᵗ."""
+    """1 − β₂ᵗ, or 1."""
     eps: Any
     lead: Any = 0.0
     """β₁ (1 − β₁ᵗ) / (1 − β₁ᵗ⁺¹), the weight of m beside (1 − β₁) g, with Nesterov momentum."""
@@ -60,6 +60,7 @@ def scale_by_adam(
     *,
     amsgrad: bool = False,
     nesterov: bool = False,
+    debias: bool = True,
 ) -> Leafwise:
     """Divide the average gradient by the root of the average squared gradient.
 
@@ -69,6 +70,7 @@ def scale_by_adam(
         amsgrad: divide by the largest second moment seen so far.
         nesterov: step along the average that follows if the next gradient is that of this step, as
             optax does; `scale_by_nadam` has a momentum that changes.
+        debias: divide both averages by one minus the weight that zero still has in them.
 
     State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
 
@@ -92,8 +94,11 @@ def scale_by_adam(
 
     def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
         b1, b2 = betas
-        lead = (b1 * (1 - b1**t) / (1 - b1 ** (t + 1)),) if nesterov else ()
-        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps, *lead)
+        c1, c2, following = 1.0, 1.0, 1.0
+        if debias:
+            c1, c2, following = 1 - b1**t, 1 - b2**t, 1 - b1 ** (t + 1)
+        lead = (b1 * c1 / following,) if nesterov else ()
+        return AdamScalars(1 - b1, 1 - b2, c1, c2, eps, *lead)
 
     def update(g: Tensor, slots: Any, p: Tensor, s: AdamScalars) -> tuple[Tensor, Any]:
         m = slots.exp_avg.lerp(g, s.weight1)
@@ -103,7 +108,9 @@ def scale_by_adam(
         u = (step / s.bias_correction1) / ((top / s.bias_correction2).sqrt() + s.eps)
         return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_adam")
+    return leafwise(
+        init, update, scalars, hyper=hyper, nonnegative=slot_type._fields[1:], name="scale_by_adam"
+    )
 
 
 @factory

@@ -73,7 +73,9 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
         top = torch.maximum(s.beta2 * slots.exp_inf, g.abs() + s.eps)
         return (m / s.bias_correction1) / top, AdamaxSlots(m, top)
 
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_adamax")
+    return leafwise(
+        init, update, scalars, hyper=hyper, nonnegative=("exp_inf",), name="scale_by_adamax"
+    )
 
 
 @factory

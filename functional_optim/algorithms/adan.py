@@ -100,7 +100,9 @@ def scale_by_adan(
         return u, AdanSlots(m, v, n, g.clone())
 
     hyper = {"betas": three, "eps": eps}
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_adan")
+    return leafwise(
+        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_adan"
+    )
 
 
 @factory

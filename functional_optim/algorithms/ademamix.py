@@ -113,7 +113,9 @@ def scale_by_ademamix(
         m = m1 / s.bias_correction1 + s.alpha * m2
         return m / ((v / s.bias_correction2).sqrt() + s.eps), AdEMAMixSlots(m1, m2, v)
 
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_ademamix")
+    return leafwise(
+        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_ademamix"
+    )
 
 
 def _steps(name: str, warmup: numeric.Hyper | None) -> numeric.Hyper:
@@ -252,7 +254,14 @@ def scale_by_simplified_ademamix(
         u = (m + s.alpha * g) / ((v / s.bias_correction2).sqrt() + s.eps)
         return u, AdamSlots(m, v)
 
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_simplified_ademamix")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        nonnegative=("exp_avg_sq",),
+        name="scale_by_simplified_ademamix",
+    )
 
 
 @factory

@@ -19,8 +19,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import times
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+from functional_optim.transforms.scaling import after_the_first
 
 
 class AdoptScalars(NamedTuple):
@@ -91,11 +91,9 @@ def scale_by_adopt(
         m = m.lerp(n, s.weight1)
         return m, AdamSlots(m, v.lerp(g * g, s.weight2))
 
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_adopt")
-
-
-def _after_the_first(t: Any) -> tuple[Any]:
-    return (numeric.where(t == 1, 0.0, 1.0),)
+    return leafwise(
+        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_adopt"
+    )
 
 
 @factory
@@ -146,5 +144,4 @@ def adopt(
     decay, descend = add_decayed_weights(weight_decay), scale_by_lr(lr)
     if not decoupled_weight_decay:
         return chain(sign, decay, adapt, descend)
-    wait = leafwise(None, times, _after_the_first, name="after_the_first")  # decay waits, too
-    return chain(sign, adapt, decay, wait, descend)
+    return chain(sign, adapt, decay, after_the_first(), descend)  # decay waits, too

@@ -84,7 +84,14 @@ def scale_by_cocob(alpha: numeric.Hyper = 100.0, eps: numeric.Hyper = 1e-8) -> L
         bet = -total / L * ((L + reward) / torch.maximum(G + L, s.alpha * L))
         return bet - slots.bet, CocobSlots(L, G, total, reward, bet)
 
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_cocob")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        nonnegative=("max_abs_grad", "sum_abs_grad", "reward"),
+        name="scale_by_cocob",
+    )
 
 
 @factory

@@ -181,6 +181,7 @@ def scale_by_dadapt_adam(
         carry=DadaptCarry(0, 0),  # in float64
         hyper=hyper,
         shared=True,
+        nonnegative=("exp_avg_sq",),
         name="scale_by_dadapt_adam",
     )
 

@@ -98,6 +98,7 @@ def scale_by_laprop(
         scalars,
         carry=LapropCarry(0),  # an int, so that the average is kept in float64
         hyper=hyper,
+        nonnegative=("exp_avg_sq",),
         name="scale_by_laprop",
     )
 

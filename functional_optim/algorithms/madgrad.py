@@ -80,7 +80,9 @@ def scale_by_madgrad(
         return c.weight * (z - p), MadgradSlots(v, s, slots.x0)
 
     hyper = {"lr": lr, "momentum": momentum, "eps": eps}
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_madgrad")
+    return leafwise(
+        init, update, scalars, hyper=hyper, nonnegative=("grad_sum_sq",), name="scale_by_madgrad"
+    )
 
 
 def _cube_root(x: Tensor) -> Tensor:

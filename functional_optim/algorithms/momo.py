@@ -269,6 +269,7 @@ def momo_adam(
         carry=_first(use_fstar),
         hyper=hyper,
         shared=True,
+        nonnegative=("exp_avg_sq",),
         name="momo_adam",
     )
 

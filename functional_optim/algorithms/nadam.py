@@ -94,6 +94,7 @@ def scale_by_nadam(
         scalars,
         carry=NadamCarry(1.0),
         hyper=hyper,
+        nonnegative=("exp_avg_sq",),
         name="scale_by_nadam",
     )
 

@@ -78,6 +78,7 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
         hyper=hyper,
         elementwise=False,
         dense_only=True,
+        nonnegative=("exp_avg_sq",),
         name="scale_by_novograd",
     )
 

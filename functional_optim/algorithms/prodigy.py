@@ -197,6 +197,7 @@ def scale_by_prodigy(
         carry=ProdigyCarry(0, 0, 0),  # in float64
         hyper=hyper,
         shared=True,
+        nonnegative=("exp_avg_sq",),
         name="scale_by_prodigy",
     )
 

@@ -72,7 +72,9 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
         u = (m / s.bias_correction1) * (s.adaptive / (v.sqrt() + s.eps) + s.plain)
         return u, AdamSlots(m, v)
 
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_radam")
+    return leafwise(
+        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_radam"
+    )
 
 
 def rectification(t: Any, b2: Any) -> tuple[Any, Any]:

@@ -75,7 +75,14 @@ def scale_by_rms(
         m = slots.grad_avg.lerp(g, a)
         return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
 
-    return leafwise(init, update, scalars, hyper={"alpha": alpha, "eps": eps}, name="scale_by_rms")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        hyper={"alpha": alpha, "eps": eps},
+        nonnegative=("square_avg",),
+        name="scale_by_rms",
+    )
 
 
 @factory

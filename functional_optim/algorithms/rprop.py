@@ -88,7 +88,9 @@ def scale_by_rprop(
         return g.sign() * size, RpropSlots(g, size)
 
     hyper = {"lr": lr, "etas": (minus, plus), "step_sizes": bounds}
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_rprop")
+    return leafwise(
+        init, update, scalars, hyper=hyper, nonnegative=("step_size",), name="scale_by_rprop"
+    )
 
 
 @factory

@@ -81,7 +81,14 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
         return g / ((v / s.bias_correction).sqrt() + s.eps), SecondMomentSlots(v)
 
     hyper = {"beta2": beta2, "eps": eps}
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_second_moment")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        nonnegative=("exp_avg_sq",),
+        name="scale_by_second_moment",
+    )
 
 
 @factory

@@ -106,6 +106,7 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
         hyper={"eps": eps},
         elementwise=False,
         dense_only=True,
+        nonnegative=Sm3Slots._fields,
         name="scale_by_sm3",
     )
 

@@ -87,7 +87,13 @@ def scale_by_stable_adam(
         return u * excess.rsqrt(), AdamSlots(m, v)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, measure=measure, name="scale_by_stable_adam"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        measure=measure,
+        nonnegative=("exp_avg_sq",),
+        name="scale_by_stable_adam",
     )
 
 

@@ -66,7 +66,9 @@ def scale_by_yogi(
         u = (m / s.bias_correction1) / ((v / s.bias_correction2).sqrt() + s.eps)
         return u, AdamSlots(m, v)
 
-    return leafwise(init, update, scalars, hyper=hyper, name="scale_by_yogi")
+    return leafwise(
+        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_yogi"
+    )
 
 
 @factory

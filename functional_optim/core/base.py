@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -266,6 +267,12 @@ def extra_names(update: Callable[..., Any], *, required: bool = False) -> tuple[
     names = code.co_varnames[start : start + code.co_kwonlyargcount]
     known = (getattr(update, "__kwdefaults__", None) or {}) if required else {}
     return tuple([name for name in names if name not in known])
+
+
+def takes_any(function: Callable[..., Any]) -> bool:
+    """Whether a plain Python function takes keyword arguments of any name."""
+    code = getattr(function, "__code__", None)
+    return code is not None and bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
 def check_extra(extra: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -83,6 +83,7 @@ def leafwise(
     carry: Any = None,
     hyper: Mapping[str, numeric.Hyper | tuple[numeric.Hyper, ...]] | None = None,
     codecs: Mapping[str, Codec] | None = None,
+    nonnegative: Sequence[str] = (),
     elementwise: bool = True,
     reads_new_params: bool = False,
     scales_step: bool = False,
@@ -109,7 +110,8 @@ def leafwise(
             entries it gets one by one. `t` is a float, or a 0-dim float64 tensor; for functions of
             it use `functional_optim.numeric`. With `carry` and `reduce` it is called as
             `scalars(t, carry, total)`. Its keyword-only parameters are hyperparameters, whose
-            values at step t it gets, and extra arguments of `update`.
+            values at step t it gets, and extra arguments of `update`; with `**` it gets all
+            hyperparameters.
         reduce: `reduce(u, slots, p, *numbers)` measures one tensor: a tuple of 0-dim tensors.
             They are summed over the whole tree in float64 and handed to `scalars` as `total`.
             Without `scalars`, `update` gets the totals themselves.
@@ -138,6 +140,9 @@ def leafwise(
             of a tuple as `betas.0`, `betas.1`.
         codecs: for slots that are stored as other tensors, by name, their `Codec`. Not for sparse
             gradients.
+        nonnegative: the names of slots whose entries are sizes, such as second moments. All others
+            are taken to be linear in the gradients, such as momentum: what changes the basis of
+            matrices (`in_basis`) rotates them along.
         elementwise: whether the rule may see a tensor as 1-D. A rule that looks at rows, columns or
             means must say False.
         reads_new_params: True for a rule that gets the parameter *after* the update as `p`, and
@@ -166,7 +171,7 @@ def leafwise(
         ValueError: at once, if a rule that takes batches has codecs, a measure or reads new
             parameters, one that has `absent` is not shared or carries nothing, there are variants
             without `choose` or the reverse, `turns` without a `choose` that takes a turn or the
-            reverse, or a codec for a slot that there is not.
+            reverse, or a codec for a slot that there is not, or one that would be nonnegative.
 
     Example::
 
@@ -226,8 +231,15 @@ def leafwise(
             f"the rule {name!r} has a codec for {', '.join(unknown)}, but its slots are "
             f"{', '.join(fields) or 'none'}."
         )
-    named = () if scalars is None else base.extra_names(scalars)
+    if unknown := sorted(set(nonnegative) - set(fields)):
+        raise ValueError(
+            f"the rule {name!r} says that {', '.join(unknown)} is nonnegative, but its slots are "
+            f"{', '.join(fields) or 'none'}."
+        )
     known = tuple((hyper or {}).items())
+    named = () if scalars is None else base.extra_names(scalars)
+    if scalars is not None and base.takes_any(scalars):
+        named = (*named, *[key for key, _ in known if key not in named])
     given = {key: value for key, value in known if key in named}
     fixed = constants(given)
     extra = tuple([x for x in named if x not in (hyper or {})])
@@ -237,6 +249,7 @@ def leafwise(
         slots=slots,
         keys=stored_keys(slots, used),
         codecs=used,
+        nonnegative=tuple(nonnegative),
         scalars=scalars,
         reduce=reduce,
         before=before,
@@ -279,6 +292,8 @@ def _check_turns(
     elementwise: bool,
 ) -> None:
     """Raise ValueError unless turns are a number of them, and those that `choose` is asked for."""
+    if torch.compiler.is_compiling():
+        return  # Dynamo does not know the defaults of a function
     who = f"the rule {name!r}"
     if turns is None:
         if torch.compiler.is_compiling():  # Dynamo cannot read a function's defaults

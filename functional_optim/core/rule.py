@@ -22,6 +22,12 @@ Numbers = tuple[Any, ...]
 Update = Callable[..., tuple[Any, Any]]
 
 
+class Several(NamedTuple):
+    """The numbers of a rule that runs others: those of each, in a tuple."""
+
+    each: tuple[Numbers, ...]
+
+
 class Selected(NamedTuple):
     """The numbers of a rule that does not act in every step, or has several variants.
 
@@ -46,6 +52,8 @@ class Rule(NamedTuple):
     """The names of the stored tensors of the slots."""
     codecs: tuple[Codec | None, ...] = ()
     """For each slot; None where it is stored as it is."""
+    nonnegative: tuple[str, ...] = ()
+    """The slots whose entries are sizes, such as second moments."""
     scalars: Callable[..., Any] | None = None
     reduce: Callable[..., tuple[Any, ...]] | None = None
     before: Callable[..., Numbers] | None = None
@@ -276,7 +284,7 @@ def flat_numbers(numbers: Sequence[Numbers]) -> list[Any]:
         if type(own) is Selected:
             flat += own.which if type(own.which) is tuple else (own.which,)
             own = own.numbers
-        flat += own
+        flat += flat_numbers(own.each) if type(own) is Several else own
     return flat
 
 
@@ -284,12 +292,13 @@ class Form(NamedTuple):
     """How the numbers of a rule are put together.
 
     record: their NamedTuple, None for a tuple. size: how many they are. selected: how many numbers
-    choose a variant before them, one for each turn.
+    choose a variant before them, one for each turn. each: of `Several` the forms of its parts.
     """
 
     record: type | None
     size: int
     selected: int
+    each: tuple[Form, ...] = ()
 
 
 def form_of(own: Numbers) -> Form:
@@ -297,16 +306,22 @@ def form_of(own: Numbers) -> Form:
     if type(own) is Selected:
         count = len(own.which) if type(own.which) is tuple else 1
         return form_of(own.numbers)._replace(selected=count)
+    if type(own) is Several:
+        each = tuple(map(form_of, own.each))
+        return Form(None, sum([form.size for form in each]), 0, each)
     return Form(type(own) if hasattr(own, "_fields") else None, len(own), 0)
 
 
 def with_forms(flat: Iterator[Any], forms: Sequence[Form]) -> list[Numbers]:
     """The inverse of `flat_numbers`."""
     found: list[Numbers] = []
-    for record, size, selected in forms:
+    for record, size, selected, each in forms:
         which = [next(flat) for _ in range(selected)]
-        values = tuple([next(flat) for _ in range(size)])
-        own = values if record is None else record(*values)
+        if each:
+            own = Several(tuple(with_forms(flat, each)))
+        else:
+            values = tuple([next(flat) for _ in range(size)])
+            own = values if record is None else record(*values)
         if which:
             own = Selected(which[0] if selected == 1 else tuple(which), own)
         found.append(own)

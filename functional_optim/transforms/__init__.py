@@ -2,6 +2,9 @@
 
 from functional_optim.transforms.averaging import ema as ema
 from functional_optim.transforms.averaging import params_ema as params_ema
+from functional_optim.transforms.bases import Basis as Basis
+from functional_optim.transforms.bases import kl_basis as kl_basis
+from functional_optim.transforms.bases import shampoo_basis as shampoo_basis
 from functional_optim.transforms.by_path import layerwise_decay as layerwise_decay
 from functional_optim.transforms.by_path import mup as mup
 from functional_optim.transforms.by_path import scale_by_path as scale_by_path
@@ -14,6 +17,7 @@ from functional_optim.transforms.constraining import (
     keep_params_nonnegative as keep_params_nonnegative,
 )
 from functional_optim.transforms.constraining import zero_nans as zero_nans
+from functional_optim.transforms.in_basis import in_basis as in_basis
 from functional_optim.transforms.momentum import trace as trace
 from functional_optim.transforms.monitoring import monitor as monitor
 from functional_optim.transforms.monitoring import snapshot as snapshot
@@ -48,3 +52,4 @@ from functional_optim.transforms.weight_decay import (
 )
 from functional_optim.transforms.weight_decay import decay_after_step as decay_after_step
 from functional_optim.transforms.weight_decay import proximal_step as proximal_step
+from functional_optim.transforms.weight_decay import step_then_decay as step_then_decay

@@ -150,6 +150,15 @@ def _nothing(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
     return torch.zeros_like(u), slots
 
 
+def after_the_first() -> Leafwise:
+    """Multiply every update by 0 in the first step, and leave it as it is from then on."""
+    return leafwise(None, times, _after_the_first, name="after_the_first")
+
+
+def _after_the_first(t: Any) -> tuple[Any]:
+    return (numeric.where(t == 1, 0.0, 1.0),)
+
+
 def check_lr(lr: numeric.Hyper, says: str = "Invalid learning rate: {}") -> None:
     """Raise torch's errors for a bad learning rate."""
     if isinstance(lr, Tensor) and lr.numel() != 1:

@@ -196,6 +196,44 @@ def decay_after_step(weight_decay: numeric.Hyper) -> Leafwise:
     return leafwise(None, _shrunk, scalars, hyper=hyper, scales_step=True, name="decay_after_step")
 
 
+@factory
+def step_then_decay(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
+    """Step by −lr u and then decay: p becomes (1 − lr λ) (p − lr u).
+
+    In the place of `scale_by_lr`. `add_decayed_weights` before that decays the weights as they were
+    before the step: p − lr (u + λ p).
+
+    Args:
+        lr: learning rate, ≥ 0: a number, a 0-dim tensor, or a schedule.
+        weight_decay: λ, ≥ 0, likewise. The Python number 0 makes this `scale_by_lr`.
+
+    Raises:
+        ValueError: if one of them is a negative number; from `chain`, if a learning rate follows.
+
+    Source: https://github.com/nikhilvyas/SOAP, which decays so.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.step_then_decay(lr=0.5, weight_decay=1.0)
+        >>> w = torch.tensor([8.0])
+        >>> u, state = tx.update(torch.tensor([4.0]), tx.init(w), w)
+        >>> fo.apply_updates(w, u)
+        tensor([3.])
+    """
+    check_lr(lr)
+    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
+    if numeric.is_zero(weight_decay):
+        return scale_by_lr(lr)
+
+    def scalars(t: Any, *, lr: Any, weight_decay: Any) -> tuple[Any, Any]:
+        lost = lr * weight_decay
+        return -lr * (1 - lost), lost
+
+    hyper = {"lr": lr, "weight_decay": weight_decay}
+    return leafwise(None, _shrunk, scalars, hyper=hyper, scales_step=True, name="step_then_decay")
+
+
 def _shrunk(u: Tensor, slots: Any, p: Tensor, factor: Any, lost: Any) -> tuple[Tensor, Any]:
     """A step that also takes a share of the weights away."""
     return factor * u - lost * p, slots

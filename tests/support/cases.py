@@ -147,6 +147,21 @@ def is_matrix(path, p):
     return p.dim() >= 2
 
 
+def soap_on_both_sides(**hyper):
+    """Without a loop to follow: null spaces have no basis of their own."""
+    return fo.soap(**hyper)
+
+
+def kl_soap_of_both_sides(**hyper):
+    """Likewise."""
+    return fo.kl_soap(**hyper)
+
+
+def kl_shampoo_of_both_sides(**hyper):
+    """Likewise."""
+    return fo.kl_shampoo(**hyper)
+
+
 def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, **hyper):
     return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding)
 
@@ -163,6 +178,15 @@ OTHERS: dict[str, Any] = {"betas_1d": (0.7, 0.9), "weight_decay_1d": 0.1}
 SLOW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95, 0.9), "eps": 1e-3, "alpha": 1.5}
 SUMMED: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "alpha": 0.5}
 SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
+SOAP: dict[str, Any] = {
+    **SMOOTH,
+    "lr": 0.05,
+    "dim": 2,
+    "weight_decay": 0.1,
+    "precondition_frequency": 2,
+}
+KL: dict[str, Any] = {"lr": 0.02, "momentum": 0.8, "shampoo_beta": 0.9, "eps": 1e-3, "dim": 2}
+KL |= {"weight_decay": 0.1, "precondition_frequency": 2, "init_factor": 0.5}
 # torch.vmap refuses the None of a slot that a tensor does without
 NO_SLOT = ["complex", "ensemble", "vmap"]
 KRON: dict[str, Any] = {"lr": 0.05, "b1": 0.8, "weight_decay": 0.1, "precond_lr": 0.3}
@@ -237,6 +261,10 @@ CASES = (
         memory_save_mode="one_diag",
     ),
     row("muon_adamw", muon_adamw_at_one_rate, cannot=NO_SLOT, **PARTED),
+    row("soap", fo.soap, cannot=NO_SLOT, **SOAP, max_precond_dim=3),
+    row("soap-both-sides", soap_on_both_sides, cannot=["complex"], **SOAP),
+    row("kl_soap", kl_soap_of_both_sides, cannot=["complex"], **SOAP),
+    row("kl_shampoo", kl_shampoo_of_both_sides, cannot=["complex"], **KL),
     row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
     row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
     row("optimistic", fo.optimistic_gradient_descent, lr=0.1, alpha=0.9, beta=0.7),

@@ -1,0 +1,179 @@
+"""SOAP: Adam in the eigenbasis of Shampoo.
+
+Vyas, Morwani, Zhao, Kwun, Shapira, Brandfonbrener, Janson, Kakade, "SOAP: Improving and Stabilizing
+Shampoo using Adam", https://arxiv.org/abs/2409.11321, Algorithm 3, as in the authors' code,
+https://github.com/nikhilvyas/SOAP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import Betas, check_betas, scale_by_adam
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.transforms import (
+    Basis,
+    in_basis,
+    scale_by_schedule,
+    shampoo_basis,
+    step_then_decay,
+)
+from functional_optim.transforms.bases import Refresh
+from functional_optim.transforms.scaling import after_the_first
+
+
+@factory
+def scale_by_soap(
+    betas: Betas = (0.95, 0.95),
+    eps: numeric.Hyper = 1e-8,
+    precondition_frequency: Any = 10,
+    max_precond_dim: int = 10000,
+    normalize_grads: bool = False,
+    correct_bias: bool = True,
+    *,
+    shampoo_beta: numeric.Hyper | None = None,
+    refresh: Refresh = "together",
+) -> Leafwise:
+    """Adam in the eigenbases of the averages of G Gᵀ and Gᵀ G. The first step returns zeros.
+
+    Args:
+        betas: decay rates of the averages of the gradient and of its square in the basis, each in
+            [0, 1).
+        eps: added to the root of the second moment before its bias is corrected, ≥ 0.
+        precondition_frequency: every how many steps the bases are renewed, ≥ 1.
+        max_precond_dim: a side longer than this keeps the identity as its basis.
+        normalize_grads: divide the update of each tensor by its root mean square.
+        correct_bias: multiply by √(1 − β₂ᵗ) / (1 − β₁ᵗ), where t counts from the second step on.
+        shampoo_beta: decay rate of the averages of G Gᵀ and Gᵀ G, in [0, 1). None: β₂.
+        refresh: "together": all bases are renewed in the same step; "spread": some in each.
+
+        Floats may also be 0-dim tensors or schedules.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters; `left_factor`, `left_basis`,
+    `right_factor` and `right_basis`, see `shampoo_basis`.
+
+    Raises:
+        ValueError: for numbers out of range; from init, for more than two dimensions.
+        TypeError: if betas is no pair; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_soap()
+        >>> w, g = torch.zeros(2, 2), torch.diag(torch.tensor([100.0, 1.0]))
+        >>> u, state = tx.update(g, tx.init(w), w)
+        >>> tx.update(g, state, w)[0]
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    b1, b2 = check_betas(betas)
+    beta = b2 if shampoo_beta is None else shampoo_beta
+    basis = shampoo_basis(beta, precondition_frequency, max_precond_dim, refresh=refresh)
+
+    def correction(count: Any) -> Any:
+        t, n = count + 1, numeric.maximum(count, 1.0)
+        a, b = numeric.at(b1, t), numeric.at(b2, t)
+        return numeric.sqrt(1 - numeric.power(b, n)) / (1 - numeric.power(a, n))
+
+    parts = [adam_in(basis, (b1, b2), eps, normalize_grads)]
+    if correct_bias:
+        parts.append(scale_by_schedule(correction))
+    return Leafwise(tuple([x for part in parts for x in part.placements]))
+
+
+def adam_in(basis: Basis, betas: Betas, eps: numeric.Hyper, normalize_grads: bool) -> Leafwise:
+    """Adam in a basis, without correction of its bias."""
+    turned = in_basis(basis, scale_by_adam(betas, eps, debias=False))
+    parts = (turned, unit_rms() if normalize_grads else identity())
+    return Leafwise(tuple([x for part in parts for x in part.placements]))
+
+
+def unit_rms() -> Leafwise:
+    """Divide each tensor's update by its root mean square."""
+
+    def measure(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Tensor]:
+        return (u * u).sum(), torch.ones_like(u).sum()
+
+    def update(u: Tensor, slots: Any, p: Tensor, total: Tensor, n: Tensor) -> tuple[Tensor, Any]:
+        null = total == 0  # the root of 0 has no derivative
+        return u / (total / n).masked_fill(null, 1.0).sqrt(), slots
+
+    return leafwise(None, update, measure=measure, name="unit_rms")
+
+
+@factory
+def soap(
+    lr: numeric.Hyper = 3e-3,
+    betas: Betas = (0.95, 0.95),
+    shampoo_beta: numeric.Hyper | None = None,
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.01,
+    precondition_frequency: Any = 10,
+    max_precond_dim: int = 10000,
+    normalize_grads: bool = False,
+    correct_bias: bool = True,
+    *,
+    refresh: Refresh = "together",
+) -> GradientTransformation:
+    """SOAP, with the arguments and defaults of the authors' code. The first step moves nothing.
+
+    Vectors and scalars get Adam. `as_matrix` makes matrices of the kernels of convolutions and of
+    the parts of a fused projection; it does what the authors' `merge_dims` does.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the averages of the gradient and of its square in the basis, each in
+            [0, 1).
+        shampoo_beta: decay rate of the averages of G Gᵀ and Gᵀ G, in [0, 1). None: β₂. The
+            authors' code has −1 for that.
+        eps: added to the root of the second moment before its bias is corrected, ≥ 0.
+        weight_decay: decay coefficient, ≥ 0; after the step, `lr * weight_decay` of each weight is
+            taken away.
+        precondition_frequency: every how many steps the bases are renewed, ≥ 1.
+        max_precond_dim: a side longer than this keeps the identity as its basis.
+        normalize_grads: divide the update of each tensor by its root mean square. The authors find
+            that it helps where bases are renewed every 100 steps, and hurts at 10.
+        correct_bias: multiply by √(1 − β₂ᵗ) / (1 − β₁ᵗ), where t counts from the second step on.
+        refresh: "together": all bases are renewed in the same step; "spread": some in each step, so
+            that no step takes much longer than others.
+
+        Floats may also be 0-dim tensors or schedules.
+
+    State: `exp_avg` and `exp_avg_sq`, like the parameters; `left_factor`, `left_basis`,
+    `right_factor` and `right_basis`, see `shampoo_basis`.
+
+    Raises:
+        ValueError: for numbers out of range; from init, for more than two dimensions.
+        TypeError: if betas is no pair; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.soap(lr=0.1, weight_decay=0.0)
+        >>> w, g = torch.ones(2, 2), torch.diag(torch.tensor([100.0, 1.0]))
+        >>> state = tx.init(w)
+        >>> for _ in range(2):
+        ...     updates, state = tx.update(g, state, w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> w
+        tensor([[0.9000, 1.0000],
+                [1.0000, 0.9000]])
+    """
+    adapt = scale_by_soap(
+        betas,
+        eps,
+        precondition_frequency,
+        max_precond_dim,
+        normalize_grads,
+        correct_bias,
+        shampoo_beta=shampoo_beta,
+        refresh=refresh,
+    )
+    return chain(adapt, step_then_decay(lr, weight_decay), after_the_first())

@@ -1,0 +1,226 @@
+"""Element-wise rules in another basis, which follows the gradients.
+
+Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", https://arxiv.org/abs/2409.11321,
+Algorithm 3, with any rules in the place of Adam.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.core import base
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Placement, Rule, Several, Update, told
+from functional_optim.transforms.bases import Basis, Sides
+
+
+@factory
+def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
+    """Run element-wise rules in a basis that follows the gradients.
+
+    A step rotates the gradient into the basis, runs the rules there and rotates their update back;
+    then the basis sees the gradient, and is renewed when it is due. What the rules keep goes over
+    to the new basis: slots that are linear in the gradients are rotated, and those that are not,
+    such as second moments, are reordered as the columns of the basis are. With Adam inside, and
+    `shampoo_basis`, this is SOAP.
+
+    The first step makes the basis and returns zeros. The rules count steps from the second on.
+
+    Args:
+        basis: `shampoo_basis()`, `kl_basis()`, or your own `Basis`.
+        inner: element-wise rules such as `scale_by_adam()`, `scale_by_lion()`, or a chain of them.
+            They see no parameters, so weight decay stands after `in_basis`.
+
+    `as_matrix` makes matrices of the kernels of convolutions and of the parts of a fused
+    projection.
+
+    State: that of the rules, rotated, and that of the basis.
+
+    Raises:
+        TypeError: if basis or inner are something else.
+        ValueError: for rules that are not element-wise, measure, carry numbers, or act on some
+            leaves or steps only; if a slot or hyperparameter of one is also one of another or of
+            the basis; from a step, for rules that read the parameters.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.in_basis(fo.shampoo_basis(), fo.scale_by_lion())
+        >>> w = torch.zeros(2, 2)
+        >>> g = torch.tensor([[2.0, 2.0], [2.0, 2.0]])
+        >>> u, state = tx.update(g, tx.init(w), w)
+        >>> u, state = tx.update(g, state, w)  # of rank 1: one singular direction counts
+        >>> bool(torch.linalg.matrix_norm(u, 2) >= 1.0)
+        True
+    """
+    if not isinstance(basis, Basis):
+        raise TypeError(
+            f"in_basis takes a basis first, but got a {type(basis).__name__}; pass "
+            "shampoo_basis(), kl_basis() or a Basis of your own."
+        )
+    base.check_transformation("in_basis", inner, "in_basis(shampoo_basis(), scale_by_adam())")
+    placements = inner.placements
+    if not isinstance(inner, Leafwise) or any(not _fits(x) for x in placements):
+        unfit = [x.name or "a rule" for x in placements if not _fits(x)]
+        raise ValueError(
+            f"in_basis takes element-wise rules that depend on the gradient and the step only, "
+            f"which {', '.join(unfit) or 'the transformation'} does not; put it before or after "
+            "in_basis."
+        )
+    rules = [placement.rule for placement in placements]
+    fields = _once([*[key for rule in rules for key in rule.keys], *basis.slots], "slots")
+    hyper = {key: x for rule in rules for key, x in rule.hyper} | basis.hyper
+    _once([*[key for rule in rules for key, _ in rule.hyper], *basis.hyper], "hyperparameters")
+    record: Any = namedtuple("InBasisSlots", fields)
+    parts = tuple([_Inner(rule.updates[0], rule.slots, rule.keys) for rule in rules])
+    linear = [key for rule in rules for key in rule.keys if key not in rule.nonnegative]
+    sizes = [key for rule in rules for key in rule.nonnegative]
+    sides, first, observe = basis.sides, basis.first, basis.observe
+    renew, weigh = basis.renew, basis.weigh
+
+    def init(p: Tensor) -> Any:
+        seen = p.contiguous()  # what is kept in a basis has none of p's strides
+        own = [x for rule in rules if rule.init is not None for x in rule.init(seen)]
+        return record(*own, *basis.init(p))
+
+    def scalars(t: Any, **given: Any) -> Several:
+        def of(function: Any, names: Any, t: Any) -> Any:
+            return function(t, **{name: given[name] for name in names})
+
+        n = numeric.maximum(t - 1, 1.0)
+        own = [of(r.scalars, dict(r.given), n) if r.scalars else () for r in rules]
+        return Several((of(basis.scalars, basis.hyper, t), *own))
+
+    def begin(G: Tensor, x: Any, p: Any, numbers: Several) -> tuple[Tensor, Any]:
+        return torch.zeros_like(G), first(G, x, numbers.each[0])
+
+    def step(G: Tensor, x: Any, p: Any, numbers: Several) -> tuple[Tensor, Any]:
+        s, *own = numbers.each
+        left, right = sides(x)
+        half = G if left is None else left.mT @ G
+        seen = half if right is None else half @ right
+        u, changed = _run(parts, seen, x, own)
+        u = weigh(u, x, s)
+        u = u if left is None else left @ u
+        u = u if right is None else u @ right.mT
+        return u, observe(G, half, seen, x._replace(**changed), s)
+
+    def turn(G: Tensor, x: Any, p: Any, numbers: Several) -> tuple[Tensor, Any]:
+        u, x = step(G, x, p, numbers)
+        old = sides(x)
+        x, orders = renew(x, numbers.each[0])
+        left, right = [_passage(a, b) for a, b in zip(old, sides(x), strict=True)]
+        moved = {key: _rotated(getattr(x, key), left, right) for key in linear}
+        moved |= {key: _reordered(getattr(x, key), orders) for key in sizes}
+        return u, x._replace(**moved)
+
+    def variant(t: Any, every: Any, turn: int) -> Any:
+        return numeric.where(t == 1, 0, numeric.where((t - 1) % every == turn, 2, 1))
+
+    def together(t: Any, *, precondition_frequency: Any) -> Any:
+        return variant(t, precondition_frequency, 0)
+
+    def spread(t: Any, *, precondition_frequency: Any, turn: int) -> Any:
+        return variant(t, precondition_frequency, turn)
+
+    return leafwise(
+        init,
+        [begin, step, turn],
+        scalars,
+        choose=together if basis.turns is None else spread,
+        turns=basis.turns,
+        hyper=hyper,
+        nonnegative=sizes,
+        elementwise=False,
+        batched=True,
+        dense_only=True,
+        name="in_basis",
+    )
+
+
+class _Inner(NamedTuple):
+    """A rule that runs in the basis: without its hyperparameters, which may be tensors."""
+
+    update: Update
+    slots: type | None
+    keys: tuple[str, ...]
+
+
+class _NoParameters:
+    """Stands for the parameter where a rule runs in another basis; whatever reads it raises."""
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._refuse()
+
+    @classmethod
+    def _refuse(cls, *args: Any) -> Any:
+        raise ValueError(
+            "a rule inside of in_basis reads the parameters, which are not in its basis; put that "
+            "rule after in_basis."
+        )
+
+    __getattr__ = __mul__ = __rmul__ = __add__ = __radd__ = __sub__ = __rsub__ = _refuse
+    __truediv__ = __rtruediv__ = __neg__ = __pow__ = __abs__ = _refuse
+
+
+_NO_PARAMETERS = _NoParameters()
+
+
+def _fits(placement: Placement) -> bool:
+    """Whether a rule is element-wise and needs nothing but gradient, slots and numbers."""
+    rule: Rule = placement.rule
+    uses = rule.reduce or rule.before or rule.measure or rule.choose or rule.absent or rule.extra
+    kind = rule.reads_new_params or rule.shared or rule.carry is not None or any(rule.codecs)
+    placed = placement.where or placement.gate or placement.lookback is not None
+    return rule.elementwise and len(rule.updates) == 1 and not (uses or kind or placed)
+
+
+def _once(names: list[str], what: str) -> list[str]:
+    """The names themselves.
+
+    Raises:
+        ValueError: if one of them is there twice.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"in_basis has two {what} called {name}, in its rules or its basis; leave out one "
+                "of the rules."
+            )
+    return names
+
+
+def _run(
+    parts: tuple[_Inner, ...], u: Tensor, x: Any, numbers: list[Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The update of rules, one after the other, and their new slots by name."""
+    changed: dict[str, Tensor] = {}
+    for part, own in zip(parts, numbers, strict=True):
+        slots = () if part.slots is None else part.slots(*[getattr(x, key) for key in part.keys])
+        u, new = part.update(u, slots, _NO_PARAMETERS, *told(own))
+        changed.update(zip(part.keys, new, strict=True))
+    return u, changed
+
+
+def _passage(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    """What rotates a vector from one basis to another."""
+    return None if old is None or new is None else new.mT @ old
+
+
+def _rotated(m: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    m = m if left is None else left @ m
+    return m if right is None else m @ right.mT
+
+
+def _reordered(v: Tensor, orders: Sides) -> Tensor:
+    rows, columns = orders
+    if rows is not None:
+        v = v.gather(-2, rows[..., :, None].expand(v.shape))
+    return v if columns is None else v.gather(-1, columns[..., None, :].expand(v.shape))

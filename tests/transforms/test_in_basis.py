@@ -1,0 +1,209 @@
+"""Element-wise rules in a basis: what is kept goes over to a new one, and what does not fit."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import assert_close, assert_finite, run
+from reference.loops.soap import soap as naive
+from three_ways import check_compiled, purely, random_tree
+
+import functional_optim as fo
+from functional_optim import linalg
+
+HYPER: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
+SHAPES = {"a": (4, 5), "b": (4, 5), "c": (3, 3), "d": (6,), "e": (1, 2), "f": (2, 1)}
+INNER = {
+    "adam": lambda: fo.scale_by_adam((0.8, 0.95), 1e-3),
+    "lion": lambda: fo.scale_by_lion((0.8, 0.95)),
+    "ademamix": lambda: fo.scale_by_ademamix((0.8, 0.95, 0.99), eps=1e-3),
+    "amsgrad": lambda: fo.scale_by_adam((0.8, 0.95), 1e-3, amsgrad=True),
+    "rms and momentum": lambda: fo.chain(fo.scale_by_rms(0.9, 1e-3), fo.trace(0.9)),
+    "nothing": fo.identity,
+}
+each_inner = pytest.mark.parametrize("name", INNER)
+
+
+def grads_of(shapes: Any, steps: int, dtype: torch.dtype = torch.float64) -> list[Any]:
+    return [random_tree(k + 1, dtype, shapes) for k in range(steps)]
+
+
+@pytest.mark.parametrize("frequency", [1, 4])
+@pytest.mark.parametrize("shape", [(4, 4), (3, 4), (5, 4)])
+def test_soap_with_both_bases_equals_the_loop(shape, frequency):
+    params = {"w": random_tree(0, torch.float64, {"w": shape})["w"]}
+    grads = grads_of({"w": shape}, 50)
+    moved, _ = run(fo.soap(**HYPER, precondition_frequency=frequency), params, grads)
+    theirs = naive(
+        params["w"].numpy(),
+        [g["w"].numpy() for g in grads],
+        **HYPER,
+        precondition_frequency=frequency,
+    )
+    assert_close(moved["w"], torch.as_tensor(theirs), 1e-9)
+
+
+def turned_by_hand(name, grads, frequency):
+    """The updates of a rule with a basis that is renewed between steps, in numpy and the rule."""
+    inner = INNER[name]()
+    g = grads[0].numpy()
+    L, R = 0.1 * g @ g.T, 0.1 * g.T @ g
+    left, right = (np.linalg.eigh(x)[1][:, ::-1] for x in (L, R))
+    w = torch.zeros(g.shape, dtype=torch.float64)
+    state, found = inner.init(w), [np.zeros_like(g)]
+    for t, tensor in enumerate(grads[1:], start=1):
+        g = tensor.numpy()
+        u, state = inner.update(torch.as_tensor(left.T @ g @ right), state, w)
+        found.append(left @ u.numpy() @ right.T)
+        L, R = 0.9 * L + 0.1 * g @ g.T, 0.9 * R + 0.1 * g.T @ g
+        if t % frequency:
+            continue
+        slots = {key: x.numpy() for key, x in state.slots.items()}
+        sq = {"exp_avg_sq", "max_exp_avg_sq", "square_avg"}
+        plain = {k: left @ x @ right.T for k, x in slots.items() if k not in sq}
+        rows = np.argsort(-np.diag(left.T @ L @ left))
+        columns = np.argsort(-np.diag(right.T @ R @ right))
+        left = np.linalg.qr(L @ left[:, rows])[0]
+        right = np.linalg.qr(R @ right[:, columns])[0]
+        new = {k: x[rows][:, columns] for k, x in slots.items() if k in sq}
+        new |= {k: left.T @ x @ right for k, x in plain.items()}
+        state = state._replace(slots={k: torch.as_tensor(x) for k, x in new.items()})
+    return found
+
+
+@each_inner
+def test_any_rule_runs_in_the_basis_and_what_it_keeps_goes_over(name):
+    shape = (4, 5)
+    grads = [g["w"] for g in grads_of({"w": shape}, 12)]
+    tx = fo.in_basis(fo.shampoo_basis(0.9, 3), INNER[name]())
+    w = torch.zeros(shape, dtype=torch.float64)
+    state = tx.init(w)
+    for g, wanted in zip(grads, turned_by_hand(name, grads, 3), strict=True):
+        u, state = tx.update(g, state, w)
+        assert_close(u, torch.as_tensor(wanted.copy()), 1e-9)
+
+
+def recipes() -> dict[str, Any]:
+    spread = fo.shampoo_basis(0.9, 3, refresh="spread")
+    return {
+        "soap": fo.soap(**HYPER, precondition_frequency=2, max_precond_dim=4),
+        "lion": fo.chain(fo.in_basis(spread, fo.scale_by_lion()), fo.scale_by_lr(0.1)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [
+        ("soap", torch.float64, 1e-11),
+        ("soap", torch.float32, 2e-3),
+        ("lion", torch.float64, 1e-11),  # in float32 rounding turns signs around
+    ],
+)
+def test_compiled_steps_do_what_the_rule_does(name, dtype, tolerance):
+    expected = purely(recipes()[name], 6, dtype, SHAPES)
+    check_compiled(recipes()[name], 6, dtype, SHAPES, expected, tolerance)
+
+
+def test_a_split_and_a_kernel_are_matrices_of_their_own():
+    shapes = {"qkv": (9, 3), "conv": (2, 3, 1, 1)}
+    grads = grads_of(shapes, 8)
+    params = random_tree(0, torch.float64, shapes)
+
+    def of(key, **view):
+        tx = fo.as_matrix(fo.soap(**HYPER, precondition_frequency=2), **view)
+        return run(tx, params[key], [g[key] for g in grads])[0]
+
+    split, conv = of("qkv", split=3), of("conv")
+    for i in range(3):
+        part = slice(3 * i, 3 * i + 3)
+        plain = fo.soap(**HYPER, precondition_frequency=2)
+        alone, _ = run(plain, params["qkv"][part], [g["qkv"][part] for g in grads])
+        assert_close(split[part], alone, 1e-9)
+    flat = fo.soap(**HYPER, precondition_frequency=2)
+    as_one = [g["conv"].reshape(2, 3) for g in grads]
+    alone, _ = run(flat, params["conv"].reshape(2, 3), as_one)
+    assert_close(conv.reshape(2, 3), alone, 1e-9)
+
+
+def test_a_bad_gradient_leaves_the_basis_as_it_is_and_is_told_once(monkeypatch):
+    monkeypatch.setattr(linalg, "_told", set())
+    shapes = {"w": (3, 3), "v": (3, 3)}
+    params, grads = random_tree(0, torch.float32, shapes), grads_of(shapes, 6, torch.float32)
+    tx = fo.soap(precondition_frequency=1)
+    _, state = run(tx, params, grads[:3])
+    before = state.slots["left_basis"]["w"]
+    bad = {"w": grads[3]["w"] * math.nan, "v": grads[3]["v"]}
+    with pytest.warns(RuntimeWarning, match="keeps the old basis") as told:
+        moved, after = run(tx, params, [bad, *grads[4:]], state)
+    assert len(told) == 1
+    assert_close(after.slots["left_basis"]["w"], before, 0.0)
+    assert_finite((moved["v"], after.slots["left_basis"]))
+    careful = fo.apply_if_finite(tx, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moved, state = run(careful, params, [*grads[:3], bad, *grads[4:]])
+    assert_finite(moved)
+
+
+def test_zero_gradients_move_nothing_and_half_types_keep_wide_factors():
+    shapes = {"w": (3, 2), "empty": (0, 3), "v": (3,), "row": (1, 4)}
+    params = random_tree(0, torch.bfloat16, shapes)
+    zeros = {key: torch.zeros_like(p) for key, p in params.items()}
+    tx = fo.soap(weight_decay=0.0, precondition_frequency=1)
+    moved, state = run(tx, params, [zeros] * 4)
+    assert_close(moved, params, 0.0)
+    assert state.slots["left_factor"]["w"].dtype is torch.float32
+    assert state.slots["left_factor"]["v"] is None
+    moved, state = run(tx, moved, grads_of(shapes, 4, torch.bfloat16), state)
+    assert_finite((moved, state.slots))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: fo.in_basis(fo.scale_by_adam(), fo.shampoo_basis()), "takes a basis first"),
+        (lambda: fo.in_basis(fo.shampoo_basis(), fo.scale_by_nadam()), "which scale_by_nadam does"),
+        (lambda: fo.in_basis(fo.shampoo_basis(), fo.orthogonalize()), "which orthogonalize does"),
+        (
+            lambda: fo.in_basis(
+                fo.shampoo_basis(), fo.chain(fo.trace(0.9), fo.named_chain(("b", fo.trace(0.5))))
+            ),
+            "two slots called momentum_buffer",
+        ),
+        (
+            lambda: fo.in_basis(
+                fo.shampoo_basis(),
+                fo.chain(fo.ema(0.9), fo.scale_by_lr(1.0), fo.scale(0.5), fo.scale(0.25)),
+            ),
+            "two hyperparameters called factor",
+        ),
+        (lambda: fo.shampoo_basis(refresh="x"), "a refresh 'together' or 'spread', but got 'x'"),
+        (lambda: fo.shampoo_basis(precondition_frequency=0), "precondition_frequency of 1 or more"),
+        (lambda: fo.shampoo_basis(1.0), "Invalid shampoo_beta value: 1.0"),
+        (lambda: fo.shampoo_basis(max_precond_dim=0), "1 or more for max_precond_dim"),
+        (lambda: fo.soap().init(torch.ones(2, 2, 2)), "say how it is a matrix, with as_matrix"),
+        (lambda: fo.soap().init(torch.ones(2, dtype=torch.complex64)), "takes real parameters"),
+        (lambda: fo.soap(betas=0.9), "betas"),
+    ],
+)
+def test_what_does_not_fit_is_said(make, says):
+    with pytest.raises((TypeError, ValueError), match=says):
+        make()
+
+
+def test_a_rule_that_reads_the_parameters_is_refused():
+    tx = fo.in_basis(fo.shampoo_basis(), fo.chain(fo.add_decayed_weights(0.1), fo.scale_by_adam()))
+    w, g = torch.ones(2, 2), torch.eye(2)
+    _, state = tx.update(g, tx.init(w), w)
+    with pytest.raises(ValueError, match="put that rule after in_basis"):
+        tx.update(g, state, w)
+
+
+def test_a_slot_that_there_is_not_cannot_be_nonnegative():
+    with pytest.raises(ValueError, match="says that v is nonnegative, but its slots are none"):
+        fo.leafwise(None, lambda u, slots, p: (u, slots), nonnegative=("v",), name="x")
