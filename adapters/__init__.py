@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import MARS as MARS
     from functional_optim.adapters.ready_made import SM3 as SM3
     from functional_optim.adapters.ready_made import AdaBelief as AdaBelief
+    from functional_optim.adapters.ready_made import AdamMini as AdamMini
     from functional_optim.adapters.ready_made import AdaMuon as AdaMuon
     from functional_optim.adapters.ready_made import Adan as Adan
     from functional_optim.adapters.ready_made import AdEMAMix as AdEMAMix
@@ -90,6 +91,7 @@ else:
                 "MARS",
                 "SM3",
                 "AdaBelief",
+                "AdamMini",
                 "AdaMuon",
                 "Adan",
                 "AdEMAMix",
