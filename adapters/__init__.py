@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import SM3 as SM3
     from functional_optim.adapters.ready_made import SOAP as SOAP
     from functional_optim.adapters.ready_made import AdaBelief as AdaBelief
+    from functional_optim.adapters.ready_made import AdamMini as AdamMini
     from functional_optim.adapters.ready_made import AdaMuon as AdaMuon
     from functional_optim.adapters.ready_made import Adan as Adan
     from functional_optim.adapters.ready_made import AdEMAMix as AdEMAMix
@@ -98,6 +99,7 @@ else:
                 "SM3",
                 "SOAP",
                 "AdaBelief",
+                "AdamMini",
                 "AdaMuon",
                 "Adan",
                 "AdEMAMix",

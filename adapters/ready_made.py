@@ -10,6 +10,9 @@ import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal
+
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
 
@@ -133,6 +136,20 @@ class AdaMuon(ReadyMade):
         momentum: numeric.Hyper = 0.95, eps: numeric.Hyper = 1e-08, nesterov: Nesterov = True,
         ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *, ns_eps: float = 1e-07,
         ns_dtype: torch.dtype = torch.bfloat16, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class AdamMini(ReadyMade):
+    """`functional_optim.adam_mini` as an optimizer object."""
+
+    algorithm = "adam_mini"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0,
+        blocks: Mapping[str, Literal['row', 'tensor', 'entry'] | int] | None = None, *,
+        maximize: bool = False, compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

@@ -135,6 +135,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.adabelief import adabelief as adabelief
     from functional_optim.algorithms.adabelief import scale_by_acprop as scale_by_acprop
     from functional_optim.algorithms.adabelief import scale_by_belief as scale_by_belief
+    from functional_optim.algorithms.adam_mini import adam_mini as adam_mini
+    from functional_optim.algorithms.adam_mini import scale_by_adam_mini as scale_by_adam_mini
     from functional_optim.algorithms.adamax import adamaxw as adamaxw
     from functional_optim.algorithms.adamuon import adamuon as adamuon
     from functional_optim.algorithms.adamuon import scale_by_adamuon as scale_by_adamuon
@@ -246,6 +248,7 @@ else:
                 "scale_by_acprop",
                 "scale_by_belief",
             ),
+            "functional_optim.algorithms.adam_mini": ("adam_mini", "scale_by_adam_mini"),
             "functional_optim.algorithms.adamax": ("adamaxw",),
             "functional_optim.algorithms.adamuon": ("adamuon", "scale_by_adamuon"),
             "functional_optim.algorithms.adan": ("adan", "scale_by_adan"),

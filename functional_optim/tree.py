@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import optree
@@ -179,10 +179,11 @@ def _stored(x: Tensor) -> Tensor:
 
 
 def check_same(
-    a: Any, b: Any, a_name: str, b_name: str, advice: str, *, shapes: bool = True
+    a: Any, b: Any, a_name: str, b_name: str, advice: str, *, shapes: bool | Sequence[bool] = True
 ) -> None:
     """Raise ValueError, naming both sides, unless `b` has a subtree at every leaf of `a`.
 
+    shapes: whether it must have the shape of the leaf, too; or that for each leaf.
     Under torch.compile the check is left to optree itself, which raises a terser error.
     """
     if torch.compiler.is_compiling():
@@ -195,9 +196,10 @@ def check_same(
             f"{a_name} and {b_name} have different structures:\n  {a_name}: {summary(a)}\n"
             f"  {b_name}: {summary(b)}\n{advice[0].upper()}{advice[1:]}."
         ) from None
-    for i, (x, y) in enumerate(zip(found, others, strict=True) if shapes else ()):
+    compared = [shapes] * len(found) if isinstance(shapes, bool) else shapes
+    for i, (x, y, wanted) in enumerate(zip(found, others, compared, strict=True)):
         ours, theirs = _shape_of(x), _shape_of(y)
-        if y is not None and theirs != ours:
+        if wanted and y is not None and theirs != ours:
             path = [path for path, _ in items(a)][i]
             raise ValueError(
                 f"{a_name} and {b_name} differ at {path!r}: {_shape(ours)} against "

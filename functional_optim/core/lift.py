@@ -263,7 +263,12 @@ def check_trees(
     """Raise unless gradients and slots are those of these parameters."""
     base.check_grads(params, grads)
     known = list(zip(tree.items(params), tree.rows(params, grads), strict=True))
-    for (rule, *_), keys in zip(placements, layout.slots, strict=True):
+    for placement, keys in zip(placements, layout.slots, strict=True):
+        # rules that meet on no leaf may have slots of one name
+        alike = [
+            placement.rule.elementwise and chosen(placement.where, path, p)
+            for (path, p), _ in (known if keys else ())
+        ]
         for key in keys:
             tree.check_same(
                 params,
@@ -271,12 +276,12 @@ def check_trees(
                 "params",
                 f"the slot {key!r} of the state",
                 "pass the state that this chain's own init returned for these parameters",
-                shapes=rule.elementwise,
+                shapes=alike,
             )
-            for ((path, p), (_, g)), (_, slot) in zip(
-                known, tree.rows(params, state.slots[key]), strict=True
+            for ((path, p), (_, g)), (_, slot), own in zip(
+                known, tree.rows(params, state.slots[key]), alike, strict=True
             ):
-                if rule.elementwise and g is not None and slot is not None:
+                if own and g is not None and slot is not None:
                     base.check_slot(path, key, slot, p)
 
 

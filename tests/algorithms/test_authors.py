@@ -33,6 +33,7 @@ def rows() -> dict[str, fo.GradientTransformation]:
         ),
         "adabelief": fo.adabelief(0.05, **ADAM, weight_decay=0.1),
         "adabelief-plain": fo.adabelief(0.05, **ADAM, weight_decay=0.1, rectify=False),
+        "adam_mini": fo.adam_mini(0.05, **ADAM, blocks={"0": "entry", "1": "row", "2": "tensor"}),
         "adan": fo.adan(0.05, (0.9, 0.8, 0.95), 1e-3, 0.1),
         "ademamix": fo.ademamix(0.05, (0.8, 0.95, 0.99), eps=1e-3),
         "adopt": fo.adopt(0.05, **ADAM, weight_decay=0.1),

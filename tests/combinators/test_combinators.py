@@ -373,3 +373,15 @@ def test_no_gradient_at_all_counts_a_step_and_carries_nothing_on():
         assert_same(after.carry, state.carry)
         assert after.step == 1
         assert_same(fo.compile(tx)(none, tx.init(params), clone(params)), (params, after))
+
+
+def test_parts_of_a_partition_may_have_slots_of_one_name_and_other_shapes():
+    params = {"a": torch.ones(2, 3), "b": torch.ones(2, 3)}
+    tx = fo.partition({"adam": fo.adam(0.1), "norm": fo.novograd(0.1)}, {"a": "adam", "*": "norm"})
+    state = tx.init(params)
+    assert [x.dim() for x in state.slots["exp_avg_sq"].values()] == [2, 0]
+    updates, state = tx.update(params, state, params)
+    assert_close(updates["a"], torch.full((2, 3), -0.1), 1e-6)
+    wrong = {**state.slots, "exp_avg_sq": {"a": torch.ones(3, 2), "b": torch.ones(())}}
+    with pytest.raises(ValueError, match=r"differ at 'a': \(2, 3\) against \(3, 2\)"):
+        tx.update(params, state._replace(slots=wrong), params)

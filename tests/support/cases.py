@@ -224,6 +224,7 @@ CASES = (
     row("adadelta", fo.adadelta, optim.Adadelta, lr=0.5, rho=0.9, eps=1e-3, weight_decay=0.1),
     row("adafactor", fo.adafactor, optim.Adafactor, cannot=NO_SLOT, lr=0.05, weight_decay=0.1),
     row("adagrad", fo.adagrad, optim.Adagrad, lr=0.3, lr_decay=0.01, weight_decay=0.1, eps=1e-3),
+    row("adam_mini", fo.adam_mini, cannot=["complex"], **SMOOTH, weight_decay=0.1),
     row("adamax", fo.adamax, optim.Adamax, **SMOOTH, weight_decay=0.1),
     row("adamaxw", fo.adamaxw, **SMOOTH, weight_decay=0.1),
     row("adan", fo.adan, **NESTEROV, weight_decay=0.1),

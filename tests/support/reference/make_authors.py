@@ -1,8 +1,8 @@
 """Writes authors.json: where the optimizers of the authors' packages go. test_authors.py reads it.
 
-    pip install --no-deps adabelief-pytorch came-pytorch dadaptation dog-optimizer lion-pytorch \
-        madgrad momo-opt prodigyopt pytorch_optimizer schedulefree timm torch-adopt torch-optimi \
-        colorama tabulate
+    pip install --no-deps adabelief-pytorch adam-mini came-pytorch dadaptation dog-optimizer \
+        lion-pytorch madgrad momo-opt prodigyopt pytorch_optimizer schedulefree timm torch-adopt \
+        torch-optimi colorama tabulate
     python tests/support/reference/make_authors.py [name ...]
 
 A row here and a row of the same name there are one comparison. With names, only these rows are
@@ -55,6 +55,15 @@ ADAM: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_d
 LARS: dict[str, Any] = {"lr": 1.0, "momentum": 0.8, "weight_decay": 0.1, "trust_coeff": 0.05}
 FREE: dict[str, Any] = {"betas": (0.8, 0.95), "weight_decay": 0.1}
 
+
+def adam_mini(params: Any) -> Any:
+    """Its blocks go by names: entries, rows, one block."""
+    module = importlib.import_module("adam_mini")
+    named = list(zip(("bias", "mlp", "other"), params, strict=True))
+    hyper = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.0}
+    return module.Adam_mini(named, **hyper, verbose=False)
+
+
 ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "schedule_free_sgd": of(
         "schedulefree",
@@ -78,6 +87,7 @@ ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         **{"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1},
         **{"print_change_log": False, "rectify": False},
     ),
+    "adam_mini": ("adam-mini", adam_mini),
     "adan": of(
         "pytorch_optimizer",
         "pytorch_optimizer.Adan",

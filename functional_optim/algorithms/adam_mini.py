@@ -1,0 +1,192 @@
+"""Adam-mini: Adam with one second moment for each block of weights.
+
+Zhang et al., "Adam-mini: Use Fewer Learning Rates To Gain More", https://arxiv.org/abs/2406.16793,
+Algorithm 1, as in https://github.com/zyushun/Adam-mini/blob/main/adam_mini/adam_mini.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import (
+    AdamScalars,
+    AdamSlots,
+    Betas,
+    adam_chain,
+    check_betas,
+    scale_by_adam,
+)
+from functional_optim.combinators.partition import partition
+from functional_optim.core import sharding
+from functional_optim.core.base import GradientTransformation, real_only
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.paths import fits
+
+Block = Literal["row", "tensor"] | int
+"""What shares one second moment: a row, a whole tensor, or as many rows as make one of so many
+equal parts."""
+
+
+@factory
+def scale_by_adam_mini(
+    betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8, block: Block = "row"
+) -> Leafwise:
+    """Divide the average gradient by the root of the average mean square of its block.
+
+    Args:
+        betas: decay rates of the two averages, each in [0, 1).
+        eps: added to the root, ≥ 0.
+        block: "row": what leads to one output, a row of a matrix or a filter of a kernel, is a
+            block. "tensor": all of a tensor. A number: so many parts of equal height, such as the
+            heads of a projection of queries.
+
+        `betas` and `eps` may also be 0-dim tensors or schedules.
+
+    State: `exp_avg`, like the parameters, and `exp_avg_sq`: (m, 1, …) for rows, one number for a
+    tensor, (parts, 1) for parts.
+
+    Raises:
+        ValueError: for numbers out of range, or another word; from a step, for a parameter whose
+            rows cannot be divided into so many parts.
+        TypeError: from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_adam_mini()
+        >>> w = torch.zeros(2, 2)
+        >>> u, state = tx.update(torch.tensor([[3.0, -3.0], [1.0, 0.0]]), tx.init(w), w)
+        >>> u
+        tensor([[ 1.0000, -1.0000],
+                [ 1.4142,  0.0000]])
+        >>> state.slots["exp_avg_sq"].shape
+        torch.Size([2, 1])
+    """
+    hyper = {"betas": check_betas(betas), "eps": eps}
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    if block not in ("row", "tensor"):
+        if isinstance(block, str):
+            raise ValueError(
+                "scale_by_adam_mini needs a block 'row' or 'tensor', or the number of equal parts, "
+                f"but got {block!r}."
+            )
+        numeric.check_count("scale_by_adam_mini", 1, block=block)
+    real = real_only("scale_by_adam_mini")
+
+    def squares(x: Tensor) -> Tensor:
+        """The mean square of each block, broadcastable to `cut(x)`."""
+        dims = [*range(1 if block != "tensor" else 0, x.dim())]
+        if not dims:
+            return x * x
+        count = max(x[0].numel() if block != "tensor" and len(x) else x.numel(), 1)
+        total = (x * x).sum(dims, keepdim=block != "tensor")
+        return (sharding.whole(total) if block == "tensor" else sharding.complete(total)) / count
+
+    def cut(x: Tensor) -> Tensor:
+        """The parts of a tensor in rows."""
+        if not isinstance(block, int):
+            return x
+        if x.dim() == 0 or x.shape[0] % block:
+            raise ValueError(
+                f"scale_by_adam_mini was asked for {block} parts, but got a parameter of shape "
+                f"{tuple(x.shape)}; pass a number that divides its rows."
+            )
+        return x.reshape(block, -1)
+
+    def init(p: Tensor) -> AdamSlots:
+        real(p)
+        m = torch.zeros_like(p)
+        if isinstance(block, int):
+            return AdamSlots(m, p.new_zeros(block, 1))
+        return AdamSlots(m, squares(torch.zeros_like(p)))
+
+    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
+        b1, b2 = betas
+        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
+
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: AdamScalars) -> tuple[Tensor, AdamSlots]:
+        m = slots.exp_avg.lerp(g, s.weight1)
+        v = slots.exp_avg_sq.lerp(squares(cut(g)), s.weight2)
+        u = cut(m / s.bias_correction1) / ((v / s.bias_correction2).sqrt() + s.eps)
+        return u.reshape(g.shape), AdamSlots(m, v)
+
+    return leafwise(
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        elementwise=False,
+        dense_only=True,
+        name="scale_by_adam_mini",
+    )
+
+
+@factory
+def adam_mini(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-8,
+    weight_decay: numeric.Hyper = 0.0,
+    blocks: Mapping[str, Literal["row", "tensor", "entry"] | int] | None = None,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """Adam-mini, with the defaults of the authors' code, and patterns in the place of its names.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the averages of g and of the blocks' mean squares, each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: decoupled decay, ≥ 0.
+        blocks: what shares a second moment, by patterns of paths, of which the first that fits
+            counts: "row", "tensor", "entry" (which is Adam), or the number of equal parts.
+            **Projections of queries and keys want the number of their heads**, e.g.
+            `{"*.q_proj.weight": 32, "*.k_proj.weight": 8}`. All else: matrices and kernels have
+            rows; vectors and scalars are one block, or entries if their name ends in "bias".
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules, but for those of blocks.
+
+    State: `exp_avg`, like the parameters, and `exp_avg_sq`, one number for each block.
+
+    Raises:
+        ValueError: torch.optim.Adam's messages, for numbers out of range; for another word; from a
+            step, for a parameter whose rows cannot be divided into so many parts.
+        TypeError: from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.adam_mini(lr=0.1, blocks={"query": 2})
+        >>> params = {"query": torch.ones(4, 3), "value": torch.ones(4, 3)}
+        >>> state = tx.init(params)
+        >>> state.slots["exp_avg_sq"]["query"].shape, state.slots["exp_avg_sq"]["value"].shape
+        (torch.Size([2, 1]), torch.Size([4, 1]))
+    """
+    given = dict(blocks or {})
+
+    def label(path: str, p: Tensor) -> str:
+        for pattern, block in given.items():
+            if fits(pattern, path):
+                return str(block)
+        if p.dim() > 1:
+            return "row"
+        return "entry" if path.endswith("bias") else "tensor"
+
+    parts: dict[str, GradientTransformation] = {"entry": scale_by_adam(betas, eps)}
+    for block in ("row", "tensor", *given.values()):
+        if block != "entry":
+            parts[str(block)] = scale_by_adam_mini(betas, eps, block)
+    return adam_chain(
+        partition(parts, label),  # pyright: ignore[reportArgumentType]
+        lr,
+        weight_decay,
+        decoupled=True,
+        maximize=maximize,
+    )
