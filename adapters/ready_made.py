@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
 
@@ -18,13 +16,7 @@ if TYPE_CHECKING:
 
     from functional_optim import numeric
     from functional_optim.algorithms.adam import Betas
-    from functional_optim.algorithms.muon import Nesterov
-    from functional_optim.algorithms.psgd import MemorySaveMode
-    from functional_optim.algorithms.scion import Norm
     from functional_optim.engine.group import Compile
-    from functional_optim.linalg import Coefficients
-    from functional_optim.transforms.bases import Refresh
-    from functional_optim.transforms.orthogonal import Scale
 
 DOC = """`functional_optim.{name}` as an optimizer object.
 
@@ -126,20 +118,6 @@ class AdaBelief(ReadyMade):
         self._construct(locals())
 
 
-class AdaMuon(ReadyMade):
-    """`functional_optim.adamuon` as an optimizer object."""
-
-    algorithm = "adamuon"
-
-    def __init__(
-        self, params: ParamsT, lr: numeric.Hyper = 0.02, weight_decay: numeric.Hyper = 0.01,
-        momentum: numeric.Hyper = 0.95, eps: numeric.Hyper = 1e-08, nesterov: Nesterov = True,
-        ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *, ns_eps: float = 1e-07,
-        ns_dtype: torch.dtype = torch.bfloat16, compile: Compile = True,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
-
 class AdamMini(ReadyMade):
     """`functional_optim.adam_mini` as an optimizer object."""
 
@@ -196,21 +174,6 @@ class COCOB(ReadyMade):
         self._construct(locals())
 
 
-class Dion2(ReadyMade):
-    """`functional_optim.dion2` as an optimizer object."""
-
-    algorithm = "dion2"
-
-    def __init__(
-        self, params: ParamsT, lr: numeric.Hyper = 0.01, fraction: float = 0.25,
-        ef_decay: numeric.Hyper = 0.95, weight_decay: numeric.Hyper = 0.01,
-        ns_coefficients: Coefficients = 'polar_express', ns_steps: int = 5, *,
-        ns_eps: float = 1e-08, scale: Scale = 'spectral', ns_dtype: torch.dtype = torch.bfloat16,
-        compile: Compile = True,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
-
 class DoG(ReadyMade):
     """`functional_optim.dog` as an optimizer object."""
 
@@ -244,38 +207,6 @@ class Fromage(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, p_bound: numeric.Hyper | None = None, *,
         maximize: bool = False, compile: Compile = True,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
-
-class KLSOAP(ReadyMade):
-    """`functional_optim.kl_soap` as an optimizer object."""
-
-    algorithm = "kl_soap"
-
-    def __init__(
-        self, params: ParamsT, lr: numeric.Hyper = 0.0001, betas: Betas = (0.9, 0.98),
-        shampoo_beta: numeric.Hyper | None = None, eps: numeric.Hyper = 1e-08,
-        weight_decay: numeric.Hyper = 0.01, precondition_frequency: Any = 10,
-        normalize_grads: bool = False, init_factor: numeric.Hyper = 0.1,
-        max_clamp_value: int | None = 4000, *, refresh: Refresh = 'together',
-        compile: Compile = True,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
-
-class KLShampoo(ReadyMade):
-    """`functional_optim.kl_shampoo` as an optimizer object."""
-
-    algorithm = "kl_shampoo"
-
-    def __init__(
-        self, params: ParamsT, lr: numeric.Hyper = 0.0001, momentum: numeric.Hyper = 0.9,
-        shampoo_beta: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-08,
-        weight_decay: numeric.Hyper = 0.01, precondition_frequency: Any = 10,
-        normalize_grads: bool = False, init_factor: numeric.Hyper = 0.1,
-        max_clamp_value: int | None = 4000, *, refresh: Refresh = 'together',
-        compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -397,21 +328,6 @@ class NoisySGD(ReadyMade):
         self._construct(locals())
 
 
-class NorMuon(ReadyMade):
-    """`functional_optim.normuon` as an optimizer object."""
-
-    algorithm = "normuon"
-
-    def __init__(
-        self, params: ParamsT, lr: numeric.Hyper = 0.02, weight_decay: numeric.Hyper = 0.0,
-        momentum: numeric.Hyper = 0.95, beta2: numeric.Hyper = 0.95, eps: numeric.Hyper = 1e-10,
-        nesterov: Nesterov = True, ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *,
-        ns_eps: float = 1e-07, scale: Scale = 'original', ns_dtype: torch.dtype = torch.bfloat16,
-        compile: Compile = True,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
-
 class NovoGrad(ReadyMade):
     """`functional_optim.novograd` as an optimizer object."""
 
@@ -425,22 +341,6 @@ class NovoGrad(ReadyMade):
         self._construct(locals())
 
 
-class PSGDKron(ReadyMade):
-    """`functional_optim.psgd_kron` as an optimizer object."""
-
-    algorithm = "psgd_kron"
-
-    def __init__(
-        self, params: ParamsT, lr: numeric.Hyper = 0.0003, b1: numeric.Hyper = 0.9,
-        weight_decay: numeric.Hyper = 0.0,
-        preconditioner_update_probability: numeric.Hyper | None = None,
-        max_size_triangular: int = 8192, min_ndim_triangular: int = 2,
-        memory_save_mode: MemorySaveMode = None, precond_lr: numeric.Hyper = 0.1,
-        clip_rms: numeric.Hyper = 1.1, *, seed: int = 0, compile: Compile = True,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
-
 class SM3(ReadyMade):
     """`functional_optim.sm3` as an optimizer object."""
 
@@ -449,36 +349,6 @@ class SM3(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.1, momentum: numeric.Hyper = 0.9,
         eps: numeric.Hyper = 1e-30, *, maximize: bool = False, compile: Compile = True,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
-
-class SOAP(ReadyMade):
-    """`functional_optim.soap` as an optimizer object."""
-
-    algorithm = "soap"
-
-    def __init__(
-        self, params: ParamsT, lr: numeric.Hyper = 0.003, betas: Betas = (0.95, 0.95),
-        shampoo_beta: numeric.Hyper | None = None, eps: numeric.Hyper = 1e-08,
-        weight_decay: numeric.Hyper = 0.01, precondition_frequency: Any = 10,
-        max_precond_dim: int = 10000, normalize_grads: bool = False, correct_bias: bool = True, *,
-        refresh: Refresh = 'together', compile: Compile = True,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
-
-class Scion(ReadyMade):
-    """`functional_optim.scion` as an optimizer object."""
-
-    algorithm = "scion"
-
-    def __init__(
-        self, params: ParamsT, lr: numeric.Hyper = 0.001, momentum: numeric.Hyper = 0.9,
-        norm: Norm = 'auto', normalized: bool | None = None, radius: numeric.Hyper = 1.0,
-        unconstrained: bool = False, eps: numeric.Hyper = 1e-08,
-        ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *, ns_eps: float = 1e-07,
-        ns_dtype: torch.dtype = torch.bfloat16, compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

@@ -64,7 +64,7 @@ def classes() -> dict[str, list[str]]:
             node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
         ]
         for path in sorted(ADAPTERS.glob("*.py"))
-        if path.stem not in ("__init__", "ready_made")
+        if path.stem not in ("__init__", "ready_made", "of_matrices")
     }
 
 
@@ -155,17 +155,17 @@ def written() -> dict[Path, list[str]]:
     late = {home: names for home, names in late.items() if names}
     at_once = eager(adapters)
     homes: dict[str, list[str]] = {}
-    ready = {}
+    ready: dict[str, dict[str, str]] = {"ready_made": {}, "of_matrices": {}}
     for name, page in found.items():
         optimizer = page.get("optimizer")
         if optimizer is None or optimizer in at_once:
             continue
         hand = [home for home, names in by_hand.items() if optimizer in names]
-        homes.setdefault(hand[0] if hand else "functional_optim.adapters.ready_made", []).append(
-            optimizer
-        )
+        made = "of_matrices" if page["group"] == "Matrices" else "ready_made"
+        home = hand[0] if hand else f"functional_optim.adapters.{made}"
+        homes.setdefault(home, []).append(optimizer)
         if not hand:
-            ready[optimizer] = CLASS.format(
+            ready[made][optimizer] = CLASS.format(
                 optimizer=optimizer, name=name, signature=signature(name, functions[name])
             )
     homes = {home: sorted(names, key=_like_ruff) for home, names in homes.items()}
@@ -176,7 +176,10 @@ def written() -> dict[Path, list[str]]:
     return {
         package: [typed(late), on_demand(late)],
         adapters: [typed(homes), on_demand(homes)],
-        ADAPTERS / "ready_made.py": ["".join([*[ready[name] for name in sorted(ready)], "\n\n"])],
+        **{
+            ADAPTERS / f"{home}.py": ["".join([*[text for _, text in sorted(own.items())], "\n\n"])]
+            for home, own in ready.items()
+        },
         ROOT / "README.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
     }

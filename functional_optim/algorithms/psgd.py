@@ -54,7 +54,7 @@ class KronScalars(NamedTuple):
     t: Any
 
 
-class Kind(NamedTuple):
+class Triangular(NamedTuple):
     """Which factors are triangular."""
 
     left: bool
@@ -132,7 +132,7 @@ def scale_by_psgd_kron(
         )
     real = base.real_only(name)
 
-    def kind_of(*shape: int) -> Kind:
+    def kind_of(*shape: int) -> Triangular:
         """Of a matrix, or of a vector, whose second factor does not matter."""
         longest = len(shape) - 1 if shape[-1] == max(shape) else 0
         diagonal = [memory_save_mode == "all_diag"] * len(shape)
@@ -144,7 +144,7 @@ def scale_by_psgd_kron(
             x or n == 1 or n > max_size_triangular or len(shape) < min_ndim_triangular
             for x, n in zip(diagonal, shape, strict=True)
         ]
-        return Kind(not diagonal[0], not diagonal[-1])
+        return Triangular(not diagonal[0], not diagonal[-1])
 
     def init(p: Tensor) -> KronSlots:
         real(p)
@@ -168,7 +168,7 @@ def scale_by_psgd_kron(
         uneven = numeric.where(count.renewals % BALANCED_EVERY == BALANCED_EVERY - 1, 2, 1)
         return numeric.where(is_due(count, preconditioner_update_probability), uneven, 0)
 
-    def opened(u: Tensor, x: KronSlots) -> tuple[Tensor, Tensor, Tensor | None, Kind]:
+    def opened(u: Tensor, x: KronSlots) -> tuple[Tensor, Tensor, Tensor | None, Triangular]:
         """Several matrices (k, m, n), their factors, and which of these are triangular.
 
         A vector is a column, and has no factor of columns.
@@ -271,7 +271,7 @@ def divided(Q: Tensor, X: Tensor, triangular: bool) -> Tensor:
     return torch.linalg.solve_triangular(Q.mT, X, upper=False) if triangular else X / Q
 
 
-def whitened(X: Tensor, left: Tensor, right: Tensor | None, kind: Kind) -> Tensor:
+def whitened(X: Tensor, left: Tensor, right: Tensor | None, kind: Triangular) -> Tensor:
     """Qₗᵀ Qₗ X Qᵣᵀ Qᵣ."""
     X = left.mT @ (left @ X) if kind.left else left * left * X
     if right is None:
