@@ -50,9 +50,11 @@ def bars(name: str) -> tuple[float, ...]:
 
 
 def measured() -> list[str]:
-    """Those that torch.optim lacks, and that need no arguments."""
+    """Those that torch.optim lacks, need no arguments, and are not those in `matrices`."""
     found = [
-        name for name, page in pages().items() if page.get("optimizer") not in dir(torch.optim)
+        name
+        for name, page in pages().items()
+        if page.get("optimizer") not in dir(torch.optim) and page["group"] != "Matrices"
     ]
     arguments = {name: inspect.signature(getattr(fo, name)).parameters.values() for name in found}
     return [

@@ -18,6 +18,9 @@ from steps import Build, of, ours
 from torch import Tensor
 from workloads import GPT, MLP, SQUARES, WORKLOADS, Workload
 
+import functional_optim as fo
+from functional_optim import adapters
+
 OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
 
 
@@ -61,8 +64,9 @@ def heavyball_matrix(name: str, params: list[Tensor]) -> Step:
 
 
 def pytorch_optimizer(name: str, params: list[Tensor]) -> Step:
-    """One of pytorch_optimizer's, as it comes."""
-    return getattr(importlib.import_module("pytorch_optimizer"), name)(params).step
+    """One of pytorch_optimizer's, as it comes. Muon and its like ask which parameters they get."""
+    given: Any = [{"params": params, "use_muon": True}] if name.endswith("Muon") else params
+    return getattr(importlib.import_module("pytorch_optimizer"), name)(given).step
 
 
 class Peer(NamedTuple):
@@ -89,6 +93,28 @@ def whole(library: str, name: str, theirs: Callable[[str, list[Tensor]], Step], 
     return Peer(library, (library,), what, partial(theirs, name), of(made), (workload,), (0.5,))
 
 
+def of_name(name: str, params: list[Tensor]) -> Step:
+    """The step of one of our algorithms, with its defaults."""
+    return adapters.Optimizer(params, getattr(fo, name)).step
+
+
+def matrices(library: str, theirs: Build, name: str, bar: float) -> dict[str, Peer]:
+    """An optimizer of matrices beside ours of a name; nothing, if there is none."""
+    if not hasattr(fo, name):
+        return {}
+    what = f"`{name}`"
+    peer = Peer(library, (library,), what, theirs, partial(of_name, name), (SQUARES,), (bar,))
+    return {f"{library}-{name}": peer}
+
+
+def heavy(name: str) -> Build:
+    return partial(heavyball_matrix, name)
+
+
+def pytorchs(name: str) -> Build:
+    return partial(pytorch_optimizer, name)
+
+
 PEERS: dict[str, Peer] = {
     "optax": adamw("optax", optax, "jax"),
     "torchopt": adamw("torchopt", torchopt),
@@ -101,6 +127,15 @@ PEERS: dict[str, Peer] = {
     ),
     "pytorch_optimizer-muon": whole("pytorch_optimizer", "Muon", pytorch_optimizer, "muon"),
     "pytorch_optimizer-soap": whole("pytorch_optimizer", "SOAP", pytorch_optimizer, "soap"),
+    **matrices("heavyball", heavy("SOAP"), "soap", 0.5),
+    **matrices("pytorch_optimizer", pytorchs("SOAP"), "soap", 0.5),
+    **matrices("heavyball", heavy("PSGDKron"), "psgd_kron", 0.6),
+    **matrices("pytorch_optimizer", pytorchs("Kron"), "psgd_kron", 0.6),
+    **matrices("pytorch_optimizer", pytorchs("ScalableShampoo"), "shampoo", 0.6),
+    **matrices("pytorch_optimizer", pytorchs("NorMuon"), "normuon", 0.6),
+    **matrices("pytorch_optimizer", pytorchs("AdaMuon"), "adamuon", 0.6),
+    **matrices("heavyball", heavy("Scion"), "scion", 0.6),
+    **matrices("pytorch_optimizer", pytorchs("SCION"), "scion", 0.6),
 }
 
 

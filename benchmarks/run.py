@@ -19,6 +19,7 @@ import gpu
 import gradient_free
 import lbfgs
 import machine
+import matrices
 import peers
 import plot
 import report
@@ -65,7 +66,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def chosen(only: str | None) -> list[Row]:
     """The rows whose names start with one of these, separated by commas; all, if there are none."""
-    rows = [*steps.rows(), *algorithms.rows(), *fresh.rows(), *train_rows.rows(), *lbfgs.rows()]
+    rows = [
+        *steps.rows(),
+        *matrices.rows(),
+        *algorithms.rows(),
+        *fresh.rows(),
+        *train_rows.rows(),
+        *lbfgs.rows(),
+    ]
     rows += [*gradient_free.rows(), *sharded.rows(), *research.rows(), *peers.rows(), *gpu.rows()]
     if only is None:
         return rows

@@ -119,12 +119,12 @@ def measure(
     return race(built(ours), {name: built(build) for name, build in rivals.items()}, effort)
 
 
-def evenness(workload: Workload, effort: Effort) -> Measured:
+def evenness(workload: Workload, spread: Recipe, together: Recipe, effort: Effort) -> Measured:
     """The longest step over the median one, of SOAP with spread renewals and without.
 
     Of each step of a cycle the least time counts, so that both are those of a quiet machine.
     """
-    builds = of(spread_soap), of(MATRIX["soap"][1])
+    builds = of(spread), of(together)
     sides = [x(workload.parameters(quick=effort.quick, matrices=True)) for x in builds]
     least = [[math.inf] * CYCLE for _ in sides]
 
@@ -219,7 +219,7 @@ def rows() -> list[Row]:
     soap = of(MATRIX["soap"][1])
     found.append(row("soap", "SOAP", SQUARES, soap, {"our Muon": ours("Muon")}, (), True))
     what = "Longest step of SOAP over its median step, renewals spread"
-    even = partial(evenness, SQUARES)
+    even = partial(evenness, SQUARES, spread_soap, MATRIX["soap"][1])
     words = f"{SQUARES.words}, its matrices"
     found.append(Row("soap-longest-squares", what, words, even, unit="median steps"))
     found.append(row("adafactor", "Adafactor", GPT, ours("Adafactor"), forms("Adafactor"), (0.18,)))
