@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import NoisySGD as NoisySGD
     from functional_optim.adapters.ready_made import NovoGrad as NovoGrad
     from functional_optim.adapters.ready_made import PSGDKron as PSGDKron
+    from functional_optim.adapters.ready_made import Shampoo as Shampoo
     from functional_optim.adapters.ready_made import SignSGD as SignSGD
     from functional_optim.adapters.ready_made import Signum as Signum
     from functional_optim.adapters.ready_made import StableAdamW as StableAdamW
@@ -97,6 +98,7 @@ else:
                 "NoisySGD",
                 "NovoGrad",
                 "PSGDKron",
+                "Shampoo",
                 "SignSGD",
                 "Signum",
                 "StableAdamW",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from functional_optim import numeric
     from functional_optim.algorithms.adam import Betas
     from functional_optim.algorithms.psgd import MemorySaveMode
+    from functional_optim.algorithms.shampoo import Exponents, Grafting, WeightDecayType
     from functional_optim.engine.group import Compile
 
 DOC = """`functional_optim.{name}` as an optimizer object.
@@ -334,6 +335,25 @@ class SM3(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.1, momentum: numeric.Hyper = 0.9,
         eps: numeric.Hyper = 1e-30, *, maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Shampoo(ReadyMade):
+    """`functional_optim.shampoo` as an optimizer object."""
+
+    algorithm = "shampoo"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, betas: Betas = (0.9, 1.0),
+        eps: numeric.Hyper = 1e-12, weight_decay: numeric.Hyper = 0.0, *,
+        weight_decay_type: WeightDecayType = 'decoupled', peak_lr: numeric.Hyper | None = None,
+        momentum: numeric.Hyper = 0.0, nesterov: bool = False, beta3: numeric.Hyper | None = None,
+        max_preconditioner_dim: int | None = 1024, precondition_frequency: int = 1,
+        start_preconditioning_step: int | None = None, use_bias_correction: bool = True,
+        grafting: Grafting = None, grafting_beta2: numeric.Hyper | None = None,
+        grafting_eps: numeric.Hyper = 1e-10, exponents: Exponents = None,
+        refresh: Literal['together', 'spread'] = 'together', compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

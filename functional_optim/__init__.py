@@ -183,6 +183,8 @@ if TYPE_CHECKING:
     )
     from functional_optim.algorithms.schedule_free import schedule_free_adamw as schedule_free_adamw
     from functional_optim.algorithms.schedule_free import schedule_free_sgd as schedule_free_sgd
+    from functional_optim.algorithms.shampoo import scale_by_shampoo as scale_by_shampoo
+    from functional_optim.algorithms.shampoo import shampoo as shampoo
     from functional_optim.algorithms.sign import lion as lion
     from functional_optim.algorithms.sign import scale_by_lion as scale_by_lion
     from functional_optim.algorithms.sign import sign_sgd as sign_sgd
@@ -256,6 +258,7 @@ else:
                 "schedule_free_adamw",
                 "schedule_free_sgd",
             ),
+            "functional_optim.algorithms.shampoo": ("scale_by_shampoo", "shampoo"),
             "functional_optim.algorithms.sign": ("lion", "scale_by_lion", "sign_sgd", "signum"),
             "functional_optim.algorithms.sm3": ("scale_by_sm3", "sm3"),
             "functional_optim.algorithms.sophia": ("scale_by_sophia", "sophia"),

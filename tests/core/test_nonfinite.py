@@ -92,6 +92,7 @@ def assert_equal(found, expected, tolerance):
         )
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps the old basis:RuntimeWarning")
 @pytest.mark.parametrize("bad", some([math.nan, math.inf, -math.inf]), ids=str)
 @pytest.mark.parametrize("case", able(costly=True))
 def test_every_recipe_takes_a_bad_gradient_alike(case, bad):

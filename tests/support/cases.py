@@ -157,6 +157,8 @@ SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
 # torch.vmap refuses the None of a slot that a tensor does without
 NO_SLOT = ["complex", "ensemble", "vmap"]
 KRON: dict[str, Any] = {"lr": 0.05, "b1": 0.8, "weight_decay": 0.1, "precond_lr": 0.3}
+# eigenvectors depend on their matrix by as much as their eigenvalues are near each other
+EIGH: dict[str, Any] = {"cannot": ["complex"], "rounding": 1e-9}
 # Muon's iteration is in bfloat16
 BFLOAT16: dict[str, Any] = {"cannot": ["complex"], "rounding": 2e-2}
 
@@ -201,6 +203,15 @@ CASES = (
         fo.psgd_kron,
         **{"cannot": NO_SLOT, **KRON, "preconditioner_update_probability": 0.4, "clip_rms": 0.8},
         memory_save_mode="one_diag",
+    ),
+    row("shampoo", fo.shampoo, **EIGH, lr=0.3, betas=(0.8, 1.0), eps=1e-3),
+    row(
+        "shampoo-blocks",
+        fo.shampoo,
+        **{**EIGH, "lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3},
+        **{"max_preconditioner_dim": 2, "precondition_frequency": 2, "grafting": "adam"},
+        **{"grafting_eps": 1e-3, "weight_decay": 0.1, "momentum": 0.5, "peak_lr": 1.0},
+        weight_decay_type="independent",
     ),
     row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
     row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
