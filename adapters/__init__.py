@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.of_matrices import NorMuon as NorMuon
     from functional_optim.adapters.of_matrices import PSGDKron as PSGDKron
     from functional_optim.adapters.of_matrices import Scion as Scion
+    from functional_optim.adapters.of_matrices import Shampoo as Shampoo
     from functional_optim.adapters.one_rate import DAdaptAdam as DAdaptAdam
     from functional_optim.adapters.one_rate import Prodigy as Prodigy
     from functional_optim.adapters.ready_made import ADOPT as ADOPT
@@ -95,6 +96,7 @@ else:
                 "NorMuon",
                 "PSGDKron",
                 "Scion",
+                "Shampoo",
             ),
             "functional_optim.adapters.one_rate": ("DAdaptAdam", "Prodigy"),
             "functional_optim.adapters.ready_made": (

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.muon import Nesterov
     from functional_optim.algorithms.psgd import MemorySaveMode
     from functional_optim.algorithms.scion import Norm
+    from functional_optim.algorithms.shampoo import Exponents, Grafting, WeightDecayType
     from functional_optim.engine.group import Compile
     from functional_optim.linalg import Coefficients
     from functional_optim.transforms.bases import Refresh
@@ -143,6 +144,25 @@ class Scion(ReadyMade):
         unconstrained: bool = False, eps: numeric.Hyper = 1e-08,
         ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *, ns_eps: float = 1e-07,
         ns_dtype: torch.dtype = torch.bfloat16, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class Shampoo(ReadyMade):
+    """`functional_optim.shampoo` as an optimizer object."""
+
+    algorithm = "shampoo"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.01, betas: Betas = (0.9, 1.0),
+        eps: numeric.Hyper = 1e-12, weight_decay: numeric.Hyper = 0.0, *,
+        weight_decay_type: WeightDecayType = 'decoupled', peak_lr: numeric.Hyper | None = None,
+        momentum: numeric.Hyper = 0.0, nesterov: bool = False, beta3: numeric.Hyper | None = None,
+        max_preconditioner_dim: int | None = 1024, precondition_frequency: int = 1,
+        start_preconditioning_step: int | None = None, use_bias_correction: bool = True,
+        grafting: Grafting = None, grafting_beta2: numeric.Hyper | None = None,
+        grafting_eps: numeric.Hyper = 1e-10, exponents: Exponents = None,
+        refresh: Refresh = 'together', compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

@@ -206,6 +206,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.schedule_free import schedule_free_sgd as schedule_free_sgd
     from functional_optim.algorithms.scion import scale_by_scion as scale_by_scion
     from functional_optim.algorithms.scion import scion as scion
+    from functional_optim.algorithms.shampoo import scale_by_shampoo as scale_by_shampoo
+    from functional_optim.algorithms.shampoo import shampoo as shampoo
     from functional_optim.algorithms.sign import lion as lion
     from functional_optim.algorithms.sign import scale_by_lion as scale_by_lion
     from functional_optim.algorithms.sign import sign_sgd as sign_sgd
@@ -290,6 +292,7 @@ else:
                 "schedule_free_sgd",
             ),
             "functional_optim.algorithms.scion": ("scale_by_scion", "scion"),
+            "functional_optim.algorithms.shampoo": ("scale_by_shampoo", "shampoo"),
             "functional_optim.algorithms.sign": ("lion", "scale_by_lion", "sign_sgd", "signum"),
             "functional_optim.algorithms.sm3": ("scale_by_sm3", "sm3"),
             "functional_optim.algorithms.soap": ("scale_by_soap", "soap"),

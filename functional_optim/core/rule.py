@@ -200,6 +200,8 @@ class Placement(NamedTuple):
         known = self.rule.view
         if not self.rule.batched or (known is not None and not known.assumed):
             return self
+        if known is not None:
+            view = view._replace(block=known.block)
         return self._replace(rule=self.rule._replace(view=view))
 
     def observed_by(self, look: Update) -> Placement:

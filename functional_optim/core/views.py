@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
@@ -19,6 +19,8 @@ class MatrixView(NamedTuple):
     """A parameter as matrices (out, in); `as_matrix` documents the first fields.
 
     assumed: whether this is what a rule takes a parameter for until `as_matrix` says otherwise.
+    block: the most rows and columns of a matrix, which is divided into several if it has more; a
+    vector is then a column. None: no limit, and vectors are left as they are.
     """
 
     kernel: Literal["flatten", "batch"] = "flatten"
@@ -26,11 +28,13 @@ class MatrixView(NamedTuple):
     split: int | tuple[int, ...] | None = None
     transposed: bool = False
     assumed: bool = False
+    block: int | None = None
 
     def keeps(self, shape: Sequence[int]) -> bool:
         """Whether a parameter of this shape is seen as it is."""
         plain = self.heads is None and self.split is None and not self.transposed
-        return len(shape) < 2 or (plain and len(shape) == 2)
+        fits = self.block is None or max(shape, default=0) <= self.block
+        return (len(shape) < 2 and self.block is None) or (plain and len(shape) == 2 and fits)
 
     def runs(self, shape: Sequence[int]) -> list[Run]:
         """The matrices of a parameter from top to bottom, neighbours of one height together.
@@ -38,6 +42,8 @@ class MatrixView(NamedTuple):
         Raises:
             ValueError: if it cannot be divided so.
         """
+        if len(shape) < 2:
+            return [(math.prod(shape), 1)]
         rows = shape[1] if self.transposed else shape[0]
         split, heads = self.split, self.heads
         sizes = (rows // split,) * split if isinstance(split, int) else split or (rows,)
@@ -65,20 +71,32 @@ class MatrixView(NamedTuple):
         x = self._as_matrices(x, len(shape))
         runs = self.runs(shape)
         cut = x.split([height * count for height, count in runs], -2) if len(runs) > 1 else [x]
-        pairs = zip(cut, runs, strict=True)
-        return [part.reshape(-1, height, x.shape[-1]) for part, (height, _) in pairs]
+        several = math.prod(x.shape[:-2])
+        matrices = [
+            part.reshape(several * count, height, x.shape[-1])
+            for part, (height, count) in zip(cut, runs, strict=True)
+        ]
+        if self.block is None:
+            return matrices
+        return [block for matrix in matrices for block in _blocks(matrix, self.block)]
 
     def joined(self, parts: Sequence[Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
         """The inverse of `parts`. like: what was taken apart."""
         lead = like.shape[: like.dim() - len(shape)]
-        out, into, *kernel = shape
-        if self.transposed:
+        out, into, *kernel = (*shape, 1, 1)[: max(len(shape), 2)]
+        if self.transposed and len(shape) > 1:
             out, into = into, out
         each = [*lead, math.prod(kernel)] if self.kernel == "batch" else [*lead]
         columns = into if self.kernel == "batch" else into * math.prod(kernel)
-        rows = [height * count for height, count in self.runs(shape)]
-        pairs = zip(parts, rows, strict=True)
-        x = torch.cat([part.reshape(*each, n, columns) for part, n in pairs], -2)
+        runs = self.runs(shape)
+        if self.block is not None:
+            supply, several = iter(parts), math.prod(each)
+            sizes = [(several * count, height, columns) for height, count in runs]
+            parts = [_unblocked(supply, size, self.block) for size in sizes]
+        pairs = zip(parts, runs, strict=True)
+        x = torch.cat([part.reshape(*each, n * k, columns) for part, (n, k) in pairs], -2)
+        if len(shape) < 2:
+            return x.reshape(like.shape)
         if self.kernel == "batch":
             x = x.movedim(-3, -1)
         x = x.reshape(*lead, out, into, *kernel)
@@ -87,10 +105,43 @@ class MatrixView(NamedTuple):
     def _as_matrices(self, x: Tensor, dim: int) -> Tensor:
         """A tensor, or several, with the rows and columns of the view as its last dimensions."""
         first = x.dim() - dim
+        if dim < 2:
+            x = x.reshape(*x.shape[:first], -1, 1) if x.numel() else x[..., None]
+            return x[..., None, :, :] if self.kernel == "batch" else x
         if self.transposed:
             x = x.transpose(first, first + 1)
         x = x.flatten(first + 2) if dim > 2 else x[..., None]
         return x.movedim(-1, -3) if self.kernel == "batch" else x.flatten(-2)
+
+
+def _cuts(n: int, block: int) -> list[Run]:
+    """How a side of length n is divided into blocks: their length, and how many there are."""
+    whole, rest = divmod(n, block)
+    return [(block, whole)] * (whole > 0) + [(rest, 1)] * (rest > 0 or n == 0)
+
+
+def _blocks(x: Tensor, block: int) -> list[Tensor]:
+    """Matrices (k, m, n) divided into blocks, those of one shape together."""
+    k, m, n = x.shape
+    rows, columns = _cuts(m, block), _cuts(n, block)
+    return [
+        part.reshape(k, i, h, j, w).transpose(2, 3).reshape(k * i * j, h, w)
+        for strip, (h, i) in zip(x.split([h * i for h, i in rows], -2), rows, strict=True)
+        for part, (w, j) in zip(strip.split([w * j for w, j in columns], -1), columns, strict=True)
+    ]
+
+
+def _unblocked(blocks: Iterator[Tensor], size: tuple[int, int, int], block: int) -> Tensor:
+    """The inverse of `_blocks`. size: (k, m, n)."""
+    k, m, n = size
+    strips = [
+        [
+            next(blocks).reshape(k, i, j, h, w).transpose(2, 3).reshape(k, i * h, j * w)
+            for w, j in _cuts(n, block)
+        ]
+        for h, i in _cuts(m, block)
+    ]
+    return torch.cat([torch.cat(strip, -1) for strip in strips], -2)
 
 
 def seen_init(view: MatrixView, init: Callable[[Tensor], Any], p: Tensor) -> Any:
@@ -104,7 +155,7 @@ def seen_init(view: MatrixView, init: Callable[[Tensor], Any], p: Tensor) -> Any
     each = [(len(part), init(part[0])) for part in view.parts(p, p.shape)]
     columns = zip(*[own for _, own in each], strict=True)
     made = [
-        _packed([x.expand(n, *x.shape).clone() for x, (n, _) in zip(column, each, strict=True)])
+        _packed([torch.stack([x] * n) for x, (n, _) in zip(column, each, strict=True)])
         if column[0] is not None
         else None
         for column in columns
@@ -132,7 +183,8 @@ def seen_update(
     mine = [slots] * len(parts)
     if slots != ():
         assert init is not None
-        known = _known(view, init, p.shape, p.dtype)
+        shapes_of = _shapes if torch.compiler.is_compiling() else _known  # Dynamo knows no cache
+        known = shapes_of(view, init, p.shape, p.dtype)
         columns = [_unpacked(x, [own[i] for own in known]) for i, x in enumerate(slots)]
         mine = [type(slots)(*own) for own in zip(*columns, strict=True)]
     done = [update(x, own, *arguments) for x, own in zip(parts, mine, strict=True)]
@@ -143,8 +195,7 @@ def seen_update(
     return view.joined([x for x, _ in done], p.shape, u), new
 
 
-@lru_cache
-def _known(
+def _shapes(
     view: MatrixView, init: Callable[[Tensor], Any], shape: torch.Size, dtype: torch.dtype
 ) -> list[list[torch.Size | None]]:
     """For each run of matrices the shapes of its slots, behind the number of the matrices."""
@@ -153,14 +204,18 @@ def _known(
     return [[x if x is None else torch.Size((n, *x.shape)) for x in own] for n, own in made]
 
 
+_known = lru_cache(_shapes)
+
+
 def _packed(column: list[Any], lead: Sequence[int] = ()) -> Tensor | None:
     """The slots of all matrices as one tensor. lead: the number of parameters, if it is several."""
     if column[0] is None:
         return None
     if len(column) == 1:
         (x,) = column
-        return x.reshape(*lead, -1, *x.shape[1:]) if lead else x
-    return torch.cat([x.reshape(*lead, -1) for x in column], -1)
+        return x.reshape(*lead, len(x) // max(math.prod(lead), 1), *x.shape[1:]) if lead else x
+    each = max(math.prod(lead), 1)
+    return torch.cat([x.reshape(*lead, x.numel() // each) for x in column], -1)
 
 
 def _unpacked(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> list[Tensor | None]:
@@ -169,6 +224,9 @@ def _unpacked(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> list[Ten
     if x is None or not known:
         return [None] * len(shapes)
     if len(known) == 1:
-        return [x.reshape(-1, *known[0][1:])]
+        own = known[0][1:]
+        return [x.reshape(math.prod(x.shape[: x.dim() - len(own)]), *own)]
     cut = x.split([shape.numel() for shape in known], -1)
-    return [part.reshape(-1, *shape[1:]) for part, shape in zip(cut, known, strict=True)]
+    several = math.prod(x.shape[:-1])
+    pairs = zip(cut, known, strict=True)
+    return [part.reshape(several * shape[0], *shape[1:]) for part, shape in pairs]

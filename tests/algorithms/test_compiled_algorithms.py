@@ -15,6 +15,7 @@ RECIPES = {
     "lars": lambda: fo.lars(1.0, momentum=0.9, weight_decay=0.1),
     "novograd": lambda: fo.novograd(0.02, weight_decay=0.1),
     "psgd_kron": lambda: fo.psgd_kron(0.02, weight_decay=0.1),
+    "shampoo": lambda: fo.shampoo(0.1, (0.8, 0.95), 1e-3, 0.1, grafting="adam", momentum=0.5),
     "sm3": lambda: fo.sm3(0.3),
     "stable_adamw": lambda: fo.stable_adamw(0.02),
 }

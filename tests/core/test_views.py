@@ -31,6 +31,30 @@ VIEWS = {
 }
 
 
+BLOCKS = {
+    "a matrix": ({}, (5, 7), [(2, 3, 3), (1, 3, 1), (2, 2, 3), (1, 2, 1)]),
+    "one that fits on one side": ({}, (3, 7), [(2, 3, 3), (1, 3, 1)]),
+    "a vector": ({}, (7,), [(2, 3, 1), (1, 1, 1)]),
+    "a number": ({}, (), [(1, 1, 1)]),
+    "nothing": ({}, (4, 0, 2), [(1, 3, 0), (1, 1, 0)]),
+    "heads": ({"heads": 2}, (8, 3), [(2, 3, 3), (2, 1, 3)]),
+    "kernels": ({}, (4, 2, 3), [(2, 3, 3), (2, 1, 3)]),
+    "places": ({"kernel": "batch"}, (4, 3, 2), [(2, 3, 3), (2, 1, 3)]),
+    "transposed": ({"transposed": True}, (3, 4), [(1, 3, 3), (1, 1, 3)]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "shape", "seen"), BLOCKS.values(), ids=BLOCKS)
+def test_blocks_there_and_back(arguments, shape, seen):
+    view = MatrixView(**arguments, block=3)
+    assert not view.keeps(shape)
+    x = torch.randn((2, *shape))
+    parts = view.parts(x[0], shape)
+    assert [tuple(part.shape) for part in parts] == seen
+    assert torch.equal(view.joined(parts, shape, x[0]), x[0])
+    assert torch.equal(view.joined(view.parts(x, shape), shape, x), x)
+
+
 class SquareSlots(NamedTuple):
     left: Tensor
     kept: Tensor

@@ -190,6 +190,8 @@ KL |= {"weight_decay": 0.1, "precondition_frequency": 2, "init_factor": 0.5}
 # torch.vmap refuses the None of a slot that a tensor does without
 NO_SLOT = ["complex", "ensemble", "vmap"]
 KRON: dict[str, Any] = {"lr": 0.05, "b1": 0.8, "weight_decay": 0.1, "precond_lr": 0.3}
+# eigenvectors depend on their matrix by as much as their eigenvalues are near each other
+EIGH: dict[str, Any] = {"cannot": ["complex"], "rounding": 1e-9}
 # Muon's iteration is in bfloat16
 BFLOAT16: dict[str, Any] = {"cannot": ["complex"], "rounding": 2e-2}
 # the same in float64, in which small steps are seen
@@ -266,6 +268,15 @@ CASES = (
     row("soap-both-sides", soap_on_both_sides, cannot=["complex"], **SOAP),
     row("kl_soap", kl_soap_of_both_sides, cannot=["complex"], **SOAP),
     row("kl_shampoo", kl_shampoo_of_both_sides, cannot=["complex"], **KL),
+    row("shampoo", fo.shampoo, **EIGH, lr=0.3, betas=(0.8, 1.0), eps=1e-3),
+    row(
+        "shampoo-blocks",
+        fo.shampoo,
+        **{**EIGH, "lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3},
+        **{"max_preconditioner_dim": 2, "precondition_frequency": 2, "grafting": "adam"},
+        **{"grafting_eps": 1e-3, "weight_decay": 0.1, "momentum": 0.5, "peak_lr": 1.0},
+        weight_decay_type="independent",
+    ),
     row("nadam", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, momentum_decay=4e-3),
     row("nadamw", fo.nadam, optim.NAdam, **SMOOTH, weight_decay=0.1, decoupled_weight_decay=True),
     row("optimistic", fo.optimistic_gradient_descent, lr=0.1, alpha=0.9, beta=0.7),

@@ -1,0 +1,457 @@
+"""Shampoo: gradients between roots of the sums of G Gᵀ and Gᵀ G.
+
+Gupta, Koren, Singer, "Shampoo: Preconditioned Stochastic Tensor Optimization",
+https://arxiv.org/abs/1802.09568, Algorithm 1; Anil et al., "Scalable Second Order Optimization for
+Deep Learning", https://arxiv.org/abs/2002.09018; Shi et al., "A Distributed Data-Parallel PyTorch
+Implementation of the Distributed Shampoo Optimizer", https://arxiv.org/abs/2309.06497. Followed is
+the last: https://github.com/facebookresearch/optimizers at f606606.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import Betas
+from functional_optim.core import base
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.chain import chain
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import wide_dtype
+from functional_optim.core.views import MatrixView
+from functional_optim.linalg import eigh, tell_not_finite
+from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
+from functional_optim.transforms.bases import Refresh
+from functional_optim.transforms.scaling import check_lr
+
+Grafting = Literal["sgd", "adagrad", "rmsprop", "adam"] | None
+"""Whose step is as long as Shampoo's."""
+
+WeightDecayType = Literal["l2", "decoupled", "corrected", "independent"]
+"""What weight_decay means, see `shampoo`."""
+
+Exponents = tuple[float, float] | None
+"""The powers of the two factors of a matrix."""
+
+PLAIN, RENEW, EARLY = range(3)
+
+
+class ShampooSlots(NamedTuple):
+    exp_avg: Tensor
+    """Average of the gradients M, like p."""
+    left: Tensor
+    """Sum or average L of G Gᵀ, (m, m)."""
+    right: Tensor
+    """Sum or average R of Gᵀ G, (n, n)."""
+    left_root: Tensor
+    """Inverse root of L, (m, m)."""
+    right_root: Tensor
+    """Inverse root of R, (n, n)."""
+
+
+class GraftedSlots(NamedTuple):
+    exp_avg: Tensor
+    left: Tensor
+    right: Tensor
+    left_root: Tensor
+    right_root: Tensor
+    exp_avg_sq: Tensor
+    """Sum or average v of the squares of the gradients, like p."""
+
+
+class ShampooScalars(NamedTuple):
+    weight: Any
+    """Of the gradient in the average M."""
+    weight_now: Any
+    """The same in what this step takes."""
+    correction: Any
+    """What this is divided by."""
+    decay_sq: Any
+    weight_sq: Any
+    correction_sq: Any
+    left_power: Any
+    right_power: Any
+    eps: Any
+    grafted_decay: Any
+    grafted_weight: Any
+    grafted_correction: Any
+    grafted_eps: Any
+
+
+@factory
+def scale_by_shampoo(
+    betas: Betas = (0.9, 1.0),
+    eps: numeric.Hyper = 1e-12,
+    *,
+    beta3: numeric.Hyper | None = None,
+    max_preconditioner_dim: int | None = 1024,
+    precondition_frequency: int = 1,
+    start_preconditioning_step: int | None = None,
+    use_bias_correction: bool = True,
+    grafting: Grafting = None,
+    grafting_beta2: numeric.Hyper | None = None,
+    grafting_eps: numeric.Hyper = 1e-10,
+    exponents: Exponents = None,
+    refresh: Refresh = "together",
+) -> Leafwise:
+    """The average gradient between inverse roots of the sums of G Gᵀ and Gᵀ G.
+
+    Args:
+        betas: decay rates of M, in [0, 1), and of L and R, in [0, 1]. 1: these are sums, as in
+            Adagrad.
+        eps: added to the eigenvalues of L and R, > 0.
+        beta3: decay rate of M in what a step takes, in [0, 1). None: the first of betas, so that it
+            takes M itself.
+        max_preconditioner_dim: larger matrices are divided into blocks of at most so many rows and
+            columns, ≥ 1. None: they are not.
+        precondition_frequency: after how many steps the roots are computed anew, ≥ 1.
+        start_preconditioning_step: the first step in which they are, at least
+            precondition_frequency. Before it the step is that of `grafting`, or M without it. None:
+            precondition_frequency.
+        use_bias_correction: whether M, and L and R where these are averages, are divided by what
+            they lack in the first steps.
+        grafting: whose step is as long as that of each block: "sgd": M; "adagrad", "rmsprop",
+            "adam": M divided by a root of squares. None: of the length that comes out.
+        grafting_beta2: its decay rate of squares, in [0, 1]. None: 0.99 for "rmsprop", 0.999 for
+            "adam". "adagrad" has none.
+        grafting_eps: added to its roots, ≥ 0.
+        exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows alone.
+            None: a quarter for each, a half if one side has length 1.
+        refresh: "together": roots of all parameters in one step; "spread": a share of them in each.
+
+    Vectors are columns. Kernels of convolutions count as matrices (out, in · height · width),
+    unless `as_matrix` says otherwise. Defaults are the source's.
+
+    State: `exp_avg`, like the parameters; `left`, `left_root`, (m, m), and `right`, `right_root`,
+    (n, n), in float32 for half types, and (0, 0) for a side without a factor; `exp_avg_sq`, like
+    the parameters, where grafting asks for it. Of a parameter that is divided into blocks all slots
+    are divided.
+
+    Raises:
+        ValueError: for numbers out of range, or other words.
+        TypeError: if betas are no pair; from init, for a complex parameter.
+
+    Papers: Gupta, Koren, Singer, https://arxiv.org/abs/1802.09568; Anil et al.,
+    https://arxiv.org/abs/2002.09018; Shi et al., https://arxiv.org/abs/2309.06497.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_shampoo()
+        >>> w = torch.zeros(2, 2)
+        >>> u, state = tx.update(torch.diag(torch.tensor([1.0, 9.0])), tx.init(w), w)
+        >>> u.abs().round(decimals=4)  # at the first step the nearest orthogonal matrix
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    name = "scale_by_shampoo"
+    _check(name, eps, beta3, grafting, grafting_beta2, grafting_eps, exponents, refresh)
+    numeric.check_count(name, 1, precondition_frequency=precondition_frequency)
+    if max_preconditioner_dim is not None:
+        numeric.check_count(name, 1, max_preconditioner_dim=max_preconditioner_dim)
+    every, start = precondition_frequency, start_preconditioning_step
+    start = every if start is None else start
+    numeric.check_count(name, every, start_preconditioning_step=start)
+    b1, b2 = numeric.pair(betas, "betas", "(0.9, 1.0)")
+    numeric.check(lambda x: 0.0 <= x < 1.0, b1, f"{name} needs betas[0] in [0, 1), but got {{}}.")
+    numeric.check(lambda x: 0.0 <= x <= 1.0, b2, f"{name} needs betas[1] in [0, 1], but got {{}}.")
+    squares = grafting in ("adagrad", "rmsprop", "adam")
+    if grafting == "adagrad":
+        grafting_beta2 = 1.0
+    elif grafting_beta2 is None:
+        grafting_beta2 = 0.99 if grafting == "rmsprop" else 0.999
+    powers = (0.25, 0.25) if exponents is None else exponents
+    on_left, on_right = powers[0] > 0, powers[1] > 0
+    ahead = beta3 is not None
+    real = base.real_only(name)
+
+    def sides(m: int, n: int) -> tuple[int, int]:
+        """The sizes of the factors of an m × n matrix; 0 for a side without one."""
+        left = n == 1 or (m > 1 and on_left)
+        right = n > 1 and (m == 1 or on_right)
+        return m * left, n * right
+
+    def init(p: Tensor) -> ShampooSlots | GraftedSlots:
+        real(p)
+        like = {"dtype": wide_dtype(p), "device": p.device}
+        m, n = p.shape
+        zeros = [torch.zeros(k, k, **like) for k in sides(m, n)]
+        roots = [torch.eye(k, **like) for k in sides(m, n)]
+        if squares:
+            return GraftedSlots(torch.zeros_like(p), *zeros, *roots, torch.zeros_like(p))
+        return ShampooSlots(torch.zeros_like(p), *zeros, *roots)
+
+    def scalars(
+        t: Any, *, betas: Any, beta3: Any, eps: Any, grafting_beta2: Any, grafting_eps: Any
+    ) -> ShampooScalars:
+        b1, b2 = betas
+        b3 = beta3 if ahead else b1
+        lacking = 1 - b3 * numeric.power(b1, t - 1) if use_bias_correction else 1.0
+        v, v_weight, v_lacking = average_of(grafting_beta2, t, grafting == "adam")
+        return ShampooScalars(
+            1 - b1,
+            1 - b3,
+            lacking,
+            *average_of(b2, t, use_bias_correction),
+            *powers,
+            eps,
+            v,
+            v_weight,
+            v_lacking,
+            grafting_eps,
+        )
+
+    def choose(t: Any, *, turn: int = 0) -> Any:
+        due = numeric.where(t % every == turn, RENEW, PLAIN)
+        due = numeric.where(t == start, RENEW, due)
+        return numeric.where(t < start, EARLY if squares else PLAIN, due)
+
+    def seen(G: Tensor, x: Any, s: ShampooScalars) -> tuple[Tensor, Tensor | None, Any]:
+        """M without bias, M divided by the root of the squares, and the slots with G in them."""
+        m = x.exp_avg.lerp(G, s.weight)
+        now = (x.exp_avg.lerp(G, s.weight_now) if ahead else m) / s.correction
+        x = x._replace(exp_avg=m)
+        if x.left.shape[-1]:
+            x = x._replace(left=s.decay_sq * x.left + s.weight_sq * (G @ G.mT))
+        if x.right.shape[-1]:
+            x = x._replace(right=s.decay_sq * x.right + s.weight_sq * (G.mT @ G))
+        if not squares:
+            return now, None, x
+        v = s.grafted_decay * x.exp_avg_sq + s.grafted_weight * G * G
+        divided = now / ((v / s.grafted_correction).sqrt() + s.grafted_eps)
+        return now, divided, x._replace(exp_avg_sq=v)
+
+    def grafted(M: Tensor, divided: Tensor | None, x: Any) -> Tensor:
+        """M between the roots, as long as the step of `grafting`."""
+        W = x.left_root @ M if x.left.shape[-1] else M
+        W = W @ x.right_root if x.right.shape[-1] else W
+        if grafting is None:
+            return W
+        length = torch.linalg.matrix_norm(M if divided is None else divided, keepdim=True)
+        return W * (length / (torch.linalg.matrix_norm(W, keepdim=True) + 1e-16))
+
+    def plain(G: Tensor, x: Any, p: Any, s: ShampooScalars) -> tuple[Tensor, Any]:
+        M, divided, x = seen(G, x, s)
+        return grafted(M, divided, x), x
+
+    def renew(G: Tensor, x: Any, p: Any, s: ShampooScalars) -> tuple[Tensor, Any]:
+        if G.numel() == 0:
+            return G, x
+        M, divided, x = seen(G, x, s)
+        alone = 1 in G.shape[-2:]
+        if x.left.shape[-1]:
+            power = 0.5 if alone else s.left_power
+            x = x._replace(left_root=renewed(x.left / s.correction_sq, power, s.eps, x.left_root))
+        if x.right.shape[-1]:
+            power = 0.5 if alone else s.right_power
+            root = renewed(x.right / s.correction_sq, power, s.eps, x.right_root)
+            x = x._replace(right_root=root)
+        return grafted(M, divided, x), x
+
+    def renewed(A: Tensor, power: Any, eps: Any, old: Tensor) -> Tensor:
+        root, finite = inverse_root(A, power, eps)
+        tell_not_finite(name, finite)
+        return torch.where(finite[..., None, None], root, old)
+
+    def early(G: Tensor, x: Any, p: Any, s: ShampooScalars) -> tuple[Tensor, Any]:
+        """The step of `grafting`."""
+        M, divided, x = seen(G, x, s)
+        return M if divided is None else divided, x
+
+    hyper = {
+        **{"betas": (b1, b2), "eps": eps, "beta3": beta3 if ahead else b1},
+        **{"grafting_beta2": grafting_beta2, "grafting_eps": grafting_eps},
+    }
+    rule = leafwise(
+        init,
+        [plain, renew, early],
+        scalars,
+        choose=choose,
+        turns=every if refresh == "spread" else None,
+        hyper=hyper,
+        elementwise=False,
+        batched=True,
+        dense_only=True,
+        name=name,
+    )
+    view = MatrixView(assumed=True, block=max_preconditioner_dim or sys.maxsize)
+    return Leafwise(tuple([x.seen_as(view) for x in rule.placements]))
+
+
+def average_of(beta: Any, t: Any, corrected: bool) -> tuple[Any, Any, Any]:
+    """The decay of an average, or of a sum if beta is 1; the weight of what comes in; what the
+    result lacks at step t."""
+    lacking = numeric.where(beta < 1, 1 - numeric.power(beta, t), 1.0) if corrected else 1.0
+    return beta, numeric.where(beta < 1, 1 - beta, 1.0), lacking
+
+
+def inverse_root(A: Tensor, power: Any, eps: Any) -> tuple[Tensor, Tensor]:
+    """(A + ε I) to minus a power, with eigenvalues of at least ε; and whether A is finite."""
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    values, Q, finite = eigh(A + eps * identity)
+    least = values.amin(-1, keepdim=True)
+    values = torch.where(least < eps, values - least + eps, values)
+    return (Q * values.pow(-power)[..., None, :]) @ Q.mT, finite
+
+
+def _check(
+    name: str,
+    eps: Any,
+    beta3: Any,
+    grafting: Any,
+    grafting_beta2: Any,
+    grafting_eps: Any,
+    exponents: Any,
+    refresh: Any,
+) -> None:
+    """Raise ValueError for numbers out of range, or other words."""
+    numeric.check(lambda x: x > 0.0, eps, f"{name} needs eps above 0, but got {{}}.")
+    if beta3 is not None:
+        numeric.check(
+            lambda x: 0.0 <= x < 1.0, beta3, f"{name} needs a beta3 in [0, 1), but got {{}}."
+        )
+    if grafting not in (None, "sgd", "adagrad", "rmsprop", "adam"):
+        raise ValueError(
+            f"{name} needs a grafting of None, 'sgd', 'adagrad', 'rmsprop' or 'adam', but got "
+            f"{grafting!r}."
+        )
+    if grafting_beta2 is not None:
+        numeric.check(
+            lambda x: 0.0 <= x <= 1.0,
+            grafting_beta2,
+            f"{name} needs a grafting_beta2 in [0, 1], but got {{}}.",
+        )
+    numeric.check(
+        lambda x: x >= 0.0, grafting_eps, f"{name} needs a grafting_eps of 0 or more, but got {{}}."
+    )
+    if exponents is not None and not (
+        isinstance(exponents, tuple)
+        and len(exponents) == 2
+        and all(isinstance(x, (int, float)) and x >= 0.0 for x in exponents)
+    ):
+        raise ValueError(
+            f"{name} needs exponents of None or two numbers of 0 or more, e.g. (0.25, 0.25), but "
+            f"got {exponents!r}."
+        )
+    if refresh not in ("together", "spread"):
+        raise ValueError(f"{name} needs a refresh 'together' or 'spread', but got {refresh!r}.")
+
+
+@factory
+def shampoo(
+    lr: numeric.Hyper = 1e-2,
+    betas: Betas = (0.9, 1.0),
+    eps: numeric.Hyper = 1e-12,
+    weight_decay: numeric.Hyper = 0.0,
+    *,
+    weight_decay_type: WeightDecayType = "decoupled",
+    peak_lr: numeric.Hyper | None = None,
+    momentum: numeric.Hyper = 0.0,
+    nesterov: bool = False,
+    beta3: numeric.Hyper | None = None,
+    max_preconditioner_dim: int | None = 1024,
+    precondition_frequency: int = 1,
+    start_preconditioning_step: int | None = None,
+    use_bias_correction: bool = True,
+    grafting: Grafting = None,
+    grafting_beta2: numeric.Hyper | None = None,
+    grafting_eps: numeric.Hyper = 1e-10,
+    exponents: Exponents = None,
+    refresh: Refresh = "together",
+) -> GradientTransformation:
+    """Shampoo: the average gradient between inverse roots of the sums of G Gᵀ and Gᵀ G.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of M, in [0, 1), and of L and R, in [0, 1]. 1: these are sums, as in
+            Adagrad.
+        eps: added to the eigenvalues of L and R, > 0.
+        weight_decay: λ, ≥ 0.
+        weight_decay_type: "l2": λ p is added to the gradient; "decoupled": a step takes lr λ of
+            each weight away; "corrected": lr² λ / peak_lr; "independent": lr λ / peak_lr.
+        peak_lr: the largest learning rate, which the last two need, > 0.
+        momentum: decay rate of a sum of steps, ≥ 0.
+        nesterov: whether a step takes what that sum is after one more such step.
+        beta3: decay rate of M in what a step takes, in [0, 1). None: the first of betas, so that it
+            takes M itself.
+        max_preconditioner_dim: larger matrices are divided into blocks of at most so many rows and
+            columns, ≥ 1. None: they are not.
+        precondition_frequency: after how many steps the roots are computed anew, ≥ 1.
+        start_preconditioning_step: the first step in which they are, at least
+            precondition_frequency. Before it the step is that of `grafting`, or M without it. None:
+            precondition_frequency.
+        use_bias_correction: whether M, and L and R where these are averages, are divided by what
+            they lack in the first steps.
+        grafting: whose step is as long as that of each block: "sgd": M; "adagrad", "rmsprop",
+            "adam": M divided by a root of squares. None: of the length that comes out.
+        grafting_beta2: its decay rate of squares, in [0, 1]. None: 0.99 for "rmsprop", 0.999 for
+            "adam". "adagrad" has none.
+        grafting_eps: added to its roots, ≥ 0.
+        exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows alone.
+            None: a quarter for each, a half if one side has length 1.
+        refresh: "together": roots of all parameters in one step; "spread": a share of them in each.
+
+        Numbers may also be 0-dim tensors or schedules. Defaults are the source's.
+
+    State: that of `scale_by_shampoo`, and with momentum `momentum_buffer`, like the parameters.
+
+    Raises:
+        ValueError: for numbers out of range, other words, or a decay that needs peak_lr without it.
+        TypeError: if betas are no pair; from init, for a complex parameter.
+
+    Papers: Gupta, Koren, Singer, https://arxiv.org/abs/1802.09568; Anil et al.,
+    https://arxiv.org/abs/2002.09018; Shi et al., https://arxiv.org/abs/2309.06497.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.shampoo(lr=0.1)
+        >>> w = torch.eye(2)
+        >>> updates, state = tx.update(torch.diag(torch.tensor([1.0, 9.0])), tx.init(w), w)
+        >>> fo.apply_updates(w, updates).diag().round(decimals=4)
+        tensor([0.9000, 0.9000])
+    """
+    check_lr(lr)
+    if weight_decay_type not in ("l2", "decoupled", "corrected", "independent"):
+        raise ValueError(
+            "shampoo needs a weight_decay_type of 'l2', 'decoupled', 'corrected' or 'independent', "
+            f"but got {weight_decay_type!r}."
+        )
+    decay = add_decayed_weights(weight_decay)
+    if weight_decay_type in ("corrected", "independent"):
+        if peak_lr is None:
+            raise ValueError(
+                f"shampoo was asked for a decay that is {weight_decay_type} without peak_lr; pass "
+                "the largest learning rate of the training."
+            )
+        numeric.check(lambda x: x > 0.0, peak_lr, "shampoo needs peak_lr above 0, but got {}.")
+
+        def share(count: Any) -> Any:
+            t = count + 1
+            rate = numeric.at(lr, t) if weight_decay_type == "corrected" else 1.0
+            return numeric.at(weight_decay, t) * rate / numeric.at(peak_lr, t)
+
+        if decay.placements:
+            decay = add_decayed_weights(share)
+    precondition = scale_by_shampoo(
+        betas,
+        eps,
+        beta3=beta3,
+        max_preconditioner_dim=max_preconditioner_dim,
+        precondition_frequency=precondition_frequency,
+        start_preconditioning_step=start_preconditioning_step,
+        use_bias_correction=use_bias_correction,
+        grafting=grafting,
+        grafting_beta2=grafting_beta2,
+        grafting_eps=grafting_eps,
+        exponents=exponents,
+        refresh=refresh,
+    )
+    before, after = (decay, chain()) if weight_decay_type == "l2" else (chain(), decay)
+    moving = chain() if numeric.is_zero(momentum) else trace(momentum, nesterov=nesterov)
+    return chain(before, precondition, after, moving, scale_by_lr(lr))
