@@ -112,7 +112,7 @@ def _vectors_known(thread: int) -> Iterator[None]:
             for isa in cpu_vec_isa.supported_vec_isa_list
             if all(flag in flags for flag in str(isa).split())
         ]
-        return [_trusted(type(isa)) for isa in fitting] or real()
+        return [_changed(type(isa)) for isa in fitting] or real()
 
     cpu_vec_isa.valid_vec_isa_list = told
     try:
@@ -121,8 +121,9 @@ def _vectors_known(thread: int) -> Iterator[None]:
         cpu_vec_isa.valid_vec_isa_list = real
 
 
-def _trusted(kind: Any) -> Any:
-    same = {"__bool__": lambda self: True, "__hash__": kind.__hash__}
+def _changed(kind: Any, **methods: Any) -> Any:
+    """A vector unit that is trusted to be there, with other methods."""
+    same = {"__bool__": lambda self: True, "__hash__": kind.__hash__, **methods}
     return type(kind.__name__, (kind,), same)()
 
 
@@ -136,42 +137,54 @@ def start(source: str, scratch: Scratch) -> tuple[subprocess.Popen[str], Path]:
     if next(_builds) >= FEW or _has_header():
         options.precompiled_header = _header()
     builder = CppBuilder("kernel", str(path), options, output_dir=str(scratch.path))
-    command = [*shlex.split(builder.get_command_line()), *FLAGS]
+    command = shlex.split(builder.get_command_line())
     process = scratch.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return process, Path(builder.get_target_file_path())
 
 
-FLAGS = ("-w", "-fno-trapping-math", "-fno-math-errno")
+FLAGS = "-w -fno-trapping-math -fno-math-errno"
 """torch's headers are worth 600 warnings, half a second of the compiler's time. Roots and quotients
 of numbers are worked out once, before a loop, only if they need not tell anybody of errors."""
 
 FEW = 3
-"""Libraries that a process builds before it precompiles their header: 5 s once per machine, which
-make each build afterwards 1.5 s shorter. To find the header takes 0.8 s once per process."""
+"""Libraries that a process builds before it precompiles their header: 7 s once per machine, which
+make each build afterwards 2.5 s shorter. To find the header takes 0.8 s once per process."""
+
+NOTE = ".functional_optim"
+"""The ending of a file beside a header that is compiled with `FLAGS`; Inductor has others there."""
 
 
 _builds = itertools.count()
 
 
 def _options() -> dict[str, Any]:
+    """What kernels and their header are both compiled with: a header of other flags is ignored.
+
+    `FLAGS` go with those of the vector units, as Inductor compiles no header with extra ones.
+    """
     from torch._inductor import cpu_vec_isa
 
     with _vectors_known(threading.get_ident()):
-        isa = cpu_vec_isa.pick_vec_isa()
+        found: Any = cpu_vec_isa.pick_vec_isa()
+    flags = f"{found.build_arch_flags()} {FLAGS}"
+    macros = list(filter(None, found.build_macro()))  # that of no vector unit is empty
+    isa = _changed(
+        type(found), build_arch_flags=lambda self: flags, build_macro=lambda self: macros
+    )
     return {"vec_isa": isa, "include_pytorch": False, "shared": True, "device_type": "cpu"}
 
 
 def _has_header() -> bool:
-    """Whether a process on this machine has precompiled a header."""
+    """Whether a process on this machine has precompiled the header of kernels."""
     from torch._inductor import codecache
 
     folder = getattr(codecache, "_HEADER_DIR", None)
-    return folder is not None and any(Path(folder).glob("*.gch"))
+    return folder is not None and any(Path(folder).glob(f"*{NOTE}"))
 
 
 @functools.cache
 def _header() -> str | None:
-    """Inductor's precompiled header; None if it cannot be had."""
+    """The precompiled header; None if it cannot be had."""
     from torch._inductor import codecache
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 
@@ -179,7 +192,9 @@ def _header() -> str | None:
     try:
         line = CppBuilder("o", "i", CppTorchDeviceOptions(**common)).get_command_line()
         header = codecache._get_cpp_prefix_header("cpu")
-        return codecache._precompile_header(header, line, **common)
+        path = codecache._precompile_header(header, line, **common)
+        Path(path).with_suffix(NOTE).touch()
+        return path
     except Exception:  # a private interface: without it, a build takes longer
         return None
 

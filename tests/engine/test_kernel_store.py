@@ -223,13 +223,29 @@ def test_a_precompiled_header_is_used_where_it_is_there_or_pays(
     monkeypatch.setattr(building, "_header", lambda: asked.append("a header"))
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
     if there:
-        (tmp_path / "prefix.h.gch").touch()
+        (tmp_path / f"prefix{building.NOTE}").touch()
     scratch = watch.Scratch()
     process, library = building.start('extern "C" int one() { return 1; }', scratch)
     assert process.communicate() == ("", None)
     assert library.exists()
     scratch.remove()
     assert len(asked) == used
+
+
+def test_the_compiler_takes_the_precompiled_header(monkeypatch):
+    """It ignores one that was compiled with other flags, and says so only when asked."""
+    from torch._inductor.cpp_builder import is_gcc
+
+    if not is_gcc():
+        pytest.skip("only GCC tells which header it takes")
+    monkeypatch.setattr(building, "_builds", iter([building.FEW]))
+    scratch = watch.Scratch()
+    process, _ = building.start("int one() { return 1; }", scratch)
+    command = [*process.args, "-fsyntax-only", "-H"]
+    assert process.communicate() == ("", None)
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    scratch.remove()
+    assert found.startswith("! ")
 
 
 def test_off_keeps_nothing(here, monkeypatch):
