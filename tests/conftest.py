@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -23,18 +24,38 @@ hypothesis.settings.load_profile("suite")
 KERNELS = Path(__file__).parent.parent / "build" / "kernels"
 """Where tests keep compiled kernels: every change of the source makes all of them anew."""
 
-LONG = {
-    "test_examples",
-    "test_groups_as_one",
-    "test_links",
-    "test_notebooks",
-    "test_optimizer_counts",
-    "test_properties",
-    "test_site",
+LONG = (
+    "test_nonfinite",
+    "test_distributed",
     "test_torchft",
+    "test_whole_steps",
+    "test_optimizer_counts",
+    "test_links",
+    "test_properties",
+    "test_kernel_store",
+    "test_combinators",
+    "test_examples",
+    "test_site",
+    "test_notebooks",
+    "test_measures_of_tensors",
+    "test_old_checkpoints",
+    "test_engine",
+    "test_commits",
+    "test_compiled_algorithms",
+    "test_dynamic_shapes",
+    "test_products",
+    "test_compiled_training",
+    "test_kernel_keys",
+    "test_builds",
+    "test_search",
+    "test_groups_as_one",
     "test_wrong_tensors",
-}
-"""The files that take a minute or more. They come first: one that started last would run alone."""
+)
+"""The files that take longest, in their order: a long one that started last would run alone."""
+
+OBJECTS = (100_000, 20, 10)
+"""Python's limits for collecting garbage. With its own, which are lower, it spends a tenth of the
+time on looking at what torch's compiler keeps."""
 
 
 @pytest.fixture
@@ -46,10 +67,12 @@ def pythons_own_handler() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    place = {stem: i for i, stem in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(*OBJECTS)
     os.environ.setdefault("FUNCTIONAL_OPTIM_CACHE", str(KERNELS))
     # for the programs that tests start: threads of several programs wait for each other's cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")

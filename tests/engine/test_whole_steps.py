@@ -115,25 +115,25 @@ def test_any_number_of_models_is_compiled_once_each(graphs):
     tx = fo.flatten(fo.sgd(0.1))
     step = fo.compile(tx)
     for _ in range(2):
-        for n in range(1, 12):
+        for n in range(1, 10):
             p = {"w": torch.zeros(n)}
             step({"w": torch.ones(n)}, tx.init(p), p)
             assert p["w"].tolist() == pytest.approx([-0.1] * n)
-    assert graphs.frame_count == 11
+    assert graphs.frame_count == 9
 
 
 def test_any_pattern_of_missing_gradients_is_compiled_once_each(graphs):
     names, tx = "abcd", fo.flatten(fo.sgd(0.5))
     step, seen = fo.compile(tx), []
     for _ in range(2):
-        for bits in range(12):
+        for bits in range(9):
             params = {name: torch.zeros(2) for name in names}
             there = {name: bits >> i & 1 for i, name in enumerate(names)}
             grads = {name: torch.ones(2) if there[name] else None for name in names}
             step(grads, tx.init(params), params)
             assert [-2 * params[name][0].item() for name in names] == list(there.values())
         seen.append(graphs.frame_count)
-    assert seen == [12, 12]
+    assert seen == [9, 9]
 
 
 def test_an_extra_number_is_no_reason_to_compile_again(graphs):
