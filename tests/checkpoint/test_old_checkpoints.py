@@ -8,14 +8,22 @@ import pytest
 import torch
 from helpers import assert_close
 from reference.make_checkpoints import functional, functional_run, go, optimizers
+from sampling import some
 
 import functional_optim as fo
 
 FOLDER = Path(__file__).parents[1] / "support" / "reference" / "checkpoints"
+EAGER = [(name, False) for name in optimizers()]
+COMPILED = [(name, True) for name in optimizers()]
+KEPT = [(name, True) for name in ("Adafactor", "Adam", "Muon", "SGD", "recipe")]
+"""Each way of keeping state: factors, slots like the parameter, a batch, one slot, a chain."""
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
-@pytest.mark.parametrize("name", optimizers())
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    some(EAGER + COMPILED, len(EAGER), KEPT),
+    ids=lambda x: {True: "compiled", False: "eager"}.get(x, x),
+)
 def test_an_optimizer_object_goes_on(name, compiled):
     old = torch.load(FOLDER / f"{name}.pt")
     named = [(path, torch.nn.Parameter(p.clone())) for path, p in old["params"].items()]
