@@ -173,7 +173,7 @@ class MuonAdamW(Optimizer):
 
 def _pairs(group: dict[str, Any]) -> list[tuple[str, Any]]:
     """The names and parameters of a group that a user gives."""
-    params = group["params"]
+    params: Any = group["params"]
     params = [params] if isinstance(params, torch.Tensor) else list(params)
     if "param_names" in group and len(group["param_names"]) == len(params):
         params = list(zip(group["param_names"], params, strict=True))

@@ -180,7 +180,8 @@ def adam_mini(
         return "entry" if path.endswith("bias") else "tensor"
 
     parts: dict[str, GradientTransformation] = {"entry": scale_by_adam(betas, eps)}
-    for block in ("row", "tensor", *given.values()):
+    kinds: tuple[Any, ...] = ("row", "tensor", *given.values())
+    for block in kinds:
         if block != "entry":
             parts[str(block)] = scale_by_adam_mini(betas, eps, block)
     return adam_chain(

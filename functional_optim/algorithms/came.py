@@ -107,11 +107,15 @@ def scale_by_came(
         if p.dim() < 2:
             return CameSlots(m, None, None, None, None, torch.zeros_like(p))
         # averaged, so that shards and strides are those of later steps
-        factors = [mean(torch.zeros_like(p), dim) for dim in (-1, -2, -1, -2)]
-        return CameSlots(m, *factors, None)
+        rows, columns, more_rows, more_columns = [
+            mean(torch.zeros_like(p), dim) for dim in (-1, -2, -1, -2)
+        ]
+        return CameSlots(m, rows, columns, more_rows, more_columns, None)
 
     def scalars(t: Any, *, betas: Any, eps: Any, clip_threshold: Any) -> CameScalars:
-        return CameScalars(*[1 - beta for beta in betas], *eps, clip_threshold)
+        a, b, c = [1 - beta for beta in betas]
+        eps1, eps2 = eps
+        return CameScalars(a, b, c, eps1, eps2, clip_threshold)
 
     def update(g: Tensor, slots: CameSlots, p: Tensor, s: CameScalars) -> tuple[Tensor, CameSlots]:
         m, R, C, S, D, v = slots

@@ -202,17 +202,14 @@ def scale_by_psgd_kron(
             A = times(right, A.mT, kind.right).mT
             B = divided(right, B.mT, kind.right).mT
         new_left, bound = learned(left, A, B, s.precond_lr, kind.left)
-        new_right, other = right, bound
-        if right is not None:
-            new_right, other = learned(right, A.mT, B.mT, s.precond_lr, kind.right)
+        if right is None or x.Q_right is None:
+            left = torch.where(bound.isfinite() & (size > 0), new_left, left)
+            new = KronSlots(left.reshape(x.Q_left.shape), None)
+            return whitened(mu, left, None, kind).reshape(u.shape), new
+        new_right, other = learned(right, A.mT, B.mT, s.precond_lr, kind.right)
         good = (bound + other).isfinite() & (size > 0)
-        left = torch.where(good, new_left, left)
-        if right is not None:
-            right = torch.where(good, new_right, right)
-        new = KronSlots(
-            left.reshape(x.Q_left.shape),
-            None if x.Q_right is None else right.reshape(x.Q_right.shape),
-        )
+        left, right = torch.where(good, new_left, left), torch.where(good, new_right, right)
+        new = KronSlots(left.reshape(x.Q_left.shape), right.reshape(x.Q_right.shape))
         return whitened(mu, left, right, kind).reshape(u.shape), new
 
     def balance(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
@@ -220,6 +217,7 @@ def scale_by_psgd_kron(
         if u.numel() == 0 or x.Q_right is None:
             return renew(u, x, p, s)
         _, left, right, _ = opened(u, x)
+        assert right is not None
         a, b = [q.abs().amax((-2, -1), keepdim=True) for q in (left, right)]
         ratio = (b / a).sqrt()
         left, right = left * ratio, right / ratio
