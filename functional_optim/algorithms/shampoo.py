@@ -179,11 +179,10 @@ def scale_by_shampoo(
         real(p)
         like = {"dtype": wide_dtype(p), "device": p.device}
         m, n = p.shape
-        zeros = [torch.zeros(k, k, **like) for k in sides(m, n)]
-        roots = [torch.eye(k, **like) for k in sides(m, n)]
-        if squares:
-            return GraftedSlots(torch.zeros_like(p), *zeros, *roots, torch.zeros_like(p))
-        return ShampooSlots(torch.zeros_like(p), *zeros, *roots)
+        left, right = [torch.zeros(k, k, **like) for k in sides(m, n)]
+        left_root, right_root = [torch.eye(k, **like) for k in sides(m, n)]
+        plain = ShampooSlots(torch.zeros_like(p), left, right, left_root, right_root)
+        return GraftedSlots(*plain, torch.zeros_like(p)) if squares else plain
 
     def scalars(
         t: Any, *, betas: Any, beta3: Any, eps: Any, grafting_beta2: Any, grafting_eps: Any
