@@ -54,11 +54,46 @@ class KronScalars(NamedTuple):
     t: Any
 
 
-class Triangular(NamedTuple):
-    """Which factors are triangular."""
+class Factor(NamedTuple):
+    """Q of several matrices (k, m, n). right: whether it acts on their columns."""
 
-    left: bool
+    Q: Tensor
+    """Upper triangular, or its diagonal as a column."""
+    triangular: bool
     right: bool
+
+    def times(self, X: Tensor) -> Tensor:
+        """Q X, or X Qᵀ."""
+        if self.right:
+            return X @ self.Q.mT if self.triangular else X * self.Q.mT
+        return self.Q @ X if self.triangular else self.Q * X
+
+    def whitened(self, X: Tensor) -> Tensor:
+        """Qᵀ Q X, or X Qᵀ Q."""
+        if not self.triangular:
+            return self.times(self.times(X))
+        return self.times(X) @ self.Q if self.right else self.Q.mT @ self.times(X)
+
+    def divided(self, X: Tensor) -> Tensor:
+        """Q⁻ᵀ X, or X Q⁻¹."""
+        if not self.triangular:
+            return X / (self.Q.mT if self.right else self.Q)
+        if self.right:
+            return torch.linalg.solve_triangular(self.Q, X, upper=True, left=False)
+        return torch.linalg.solve_triangular(self.Q.mT, X, upper=False)
+
+    def learned(self, A: Tensor, B: Tensor, precond_lr: Any) -> tuple[Tensor, Tensor]:
+        """Q after a step that brings A Aᵀ to B Bᵀ, and the norm by which the step is divided."""
+        if self.right:
+            A, B = A.mT, B.mT
+        tiny = torch.finfo(A.dtype).tiny
+        if not self.triangular:
+            a, b = (A * A).sum(-1, keepdim=True), (B * B).sum(-1, keepdim=True)
+            norm = (a + b).amax(-2, keepdim=True)
+            return self.Q - precond_lr * (a - b) / norm.clamp(min=tiny) * self.Q, norm
+        AA, BB = A @ A.mT, B @ B.mT
+        norm = norm_bound(AA + BB)
+        return self.Q - (precond_lr / norm.clamp(min=tiny)) * ((AA - BB).triu() @ self.Q), norm
 
 
 @factory
@@ -132,27 +167,24 @@ def scale_by_psgd_kron(
         )
     real = base.real_only(name)
 
-    def kind_of(*shape: int) -> Triangular:
-        """Of a matrix, or of a vector, whose second factor does not matter."""
-        longest = len(shape) - 1 if shape[-1] == max(shape) else 0
+    def triangular(*shape: int) -> list[bool]:
+        """Whether the factor is, for each side of a matrix or a vector."""
         diagonal = [memory_save_mode == "all_diag"] * len(shape)
         if memory_save_mode == "one_diag" or (
             memory_save_mode == "smart_one_diag" and len({*shape}) == 2
         ):
-            diagonal[longest] = True
-        diagonal = [
-            x or n == 1 or n > max_size_triangular or len(shape) < min_ndim_triangular
-            for x, n in zip(diagonal, shape, strict=True)
-        ]
-        return Triangular(not diagonal[0], not diagonal[-1])
+            diagonal[-1 if shape[-1] == max(shape) else 0] = True
+        small = len(shape) < min_ndim_triangular
+        sides = zip(diagonal, shape, strict=True)
+        return [not (x or small or n == 1 or n > max_size_triangular) for x, n in sides]
 
     def init(p: Tensor) -> KronSlots:
         real(p)
         shape = tuple(p.shape) or (1,)
         like = {"dtype": wide_dtype(p), "device": p.device}
         first = [
-            torch.eye(n, **like) if triangular else torch.ones(n, **like)
-            for n, triangular in zip(shape, kind_of(*shape), strict=False)
+            torch.eye(n, **like) if full else torch.ones(n, **like)
+            for n, full in zip(shape, triangular(*shape), strict=True)
         ]
         return KronSlots(first[0], first[1] if len(first) > 1 else None)
 
@@ -168,62 +200,65 @@ def scale_by_psgd_kron(
         uneven = numeric.where(count.renewals % BALANCED_EVERY == BALANCED_EVERY - 1, 2, 1)
         return numeric.where(is_due(count, preconditioner_update_probability), uneven, 0)
 
-    def opened(u: Tensor, x: KronSlots) -> tuple[Tensor, Tensor, Tensor | None, Triangular]:
-        """Several matrices (k, m, n), their factors, and which of these are triangular.
-
-        A vector is a column, and has no factor of columns.
-        """
+    def opened(u: Tensor, x: KronSlots) -> tuple[Tensor, list[Factor]]:
+        """Several matrices (k, m, n) and their factors. A vector is a column, and has but one."""
         if x.Q_right is None:
-            n = x.Q_left.shape[-1]
-            kind = kind_of(n)
-            return u.reshape(-1, n, 1), spread(x.Q_left, n, kind.left), None, kind
-        m, n = u.shape[-2:]
-        kind = kind_of(m, n)
-        left, right = spread(x.Q_left, m, kind.left), spread(x.Q_right, n, kind.right)
-        return u.reshape(-1, m, n), left, right, kind
+            m, n = x.Q_left.shape[-1], 1
+            known = triangular(m)
+        else:
+            m, n = u.shape[-2:]
+            known = triangular(m, n)
+        factors = [
+            Factor(q.reshape(-1, size, size if full else 1), full, i == 1)
+            for i, (q, size, full) in enumerate(zip(factors_of(x), (m, n), known, strict=False))
+        ]
+        return u.reshape(-1, m, n), factors
+
+    def closed(factors: list[Factor], x: KronSlots) -> KronSlots:
+        """The inverse for the factors."""
+        left, *right = [f.Q.reshape(q.shape) for f, q in zip(factors, factors_of(x), strict=True)]
+        return KronSlots(left, right[0] if right else None)
 
     def plain(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
         if u.numel() == 0:
             return u, x
-        mu, left, right, kind = opened(u, x)
-        return whitened(mu, left, right, kind).reshape(u.shape), x
+        mu, factors = opened(u, x)
+        for f in factors:
+            mu = f.whitened(mu)
+        return mu.reshape(u.shape), x
 
     def renew(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
         if u.numel() == 0:
             return u, x
-        mu, left, right, kind = opened(u, x)
-        key = draws.stream(torch.full((), seed, device=u.device), count_of(s.t), *mu.shape[-2:])
-        V = randomness.normal(key, tuple(mu.shape[-2:]), mu.dtype, mu.device)
+        mu, factors = opened(u, x)
+        shape = tuple(mu.shape[-2:])
+        key = draws.stream(torch.full((), seed, device=u.device), count_of(s.t), *shape)
+        V = randomness.normal(key, shape, mu.dtype, mu.device)
         size = mu.abs().mean((-2, -1), keepdim=True)
-        G = mu + DAMPING * size * V
-        A = times(left, G, kind.left)
-        B = divided(left, V, kind.left)
-        if right is not None:
-            A = times(right, A.mT, kind.right).mT
-            B = divided(right, B.mT, kind.right).mT
-        new_left, bound = learned(left, A, B, s.precond_lr, kind.left)
-        if right is None or x.Q_right is None:
-            left = torch.where(bound.isfinite() & (size > 0), new_left, left)
-            new = KronSlots(left.reshape(x.Q_left.shape), None)
-            return whitened(mu, left, None, kind).reshape(u.shape), new
-        new_right, other = learned(right, A.mT, B.mT, s.precond_lr, kind.right)
-        good = (bound + other).isfinite() & (size > 0)
-        left, right = torch.where(good, new_left, left), torch.where(good, new_right, right)
-        new = KronSlots(left.reshape(x.Q_left.shape), right.reshape(x.Q_right.shape))
-        return whitened(mu, left, right, kind).reshape(u.shape), new
+        A, B = mu + DAMPING * size * V, V
+        for f in factors:
+            A, B = f.times(A), f.divided(B)
+        found = [f.learned(A, B, s.precond_lr) for f in factors]
+        good = size > 0
+        for _, norm in found:
+            good = good & norm.isfinite()
+        factors = [
+            f._replace(Q=torch.where(good, Q, f.Q))
+            for f, (Q, _) in zip(factors, found, strict=True)
+        ]
+        for f in factors:
+            mu = f.whitened(mu)
+        return mu.reshape(u.shape), closed(factors, x)
 
     def balance(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
         """`renew` with factors that have been made equally large."""
         if u.numel() == 0 or x.Q_right is None:
             return renew(u, x, p, s)
-        _, left, right, _ = opened(u, x)
-        assert right is not None
-        a, b = [q.abs().amax((-2, -1), keepdim=True) for q in (left, right)]
+        _, (left, right) = opened(u, x)
+        a, b = [f.Q.abs().amax((-2, -1), keepdim=True) for f in (left, right)]
         ratio = (b / a).sqrt()
-        left, right = left * ratio, right / ratio
-        return renew(
-            u, KronSlots(left.reshape(x.Q_left.shape), right.reshape(x.Q_right.shape)), p, s
-        )
+        even = [left._replace(Q=left.Q * ratio), right._replace(Q=right.Q / ratio)]
+        return renew(u, closed(even, x), p, s)
 
     hyper = {"preconditioner_update_probability": share, "precond_lr": precond_lr}
     whiten = leafwise(
@@ -249,46 +284,14 @@ def is_due(count: KronCount, share: Any) -> Any:
     return count.steps_since_renewal + 1 >= numeric.divide(1.0, share)
 
 
+def factors_of(x: KronSlots) -> list[Tensor]:
+    """The factors that there are."""
+    return [q for q in x if q is not None]
+
+
 def count_of(t: Any) -> Any:
     """The number of a step as the counter of a stream."""
     return t.to(torch.int64) if isinstance(t, Tensor) else int(t)
-
-
-def spread(q: Tensor, n: int, triangular: bool) -> Tensor:
-    """Factors of sides of length n as triangular matrices, or their diagonals as columns."""
-    return q.reshape(-1, n, n if triangular else 1)
-
-
-def times(Q: Tensor, X: Tensor, triangular: bool) -> Tensor:
-    """Q X."""
-    return Q @ X if triangular else Q * X
-
-
-def divided(Q: Tensor, X: Tensor, triangular: bool) -> Tensor:
-    """Q⁻ᵀ X."""
-    return torch.linalg.solve_triangular(Q.mT, X, upper=False) if triangular else X / Q
-
-
-def whitened(X: Tensor, left: Tensor, right: Tensor | None, kind: Triangular) -> Tensor:
-    """Qₗᵀ Qₗ X Qᵣᵀ Qᵣ."""
-    X = left.mT @ (left @ X) if kind.left else left * left * X
-    if right is None:
-        return X
-    return X @ right.mT @ right if kind.right else X * (right * right).mT
-
-
-def learned(
-    Q: Tensor, A: Tensor, B: Tensor, precond_lr: Any, triangular: bool
-) -> tuple[Tensor, Tensor]:
-    """A factor after a step that brings A Aᵀ to B Bᵀ; and the norm by which that is measured."""
-    tiny = torch.finfo(Q.dtype).tiny
-    if not triangular:
-        a, b = (A * A).sum(-1, keepdim=True), (B * B).sum(-1, keepdim=True)
-        norm = (a + b).amax(-2, keepdim=True)
-        return Q - precond_lr * (a - b) / norm.clamp(min=tiny) * Q, norm
-    AA, BB = A @ A.mT, B @ B.mT
-    norm = norm_bound(AA + BB)
-    return Q - (precond_lr / norm.clamp(min=tiny)) * ((AA - BB).triu() @ Q), norm
 
 
 def norm_bound(S: Tensor) -> Tensor:

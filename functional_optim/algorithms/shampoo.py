@@ -182,8 +182,8 @@ def scale_by_shampoo(
         m, n = p.shape
         left, right = [torch.zeros(k, k, **like) for k in sides(m, n)]
         left_root, right_root = [torch.eye(k, **like) for k in sides(m, n)]
-        slots = ShampooSlots(torch.zeros_like(p), left, right, left_root, right_root)
-        return GraftedSlots(*slots, torch.zeros_like(p)) if squares else slots
+        plain = ShampooSlots(torch.zeros_like(p), left, right, left_root, right_root)
+        return GraftedSlots(*plain, torch.zeros_like(p)) if squares else plain
 
     def scalars(
         t: Any, *, betas: Any, beta3: Any, eps: Any, grafting_beta2: Any, grafting_eps: Any
