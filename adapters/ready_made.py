@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from functional_optim import numeric
     from functional_optim.algorithms.adam import Betas
+    from functional_optim.algorithms.apollo import ScaleType
     from functional_optim.algorithms.muon import Nesterov
     from functional_optim.algorithms.scion import Norm
     from functional_optim.engine.group import Compile
@@ -92,6 +93,21 @@ class ADOPT(ReadyMade):
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0,
         clip_exponent: numeric.Hyper | None = 0.25, decoupled_weight_decay: bool = False, *,
         maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class APOLLO(ReadyMade):
+    """`functional_optim.apollo` as an optimizer object."""
+
+    algorithm = "apollo"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0, rank: int = 256,
+        update_proj_gap: int = 200, scale: numeric.Hyper = 1.0, scale_type: ScaleType = 'channel',
+        *, growth: numeric.Hyper = 1.01, seed: int = 0, maximize: bool = False,
+        compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -242,6 +258,20 @@ class Fromage(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, p_bound: numeric.Hyper | None = None, *,
         maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class GaLore(ReadyMade):
+    """`functional_optim.galore` as an optimizer object."""
+
+    algorithm = "galore"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0, rank: int = 128,
+        update_proj_gap: int = 200, scale: numeric.Hyper = 0.25, *, maximize: bool = False,
+        compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
