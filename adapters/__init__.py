@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.one_rate import DAdaptAdam as DAdaptAdam
     from functional_optim.adapters.one_rate import Prodigy as Prodigy
     from functional_optim.adapters.ready_made import ADOPT as ADOPT
+    from functional_optim.adapters.ready_made import APOLLO as APOLLO
     from functional_optim.adapters.ready_made import CAME as CAME
     from functional_optim.adapters.ready_made import COCOB as COCOB
     from functional_optim.adapters.ready_made import LAMB as LAMB
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.ready_made import DoG as DoG
     from functional_optim.adapters.ready_made import DoWG as DoWG
     from functional_optim.adapters.ready_made import Fromage as Fromage
+    from functional_optim.adapters.ready_made import GaLore as GaLore
     from functional_optim.adapters.ready_made import LaProp as LaProp
     from functional_optim.adapters.ready_made import Lion as Lion
     from functional_optim.adapters.ready_made import Momo as Momo
@@ -101,6 +103,7 @@ else:
             "functional_optim.adapters.one_rate": ("DAdaptAdam", "Prodigy"),
             "functional_optim.adapters.ready_made": (
                 "ADOPT",
+                "APOLLO",
                 "CAME",
                 "COCOB",
                 "LAMB",
@@ -115,6 +118,7 @@ else:
                 "DoG",
                 "DoWG",
                 "Fromage",
+                "GaLore",
                 "LaProp",
                 "Lion",
                 "Momo",

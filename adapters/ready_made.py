@@ -90,6 +90,21 @@ class ADOPT(ReadyMade):
         self._construct(locals())
 
 
+class APOLLO(ReadyMade):
+    """`functional_optim.apollo` as an optimizer object."""
+
+    algorithm = "apollo"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0, rank: int = 256,
+        update_proj_gap: int = 200, scale: numeric.Hyper = 1.0, scale_type: ScaleType = 'channel',
+        *, growth: numeric.Hyper = 1.01, seed: int = 0, maximize: bool = False,
+        compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
 class AdEMAMix(ReadyMade):
     """`functional_optim.ademamix` as an optimizer object."""
 
@@ -207,6 +222,20 @@ class Fromage(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, p_bound: numeric.Hyper | None = None, *,
         maximize: bool = False, compile: Compile = True,
+    ) -> None:  # fmt: skip
+        self._construct(locals())
+
+
+class GaLore(ReadyMade):
+    """`functional_optim.galore` as an optimizer object."""
+
+    algorithm = "galore"
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0, rank: int = 128,
+        update_proj_gap: int = 200, scale: numeric.Hyper = 0.25, *, maximize: bool = False,
+        compile: Compile = True,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

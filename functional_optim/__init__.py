@@ -150,6 +150,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.ademamix import simplified_ademamix as simplified_ademamix
     from functional_optim.algorithms.adopt import adopt as adopt
     from functional_optim.algorithms.adopt import scale_by_adopt as scale_by_adopt
+    from functional_optim.algorithms.apollo import apollo as apollo
+    from functional_optim.algorithms.apollo import scale_by_apollo as scale_by_apollo
     from functional_optim.algorithms.came import came as came
     from functional_optim.algorithms.came import scale_by_came as scale_by_came
     from functional_optim.algorithms.cocob import cocob as cocob
@@ -164,6 +166,8 @@ if TYPE_CHECKING:
     from functional_optim.algorithms.dog import scale_by_dowg as scale_by_dowg
     from functional_optim.algorithms.fromage import fromage as fromage
     from functional_optim.algorithms.fromage import scale_by_fromage as scale_by_fromage
+    from functional_optim.algorithms.galore import galore as galore
+    from functional_optim.algorithms.galore import scale_by_galore as scale_by_galore
     from functional_optim.algorithms.kl_shampoo import kl_shampoo as kl_shampoo
     from functional_optim.algorithms.kl_shampoo import kl_soap as kl_soap
     from functional_optim.algorithms.lamb import lamb as lamb
@@ -261,12 +265,14 @@ else:
                 "simplified_ademamix",
             ),
             "functional_optim.algorithms.adopt": ("adopt", "scale_by_adopt"),
+            "functional_optim.algorithms.apollo": ("apollo", "scale_by_apollo"),
             "functional_optim.algorithms.came": ("came", "scale_by_came"),
             "functional_optim.algorithms.cocob": ("cocob", "scale_by_cocob"),
             "functional_optim.algorithms.dadapt_adam": ("dadapt_adam", "scale_by_dadapt_adam"),
             "functional_optim.algorithms.dion2": ("dion2", "scale_by_dion2"),
             "functional_optim.algorithms.dog": ("dog", "dowg", "scale_by_dog", "scale_by_dowg"),
             "functional_optim.algorithms.fromage": ("fromage", "scale_by_fromage"),
+            "functional_optim.algorithms.galore": ("galore", "scale_by_galore"),
             "functional_optim.algorithms.kl_shampoo": ("kl_shampoo", "kl_soap"),
             "functional_optim.algorithms.lamb": ("lamb", "lars", "scale_by_lars"),
             "functional_optim.algorithms.laprop": ("laprop", "scale_by_laprop"),

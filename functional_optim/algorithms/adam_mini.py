@@ -180,14 +180,9 @@ def adam_mini(
         return "entry" if path.endswith("bias") else "tensor"
 
     parts: dict[str, GradientTransformation] = {"entry": scale_by_adam(betas, eps)}
-    kinds: tuple[Any, ...] = ("row", "tensor", *given.values())
-    for block in kinds:
+    others: list[Any] = ["row", "tensor", *given.values()]
+    for block in others:
         if block != "entry":
             parts[str(block)] = scale_by_adam_mini(betas, eps, block)
-    return adam_chain(
-        partition(parts, label),  # pyright: ignore[reportArgumentType]
-        lr,
-        weight_decay,
-        decoupled=True,
-        maximize=maximize,
-    )
+    adapt: Any = partition(parts, label)
+    return adam_chain(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

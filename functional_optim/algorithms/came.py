@@ -107,15 +107,12 @@ def scale_by_came(
         if p.dim() < 2:
             return CameSlots(m, None, None, None, None, torch.zeros_like(p))
         # averaged, so that shards and strides are those of later steps
-        rows, columns, more_rows, more_columns = [
-            mean(torch.zeros_like(p), dim) for dim in (-1, -2, -1, -2)
-        ]
-        return CameSlots(m, rows, columns, more_rows, more_columns, None)
+        R, C, S, D = [mean(torch.zeros_like(p), dim) for dim in (-1, -2, -1, -2)]
+        return CameSlots(m, R, C, S, D, None)
 
     def scalars(t: Any, *, betas: Any, eps: Any, clip_threshold: Any) -> CameScalars:
-        a, b, c = [1 - beta for beta in betas]
-        eps1, eps2 = eps
-        return CameScalars(a, b, c, eps1, eps2, clip_threshold)
+        (b1, b2, b3), (eps1, eps2) = betas, eps
+        return CameScalars(1 - b1, 1 - b2, 1 - b3, eps1, eps2, clip_threshold)
 
     def update(g: Tensor, slots: CameSlots, p: Tensor, s: CameScalars) -> tuple[Tensor, CameSlots]:
         m, R, C, S, D, v = slots

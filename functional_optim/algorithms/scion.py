@@ -100,7 +100,8 @@ def scale_by_scion(
             "spectral_conv": _of_kernels(polar),
             "bias_rms": _of_vectors(eps),
         }
-        return partition(parts, _by_dimensions)  # pyright: ignore[reportReturnType]
+        made: Any = partition(parts, _by_dimensions)
+        return made
     if norm == "spectral_conv":
         return _of_kernels(polar)
     if norm == "bias_rms":

@@ -35,7 +35,7 @@ ways = pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way 
 EXAMPLES = made.examples()
 
 
-MATRICES = ("adamuon", "dion2", "muon", "normuon", "orthogonalize")
+MATRICES = ("adamuon", "apollo", "dion2", "galore", "muon", "normuon", "orthogonalize")
 
 
 def tree():

@@ -205,6 +205,8 @@ PARTED: dict[str, Any] = {
     "muon": is_matrix,
 }
 PARTED |= {"adamw_weight_decay": 0.05, "ns_dtype": torch.float64}
+PROJECTED: dict[str, Any] = {**SMOOTH, "lr": 0.05, "weight_decay": 0.02, "update_proj_gap": 7}
+MINI: dict[str, Any] = {"rank": 1, "scale": 4.0, "scale_type": "tensor", "seed": 3}
 
 CASES = (
     row("sgd", *SGD, lr=0.1),
@@ -243,6 +245,9 @@ CASES = (
         clip_threshold=0.7,
     ),
     row("asgd", fo.asgd, optim.ASGD, lr=0.1, lambd=0.01, alpha=0.75, t0=0.5, weight_decay=0.1),
+    row("galore", fo.galore, cannot=NO_SLOT, **PROJECTED, rank=2, scale=0.7),
+    row("apollo", fo.apollo, cannot=NO_SLOT, **PROJECTED, rank=2, scale=2.0, growth=1.1),
+    row("apollo-mini", fo.apollo, cannot=NO_SLOT, **PROJECTED, **MINI),
     row("laprop", fo.laprop, **SMOOTH),
     row("lion", fo.lion, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
     row("madgrad", fo.madgrad, cannot=["rest"], lr=0.05, momentum=0.9, eps=1e-3, weight_decay=0.1),

@@ -1,0 +1,236 @@
+"""APOLLO: gradients whose rows are scaled as Adam scales those of a random projection.
+
+Zhu et al., "APOLLO: SGD-like Memory, AdamW-level Performance", https://arxiv.org/abs/2412.05270,
+Algorithm 1, as in https://github.com/zhuhanqing/APOLLO. The bound on the growth of norms: Chen et
+al., "Fira", https://arxiv.org/abs/2410.01623, section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.algorithms.galore import check_low_rank, due, low_rank, of_matrices, tall
+from functional_optim.core import randomness
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.orthogonal import matrices_only
+
+ScaleType = Literal["channel", "tensor"]
+"""What has a factor of its own: each index of the longer side, or the whole matrix."""
+
+
+class ApolloSlots(NamedTuple):
+    exp_avg: Tensor
+    """Average M of the projected gradient: (longer side, r)."""
+    exp_avg_sq: Tensor
+    """Average V of its square: (longer side, r)."""
+    projector: Tensor
+    """P, random: (shorter side, r)."""
+    update_norm: Tensor
+    """Norm of the last scaled gradient, (1, 1)."""
+
+
+class ApolloScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of the projected gradient in M."""
+    weight2: Any
+    """1 − β₂, the weight of its square in V."""
+    correction: Any
+    """√(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
+    eps: Any
+    root: Any
+    """√scale."""
+    growth: Any
+    """γ, how much longer a scaled gradient may be than the last."""
+    draw: Any
+    """How many projectors there were before the one of this step."""
+
+
+@factory
+def scale_by_apollo(
+    rank: int = 256,
+    update_proj_gap: int = 200,
+    scale: numeric.Hyper = 1.0,
+    scale_type: ScaleType = "channel",
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-6,
+    *,
+    growth: numeric.Hyper = 1.01,
+    seed: int = 0,
+) -> Leafwise:
+    """Multiply the gradient by how much Adam would scale a random projection of it.
+
+    The projection is drawn in the first step and then every `update_proj_gap` steps, from the seed
+    and the step. Parameters of one shape have the same one.
+
+    Args:
+        rank: columns of the projection, ≥ 1, at most the shorter side. A Python number.
+        update_proj_gap: steps from one projection to the next, ≥ 1.
+        scale: its root multiplies the update, ≥ 0. The authors have 128 for a rank of 1.
+        scale_type: "channel": each index of the longer side has a factor of its own; "tensor": the
+            matrix has one.
+        betas: decay rates of Adam's averages, each in [0, 1).
+        eps: added to the root before it is corrected for bias, ≥ 0.
+        growth: how many times longer a scaled gradient may be than the one before, ≥ 1.
+        seed: of the projections, a Python integer.
+
+        `scale`, `betas`, `eps` and `growth` may also be 0-dim tensors or schedules. The defaults
+        are those of the authors' code and examples.
+
+    State: `exp_avg`, `exp_avg_sq`, `projector` and `update_norm`, see `ApolloSlots`.
+
+    Raises:
+        ValueError: for numbers out of range, or another word; from init, for a parameter that is
+            not a matrix.
+        TypeError: if the seed is no integer; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_apollo(rank=2)
+        >>> w = torch.zeros(5, 3)
+        >>> u, state = tx.update(torch.ones(5, 3), tx.init(w), w)
+        >>> state.slots["projector"].shape, bool((u > 0).all())
+        (torch.Size([3, 2]), True)
+    """
+    check_low_rank("scale_by_apollo", rank, update_proj_gap, eps)
+    if scale_type not in ("channel", "tensor"):
+        raise ValueError(
+            f"scale_by_apollo needs a scale_type 'channel' or 'tensor', but got {scale_type!r}."
+        )
+    numeric.check(
+        lambda x: x >= 0.0, scale, "scale_by_apollo needs a scale of 0 or more, but got {}."
+    )
+    numeric.check(
+        lambda x: x >= 1.0, growth, "scale_by_apollo needs a growth of 1 or more, but got {}."
+    )
+    if isinstance(seed, Tensor):
+        raise TypeError("scale_by_apollo needs a Python integer as its seed, but got a tensor.")
+    randomness.seed_tensor("scale_by_apollo", seed, torch.device("cpu"))
+    hyper = {
+        **{"betas": check_betas(betas), "eps": eps, "scale": scale, "growth": growth},
+        "update_proj_gap": update_proj_gap,
+    }
+    across = -1 if scale_type == "channel" else (-2, -1)
+
+    def init(p: Tensor) -> ApolloSlots:
+        return ApolloSlots(*low_rank(p, rank), p.new_zeros(1, 1))
+
+    def scalars(
+        t: Any, *, betas: Any, eps: Any, scale: Any, growth: Any, update_proj_gap: Any
+    ) -> ApolloScalars:
+        b1, b2 = betas
+        correction = numeric.sqrt(1 - b2**t) / (1 - b1**t)
+        draw = (t - 1 - (t - 1) % update_proj_gap) / update_proj_gap
+        root = numeric.sqrt(scale)
+        return ApolloScalars(1 - b1, 1 - b2, correction, eps, root, growth, draw)
+
+    def norm(x: Tensor, dim: Any) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=dim, keepdim=True)
+
+    def step(G: Tensor, P: Tensor, x: ApolloSlots, s: ApolloScalars) -> tuple[Tensor, ApolloSlots]:
+        X = tall(G)
+        R = X @ P
+        M, V = x.exp_avg.lerp(R, s.weight1), x.exp_avg_sq.lerp(R * R, s.weight2)
+        N = M / (V.sqrt() + s.eps)
+        U = X * (norm(N, across) / (norm(R, across) + 1e-8))
+        size, last = norm(U, (-2, -1)), x.update_norm
+        excess = (size / ((last + 1e-8) * s.growth)).clamp(min=1.0)
+        excess = excess.masked_fill(last == 0, 1.0)
+        new = ApolloSlots(M, V, P, size / excess)
+        return tall(s.correction * s.root * (U / excess), like=G), new
+
+    def plain(G: Tensor, x: ApolloSlots, p: Any, s: ApolloScalars) -> tuple[Tensor, ApolloSlots]:
+        return step(G, x.projector, x, s)
+
+    def renew(G: Tensor, x: ApolloSlots, p: Any, s: ApolloScalars) -> tuple[Tensor, ApolloSlots]:
+        rows, columns = x.projector.shape[-2:]
+        P = projection(seed, s.draw, rows, columns, x.projector)
+        return step(G, P.expand_as(x.projector), x, s)
+
+    return leafwise(
+        matrices_only("scale_by_apollo", init),
+        [plain, renew],
+        scalars,
+        choose=due,
+        hyper=hyper,
+        elementwise=False,
+        batched=True,
+        dense_only=True,
+        name="scale_by_apollo",
+    )
+
+
+def projection(seed: int, draw: Any, rows: int, columns: int, like: Tensor) -> Tensor:
+    """A matrix of independent normal numbers of variance 1/columns, another for each draw."""
+    at = torch.as_tensor(draw, device=like.device).to(torch.int64)
+    key = torch.full((), seed, dtype=torch.int64, device=like.device)
+    key = randomness.derived(randomness.derived(key, at), rows * 2**32 + columns)
+    found = randomness.normal(key, (rows, columns), like.dtype, like.device)
+    return found / math.sqrt(max(columns, 1))
+
+
+@factory
+def apollo(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-6,
+    weight_decay: numeric.Hyper = 0.0,
+    rank: int = 256,
+    update_proj_gap: int = 200,
+    scale: numeric.Hyper = 1.0,
+    scale_type: ScaleType = "channel",
+    *,
+    growth: numeric.Hyper = 1.01,
+    seed: int = 0,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """APOLLO for matrices, AdamW for all else.
+
+    APOLLO-Mini is `apollo(rank=1, scale=128.0, scale_type="tensor")`. Embeddings and heads are
+    matrices, too; leave them out by `partition`, as the authors do.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the averages, each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: decoupled decay, ≥ 0.
+        rank: columns of the projection, ≥ 1, at most the shorter side. A Python number.
+        update_proj_gap: steps from one projection to the next, ≥ 1.
+        scale: its root multiplies the updates of matrices, ≥ 0.
+        scale_type: "channel": each index of the longer side has a factor of its own; "tensor": the
+            matrix has one.
+        growth: how many times longer a scaled gradient may be than the one before, ≥ 1.
+        seed: of the projections, a Python integer.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules, but for rank, update_proj_gap and seed. The
+        defaults are those of the authors' code and examples.
+
+    State: of matrices `exp_avg`, `exp_avg_sq`, `projector` and `update_norm`, see
+    `scale_by_apollo`; of others `exp_avg` and `exp_avg_sq`, like them.
+
+    Raises:
+        ValueError: for numbers out of range, or another word.
+        TypeError: if the seed is no integer; from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.apollo(lr=0.1, rank=1)
+        >>> w = torch.ones(4, 2)
+        >>> updates, state = tx.update(torch.ones(4, 2), tx.init(w), w)
+        >>> bool((fo.apply_updates(w, updates) < 1.0).all())
+        True
+    """
+    adapt = scale_by_apollo(
+        rank, update_proj_gap, scale, scale_type, betas, eps, growth=growth, seed=seed
+    )
+    return of_matrices("apollo", adapt, lr, betas, eps, weight_decay, maximize)

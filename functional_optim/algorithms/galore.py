@@ -1,0 +1,230 @@
+"""GaLore: Adam on a few directions of the gradient, found anew from time to time.
+
+Zhao et al., "GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection",
+https://arxiv.org/abs/2403.03507, Algorithm 2, as in https://github.com/jiaweizzhao/GaLore.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import linalg, numeric
+from functional_optim.algorithms.adam import Betas, adam_chain, check_betas, scale_by_adam
+from functional_optim.combinators.partition import partition
+from functional_optim.core.base import GradientTransformation, real_only
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.orthogonal import matrices_only
+
+
+class GaloreSlots(NamedTuple):
+    exp_avg: Tensor
+    """Average M of the projected gradient: (longer side, r)."""
+    exp_avg_sq: Tensor
+    """Average V of its square: (longer side, r)."""
+    projector: Tensor
+    """P, whose r columns are what the gradient is projected on: (shorter side, r)."""
+
+
+class GaloreScalars(NamedTuple):
+    weight1: Any
+    """1 − β₁, the weight of the projected gradient in M."""
+    weight2: Any
+    """1 − β₂, the weight of its square in V."""
+    correction: Any
+    """√(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
+    eps: Any
+    scale: Any
+
+
+@factory
+def scale_by_galore(
+    rank: int = 128,
+    update_proj_gap: int = 200,
+    scale: numeric.Hyper = 0.25,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-6,
+) -> Leafwise:
+    """Adam's update of the gradient projected on its first singular vectors, projected back.
+
+    The vectors are those of the shorter side, found in the first step and then every
+    `update_proj_gap` steps. The averages stay as they are when the vectors change; of a vector's
+    two signs it gets the one nearer to the vector before it.
+
+    Args:
+        rank: number of vectors, ≥ 1, at most the shorter side. A Python number.
+        update_proj_gap: steps from one decomposition to the next, ≥ 1.
+        scale: factor of the update.
+        betas: decay rates of Adam's averages, each in [0, 1).
+        eps: added to the root before it is corrected for bias, ≥ 0.
+
+        `scale`, `betas` and `eps` may also be 0-dim tensors or schedules. The defaults are those of
+        the authors' examples.
+
+    State: `exp_avg`, `exp_avg_sq` and `projector`, see `GaloreSlots`.
+
+    Raises:
+        ValueError: for numbers out of range; from init, for a parameter that is not a matrix.
+        TypeError: from init, for a complex parameter.
+
+    Warns:
+        RuntimeWarning: once, where a gradient that is not finite should give new vectors; the old
+            ones are kept.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.scale_by_galore(rank=1, scale=1.0)
+        >>> w = torch.zeros(2, 2)
+        >>> u, state = tx.update(torch.tensor([[5.0, 0.0], [0.0, 1.0]]), tx.init(w), w)
+        >>> u.round(decimals=3)
+        tensor([[1., 0.],
+                [0., 0.]])
+        >>> state.slots["exp_avg"].shape
+        torch.Size([2, 1])
+    """
+    check_low_rank("scale_by_galore", rank, update_proj_gap, eps)
+    hyper = {
+        **{"betas": check_betas(betas), "eps": eps, "scale": scale},
+        "update_proj_gap": update_proj_gap,
+    }
+
+    def init(p: Tensor) -> GaloreSlots:
+        return GaloreSlots(*low_rank(p, rank))
+
+    def scalars(t: Any, *, betas: Any, eps: Any, scale: Any) -> GaloreScalars:
+        b1, b2 = betas
+        correction = numeric.sqrt(1 - b2**t) / (1 - b1**t)
+        return GaloreScalars(1 - b1, 1 - b2, correction, eps, scale)
+
+    def step(X: Tensor, P: Tensor, x: GaloreSlots, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
+        R = X @ P
+        M, V = x.exp_avg.lerp(R, s.weight1), x.exp_avg_sq.lerp(R * R, s.weight2)
+        N = s.correction * M / (V.sqrt() + s.eps)
+        return s.scale * (N @ P.mT), GaloreSlots(M, V, P)
+
+    def plain(G: Tensor, x: GaloreSlots, p: Any, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
+        U, x = step(tall(G), x.projector, x, s)
+        return tall(U, like=G), x
+
+    def renew(G: Tensor, x: GaloreSlots, p: Any, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
+        X, r = tall(G), x.projector.shape[-1]
+        _, vectors, finite = linalg.eigh(X.mT @ X)
+        linalg.tell_not_finite("scale_by_galore", finite)
+        first = vectors.flip(-1)[..., :r].contiguous()
+        # of the two signs of a vector, the one with which the averages go on
+        turned = (first * x.projector).sum(-2, keepdim=True) < 0
+        first = torch.where(turned, -first, first)
+        U, x = step(X, torch.where(finite[..., None, None], first, x.projector), x, s)
+        return tall(U, like=G), x
+
+    return leafwise(
+        matrices_only("scale_by_galore", init),
+        [plain, renew],
+        scalars,
+        choose=due,
+        hyper=hyper,
+        elementwise=False,
+        batched=True,
+        dense_only=True,
+        name="scale_by_galore",
+    )
+
+
+def due(t: Any, *, update_proj_gap: Any) -> Any:
+    """Which variant is for step t: 1, with a new projector, in the first of so many steps."""
+    return numeric.where((t - 1) % update_proj_gap == 0, 1, 0)
+
+
+def tall(G: Tensor, like: Tensor | None = None) -> Tensor:
+    """A matrix whose shorter side is last; or, with another of this shape, the way back."""
+    m, n = (G if like is None else like).shape[-2:]
+    return G if m >= n else G.mT
+
+
+def low_rank(p: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros for two averages of a projected matrix, and for its projector."""
+    longer, shorter = max(p.shape), min(p.shape)
+    r = min(rank, shorter)
+    zero = p.new_zeros(longer, r)
+    return zero, torch.zeros_like(zero), p.new_zeros(shorter, r)
+
+
+def check_low_rank(name: str, rank: Any, update_proj_gap: Any, eps: numeric.Hyper) -> None:
+    """Raise ValueError for numbers of a projected Adam that are out of range."""
+    numeric.check_count(name, 1, rank=rank, update_proj_gap=update_proj_gap)
+    numeric.check(lambda x: x >= 0.0, eps, f"{name} needs an eps of 0 or more, but got {{}}.")
+
+
+def of_matrices(
+    name: str,
+    adapt: Leafwise,
+    lr: numeric.Hyper,
+    betas: Betas,
+    eps: numeric.Hyper,
+    weight_decay: numeric.Hyper,
+    maximize: bool,
+) -> GradientTransformation:
+    """A transform for matrices, with Adam for all else, a learning rate and decoupled decay."""
+    real = real_only(name)
+
+    def label(path: str, p: Tensor) -> str:
+        real(p)
+        return "matrix" if p.dim() == 2 else "other"
+
+    parts = {"matrix": adapt, "other": scale_by_adam(betas, eps)}
+    both: Any = partition(parts, label)
+    return adam_chain(both, lr, weight_decay, decoupled=True, maximize=maximize)
+
+
+@factory
+def galore(
+    lr: numeric.Hyper = 1e-3,
+    betas: Betas = (0.9, 0.999),
+    eps: numeric.Hyper = 1e-6,
+    weight_decay: numeric.Hyper = 0.0,
+    rank: int = 128,
+    update_proj_gap: int = 200,
+    scale: numeric.Hyper = 0.25,
+    *,
+    maximize: bool = False,
+) -> GradientTransformation:
+    """GaLore: Adam on the first singular vectors of gradients for matrices, AdamW for all else.
+
+    Embeddings and heads are matrices, too; leave them out by `partition`, as the authors do.
+
+    Args:
+        lr: learning rate, ≥ 0.
+        betas: decay rates of the averages, each in [0, 1).
+        eps: added to the root of the second moment, ≥ 0.
+        weight_decay: decoupled decay, ≥ 0.
+        rank: number of vectors, ≥ 1, at most the shorter side. A Python number.
+        update_proj_gap: steps from one decomposition to the next, ≥ 1.
+        scale: factor of the updates of matrices.
+        maximize: ascend instead of descend.
+
+        Numbers may also be 0-dim tensors or schedules, but for rank and update_proj_gap. The
+        defaults of the last three are those of the authors' examples.
+
+    State: of matrices `exp_avg`, `exp_avg_sq` and `projector`, see `scale_by_galore`; of others
+    `exp_avg` and `exp_avg_sq`, like them.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: from init, for a complex parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.galore(lr=0.1, rank=1, scale=1.0)
+        >>> w = torch.eye(2)
+        >>> updates, state = tx.update(torch.tensor([[5.0, 0.0], [0.0, 1.0]]), tx.init(w), w)
+        >>> fo.apply_updates(w, updates)
+        tensor([[0.9000, 0.0000],
+                [0.0000, 1.0000]])
+    """
+    adapt = scale_by_galore(rank, update_proj_gap, scale, betas, eps)
+    return of_matrices("galore", adapt, lr, betas, eps, weight_decay, maximize)
