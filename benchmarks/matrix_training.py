@@ -86,8 +86,9 @@ def tied(lr: float, steps: int, best: float) -> fo.GradientTransformation:
 def soap(lr: float, steps: int, best: float) -> fo.GradientTransformation:
     """SOAP for hidden matrices, renewed every ten steps; AdamW at the same rate for the rest."""
     rate = falling(lr, steps)
-    if hasattr(fo, "soap"):
-        matrices = fo.soap(rate, weight_decay=DECAY)
+    whole = getattr(fo, "soap", None)
+    if whole is not None:
+        matrices = whole(rate, weight_decay=DECAY)
     else:  # a rate of -1 leaves the direction
         direction = plain_soap(-1.0, every=10)
         matrices = fo.chain(direction, fo.add_decayed_weights(DECAY), fo.scale_by_lr(rate))
