@@ -173,8 +173,8 @@ class MuonAdamW(Optimizer):
 
 def _pairs(group: dict[str, Any]) -> list[tuple[str, Any]]:
     """The names and parameters of a group that a user gives."""
-    params: Any = group["params"]
-    params = [params] if isinstance(params, torch.Tensor) else list(params)
+    given = group["params"]
+    params: list[Any] = [given] if isinstance(given, torch.Tensor) else list(given)
     if "param_names" in group and len(group["param_names"]) == len(params):
         params = list(zip(group["param_names"], params, strict=True))
     if not all(isinstance(x, tuple) and len(x) == 2 for x in params):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from functional_optim import numeric
     from functional_optim.algorithms.adam import Betas
+    from functional_optim.algorithms.apollo import ScaleType
     from functional_optim.engine.group import Compile
 
 DOC = """`functional_optim.{name}` as an optimizer object.
