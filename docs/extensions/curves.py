@@ -27,10 +27,16 @@ def observed(state: Any, params: Params, x: Tensor, step: int) -> Any:
     return fo.estimators.observe_hessian(state, diagonal(params, step, x))
 
 
-def muon(lr: float) -> fo.GradientTransformation:
-    """Muon for the hidden layer's matrix, AdamW for the rest."""
-    parts = {"matrix": fo.muon(lr, weight_decay=0.0), "rest": fo.adamw(1e-2, weight_decay=0.0)}
-    return fo.partition(parts, {"hidden.weight": "matrix", "*": "rest"})
+def hidden(
+    make: Callable[..., fo.GradientTransformation],
+) -> Callable[[float], fo.GradientTransformation]:
+    """An optimizer for the hidden layer's matrix, AdamW for the rest."""
+
+    def recipe(lr: float) -> fo.GradientTransformation:
+        parts = {"matrix": make(lr, weight_decay=0.0), "rest": fo.adamw(1e-2, weight_decay=0.0)}
+        return fo.partition(parts, {"hidden.weight": "matrix", "*": "rest"})
+
+    return recipe
 
 
 def lbfgs(**hyper: Any) -> Callable[[], fo.GradientTransformation]:
@@ -76,7 +82,9 @@ SPECIAL = {
     ),
     "momo": rates(lambda lr: fo.momo(lr), 0.1, 10.0, 1000.0, asks=("value",)),
     "momo_adam": rates(lambda lr: fo.momo_adam(lr), 0.001, 0.1, 10.0, asks=("value",)),
-    "muon": rates(muon, 0.005, 0.05, 0.5),
+    "kl_shampoo": rates(hidden(fo.kl_shampoo), 0.03, 0.3, 3.0),
+    "kl_soap": rates(hidden(fo.kl_soap), 0.01, 0.1, 1.0),
+    "muon": rates(hidden(fo.muon), 0.005, 0.05, 0.5),
     "noisy_sgd": rates(lambda lr: fo.noisy_sgd(lr, eta=0.1), *(0.03, 0.3, 3.0), beside=0.0),
     "polyak_sgd": rates(
         lambda most: fo.polyak_sgd(most), 0.1, 1.0, 10.0, name="max_learning_rate", asks=("value",)

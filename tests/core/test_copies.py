@@ -35,7 +35,7 @@ ways = pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way 
 EXAMPLES = made.examples()
 
 
-MATRICES = ("muon", "orthogonalize", "scale_by_muon")
+MATRICES = ("kl_shampoo", "kl_soap", "muon", "orthogonalize", "scale_by_muon")
 
 
 def tree():
