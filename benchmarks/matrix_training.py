@@ -32,7 +32,6 @@ sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 
 import corpus
 from gpt import GPT, Shape, next_byte_loss
-from soap import soap as plain_soap
 
 BETAS, DECAY = (0.9, 0.99), 0.1
 SPLIT = {"*.qkv.weight": {"split": 3}}
@@ -86,12 +85,7 @@ def tied(lr: float, steps: int, best: float) -> fo.GradientTransformation:
 def soap(lr: float, steps: int, best: float) -> fo.GradientTransformation:
     """SOAP for hidden matrices, renewed every ten steps; AdamW at the same rate for the rest."""
     rate = falling(lr, steps)
-    whole = getattr(fo, "soap", None)
-    if whole is not None:
-        matrices = whole(rate, weight_decay=DECAY)
-    else:  # a rate of -1 leaves the direction
-        direction = plain_soap(-1.0, every=10)
-        matrices = fo.chain(direction, fo.add_decayed_weights(DECAY), fo.scale_by_lr(rate))
+    matrices = fo.soap(rate, weight_decay=DECAY)
     parts = {"soap": matrices, "adamw": fo.adamw(rate, BETAS, weight_decay=DECAY)}
     return fo.partition(parts, HiddenMatrices("soap", ("soap", "adamw"), (), ()))
 

@@ -84,6 +84,8 @@ SPECIAL = {
     "momo_adam": rates(lambda lr: fo.momo_adam(lr), 0.001, 0.1, 10.0, asks=("value",)),
     "muon": of_matrix(fo.muon, 0.005, 0.05, 0.5, weight_decay=0.0),
     "muon_adamw": rates(lambda lr: fo.muon_adamw(lr, adamw_lr=1e-2), 0.005, 0.05, 0.5),
+    "kl_shampoo": of_matrix(fo.kl_shampoo, 0.03, 0.3, 3.0, weight_decay=0.0),
+    "kl_soap": of_matrix(fo.kl_soap, 0.01, 0.1, 1.0, weight_decay=0.0),
     "noisy_sgd": rates(lambda lr: fo.noisy_sgd(lr, eta=0.1), *(0.03, 0.3, 3.0), beside=0.0),
     "normuon": of_matrix(fo.normuon, 0.005, 0.05, 0.5),
     "polyak_sgd": rates(

@@ -366,11 +366,11 @@ def _followed(name: str, A: Tensor | None, Q: Tensor | None, *, ordered: bool = 
     """
     if A is None or Q is None:
         return None, None
-    AQ, order = A @ Q, None
-    finite = AQ.isfinite().flatten(-2).all(-1)
+    trace = A.diagonal(dim1=-2, dim2=-1).sum(-1)  # no entry of A Q is larger
+    finite = trace.isfinite()
     tell_not_finite(name, finite)
-    known = (finite & AQ.flatten(-2).any(-1))[..., None, None]
-    AQ = torch.where(known, AQ, Q)
+    known = (finite & (trace > 0))[..., None, None]
+    AQ, order = torch.where(known, A @ Q, Q), None
     if ordered:
         shares = (Q * AQ).sum(-2)
         order = shares.argsort(dim=-1, descending=True, stable=True)

@@ -115,8 +115,8 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         u, x = step(G, x, p, numbers)
         old = sides(x)
         x, orders = renew(x, numbers.each[0])
-        left, right = [_passage(a, b) for a, b in zip(old, sides(x), strict=True)]
-        moved = {key: _rotated(getattr(x, key), left, right) for key in linear}
+        left, right = zip(old, sides(x), strict=True)
+        moved = {key: _columns(right, _rows(left, getattr(x, key))) for key in linear}
         moved |= {key: _reordered(getattr(x, key), orders) for key in sizes}
         return u, x._replace(**moved)
 
@@ -209,14 +209,18 @@ def _run(
     return u, changed
 
 
-def _passage(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    """What rotates a vector from one basis to another."""
-    return None if old is None or new is None else new.mT @ old
+def _rows(side: Any, m: Tensor) -> Tensor:
+    """Rows in the old basis of a side as they are in the new one. side: both."""
+    old, new = side
+    if old is None:
+        return m
+    tall = m.shape[-2] > m.shape[-1]  # what takes fewer operations
+    return new.mT @ (old @ m) if tall else (new.mT @ old) @ m
 
 
-def _rotated(m: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    m = m if left is None else left @ m
-    return m if right is None else m @ right.mT
+def _columns(side: Any, m: Tensor) -> Tensor:
+    """The same for columns."""
+    return m if side[0] is None else _rows(side, m.mT).mT.contiguous()
 
 
 def _reordered(v: Tensor, orders: Sides) -> Tensor:

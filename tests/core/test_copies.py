@@ -35,7 +35,8 @@ ways = pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way 
 EXAMPLES = made.examples()
 
 
-MATRICES = ("adamuon", "apollo", "dion2", "galore", "muon", "normuon", "orthogonalize")
+MATRICES = ("adamuon", "apollo", "dion2", "galore", "kl_shampoo", "kl_soap", "muon", "normuon")
+MATRICES += ("orthogonalize", "scale_by_muon")
 
 
 def tree():
