@@ -36,7 +36,7 @@ EXAMPLES = made.examples()
 
 
 MATRICES = ("adamuon", "apollo", "dion2", "galore", "kl_shampoo", "kl_soap", "muon", "normuon")
-MATRICES += ("orthogonalize", "scale_by_muon")
+MATRICES += ("orthogonalize",)
 
 
 def tree():
