@@ -216,6 +216,63 @@ def _repeated(X: Tensor, triples: Sequence[Triple], dtype: torch.dtype) -> Tenso
     return P @ X
 
 
+TRIANGLE = 256
+"""Rows of a triangular matrix up to which it is multiplied whole."""
+
+
+def triangular_times(Q: Tensor, X: Tensor, *, transposed: bool = False) -> Tensor:
+    """Q X for an upper triangular Q, without the products with the zeros of large matrices.
+
+    Args:
+        Q: (…, m, m), of which the part below the diagonal must be 0.
+        X: (…, m, n).
+        transposed: Qᵀ X instead.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.linalg import triangular_times
+        >>> triangular_times(torch.ones(2, 2).triu(), torch.tensor([[1.0], [2.0]]))
+        tensor([[3.],
+                [2.]])
+    """
+    if Q.shape[-1] <= TRIANGLE:
+        return (Q.mT if transposed else Q) @ X
+    h = Q.shape[-1] // 2
+    corner, high, low = Q[..., :h, h:], X[..., :h, :], X[..., h:, :]
+    top = triangular_times(Q[..., :h, :h], high, transposed=transposed)
+    bottom = triangular_times(Q[..., h:, h:], low, transposed=transposed)
+    if transposed:
+        return torch.cat([top, corner.mT @ high + bottom], -2)
+    return torch.cat([top + corner @ low, bottom], -2)
+
+
+def triangular_product(T: Tensor, Q: Tensor) -> Tensor:
+    """triu(T) Q for an upper triangular Q, with a third of the work where they are large.
+
+    Args:
+        T: (…, n, n); what is below its diagonal does not count.
+        Q: (…, n, n), of which the part below the diagonal must be 0.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.linalg import triangular_product
+        >>> triangular_product(torch.ones(2, 2), torch.eye(2))
+        tensor([[1., 1.],
+                [0., 1.]])
+    """
+    if Q.shape[-1] <= TRIANGLE:
+        return T.triu() @ Q
+    h = Q.shape[-1] // 2
+    T11, T12, T22 = T[..., :h, :h], T[..., :h, h:], T[..., h:, h:]
+    Q11, Q12, Q22 = Q[..., :h, :h], Q[..., :h, h:], Q[..., h:, h:]
+    right = T11.triu() @ Q12 + T12 @ Q22
+    top = torch.cat([triangular_product(T11, Q11), right], -1)
+    low = triangular_product(T22, Q22)
+    return torch.cat([top, torch.nn.functional.pad(low, (h, 0))], -2)
+
+
 def eigh(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The eigenvalues of symmetric matrices, ascending, and their eigenvectors, in the columns.
 

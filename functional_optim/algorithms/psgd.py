@@ -22,6 +22,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import wide_dtype
 from functional_optim.core.views import MatrixView
+from functional_optim.linalg import triangular_product, triangular_times
 from functional_optim.transforms import add_decayed_weights, clip_by_block_rms, ema, scale_by_lr
 from functional_optim.transforms.scaling import check_lr
 
@@ -66,13 +67,15 @@ class Factor(NamedTuple):
         """Q X, or X Qᵀ."""
         if self.right:
             return X @ self.Q.mT if self.triangular else X * self.Q.mT
-        return self.Q @ X if self.triangular else self.Q * X
+        return triangular_times(self.Q, X) if self.triangular else self.Q * X
 
     def whitened(self, X: Tensor) -> Tensor:
         """Qᵀ Q X, or X Qᵀ Q."""
         if not self.triangular:
             return self.times(self.times(X))
-        return self.times(X) @ self.Q if self.right else self.Q.mT @ self.times(X)
+        if self.right:
+            return self.times(X) @ self.Q
+        return triangular_times(self.Q, self.times(X), transposed=True)
 
     def divided(self, X: Tensor) -> Tensor:
         """Q⁻ᵀ X, or X Q⁻¹."""
@@ -93,7 +96,9 @@ class Factor(NamedTuple):
             return self.Q - precond_lr * (a - b) / norm.clamp(min=tiny) * self.Q, norm
         AA, BB = A @ A.mT, B @ B.mT
         norm = norm_bound(AA + BB)
-        return self.Q - (precond_lr / norm.clamp(min=tiny)) * ((AA - BB).triu() @ self.Q), norm
+        return self.Q - (precond_lr / norm.clamp(min=tiny)) * triangular_product(
+            AA - BB, self.Q
+        ), norm
 
 
 @factory

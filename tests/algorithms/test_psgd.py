@@ -9,6 +9,7 @@ import torch
 from helpers import assert_close, make_grads, run
 
 import functional_optim as fo
+from functional_optim.linalg import triangular_product, triangular_times
 
 SHAPES = {"conv": (4, 2, 3, 3), "row": (1, 5), "vector": (5,), "scalar": (), "wide": (3, 12)}
 
@@ -120,6 +121,16 @@ def test_a_rotated_valley_is_crossed_faster_than_by_adam():
 
     falling = fo.schedules.linear(0.1, 0.0, 400)
     assert height(fo.psgd_kron(falling)) < 0.1 * height(fo.adam(falling))
+
+
+@pytest.mark.parametrize("n", [256, 257, 1025])
+def test_large_triangles_are_multiplied_in_parts(n):
+    torch.manual_seed(0)
+    Q, T = torch.randn(2, n, n).double().triu(), torch.randn(2, n, n).double()
+    X = torch.randn(2, n, 3).double()
+    assert_close(triangular_times(Q, X), Q @ X, 1e-10)
+    assert_close(triangular_times(Q, X, transposed=True), Q.mT @ X, 1e-10)
+    assert_close(triangular_product(T, Q), T.triu() @ Q, 1e-10)
 
 
 def test_wrong_arguments():
