@@ -216,6 +216,7 @@ def main(argv: list[str] | None = None) -> None:
             curves = [tried[rate]]
             for seed in range(1, flags.seeds):
                 curves.append(trainer.train(make, rate, best, seed))
+                print(f"{name} lr={rate:g}, seed {seed}: {curves[-1].last:.4f}", flush=True)
             if name == "adamw":
                 reference, best = curves, rate
             rows.append(line(what, rate, curves, reference, size.steps))
