@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -11,7 +11,6 @@ from functional_optim.adapters.optimizer import Optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Literal
 
     from torch import Tensor
     from torch.optim.optimizer import ParamsT
