@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Literal
 
     from torch import Tensor
     from torch.optim.optimizer import ParamsT

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
-from functional_optim.algorithms.galore import check_low_rank, due, low_rank, of_matrices, tall
+from functional_optim.algorithms.galore import (
+    check_low_rank,
+    due,
+    low_rank,
+    of_matrices,
+    root,
+    tall,
+)
 from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
@@ -139,7 +146,7 @@ def scale_by_apollo(
         X = tall(G)
         R = X @ P
         M, V = x.exp_avg.lerp(R, s.weight1), x.exp_avg_sq.lerp(R * R, s.weight2)
-        N = M / (V.sqrt() + s.eps)
+        N = M / (root(V) + s.eps)
         U = X * (norm(N, across) / (norm(R, across) + 1e-8))
         size, last = norm(U, (-2, -1)), x.update_norm
         excess = (size / ((last + 1e-8) * s.growth)).clamp(min=1.0)

@@ -103,7 +103,7 @@ def scale_by_galore(
     def step(X: Tensor, P: Tensor, x: GaloreSlots, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
         R = X @ P
         M, V = x.exp_avg.lerp(R, s.weight1), x.exp_avg_sq.lerp(R * R, s.weight2)
-        N = s.correction * M / (V.sqrt() + s.eps)
+        N = s.correction * M / (root(V) + s.eps)
         return s.scale * (N @ P.mT), GaloreSlots(M, V, P)
 
     def plain(G: Tensor, x: GaloreSlots, p: Any, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
@@ -143,6 +143,12 @@ def tall(G: Tensor, like: Tensor | None = None) -> Tensor:
     """A matrix whose shorter side is last; or, with another of this shape, the way back."""
     m, n = (G if like is None else like).shape[-2:]
     return G if m >= n else G.mT
+
+
+def root(V: Tensor) -> Tensor:
+    """The root, whose derivative at 0 is 0: a projector that is not there yet makes zeros."""
+    null = V == 0
+    return V.masked_fill(null, 1.0).sqrt().masked_fill(null, 0.0)
 
 
 def low_rank(p: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,7 @@ def float64_by_default() -> Iterator[None]:
 
 # ---------------------------------------------------------------- differentiable=True
 
-SIGNS = ("lion", "rprop", "sign_sgd", "signum")
+SIGNS = ("adamuon", "lion", "rprop", "scion-sign", "sign_sgd", "signum")
 RECORDED = [
     param
     for param in cases.with_torch("meta")
