@@ -10,7 +10,7 @@ import optree
 import pytest
 import torch
 from helpers import assert_close, assert_same
-from soap import soap
+from soap_by_hand import soap
 from three_ways import purely, random_tree
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx

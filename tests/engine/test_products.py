@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import assert_close, assert_same
 from sampling import some
-from soap import SoapSlots, soap
+from soap_by_hand import SoapSlots, soap
 from three_ways import check_compiled, check_no_new_kernel, purely, random_tree
 
 import functional_optim as fo
