@@ -10,7 +10,7 @@ import functional_optim as fo
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
-from users_soap import soap
+from soap_by_hand import soap
 
 Recipe = Callable[..., fo.GradientTransformation]
 

@@ -54,6 +54,7 @@ def rows() -> dict[str, fo.GradientTransformation]:
         "fromage": fo.fromage(0.05),
         "fromage-bounded": fo.fromage(0.05, p_bound=1.05),
         "sm3": fo.sm3(0.1, 0.8),
+        "soap": fo.soap(0.05, **ADAM, weight_decay=0.1, precondition_frequency=5),
         "prodigy": fo.prodigy(**FREE, d0=1e-3),
         "prodigy-corrected": fo.prodigy(
             **{**FREE, "d0": 1e-3, "beta3": 0.9, "d_coef": 0.7, "growth_rate": 1.1},
@@ -73,8 +74,8 @@ def rows() -> dict[str, fo.GradientTransformation]:
     }
 
 
-TOLERANCE: dict[str, float] = {}
-"""Where the authors' numbers are rounded to float32 on their way."""
+TOLERANCE: dict[str, float] = {"soap": 1e-5}
+"""Where the authors' numbers are rounded to float32 on their way: SOAP's decompositions."""
 
 
 def followed(tx: fo.GradientTransformation) -> dict[str, Any]:

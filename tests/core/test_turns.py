@@ -10,10 +10,10 @@ import optree
 import pytest
 import torch
 from helpers import assert_close, assert_same
+from soap_by_hand import soap
 from three_ways import purely, random_tree
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from users_soap import soap
 
 import functional_optim as fo
 from functional_optim import adapters, kernels

@@ -9,8 +9,8 @@ import pytest
 import torch
 from helpers import assert_close, assert_same
 from sampling import some
+from soap_by_hand import SoapSlots, soap
 from three_ways import check_compiled, check_no_new_kernel, purely, random_tree
-from users_soap import SoapSlots, soap
 
 import functional_optim as fo
 from functional_optim import adapters, kernels

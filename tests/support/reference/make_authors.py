@@ -144,6 +144,7 @@ ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "fromage": of("pytorch_optimizer", "pytorch_optimizer.Fromage", lr=0.05),
     "fromage-bounded": of("pytorch_optimizer", "pytorch_optimizer.Fromage", lr=0.05, p_bound=1.05),
     "sm3": of("pytorch_optimizer", "pytorch_optimizer.SM3", lr=0.1, momentum=0.8, eps=1e-30),
+    "soap": of("pytorch_optimizer", "pytorch_optimizer.SOAP", **ADAM, precondition_frequency=5),
     "prodigy": of("prodigyopt", "prodigyopt.Prodigy", **FREE, d0=1e-3),
     "prodigy-corrected": of(
         "prodigyopt",
