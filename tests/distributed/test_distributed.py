@@ -51,6 +51,7 @@ def test_a_kernel_beside_shards_measures_with_them(both):
 def test_slots_are_divided_as_their_parameters(case, both):
     _, states = alone(case)
     numbers = {"step", *case.tx().init(case.params()).carry}
+    of_matrices = any(x.rule.batched for x in case.tx().placements)
     for mine in results(both, case.name):
         for name, kinds in mine["placements"].items():
             shape, placement = SHARDED[name]
@@ -58,6 +59,8 @@ def test_slots_are_divided_as_their_parameters(case, both):
                 own = states[name][key].shape
                 if placement is None or key in numbers:
                     assert kind == "plain"
+                elif of_matrices and kind == "plain":  # a factor, which every process has all of
+                    assert key not in ("exp_avg", "exp_avg_sq", "momentum_buffer")
                 elif own == ():  # a number of the tensor is the same everywhere
                     assert kind in ("plain", str((Replicate(),)))
                 elif own == shape:
