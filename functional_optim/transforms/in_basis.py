@@ -7,6 +7,7 @@ Algorithm 3, with any rules in the place of Adam.
 from __future__ import annotations
 
 from collections import namedtuple
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +79,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     fields = _once([*[key for rule in rules for key in rule.keys], *basis.slots], "slots")
     hyper = {key: x for rule in rules for key, x in rule.hyper} | basis.hyper
     _once([*[key for rule in rules for key, _ in rule.hyper], *basis.hyper], "hyperparameters")
-    record: Any = namedtuple("InBasisSlots", fields)
+    record = _record(tuple(fields))
     parts = tuple([_Inner(rule.updates[0], rule.slots, rule.keys) for rule in rules])
     linear = [key for rule in rules for key in rule.keys if key not in rule.nonnegative]
     sizes = [key for rule in rules for key in rule.nonnegative]
@@ -143,6 +144,12 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         dense_only=True,
         name="in_basis",
     )
+
+
+@cache
+def _record(fields: tuple[str, ...]) -> Any:
+    """The NamedTuple of some slots: the same for all recipes that have these."""
+    return namedtuple("InBasisSlots", fields)
 
 
 class _Inner(NamedTuple):

@@ -30,7 +30,8 @@ every = pytest.mark.parametrize("name", MADE)
 without_loss = pytest.mark.parametrize("name", [n for n in MADE if not getattr(fo, n)().required])
 
 
-DIMS = {"kl_shampoo": (2, 2), "kl_soap": (2, 2), "soap": (0, 2)}
+DIMS = dict.fromkeys(("adamuon", "dion2", "normuon", "kl_shampoo", "kl_soap"), (2, 2))
+DIMS["soap"] = (0, 2)
 """Of the parameters that an algorithm takes, the least and the largest number of dimensions."""
 
 

@@ -183,7 +183,9 @@ def test_a_compiled_step_cuts_a_state_from_the_parameters_that_it_began_with():
 
 # ---------------------------------------------------------------- pure transforms
 
-PURE = [p for p in cases.able("meta") if p.values[0].rounding == 1e-12]
+DEGENERATE = ("soap", "soap-both-sides", "kl_soap")
+"""Their first gradients have a null space here, whose basis has no slopes."""
+PURE = [p for p in cases.able("meta") if p.values[0].rounding == 1e-12 and p.id not in DEGENERATE]
 FIXED = torch.Generator().manual_seed(7)
 DATA = torch.randn(4, 6, 3, dtype=torch.float64, generator=FIXED)
 START = {

@@ -349,6 +349,8 @@ def test_a_row_stands_for_every_link():
     known |= {f"scale_by_{name}" for name in ("dadapt_adam", "dog", "dowg", "prodigy")}  # in cases
     known |= {"scale_by_second_moment"}  # there, too, in schedule_free_adamw
     matrices = ("adamuon", "apollo", "dion2", "galore", "normuon", "psgd_kron", "shampoo", "soap")
-    known |= {f"scale_by_{name}" for name in (*matrices, "adam_mini", "came", "scion")}  # there, too
+    known |= {
+        f"scale_by_{name}" for name in (*matrices, "adam_mini", "came", "scion")
+    }  # there, too
     known |= {x.name for case in (*NEW, *OLD) for x in getattr(case.make(), "placements", ())}
     assert {name for name in dir(fo) if name.startswith("scale_by_")} <= known
