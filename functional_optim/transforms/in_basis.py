@@ -7,7 +7,6 @@ Algorithm 3, with any rules in the place of Adam.
 from __future__ import annotations
 
 from collections import namedtuple
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -146,10 +145,16 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     )
 
 
-@cache
 def _record(fields: tuple[str, ...]) -> Any:
     """The NamedTuple of some slots: the same for all recipes that have these."""
-    return namedtuple("InBasisSlots", fields)
+    if torch.compiler.is_compiling():
+        return namedtuple("InBasisSlots", fields)
+    if fields not in _records:
+        _records[fields] = namedtuple("InBasisSlots", fields)
+    return _records[fields]
+
+
+_records: dict[tuple[str, ...], Any] = {}
 
 
 class _Inner(NamedTuple):

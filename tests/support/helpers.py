@@ -82,6 +82,9 @@ def assert_close(a: Any, b: Any, tolerance: float, *, check_dtype: bool = True) 
     """Equal structure, and entries equal within a tolerance, absolute and relative."""
     assert optree.tree_structure(a) == optree.tree_structure(b)
     for x, y in zip(optree.tree_leaves(a), optree.tree_leaves(b), strict=True):
+        if isinstance(x, (str, torch.dtype)):
+            assert x == y
+            continue
         torch.testing.assert_close(
             x, y, rtol=tolerance, atol=tolerance, check_dtype=check_dtype, equal_nan=False
         )
