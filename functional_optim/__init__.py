@@ -65,6 +65,7 @@ with _uncollected():
     from functional_optim.combinators.partition import selective_transform as selective_transform
     from functional_optim.combinators.sharpness import asam as asam
     from functional_optim.combinators.sharpness import sam as sam
+    from functional_optim.combinators.stored import stored as stored
     from functional_optim.combinators.wrappers import flatten as flatten
     from functional_optim.combinators.wrappers import lookahead as lookahead
     from functional_optim.combinators.wrappers import sharded_over as sharded_over

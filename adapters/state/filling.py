@@ -24,7 +24,13 @@ Made = list[tuple[Tensor, str]]
 
 
 def fill_state(
-    optimizer: OptimizerBase, p: Tensor, tx: Leafwise, made: Made, *, recorded: bool = False
+    optimizer: OptimizerBase,
+    name: str,
+    p: Tensor,
+    tx: Leafwise,
+    made: Made,
+    *,
+    recorded: bool = False,
 ) -> None:
     """Give p what its state lacks: everything at its first step, a new slot after a load.
 
@@ -52,7 +58,7 @@ def fill_state(
             elif type(value) is int and mine[key].dtype is torch.float32:  # a count of before
                 mine[key] = owned(mine[key].to(torch.float64))
         if any(mine.get(key) is None for key in slot_keys):
-            start = init_slots(placement.rule, p if recorded else p.detach())
+            start = init_slots(placement.rule, p if recorded else p.detach(), name)
             for key, slot in zip(slot_keys, start, strict=True):
                 if mine.get(key) is None and slot is not None:
                     made.append((p, key))
@@ -87,9 +93,9 @@ def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
 def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> None:
     """Raise TypeError or ValueError for a slot that an elementwise rule cannot keep for p."""
     for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
-        for key in keys:
+        for key, beside in zip(keys, placement.rule.beside(), strict=True):
             slot = state.get(key)
-            if placement.rule.elementwise and slot is not None:
+            if beside and slot is not None:
                 base.check_slot(name, key, slot, p)
 
 

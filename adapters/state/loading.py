@@ -168,7 +168,7 @@ def check_loaded(
             if not found or part is None:
                 continue
             raw = given["state"].get(index, {})
-            new = _check_parameter(optimizer, p, found, raw, part, bool(other))
+            new = _check_parameter(optimizer, path, p, found, raw, part, bool(other))
             faults += [fault.format(f"parameter {place(group, k, i)}") for fault in new]
     _refuse(faults)
     counts = SharedCounts(optimizer, chains)
@@ -185,6 +185,7 @@ def _refuse(faults: list[str]) -> None:
 
 def _check_parameter(
     optimizer: OptimizerBase,
+    path: str,
     p: Tensor,
     found: dict[str, Any],
     raw: Mapping[str, Any],
@@ -210,9 +211,8 @@ def _check_parameter(
     numbers = {**carried, STEPS: 0}.items()
     entries = [(Entry([(key, True)], first, number=True), False) for key, first in numbers]
     for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
-        slots = zip(keys, slots_like(placement.rule, p), strict=True)
-        shaped = placement.rule.elementwise
-        entries += [(Entry([(key, True)], x), shaped) for key, x in slots if x is not None]
+        rows = zip(keys, slots_like(placement.rule, p, path), placement.rule.beside(), strict=True)
+        entries += [(Entry([(key, True)], x), shaped) for key, x, shaped in rows if x is not None]
     faults: list[str] = []
     for entry, beside in entries:
         ((key, _),) = entry.keys

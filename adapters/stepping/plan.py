@@ -383,7 +383,7 @@ def checked_leaves(
         optimizer.check_gradient(p, g, group)
         base.check_gradient(name, g, p)
         new = not optimizer.state.get(p)
-        fill_state(optimizer, p, part, made, recorded=recorded)
+        fill_state(optimizer, name, p, part, made, recorded=recorded)
         mine = optimizer.state.get(p) or {}
         check_slots(name, p, mine, part)
         names.add(name, p, mine, part)

@@ -17,7 +17,7 @@ from functional_optim import kernels, numeric
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Placement
-from functional_optim.core.storage import Slots, init_slots
+from functional_optim.core.storage import Slots, init_slots_as
 from functional_optim.engine.group import same_function
 from functional_optim.engine.plan import StepContext, WithoutGradient
 
@@ -130,7 +130,7 @@ class SharedRule:
                 continue
             for key, value in zip(self.keys, values[best], strict=True):
                 holder.state[key].fill_(value)
-            start = init_slots(self.placement.rule, holder.p.detach())
+            start = init_slots_as(self.placement.rule, holder.p.detach(), holder.own())
             for old, new in zip(holder.own(), start, strict=True):
                 if old is not None and new is not None:
                     old.copy_(new)

@@ -14,6 +14,7 @@ from torch import Tensor
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.ownership import Sharing, run_owned, slot_parts_of
 from functional_optim.core.rule import (
+    Keyed,
     Numbers,
     Placement,
     Rule,
@@ -31,6 +32,7 @@ from functional_optim.core.storage import (
     compute_dtype,
     opened,
     present,
+    stored_slots,
 )
 from functional_optim.core.views import seen_update
 
@@ -103,6 +105,7 @@ def _run_one(
         return _run_selected(rule, u, stored, p, given, numbers, measured)
     if not rule.updates:
         return u, stored
+    key, numbers = numbers if type(numbers) is Keyed else (None, numbers)
     slots = () if rule.slots is None else opened(rule, stored, p)
     arguments = (*given, *numbers) if type(numbers) is tuple else (*given, numbers)
     if rule.measure is not None:
@@ -115,7 +118,7 @@ def _run_one(
         u, record = update(u, slots, *arguments)
     else:
         u, record = seen_update(rule.view, rule.init, update, u, slots, p, arguments)
-    return u, closed(rule, record, stored, p) if stored or record != () else ()
+    return u, closed(rule, record, stored, p, key) if stored or record != () else ()
 
 
 def _run_selected(
@@ -184,6 +187,8 @@ def run_batched(
     rule: Rule, us: list[Tensor], leaves: Sequence[Leaf], k: int
 ) -> list[tuple[Tensor, Slots]]:
     """A rule on all updates, those of one shape together. k: its index among the rules."""
+    if any(rule.codecs):
+        return _run_unpacked(rule, us, leaves, k)
     alike: dict[Any, list[int]] = {}
     for i, (u, leaf) in enumerate(zip(us, leaves, strict=True)):
         own = tuple([None if s is None else (s.shape, s.dtype) for s in leaf.slots[k]])
@@ -206,6 +211,28 @@ def run_batched(
             for i, own, *slots in zip(some, u.unbind(), *apart, strict=True):
                 results[i] = (own, tuple(slots))
     return results
+
+
+def _run_unpacked(
+    rule: Rule, us: list[Tensor], leaves: Sequence[Leaf], k: int
+) -> list[tuple[Tensor, Slots]]:
+    """The same for a rule whose slots are packed: each leaf's are opened before it, and closed."""
+    assert rule.slots is not None
+    plain = rule._replace(codecs=(), packs=None, keys=rule.slots._fields)
+    whole = [
+        leaf._replace(slots=[()] * k + [tuple(opened(rule, leaf.slots[k], leaf.p))])
+        for leaf in leaves
+    ]
+    found: list[tuple[Tensor, Slots]] = []
+    results = run_batched(plain, us, whole, k)
+    for (u, new), before, leaf in zip(results, whole, leaves, strict=True):
+        own = leaf.own(k)
+        own = own.numbers if type(own) is Selected else own
+        key = own.key if type(own) is Keyed else None
+        same = all(x is y for x, y in zip(new, before.slots[k], strict=True))
+        stored = leaf.slots[k]
+        found.append((u, stored if same else closed(rule, new, stored, leaf.p, key)))
+    return found
 
 
 def _choice(leaf: Leaf, k: int) -> Any:
@@ -321,13 +348,22 @@ def slots_without_gradient(rule: Rule, p: Tensor, slots: Slots, numbers: Numbers
     """A tensor's slots for one rule after a step in which it has no gradient, as they are kept."""
     numbers = in_turn(numbers, 0)  # whether a rule acts is the same in all turns
     which, own = numbers if type(numbers) is Selected else (1, numbers)
+    key, own = own if type(own) is Keyed else (None, own)
     known = not isinstance(which, Tensor)
-    if rule.absent is None or any(x is None for x in slots) or (known and not which > 0):
+    if rule.absent is None or _lacks(rule, slots) or (known and not which > 0):
         return slots
-    new = closed(rule, rule.absent(opened(rule, slots, p), *told(own)), slots, p)
+    new = closed(rule, rule.absent(opened(rule, slots, p), *told(own)), slots, p, key)
     if isinstance(which, Tensor):
         return tuple([torch.where(which > 0, x, old) for x, old in zip(new, slots, strict=True)])
     return new
+
+
+def _lacks(rule: Rule, slots: Slots) -> bool:
+    """Whether a tensor lacks one of a rule's slots."""
+    if not any(rule.codecs):
+        return any(x is None for x in slots)
+    found = stored_slots(rule, slots)
+    return any(own.codec is None and own.whole is None for own in found)
 
 
 def rows_of(leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:

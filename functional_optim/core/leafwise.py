@@ -84,6 +84,7 @@ def leafwise(
     hyper: Mapping[str, numeric.Hyper | tuple[numeric.Hyper, ...]] | None = None,
     codecs: Mapping[str, Codec] | None = None,
     nonnegative: Sequence[str] = (),
+    weights: Sequence[str] = (),
     elementwise: bool = True,
     reads_new_params: bool = False,
     scales_step: bool = False,
@@ -143,6 +144,8 @@ def leafwise(
         nonnegative: the names of slots whose entries are sizes, such as second moments. All others
             are taken to be linear in the gradients, such as momentum: what changes the basis of
             matrices (`in_basis`) rotates them along.
+        weights: the names of slots that are parameters of their own, such as averages or copies of
+            them. `stored` keeps them in full.
         elementwise: whether the rule may see a tensor as 1-D. A rule that looks at rows, columns or
             means must say False.
         reads_new_params: True for a rule that gets the parameter *after* the update as `p`, and
@@ -171,7 +174,7 @@ def leafwise(
         ValueError: at once, if a rule that takes batches has codecs, a measure or reads new
             parameters, one that has `absent` is not shared or carries nothing, there are variants
             without `choose` or the reverse, `turns` without a `choose` that takes a turn or the
-            reverse, or a codec for a slot that there is not, or one that would be nonnegative.
+            reverse, or a codec for a slot that there is not, or one that would be nonnegative or weights.
 
     Example::
 
@@ -231,11 +234,12 @@ def leafwise(
             f"the rule {name!r} has a codec for {', '.join(unknown)}, but its slots are "
             f"{', '.join(fields) or 'none'}."
         )
-    if unknown := sorted(set(nonnegative) - set(fields)):
-        raise ValueError(
-            f"the rule {name!r} says that {', '.join(unknown)} is nonnegative, but its slots are "
-            f"{', '.join(fields) or 'none'}."
-        )
+    for kind, given_names in (("nonnegative", nonnegative), ("weights", weights)):
+        if unknown := sorted(set(given_names) - set(fields)):
+            raise ValueError(
+                f"the rule {name!r} says that {', '.join(unknown)} is {kind}, but its slots are "
+                f"{', '.join(fields) or 'none'}."
+            )
     known = tuple((hyper or {}).items())
     named = () if scalars is None else base.extra_names(scalars)
     if scalars is not None and base.takes_any(scalars):
@@ -250,6 +254,7 @@ def leafwise(
         keys=stored_keys(slots, used),
         codecs=used,
         nonnegative=tuple(nonnegative),
+        weights=tuple(weights),
         scalars=scalars,
         reduce=reduce,
         before=before,

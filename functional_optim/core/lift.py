@@ -104,7 +104,7 @@ def lift(
             if places is None:
                 return empty
             kind = kind_of(places)
-            return tuple(kind.put(empty, [init_slots(x.rule, p) for x in kind.placements]))
+            return tuple(kind.put(empty, [init_slots(x.rule, p, path) for x in kind.placements]))
 
         check_parts(placements, tree.items(params))
         columns = tree.map_unzip_with_path(len(keys), first, params)
@@ -269,19 +269,19 @@ def check_trees(
             placement.rule.elementwise and chosen(placement.where, path, p)
             for (path, p), _ in (known if keys else ())
         ]
-        for key in keys:
+        for key, beside in zip(keys, placement.rule.beside(), strict=True):
             tree.check_same(
                 params,
                 state.slots[key],
                 "params",
                 f"the slot {key!r} of the state",
                 "pass the state that this chain's own init returned for these parameters",
-                shapes=alike,
+                shapes=[own and beside for own in alike],
             )
             for ((path, p), (_, g)), (_, slot), own in zip(
                 known, tree.rows(params, state.slots[key]), alike, strict=True
             ):
-                if own and g is not None and slot is not None:
+                if own and beside and g is not None and slot is not None:
                     base.check_slot(path, key, slot, p)
 
 

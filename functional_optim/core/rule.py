@@ -28,6 +28,13 @@ class Several(NamedTuple):
     each: tuple[Numbers, ...]
 
 
+class Keyed(NamedTuple):
+    """The numbers of a rule whose slots are rounded by chance, with the key of the step."""
+
+    key: Any
+    numbers: Numbers
+
+
 class Selected(NamedTuple):
     """The numbers of a rule that does not act in every step, or has several variants.
 
@@ -52,8 +59,14 @@ class Rule(NamedTuple):
     """The names of the stored tensors of the slots."""
     codecs: tuple[Codec | None, ...] = ()
     """For each slot; None where it is stored as it is."""
+    packs: Callable[[str, Tensor], bool] | None = None
+    """Whether a leaf, by path, is stored by codecs; None: every leaf is."""
+    seed: int | None = None
+    """Of the random numbers by which codecs round; None: they round to the nearest."""
     nonnegative: tuple[str, ...] = ()
     """The slots whose entries are sizes, such as second moments."""
+    weights: tuple[str, ...] = ()
+    """The slots that are parameters of their own, such as averages of them."""
     scalars: Callable[..., Any] | None = None
     reduce: Callable[..., tuple[Any, ...]] | None = None
     before: Callable[..., Numbers] | None = None
@@ -81,6 +94,11 @@ class Rule(NamedTuple):
     """How a rule that takes batches sees a parameter as matrices; None: as it is."""
     scales_step: bool = False
     """Whether it changes the finished step, so that no learning rate may follow."""
+
+    def beside(self) -> list[bool]:
+        """For each key of its stored slots, whether that may have the shape of the tensor."""
+        fields: tuple[str, ...] = () if self.slots is None else self.slots._fields
+        return [self.elementwise and key in fields for key in self.keys]
 
     def each_hyper(self) -> list[tuple[str, Any]]:
         """The hyperparameters, those in tuples one by one, under the names that a state shows."""
@@ -274,6 +292,11 @@ def variant_of(rule: Rule, index: Any) -> Any:
     return 1 + index
 
 
+def unkeyed(own: Numbers) -> Numbers:
+    """A rule's numbers without the key of the step."""
+    return own.numbers if type(own) is Keyed else own
+
+
 def told(numbers: Numbers) -> Numbers:
     """The numbers of a rule as arguments: a NamedTuple is one, the entries of a tuple are many."""
     return numbers if type(numbers) is tuple else (numbers,)  # for `hasattr` a trace takes long
@@ -286,6 +309,9 @@ def flat_numbers(numbers: Sequence[Numbers]) -> list[Any]:
         if type(own) is Selected:
             flat += own.which if type(own.which) is tuple else (own.which,)
             own = own.numbers
+        if type(own) is Keyed:
+            flat.append(own.key)
+            own = own.numbers
         flat += flat_numbers(own.each) if type(own) is Several else own
     return flat
 
@@ -295,12 +321,19 @@ class Form(NamedTuple):
 
     record: their NamedTuple, None for a tuple. size: how many they are. selected: how many numbers
     choose a variant before them, one for each turn. each: of `Several` the forms of its parts.
+    keyed: whether the key of the step stands between those and these.
     """
 
     record: type | None
     size: int
     selected: int
     each: tuple[Form, ...] = ()
+    keyed: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are in all."""
+        return self.selected + self.keyed + self.size
 
 
 def form_of(own: Numbers) -> Form:
@@ -308,6 +341,8 @@ def form_of(own: Numbers) -> Form:
     if type(own) is Selected:
         count = len(own.which) if type(own.which) is tuple else 1
         return form_of(own.numbers)._replace(selected=count)
+    if type(own) is Keyed:
+        return form_of(own.numbers)._replace(keyed=True)
     if type(own) is Several:
         each = tuple(map(form_of, own.each))
         return Form(None, sum([form.size for form in each]), 0, each)
@@ -317,13 +352,16 @@ def form_of(own: Numbers) -> Form:
 def with_forms(flat: Iterator[Any], forms: Sequence[Form]) -> list[Numbers]:
     """The inverse of `flat_numbers`."""
     found: list[Numbers] = []
-    for record, size, selected, each in forms:
+    for record, size, selected, each, keyed in forms:
         which = [next(flat) for _ in range(selected)]
+        key = [next(flat) for _ in range(keyed)]
         if each:
             own = Several(tuple(with_forms(flat, each)))
         else:
             values = tuple([next(flat) for _ in range(size)])
             own = values if record is None else record(*values)
+        if key:
+            own = Keyed(key[0], own)
         if which:
             own = Selected(which[0] if selected == 1 else tuple(which), own)
         found.append(own)

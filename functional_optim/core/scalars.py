@@ -12,14 +12,17 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import modes, sharding
+from functional_optim.core.codecs import rounding_key
 from functional_optim.core.execution import Leaf, measure
 from functional_optim.core.rule import (
+    Keyed,
     Numbers,
     Placement,
     Rule,
     Selected,
     flat_numbers,
     form_of,
+    unkeyed,
     variant_of,
     with_forms,
 )
@@ -97,6 +100,8 @@ class StepScalars:
         if placement.reduce_groups and placement.gate and self._pass_by(placement):
             return
         numbers, carried = self._worked_out(i, total)
+        if rule.seed is not None:
+            numbers = Keyed(rounding_key(rule.seed, self.time_of(i)), numbers)
         if placement.gate or rule.choose is not None:
             opened = self.opened(i) if placement.gate else 1.0
             if isinstance(opened, Tensor):
@@ -149,8 +154,9 @@ class StepScalars:
         """The number of the gates before a rule: above 0 if all are open."""
         gate = self.numbers[i - self.placements[i].gate]
         if type(gate) is not Selected:
-            return _known(gate[0])
-        return _known(gate.which * gate.numbers[0] if gate.numbers else gate.which)
+            return _known(unkeyed(gate)[0])
+        own = unkeyed(gate.numbers)
+        return _known(gate.which * own[0] if own else gate.which)
 
     def time_of(self, i: int) -> Any:
         """A rule's number of this step: behind a gate, open steps alone are counted."""

@@ -59,16 +59,18 @@ class Codec(Protocol):
     A rule's `init` and `update` know nothing of it. Codecs are part of a kernel: two that are equal
     must do the same.
 
-    fields: names of the stored tensors; a state keeps them as `exp_avg.codes`, `exp_avg.scale`.
+    fields: names of the stored tensors; a state keeps them as `exp_avg.codes`, `exp_avg.scale`, and
+        one without a name as `exp_avg`.
     """
 
     @property
     def fields(self) -> tuple[str, ...]: ...
 
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
         """The stored tensors of a slot, in the order of `fields`. By operations on tensors only.
 
-        x: float32 or float64, in the slot's shape.
+        x: float32 or float64, in the slot's shape. key: of the random numbers of this step, a whole
+        number below 2²⁴; None: it rounds to the nearest.
         """
         ...
 
@@ -77,46 +79,99 @@ class Codec(Protocol):
         ...
 
 
-def stored_keys(slots: type | None, codecs: Sequence[Codec | None]) -> tuple[str, ...]:
-    """The names of the tensors in which slots are stored."""
+def keys_of(field: str, codec: Codec | None, *, choice: bool) -> list[str]:
+    """The names of the tensors in which a slot is stored. choice: of some leaves as it is."""
+    if codec is None:
+        return [field]
+    names = [f"{field}.{x}" if x else field for x in codec.fields]
+    return [field, *names] if choice and field not in names else names
+
+
+def stored_keys(
+    slots: type | None, codecs: Sequence[Codec | None], *, choice: bool = False
+) -> tuple[str, ...]:
+    """The names of the tensors in which slots are stored. choice: of some leaves as they are."""
     fields: tuple[str, ...] = () if slots is None else slots._fields
     if not any(codecs):
         return fields
-    return tuple(
-        [
-            key
-            for field, codec in zip(fields, codecs, strict=True)
-            for key in ([field] if codec is None else [f"{field}.{x}" for x in codec.fields])
-        ]
-    )
+    pairs = zip(fields, codecs, strict=True)
+    return tuple([key for x, codec in pairs for key in keys_of(x, codec, choice=choice)])
 
 
-def init_slots(rule: Rule, p: Tensor) -> Slots:
-    """A new tensor's slots for one rule, as they are stored."""
+class StoredSlot(NamedTuple):
+    """A slot as it is stored: whole, or packed by a codec."""
+
+    codec: Codec | None
+    whole: Any
+    packed: Slots
+
+
+def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
+    """The stored tensors of a rule with codecs, slot by slot."""
+    assert rule.slots is not None
+    found: list[StoredSlot] = []
+    at = 0
+    fields: tuple[str, ...] = rule.slots._fields
+    for field, codec in zip(fields, rule.codecs, strict=True):
+        names = keys_of(field, codec, choice=rule.packs is not None)
+        mine = stored[at : at + len(names)]
+        at += len(names)
+        if codec is None:
+            found.append(StoredSlot(None, mine[0], ()))
+        elif len(names) > len(codec.fields):
+            found.append(StoredSlot(None if mine[1] is None else codec, mine[0], mine[1:]))
+        elif codec.fields == ("",) and rule.packs is not None:
+            packed = mine[0] is not None and mine[0].dtype is torch.bfloat16
+            found.append(StoredSlot(codec if packed else None, mine[0], mine))
+        else:
+            found.append(StoredSlot(codec if None not in mine else None, None, mine))
+    return found
+
+
+def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
+    """A new tensor's slots for one rule, as they are stored. path: of the tensor."""
     if rule.init is None:
         return ()
     made = tuple(rule.init(p) if rule.view is None else seen_init(rule.view, rule.init, p))
-    return encoded(rule, made, p) if any(rule.codecs) else made
+    if not any(rule.codecs):
+        return made
+    packs = rule.packs is None or rule.packs(path, p)
+    return encoded(rule, made, [packs and x is not None for x in made], p)
 
 
-def slots_like(rule: Rule, p: Tensor) -> Slots:
+def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
+    """A tensor's first slots, packed where its stored ones are."""
+    if not any(rule.codecs):
+        return init_slots(rule, p)
+    assert rule.init is not None
+    packed = [own.codec is not None for own in stored_slots(rule, stored)]
+    return encoded(rule, tuple(rule.init(p)), packed, p)
+
+
+def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:
     """Tensors without data, with the shapes and dtypes of the stored slots of a tensor like p."""
-    return init_slots(rule, torch.empty(p.shape, dtype=p.dtype, device="meta"))
+    return init_slots(rule, torch.empty(p.shape, dtype=p.dtype, device="meta"), path)
 
 
-def encoded(rule: Rule, slots: Sequence[Any], p: Tensor) -> Slots:
-    """Slots packed by the codecs of their rule; those without one as they are."""
+def encoded(
+    rule: Rule, slots: Sequence[Any], packed: Sequence[bool], p: Tensor, key: Any = None
+) -> Slots:
+    """Slots packed by the codecs of their rule; those without one as they are.
+
+    packed: of each slot whether this tensor's is. key: as in `Codec.encode`.
+    """
     stored: list[Any] = []
-    for x, codec in zip(slots, rule.codecs, strict=True):
-        if codec is None:
-            stored.append(x)
+    assert rule.slots is not None
+    fields: tuple[str, ...] = rule.slots._fields
+    for field, x, codec, packs in zip(fields, slots, rule.codecs, packed, strict=True):
+        names = keys_of(field, codec, choice=rule.packs is not None)
+        if codec is None or not packs:
+            whole = x if codec is None or rule.packs is not None else None
+            stored += [whole, *[None] * (len(names) - 1)]
         else:
-            stored += [None] * len(codec.fields) if x is None else _packed(codec, x, p)
+            room = [None] * (len(names) - len(codec.fields))
+            stored += [*room, *codec.encode(as_real(x, compute_dtype(p)), key)]
     return tuple(stored)
-
-
-def _packed(codec: Codec, x: Tensor, p: Tensor) -> tuple[Tensor, ...]:
-    return tuple(codec.encode(as_real(x, compute_dtype(p))))
 
 
 def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
@@ -127,25 +182,27 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
     if not (rule.codecs and any(rule.codecs)):  # `any` takes a trace long
         return rule.slots(*[None if s is None else as_real(s, dtype) for s in stored])
     assert rule.init is not None
-    known = rule.init(torch.empty(p.shape, dtype=p.dtype, device="meta"))
+    like = torch.empty(p.shape, dtype=p.dtype, device="meta")
+    known = rule.init(like) if rule.view is None else seen_init(rule.view, rule.init, like)
     found: list[Any] = []
-    at = 0
-    for like, codec in zip(known, rule.codecs, strict=True):
-        mine = stored[at : at + (1 if codec is None else len(codec.fields))]
-        at += len(mine)
+    for like, (codec, whole, packed) in zip(known, stored_slots(rule, stored), strict=True):
         if codec is None:
-            found.append(None if mine[0] is None else as_real(mine[0], dtype))
-        elif any(x is None for x in mine):
-            found.append(None)
+            found.append(None if whole is None else as_real(whole, dtype))
         else:
-            found.append(codec.decode(mine, SlotSpec(as_real(like, dtype).shape, dtype)))
+            found.append(codec.decode(packed, SlotSpec(as_real(like, dtype).shape, dtype)))
     return rule.slots(*found)
 
 
-def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor) -> Slots:
-    """New slots as they are stored, the way back from `opened`. stored: the old ones."""
+def closed(
+    rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any = None
+) -> Slots:
+    """New slots as they are stored, the way back from `opened`.
+
+    stored: the old ones. key: as in `Codec.encode`.
+    """
     if rule.codecs and any(rule.codecs):
-        slots = encoded(rule, slots, p)
+        packed = [own.codec is not None for own in stored_slots(rule, stored)]
+        slots = encoded(rule, slots, packed, p, key)
     pairs = zip(slots, stored, strict=True)
     return tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
 

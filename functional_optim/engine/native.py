@@ -15,8 +15,9 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
-from functional_optim.core.rule import Placement, flat_numbers, form_of
+from functional_optim.core.rule import Keyed, Numbers, Placement, flat_numbers, form_of
 from functional_optim.core.storage import Slots, compute_dtype, laid_out_like, present
+from functional_optim.engine import unpacked
 from functional_optim.core.turns import takes_turns
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.kernel_body import KernelBody
@@ -36,9 +37,10 @@ class KernelExecutor(Executor):
         first = self.params[0]
         self.compute = compute_dtype(first)
         self.device = first.device
-        dtypes = [grads[members[0]].dtype, first.dtype, *[x.dtype for x in present(self.slots[0])]]
+        self.entries = [self.seen(own) for own in self.slots]
+        dtypes = [grads[members[0]].dtype, first.dtype, *unpacked.dtypes(self.entries[0])]
         self.dtypes = tuple(map(_real, dtypes))
-        self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
+        self.holes = [tuple([slot is None for slot in own]) for own in self.entries[0]]
         # the memory of a conjugate or negative view is not what it says; one of a single element
         # can have the parameter's strides
         self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
@@ -64,6 +66,10 @@ class KernelExecutor(Executor):
             return False
         self.kernels[scalars.task] = kernel
         return True
+
+    def seen(self, slots: list[Slots]) -> list[Slots]:
+        """The slots of a tensor as the kernel gets them."""
+        return slots
 
     def body(self, scalars: BoundScalars) -> KernelBody:
         """What the kernel of a task does."""
@@ -115,14 +121,36 @@ class NativeExecutor(KernelExecutor):
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Plain CPU tensors, where all rules are element-wise."""
-        native = elementwise(placements) and p.device.type == "cpu"
-        return super().accepts(placements, g, p, slots, how) if native else None
+        """Plain CPU tensors, where all rules are element-wise; contiguous ones with packed slots."""
+        if how not in ("compiled", "strict") or not elementwise(placements):
+            return None
+        if p.device.type != "cpu":
+            return None
+        entries = unpacked.unpacked(placements, slots)
+        if not unpacked.is_packed(entries):
+            return super().accepts(placements, g, p, slots, how)
+        whole = [x for own in entries for x in own if isinstance(x, Tensor)]
+        stored = unpacked.tensors(entries)
+        if p.is_complex() or compute_dtype(p) is not torch.float32 or not in_memory(g, [p, *whole]):
+            return None
+        plain = all(x.is_contiguous() and has_address(x) for x in (p, *stored))
+        kinds = [getattr(x, "codec", x is None) for own in entries for x in own]
+        return (*kind_of(g, p, slots), tuple(kinds)) if plain else None
+
+    def seen(self, slots: list[Slots]) -> list[Slots]:
+        """The slots of a tensor, packed ones as what they are to the rule."""
+        return unpacked.unpacked(self.group.placements, slots)
+
+    def body(self, scalars: BoundScalars) -> KernelBody:
+        """What the kernel of a task does to slots that are not packed."""
+        forms = tuple(map(form_of, scalars.numbers))
+        placements = unpacked.without_codecs(scalars.placements)
+        return KernelBody(placements, self.holes, forms, scalars.goal)
 
     def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
         """The library of a task, and those that measure each tensor before it."""
         if not measuring(scalars):
-            return [self._wanted(self.body(scalars), present(self.slots[0]))]
+            return [self._wanted(self.body(scalars), self.entries[0])]
         parts = parts_of(scalars, self.holes, self.params[0], cut=can_be_cut(scalars))
         return [self._wanted_part(part) for part in parts]
 
@@ -145,27 +173,30 @@ class NativeExecutor(KernelExecutor):
 
     def build(self, body: KernelBody) -> Any:
         """The library, ready to go over these tensors; None if the rule is no loop for one."""
-        wanted = self._wanted(body, present(self.slots[0]))
+        wanted = self._wanted(body, self.entries[0])
         native = kernels.sweep(wanted, strict=self.group.strict)
         if native is None:
             return None
         sizes = [kernel_size(p) for p in self.params]
         rows = array.array("q")
-        for p, mine in zip(self.params, self.slots, strict=True):
-            rows.extend(map(Tensor.data_ptr, (p, *present(mine))))
+        for p, mine in zip(self.params, self.entries, strict=True):
+            rows.append(p.data_ptr())
+            rows.extend(unpacked.addresses(mine))
         return kernels.MultiTensorLaunch(native, sizes, rows, self._threads(sizes), self.compute)
 
     def _wanted_part(self, part: KernelPart) -> kernels.Request:
         update = torch.empty(0, dtype=self.compute)
-        return self._wanted(part.body, part.tensors(self.slots[0], update))
+        return self._wanted(part.body, part.entries(self.entries[0], update))
 
-    def _wanted(self, body: KernelBody, slots: list[Tensor]) -> kernels.Request:
-        """The library of a body. slots: those that it sees of the first parameter."""
-        dtypes = (*self.dtypes[:2], *[_real(x.dtype) for x in slots])
+    def _wanted(self, body: KernelBody, entries: list[Slots]) -> kernels.Request:
+        """The library of a body. entries: the slots that it sees of the first parameter."""
+        dtypes = (*self.dtypes[:2], *map(_real, unpacked.dtypes(entries)))
+        packed = unpacked.packed_slots(body, entries, 2)
         numbers = (body.count, self.compute)
-        signature = kernels.Signature((dtypes,), None, numbers, self.device, 1)
+        signature = kernels.Signature((dtypes,), None, numbers, self.device, 1, packed)
         outputs = len(body.probe(self.params[0]))
-        return kernels.Request(body.key(), body.functions(), body.one, signature, outputs)
+        functions = (*body.functions(), *[x.codec for x in packed])
+        return kernels.Request(body.key(), functions, body.one, signature, outputs)
 
     def _staged(
         self, parts: list[tuple[KernelPart, kernels.Native]], scalars: BoundScalars, *, cut: bool
@@ -174,7 +205,7 @@ class NativeExecutor(KernelExecutor):
         count = len(flat_numbers(scalars.numbers))
         threads = self._threads(sizes)
         return StagedLaunch(
-            parts, self.params, sizes, self.slots, count, self.compute, threads, cut=cut
+            parts, self.params, sizes, self.entries, count, self.compute, threads, cut=cut
         )
 
     def _threads(self, sizes: list[int]) -> int:
@@ -186,7 +217,12 @@ class NativeExecutor(KernelExecutor):
         """One call of the library, in C; where rules measure their tensors, some of several."""
         if type(kernel) is StagedLaunch:
             return kernel.ready(grads, scalars.tensor(self.compute, self.device))
-        return kernel.ready(grads, scalars.numbers)
+        return kernel.ready(grads, list(map(plain, scalars.numbers)))
+
+
+def plain(own: Numbers) -> Numbers:
+    """The numbers of a rule in one tuple."""
+    return (own.key, *own.numbers) if type(own) is Keyed else own
 
 
 def elementwise(placements: tuple[Placement, ...]) -> bool:
@@ -207,7 +243,7 @@ def kind_of(g: Tensor, p: Tensor, slots: list[Slots]) -> tuple[Any, ...]:
     return (dtypes, tuple([tuple([slot is None for slot in own]) for own in slots]), p.device)
 
 
-def in_memory(g: Tensor, tensors: list[Tensor], flat: bool) -> bool:
+def in_memory(g: Tensor, tensors: list[Tensor], flat: bool = True) -> bool:
     """Whether a kernel can see these tensors through their memory alone.
 
     g: a gradient, which may have other strides. tensors: of one leaf, the parameter first. flat:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.rule import Form, Placement, form_of
-from functional_optim.core.storage import Slots, present
+from functional_optim.core.storage import Slots
 from functional_optim.engine.cuts import PUT, SKIP, TAKE
 from functional_optim.engine.executor import BoundScalars
 from functional_optim.engine.kernel_body import KernelBody
+from functional_optim.engine.unpacked import addresses, without_codecs
 
 CHUNK = 1 << 20
 """Elements that all kernels go over before the next ones; a larger tensor goes by itself."""
@@ -40,10 +41,9 @@ class KernelPart(NamedTuple):
     before: int
     sums: int
 
-    def tensors(self, slots: list[Slots], update: Tensor | None) -> list[Tensor]:
+    def entries(self, slots: list[Slots], update: Tensor | None) -> list[Slots]:
         """The slots of a parameter that the kernel sees. update: the memory for the update."""
-        mine = [(update,) if k is None else () if k < 0 else slots[k] for k in self.rules]
-        return present(mine)
+        return [(update,) if k is None else () if k < 0 else slots[k] for k in self.rules]
 
 
 def measuring(scalars: BoundScalars) -> list[int]:
@@ -62,7 +62,7 @@ def parts_of(
     for i in [*measuring(scalars), None]:
         stop = len(scalars.placements) if i is None else i + 1
         forms = [form_of(own) for own in scalars.numbers[:stop]]
-        placements, rules = list(scalars.placements[:stop]), list[int | None](range(stop))
+        placements, rules = list(without_codecs(scalars.placements[:stop])), list[int | None](range(stop))
         if cut and start:
             for k in range(_stateless(placements, start), start - 1):
                 placements[k], rules[k] = SKIP, -1
@@ -143,7 +143,8 @@ class StagedLaunch:
                 rows, at = array.array("q"), 0
                 for p, own, size in zip(params[a:b], slots[a:b], sizes[a:b], strict=True):
                     update = self.update[at:] if cut else None
-                    rows.extend(map(Tensor.data_ptr, (p, *part.tensors(own, update))))
+                    rows.append(p.data_ptr())
+                    rows.extend(addresses(part.entries(own, update)))
                     at += size
                 each = part is not parts[-1][0]
                 launch = kernels.MultiTensorLaunch(

@@ -38,7 +38,7 @@ from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
 from functional_optim.kernels.launches import READER, Launch, Native, Stages, load
-from functional_optim.kernels.tracing import Body, Signature, lower, split_leaves, trace
+from functional_optim.kernels.tracing import Body, PackedSlot, Signature, lower, split_leaves, trace
 
 __all__ = [
     "READER",
@@ -47,6 +47,7 @@ __all__ = [
     "Launch",
     "MultiTensorLaunch",
     "Native",
+    "PackedSlot",
     "Request",
     "ShapeSignature",
     "ShapedLaunch",

@@ -60,6 +60,17 @@ class CapturedCall(NamedTuple):
                     names[i] = names[i].replace("* in_ptr", "* __restrict__ in_ptr")
         return f"{before}static __attribute__((noinline)) void {name}({','.join(names)}){body}"
 
+    def plain_function(self, name: str) -> str:
+        """The same for loops that Inductor has left to the compiler to vectorize, which must know
+        for it that no two pointers meet: codes are bytes, and a byte may be a part of anything."""
+        source = self.function(name, torch.empty(0))
+        head = f"static __attribute__((noinline)) void {name}("
+        before, rest = source.split(head)
+        names, body = rest.split(")", 1)
+        names = names.replace("*", "* __restrict__")
+        optimized = '__attribute__((noinline, optimize("O3,tree-loop-vectorize")))'
+        return f"{before}static {optimized} void {name}({names}){body}"
+
 
 def type_of(x: Tensor) -> str:
     try:

@@ -14,8 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from functional_optim.core.storage import SlotSpec
 from functional_optim.kernels.building import Unsuitable, captured, type_of
 from functional_optim.kernels.builds import Draft
+from functional_optim.kernels.packing import Packing, packing
 from functional_optim.kernels.launches import Launch, Native, compare, symbol_of
 from functional_optim.kernels.tracing import BLOCK, Body, Signature, Trace, lower, trace
 
@@ -82,11 +84,22 @@ def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str
     if len(calls) != 1 or len(calls[0].given) != 1:
         raise Unsuitable(f"{len(calls)} kernels instead of one")
     types, _, (given,) = calls[0]
-    known = {
-        id(numbers): f"(({type_of(numbers)}*)numbers + stride * tensor)",
-        id(tensors[0]): _at(tensors[0], "grad"),
-    }
-    known |= {id(x): _at(x, f"row[{i}]") for i, x in enumerate(tensors[1:])}
+    own = f"(({type_of(numbers)}*)numbers + stride * tensor)"
+    known = {id(numbers): own, id(tensors[0]): _at(tensors[0], "grad")}
+    packed, width, parts = {x.index: x for x in signature.packed}, 0, list[Packing]()
+    for i, x in enumerate(tensors[1:], 1):
+        known[id(x)] = _at(x, f"row[{width}]")
+        slot = packed.get(i)
+        if slot is None:
+            width += 1
+            continue
+        known[id(x)] = f"slot{i}"
+        kinds = [kind for kind, y in zip(types, given, strict=True) if y is x]
+        if kinds:
+            found = packing(slot, width, type_of(numbers))
+            written = any("const" not in kind for kind in kinds)
+            parts.append(found if written else found._replace(after=""))
+        width += slot.count
     known |= {id(x): f"&sum{i}" for i, x in enumerate(results)}
     arguments = []
     for kind, x in zip(types, given, strict=True):
@@ -100,9 +113,13 @@ def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str
     stores = "".join(
         f"        parts[{outputs} * b + {i}] = (double)sum{i};\n" for i in range(outputs)
     )
-    return calls[0].function("kernel", numbers) + LOOP.format(
+    functions = "".join([part.functions for part in parts])
+    return functions + calls[0].function("kernel", numbers) + LOOP.format(
         symbol=symbol,
-        width=len(tensors) - 1,
+        width=width,
+        before="".join([f"        {part.before}\n" for part in parts]),
+        after="".join([f"        {part.after}\n" for part in parts if part.after]),
+        own=f"        void* own = (void*){own};\n" if parts else "",
         outputs=outputs,
         sums=sums,
         stores=stores,
@@ -112,6 +129,7 @@ def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str
 
 LOOP = """
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 typedef void* (*Reader)(void*);
@@ -137,8 +155,8 @@ extern "C" void {symbol}(const int64_t* call)
         const int64_t grad = grads[tensor];
         const int64_t start = blocks[3 * b + 1];
         const int64_t length = blocks[3 * b + 2];
-{sums}        kernel({arguments});
-{stores}    }};
+{sums}{own}{before}        kernel({arguments});
+{after}{stores}    }};
     if (threads > 1) {{
         const int64_t least = count < 1024 ? 1 : 8; /* of few blocks, eight are a long wait */
         #pragma omp parallel for num_threads(threads) schedule(guided, least)
@@ -181,6 +199,9 @@ def _try(native: Native, body: Body, signature: Signature) -> None:
     It sees the tensor in two blocks, so that a rule is refused whose measurements are no sums over
     the entries.
     """
+    if signature.packed:
+        _try_packed(native, body, signature)
+        return
     (dtypes,) = signature.leaves
     random = torch.Generator().manual_seed(0)
     real = [torch.rand(PROBE, generator=random).add_(0.1).to(dtype) for dtype in dtypes]
@@ -196,3 +217,39 @@ def _try(native: Native, body: Body, signature: Signature) -> None:
     results = [*real, torch.tensor(totals, dtype=torch.float64)]
     wanted = [*expected, torch.tensor([float(x) for x in sums], dtype=torch.float64)]
     compare(results, wanted)
+
+
+def _try_packed(native: Native, body: Body, signature: Signature) -> None:
+    """The same where slots are packed: but for a code now and then, they must be packed alike."""
+    (dtypes,) = signature.leaves
+    packed = {x.index: x for x in signature.packed}
+    size = 2 * max([x.codec.block for x in signature.packed]) + PROBE
+    random = torch.Generator().manual_seed(0)
+    real = [torch.rand(size, generator=random).add_(0.1).to(dtype) for dtype in dtypes]
+    length, dtype = signature.numbers
+    numbers = torch.rand(length, generator=random).add_(0.1).to(dtype)
+    for slot in signature.packed:
+        if slot.key is not None:
+            numbers[slot.key] = 1234567.0
+    stored = {i: [x.clone() for x in slot.codec.encode(real[i])] for i, slot in packed.items()}
+    spec = SlotSpec(real[0].shape, torch.float32)
+    expected = [x.clone() for x in real]
+    for i, slot in packed.items():
+        expected[i] = slot.codec.decode(tuple(stored[i]), spec)
+    with torch.no_grad():
+        sums = body([expected], numbers)
+    addresses = [y for i, x in enumerate(real[1:], 1) for y in stored.get(i, [x])]
+    launch = MultiTensorLaunch(
+        native, [size], array.array("q", map(Tensor.data_ptr, addresses)), 1, dtype
+    )
+    totals = launch.ready([real[0]], [tuple(numbers.tolist())])()
+    pairs = [(x, y) for i, (x, y) in enumerate(zip(real, expected, strict=True)) if i not in packed]
+    found = torch.tensor(totals, dtype=torch.float64)
+    pairs.append((found, torch.tensor([float(x) for x in sums], dtype=torch.float64)))
+    compare(*zip(*pairs, strict=True))
+    for i, slot in packed.items():
+        key = None if slot.key is None else float(numbers[slot.key])
+        wanted = slot.codec.decode(slot.codec.encode(expected[i], key), spec)
+        mine = slot.codec.decode(tuple(stored[i]), spec)
+        if float(((mine - wanted).abs() > 1e-4 * wanted.abs()).float().mean()) > 0.02:
+            raise Unsuitable("a library that packs slots in another way than the codec")

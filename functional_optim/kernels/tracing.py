@@ -26,7 +26,8 @@ class Signature(NamedTuple):
 
     leaves: for each leaf the dtypes of its tensors. shapes: for each leaf the (shape, strides) of
     its tensors, or None if a leaf is seen as 1-D, of any size up to a block. numbers: length of the
-    vector of numbers, and its dtype. threads: 1 for a serial kernel.
+    vector of numbers, and its dtype. threads: 1 for a serial kernel. packed: the slots that are
+    unpacked for the kernel, for native ones.
     """
 
     leaves: tuple[tuple[torch.dtype, ...], ...]
@@ -34,6 +35,21 @@ class Signature(NamedTuple):
     numbers: tuple[int, torch.dtype]
     device: torch.device
     threads: int
+    packed: tuple[PackedSlot, ...] = ()
+
+
+class PackedSlot(NamedTuple):
+    """A slot that a kernel sees unpacked.
+
+    index: of the slot among the tensors of a leaf. codec: with blocks of a fixed size. key: where
+    the key of the step is among the numbers; None: it rounds to the nearest. count: of the tensors
+    that it is stored in.
+    """
+
+    index: int
+    codec: Any
+    key: int | None
+    count: int
 
 
 class Trace(NamedTuple):

@@ -1,0 +1,246 @@
+"""`stored`: slots in 16, 8 or 4 bits, whatever the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.combinators.hidden_matrices import is_hidden_matrix
+from functional_optim.core import randomness
+from functional_optim.core.codecs import Bfloat16, Companded, Float8, InBlocks
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.paths import Mask, fits, masked_by
+from functional_optim.core.rule import Placement, Rule
+from functional_optim.core.storage import stored_keys
+
+Kind = str | torch.dtype
+"""How a slot is stored: one of `KINDS`, or torch's dtype of that name."""
+
+KINDS = ("int8", "int4", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+LARGEST_BLOCK = 1 << 12
+"""Kernels go over that many entries at once."""
+
+FORGETFUL = 0.995
+"""Above this decay rate an average in bfloat16 that is rounded to the nearest never falls: what it
+loses in a step is less than half the distance to the next number."""
+
+PROBE = (48, 80)
+"""The shape of a tensor by which slots are told that have the shape of theirs."""
+
+
+class ByDefault:
+    """Which leaves are packed if nobody says: matrices of hidden layers that are large enough.
+
+    min_size: the least number of entries.
+    """
+
+    def __init__(self, min_size: int) -> None:
+        self.min_size = min_size
+
+    def __call__(self, path: str, p: Tensor) -> bool:
+        if p.is_complex() or p.numel() < self.min_size:
+            return False
+        return is_hidden_matrix(path, p)
+
+
+class Chosen(ByDefault):
+    """Leaves that a mask fits, if they are large enough."""
+
+    def __init__(self, min_size: int, mask: Mask) -> None:
+        super().__init__(min_size)
+        self.answers = masked_by(mask).answers
+
+    def __call__(self, path: str, p: Tensor) -> bool:
+        return not p.is_complex() and p.numel() >= self.min_size and self.answers(path, p)
+
+
+@factory
+def stored(
+    tx: Leafwise,
+    storage: Kind | Mapping[str, Kind],
+    *,
+    block_size: int = 256,
+    min_size: int = 4096,
+    seed: int | None = 0,
+    where: Mask | None = None,
+) -> Leafwise:
+    """Store slots in fewer bits; rules compute in float32 as before.
+
+    Of one slot a parameter takes 1 byte in int8 and float8, half a byte in int4, 2 in bfloat16, and
+    4 for each block of 8- or 4-bit codes. They are unpacked and packed again in the kernel of the
+    step, a few thousand entries at a time, so that a slot is nowhere as a whole in float32.
+
+    * `"int8"`, `"int4"`: the first bits of 1 + |x| / s, where s belongs to a block: 16 codes an
+      octave (int4: 2). Slots that are never negative, such as second moments, have no sign, and
+      what is above 0 is never stored as 0: m / (√0 + ε) would be a step without bounds.
+    * `"float8_e4m3fn"`, `"float8_e5m2"`: torch's dtypes, scaled by block.
+    * `"bfloat16"`: the first 16 bits, without blocks, in the shape of the parameter.
+
+    Rounding is stochastic, by random numbers that are a function of seed, step and place: what a
+    step changes by less than a code is kept in the mean, and a resumed run is bitwise the same.
+
+    Args:
+        tx: a transformation made of one-tensor rules.
+        storage: for all slots that are shaped as the parameter, but weights (averages and copies of
+            parameters); or a dict from patterns of slot names, of which the first counts, for these
+            alone: `{"exp_avg": "int8", "*_basis": "bfloat16"}`.
+        block_size: entries that share a scale, a power of two from 16 to 4096. 256 is that of
+            bitsandbytes (https://arxiv.org/abs/2110.02861).
+        min_size: parameters with fewer entries keep full slots, ≥ 0. 4096 is that of bitsandbytes.
+        seed: of the random numbers, in [-2⁶³, 2⁶³). None: round to the nearest.
+        where: whose slots are packed, as in `masked`: patterns of paths, a predicate, or a tree.
+            None: matrices of hidden layers; not embeddings, heads, norms and biases, as far as their
+            names tell.
+
+    State: of a packed slot `exp_avg.codes`, uint8 of shape (blocks, block_size), for int4 half as
+    wide, for float8 in that dtype, and `exp_avg.scale`, float32 of shape (blocks,); in bfloat16
+    `exp_avg`. Of a leaf that is not packed, `exp_avg` as without this. What is not finite is NaN.
+
+    Raises:
+        TypeError: for a transformation of whole trees, a kind or seed of another type.
+        ValueError: for an unknown kind, a pattern that fits no slot, a slot of weights in 8 bits or
+            less, a size out of range; and for bfloat16 that is rounded to the nearest where a decay
+            rate above 0.995 would never let it fall.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.stored(fo.adamw(1e-3), "int8")
+        >>> params = {"hidden": torch.zeros(64, 64), "bias": torch.zeros(64)}
+        >>> state = tx.init(params)
+        >>> state.slots["exp_avg.codes"]["hidden"].shape, state.slots["exp_avg"]["bias"].shape
+        (torch.Size([16, 256]), torch.Size([64]))
+    """
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            f"stored takes a transformation made of one-tensor rules, but got a "
+            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
+        )
+    numeric.check_count("stored", 0, min_size=min_size)
+    numeric.check_count("stored", 1, block_size=block_size)
+    if block_size & (block_size - 1) or not 16 <= block_size <= LARGEST_BLOCK:
+        raise ValueError(
+            f"stored needs a block_size that is a power of two from 16 to {LARGEST_BLOCK}, but got "
+            f"{block_size}."
+        )
+    if seed is not None:
+        randomness.seed_tensor("stored", seed, torch.device("cpu"))
+    patterns = [(x, _kind(kind)) for x, kind in _given(storage).items()]
+    explicit = isinstance(storage, Mapping)
+    if explicit:
+        _check_fit(tx, [pattern for pattern, _ in patterns])
+    packs = ByDefault(min_size) if where is None else Chosen(min_size, where)
+    placements = [
+        _packed(placement, names, patterns, explicit, packs, block_size, _own_seed(seed, i))
+        for i, (placement, names) in enumerate(zip(tx.placements, tx.layout.slots, strict=True))
+    ]
+    return Leafwise(tuple(placements))
+
+
+def _given(storage: Any) -> dict[str, Any]:
+    return dict(storage) if isinstance(storage, Mapping) else {"*": storage}
+
+
+def _kind(kind: Any) -> str:
+    name = str(kind).removeprefix("torch.") if isinstance(kind, torch.dtype) else kind
+    if not isinstance(name, str):
+        raise TypeError(
+            f"stored needs a kind of storage, but got {kind!r}; pass one of {', '.join(KINDS)}."
+        )
+    if name not in KINDS:
+        raise ValueError(f"stored knows no storage {name!r}; pass one of {', '.join(KINDS)}.")
+    return name
+
+
+def _check_fit(tx: Leafwise, patterns: list[str]) -> None:
+    for pattern in patterns:
+        if not any(fits(pattern, key) for key in tx.layout.keys):
+            raise ValueError(
+                f"stored got the pattern {pattern!r}, which fits no slot; the transformation has "
+                f"{', '.join(tx.layout.keys) or 'none'}."
+            )
+
+
+def _own_seed(seed: int | None, i: int) -> int | None:
+    """A seed for the i-th rule, so that no two round by the same numbers."""
+    return None if seed is None else randomness.signed(seed + i * randomness.GOLDEN)
+
+
+def _packed(
+    placement: Placement,
+    names: tuple[str, ...],
+    patterns: list[tuple[str, str]],
+    explicit: bool,
+    packs: ByDefault,
+    block: int,
+    seed: int | None,
+) -> Placement:
+    """A rule whose slots are packed, as far as patterns fit."""
+    rule = placement.rule
+    if rule.slots is None or any(rule.codecs):
+        return placement
+    fields: tuple[str, ...] = rule.slots._fields
+    like = [_is_like_p(x) for x in _probed(rule)]
+    codecs: list[Any] = []
+    for j, (field, name) in enumerate(zip(fields, names, strict=True)):
+        kind = next((kind for pattern, kind in patterns if fits(pattern, name)), None)
+        if kind is None or (not explicit and (not like[j] or field in rule.weights)):
+            codecs.append(None)
+            continue
+        _check_slot(rule, field, name, kind, seed)
+        codecs.append(InBlocks(_cells(kind, field not in rule.nonnegative), block, j))
+    if not any(codecs):
+        return placement
+    used = tuple(codecs)
+    keys = stored_keys(rule.slots, used, choice=True)
+    new = rule._replace(codecs=used, keys=keys, packs=packs, seed=seed, plain=False, dense_only=True)
+    return placement._replace(rule=new)
+
+
+def _probed(rule: Rule) -> list[Any]:
+    assert rule.init is not None
+    p = torch.zeros(PROBE, device="meta")
+    return list(rule.init(p))
+
+
+def _is_like_p(x: Any) -> bool:
+    return x is not None and x.shape == PROBE and x.is_floating_point()
+
+
+def _cells(kind: str, signed: bool) -> Any:
+    if kind == "bfloat16":
+        return Bfloat16()
+    if kind.startswith("float8"):
+        return Float8(getattr(torch, kind), signed)
+    return Companded(8, signed, 4) if kind == "int8" else Companded(4, signed, 1)
+
+
+def _check_slot(rule: Rule, field: str, name: str, kind: str, seed: int | None) -> None:
+    """Raise ValueError for a slot that would be spoiled."""
+    if field in rule.weights and kind != "bfloat16":
+        raise ValueError(
+            f"stored cannot keep {name} in {kind}: it is an average or a copy of the parameters, "
+            "which 8 bits would spoil; leave it out, or store it in bfloat16."
+        )
+    rates = [x for key, value in rule.hyper for x in _rates(key, value)]
+    if seed is None and kind == "bfloat16" and field in rule.nonnegative and rates:
+        if max(rates) > FORGETFUL:
+            raise ValueError(
+                f"stored cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate "
+                f"of {max(rates):g} it would never fall. Pass a seed, which rounds by chance, or a "
+                f"rate of at most {FORGETFUL}."
+            )
+
+
+def _rates(key: str, value: Any) -> list[float]:
+    """The decay rates that a hyperparameter holds, if they are numbers."""
+    if key not in ("betas", "alpha", "beta", "beta2", "rho"):
+        return []
+    each = value if isinstance(value, tuple) else (value,)
+    return [x for x in each if isinstance(x, float)]

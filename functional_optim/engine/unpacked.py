@@ -1,0 +1,89 @@
+"""Slots as kernels see them: packed ones stand for what a rule gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.codecs import InBlocks
+from functional_optim.core.rule import Placement
+from functional_optim.core.storage import Slots, stored_slots
+from functional_optim.engine.kernel_body import KernelBody
+from functional_optim.kernels import PackedSlot
+
+
+class Unpacked(NamedTuple):
+    """A packed slot of one tensor."""
+
+    codec: InBlocks
+    stored: Slots
+
+
+def unpacked(placements: Sequence[Placement], slots: Sequence[Slots]) -> list[Slots]:
+    """The slots of a tensor, rule by rule, with an `Unpacked` for each that is packed.
+
+    What a codec of another kind packs stays as it is stored.
+    """
+    found: list[Slots] = []
+    for placement, own in zip(placements, slots, strict=True):
+        rule = placement.rule
+        if not all(type(x) in (InBlocks, type(None)) for x in rule.codecs) or not any(rule.codecs):
+            found.append(own)
+            continue
+        entries: list[Any] = []
+        for codec, whole, packed in stored_slots(rule, own):
+            mine = isinstance(codec, InBlocks)
+            entries.append(Unpacked(codec, packed) if mine else whole)
+        found.append(tuple(entries))
+    return found
+
+
+def is_packed(entries: Sequence[Slots]) -> bool:
+    """Whether any slot is packed."""
+    return any(type(x) is Unpacked for own in entries for x in own)
+
+
+def tensors(entries: Sequence[Slots]) -> list[Tensor]:
+    """The tensors in which slots are stored that a tensor has."""
+    found: list[Tensor] = []
+    for own in entries:
+        for x in own:
+            if x is not None:
+                found += x.stored if type(x) is Unpacked else (x,)
+    return found
+
+
+def addresses(entries: Sequence[Slots]) -> list[int]:
+    """Those of their memory."""
+    return list(map(Tensor.data_ptr, tensors(entries)))
+
+
+def dtypes(entries: Sequence[Slots]) -> list[torch.dtype]:
+    """For each slot that a tensor has its dtype, as a rule sees it."""
+    present = [x for own in entries for x in own if x is not None]
+    return [torch.float32 if type(x) is Unpacked else x.dtype for x in present]
+
+
+def packed_slots(body: KernelBody, entries: Sequence[Slots], first: int) -> tuple[PackedSlot, ...]:
+    """What is packed of the slots that a kernel sees. first: the index of the first slot."""
+    found: list[PackedSlot] = []
+    for k, own in enumerate(entries):
+        for x in own:
+            if type(x) is Unpacked:
+                key = body.key_at(k)
+                found.append(PackedSlot(first, x.codec, key, len(x.stored)))
+            first += x is not None
+    return tuple(found)
+
+
+def without_codecs(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """The same rules on slots as they see them."""
+    return tuple(
+        [
+            x._replace(rule=x.rule._replace(codecs=(), packs=None)) if any(x.rule.codecs) else x
+            for x in placements
+        ]
+    )

@@ -1,0 +1,134 @@
+"""Packed slots in a kernel: a block of codes becomes floats before the rule, and codes after it.
+
+Inductor writes both from the codec's own functions, for one block. So a slot is in float32 only
+while a thread works on some thousand entries of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.kernels.building import Unsuitable, captured
+from functional_optim.kernels.tracing import PackedSlot, lower, record
+
+CHUNK = 1 << 12
+"""Entries in a thread's buffer."""
+
+
+class Packing(NamedTuple):
+    """The source that unpacks and packs a slot.
+
+    functions: before everything else. before, after: the rule's kernel.
+    """
+
+    functions: str
+    before: str
+    after: str
+
+
+def packing(slot: PackedSlot, row: int, number: str) -> Packing:
+    """The source for a slot. row: where its first address is. number: C type of the numbers."""
+    codec, i = slot.codec, slot.index
+    block = codec.block
+    stored = codec.encode_block(torch.zeros(block), 0, None if slot.key is None else 0.0)
+    shapes = [(tuple(x.shape), x.dtype) for x in stored]
+
+    def decode(tensors: list[Tensor], numbers: Tensor) -> tuple[Tensor, ...]:
+        return (codec.decode_block(tuple(tensors)),)
+
+    def encode(tensors: list[Tensor], numbers: Tensor) -> tuple[Tensor, ...]:
+        key, place = (None, None) if slot.key is None else numbers.unbind()
+        return codec.encode_block(tensors[0], place, key)
+
+    opened = [((block,), torch.float32)]
+    unpack = _function(f"unpack{i}", decode, shapes, 1)
+    pack = _function(f"pack{i}", encode, opened, len(stored))
+    lines = [f"alignas(64) float slot{i}[{CHUNK}];"]
+    places: list[str] = []
+    spares: list[str] = []
+    sizes: list[int] = []
+    for j, x in enumerate(stored):
+        size = x.element_size() * x.numel()
+        sizes.append(size)
+        places.append(f"(char*)row[{row + j}] + {size} * (start / {block} + k)")
+        spares.append(f"alignas(64) char spare{i}_{j}[{size}];")
+    addresses = "".join([f"char* at{j} = {place}; " for j, place in enumerate(places)])
+    ats = ", ".join([f"at{j}" for j in range(len(stored))])
+    head = f"for (int64_t k = 0; k * {block} < length; ++k) {{ {addresses}"
+    floats = f"slot{i} + {block} * k"
+    part = f"(size_t)((length - k * {block}) * {stored[0].element_size()})"
+    short = f"length - k * {block} < {block}"
+    fill = save = ""
+    if codec.entrywise:  # its last block ends where the tensor ends
+        lines += spares
+        fill = f"if ({short}) {{ memset(spare{i}_0, 0, {sizes[0]}); "
+        fill += f"memcpy(spare{i}_0, at0, {part}); at0 = spare{i}_0; }} "
+        save = f"char* real = at0; if ({short}) at0 = spare{i}_0; "
+    lines.append(f"{head}{fill}unpack{i}({ats}, {floats}); }}")
+    seeds = "0, 0" if slot.key is None else f"(int32_t)(({number}*)own)[{slot.key}], (int32_t)at"
+    after = f"{head}const int64_t at = start + {block} * k; int32_t seeds[2] = {{{seeds}}}; "
+    after += f"{save}pack{i}({floats}, {ats}, seeds); "
+    if codec.entrywise:
+        after += f"if (real != at0) memcpy(real, at0, {part}); "
+    return Packing(f"{unpack}{pack}", "\n        ".join(lines), f"{after}}}")
+
+
+def _function(
+    name: str,
+    function: Callable[[list[Tensor], Tensor], tuple[Tensor, ...]],
+    given: list[tuple[tuple[int, ...], torch.dtype]],
+    outputs: int,
+) -> str:
+    """A function of tensors of fixed shapes in C++: addresses of what is given, of the results, and
+    of two integers, if it reads them.
+
+    Inductor writes plain loops here. Its own vectors read bytes, and the bits of a float, through
+    memory, which takes six times as long as what the compiler makes of a loop.
+
+    Raises:
+        Unsuitable: if Inductor does more than to run loops over these.
+    """
+
+    def made(sizes: list[Any]) -> list[Tensor]:
+        return [torch.empty(shape, dtype=dtype) for shape, dtype in given]
+
+    def flat(sizes: list[Any], tensors: list[Tensor], numbers: Tensor) -> tuple[Tensor, ...]:
+        return function(tensors, numbers)
+
+    cpu = torch.device("cpu")
+    traced = record(flat, (), made, (2, torch.int32), cpu)
+    with captured() as calls:
+        kernel = lower(
+            traced, 1, fx_graph_cache=False, force_disable_caches=True, **{"cpp.simdlen": 1}
+        )
+        tensors = [torch.zeros(shape, dtype=dtype) for shape, dtype in given]
+        numbers = torch.zeros(2, dtype=torch.int32)
+        results = kernel([*tensors, numbers])
+    if len(results) != outputs or not calls or any(len(call.given) != 1 for call in calls):
+        raise Unsuitable(f"{len(calls)} kernels that are not called once")
+    known = {x.data_ptr(): f"in{i}" for i, x in enumerate(tensors)}
+    known |= {x.data_ptr(): f"out{i}" for i, x in enumerate(results)}
+    known[numbers.data_ptr()] = "numbers"
+    source, lines = "", []
+    for n, call in enumerate(calls):
+        source += call.plain_function(f"{name}_{n}")
+        arguments: list[str] = []
+        for kind, x in zip(call.types, call.given[0], strict=True):
+            if not isinstance(x, Tensor):
+                raise Unsuitable("a kernel of tensors of a fixed size that asks for one")
+            if x.data_ptr() not in known:
+                known[x.data_ptr()] = f"own{len(known)}"
+                size = x.untyped_storage().nbytes()
+                lines.insert(0, f"    alignas(64) char {known[x.data_ptr()]}[{size}];")
+            arguments.append(f"({kind}){known[x.data_ptr()]}")
+        lines.append(f"    {name}_{n}({', '.join(arguments)});")
+    names = [*[f"in{i}" for i in range(len(given))], *[f"out{i}" for i in range(outputs)]]
+    own = ", ".join([f"void* {x}" for x in names])
+    reads = "numbers" in "".join(lines)
+    tail = ", void* numbers" if reads or name.startswith("pack") else ""
+    body = "\n".join(lines)
+    return f"{source}\nstatic inline void {name}({own}{tail})\n{{\n{body}\n}}\n"
