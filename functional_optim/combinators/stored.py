@@ -199,7 +199,9 @@ def _packed(
         return placement
     used = tuple(codecs)
     keys = stored_keys(rule.slots, used, choice=True)
-    new = rule._replace(codecs=used, keys=keys, packs=packs, seed=seed, plain=False, dense_only=True)
+    new = rule._replace(
+        codecs=used, keys=keys, packs=packs, seed=seed, plain=False, dense_only=True
+    )
     return placement._replace(rule=new)
 
 

@@ -193,9 +193,7 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
     return rule.slots(*found)
 
 
-def closed(
-    rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any = None
-) -> Slots:
+def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any = None) -> Slots:
     """New slots as they are stored, the way back from `opened`.
 
     stored: the old ones. key: as in `Codec.encode`.

@@ -17,8 +17,8 @@ from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
 from functional_optim.core.rule import Keyed, Numbers, Placement, flat_numbers, form_of
 from functional_optim.core.storage import Slots, compute_dtype, laid_out_like, present
-from functional_optim.engine import unpacked
 from functional_optim.core.turns import takes_turns
+from functional_optim.engine import unpacked
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.kernel_body import KernelBody
 from functional_optim.engine.staged import KernelPart, StagedLaunch, can_be_cut, measuring, parts_of

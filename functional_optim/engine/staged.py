@@ -62,7 +62,10 @@ def parts_of(
     for i in [*measuring(scalars), None]:
         stop = len(scalars.placements) if i is None else i + 1
         forms = [form_of(own) for own in scalars.numbers[:stop]]
-        placements, rules = list(without_codecs(scalars.placements[:stop])), list[int | None](range(stop))
+        placements, rules = (
+            list(without_codecs(scalars.placements[:stop])),
+            list[int | None](range(stop)),
+        )
         if cut and start:
             for k in range(_stateless(placements, start), start - 1):
                 placements[k], rules[k] = SKIP, -1

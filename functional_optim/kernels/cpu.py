@@ -17,8 +17,8 @@ from torch import Tensor
 from functional_optim.core.storage import SlotSpec
 from functional_optim.kernels.building import Unsuitable, captured, type_of
 from functional_optim.kernels.builds import Draft
-from functional_optim.kernels.packing import Packing, packing
 from functional_optim.kernels.launches import Launch, Native, compare, symbol_of
+from functional_optim.kernels.packing import Packing, packing
 from functional_optim.kernels.tracing import BLOCK, Body, Signature, Trace, lower, trace
 
 PROBE = 37
@@ -114,16 +114,20 @@ def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str
         f"        parts[{outputs} * b + {i}] = (double)sum{i};\n" for i in range(outputs)
     )
     functions = "".join([part.functions for part in parts])
-    return functions + calls[0].function("kernel", numbers) + LOOP.format(
-        symbol=symbol,
-        width=width,
-        before="".join([f"        {part.before}\n" for part in parts]),
-        after="".join([f"        {part.after}\n" for part in parts if part.after]),
-        own=f"        void* own = (void*){own};\n" if parts else "",
-        outputs=outputs,
-        sums=sums,
-        stores=stores,
-        arguments=", ".join(arguments),
+    return (
+        functions
+        + calls[0].function("kernel", numbers)
+        + LOOP.format(
+            symbol=symbol,
+            width=width,
+            before="".join([f"        {part.before}\n" for part in parts]),
+            after="".join([f"        {part.after}\n" for part in parts if part.after]),
+            own=f"        void* own = (void*){own};\n" if parts else "",
+            outputs=outputs,
+            sums=sums,
+            stores=stores,
+            arguments=", ".join(arguments),
+        )
     )
 
 
