@@ -117,6 +117,7 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
         scalars,
         carry=MuCarry(1.0),
         hyper={"t0": t0},
+        weights=("ax",),
         reads_new_params=True,
         name="polyak_average",
     )

@@ -97,6 +97,7 @@ def scale_by_dog(
         carry=DogCarry(0, 0),  # in float64
         hyper=hyper,
         shared=True,
+        weights=("p0",),
         name="scale_by_dog",
     )
 
@@ -195,6 +196,7 @@ def scale_by_dowg(eps: numeric.Hyper = 1e-4) -> Leafwise:
         carry=DowgCarry(0, 0),  # in float64
         hyper={"eps": eps},
         shared=True,
+        weights=("p0",),
         name="scale_by_dowg",
     )
 

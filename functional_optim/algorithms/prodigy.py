@@ -198,6 +198,7 @@ def scale_by_prodigy(
         hyper=hyper,
         shared=True,
         nonnegative=("exp_avg_sq",),
+        weights=("p0",),
         name="scale_by_prodigy",
     )
 

@@ -256,4 +256,13 @@ def _averaging(scalars: Callable[..., Any], carry: Any, hyper: Any, name: str) -
     ) -> tuple[Tensor, IterateSlots]:
         return s.pull * (slots.z - p) + s.step * u, IterateSlots(slots.z + u)
 
-    return leafwise(init, update, scalars, carry=carry, hyper=hyper, scales_step=True, name=name)
+    return leafwise(
+        init,
+        update,
+        scalars,
+        carry=carry,
+        hyper=hyper,
+        weights=("z",),
+        scales_step=True,
+        name=name,
+    )

@@ -95,8 +95,8 @@ def stored(
         min_size: parameters with fewer entries keep full slots, ≥ 0. 4096 is that of bitsandbytes.
         seed: of the random numbers, in [-2⁶³, 2⁶³). None: round to the nearest.
         where: whose slots are packed, as in `masked`: patterns of paths, a predicate, or a tree.
-            None: matrices of hidden layers; not embeddings, heads, norms and biases, as far as their
-            names tell.
+            None: matrices of hidden layers; not embeddings, heads, norms and biases, as far as
+            their names tell.
 
     State: of a packed slot `exp_avg.codes`, uint8 of shape (blocks, block_size), for int4 half as
     wide, for float8 in that dtype, and `exp_avg.scale`, float32 of shape (blocks,); in bfloat16
@@ -199,10 +199,8 @@ def _packed(
         return placement
     used = tuple(codecs)
     keys = stored_keys(rule.slots, used, choice=True)
-    new = rule._replace(
-        codecs=used, keys=keys, packs=packs, seed=seed, plain=False, dense_only=True
-    )
-    return placement._replace(rule=new)
+    new = rule._replace(codecs=used, keys=keys, packs=packs, seed=seed)
+    return placement._replace(rule=new._replace(plain=False, dense_only=True))
 
 
 def _probed(rule: Rule) -> list[Any]:
@@ -231,13 +229,13 @@ def _check_slot(rule: Rule, field: str, name: str, kind: str, seed: int | None) 
             "which 8 bits would spoil; leave it out, or store it in bfloat16."
         )
     rates = [x for key, value in rule.hyper for x in _rates(key, value)]
-    if seed is None and kind == "bfloat16" and field in rule.nonnegative and rates:
-        if max(rates) > FORGETFUL:
-            raise ValueError(
-                f"stored cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate "
-                f"of {max(rates):g} it would never fall. Pass a seed, which rounds by chance, or a "
-                f"rate of at most {FORGETFUL}."
-            )
+    forgets = seed is None and kind == "bfloat16" and field in rule.nonnegative
+    if forgets and max(rates, default=0.0) > FORGETFUL:
+        raise ValueError(
+            f"stored cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate of "
+            f"{max(rates):g} it would never fall. Pass a seed, which rounds by chance, or a rate "
+            f"of at most {FORGETFUL}."
+        )
 
 
 def _rates(key: str, value: Any) -> list[float]:

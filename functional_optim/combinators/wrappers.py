@@ -77,7 +77,16 @@ def lookahead(
         return either(sync, there - p, u), LookaheadSlots(either(sync, there, slow))
 
     hyper = {"slow_step_size": slow_step_size}
-    return chain(tx, leafwise(init, update, scalars, shared=True, name="lookahead", hyper=hyper))
+    slow = leafwise(
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        weights=("slow_params",),
+        shared=True,
+        name="lookahead",
+    )
+    return chain(tx, slow)
 
 
 @factory

@@ -174,7 +174,8 @@ def leafwise(
         ValueError: at once, if a rule that takes batches has codecs, a measure or reads new
             parameters, one that has `absent` is not shared or carries nothing, there are variants
             without `choose` or the reverse, `turns` without a `choose` that takes a turn or the
-            reverse, or a codec for a slot that there is not, or one that would be nonnegative or weights.
+            reverse, or a codec for a slot that there is not, or one that would be nonnegative or
+            weights.
 
     Example::
 

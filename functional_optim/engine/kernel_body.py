@@ -54,7 +54,7 @@ class KernelBody:
         return sum([form.count for form in forms])
 
     def key_at(self, k: int) -> int | None:
-        """Where the key of the step for the k-th rule is among the numbers; None if there is none."""
+        """Where the k-th rule's key of the step is among the numbers; None if it has none."""
         if k >= len(self.forms) or not self.forms[k].keyed:
             return None
         before = (*self.measured.values(), *self.forms[:k])

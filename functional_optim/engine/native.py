@@ -121,7 +121,7 @@ class NativeExecutor(KernelExecutor):
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Plain CPU tensors, where all rules are element-wise; contiguous ones with packed slots."""
+        """Plain CPU tensors under element-wise rules; contiguous ones, where slots are packed."""
         if how not in ("compiled", "strict") or not elementwise(placements):
             return None
         if p.device.type != "cpu":

@@ -61,7 +61,13 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
         return u, ParamsEmaSlots(slots.params_ema.lerp(p, a))
 
     return leafwise(
-        init, update, scalars, hyper={"decay": decay}, reads_new_params=True, name="params_ema"
+        init,
+        update,
+        scalars,
+        hyper={"decay": decay},
+        weights=("params_ema",),
+        reads_new_params=True,
+        name="params_ema",
     )
 
 

@@ -67,7 +67,7 @@ class Bytes:
 
     fields = ("codes", "scale")
 
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
         scale = x.abs().amax().clamp(min=1e-12) / 127
         return ((x / scale).round() + 128).to(torch.uint8), scale
 

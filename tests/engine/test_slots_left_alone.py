@@ -23,7 +23,7 @@ class Halves:
 
     fields = ("half",)
 
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
         return (0.5 * x,)
 
     def decode(self, stored: tuple[Tensor, ...], spec: Any) -> Tensor:

@@ -193,6 +193,10 @@ MADE: dict[str, list[Any]] = {
     "sign": [fo.sign()],
     "skip_large_updates": [fo.skip_large_updates(TX, 1.5)],
     "slot_dtypes": [fo.slot_dtypes(fo.adam(0.1), exp_avg=torch.bfloat16)],
+    "stored": [
+        fo.stored(fo.adam(0.1), kind, block_size=16, min_size=0)
+        for kind in ("int8", "int4", "bfloat16", "float8_e4m3fn")
+    ],
     "snapshot": [fo.snapshot("size", fo.measures.global_norm, of="params")],
     "snes": [search.snes(8, 0.1)],
     "spsa": [fo.spsa(estimators.spsa_gain(0.1))],

@@ -1,0 +1,254 @@
+"""`stored`: codecs by themselves, and optimizers whose slots they pack."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_close, assert_same
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim import adapters
+from functional_optim.core.codecs import Bfloat16, Companded, Float8, InBlocks, rounding_key
+from functional_optim.core.storage import SlotSpec
+
+CELLS = {
+    "int8": Companded(),
+    "int8, sizes": Companded(signed=False),
+    "int4": Companded(4, steps=1),
+    "int4, sizes": Companded(4, signed=False, steps=1),
+    "e4m3": Float8(),
+    "e4m3, sizes": Float8(signed=False),
+    "e5m2": Float8(torch.float8_e5m2),
+    "bfloat16": Bfloat16(),
+}
+ERRORS = {"int8": 0.02, "int4": 0.19, "e4m3": 0.04, "e5m2": 0.08, "bfloat16": 0.004}
+KINDS = ["int8", "int4", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+SIZES = {"w": (40, 48), "b": (40,)}
+
+
+def through(cells: Any, x: Tensor, key: float | None, block: int = 64) -> Tensor:
+    own = InBlocks(cells, block)
+    return own.decode(own.encode(x, key), SlotSpec(x.shape, x.dtype))
+
+
+def numbers(cells: Any, count: int = 1000) -> Tensor:
+    x = torch.randn(count, generator=torch.Generator().manual_seed(0))
+    return x if getattr(cells, "signed", True) else x.square()
+
+
+@pytest.mark.parametrize("key", [None, 5.0])
+@pytest.mark.parametrize("name", CELLS)
+def test_what_comes_back_is_near(name, key):
+    x = numbers(CELLS[name])
+    error = (through(CELLS[name], x, key) - x).norm() / x.norm()
+    assert 0 < error < ERRORS[name.split(",")[0]]
+
+
+@pytest.mark.parametrize("key", [None, 5.0])
+@pytest.mark.parametrize("name", CELLS)
+def test_bad_numbers_spoil_no_other_and_no_sign_is_lost(name, key):
+    cells = CELLS[name]
+    random = torch.Generator().manual_seed(1)
+    for _ in range(100):
+        spread = 10 ** (8 * torch.randn(4, 64, generator=random, dtype=torch.float64))
+        x = (torch.randn(4, 64, generator=random) * spread).to(torch.float32)
+        x[0, 3], x[1, 5], x[2], x[3, 1:] = math.inf, math.nan, x[2, 0], x[3, 1:] * 1e-38
+        if not getattr(cells, "signed", True):
+            x = x.abs()
+        y, finite = through(cells, x, key), x.isfinite()
+        assert not y[finite].isnan().any() and not y[~finite].isfinite().any()
+        assert (y[finite & (x > 0)] >= 0).all() and (y[finite & (x < 0)] <= 0).all()
+        if not getattr(cells, "signed", True):
+            assert (y[finite & (x > 0)] > 0).all()
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_rounding_by_chance_is_right_in_the_mean(name):
+    x = numbers(CELLS[name], 64) + (0 if "int4" not in name else 0.5)
+    found = [through(CELLS[name], x, rounding_key(3, float(t))) for t in range(1, 2001)]
+    once = (found[0] - x).norm()
+    assert (torch.stack(found).mean(0) - x).norm() < 0.3 * once
+    again = through(CELLS[name], x, rounding_key(3, torch.tensor(7.0, dtype=torch.float64)))
+    assert_same(again, found[6])
+
+
+def a_run(tx: Any, way: str, steps: int = 6) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Parameters and slots after some steps."""
+    random = torch.Generator().manual_seed(2)
+    params = {k: torch.randn(*shape, generator=random) for k, shape in SIZES.items()}
+    state, step = tx.init(params), fo.compile(tx, strict=True)
+    live = {k: torch.nn.Parameter(p.clone()) for k, p in params.items()}
+    opt = adapters.Optimizer(
+        live.items(), lambda: tx, compile="strict" if way == "object" else False
+    )
+    for _ in range(steps):
+        grads = {k: torch.randn(*shape, generator=random) for k, shape in SIZES.items()}
+        if way == "update":
+            updates, state = tx.update(grads, state, params)
+            params = fo.apply_updates(params, updates)
+        elif way == "compile":
+            params, state = step(grads, state, params)
+        else:
+            for k, p in live.items():
+                p.grad = grads[k]
+            opt.step()
+    if way in ("update", "compile"):
+        return params, state.slots
+    found: dict[str, Any] = {}
+    for k, p in live.items():
+        for key, x in opt.state[p].items():
+            found.setdefault(key, {})[k] = x
+    return {k: p.detach() for k, p in live.items()}, found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_ways_give_the_same(kind):
+    tx = fo.stored(fo.adamw(1e-2), kind, block_size=64, min_size=1000)
+    (params, slots), *others = [a_run(tx, way) for way in ("update", "compile", "object", "eager")]
+    for mine, own in others:
+        assert_close(mine, params, 1e-5)
+        for key, x in slots.items():
+            for name, y in x.items():
+                if y is not None:  # but for a code now and then
+                    near = torch.isclose(own[key][name].float(), y.float(), 1e-4, 1e-5)
+                    assert near.float().mean() > 0.99, (key, name)
+    exact, _ = a_run(fo.adamw(1e-2), "update")
+    assert_same(params["b"], exact["b"])
+    assert 0 < (params["w"] - exact["w"]).norm() / exact["w"].norm() < 0.02
+
+
+RECIPES = {
+    "lion": fo.lion,
+    "sgd": lambda: fo.sgd(0.1, momentum=0.9),
+    "lamb": fo.lamb,
+    "adafactor": fo.adafactor,
+    "muon": fo.muon,
+    "soap": fo.soap,
+    "clipped": lambda: fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(1e-2), fo.params_ema(0.9)),
+    "accumulated": lambda: fo.accumulate(fo.adamw(1e-2), 2),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_any_rule_can_be_stored(name):
+    made = RECIPES[name]()
+    sizes = {k: shape for k, shape in SIZES.items() if name != "muon" or k == "w"}
+    params = {k: torch.ones(*shape) for k, shape in sizes.items()}
+    live = {k: torch.nn.Parameter(p.clone()) for k, p in params.items()}
+    tx = fo.stored(made, "int8", block_size=64, min_size=1000)
+    state, opt = tx.init(params), adapters.Optimizer(live.items(), lambda: tx)
+    random = torch.Generator().manual_seed(4)
+    for _ in range(4):
+        grads = {k: torch.randn(*shape, generator=random) for k, shape in sizes.items()}
+        updates, state = tx.update(grads, state, params)
+        params = fo.apply_updates(params, updates)
+        for k, p in live.items():
+            p.grad = grads[k]
+        opt.step()
+    assert_close({k: p.detach() for k, p in live.items()}, params, 1e-4)
+    packed = [key for key in state.slots if key.endswith(".codes")]
+    assert (name == "adafactor") != bool(packed)
+    assert "params_ema.codes" not in packed
+
+
+def test_a_resumed_run_is_bitwise_the_same():
+    def made() -> tuple[Any, Any]:
+        p = torch.nn.Parameter(torch.ones(64, 64))
+        return p, adapters.Optimizer([p], lambda: fo.stored(fo.adamw(1e-2), "int8"))
+
+    def step(p: Any, opt: Any, k: int) -> None:
+        p.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(k))
+        opt.step()
+
+    (p, opt), (q, other) = made(), made()
+    for k in range(3):
+        step(p, opt, k)
+    other.load_state_dict(copy.deepcopy(opt.state_dict()))
+    q.data.copy_(p.data)
+    for k in range(3, 6):
+        step(p, opt, k)
+        step(q, other, k)
+    assert_same(q.detach(), p.detach())
+    assert_same(other.state[q], opt.state[p])
+
+
+def test_state_takes_the_bytes_that_it_says():
+    def of(tx: Any) -> float:
+        state = tx.init({"w": torch.zeros(256, 256)})
+        own = [x["w"] for x in state.slots.values() if x["w"] is not None]
+        return sum([x.numel() * x.element_size() for x in own]) / 256**2
+
+    assert of(fo.stored(fo.adamw(), "int8")) <= 2.1
+    assert of(fo.stored(fo.adamw(), "bfloat16")) == 4.0
+    assert of(fo.stored(fo.adamw(), "int4")) <= 1.2
+    assert of(fo.stored(fo.lion(), "int8")) <= 1.05
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "float8_e4m3fn", "float8_e5m2"])
+def test_rare_rows_of_an_embedding_make_no_large_steps(kind):
+    """A second moment that became 0 would divide what is left of the momentum by ε."""
+    rows, width, lr = 256, 32, 1e-3
+    random = torch.Generator().manual_seed(0)
+    tx = fo.stored(fo.adam(lr), kind, where="*")
+    share = 1.0 / torch.arange(1.0, rows + 1)
+    target = torch.randn(rows, width, generator=random)
+    w = {"embed": torch.zeros(rows, width)}
+    state, largest = tx.init(w), 0.0
+    for _ in range(300):
+        seen = torch.multinomial(share, 64, replacement=True, generator=random)
+        g = torch.zeros(rows, width)
+        g.index_add_(0, seen, w["embed"][seen] - target[seen])
+        updates, state = tx.update({"embed": g / 64}, state, w)
+        largest = max(largest, float(updates["embed"].abs().max()) / lr)
+        w = fo.apply_updates(w, updates)
+    assert 1 < largest <= (3 if kind != "int4" else 6)
+
+
+def test_only_large_matrices_of_hidden_layers_are_packed():
+    params = {
+        "embed.weight": torch.zeros(64, 64),
+        "hidden.weight": torch.zeros(64, 64),
+        "hidden.bias": torch.zeros(5000),
+        "small.weight": torch.zeros(8, 8),
+        "head.weight": torch.zeros(64, 64),
+    }
+
+    def packed(**more: Any) -> list[str]:
+        codes = fo.stored(fo.adam(), "int8", **more).init(params).slots["exp_avg.codes"]
+        return [name for name, x in codes.items() if x is not None]
+
+    assert packed() == ["hidden.weight"]
+    assert packed(where="*.bias") == ["hidden.bias"]
+    assert packed(where="*", min_size=1) == list(params)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: fo.stored(fo.adam(), "int7"), ValueError, "no storage 'int7'"),
+        (lambda: fo.stored(fo.adam(), 8), TypeError, "needs a kind of storage"),
+        (lambda: fo.stored(fo.adam(), {"mu": "int8"}), ValueError, "fits no slot"),
+        (lambda: fo.stored(fo.adam(), "int8", block_size=100), ValueError, "power of two"),
+        (lambda: fo.stored(fo.adam(), "int8", min_size=-1), ValueError, "min_size"),
+        (lambda: fo.stored(fo.adam(), "int8", seed=0.5), TypeError, "integer as its seed"),
+        (lambda: fo.stored(fo.flatten(fo.adam()), "int8"), TypeError, "one-tensor rules"),
+        (
+            lambda: fo.stored(fo.params_ema(0.9), {"params_ema": "int8"}),
+            ValueError,
+            "average or a copy of the parameters",
+        ),
+        (
+            lambda: fo.stored(fo.adam(), "bfloat16", seed=None),
+            ValueError,
+            "it would never fall",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
