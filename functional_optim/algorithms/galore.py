@@ -129,7 +129,6 @@ def scale_by_galore(
         hyper=hyper,
         elementwise=False,
         batched=True,
-        dense_only=True,
         name="scale_by_galore",
     )
 
