@@ -143,11 +143,25 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
 
 
 def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor) -> Slots:
-    """New slots as they are stored, the way back from `opened`. stored: the old ones."""
+    """New slots as they are stored, the way back from `opened`. stored: the old ones.
+
+    Raises:
+        ValueError: if a slot of a rule that is not element-wise got another shape, as it does where
+            the state of a smaller parameter is spread over a larger one.
+    """
     if rule.codecs and any(rule.codecs):
         slots = encoded(rule, slots, p)
     pairs = zip(slots, stored, strict=True)
-    return tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
+    new = tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
+    if not rule.elementwise:  # slots of others have the shape of their parameter
+        for key, x, old in zip(rule.keys, new, stored, strict=True):
+            if x is not None and x.shape != old.shape:
+                raise ValueError(
+                    f"the slot {key!r} of the state has shape {tuple(old.shape)}, but the step "
+                    f"makes one of shape {tuple(x.shape)}; pass the state that this "
+                    "transformation's own init returned for these parameters."
+                )
+    return new
 
 
 def _kept_as(x: Tensor, old: Tensor) -> Tensor:
