@@ -155,14 +155,15 @@ class MuonAdamW(Optimizer):
     def __repr__(self) -> str:
         lines = []
         for group in self.param_groups:
-            params = dict(named(group))
+            params = named(group)  # of which several may have one name
+            tx = self.transform(group)
             with partial():
-                table = folded(summary(self.transform(group), params).rows)
+                rows = [row for path, p in params for row in summary(tx, {path: p}).rows]
             count = f"{len(params)} parameter{'s' if len(params) > 1 else ''}"
-            entries = f"{sum([p.numel() for p in params.values()]):,} entries"
+            entries = f"{sum([p.numel() for _, p in params]):,} entries"
             rates = ", ".join([f"{key}={_short(group[key])}" for key in self.adamw])
             lines.append(f"{group['name']}: {count}, {entries}, {rates}")
-            for row in table:
+            for row in folded(rows):
                 one = row.rows[0]
                 lines.append(f"    {row.label} {one.shape}" + (f", {one.view}" if one.view else ""))
         return "\n".join([f"{type(self).__name__} (", *lines, ")"])
@@ -177,11 +178,16 @@ def _pairs(group: dict[str, Any]) -> list[tuple[str, Any]]:
     params: list[Any] = [given] if isinstance(given, torch.Tensor) else list(given)
     if "param_names" in group and len(group["param_names"]) == len(params):
         params = list(zip(group["param_names"], params, strict=True))
-    if not all(isinstance(x, tuple) and len(x) == 2 for x in params):
+    if not all(isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], str) for x in params):
         raise TypeError(
             "MuonAdamW tells by the names of parameters which go to Muon; pass "
             "model.named_parameters(), or pairs of names and parameters."
         )
+    for _, p in params:
+        if not isinstance(p, torch.Tensor):
+            raise TypeError(
+                f"optimizer can only optimize Tensors, but one of the params is {torch.typename(p)}"
+            )
     return params
 
 

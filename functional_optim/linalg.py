@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,14 +95,18 @@ def polynomials(coefficients: Coefficients | Polynomials) -> Polynomials:
                 f"{', '.join(COEFFICIENTS)}, or your own (a, b, c)."
             )
         return COEFFICIENTS[coefficients]
-    given = tuple(coefficients)
+    given: tuple[Any, ...] = tuple(coefficients) if isinstance(coefficients, Sequence) else ()
     triples = given if given and all(isinstance(x, Sequence) for x in given) else (given,)
-    if not all(len(x) == 3 for x in triples):  # pyright: ignore[reportArgumentType]
+    if not all(len(x) == 3 and all(map(_is_finite, x)) for x in triples):
         raise ValueError(
             "Coefficients must be a tuple of exactly 3 values, or several such tuples, one for "
-            f"each step, but got {coefficients!r}."
+            f"each step, all of them finite numbers, but got {coefficients!r}."
         )
-    return Polynomials(triples)  # pyright: ignore[reportArgumentType]
+    return Polynomials(triples)
+
+
+def _is_finite(x: Any) -> bool:
+    return isinstance(x, (int, float)) and math.isfinite(x)
 
 
 def newton_schulz(

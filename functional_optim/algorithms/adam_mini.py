@@ -158,7 +158,7 @@ def adam_mini(
     Raises:
         ValueError: torch.optim.Adam's messages, for numbers out of range; for another word; from a
             step, for a parameter whose rows cannot be divided into so many parts.
-        TypeError: from init, for a complex parameter.
+        TypeError: for blocks that are no dict; from init, for a complex parameter.
 
     Example::
 
@@ -169,6 +169,11 @@ def adam_mini(
         >>> state.slots["exp_avg_sq"]["query"].shape, state.slots["exp_avg_sq"]["value"].shape
         (torch.Size([2, 1]), torch.Size([4, 1]))
     """
+    if not isinstance(blocks, Mapping | None):
+        raise TypeError(
+            "adam_mini takes as blocks a dict from patterns of paths to blocks, such as "
+            f"{{'*.query.weight': 8}}, but got {blocks!r}."
+        )
     given = dict(blocks or {})
 
     def label(path: str, p: Tensor) -> str:

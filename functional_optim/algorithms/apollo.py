@@ -170,7 +170,6 @@ def scale_by_apollo(
         hyper=hyper,
         elementwise=False,
         batched=True,
-        dense_only=True,
         name="scale_by_apollo",
     )
 

@@ -57,7 +57,7 @@ def scale_by_galore(
     Args:
         rank: number of vectors, ≥ 1, at most the shorter side. A Python number.
         update_proj_gap: steps from one decomposition to the next, ≥ 1.
-        scale: factor of the update.
+        scale: factor of the update, ≥ 0.
         betas: decay rates of Adam's averages, each in [0, 1).
         eps: added to the root before it is corrected for bias, ≥ 0.
 
@@ -87,6 +87,9 @@ def scale_by_galore(
         torch.Size([2, 1])
     """
     check_low_rank("scale_by_galore", rank, update_proj_gap, eps)
+    numeric.check(
+        lambda x: x >= 0.0, scale, "scale_by_galore needs a scale of 0 or more, but got {}."
+    )
     hyper = {
         **{"betas": check_betas(betas), "eps": eps, "scale": scale},
         "update_proj_gap": update_proj_gap,
@@ -129,7 +132,6 @@ def scale_by_galore(
         hyper=hyper,
         elementwise=False,
         batched=True,
-        dense_only=True,
         name="scale_by_galore",
     )
 
@@ -209,7 +211,7 @@ def galore(
         weight_decay: decoupled decay, ≥ 0.
         rank: number of vectors, ≥ 1, at most the shorter side. A Python number.
         update_proj_gap: steps from one decomposition to the next, ≥ 1.
-        scale: factor of the updates of matrices.
+        scale: factor of the updates of matrices, ≥ 0.
         maximize: ascend instead of descend.
 
         Numbers may also be 0-dim tensors or schedules, but for rank and update_proj_gap. The

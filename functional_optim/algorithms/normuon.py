@@ -90,6 +90,9 @@ def scale_by_normuon(
         tensor([0.5774, 0.5774, 0.5774])
     """
     check_rows("scale_by_normuon", beta2, eps)
+    numeric.check(
+        lambda x: x >= 0.0, momentum, "scale_by_normuon needs a momentum of 0 or more, but got {}."
+    )
     polar = polar_factor("scale_by_normuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     check_scale("scale_by_normuon", scale)
 

@@ -276,7 +276,6 @@ def scale_by_psgd_kron(
         shared=True,
         elementwise=False,
         batched=True,
-        dense_only=True,
         name=name,
     )
     seen = [x.seen_as(MatrixView(assumed=True)) for x in whiten.placements]

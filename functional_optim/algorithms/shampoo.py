@@ -275,7 +275,6 @@ def scale_by_shampoo(
         hyper=hyper,
         elementwise=False,
         batched=True,
-        dense_only=True,
         name=name,
     )
     view = MatrixView(assumed=True, block=max_preconditioner_dim or sys.maxsize)

@@ -162,7 +162,8 @@ def leafwise(
         batched: True for a rule that takes several tensors of one shape at once: `u` and the slots
             may have one more dimension in front, and `p` is None. For products of matrices, which
             are faster in batches. It cannot have codecs, nor measure its tensor.
-        dense_only: True for a rule that must see all rows of a tensor: sparse gradients raise.
+        dense_only: True for a rule that must see all rows of a tensor: sparse gradients raise. They
+            do so for rules with `batched` or `codecs` in any case.
         name: tells two rules with the same slot names apart.
 
     Returns:
@@ -272,7 +273,7 @@ def leafwise(
         reads_new_params=reads_new_params,
         shared=shared,
         batched=batched,
-        dense_only=dense_only or len(used) > 0,
+        dense_only=dense_only or batched or len(used) > 0,
         scales_step=scales_step,
     )
     return Leafwise((Placement(rule, name),))

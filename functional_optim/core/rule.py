@@ -420,6 +420,6 @@ def check_dense_only(placements: Sequence[Placement]) -> None:
     for placement in placements:
         if placement.rule.dense_only:
             raise RuntimeError(
-                f"{placement.name} does not take sparse gradients, since what it keeps of other "
-                "rows would be lost; pass dense ones, e.g. from Embedding(..., sparse=False)."
+                f"{placement.name} does not take sparse gradients, since it must see all rows of a "
+                "tensor; pass dense ones, e.g. from Embedding(..., sparse=False)."
             )

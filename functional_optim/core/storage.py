@@ -197,12 +197,25 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
     """New slots as they are stored, the way back from `opened`.
 
     stored: the old ones. key: as in `Codec.encode`.
+
+    Raises:
+        ValueError: if a slot of a rule that is not element-wise got another shape, as it does where
+            the state of a smaller parameter is spread over a larger one.
     """
     if rule.codecs and any(rule.codecs):
         packed = [own.codec is not None for own in stored_slots(rule, stored)]
         slots = encoded(rule, slots, packed, p, key)
     pairs = zip(slots, stored, strict=True)
-    return tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
+    new = tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
+    if not rule.elementwise:  # slots of others have the shape of their parameter
+        for name, x, old in zip(rule.keys, new, stored, strict=True):
+            if x is not None and x.shape != old.shape:
+                raise ValueError(
+                    f"the slot {name!r} of the state has shape {tuple(old.shape)}, but the step "
+                    f"makes one of shape {tuple(x.shape)}; pass the state that this "
+                    "transformation's own init returned for these parameters."
+                )
+    return new
 
 
 def _kept_as(x: Tensor, old: Tensor) -> Tensor:

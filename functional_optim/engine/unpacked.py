@@ -81,9 +81,10 @@ def packed_slots(body: KernelBody, entries: Sequence[Slots], first: int) -> tupl
 
 def without_codecs(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """The same rules on slots as they see them."""
-    return tuple(
-        [
-            x._replace(rule=x.rule._replace(codecs=(), packs=None)) if any(x.rule.codecs) else x
-            for x in placements
-        ]
-    )
+    found: list[Placement] = []
+    for placement in placements:
+        rule = placement.rule
+        if any(rule.codecs) and rule.slots is not None:
+            rule = rule._replace(codecs=(), packs=None, keys=rule.slots._fields)
+        found.append(placement._replace(rule=rule))
+    return tuple(found)

@@ -140,7 +140,6 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         nonnegative=sizes,
         elementwise=False,
         batched=True,
-        dense_only=True,
         name="in_basis",
     )
 

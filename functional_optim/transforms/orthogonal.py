@@ -112,10 +112,13 @@ def polar_factor(
     """Newton–Schulz with these settings, into the dtype of its argument. name: for errors.
 
     Raises:
-        ValueError: for coefficients or steps that cannot be.
+        ValueError: for coefficients, eps or steps that cannot be.
         TypeError: for another dtype.
     """
     known = polynomials(ns_coefficients)
+    numeric.check(
+        lambda x: x >= 0.0, eps, name + " divides by a norm of at least eps, so not by {}."
+    )
     numeric.check_count(name, 0, ns_steps=ns_steps)
     if ns_steps >= 100:
         raise ValueError("Number of steps must be less than 100 for computational efficiency")

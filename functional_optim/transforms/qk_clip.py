@@ -41,7 +41,9 @@ def qk_clip(
         Both projections, in their dtypes. The arguments are unchanged.
 
     Raises:
-        ValueError: if tau or alpha is out of range, or heads do not divide the rows.
+        ValueError: if tau or alpha is out of range, or the rows are not those of so many heads of
+            one size.
+        TypeError: for weights or logits that are no tensor.
 
     Paper: Kimi Team, "Kimi K2: Open Agentic Intelligence", https://arxiv.org/abs/2507.20534,
     section 2.1 and Algorithm 1.
@@ -80,7 +82,9 @@ def qk_clip_(
         key_heads: the number of heads of keys.
 
     Raises:
-        ValueError: if tau or alpha is out of range, or heads do not divide the rows.
+        ValueError: if tau or alpha is out of range, or the rows are not those of so many heads of
+            one size.
+        TypeError: for weights or logits that are no tensor.
 
     Example::
 
@@ -115,6 +119,9 @@ def _factors(
     """What both projections are multiplied by."""
     numeric.check(lambda x: x > 0.0, tau, "qk_clip needs a positive tau, but got {}.")
     numeric.check(lambda x: 0.0 <= x <= 1.0, alpha, "qk_clip needs an alpha in [0, 1], but got {}.")
+    for name, x in {"w_q": w_q, "w_k": w_k, "max_logits": max_logits}.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"qk_clip needs a tensor for {name}, but got a {type(x).__name__}.")
     if max_logits.dim() != 1 or len(max_logits) == 0:
         raise ValueError(
             "qk_clip needs the largest logit of each head, a vector, but got a tensor of shape "
@@ -123,11 +130,13 @@ def _factors(
     heads = len(max_logits)
     key_heads = heads if key_heads is None else key_heads
     numeric.check_count("qk_clip", 1, key_heads=key_heads)
-    if w_q.shape[0] % heads or w_k.shape[0] % key_heads or heads % key_heads:
+    size = w_q.shape[0] // heads
+    fits = w_q.shape[0] == heads * size and w_k.shape[0] == key_heads * size
+    if heads % key_heads or not fits:
         raise ValueError(
             f"qk_clip was given {heads} heads of queries and {key_heads} of keys, for projections "
-            f"to {w_q.shape[0]} and {w_k.shape[0]} outputs; heads must divide outputs, and those "
-            "of keys those of queries."
+            f"to {w_q.shape[0]} and {w_k.shape[0]} outputs; heads of keys must divide those of "
+            "queries, and outputs be of one size in all of them."
         )
     most = max_logits.float() if max_logits.dtype.itemsize < 4 else max_logits
     over = most.isfinite() & (most > tau)

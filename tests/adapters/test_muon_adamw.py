@@ -162,6 +162,8 @@ def test_a_refused_group_leaves_the_object_as_it_was():
         ),
         ({"params": [("up.weight", up)], "muon": "up", "adamw": "up"}, ValueError, "as well as"),
         ({"params": {up}}, TypeError, "set"),
+        ({"params": [("up.weight", 3)]}, TypeError, "only optimize Tensors, .* is int"),
+        ({"params": [(0, up)]}, TypeError, "pass model.named_parameters"),
     ):
         with pytest.raises(error, match=words):
             opt.add_param_group(group)
@@ -217,6 +219,16 @@ def test_its_text_shows_what_goes_where():
     ]
     before = clone(opt.state_dict()["param_groups"])
     assert opt.state_dict()["param_groups"] == before
+
+
+def test_its_text_shows_all_parameters_of_one_name():
+    up, down = torch.nn.Linear(2, 3), torch.nn.Linear(3, 2)
+    opt = MuonAdamW([*up.named_parameters(), *down.named_parameters()])
+    assert repr(opt).splitlines()[1:4] == [
+        "muon: 2 parameters, 12 entries, lr=0.02, weight_decay=0.01",
+        "    weight (3, 2)",
+        "    weight (2, 3)",
+    ]
 
 
 def test_a_compiled_model_has_the_same_names():

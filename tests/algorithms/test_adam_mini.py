@@ -57,6 +57,8 @@ def test_what_cannot_be_is_told():
         fo.adam_mini(blocks={"*": "column"})
     with pytest.raises(ValueError, match="a whole number of 1 or more for block"):
         fo.adam_mini(blocks={"*": 0})
+    with pytest.raises(TypeError, match="a dict from patterns of paths to blocks"):
+        fo.adam_mini(blocks=2)
     w = torch.nn.Parameter(torch.ones(4, 3))
     w.grad = torch.ones(4, 3)
     opt = adapters.AdamMini([w], blocks={"*": 3}, compile=False)

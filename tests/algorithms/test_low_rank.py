@@ -125,6 +125,7 @@ def test_thin_and_empty_matrices(name):
         (lambda: fo.apollo(update_proj_gap=0), ValueError, "1 or more for update_proj_gap"),
         (lambda: fo.apollo(scale_type="row"), ValueError, "'channel' or 'tensor', but got 'row'"),
         (lambda: fo.apollo(growth=0.5), ValueError, "a growth of 1 or more, but got 0.5"),
+        (lambda: fo.galore(scale=-1.0), ValueError, "a scale of 0 or more, but got -1"),
         (lambda: fo.apollo(scale=-1.0), ValueError, "a scale of 0 or more, but got -1"),
         (lambda: fo.apollo(seed=0.5), TypeError, "needs an integer as its seed"),
         (lambda: fo.apollo(seed=torch.tensor(1)), TypeError, "a Python integer as its seed"),

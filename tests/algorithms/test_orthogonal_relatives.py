@@ -119,6 +119,7 @@ def test_a_column_of_scion_is_a_row_of_what_is_stored_the_other_way():
         (lambda: fo.scion(radius=-1.0), "a radius of 0 or more, but got -1"),
         (lambda: fo.scion(eps=-1.0), "an eps of 0 or more, but got -1"),
         (lambda: fo.normuon(beta2=1.0), r"a beta2 in \[0, 1\), but got 1"),
+        (lambda: fo.normuon(momentum=-1.0), "a momentum of 0 or more, but got -1"),
         (lambda: fo.normuon(eps=-1.0), "an eps of 0 or more, but got -1"),
         (lambda: fo.adamuon(momentum=1.0), r"a momentum in \[0, 1\), but got 1"),
         (lambda: fo.adamuon(eps=-1.0), "an eps of 0 or more, but got -1"),

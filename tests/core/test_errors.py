@@ -85,6 +85,29 @@ def test_a_state_of_another_model(other):
         tx.update(W, tx.init(other), W)
 
 
+OF_SHAPES = {
+    "adafactor": lambda: fo.adafactor(0.1),
+    "came": lambda: fo.came(0.1),
+    "adam_mini": lambda: fo.adam_mini(0.1),
+    "dion2": lambda: fo.dion2(0.1),
+    "shampoo": lambda: fo.shampoo(0.1),
+    "galore": lambda: fo.galore(0.1, rank=2),
+}
+
+
+@pytest.mark.parametrize("way", ["pure", "compiled"])
+@pytest.mark.parametrize("name", OF_SHAPES)
+def test_a_state_of_a_smaller_matrix_is_not_spread_over_a_larger_one(name, way):
+    tx, first = OF_SHAPES[name](), torch.ones(3, 5)
+    params = {"first": first.clone(), "second": torch.ones(4, 6)}
+    grads = {"first": torch.eye(3, 5), "second": torch.eye(4, 6)}
+    state = tx.init({"first": first, "second": torch.ones(1, 6)})
+    step = tx.update if way == "pure" else fo.compile(tx)
+    with pytest.raises(ValueError, match=r"step makes one of shape .* own init returned"):
+        step(grads, state, params)
+    assert torch.equal(params["first"], first)
+
+
 @pytest.mark.parametrize(
     ("grads", "params"),
     [

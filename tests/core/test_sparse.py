@@ -271,3 +271,36 @@ def test_a_sparse_parameter_is_refused_in_torchs_words(name):
             cls([torch.ones(2, 2).to_sparse()])
         told.append((info.type, str(info.value)))
     assert told[0] == told[1]
+
+
+OF_MATRICES = {
+    "muon": lambda: fo.muon(0.1),
+    "normuon": lambda: fo.normuon(0.1),
+    "adamuon": lambda: fo.adamuon(0.1),
+    "dion2": lambda: fo.dion2(0.1),
+    "scion": lambda: fo.scion(0.1),
+    "scion of kernels": lambda: fo.scion(0.1, norm="spectral_conv"),
+    "soap": lambda: fo.soap(0.1),
+    "parts of a matrix": lambda: fo.as_matrix(fo.muon(0.1), split=2),
+}
+
+
+@pytest.mark.parametrize("way", ["pure", "compiled", "object"])
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_a_rule_of_matrices_refuses_some_rows_of_one(name, way):
+    tx, g = OF_MATRICES[name](), make_sparse((6, 4), 1, 2).float()
+    params = {"dense": torch.ones(6, 4), "sparse": torch.ones(6, 4)}
+    grads = {"dense": torch.eye(6, 4), "sparse": g}
+    mine = {key: torch.nn.Parameter(p.clone()) for key, p in params.items()}
+    for key, p in mine.items():
+        p.grad = grads[key]
+    state = tx.init(params)
+    steps = {
+        "pure": lambda: tx.update(grads, state, params),
+        "compiled": lambda: fo.compile(tx)(grads, state, params),
+        "object": adapters.Optimizer(mine.items(), lambda: tx, compile=False).step,
+    }
+    with pytest.raises(RuntimeError, match="does not take sparse gradients, since it must see all"):
+        steps[way]()
+    for p in (*params.values(), *mine.values()):
+        assert_same(p.detach(), torch.ones(6, 4))

@@ -97,9 +97,13 @@ def test_it_is_a_function_that_is_differentiated_and_mapped():
         ({"max_logits": torch.tensor(1.0)}, "of each head, a vector"),
         ({"key_heads": 3}, "4 heads of queries and 3 of keys"),
         ({"key_heads": 0}, "a whole number of 1 or more for key_heads"),
+        ({"w_k": torch.ones(4, 3)}, "to 8 and 4 outputs; .* of one size"),
+        ({"w_k": torch.ones(8, 3), "key_heads": 2}, "to 8 and 8 outputs; .* of one size"),
     ],
 )
 def test_what_cannot_be_is_told(arguments, sentence):
     w_q, w_k, _ = projections()
     with pytest.raises(ValueError, match=sentence):
-        fo.qk_clip(w_q, w_k, **{"max_logits": torch.ones(4), **arguments})
+        fo.qk_clip(**{"w_q": w_q, "w_k": w_k, "max_logits": torch.ones(4), **arguments})
+    with pytest.raises(TypeError, match="a tensor for max_logits, but got a list"):
+        fo.qk_clip(w_q, w_k, [200.0, 1.0])
