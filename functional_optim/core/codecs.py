@@ -122,7 +122,7 @@ def rounding_key(seed: int, t: Any) -> Any:
         own = torch.full((), seed, dtype=torch.int64, device=t.device)
         return (randomness.derived(own, t.to(torch.int64)) & ((1 << WORD) - 1)).to(torch.float64)
     own = randomness.derived(torch.full((), seed, dtype=torch.int64, device="cpu"), int(t))
-    return float(own.item() & ((1 << WORD) - 1))
+    return float(int(own.item()) & ((1 << WORD) - 1))
 
 
 def _bits(x: Tensor) -> Tensor:

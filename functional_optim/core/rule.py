@@ -331,7 +331,7 @@ class Form(NamedTuple):
     keyed: bool = False
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """How many numbers there are in all."""
         return self.selected + self.keyed + self.size
 

@@ -51,14 +51,14 @@ class KernelBody:
     def count(self) -> int:
         """How many numbers it reads."""
         forms = (*self.measured.values(), *self.forms)
-        return sum([form.count for form in forms])
+        return sum([form.total for form in forms])
 
     def key_at(self, k: int) -> int | None:
         """Where the k-th rule's key of the step is among the numbers; None if it has none."""
         if k >= len(self.forms) or not self.forms[k].keyed:
             return None
         before = (*self.measured.values(), *self.forms[:k])
-        return sum([form.count for form in before]) + self.forms[k].selected
+        return sum([form.total for form in before]) + self.forms[k].selected
 
     def key(self) -> Any:
         """Stands for the rule in this process."""

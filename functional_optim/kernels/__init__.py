@@ -367,7 +367,7 @@ class Public:
     @torch.no_grad()
     def _try(self) -> None:
         """Compile, on tensors of the signature's kind."""
-        leaves, shapes, (length, wide), device, _ = self.signature
+        leaves, shapes, (length, wide), device, *_ = self.signature
         if shapes is None:  # of all different sizes: no guard shall say that two are equal
             shapes = [[((16 + i,), (1,))] * len(own) for i, own in enumerate(leaves)]
         tensors = [

@@ -86,7 +86,7 @@ def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str
     types, _, (given,) = calls[0]
     own = f"(({type_of(numbers)}*)numbers + stride * tensor)"
     known = {id(numbers): own, id(tensors[0]): _at(tensors[0], "grad")}
-    packed, width, parts = {x.index: x for x in signature.packed}, 0, list[Packing]()
+    packed, width, parts = {x.at: x for x in signature.packed}, 0, list[Packing]()
     for i, x in enumerate(tensors[1:], 1):
         known[id(x)] = _at(x, f"row[{width}]")
         slot = packed.get(i)
@@ -99,7 +99,7 @@ def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str
             found = packing(slot, width, type_of(numbers))
             written = any("const" not in kind for kind in kinds)
             parts.append(found if written else found._replace(after=""))
-        width += slot.count
+        width += slot.parts
     known |= {id(x): f"&sum{i}" for i, x in enumerate(results)}
     arguments = []
     for kind, x in zip(types, given, strict=True):
@@ -226,7 +226,7 @@ def _try(native: Native, body: Body, signature: Signature) -> None:
 def _try_packed(native: Native, body: Body, signature: Signature) -> None:
     """The same where slots are packed: but for a code now and then, they must be packed alike."""
     (dtypes,) = signature.leaves
-    packed = {x.index: x for x in signature.packed}
+    packed = {x.at: x for x in signature.packed}
     size = 2 * max([x.codec.block for x in signature.packed]) + PROBE
     random = torch.Generator().manual_seed(0)
     real = [torch.rand(size, generator=random).add_(0.1).to(dtype) for dtype in dtypes]

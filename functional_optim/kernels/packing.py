@@ -32,7 +32,7 @@ class Packing(NamedTuple):
 
 def packing(slot: PackedSlot, row: int, number: str) -> Packing:
     """The source for a slot. row: where its first address is. number: C type of the numbers."""
-    codec, i = slot.codec, slot.index
+    codec, i = slot.codec, slot.at
     block = codec.block
     stored = codec.encode_block(torch.zeros(block), 0, None if slot.key is None else 0.0)
     shapes = [(tuple(x.shape), x.dtype) for x in stored]
@@ -101,9 +101,10 @@ def _function(
 
     cpu = torch.device("cpu")
     traced = record(flat, (), made, (2, torch.int32), cpu)
+    scalar: dict[str, Any] = {"cpp.simdlen": 1}
     with captured() as calls:
         kernel = lower(
-            traced, 1, fx_graph_cache=False, force_disable_caches=True, **{"cpp.simdlen": 1}
+            traced, 1, chunked=False, fx_graph_cache=False, force_disable_caches=True, **scalar
         )
         tensors = [torch.zeros(shape, dtype=dtype) for shape, dtype in given]
         numbers = torch.zeros(2, dtype=torch.int32)

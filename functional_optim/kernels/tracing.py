@@ -41,15 +41,15 @@ class Signature(NamedTuple):
 class PackedSlot(NamedTuple):
     """A slot that a kernel sees unpacked.
 
-    index: of the slot among the tensors of a leaf. codec: with blocks of a fixed size. key: where
-    the key of the step is among the numbers; None: it rounds to the nearest. count: of the tensors
-    that it is stored in.
+    at: the index of the slot among the tensors of a leaf. codec: with blocks of a fixed size. key:
+    where the key of the step is among the numbers; None: it rounds to the nearest. parts: how many
+    tensors it is stored in.
     """
 
-    index: int
+    at: int
     codec: Any
     key: int | None
-    count: int
+    parts: int
 
 
 class Trace(NamedTuple):
