@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from pairs import Step
+from recipes import matrix_soap, spread_soap
 from rows import Row
 from steps import evenness, of, ours, row
 from torch import Tensor
@@ -43,24 +44,14 @@ def side_by_side(params: list[Tensor]) -> Step:
     return step
 
 
-def soap(lr: float = 1e-3, *, spread: bool = False) -> fo.GradientTransformation:
-    """SOAP whose bases are renewed every ten steps: all in one of them, or some in each."""
-    refresh = "spread" if spread else "together"
-    return getattr(fo, "soap")(lr, precondition_frequency=10, refresh=refresh)  # noqa: B009
-
-
 def rows() -> list[Row]:
     """Muon with AdamW on the GPT, of SOAP the longest step, and Dion2 beside Muon."""
     rivals = {"torch: Muon, and AdamW fused": side_by_side}
-    found = [row("muon_adamw", "Muon and AdamW", GPT, muon_adamw, rivals, (0.6,))]
-    if hasattr(fo, "soap"):
-        even = partial(evenness, SQUARES, partial(soap, spread=True), soap)
-        what = "Longest step of `soap` over its median step, renewals spread"
-        words = f"{SQUARES.words}, its matrices"
-        found.append(
-            Row("soap-even-squares", what, words, even, (EVEN,), judged="ours", unit="median steps")
-        )
-    if hasattr(fo, "dion2"):
-        made = of(getattr(fo, "dion2"))  # noqa: B009
-        found.append(row("dion2", "`dion2`", SQUARES, made, {"our Muon": ours("Muon")}))
-    return found
+    even = partial(evenness, SQUARES, spread_soap, matrix_soap)
+    what = "Longest step of `soap` over its median step, renewals spread"
+    words = f"{SQUARES.words}, its matrices"
+    return [
+        row("muon_adamw", "Muon and AdamW", GPT, muon_adamw, rivals, (0.6,)),
+        Row("soap-even-squares", what, words, even, (EVEN,), judged="ours", unit="median steps"),
+        row("dion2", "`dion2`", SQUARES, of(fo.dion2), {"our Muon": ours("Muon")}),
+    ]

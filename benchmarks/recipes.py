@@ -1,16 +1,10 @@
-"""Recipes that are measured in more than one way. SOAP is that of the tests."""
+"""Recipes that are measured in more than one way."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import functional_optim as fo
-
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-
-from soap_by_hand import soap
 
 Recipe = Callable[..., fo.GradientTransformation]
 
@@ -49,12 +43,12 @@ def unit_clipped(lr: float = 1e-3) -> fo.GradientTransformation:
 
 def matrix_soap(lr: float = 1e-3) -> fo.GradientTransformation:
     """SOAP with decoupled decay, whose bases are renewed every ten steps."""
-    return fo.chain(soap(lr, every=CYCLE), fo.add_decayed_weights(1e-2 * lr))
+    return fo.soap(lr, precondition_frequency=CYCLE)
 
 
 def spread_soap(lr: float = 1e-3) -> fo.GradientTransformation:
     """The same, with a tenth of the bases renewed in each step."""
-    return fo.chain(soap(lr, every=CYCLE, refresh="spread"), fo.add_decayed_weights(1e-2 * lr))
+    return fo.soap(lr, precondition_frequency=CYCLE, refresh="spread")
 
 
 CYCLE = 10

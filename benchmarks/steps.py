@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from pairs import FEWEST, Step, race, timed
-from recipes import CYCLE, MATRIX, MEASURING, Recipe, averaged, spread_soap
+from recipes import CYCLE, MATRIX, MEASURING, Recipe, averaged
 from rows import Effort, Measured, Row
 from torch import Tensor
 from workloads import BIG, GPT, GPT48, MANY, MLP, SMALL, SQUARES, Workload
@@ -153,6 +153,15 @@ def row(
     return Row(f"{key}-{workload.key}", what, words, run, bars)
 
 
+def packed(kind: str) -> Build:
+    """AdamW whose slots are stored so."""
+
+    def build(params: list[Tensor]) -> Step:
+        return adapters.Optimizer(params, lambda: fo.stored(fo.adamw(1e-3), kind)).step
+
+    return build
+
+
 OTHERS = {
     "NAdam": (0.5,),
     "RAdam": (0.5,),
@@ -218,11 +227,11 @@ def rows() -> list[Row]:
         found.append(row("muon", "Muon", workload, ours("Muon"), forms("Muon"), bars, True))
     soap = of(MATRIX["soap"][1])
     found.append(row("soap", "SOAP", SQUARES, soap, {"our Muon": ours("Muon")}, (), True))
-    what = "Longest step of SOAP over its median step, renewals spread"
-    even = partial(evenness, SQUARES, spread_soap, MATRIX["soap"][1])
-    words = f"{SQUARES.words}, its matrices"
-    found.append(Row("soap-longest-squares", what, words, even, unit="median steps"))
     found.append(row("adafactor", "Adafactor", GPT, ours("Adafactor"), forms("Adafactor"), (0.18,)))
+    rivals = {"our AdamW": ours("AdamW")}
+    for kind, bars in (("int8", (1.0,)), ("bfloat16", ()), ("int4", ()), ("float8_e4m3fn", ())):
+        what = f"AdamW, slots stored in {kind}"
+        found.append(row(f"stored_{kind}", what, BIG, packed(kind), rivals, bars))
     eager = ours("AdamW", compile=False)
     for workload, bars in ((MLP, ()), (GPT, (1.4,))):
         rivals = {"torch, for-loop": forms("AdamW")["torch, for-loop"]}

@@ -121,8 +121,7 @@ def rounding_key(seed: int, t: Any) -> Any:
     if isinstance(t, Tensor):
         own = torch.full((), seed, dtype=torch.int64, device=t.device)
         return (randomness.derived(own, t.to(torch.int64)) & ((1 << WORD) - 1)).to(torch.float64)
-    own = randomness.derived(torch.full((), seed, dtype=torch.int64, device="cpu"), int(t))
-    return float(int(own.item()) & ((1 << WORD) - 1))
+    return float(randomness.derived_number(seed, int(t)) & ((1 << WORD) - 1))
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -211,7 +210,11 @@ class Companded(NamedTuple):
         codes, scale = stored
         code = codes.to(torch.int32)
         if self.bits == 4:
-            code = torch.cat([code & 15, code >> 4], -1)
+            return torch.cat([self._opened(x, scale) for x in (code & 15, code >> 4)], -1)
+        return self._opened(code, scale)
+
+    def _opened(self, code: Tensor, scale: Tensor) -> Tensor:
+        """The numbers of codes, in int32."""
         known = code
         if self.signed:
             known = torch.where(code > self.last, code - (self.last + 1), code)

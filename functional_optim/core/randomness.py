@@ -44,6 +44,15 @@ def derived(key: Tensor, x: Any) -> Tensor:
     return z ^ shifted(z, 31)
 
 
+def derived_number(key: int, x: int) -> int:
+    """`derived` for a key that is a Python integer: the same 64 bits, without a sign."""
+    whole = (1 << 64) - 1
+    z = (key + (x + 1) * GOLDEN) & whole
+    z = ((z ^ (z >> 30)) * FIRST) & whole
+    z = ((z ^ (z >> 27)) * SECOND) & whole
+    return z ^ (z >> 31)
+
+
 def signed(x: int) -> int:
     """The last 64 bits of an integer, as int64 has them."""
     return ((x + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)

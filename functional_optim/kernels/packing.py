@@ -121,11 +121,12 @@ def _function(
         for kind, x in zip(call.types, call.given[0], strict=True):
             if not isinstance(x, Tensor):
                 raise Unsuitable("a kernel of tensors of a fixed size that asks for one")
-            if x.data_ptr() not in known:
-                known[x.data_ptr()] = f"own{len(known)}"
-                size = x.untyped_storage().nbytes()
-                lines.insert(0, f"    alignas(64) char {known[x.data_ptr()]}[{size}];")
-            arguments.append(f"({kind}){known[x.data_ptr()]}")
+            whole = x.untyped_storage()
+            if whole.data_ptr() not in known:
+                own = known[whole.data_ptr()] = f"own{len(known)}"
+                lines.insert(0, f"    alignas(64) char {own}[{whole.nbytes()}];")
+            at = x.data_ptr() - whole.data_ptr()
+            arguments.append(f"({kind})((char*){known[whole.data_ptr()]} + {at})")
         lines.append(f"    {name}_{n}({', '.join(arguments)});")
     names = [*[f"in{i}" for i in range(len(given))], *[f"out{i}" for i in range(outputs)]]
     own = ", ".join([f"void* {x}" for x in names])
