@@ -11,6 +11,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.combinators.hidden_matrices import is_hidden_matrix
 from functional_optim.core import randomness
+from functional_optim.core.base import GradientTransformation
 from functional_optim.core.codecs import Bfloat16, Companded, Float8, InBlocks
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
@@ -62,7 +63,7 @@ class Chosen(ByDefault):
 
 @factory
 def stored(
-    tx: Leafwise,
+    tx: GradientTransformation,
     storage: Kind | Mapping[str, Kind],
     *,
     block_size: int = 256,
