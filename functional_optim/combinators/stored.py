@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,30 +35,18 @@ PROBE = (48, 80)
 """The shape of a tensor by which slots are told that have the shape of theirs."""
 
 
-class ByDefault:
-    """Which leaves are packed if nobody says: matrices of hidden layers that are large enough.
+class Packs:
+    """Which leaves are packed: those with enough real entries that are also chosen.
 
-    min_size: the least number of entries.
+    min_size: the least number of entries. chosen: from the path of a leaf and the leaf.
     """
 
-    def __init__(self, min_size: int) -> None:
+    def __init__(self, min_size: int, chosen: Callable[[str, Tensor], bool]) -> None:
         self.min_size = min_size
+        self.chosen = chosen
 
     def __call__(self, path: str, p: Tensor) -> bool:
-        if p.is_complex() or p.numel() < self.min_size:
-            return False
-        return is_hidden_matrix(path, p)
-
-
-class Chosen(ByDefault):
-    """Leaves that a mask fits, if they are large enough."""
-
-    def __init__(self, min_size: int, mask: Mask) -> None:
-        super().__init__(min_size)
-        self.answers = masked_by(mask).answers
-
-    def __call__(self, path: str, p: Tensor) -> bool:
-        return not p.is_complex() and p.numel() >= self.min_size and self.answers(path, p)
+        return not p.is_complex() and p.numel() >= self.min_size and self.chosen(path, p)
 
 
 @factory
@@ -88,26 +76,27 @@ def stored(
 
     Args:
         tx: a transformation made of one-tensor rules.
-        storage: for all slots that are shaped as the parameter, but weights (averages and copies of
-            parameters); or a dict from patterns of slot names, of which the first counts, for these
-            alone: `{"exp_avg": "int8", "*_basis": "bfloat16"}`.
+        storage: the kind for every slot that has the parameter's shape, except weights (averages
+            and copies of parameters). Or a dict from patterns of slot names to kinds, for the slots
+            that a pattern fits; the first such pattern counts:
+            `{"exp_avg": "int8", "*_basis": "bfloat16"}`.
         block_size: entries that share a scale, a power of two from 16 to 4096. 256 is that of
             bitsandbytes (https://arxiv.org/abs/2110.02861).
         min_size: parameters with fewer entries keep full slots, ≥ 0. 4096 is that of bitsandbytes.
         seed: of the random numbers, in [-2⁶³, 2⁶³). None: round to the nearest.
-        where: whose slots are packed, as in `masked`: patterns of paths, a predicate, or a tree.
-            None: matrices of hidden layers; not embeddings, heads, norms and biases, as far as
-            their names tell.
+        where: the parameters whose slots are packed, as in `masked`: patterns of paths, a
+            predicate, or a tree. None: the matrices of hidden layers, that is, no embeddings,
+            heads, norms or biases, as far as their names tell.
 
     State: of a packed slot `exp_avg.codes`, uint8 of shape (blocks, block_size), for int4 half as
     wide, for float8 in that dtype, and `exp_avg.scale`, float32 of shape (blocks,); in bfloat16
     `exp_avg`. Of a leaf that is not packed, `exp_avg` as without this. What is not finite is NaN.
 
     Raises:
-        TypeError: for a transformation of whole trees, a kind or seed of another type.
-        ValueError: for an unknown kind, a pattern that fits no slot, a slot of weights in 8 bits or
-            less, a size out of range; and for bfloat16 that is rounded to the nearest where a decay
-            rate above 0.995 would never let it fall.
+        TypeError: if tx works on whole trees, or if storage or seed has the wrong type.
+        ValueError: for an unknown kind, a pattern that fits no slot, weights in 8 bits or fewer, or
+            a size out of range. Also for second moments in bfloat16 that are rounded to the nearest
+            with a decay rate above 0.995: they would never fall.
 
     Example::
 
@@ -136,7 +125,7 @@ def stored(
     explicit = isinstance(storage, Mapping)
     if explicit:
         _check_fit(tx, [pattern for pattern, _ in patterns])
-    packs = ByDefault(min_size) if where is None else Chosen(min_size, where)
+    packs = Packs(min_size, is_hidden_matrix if where is None else masked_by(where).answers)
     placements = [
         _packed(placement, names, patterns, explicit, packs, block_size, _own_seed(seed, i))
         for i, (placement, names) in enumerate(zip(tx.placements, tx.layout.slots, strict=True))
@@ -178,7 +167,7 @@ def _packed(
     names: tuple[str, ...],
     patterns: list[tuple[str, str]],
     explicit: bool,
-    packs: ByDefault,
+    packs: Packs,
     block: int,
     seed: int | None,
 ) -> Placement:

@@ -90,10 +90,6 @@ class InBlocks(NamedTuple):
             noise = words(at.reshape(x.shape), key, self.place)
         return self.cells.encode(x, noise)
 
-    def decode_block(self, stored: tuple[Tensor, ...]) -> Tensor:
-        """The inverse of `encode_block`, as float32."""
-        return self.cells.decode(stored)
-
     def decode(self, stored: tuple[Tensor, ...], spec: SlotSpec) -> Tensor:
         found = self.cells.decode(stored).reshape(-1)
         return found[: math.prod(spec.shape)].reshape(spec.shape).to(spec.dtype)

@@ -128,11 +128,16 @@ def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
     return found
 
 
-def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
-    """A new tensor's slots for one rule, as they are stored. path: of the tensor."""
+def _made(rule: Rule, p: Tensor) -> tuple[Any, ...]:
+    """A new tensor's slots for one rule, as the rule makes them."""
     if rule.init is None:
         return ()
-    made = tuple(rule.init(p) if rule.view is None else seen_init(rule.view, rule.init, p))
+    return tuple(rule.init(p) if rule.view is None else seen_init(rule.view, rule.init, p))
+
+
+def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
+    """A new tensor's slots for one rule, as they are stored. path: of the tensor."""
+    made = _made(rule, p)
     if not any(rule.codecs):
         return made
     packs = rule.packs is None or rule.packs(path, p)
@@ -141,11 +146,11 @@ def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
 
 def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
     """A tensor's first slots, packed where its stored ones are."""
+    made = _made(rule, p)
     if not any(rule.codecs):
-        return init_slots(rule, p)
-    assert rule.init is not None
+        return made
     packed = [own.codec is not None for own in stored_slots(rule, stored)]
-    return encoded(rule, tuple(rule.init(p)), packed, p)
+    return encoded(rule, made, packed, p)
 
 
 def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:
@@ -181,9 +186,7 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
     dtype = compute_dtype(p)
     if not (rule.codecs and any(rule.codecs)):  # `any` takes a trace long
         return rule.slots(*[None if s is None else as_real(s, dtype) for s in stored])
-    assert rule.init is not None
-    like = torch.empty(p.shape, dtype=p.dtype, device="meta")
-    known = rule.init(like) if rule.view is None else seen_init(rule.view, rule.init, like)
+    known = _made(rule, torch.empty(p.shape, dtype=p.dtype, device="meta"))
     found: list[Any] = []
     for like, (codec, whole, packed) in zip(known, stored_slots(rule, stored), strict=True):
         if codec is None:

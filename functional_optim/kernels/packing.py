@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.building import Unsuitable, captured
-from functional_optim.kernels.tracing import PackedSlot, lower, record
-
-CHUNK = 1 << 12
-"""Entries in a thread's buffer."""
+from functional_optim.kernels.tracing import BLOCK, PackedSlot, lower, record
 
 
 class Packing(NamedTuple):
@@ -38,7 +35,7 @@ def packing(slot: PackedSlot, row: int, number: str) -> Packing:
     shapes = [(tuple(x.shape), x.dtype) for x in stored]
 
     def decode(tensors: list[Tensor], numbers: Tensor) -> tuple[Tensor, ...]:
-        return (codec.decode_block(tuple(tensors)),)
+        return (codec.cells.decode(tuple(tensors)),)
 
     def encode(tensors: list[Tensor], numbers: Tensor) -> tuple[Tensor, ...]:
         key, place = (None, None) if slot.key is None else numbers.unbind()
@@ -47,15 +44,9 @@ def packing(slot: PackedSlot, row: int, number: str) -> Packing:
     opened = [((block,), torch.float32)]
     unpack = _function(f"unpack{i}", decode, shapes, 1)
     pack = _function(f"pack{i}", encode, opened, len(stored))
-    lines = [f"alignas(64) float slot{i}[{CHUNK}];"]
-    places: list[str] = []
-    spares: list[str] = []
-    sizes: list[int] = []
-    for j, x in enumerate(stored):
-        size = x.element_size() * x.numel()
-        sizes.append(size)
-        places.append(f"(char*)row[{row + j}] + {size} * (start / {block} + k)")
-        spares.append(f"alignas(64) char spare{i}_{j}[{size}];")
+    lines = [f"alignas(64) float slot{i}[{BLOCK}];"]
+    sizes = [x.element_size() * x.numel() for x in stored]
+    places = [f"(char*)row[{row + j}] + {n} * (start / {block} + k)" for j, n in enumerate(sizes)]
     addresses = "".join([f"char* at{j} = {place}; " for j, place in enumerate(places)])
     ats = ", ".join([f"at{j}" for j in range(len(stored))])
     head = f"for (int64_t k = 0; k * {block} < length; ++k) {{ {addresses}"
@@ -64,11 +55,11 @@ def packing(slot: PackedSlot, row: int, number: str) -> Packing:
     short = f"length - k * {block} < {block}"
     fill = save = ""
     if codec.entrywise:  # its last block ends where the tensor ends
-        lines += spares
-        fill = f"if ({short}) {{ memset(spare{i}_0, 0, {sizes[0]}); "
-        fill += f"memcpy(spare{i}_0, at0, {part}); at0 = spare{i}_0; }} "
-        save = f"char* real = at0; if ({short}) at0 = spare{i}_0; "
-    lines.append(f"{head}{fill}unpack{i}({ats}, {floats}); }}")
+        lines.append(f"alignas(64) char spare{i}[{sizes[0]}];")
+        fill = f"if ({short}) {{ memset(spare{i}, 0, {sizes[0]}); "
+        fill += f"memcpy(spare{i}, at0, {part}); at0 = spare{i}; }} "
+        save = f"char* real = at0; if ({short}) at0 = spare{i}; "
+    lines.append(f"{head}{fill}unpack{i}({ats}, {floats}, nullptr); }}")
     seeds = "0, 0" if slot.key is None else f"(int32_t)(({number}*)own)[{slot.key}], (int32_t)at"
     after = f"{head}const int64_t at = start + {block} * k; int32_t seeds[2] = {{{seeds}}}; "
     after += f"{save}pack{i}({floats}, {ats}, seeds); "
@@ -83,8 +74,8 @@ def _function(
     given: list[tuple[tuple[int, ...], torch.dtype]],
     outputs: int,
 ) -> str:
-    """A function of tensors of fixed shapes in C++: addresses of what is given, of the results, and
-    of two integers, if it reads them.
+    """A function of tensors of fixed shapes in C++. Its arguments are addresses: of what is given,
+    of the results, and of two integers, null where it reads none.
 
     Inductor writes plain loops here. Its own vectors read bytes, and the bits of a float, through
     memory, which takes six times as long as what the compiler makes of a loop.
@@ -129,8 +120,6 @@ def _function(
             arguments.append(f"({kind})((char*){known[whole.data_ptr()]} + {at})")
         lines.append(f"    {name}_{n}({', '.join(arguments)});")
     names = [*[f"in{i}" for i in range(len(given))], *[f"out{i}" for i in range(outputs)]]
-    own = ", ".join([f"void* {x}" for x in names])
-    reads = "numbers" in "".join(lines)
-    tail = ", void* numbers" if reads or name.startswith("pack") else ""
+    own = ", ".join([f"void* {x}" for x in (*names, "numbers")])
     body = "\n".join(lines)
-    return f"{source}\nstatic inline void {name}({own}{tail})\n{{\n{body}\n}}\n"
+    return f"{source}\nstatic inline void {name}({own})\n{{\n{body}\n}}\n"
