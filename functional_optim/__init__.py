@@ -57,6 +57,8 @@ with _uncollected():
     )
     from functional_optim.combinators.gates import dynamic_loss_scale as dynamic_loss_scale
     from functional_optim.combinators.gates import skip_large_updates as skip_large_updates
+    from functional_optim.combinators.master_weights import full_weights as full_weights
+    from functional_optim.combinators.master_weights import master_weights as master_weights
     from functional_optim.combinators.matrix_owners import matrix_owners as matrix_owners
     from functional_optim.combinators.mechanize import mechanize as mechanize
     from functional_optim.combinators.partition import freeze as freeze

@@ -31,6 +31,9 @@ WORD = 24
 ONE, INFINITE, SIZE = 127 << 23, 255 << 23, (1 << 31) - 1
 """The float32 1.0 and infinity as integers, and the bits without the sign."""
 
+NAN = INFINITE | 1 << 22
+"""The float32 NaN as an integer."""
+
 SMALLEST = 27 << 23
 """The least that a block's largest number counts for, 2⁻¹⁰⁰: below, quotients would underflow."""
 
@@ -40,7 +43,12 @@ class Cells(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of what is stored; "" for what has the shape of the slot."""
+        """The names of what is stored; "" for what stands under the name of the slot."""
+        ...
+
+    @property
+    def entrywise(self) -> bool:
+        """Whether all that is stored has the shape of the slot."""
         ...
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
@@ -68,22 +76,22 @@ class InBlocks(NamedTuple):
 
     @property
     def entrywise(self) -> bool:
-        """Whether it stores one tensor in the shape of the slot."""
-        return self.fields == ("",)
+        """Whether all that it stores has the shape of the slot."""
+        return self.cells.entrywise
 
     def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
+        if self.entrywise:
+            return self.encode_block(x.to(torch.float32), 0, key)
         count = max(1, math.ceil(x.numel() / self.block))
         flat = x.to(torch.float32).reshape(-1)
         missing = count * self.block - x.numel()
         if missing:
             flat = torch.cat([flat, flat.new_zeros(missing)])
-        found = self.encode_block(flat.reshape(count, self.block), 0, key)
-        if self.entrywise:
-            return (found[0].reshape(-1)[: x.numel()].reshape(x.shape),)
-        return found
+        return self.encode_block(flat.reshape(count, self.block), 0, key)
 
     def encode_block(self, x: Tensor, start: Any, key: Any) -> tuple[Tensor, ...]:
-        """Blocks in a last dimension, one after the other. start: the place of the first entry."""
+        """Blocks in a last dimension, one after the other; of entries alone, any shape. start: the
+        place of the first entry."""
         noise = None
         if key is not None:
             at = start + torch.arange(x.numel(), dtype=torch.int32, device=x.device)
@@ -91,6 +99,8 @@ class InBlocks(NamedTuple):
         return self.cells.encode(x, noise)
 
     def decode(self, stored: tuple[Tensor, ...], spec: SlotSpec) -> Tensor:
+        if self.entrywise:
+            return self.cells.decode(stored).to(spec.dtype)
         found = self.cells.decode(stored).reshape(-1)
         return found[: math.prod(spec.shape)].reshape(spec.shape).to(spec.dtype)
 
@@ -170,6 +180,10 @@ class Companded(NamedTuple):
         return ("codes", "scale")
 
     @property
+    def entrywise(self) -> bool:
+        return False
+
+    @property
     def last(self) -> int:
         """The code of a block's largest number."""
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 2
@@ -231,6 +245,10 @@ class Float8(NamedTuple):
     def fields(self) -> tuple[str, ...]:
         return ("codes", "scale")
 
+    @property
+    def entrywise(self) -> bool:
+        return False
+
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         info = torch.finfo(self.dtype)
         finite, size, largest = _finite(x)
@@ -261,6 +279,10 @@ class Bfloat16(NamedTuple):
     def fields(self) -> tuple[str, ...]:
         return ("",)
 
+    @property
+    def entrywise(self) -> bool:
+        return True
+
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         if noise is None:
             return (x.to(torch.bfloat16),)
@@ -270,3 +292,61 @@ class Bfloat16(NamedTuple):
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         return stored[0].to(torch.float32)
+
+
+class Split(NamedTuple):
+    """A float32 as the nearest bfloat16, and the bits that it lacks as an integer.
+
+    bits: 16, or 8 for the first 8 of them.
+    """
+
+    bits: int = 16
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("", "low")
+
+    @property
+    def entrywise(self) -> bool:
+        return True
+
+    def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
+        bits, cut = _bits(x), 16 - self.bits
+        size = bits & SIZE
+        nan = _below(-size, -INFINITE)
+        size = size & ~nan | NAN & nan
+        if cut:
+            add = 1 << (cut - 1) if noise is None else noise >> (WORD - cut)
+            size = (size + add) >> cut
+        high = (size + (1 << (self.bits - 1))) >> self.bits
+        low = size - (high << self.bits)
+        kept = (high << 16 | bits & ~SIZE).view(torch.float32)
+        return kept.to(torch.bfloat16), low.to(torch.int16 if self.bits == 16 else torch.int8)
+
+    def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
+        high, low = stored
+        bits = _bits(high.to(torch.float32))
+        # a parameter that somebody has set to 0 has bits of another one beside it
+        size = ((bits & SIZE) + (low.to(torch.int32) << (16 - self.bits))).clamp(min=0)
+        return (size | bits & ~SIZE).view(torch.float32)
+
+
+class Compensated(NamedTuple):
+    """A float32 as the nearest bfloat16, and what is left as another one."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("", "compensation")
+
+    @property
+    def entrywise(self) -> bool:
+        return True
+
+    def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
+        kept = x.to(torch.bfloat16)
+        wide = kept.to(torch.float32)
+        rest = torch.where(wide.abs() < math.inf, x - wide, 0.0)
+        return kept, rest.to(torch.bfloat16)
+
+    def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
+        return stored[0].to(torch.float32) + stored[1].to(torch.float32)

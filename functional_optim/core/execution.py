@@ -21,11 +21,13 @@ from functional_optim.core.rule import (
     Selected,
     check_dense_only,
     in_turn,
+    master_of,
     number_of,
     told,
 )
 from functional_optim.core.storage import (
     Slots,
+    SlotSpec,
     as_real,
     as_update,
     closed,
@@ -59,13 +61,13 @@ def run(
 ) -> list[tuple[Tensor, list[Slots]]]:
     """Each leaf's update in compute dtype, with complex numbers as pairs, and its new slots.
 
-    A rule that reads the new parameters gets them rounded as they will be stored. One that takes
-    batches gets all updates of one shape at once. One that looks back also gets the update as it
-    came to an earlier rule.
+    A rule that reads the new parameters gets them rounded as they will be stored, but for bits in a
+    slot. One that takes batches gets all updates of one shape at once. One that looks back also
+    gets the update as it came to an earlier rule.
     """
     dtypes = [compute_dtype(leaf.p) for leaf in leaves]
     us = [as_real(leaf.g, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
-    xs = [as_real(leaf.p, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+    xs = [weights_of(placements, leaf) for leaf in leaves]
     new: list[list[Slots]] = [[] for _ in leaves]
     passed: list[list[Tensor]] = []
     looks_back = any(placement.lookback is not None for placement in placements)
@@ -73,6 +75,10 @@ def run(
         rule, lookback = placement.rule, placement.lookback
         if looks_back:
             passed.append(list(us))
+        if rule.weight_codec is not None:
+            for mine, leaf in zip(new, leaves, strict=True):
+                mine.append(leaf.slots[k])
+            continue
         if rule.batched:
             results = _run_owned(placement, us, leaves, k)
             us = [u for u, _ in results]
@@ -81,13 +87,48 @@ def run(
             continue
         for i, leaf in zip(range(len(leaves)), leaves, strict=True):
             _, p, slots, _, measured, _ = leaf
-            if rule.reads_new_params:
+            if rule.reads_new_params and master_of(placements, p) is None:
                 xs[i] = as_real(base.add(p, as_update(us[i], p)), dtypes[i])
+            elif rule.reads_new_params:
+                xs[i] = weights_of(placements, leaf) + us[i]
             given = (xs[i],) if lookback is None else (xs[i], passed[k - lookback][i])
             known = measured[k] if measured else None
             us[i], mine = _run_one(rule, us[i], slots[k], p, given, leaf.own(k), known)
             new[i].append(mine)
     return list(zip(us, new, strict=True))
+
+
+def weights_of(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
+    """A parameter as rules see it, with the bits of it that a slot holds."""
+    p, k = leaf.p, master_of(placements, leaf.p)
+    if k is None:
+        return as_real(p, compute_dtype(p))
+    codec = placements[k].rule.weight_codec
+    assert codec is not None
+    return codec.decode((p, *present([leaf.slots[k]])), SlotSpec(p.shape, torch.float32))
+
+
+def _divided(
+    placements: Sequence[Placement], leaf: Leaf, u: Tensor, new: list[Slots]
+) -> tuple[Tensor, list[Slots]]:
+    """The update of the parameter that is stored, and the slots with what it lacks.
+
+    The sum of a parameter and its update is exact, unless weights of both signs are so far apart
+    that their difference has more than 24 bits; then what is left is dropped.
+    """
+    k = master_of(placements, leaf.p)
+    if k is None:
+        return u, new
+    p, codec, own = leaf.p, placements[k].rule.weight_codec, leaf.own(k)
+    assert codec is not None
+    own = own.numbers if type(own) is Selected else own
+    key = own.key if type(own) is Keyed else None
+    wanted, *rest = codec.encode(weights_of(placements, leaf) + u, key)
+    step = torch.where(wanted == p, 0.0, wanted.to(torch.float32) - p.to(torch.float32))
+    met = base.add(p, step) == wanted
+    kept = iter([torch.where(met, x, torch.zeros_like(x)) for x in rest])
+    slots = tuple([None if x is None else next(kept) for x in leaf.slots[k]])
+    return step, [*new[:k], slots, *new[k + 1 :]]
 
 
 def _run_one(
@@ -286,8 +327,11 @@ def run_all_stored(
     placements: Sequence[Placement], leaves: Sequence[Leaf]
 ) -> list[tuple[Tensor, list[Slots]]]:
     """`run_stored` for several tensors."""
-    results = zip(leaves, run(placements, leaves), strict=True)
-    return [(as_update(u, leaf.p), new) for leaf, (u, new) in results]
+    found: list[tuple[Tensor, list[Slots]]] = []
+    for leaf, (u, new) in zip(leaves, run(placements, leaves), strict=True):
+        u, new = _divided(placements, leaf, u, new)
+        found.append((as_update(u, leaf.p), new))
+    return found
 
 
 def checked_sums(what: str, found: Any) -> Any:
@@ -321,7 +365,7 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     own = own.numbers if type(own) is Selected else own
     known = () if rule.slots is None else opened(rule, slots[k], p)
     earlier = () if lookback is None else (_after(placements[: k - lookback], leaf),)
-    given = _after(placements[:k], leaf), known, as_real(p, compute_dtype(p)), *earlier, *told(own)
+    given = _after(placements[:k], leaf), known, weights_of(placements, leaf), *earlier, *told(own)
     return checked_sums("reduce", rule.reduce(*given))
 
 

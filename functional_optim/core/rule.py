@@ -13,7 +13,7 @@ from functional_optim import numeric
 from functional_optim.core import base, sharding
 from functional_optim.core.ownership import Owners
 from functional_optim.core.paths import Choice
-from functional_optim.core.storage import Codec
+from functional_optim.core.storage import Codec, WeightCodec
 from functional_optim.core.views import MatrixView
 
 Numbers = tuple[Any, ...]
@@ -67,6 +67,9 @@ class Rule(NamedTuple):
     """The slots whose entries are sizes, such as second moments."""
     weights: tuple[str, ...] = ()
     """The slots that are parameters of their own, such as averages of them."""
+    weight_codec: WeightCodec | None = None
+    """How parameters in bfloat16 and this rule's slots hold weights of more bits, which all rules
+    of the leaf see; its own `update` is not called."""
     scalars: Callable[..., Any] | None = None
     reduce: Callable[..., tuple[Any, ...]] | None = None
     before: Callable[..., Numbers] | None = None
@@ -141,6 +144,16 @@ class Rule(NamedTuple):
         names = base.extra_names(function)
         given = {name: value_at(x, t) for name, x in self.hyper if name in names}
         return partial(function, t, *self.carried(carry), **given)
+
+
+def master_of(placements: Sequence[Placement], p: Tensor) -> int | None:
+    """The index of the rule that keeps what the dtype of a parameter lacks; None if none does."""
+    if p.dtype is not torch.bfloat16:
+        return None
+    for k, placement in zip(range(len(placements)), placements, strict=True):
+        if placement.rule.weight_codec is not None:
+            return k
+    return None
 
 
 def value_at(hyper: Any, t: Any) -> Any:

@@ -79,6 +79,21 @@ class Codec(Protocol):
         ...
 
 
+class WeightCodec(Protocol):
+    """How a parameter in bfloat16 and some slots of its shape hold a float32 together.
+
+    `encode` returns, and `decode` takes, the parameter and then the slots.
+    """
+
+    def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
+        """A float32 as a parameter and slots. key: as in `Codec.encode`."""
+        ...
+
+    def decode(self, stored: tuple[Tensor, ...], spec: SlotSpec) -> Tensor:
+        """The float32 of a parameter and slots."""
+        ...
+
+
 def keys_of(field: str, codec: Codec | None, *, choice: bool) -> list[str]:
     """The names of the tensors in which a slot is stored. choice: of some leaves as it is."""
     if codec is None:

@@ -186,6 +186,7 @@ def _same_rule(a: Rule, b: Rule) -> bool:
     return (
         a.slots is b.slots
         and a.codecs == b.codecs
+        and a.weight_codec == b.weight_codec
         and a.reads_new_params == b.reads_new_params
         and a.elementwise == b.elementwise
         and a.turns == b.turns

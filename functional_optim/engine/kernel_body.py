@@ -80,7 +80,8 @@ class KernelBody:
         return (rule.updates, rule.slots, packed, rule.measure, reduce)
 
     def _place(self, placement: Placement) -> tuple[Any, ...]:
-        return (placement.rule.reads_new_params, placement.gate, placement.lookback)
+        rule = placement.rule
+        return (rule.reads_new_params, rule.weight_codec, placement.gate, placement.lookback)
 
     def _numbers(self) -> tuple[Any, ...]:
         return self.task, self.forms, tuple(self.measured.items())

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
-from functional_optim.core.rule import Keyed, Numbers, Placement, flat_numbers, form_of
+from functional_optim.core.rule import (
+    Keyed,
+    Numbers,
+    Placement,
+    flat_numbers,
+    form_of,
+    master_of,
+)
 from functional_optim.core.storage import Slots, compute_dtype, laid_out_like, present
 from functional_optim.core.turns import takes_turns
 from functional_optim.engine import unpacked
@@ -38,7 +45,10 @@ class KernelExecutor(Executor):
         self.compute = compute_dtype(first)
         self.device = first.device
         self.entries = [self.seen(own) for own in self.slots]
-        dtypes = [grads[members[0]].dtype, first.dtype, *unpacked.dtypes(self.entries[0])]
+        pairs = zip(self.params, self.slots, strict=True)
+        self.weights = [self.seen_weight(p, own) for p, own in pairs]
+        own = unpacked.dtypes([(self.weights[0],), *self.entries[0]])
+        dtypes = [grads[members[0]].dtype, *own]
         self.dtypes = tuple(map(_real, dtypes))
         self.holes = [tuple([slot is None for slot in own]) for own in self.entries[0]]
         # the memory of a conjugate or negative view is not what it says; one of a single element
@@ -70,6 +80,10 @@ class KernelExecutor(Executor):
     def seen(self, slots: list[Slots]) -> list[Slots]:
         """The slots of a tensor as the kernel gets them."""
         return slots
+
+    def seen_weight(self, p: Tensor, slots: list[Slots]) -> Any:
+        """A parameter as the kernel gets it."""
+        return p
 
     def body(self, scalars: BoundScalars) -> KernelBody:
         """What the kernel of a task does."""
@@ -126,20 +140,25 @@ class NativeExecutor(KernelExecutor):
             return None
         if p.device.type != "cpu":
             return None
-        entries = unpacked.unpacked(placements, slots)
+        weight = unpacked.unpacked_weight(placements, p, slots)
+        entries = [(weight,), *unpacked.unpacked(placements, slots)]
         if not unpacked.is_packed(entries):
             return super().accepts(placements, g, p, slots, how)
-        whole = [x for own in entries for x in own if isinstance(x, Tensor)]
+        whole = [x for own in entries[1:] for x in own if isinstance(x, Tensor)]
         stored = unpacked.tensors(entries)
         if p.is_complex() or compute_dtype(p) is not torch.float32 or not in_memory(g, [p, *whole]):
             return None
-        plain = all(x.is_contiguous() and has_address(x) for x in (p, *stored))
+        plain = all(x.is_contiguous() and has_address(x) for x in stored)
         kinds = [getattr(x, "codec", x is None) for own in entries for x in own]
         return (*kind_of(g, p, slots), tuple(kinds)) if plain else None
 
     def seen(self, slots: list[Slots]) -> list[Slots]:
         """The slots of a tensor, packed ones as what they are to the rule."""
         return unpacked.unpacked(self.group.placements, slots)
+
+    def seen_weight(self, p: Tensor, slots: list[Slots]) -> Any:
+        """A parameter, or how it is stored with a slot."""
+        return unpacked.unpacked_weight(self.group.placements, p, slots)
 
     def body(self, scalars: BoundScalars) -> KernelBody:
         """What the kernel of a task does to slots that are not packed."""
@@ -179,9 +198,8 @@ class NativeExecutor(KernelExecutor):
             return None
         sizes = [kernel_size(p) for p in self.params]
         rows = array.array("q")
-        for p, mine in zip(self.params, self.entries, strict=True):
-            rows.append(p.data_ptr())
-            rows.extend(unpacked.addresses(mine))
+        for p, mine in zip(self.weights, self.entries, strict=True):
+            rows.extend(unpacked.addresses([(p,), *mine]))
         return kernels.MultiTensorLaunch(native, sizes, rows, self._threads(sizes), self.compute)
 
     def _wanted_part(self, part: KernelPart) -> kernels.Request:
@@ -191,7 +209,8 @@ class NativeExecutor(KernelExecutor):
     def _wanted(self, body: KernelBody, entries: list[Slots]) -> kernels.Request:
         """The library of a body. entries: the slots that it sees of the first parameter."""
         dtypes = (*self.dtypes[:2], *map(_real, unpacked.dtypes(entries)))
-        packed = unpacked.packed_slots(body, entries, 2)
+        master = master_of(self.group.placements, self.params[0])
+        packed = unpacked.packed_slots(body, self.weights[0], entries, master)
         numbers = (body.count, self.compute)
         signature = kernels.Signature((dtypes,), None, numbers, self.device, 1, packed)
         outputs = len(body.probe(self.params[0]))
@@ -205,7 +224,7 @@ class NativeExecutor(KernelExecutor):
         count = len(flat_numbers(scalars.numbers))
         threads = self._threads(sizes)
         return StagedLaunch(
-            parts, self.params, sizes, self.entries, count, self.compute, threads, cut=cut
+            parts, self.weights, sizes, self.entries, count, self.compute, threads, cut=cut
         )
 
     def _threads(self, sizes: list[int]) -> int:

@@ -106,6 +106,8 @@ def can_be_cut(scalars: BoundScalars) -> bool:
 def _stateless(placements: Sequence[Placement], stop: int) -> int:
     """How many of the first rules have neither slots nor a measure, and can run once more."""
     for k, placement in enumerate(placements[:stop]):
+        if placement.rule.weight_codec is not None:
+            continue  # its slots belong to the parameter
         if placement.rule.keys or placement.rule.measure is not None:
             return min(k, stop - 1)
     return max(stop - 1, 0)
@@ -116,8 +118,8 @@ class StagedLaunch:
 
     Args:
         parts: the kernels, with their libraries.
-        params: the tensors. sizes: the number of their real entries. slots: for each, those of each
-            rule.
+        params: the tensors, as kernels see them. sizes: the number of their real entries.
+        slots: for each tensor, those of each rule.
         numbers: how many numbers a step has. dtype: theirs, and that of updates.
         threads: how many share the work.
         cut: whether the update is handed on.
@@ -126,7 +128,7 @@ class StagedLaunch:
     def __init__(
         self,
         parts: Sequence[tuple[KernelPart, kernels.Native]],
-        params: list[Tensor],
+        params: list[Any],
         sizes: list[int],
         slots: list[list[Slots]],
         numbers: int,
@@ -146,8 +148,7 @@ class StagedLaunch:
                 rows, at = array.array("q"), 0
                 for p, own, size in zip(params[a:b], slots[a:b], sizes[a:b], strict=True):
                     update = self.update[at:] if cut else None
-                    rows.append(p.data_ptr())
-                    rows.extend(addresses(part.entries(own, update)))
+                    rows.extend(addresses([(p,), *part.entries(own, update)]))
                     at += size
                 each = part is not parts[-1][0]
                 launch = kernels.MultiTensorLaunch(

@@ -1,4 +1,4 @@
-"""Slots as kernels see them: packed ones stand for what a rule gets."""
+"""Parameters and slots as kernels see them: packed ones stand for what a rule gets."""
 
 from __future__ import annotations
 
@@ -9,17 +9,27 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.codecs import InBlocks
-from functional_optim.core.rule import Placement
+from functional_optim.core.rule import Placement, master_of
 from functional_optim.core.storage import Slots, stored_slots
 from functional_optim.engine.kernel_body import KernelBody
 from functional_optim.kernels import PackedSlot
 
 
 class Unpacked(NamedTuple):
-    """A packed slot of one tensor."""
+    """A packed slot of one tensor, or the tensor with the bits that it lacks."""
 
     codec: InBlocks
     stored: Slots
+
+
+def unpacked_weight(
+    placements: Sequence[Placement], p: Tensor, slots: Sequence[Slots]
+) -> Tensor | Unpacked:
+    """A parameter, or how it is stored together with a slot."""
+    k = master_of(placements, p)
+    if k is None or not isinstance(codec := placements[k].rule.weight_codec, InBlocks):
+        return p
+    return Unpacked(codec, (p, *[x for x in slots[k] if x is not None]))
 
 
 def unpacked(placements: Sequence[Placement], slots: Sequence[Slots]) -> list[Slots]:
@@ -30,6 +40,9 @@ def unpacked(placements: Sequence[Placement], slots: Sequence[Slots]) -> list[Sl
     found: list[Slots] = []
     for placement, own in zip(placements, slots, strict=True):
         rule = placement.rule
+        if isinstance(rule.weight_codec, InBlocks):
+            found.append((None,) * len(own))  # a part of the parameter
+            continue
         if not all(type(x) in (InBlocks, type(None)) for x in rule.codecs) or not any(rule.codecs):
             found.append(own)
             continue
@@ -67,9 +80,18 @@ def dtypes(entries: Sequence[Slots]) -> list[torch.dtype]:
     return [torch.float32 if type(x) is Unpacked else x.dtype for x in present]
 
 
-def packed_slots(body: KernelBody, entries: Sequence[Slots], first: int) -> tuple[PackedSlot, ...]:
-    """What is packed of the slots that a kernel sees. first: the index of the first slot."""
+def packed_slots(
+    body: KernelBody, weight: Tensor | Unpacked, entries: Sequence[Slots], master: int | None
+) -> tuple[PackedSlot, ...]:
+    """What is packed of the parameter and the slots that a kernel sees.
+
+    master: the index of the rule whose slots belong to the parameter.
+    """
     found: list[PackedSlot] = []
+    if type(weight) is Unpacked:
+        key = None if master is None else body.key_at(master)
+        found.append(PackedSlot(1, weight.codec, key, len(weight.stored)))
+    first = 2
     for k, own in enumerate(entries):
         for x in own:
             if type(x) is Unpacked:
@@ -86,5 +108,7 @@ def without_codecs(placements: Sequence[Placement]) -> tuple[Placement, ...]:
         rule = placement.rule
         if any(rule.codecs) and rule.slots is not None:
             rule = rule._replace(codecs=(), packs=None, keys=rule.slots._fields)
+        if rule.weight_codec is not None:
+            rule = rule._replace(weight_codec=None)
         found.append(placement._replace(rule=rule))
     return tuple(found)

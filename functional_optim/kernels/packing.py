@@ -51,21 +51,21 @@ def packing(slot: PackedSlot, row: int, number: str) -> Packing:
     ats = ", ".join([f"at{j}" for j in range(len(stored))])
     head = f"for (int64_t k = 0; k * {block} < length; ++k) {{ {addresses}"
     floats = f"slot{i} + {block} * k"
-    part = f"(size_t)((length - k * {block}) * {stored[0].element_size()})"
-    short = f"length - k * {block} < {block}"
-    fill = save = ""
-    if codec.entrywise:  # its last block ends where the tensor ends
-        lines.append(f"alignas(64) char spare{i}[{sizes[0]}];")
-        fill = f"if ({short}) {{ memset(spare{i}, 0, {sizes[0]}); "
-        fill += f"memcpy(spare{i}, at0, {part}); at0 = spare{i}; }} "
-        save = f"char* real = at0; if ({short}) at0 = spare{i}; "
+    short = f"if (length - k * {block} < {block})"
+    fill = save = back = ""
+    for j, (x, n) in enumerate(zip(stored, sizes, strict=True) if codec.entrywise else ()):
+        # the last block ends where the tensor ends
+        spare, part = f"spare{i}_{j}", f"(size_t)((length - k * {block}) * {x.element_size()})"
+        lines.append(f"alignas(64) char {spare}[{n}];")
+        fill += f"{short} {{ memset({spare}, 0, {n}); memcpy({spare}, at{j}, {part}); "
+        fill += f"at{j} = {spare}; }} "
+        save += f"char* real{j} = at{j}; {short} at{j} = {spare}; "
+        back += f"if (real{j} != at{j}) memcpy(real{j}, at{j}, {part}); "
     lines.append(f"{head}{fill}unpack{i}({ats}, {floats}, nullptr); }}")
     seeds = "0, 0" if slot.key is None else f"(int32_t)(({number}*)own)[{slot.key}], (int32_t)at"
     after = f"{head}const int64_t at = start + {block} * k; int32_t seeds[2] = {{{seeds}}}; "
-    after += f"{save}pack{i}({floats}, {ats}, seeds); "
-    if codec.entrywise:
-        after += f"if (real != at0) memcpy(real, at0, {part}); "
-    return Packing(f"{unpack}{pack}", "\n        ".join(lines), f"{after}}}")
+    after += f"{save}pack{i}({floats}, {ats}, seeds); {back}}}"
+    return Packing(f"{unpack}{pack}", "\n        ".join(lines), after)
 
 
 def _function(

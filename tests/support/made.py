@@ -192,6 +192,10 @@ MADE: dict[str, list[Any]] = {
     "sharded_over": [],
     "sign": [fo.sign()],
     "skip_large_updates": [fo.skip_large_updates(TX, 1.5)],
+    "master_weights": [
+        fo.master_weights(fo.adam(0.1), kind)
+        for kind in ("split16", "split8", "kahan", "stochastic")
+    ],
     "slot_dtypes": [fo.slot_dtypes(fo.adam(0.1), exp_avg=torch.bfloat16)],
     "stored": [
         fo.stored(fo.adam(0.1), kind, block_size=16, min_size=0)

@@ -1,0 +1,186 @@
+"""`master_weights`: parameters in bfloat16 that keep the bits which their dtype lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.checkpoint.lookup import get, keys
+from functional_optim.core import randomness
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.codecs import Bfloat16, Compensated, InBlocks, Split
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Placement
+
+Kind = Literal["split16", "split8", "kahan", "stochastic"]
+
+CELLS: dict[str, Any] = {
+    "split16": Split(16),
+    "split8": Split(8),
+    "kahan": Compensated(),
+    "stochastic": Bfloat16(),
+}
+
+KEPT_IN = {torch.int16: Split(16), torch.int8: Split(8), torch.bfloat16: Compensated()}
+"""How weights are put together, by the dtype of what is kept."""
+
+BLOCK = 1 << 12
+"""Entries that a kernel divides at once."""
+
+PLACE = 127
+"""Of a parameter among the slots of a rule, whose random numbers are others."""
+
+
+class MasterSlots(NamedTuple):
+    weight_low: Tensor | None
+    """The bits that bfloat16 lacks, like p, int16 or int8; None for parameters of other dtypes."""
+
+
+class CompensationSlots(NamedTuple):
+    weight_compensation: Tensor | None
+    """The weight less the parameter, like p, bfloat16; None for parameters of other dtypes."""
+
+
+@factory
+def master_weights(
+    tx: GradientTransformation, kind: Kind = "split16", *, seed: int = 0
+) -> Leafwise:
+    """Train parameters in bfloat16 as if they had more bits.
+
+    bfloat16 has 8 bits: an update below 1/512 of a weight is rounded away, and training stands
+    still. Here the rules of tx see, and step, a weight w of more bits; the parameter is w rounded,
+    and what it lacks is kept in a slot:
+
+    * `"split16"`: the other 16 bits of a float32, 2 bytes. Nothing is lost: the weights are those
+      that tx would make of parameters in float32, bit by bit, given the same gradients.
+    * `"split8"`: 8 of them, 1 byte; the last 8 are rounded by chance.
+    * `"kahan"`: w - p as another bfloat16, 2 bytes.
+    * `"stochastic"`: nothing. The parameter is w rounded by chance, so that small updates count in
+      the mean.
+
+    Random numbers are a function of seed, step and place in the parameter. Parameters of float32
+    and others are stepped as without this. Gradients come as they are; float32 ones are welcome,
+    where nothing casts them to the dtype of the parameter.
+
+    Args:
+        tx: a transformation made of one-tensor rules. It may be whole: averages of the parameters
+            in it see w.
+        kind: what is kept.
+        seed: of the random numbers, in [-2⁶³, 2⁶³).
+
+    State: `weight_low`, int16 or int8, or `weight_compensation`, bfloat16, in the shape of the
+    parameter, at first 0; `fo.full_weights` puts w together. Where a parameter is set by hand, w is
+    within half a step of bfloat16 of it.
+
+    Raises:
+        TypeError: if tx works on whole trees, or for a seed of the wrong type.
+        ValueError: for an unknown kind; from `init`, for a parameter in float16, whose bits are not
+            the first ones of a float32.
+
+    Papers: Zamirai et al., "Revisiting BFloat16 Training", https://arxiv.org/abs/2010.06192 (kahan,
+    stochastic); Warner, https://optimi.benjaminwarner.dev/kahan_summation/.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> w = torch.ones(2, dtype=torch.bfloat16)
+        >>> tx = fo.master_weights(fo.sgd(1e-3))
+        >>> state = tx.init(w)
+        >>> for _ in range(10):
+        ...     u, state = tx.update(torch.ones(2), state, w)
+        ...     w = fo.apply_updates(w, u)
+        >>> w, fo.full_weights(w, state)
+        (tensor([0.9883, 0.9883], dtype=torch.bfloat16), tensor([0.9900, 0.9900]))
+    """
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            f"master_weights takes a transformation made of one-tensor rules, but got a "
+            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
+        )
+    if kind not in CELLS:
+        raise ValueError(f"master_weights knows no kind {kind!r}; pass one of {', '.join(CELLS)}.")
+    if any(x.rule.weight_codec is not None for x in tx.placements):
+        raise ValueError("master_weights got a recipe that has them already; use it once.")
+    randomness.seed_tensor("master_weights", seed, torch.device("cpu"))
+    cells = CELLS[kind]
+    low = {"split16": torch.int16, "split8": torch.int8}.get(kind)
+
+    def init(p: Tensor) -> Any:
+        if p.dtype is torch.float16:
+            raise ValueError(
+                "master_weights got a parameter in float16, whose bits are not the first ones of a "
+                "float32; use bfloat16."
+            )
+        kept = None
+        if p.dtype is torch.bfloat16:
+            kept = torch.zeros_like(p, dtype=low, requires_grad=False)
+        return CompensationSlots(kept) if kind == "kahan" else MasterSlots(kept)
+
+    first = leafwise(None if kind == "stochastic" else init, _as_it_is, name="master_weights")
+    (placement,) = first.placements
+    rule = placement.rule._replace(
+        weight_codec=InBlocks(cells, BLOCK, PLACE),
+        seed=seed if kind in ("split8", "stochastic") else None,
+        plain=False,
+    )
+    return Leafwise((placement._replace(rule=rule), *map(_with_wide_slots, tx.placements)))
+
+
+def _with_wide_slots(placement: Placement) -> Placement:
+    """The same with slots in float32 for a parameter in bfloat16: they belong to its weight."""
+    init = placement.rule.init
+    return placement if init is None else placement.initialized(partial(_wide_init, init))
+
+
+def _wide_init(init: Callable[[Tensor], Any], p: Tensor) -> Any:
+    return init(p.to(torch.float32) if p.dtype is torch.bfloat16 else p)
+
+
+def _as_it_is(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
+    return u, slots
+
+
+def full_weights(params: Any, state: Any) -> Any:
+    """The weights of which `master_weights` makes parameters in bfloat16.
+
+    Args:
+        params: the parameters.
+        state: of a transformation with `master_weights` in it.
+
+    Returns:
+        A tree like params: float32 where the state has more bits of a parameter, else the parameter
+        itself.
+
+    Raises:
+        ValueError: if a slot has another shape than its parameter.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> w = torch.ones(1, dtype=torch.bfloat16)
+        >>> tx = fo.master_weights(fo.sgd(1e-3))
+        >>> u, state = tx.update(torch.ones(1), tx.init(w), w)
+        >>> fo.full_weights(fo.apply_updates(w, u), state)
+        tensor([0.9990])
+    """
+
+    def joined(path: str, p: Tensor, kept: Any) -> Tensor:
+        if kept is None or p.dtype is not torch.bfloat16:
+            return p
+        if kept.shape != p.shape:
+            raise ValueError(
+                f"the parameter {path!r} has shape {tuple(p.shape)}, but the state keeps bits for "
+                f"one of shape {tuple(kept.shape)}; pass the state of these parameters."
+            )
+        return KEPT_IN[kept.dtype].decode((p, kept))
+
+    for name in (*MasterSlots._fields, *CompensationSlots._fields):
+        for key in keys(state, name):
+            params = tree.map_with_path(joined, params, get(state, key))
+    return params
