@@ -107,6 +107,11 @@ class Sequence(base.GradientTransformation):
 
     def __new__(cls, parts: tuple[base.GradientTransformation, ...]) -> Sequence:
         for part in parts[:-1]:
+            if any(x.rule.weight_codec is not None for x in _rules_of(part)):
+                raise ValueError(
+                    "a transformation of whole trees stands after master_weights, whose update is "
+                    "rounded for the parameters; put it before, or leave master_weights out."
+                )
             if isinstance(part, Leafwise) and part.placements[-1].rule.reads_new_params:
                 name = part.placements[-1].name
                 raise ValueError(

@@ -105,7 +105,8 @@ def weights_of(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
         return as_real(p, compute_dtype(p))
     codec = placements[k].rule.weight_codec
     assert codec is not None
-    return codec.decode((p, *present([leaf.slots[k]])), SlotSpec(p.shape, torch.float32))
+    found = codec.decode((p, *present([leaf.slots[k]])), SlotSpec(p.shape, torch.float32))
+    return _with_gradient_of(as_real(p, torch.float32), found)
 
 
 def _divided(
@@ -125,10 +126,18 @@ def _divided(
     key = own.key if type(own) is Keyed else None
     wanted, *rest = codec.encode(weights_of(placements, leaf) + u, key)
     step = torch.where(wanted == p, 0.0, wanted.to(torch.float32) - p.to(torch.float32))
+    step = _with_gradient_of(u, step)
     met = base.add(p, step) == wanted
     kept = iter([torch.where(met, x, torch.zeros_like(x)) for x in rest])
     slots = tuple([None if x is None else next(kept) for x in leaf.slots[k]])
     return step, [*new[:k], slots, *new[k + 1 :]]
+
+
+def _with_gradient_of(x: Tensor, rounded: Tensor) -> Tensor:
+    """What has been rounded, with the derivative of what it was, where one is taken."""
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return rounded
+    return rounded.detach() + (x - x.detach())
 
 
 def _run_one(

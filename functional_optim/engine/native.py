@@ -63,6 +63,8 @@ class KernelExecutor(Executor):
     ) -> Hashable | None:
         """Plain tensors of one layout; of one shape, too, where a rule looks at shapes."""
         flat, mine = elementwise(placements), present(slots)
+        if not p.is_contiguous() and any(x.rule.seed is not None for x in placements):
+            return None  # random numbers go by the place in the tensor, not in memory
         if how not in ("compiled", "strict") or not in_memory(g, [p, *mine], flat):
             return None
         return (*kind_of(g, p, slots), None if flat else (tuple(p.shape), p.stride()))

@@ -201,7 +201,41 @@ def test_packed_slots_beside_it(kind):
     assert state.slots["exp_avg.codes"]["w"].dtype is torch.uint8
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_layouts_without_order_are_rounded_alike(kind):
+    w = torch.randn(60, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    image = w.reshape(30, 4, 5, 4).to(memory_format=torch.channels_last)
+    for p in (w.t(), w[:, ::2], image, w[0, 0]):
+        for tx in (
+            fo.master_weights(fo.sgd(1e-2), kind),
+            fo.stored(fo.sgd(1e-2, momentum=0.9), "bfloat16", where="*", min_size=0),
+        ):
+            g = {"w": torch.randn(p.shape, generator=torch.Generator().manual_seed(1))}
+            a, _ = updated(tx, {"w": p}, [g, g])
+            b, _ = compiled(tx, {"w": p}, [g, g])
+            mine, opt = optimizer(tx, {"w": p}, compile=False)
+            stepped(mine, opt, [{"w": g["w"].bfloat16()}] * 2)
+            wanted, _ = updated(tx, {"w": p}, [{"w": g["w"].bfloat16()}] * 2)
+            assert torch.equal(a["w"], b["w"])
+            assert torch.equal(mine["w"], wanted["w"])
+
+
+def test_gradients_pass_the_rounding():
+    def loss(lr: Tensor, p: Tensor, kind: str) -> Tensor:
+        tx = fo.master_weights(fo.sgd(lr), kind)
+        p, _ = updated(tx, p, [torch.ones(3)] * 2)
+        return p.float().sum()
+
+    for kind in KINDS:
+        at = torch.tensor(0.1), torch.ones(3, dtype=torch.bfloat16)
+        by_lr, by_p = torch.func.grad(loss, argnums=(0, 1))(*at, kind)
+        assert by_lr.item() == -6.0
+        assert torch.equal(by_p, torch.ones_like(by_p))
+
+
 def test_wrong_arguments():
+    with pytest.raises(ValueError, match="a transformation of whole trees stands after"):
+        fo.chain(fo.master_weights(fo.sgd(0.1)), fo.flatten(fo.sign()))
     with pytest.raises(ValueError, match="knows no kind 'split4'; pass one of split16"):
         fo.master_weights(fo.sgd(0.1), "split4")
     with pytest.raises(TypeError, match="takes a transformation made of one-tensor rules"):
