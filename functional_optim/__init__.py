@@ -61,6 +61,7 @@ with _uncollected():
     from functional_optim.combinators.master_weights import master_weights as master_weights
     from functional_optim.combinators.matrix_owners import matrix_owners as matrix_owners
     from functional_optim.combinators.mechanize import mechanize as mechanize
+    from functional_optim.combinators.offload import offload as offload
     from functional_optim.combinators.partition import freeze as freeze
     from functional_optim.combinators.partition import masked as masked
     from functional_optim.combinators.partition import partition as partition

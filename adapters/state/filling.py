@@ -96,7 +96,8 @@ def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> No
         for key, beside in zip(keys, placement.rule.beside(), strict=True):
             slot = state.get(key)
             if beside and slot is not None:
-                base.check_slot(name, key, slot, p)
+                away = placement.rule.home is not None
+                base.check_slot(name, key, slot, p, away=away)
 
 
 def discard(optimizer: OptimizerBase, made: Made) -> None:

@@ -21,7 +21,7 @@ from functional_optim.checkpoint.precision import restore_precision
 from functional_optim.core import base, sharding
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import partial
-from functional_optim.core.storage import slots_like
+from functional_optim.core.storage import at_home, slots_like
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import OptimizerBase
@@ -171,6 +171,9 @@ def check_loaded(
             new = _check_parameter(optimizer, path, p, found, raw, part, bool(other))
             faults += [fault.format(f"parameter {place(group, k, i)}") for fault in new]
     _refuse(faults)
+    for k, tx in chains:
+        for path, p in named(optimizer.param_groups[k]):
+            _send_home(optimizer.state.get(p, {}), tx.on(path, p))
     counts = SharedCounts(optimizer, chains)
     counts.gather()
     base.unrecorded(counts.agree, Readings())
@@ -225,6 +228,14 @@ def _check_parameter(
         else:
             found[key] = _as_kept(found[key], x, entry)
     return faults
+
+
+def _send_home(found: dict[str, Any], tx: Leafwise | None) -> None:
+    """Put the slots of one parameter into the memory in which they are kept."""
+    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True) if tx else ():
+        if placement.rule.home is not None:
+            kept = at_home(placement.rule, tuple([found.get(key) for key in keys]))
+            found.update({key: x for key, x in zip(keys, kept, strict=True) if key in found})
 
 
 def _misplaced(x: Any, p: Tensor, beside: bool) -> str | None:

@@ -206,8 +206,11 @@ def check_gradient(path: str, g: Any, p: Tensor) -> None:
     _check_beside(path, g, "the gradient", p)
 
 
-def check_slot(path: str, key: str, slot: Any, p: Tensor) -> None:
-    """Raise TypeError or ValueError unless an elementwise rule can keep a slot for p."""
+def check_slot(path: str, key: str, slot: Any, p: Tensor, *, away: bool = False) -> None:
+    """Raise TypeError or ValueError unless an elementwise rule can keep a slot for p.
+
+    away: whether it may be in other memory.
+    """
     if not isinstance(slot, Tensor):
         raise TypeError(
             f"the slot {key!r} of parameter {path!r} is a {type(slot).__name__}, not a tensor; "
@@ -219,7 +222,7 @@ def check_slot(path: str, key: str, slot: Any, p: Tensor) -> None:
             f"{p.dtype}; pass the state that this transformation's own init returned for it."
         )
     _check_layout(slot, f"the slot {key!r} of parameter {path!r}")
-    _check_beside(path, slot, f"the slot {key!r}", p)
+    _check_beside(path, slot, f"the slot {key!r}", p, away=away)
 
 
 def _check_layout(
@@ -231,11 +234,14 @@ def _check_layout(
         raise TypeError(f"{named} is {layout}, but must be {known}; pass a dense tensor.")
 
 
-def _check_beside(path: str, x: Tensor, what: str, p: Tensor) -> None:
-    """Raise TypeError or ValueError unless x lies where p does, and both have all their memory."""
+def _check_beside(path: str, x: Tensor, what: str, p: Tensor, *, away: bool = False) -> None:
+    """Raise TypeError or ValueError unless x lies where p does, and both have all their memory.
+
+    away: whether x may be on another device.
+    """
     _check_layout(p, f"parameter {path!r}")
     sharding.check_beside(path, x, what, p)
-    if x.device != p.device and not sharding.is_sharded(p):
+    if x.device != p.device and not away and not sharding.is_sharded(p):
         raise ValueError(
             f"{what} of parameter {path!r} is on {x.device}, but the parameter is on {p.device}; "
             "move one of them with .to(device)."

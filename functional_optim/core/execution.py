@@ -30,6 +30,7 @@ from functional_optim.core.storage import (
     SlotSpec,
     as_real,
     as_update,
+    beside,
     closed,
     compute_dtype,
     opened,
@@ -105,7 +106,8 @@ def weights_of(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
         return as_real(p, compute_dtype(p))
     codec = placements[k].rule.weight_codec
     assert codec is not None
-    found = codec.decode((p, *present([leaf.slots[k]])), SlotSpec(p.shape, torch.float32))
+    kept = present([beside(p, leaf.slots[k])])
+    found = codec.decode((p, *kept), SlotSpec(p.shape, torch.float32))
     return _with_gradient_of(as_real(p, torch.float32), found)
 
 
@@ -129,7 +131,7 @@ def _divided(
     step = _with_gradient_of(u, step)
     met = base.add(p, step) == wanted
     kept = iter([torch.where(met, x, torch.zeros_like(x)) for x in rest])
-    slots = tuple([None if x is None else next(kept) for x in leaf.slots[k]])
+    slots = tuple([None if x is None else next(kept).to(x.device) for x in leaf.slots[k]])
     return step, [*new[:k], slots, *new[k + 1 :]]
 
 

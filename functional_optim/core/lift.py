@@ -269,6 +269,7 @@ def check_trees(
             placement.rule.elementwise and chosen(placement.where, path, p)
             for (path, p), _ in (known if keys else ())
         ]
+        away = placement.rule.home is not None
         for key, beside in zip(keys, placement.rule.beside(), strict=True):
             tree.check_same(
                 params,
@@ -282,7 +283,7 @@ def check_trees(
                 known, tree.rows(params, state.slots[key]), alike, strict=True
             ):
                 if own and beside and g is not None and slot is not None:
-                    base.check_slot(path, key, slot, p)
+                    base.check_slot(path, key, slot, p, away=away)
 
 
 def check_state(placements: Sequence[Placement], layout: Layout, state: Any) -> None:

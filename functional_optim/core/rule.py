@@ -13,7 +13,7 @@ from functional_optim import numeric
 from functional_optim.core import base, sharding
 from functional_optim.core.ownership import Owners
 from functional_optim.core.paths import Choice
-from functional_optim.core.storage import Codec, WeightCodec
+from functional_optim.core.storage import Codec, Home, WeightCodec
 from functional_optim.core.views import MatrixView
 
 Numbers = tuple[Any, ...]
@@ -70,6 +70,8 @@ class Rule(NamedTuple):
     weight_codec: WeightCodec | None = None
     """How parameters in bfloat16 and this rule's slots hold weights of more bits, which all rules
     of the leaf see; its own `update` is not called."""
+    home: Home | None = None
+    """Where new slots are kept; None: where their parameter is."""
     scalars: Callable[..., Any] | None = None
     reduce: Callable[..., tuple[Any, ...]] | None = None
     before: Callable[..., Numbers] | None = None

@@ -79,6 +79,14 @@ class Codec(Protocol):
         ...
 
 
+class Home(Protocol):
+    """Memory in which slots are kept."""
+
+    def keep(self, x: Tensor) -> Tensor:
+        """A new slot in that memory."""
+        ...
+
+
 class WeightCodec(Protocol):
     """How a parameter in bfloat16 and some slots of its shape hold a float32 together.
 
@@ -153,10 +161,21 @@ def _made(rule: Rule, p: Tensor) -> tuple[Any, ...]:
 def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
     """A new tensor's slots for one rule, as they are stored. path: of the tensor."""
     made = _made(rule, p)
-    if not any(rule.codecs):
-        return made
-    packs = rule.packs is None or rule.packs(path, p)
-    return encoded(rule, made, [packs and x is not None for x in made], p)
+    if any(rule.codecs):
+        packs = rule.packs is None or rule.packs(path, p)
+        made = encoded(rule, made, [packs and x is not None for x in made], p)
+    return at_home(rule, made)
+
+
+def at_home(rule: Rule, slots: Slots) -> Slots:
+    """New slots in the memory in which their rule keeps them."""
+    home = rule.home
+    return slots if home is None else tuple([x if x is None else home.keep(x) for x in slots])
+
+
+def beside(p: Tensor, slots: Slots) -> Slots:
+    """Slots in the memory of their parameter."""
+    return tuple([x if x is None else x.to(p.device) for x in slots])
 
 
 def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
@@ -199,6 +218,8 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
     if rule.slots is None:
         return ()
     dtype = compute_dtype(p)
+    if rule.home is not None:
+        stored = beside(p, stored)
     if not (rule.codecs and any(rule.codecs)):  # `any` takes a trace long
         return rule.slots(*[None if s is None else as_real(s, dtype) for s in stored])
     known = _made(rule, torch.empty(p.shape, dtype=p.dtype, device="meta"))
@@ -225,6 +246,9 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
         slots = encoded(rule, slots, packed, p, key)
     pairs = zip(slots, stored, strict=True)
     new = tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
+    if rule.home is not None:
+        pairs = zip(new, stored, strict=True)
+        new = tuple([x if x is None else x.to(old.device) for x, old in pairs])
     if not rule.elementwise:  # slots of others have the shape of their parameter
         for name, x, old in zip(rule.keys, new, stored, strict=True):
             if x is not None and x.shape != old.shape:

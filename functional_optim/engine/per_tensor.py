@@ -39,11 +39,12 @@ class PerTensorExecutor(Executor):
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of every tensor: rules have run by then.
 
-        On DTensors they run while the step is written: a whole model may consist of them, and all
-        results at once would need its memory.
+        On DTensors, and with slots in other memory, they run while the step is written: a whole
+        model may consist of them, and all results at once would need its memory.
         """
         placements, cast = scalars.placements, Caster(scalars.numbers)
         writes: list[Write] = []
+        away = any(placement.rule.home is not None for placement in placements)
         dense = [i for i in self.members if grads[i].layout is torch.strided]
         for i in self.members:
             if grads[i].layout is not torch.strided:
@@ -55,7 +56,7 @@ class PerTensorExecutor(Executor):
             else [[i] for i in dense]
         ):
             step = partial(self._stepped, some, grads, placements, cast)
-            late = len(some) == 1 and sharding.is_sharded(self.group.params[some[0]])
+            late = len(some) == 1 and (away or sharding.is_sharded(self.group.params[some[0]]))
             writes += [partial(_now, step)] if late else step()
         return writes
 

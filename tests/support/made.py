@@ -196,6 +196,7 @@ MADE: dict[str, list[Any]] = {
         fo.master_weights(fo.adam(0.1), kind)
         for kind in ("split16", "split8", "kahan", "stochastic")
     ],
+    "offload": [fo.offload(fo.adam(0.1), "cpu")],
     "slot_dtypes": [fo.slot_dtypes(fo.adam(0.1), exp_avg=torch.bfloat16)],
     "stored": [
         fo.stored(fo.adam(0.1), kind, block_size=16, min_size=0)

@@ -1,0 +1,109 @@
+"""`offload`: slots in host memory, or in files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.factory import factory
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.memory import has_address
+
+
+class HostMemory(NamedTuple):
+    """Keeps slots in the host's memory. min_size: those with as many entries, at least."""
+
+    min_size: int
+
+    def keep(self, x: Tensor) -> Tensor:
+        """A new slot where it belongs."""
+        here = x.device.type in ("cpu", "meta") or x.numel() < self.min_size
+        return x if here else x.cpu()
+
+
+class Files(NamedTuple):
+    """Keeps slots of the CPU in files of a folder, which have no names: they go with the tensors.
+
+    min_size: as for `HostMemory`.
+    """
+
+    folder: str
+    min_size: int
+
+    def keep(self, x: Tensor) -> Tensor:
+        """A new slot where it belongs."""
+        if not has_address(x) or x.numel() < max(self.min_size, 1) or x.device.type != "cpu":
+            return x
+        handle, name = tempfile.mkstemp(dir=self.folder)
+        try:
+            os.ftruncate(handle, x.numel() * x.element_size())
+            found = torch.from_file(name, shared=True, size=x.numel(), dtype=x.dtype)
+        finally:
+            os.close(handle)
+            os.unlink(name)
+        return found.as_strided(x.shape, torch.empty_like(x).stride()).copy_(x)
+
+
+@factory
+def offload(
+    tx: GradientTransformation, to: str | os.PathLike[str], *, min_size: int = 4096
+) -> Leafwise:
+    """Keep the slots of a transformation away from the memory in which the model is.
+
+    * `to="cpu"`: in host memory, for parameters on another device. A step brings the slots of one
+      parameter there, and takes the new ones back, before the next parameter's.
+    * `to` is a folder: in files that are mapped into memory, for parameters on the CPU and state
+      that is larger than its memory. Kernels read and write them as they do all tensors; the
+      operating system brings pages from the disk and takes them back. The files have no names, so
+      nothing is left when the process ends, however it ends. Save a state dict to keep a state.
+
+    `fo.compile` and optimizer objects step such slots in place. The pure `update` returns new ones:
+    where they were for host memory, as any other tensors for files.
+
+    Args:
+        tx: a transformation made of one-tensor rules.
+        to: "cpu", or a folder that exists; one on a fast disk of this machine.
+        min_size: slots with fewer entries stay where they are, ≥ 0.
+
+    Raises:
+        TypeError: if tx works on whole trees, or `to` is no string or path.
+        ValueError: if there is no such folder, or nothing can be written there.
+
+    Example::
+
+        >>> import tempfile, torch, functional_optim as fo
+        >>> tx = fo.offload(fo.adamw(1e-3), tempfile.gettempdir())
+        >>> params = {"w": torch.ones(64, 64)}
+        >>> step, state = fo.compile(tx, compile=False), tx.init(params)
+        >>> params, state = step({"w": torch.ones(64, 64)}, state, params)
+        >>> state.slots["exp_avg"]["w"][0, 0]
+        tensor(0.1000)
+    """
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            f"offload takes a transformation made of one-tensor rules, but got a "
+            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
+        )
+    numeric.check_count("offload", 0, min_size=min_size)
+    home = _home(to, min_size)
+    kept = [x._replace(rule=x.rule._replace(home=home)) for x in tx.placements]
+    return Leafwise(tuple(kept))
+
+
+def _home(to: Any, min_size: int) -> HostMemory | Files:
+    if not isinstance(to, (str, os.PathLike)):
+        raise TypeError(f'offload takes "cpu" or a folder, but got a {type(to).__name__}.')
+    if to == "cpu":
+        return HostMemory(min_size)
+    folder = os.path.abspath(os.fspath(to))
+    if not os.path.isdir(folder):
+        raise ValueError(f'offload takes "cpu" or a folder that exists, but got {to!r}.')
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"offload cannot write files into {folder!r}; pass another folder.")
+    return Files(folder, min_size)

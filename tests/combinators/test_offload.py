@@ -1,0 +1,126 @@
+"""`offload`: slots in files and in host memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim import adapters
+
+RECIPES = {
+    "adamw": lambda: fo.adamw(1e-2),
+    "clipped": lambda: fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(1e-2), fo.params_ema(0.9)),
+    "muon": lambda: fo.muon_adamw(),
+    "stored": lambda: fo.stored(fo.adamw(1e-2), "int8", where="*", min_size=0),
+    "master": lambda: fo.master_weights(fo.adamw(1e-2), "split8"),
+}
+
+
+def model(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    sizes = {"hidden": (64, 96), "bias": (5,), "large": (5000,)}
+    return {k: torch.randn(n, generator=random).to(dtype) for k, n in sizes.items()}
+
+
+def gradients(steps: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    random = torch.Generator().manual_seed(1)
+    like = model()
+    return [
+        {k: torch.randn(p.shape, generator=random).to(dtype) for k, p in like.items()}
+        for _ in range(steps)
+    ]
+
+
+def mapped(x: Tensor) -> bool:
+    """Whether the memory of a tensor is that of a file without a name."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_, last = line.split(maxsplit=5)
+        start, stop = (int(y, 16) for y in span.split("-"))
+        if start <= x.data_ptr() < stop:
+            return last.rstrip().endswith("(deleted)")
+    return False
+
+
+def stepped(tx: Any, dtype: torch.dtype, **more: Any) -> tuple[dict[str, Any], Any]:
+    params = {k: torch.nn.Parameter(p) for k, p in model(dtype).items()}
+    opt = adapters.Optimizer(params.items(), lambda: tx, **more)
+    for g in gradients(3, dtype):
+        for k, p in params.items():
+            p.grad = g[k]
+        opt.step()
+    return params, opt
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="it asks Linux for its maps")
+@pytest.mark.parametrize("name", RECIPES)
+def test_slots_in_files_are_stepped_as_others(name, tmp_path):
+    dtype = torch.bfloat16 if name == "master" else torch.float32
+    tx = RECIPES[name]()
+    away = fo.offload(tx, tmp_path)
+    for compile in (True, False):
+        params, opt = stepped(away, dtype, compile=compile)
+        others, plain = stepped(tx, dtype, compile=compile)
+        for k, p in params.items():
+            assert torch.equal(p, others[k])
+            for key, x in plain.state[others[k]].items():
+                assert torch.equal(opt.state[p][key], x)
+                assert mapped(opt.state[p][key]) == (x.numel() >= 4096)
+    params, step, state = model(dtype), fo.compile(away), away.init(model(dtype))
+    for g in gradients(3, dtype):
+        params, state = step(g, state, params)
+    slots = [x["hidden"] for x in state.slots.values() if x["hidden"] is not None]
+    assert any(map(mapped, slots))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="it asks Linux for its maps")
+def test_a_loaded_state_goes_into_files_and_they_go_with_it(tmp_path):
+    params, opt = stepped(fo.offload(fo.adamw(1e-2), tmp_path), torch.float32)
+    _, plain = stepped(fo.adamw(1e-2), torch.float32)
+    opt.load_state_dict(plain.state_dict())
+    assert mapped(opt.state[params["hidden"]]["exp_avg"])
+    maps = Path("/proc/self/maps")
+    assert str(tmp_path) in maps.read_text()
+    del params, opt
+    gc.collect()
+    assert str(tmp_path) not in maps.read_text()
+
+
+def test_slots_in_host_memory_of_another_device():
+    import torch._lazy.ts_backend
+
+    torch._lazy.ts_backend.init()
+    for name, make in RECIPES.items():
+        dtype = torch.bfloat16 if name == "master" else torch.float32
+        tx = fo.offload(make(), "cpu", min_size=1000)
+        known, plain = stepped(make(), dtype, compile=False)
+        params = {k: torch.nn.Parameter(p.to("lazy")) for k, p in model(dtype).items()}
+        opt = adapters.Optimizer(params.items(), lambda tx=tx: tx, compile=False)
+        for g in gradients(3, dtype):
+            for k, p in params.items():
+                p.grad = g[k].to("lazy")
+            opt.step()
+        for k, p in params.items():
+            torch.testing.assert_close(p.detach().cpu(), known[k].detach(), rtol=1e-2, atol=1e-4)
+            for key, x in opt.state[p].items():
+                if key != "step":
+                    assert x.device.type == ("cpu" if x.numel() >= 1000 else "lazy")
+                    assert x.dtype == plain.state[known[k]][key].dtype
+
+
+def test_wrong_arguments(tmp_path):
+    with pytest.raises(TypeError, match="one-tensor rules"):
+        fo.offload(fo.flatten(fo.adam()), "cpu")
+    with pytest.raises(TypeError, match='takes "cpu" or a folder, but got a int'):
+        fo.offload(fo.adam(), 3)
+    with pytest.raises(ValueError, match="a folder that exists"):
+        fo.offload(fo.adam(), tmp_path / "none")
+    with pytest.raises(ValueError, match="min_size"):
+        fo.offload(fo.adam(), "cpu", min_size=-1)
