@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ class Files(NamedTuple):
             found = torch.from_file(name, shared=True, size=x.numel(), dtype=x.dtype)
         finally:
             os.close(handle)
-            os.unlink(name)
+            Path(name).unlink()
         return found.as_strided(x.shape, torch.empty_like(x).stride()).copy_(x)
 
 
@@ -101,9 +102,9 @@ def _home(to: Any, min_size: int) -> HostMemory | Files:
         raise TypeError(f'offload takes "cpu" or a folder, but got a {type(to).__name__}.')
     if to == "cpu":
         return HostMemory(min_size)
-    folder = os.path.abspath(os.fspath(to))
-    if not os.path.isdir(folder):
+    folder = Path(to).resolve()
+    if not folder.is_dir():
         raise ValueError(f'offload takes "cpu" or a folder that exists, but got {to!r}.')
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"offload cannot write files into {folder!r}; pass another folder.")
-    return Files(folder, min_size)
+        raise ValueError(f"offload cannot write files into {to!r}; pass another folder.")
+    return Files(str(folder), min_size)

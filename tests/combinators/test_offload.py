@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ from torch import Tensor
 import functional_optim as fo
 from functional_optim import adapters
 
+MAPS = Path("/proc/self/maps")
+linux = pytest.mark.skipif(not MAPS.exists(), reason="it asks Linux for its maps")
+
 RECIPES = {
-    "adamw": lambda: fo.adamw(1e-2),
     "clipped": lambda: fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(1e-2), fo.params_ema(0.9)),
-    "muon": lambda: fo.muon_adamw(),
     "stored": lambda: fo.stored(fo.adamw(1e-2), "int8", where="*", min_size=0),
     "master": lambda: fo.master_weights(fo.adamw(1e-2), "split8"),
 }
@@ -40,7 +40,7 @@ def gradients(steps: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:
 
 def mapped(x: Tensor) -> bool:
     """Whether the memory of a tensor is that of a file without a name."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in MAPS.read_text().splitlines():
         span, *_, last = line.split(maxsplit=5)
         start, stop = (int(y, 16) for y in span.split("-"))
         if start <= x.data_ptr() < stop:
@@ -58,7 +58,7 @@ def stepped(tx: Any, dtype: torch.dtype, **more: Any) -> tuple[dict[str, Any], A
     return params, opt
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="it asks Linux for its maps")
+@linux
 @pytest.mark.parametrize("name", RECIPES)
 def test_slots_in_files_are_stepped_as_others(name, tmp_path):
     dtype = torch.bfloat16 if name == "master" else torch.float32
@@ -77,20 +77,19 @@ def test_slots_in_files_are_stepped_as_others(name, tmp_path):
         params, state = step(g, state, params)
     slots = [x["hidden"] for x in state.slots.values() if x["hidden"] is not None]
     assert any(map(mapped, slots))
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="it asks Linux for its maps")
+@linux
 def test_a_loaded_state_goes_into_files_and_they_go_with_it(tmp_path):
     params, opt = stepped(fo.offload(fo.adamw(1e-2), tmp_path), torch.float32)
     _, plain = stepped(fo.adamw(1e-2), torch.float32)
     opt.load_state_dict(plain.state_dict())
     assert mapped(opt.state[params["hidden"]]["exp_avg"])
-    maps = Path("/proc/self/maps")
-    assert str(tmp_path) in maps.read_text()
+    assert str(tmp_path) in MAPS.read_text()
     del params, opt
     gc.collect()
-    assert str(tmp_path) not in maps.read_text()
+    assert str(tmp_path) not in MAPS.read_text()
 
 
 def test_slots_in_host_memory_of_another_device():

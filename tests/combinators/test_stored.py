@@ -179,6 +179,32 @@ def test_a_resumed_run_is_bitwise_the_same():
     assert_same(other.state[q], opt.state[p])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_inside_the_backward_pass_are_those_after_it(kind):
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(1)
+    first = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
+    model, other = copy.deepcopy(first), copy.deepcopy(first)
+    tx = fo.stored(fo.adamw(1e-2), kind, where="*", min_size=0)
+    usual = adapters.Optimizer(other.named_parameters(), lambda: tx)
+    own = {p: adapters.Optimizer([(n, p)], lambda: tx) for n, p in model.named_parameters()}
+
+    def use(p: Any) -> None:
+        own[p].step()
+        own[p].zero_grad()
+
+    for p in own:
+        p.register_post_accumulate_grad_hook(use)
+    for _ in range(4):
+        model(x).square().mean().backward()
+        other(x).square().mean().backward()
+        usual.step()
+        usual.zero_grad()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert_same(p.detach(), q.detach())
+        assert_same(own[p].state[p], usual.state[q])
+
+
 def test_state_takes_the_bytes_that_it_says():
     def of(tx: Any) -> float:
         state = tx.init({"w": torch.zeros(256, 256)})
