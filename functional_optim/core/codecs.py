@@ -26,13 +26,15 @@ from functional_optim.core import randomness
 from functional_optim.core.storage import SlotSpec
 
 WORD = 24
-"""Bits of a random number; of a key as many, so that float32 holds it exactly."""
+"""Bits of a key, so that float32 holds it exactly."""
 
 ONE, INFINITE, SIZE = 127 << 23, 255 << 23, (1 << 31) - 1
 """The float32 1.0 and infinity as integers, and the bits without the sign."""
 
 NAN = INFINITE | 1 << 22
 """The float32 NaN as an integer."""
+
+LARGEST_BFLOAT16 = 0x7F7F << 16
 
 SMALLEST = 27 << 23
 """The least that a block's largest number counts for, 2⁻¹⁰⁰: below, quotients would underflow."""
@@ -81,21 +83,21 @@ class InBlocks(NamedTuple):
 
     def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
         if self.entrywise:
-            return self.encode_block(x.to(torch.float32), 0, key)
+            return self.encode_block(x.to(torch.float32), _places(x, key), key)
         count = max(1, math.ceil(x.numel() / self.block))
         flat = x.to(torch.float32).reshape(-1)
         missing = count * self.block - x.numel()
         if missing:
             flat = torch.cat([flat, flat.new_zeros(missing)])
-        return self.encode_block(flat.reshape(count, self.block), 0, key)
+        flat = flat.reshape(count, self.block)
+        return self.encode_block(flat, _places(flat, key), key)
 
-    def encode_block(self, x: Tensor, start: Any, key: Any) -> tuple[Tensor, ...]:
-        """Blocks in a last dimension, one after the other; of entries alone, any shape. start: the
-        place of the first entry."""
-        noise = None
-        if key is not None:
-            at = start + torch.arange(x.numel(), dtype=torch.int32, device=x.device)
-            noise = words(at.reshape(x.shape), key, self.place)
+    def encode_block(self, x: Tensor, places: Any, key: Any) -> tuple[Tensor, ...]:
+        """Blocks in a last dimension, one after the other; of entries alone, any shape.
+
+        places: those of its entries in the slot, int32; None with no key.
+        """
+        noise = None if key is None else words(places, key, self.place)
         return self.cells.encode(x, noise)
 
     def decode(self, stored: tuple[Tensor, ...], spec: SlotSpec) -> Tensor:
@@ -105,21 +107,27 @@ class InBlocks(NamedTuple):
         return found[: math.prod(spec.shape)].reshape(spec.shape).to(spec.dtype)
 
 
+def _places(x: Tensor, key: Any) -> Tensor | None:
+    """The places of entries of a tensor, if there is a key."""
+    if key is None:
+        return None
+    return torch.arange(x.numel(), dtype=torch.int32, device=x.device).reshape(x.shape)
+
+
 def words(place: Tensor, key: Any, salt: int) -> Tensor:
-    """Random int32 in [0, 2²⁴) for int32 places. key: a whole number below 2²⁴."""
+    """Random int32 for int32 places; their first bits are the best. key: a whole number < 2²⁴."""
     if isinstance(key, Tensor):
         own = key.to(torch.int32)
     else:
         own = torch.full((), int(key), dtype=torch.int32, device=place.device)
-    h = place ^ (own ^ (salt << WORD))
-    h = (h ^ _shifted(h, 16)) * 0x7FEB352D
-    h = (h ^ _shifted(h, 15)) * (0x846CA68B - (1 << 32))
-    return _shifted(h ^ _shifted(h, 16), 32 - WORD)
+    h = (place ^ (own ^ (salt << WORD))) * 0x7FEB352D
+    h = (h ^ (h >> 15)) * (0x846CA68B - (1 << 32))
+    return h
 
 
-def _shifted(x: Tensor, n: int) -> Tensor:
-    """int32 shifted to the right by n bits, zeros coming in."""
-    return (x >> n) & ((1 << (32 - n)) - 1)
+def _first(noise: Tensor, n: int) -> Tensor:
+    """The first n bits of random numbers."""
+    return (noise >> (32 - n)) & ((1 << n) - 1)
 
 
 def rounding_key(seed: int, t: Any) -> Any:
@@ -139,16 +147,20 @@ def _below(x: Tensor, least: int) -> Tensor:
     return (x - least) >> 31
 
 
-def _finite(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where numbers are finite, as bits; the sizes of these as integers; a block's largest.
+def _first_half(bits: Tensor) -> Tensor:
+    """The bfloat16 of the first 16 bits of a float32."""
+    return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
-    Integers of sizes compare as the sizes do, and compilers find the largest with vector units.
+
+def _scale(size: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """By what sizes of a block must be divided to be below a number, and one over it.
+
+    Infinite ones do not count. Integers of sizes compare as the sizes do, and compilers find the
+    largest with vector units.
     """
-    size = _bits(x) & SIZE
-    finite = _below(size, INFINITE)
-    size = size & finite
-    largest = size.amax(-1, keepdim=True).clamp(min=SMALLEST).view(torch.float32)
-    return finite, size, largest
+    largest = (size & _below(size, INFINITE)).amax(-1, keepdim=True).clamp(min=SMALLEST)
+    scale = largest.view(torch.float32) / (most * (1 - 2.0**-20))
+    return scale.squeeze(-1), 1 / scale
 
 
 def _cut(x: Tensor, kept: int, noise: Tensor | None, least: int) -> Tensor:
@@ -160,7 +172,7 @@ def _cut(x: Tensor, kept: int, noise: Tensor | None, least: int) -> Tensor:
     bits, add = _bits(x), 1 << (shift - 1)
     if noise is not None:
         low = _below(bits, least)
-        add = (noise >> (WORD - shift)) & ~low | low & add
+        add = _first(noise, shift) & ~low | low & add
     return (bits + add) >> shift
 
 
@@ -190,49 +202,53 @@ class Companded(NamedTuple):
 
     @property
     def nan(self) -> int:
-        """The code of NaN; of signed codes that of -0."""
+        """The code of NaN; of signed codes, -last - 1 as well."""
         return self.last + 1
 
     @property
     def top(self) -> float:
-        """|x| / scale of a block's largest number."""
+        """The largest |x| / scale that has a code."""
         whole, part = divmod(self.last, 1 << self.steps)
         return 2.0**whole * (1 + part / (1 << self.steps)) - 1
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-        finite, size, largest = _finite(x)
-        scale = largest / self.top
+        size = (_bits(x) & SIZE).clamp(max=INFINITE)
+        scale, inverse = _scale(size, self.top)
+        z = 1 + size.view(torch.float32) * inverse
         first = ONE >> (23 - self.steps)
-        z = 1 + size.view(torch.float32) / scale
         code = _cut(z, self.steps, noise, (first + 1) << (23 - self.steps)) - first
-        code = code.clamp(max=self.last)
+        code = code.clamp(max=self.nan)
         if self.signed:
-            code = code + (_below(-code, 0) & (_bits(x) >> 31) & (self.last + 1))
+            sign = _bits(x) >> 31
+            code = (code ^ sign) - sign
         else:
             code = torch.maximum(code, _below(-size, 0) & 1)
-        code = code & finite | self.nan & ~finite
         if self.bits == 4:
             half = code.shape[-1] // 2
-            code = code[..., :half] | code[..., half:] << 4
-        return code.to(torch.uint8), scale.squeeze(-1)
+            code = code[..., :half] & 15 | code[..., half:] << 4
+        return code.to(torch.int8 if self.signed else torch.uint8), scale
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         codes, scale = stored
         code = codes.to(torch.int32)
         if self.bits == 4:
-            return torch.cat([self._opened(x, scale) for x in (code & 15, code >> 4)], -1)
+            low = (code << 28) >> 28 if self.signed else code & 15
+            return torch.cat([self._opened(x, scale) for x in (low, code >> 4)], -1)
         return self._opened(code, scale)
 
     def _opened(self, code: Tensor, scale: Tensor) -> Tensor:
         """The numbers of codes, in int32."""
-        known = code
+        sign = code >> 31 if self.signed else 0
+        known = (code ^ sign) - sign if self.signed else code
+        z = (known + (ONE >> (23 - self.steps))) << (23 - self.steps)
+        size = (z.view(torch.float32) - 1) * scale.unsqueeze(-1)
         if self.signed:
-            known = torch.where(code > self.last, code - (self.last + 1), code)
-        z = ((known + (ONE >> (23 - self.steps))) << (23 - self.steps)).view(torch.float32)
-        size = (z - 1) * scale.unsqueeze(-1)
-        if self.signed:
-            size = torch.where(code > self.last, -size, size)
-        return torch.where(code == self.nan, math.nan, size)
+            size = (_bits(size) | sign & ~SIZE).view(torch.float32)
+        return torch.where(known == self.nan, math.nan, size)
+
+
+NUMBERS = {3: 126, 2: 123}
+"""The last code of a number of torch's 8-bit floats, by the bits of their mantissas."""
 
 
 class Float8(NamedTuple):
@@ -249,27 +265,50 @@ class Float8(NamedTuple):
     def entrywise(self) -> bool:
         return False
 
+    @property
+    def steps(self) -> int:
+        """How many bits of a mantissa it has."""
+        return 3 if self.dtype is torch.float8_e4m3fn else 2
+
+    @property
+    def least(self) -> int:
+        """Its smallest normal number, as the integer of a float32."""
+        return ONE - ((1 << (6 - self.steps)) - 2 << 23)
+
+    @property
+    def first(self) -> int:
+        """What a code is less than the first bits of its float32."""
+        return (self.least >> (23 - self.steps)) - (1 << self.steps)
+
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-        info = torch.finfo(self.dtype)
-        finite, size, largest = _finite(x)
-        scale = largest / info.max
-        kept = 3 if self.dtype is torch.float8_e4m3fn else 2
-        size = (size.view(torch.float32) / scale).clamp(max=info.max)
-        if noise is not None:
-            cut = _cut(size, kept, noise, 0) << (23 - kept)
-            cut = cut.view(torch.float32).clamp(max=info.max)
-            size = torch.where(size < info.smallest_normal, size, cut)
+        size = (_bits(x) & SIZE).clamp(max=INFINITE)
+        scale, inverse = _scale(size, torch.finfo(self.dtype).max)
+        ratio = size.view(torch.float32) * inverse
+        code = _cut(ratio, self.steps, noise, self.least) - self.first
+        # below its smallest normal number all steps are equal: a sum rounds to them
+        ulp = self.least - (self.steps << 23)
+        anchor = torch.full((), ulp + (23 << 23), dtype=torch.int32, device=x.device)
+        even = _bits(ratio + anchor.view(torch.float32)) - anchor
+        low = _below(_bits(ratio), self.least)
+        code = code & ~low | even & low
+        if not self.signed:
+            code = torch.maximum(code, _below(-size, 0) & 1)
+        nan = _below(-size, 1 - INFINITE)
+        code = code & ~nan | 127 & nan
         if self.signed:
-            size = torch.where(x < 0, -size, size)
-        else:  # half of the smallest number would be rounded to 0
-            least = info.smallest_normal * 2.0**-kept
-            size = torch.where(x > 0, size.clamp(min=least), size)
-        size = torch.where(finite < 0, size, math.nan)
-        return size.to(self.dtype), scale.squeeze(-1)
+            code = code | ((_bits(x) >> 31) & 128)
+        return code.to(torch.uint8).view(self.dtype), scale
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         codes, scale = stored
-        return codes.to(torch.float32) * scale.unsqueeze(-1)
+        code = codes.view(torch.uint8).to(torch.int32)
+        size = code & 127
+        normal = ((size + self.first) << (23 - self.steps)).view(torch.float32)
+        ulp = math.ldexp(1.0, (self.least >> 23) - 127 - self.steps)
+        found = torch.where(size < 1 << self.steps, size * ulp, normal) * scale.unsqueeze(-1)
+        if self.signed:
+            found = (_bits(found) | (code & 128) << 24).view(torch.float32)
+        return torch.where(size > NUMBERS[self.steps], math.nan, found)
 
 
 class Bfloat16(NamedTuple):
@@ -286,9 +325,10 @@ class Bfloat16(NamedTuple):
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         if noise is None:
             return (x.to(torch.bfloat16),)
-        kept = (_bits(x) + (noise >> (WORD - 16))) & -(1 << 16)
-        cut = torch.where(x.abs() < torch.finfo(torch.bfloat16).max, kept, _bits(x))
-        return (cut.view(torch.float32).to(torch.bfloat16),)
+        bits = _bits(x)
+        size = bits & SIZE
+        add = _first(noise, 16) & _below(size, LARGEST_BFLOAT16)
+        return (_first_half(bits + add | NAN & _below(-size, -INFINITE)),)
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         return stored[0].to(torch.float32)
@@ -316,12 +356,12 @@ class Split(NamedTuple):
         nan = _below(-size, -INFINITE)
         size = size & ~nan | NAN & nan
         if cut:
-            add = 1 << (cut - 1) if noise is None else noise >> (WORD - cut)
+            add = 1 << (cut - 1) if noise is None else _first(noise, cut)
             size = (size + add) >> cut
         high = (size + (1 << (self.bits - 1))) >> self.bits
         low = size - (high << self.bits)
-        kept = (high << 16 | bits & ~SIZE).view(torch.float32)
-        return kept.to(torch.bfloat16), low.to(torch.int16 if self.bits == 16 else torch.int8)
+        kept = _first_half(high << 16 | bits & ~SIZE)
+        return kept, low.to(torch.int16 if self.bits == 16 else torch.int8)
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         high, low = stored

@@ -18,7 +18,7 @@ from functional_optim.core.storage import SlotSpec
 from functional_optim.kernels.building import Unsuitable, captured, type_of
 from functional_optim.kernels.builds import Draft
 from functional_optim.kernels.launches import Launch, Native, compare, symbol_of
-from functional_optim.kernels.packing import Packing, packing
+from functional_optim.kernels.packing import PLACES, Packing, packing
 from functional_optim.kernels.tracing import BLOCK, Body, Signature, Trace, lower, trace
 
 PROBE = 37
@@ -122,6 +122,7 @@ def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str
             width=width,
             before="".join([f"        {part.before}\n" for part in parts]),
             after="".join([f"        {part.after}\n" for part in parts if part.after]),
+            places=PLACES if parts else "",
             own=f"        void* own = (void*){own};\n" if parts else "",
             outputs=outputs,
             sums=sums,
@@ -137,7 +138,7 @@ LOOP = """
 #include <vector>
 
 typedef void* (*Reader)(void*);
-
+{places}
 extern "C" void {symbol}(const int64_t* call)
 {{
     const int64_t* blocks = (const int64_t*)call[0];
