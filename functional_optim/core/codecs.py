@@ -35,6 +35,7 @@ NAN = INFINITE | 1 << 22
 """The float32 NaN as an integer."""
 
 LARGEST_BFLOAT16 = 0x7F7F << 16
+"""bfloat16's largest number as the integer of a float32."""
 
 SMALLEST = 27 << 23
 """The least that a block's largest number counts for, 2⁻¹⁰⁰: below, quotients would underflow."""

@@ -15,7 +15,6 @@ from torch import Tensor
 from functional_optim.kernels.building import Unsuitable, captured
 from functional_optim.kernels.tracing import BLOCK, PackedSlot, lower, record
 
-
 PLAIN = {
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e5m2: torch.uint8,
@@ -23,12 +22,12 @@ PLAIN = {
 }
 """Integers that have the bits of a float: compilers read no classes into vectors."""
 
-PLACES = """
-static const struct Places {
-    alignas(64) int32_t at[%d];
-    Places() { for (int32_t i = 0; i < %d; ++i) at[i] = i; }
-} places;
-""" % (BLOCK, BLOCK)
+PLACES = f"""
+static const struct Places {{
+    alignas(64) int32_t at[{BLOCK}];
+    Places() {{ for (int32_t i = 0; i < {BLOCK}; ++i) at[i] = i; }}
+}} places;
+"""
 """The places in a block. Inductor counts them in 64 bits, and to halve these takes as long as a
 product."""
 
