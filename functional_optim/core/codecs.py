@@ -43,7 +43,8 @@ class Cells(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of what is stored; "" for what stands under the name of the slot."""
+        """The names of what is stored. Of a slot the first is that of the kind, which says how it
+        is decoded; "" for what stands under the name of the slot."""
         ...
 
     @property
@@ -177,7 +178,7 @@ class Companded(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return ("codes", "scale")
+        return (f"{'int' if self.signed else 'uint'}{self.bits}", "scale")
 
     @property
     def entrywise(self) -> bool:
@@ -243,7 +244,7 @@ class Float8(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return ("codes", "scale")
+        return (str(self.dtype).removeprefix("torch."), "scale")
 
     @property
     def entrywise(self) -> bool:
@@ -277,7 +278,7 @@ class Bfloat16(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return ("",)
+        return ("bfloat16",)
 
     @property
     def entrywise(self) -> bool:
@@ -350,3 +351,18 @@ class Compensated(NamedTuple):
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         return stored[0].to(torch.float32) + stored[1].to(torch.float32)
+
+
+CELLS: dict[str, Cells] = {
+    cells.fields[0]: cells
+    for cells in (
+        Companded(8, True, 4),
+        Companded(8, False, 4),
+        Companded(4, True, 1),
+        Companded(4, False, 1),
+        Float8(torch.float8_e4m3fn),
+        Float8(torch.float8_e5m2),
+        Bfloat16(),
+    )
+}
+"""How slots are decoded, by the names under which they are stored."""

@@ -60,7 +60,7 @@ class Codec(Protocol):
     must do the same.
 
     fields: names of the stored tensors; a state keeps them as `exp_avg.codes`, `exp_avg.scale`, and
-        one without a name as `exp_avg`.
+        one without a name as `exp_avg`. Loading knows by these names how a slot was stored.
     """
 
     @property
@@ -143,9 +143,6 @@ def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
             found.append(StoredSlot(None, mine[0], ()))
         elif len(names) > len(codec.fields):
             found.append(StoredSlot(None if mine[1] is None else codec, mine[0], mine[1:]))
-        elif codec.fields == ("",) and rule.packs is not None:
-            packed = mine[0] is not None and mine[0].dtype is torch.bfloat16
-            found.append(StoredSlot(codec if packed else None, mine[0], mine))
         else:
             found.append(StoredSlot(codec if None not in mine else None, None, mine))
     return found
