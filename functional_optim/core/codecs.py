@@ -17,12 +17,13 @@ A number that is not finite becomes NaN, alone: the others of its block are stor
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from functional_optim.core import randomness
+from functional_optim.core import randomness, sharding
 from functional_optim.core.storage import SlotSpec
 
 WORD = 24
@@ -64,6 +65,9 @@ class Cells(Protocol):
 class InBlocks(NamedTuple):
     """A slot in blocks of consecutive entries, the last one filled up with zeros.
 
+    Of a DTensor each process packs its own part. All have as many blocks as the largest part needs,
+    and they lie in a grid like that of the parts, so the shape tells by how many they were packed.
+
     place: of the slot in its rule, so that no two are rounded by the same random numbers.
     """
 
@@ -81,9 +85,19 @@ class InBlocks(NamedTuple):
         return self.cells.entrywise
 
     def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
+        if not sharding.is_sharded(x):
+            return self._encode(x, self.blocks(x.numel()), key)
+        found = self._encode(sharding.part(x), self.blocks(sharding.largest_part(x)), key)
+        make = sharding.from_part if self.entrywise else sharding.in_grid
+        return tuple([make(y, x) for y in found])
+
+    def blocks(self, size: int) -> int:
+        """How many blocks that many entries take."""
+        return max(1, math.ceil(size / self.block))
+
+    def _encode(self, x: Tensor, count: int, key: Any) -> tuple[Tensor, ...]:
         if self.entrywise:
             return self.encode_block(x.to(torch.float32), 0, key)
-        count = max(1, math.ceil(x.numel() / self.block))
         flat = x.to(torch.float32).reshape(-1)
         missing = count * self.block - x.numel()
         if missing:
@@ -100,10 +114,31 @@ class InBlocks(NamedTuple):
         return self.cells.encode(x, noise)
 
     def decode(self, stored: tuple[Tensor, ...], spec: SlotSpec) -> Tensor:
+        like = stored[0]
+        if not sharding.is_sharded(like):
+            return self._decode(stored, spec.shape, spec.dtype)
+        shape = sharding.local_shape(spec.shape, like)
+        local = self._decode(self.local(stored, shape), shape, spec.dtype)
+        return sharding.from_part(local, like, spec.shape)
+
+    def _decode(
+        self, stored: tuple[Tensor, ...], shape: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
         if self.entrywise:
-            return self.cells.decode(stored).to(spec.dtype)
+            return self.cells.decode(stored).to(dtype)
         found = self.cells.decode(stored).reshape(-1)
-        return found[: math.prod(spec.shape)].reshape(spec.shape).to(spec.dtype)
+        return found[: math.prod(shape)].reshape(shape).to(dtype)
+
+    def local(self, stored: tuple[Any, ...], shape: Sequence[int]) -> tuple[Tensor, ...]:
+        """What a process has of a packed DTensor, as a plain tensor of its part's shape has it.
+
+        It is the memory of the DTensor.
+        """
+        mine = map(sharding.shard, stored)
+        if self.entrywise:
+            return tuple(mine)
+        count = self.blocks(math.prod(shape))
+        return tuple([x.view(x.shape[len(shape) :])[:count] for x in mine])
 
 
 def words(place: Tensor, key: Any, salt: int) -> Tensor:
@@ -366,3 +401,12 @@ CELLS: dict[str, Cells] = {
     )
 }
 """How slots are decoded, by the names under which they are stored."""
+
+
+def in_blocks(kind: str, shape: Sequence[int]) -> InBlocks:
+    """The codec of a slot that is stored under the name of a kind. shape: of its codes."""
+    cells: Any = CELLS[kind]
+    whole = InBlocks(cells, 256)
+    if whole.entrywise:
+        return whole
+    return InBlocks(cells, shape[-1] * (2 if getattr(cells, "bits", 8) == 4 else 1))

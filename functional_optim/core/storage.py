@@ -159,9 +159,19 @@ def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
     """A new tensor's slots for one rule, as they are stored. path: of the tensor."""
     made = _made(rule, p)
     if any(rule.codecs):
-        packs = rule.packs is None or rule.packs(path, p)
-        made = encoded(rule, made, [packs and x is not None for x in made], p)
+        made = _first_packed(rule, made, p, path)
     return at_home(rule, made)
+
+
+def _first_packed(rule: Rule, made: Sequence[Any], p: Tensor, path: str) -> Slots:
+    """New slots packed where the rule says so; of a DTensor only those that have its shape.
+
+    How others are divided, if they are, is known to the rule alone.
+    """
+    packs = rule.packs is None or rule.packs(path, p)
+    divided = sharding.is_sharded(p)
+    packed = [packs and x is not None and (not divided or x.shape == p.shape) for x in made]
+    return encoded(rule, made, packed, p)
 
 
 def at_home(rule: Rule, slots: Slots) -> Slots:
@@ -186,7 +196,15 @@ def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
 
 def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:
     """Tensors without data, with the shapes and dtypes of the stored slots of a tensor like p."""
-    return init_slots(rule, torch.empty(p.shape, dtype=p.dtype, device="meta"), path)
+    empty = torch.empty(p.shape, dtype=p.dtype, device="meta")
+    if not any(rule.codecs) or not sharding.is_sharded(p):
+        return init_slots(rule, empty, path)
+    local = torch.empty(sharding.part(p).shape, device="meta")
+    made = [
+        x if x is None or x.shape != p.shape else sharding.from_part(local.to(x.dtype), p)
+        for x in _made(rule, empty)
+    ]
+    return _first_packed(rule, made, p, path)
 
 
 def encoded(
