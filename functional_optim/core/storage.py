@@ -171,7 +171,7 @@ def _first_packed(rule: Rule, made: Sequence[Any], p: Tensor, path: str) -> Slot
     packs = rule.packs is None or rule.packs(path, p)
     divided = sharding.is_sharded(p)
     packed = [packs and x is not None and (not divided or x.shape == p.shape) for x in made]
-    return encoded(rule, made, packed, p)
+    return encoded_slots(rule, made, packed, p)
 
 
 def at_home(rule: Rule, slots: Slots) -> Slots:
@@ -191,7 +191,7 @@ def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
     if not any(rule.codecs):
         return made
     packed = [own.codec is not None for own in stored_slots(rule, stored)]
-    return encoded(rule, made, packed, p)
+    return encoded_slots(rule, made, packed, p)
 
 
 def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:
@@ -207,7 +207,7 @@ def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:
     return _first_packed(rule, made, p, path)
 
 
-def encoded(
+def encoded_slots(
     rule: Rule, slots: Sequence[Any], packed: Sequence[bool], p: Tensor, key: Any = None
 ) -> Slots:
     """Slots packed by the codecs of their rule; those without one as they are.
@@ -258,7 +258,7 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
     """
     if rule.codecs and any(rule.codecs):
         packed = [own.codec is not None for own in stored_slots(rule, stored)]
-        slots = encoded(rule, slots, packed, p, key)
+        slots = encoded_slots(rule, slots, packed, p, key)
     pairs = zip(slots, stored, strict=True)
     new = tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
     if rule.home is not None:
