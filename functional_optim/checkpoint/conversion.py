@@ -26,16 +26,25 @@ class Form(NamedTuple):
         """That by which it is packed, in blocks as large as these."""
         return None if self.kind is None else in_blocks(self.kind, self.tensors[0].shape)
 
+    @property
+    def blocks(self) -> InBlocks | None:
+        """The same, unless it is stored in its own shape."""
+        return None if self.codec is None or self.codec.entrywise else self.codec
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """In how many parts each dimension was divided when it was packed in blocks."""
+        return tuple(self.tensors[0].shape[:-2]) if self.blocks else ()
+
     def said(self) -> str:
         """How it is stored, for an error."""
-        codec = self.codec
-        if codec is None:
-            return f"whole, of shape {tuple(self.tensors[0].shape)}"
-        if codec.entrywise:
-            return f"packed in {self.kind}, of shape {tuple(self.tensors[0].shape)}"
-        *grid, count, _ = self.tensors[0].shape
-        parts = f" in each of {math.prod(grid)} parts" if math.prod(grid) > 1 else ""
-        return f"packed in {self.kind}, in {count} blocks of {codec.block}{parts}"
+        how = "whole" if self.kind is None else f"packed in {self.kind}"
+        shape, blocks = tuple(self.tensors[0].shape), self.blocks
+        if blocks is None:
+            return f"{how}, of shape {shape}"
+        parts = math.prod(self.grid)
+        each = f" in each of {parts} parts" if parts > 1 else ""
+        return f"{how}, in {shape[-2]} blocks of {blocks.block}{each}"
 
 
 def converted(
@@ -51,25 +60,17 @@ def converted(
     for name, want in _forms({key: x for key, (x, _) in needed.items()}).items():
         have = _found(saved, name, want.kind)
         if have is None:
-            strange = [key for key in saved if key.rpartition(".")[0] == name]
-            strange = [key.rpartition(".")[2] for key in strange if key not in needed]
-            if strange:
-                faults[name] = (
-                    f"is stored as {' and '.join(strange)}, but it can be read only if it is whole "
-                    f"or packed in {', '.join(CELLS)}"
-                )
+            fault = _unreadable(saved, name, needed)
+            if fault:
+                faults[name] = fault
             continue
         if have.kind == want.kind and (
             want.kind is None or have.tensors[0].shape == want.tensors[0].shape
         ):
             continue  # whether it fits otherwise is checked as ever
-        p = needed[want.keys[0]][1]
-        new = _as(have, want, p)
-        if new is None:
-            advice = ""
-            if have.kind is not None and max(have.tensors[0].shape[:-2], default=1) > 1:
-                advice = "; save it with state_dict(decoded=True)"
-            faults[name] = f"is {have.said()}, but it needs one {want.said()}{advice}"
+        new = _as(have, want, needed[want.keys[0]][1])
+        if isinstance(new, str):
+            faults[name] = new
             continue
         for key in have.keys:
             del result[key]
@@ -96,13 +97,10 @@ def _forms(entries: Mapping[str, Any]) -> dict[str, Form]:
 def _packed(entries: Mapping[str, Any], name: str, kind: str) -> Form | None:
     """A slot packed in one way, if all of it is there."""
     keys = tuple([f"{name}.{field}" for field in CELLS[kind].fields])
-    tensors = tuple([entries.get(key) for key in keys])
-    if not all(isinstance(x, Tensor) for x in tensors):
+    tensors = [x for key in keys if isinstance(x := entries.get(key), Tensor)]
+    if len(tensors) < len(keys):
         return None
-    codes, *scales = tensors
-    if scales and (codes.dim() < 2 or any(x.shape != codes.shape[:-1] for x in scales)):
-        return None
-    return Form(kind, keys, tensors)
+    return Form(kind, keys, tuple(tensors))
 
 
 def _found(saved: Mapping[str, Any], name: str, kind: str | None) -> Form | None:
@@ -114,20 +112,43 @@ def _found(saved: Mapping[str, Any], name: str, kind: str | None) -> Form | None
     return next((form for form in known if form.kind == kind), known[0] if known else None)
 
 
-def _as(have: Form, want: Form, p: Tensor) -> tuple[Tensor, ...] | None:
-    """The tensors of a slot in another form; None if it belongs to another parameter."""
+def _unreadable(saved: Mapping[str, Any], name: str, needed: Mapping[str, Any]) -> str | None:
+    """Why a slot that was saved in some way cannot be read; None if it was not saved."""
+    fields = [key.rpartition(".")[2] for key in saved if key.rpartition(".")[0] == name]
+    for kind in CELLS:
+        absent = [field for field in CELLS[kind].fields if field not in fields]
+        if kind in fields and absent:
+            return f"is packed in {kind}, but without its {absent[0]}"
+    strange = [field for field in fields if f"{name}.{field}" not in needed]
+    if not strange:
+        return None
+    return (
+        f"is stored as {' and '.join(strange)}, but it can be read only if it is whole or packed "
+        f"in {', '.join(CELLS)}"
+    )
+
+
+def _as(have: Form, want: Form, p: Any) -> tuple[Tensor, ...] | str:
+    """The tensors of a slot in another form, or why it has none."""
+    codes, *scales = have.tensors
+    if scales and (codes.dim() < 2 or scales[0].shape != codes.shape[:-1]):
+        shapes = tuple(scales[0].shape), tuple(codes.shape)
+        return f"is packed in {have.kind}, but its scale has shape {shapes[0]} beside {shapes[1]}"
     shape = _shape(have, want, p)
     if shape is None:
-        return None
-    x, codec = have.tensors[0], have.codec
-    divided = sharding.is_sharded(x)
-    if divided and (sharding.misplaced(x, p) or x.placements != p.placements):
-        return None
-    if codec is not None:
-        stored = have.tensors
-        if not divided and not codec.entrywise and x.dim() > 2:  # of one part
-            stored = tuple([y.reshape(y.shape[len(shape) :]) for y in stored])
-        x = codec.decode(stored, SlotSpec(shape, torch.float32))
+        advice = "; save it with state_dict(decoded=True)" if math.prod(have.grid) > 1 else ""
+        return f"is {have.said()}, but it needs one {want.said()}{advice}"
+    x, stored = have.tensors[0], have.tensors
+    if sharding.is_sharded(x):
+        why = sharding.misplaced(x, p)
+        if why is None and have.blocks and x.placements != p.placements:
+            why = f"is packed in parts {x.placements}, but its parameter is divided {p.placements}"
+        if why:
+            return why
+    elif have.blocks:  # of one part
+        stored = tuple([y.reshape(y.shape[len(have.grid) :]) for y in stored])
+    if have.codec:
+        x = have.codec.decode(stored, SlotSpec(shape, torch.float32))
     if want.codec is None:
         return (x,)
     if sharding.is_sharded(want.tensors[0]):
@@ -141,29 +162,21 @@ def _shape(have: Form, want: Form, p: Tensor) -> torch.Size | None:
     One that is packed in blocks tells how many entries there are at most: it is that of the
     parameter, if this fits.
     """
-    each = [form.tensors[0].shape for form in (have, want) if _tells(form)]
+    each = [form.tensors[0].shape for form in (have, want) if form.blocks is None]
     if len(each) == 2:
         return each[0] if each[0] == each[1] else None
-    known = [p.shape, *each]
-    blocks = [form for form in (have, want) if not _tells(form)]
-    fits = [shape for shape in known if all(_fits(form, shape) for form in blocks)]
-    if not fits or (each and fits[0] != each[0]):
-        return None
-    return fits[0]
-
-
-def _tells(form: Form) -> bool:
-    """Whether a slot is stored in its own shape."""
-    return form.codec is None or form.codec.entrywise
+    blocks = [form for form in (have, want) if form.blocks]
+    fits = [shape for shape in (p.shape, *each) if all(_fits(form, shape) for form in blocks)]
+    return fits[0] if fits and fits[0] in (each or fits) else None
 
 
 def _fits(form: Form, shape: torch.Size) -> bool:
     """Whether blocks are those of a slot of this shape."""
-    codec, (*grid, count, _) = form.codec, form.tensors[0].shape
-    assert codec is not None
+    grid, codes = form.grid, form.tensors[0]
+    assert form.blocks is not None
     if grid and len(grid) != len(shape):
         return False
-    if not sharding.is_sharded(form.tensors[0]) and math.prod(grid) > 1:
+    if math.prod(grid) > 1 and not sharding.is_sharded(codes):
         return False  # how others have divided it is not known here
     each = [math.ceil(n / k) for n, k in zip(shape, grid or [1] * len(shape), strict=True)]
-    return count == codec.blocks(math.prod(each))
+    return codes.shape[-2] == form.blocks.blocks(math.prod(each))

@@ -107,13 +107,13 @@ def divided_dims(x: Any) -> list[tuple[int, int, int]]:
 
     For each division, in the order in which they are made.
     """
-    found: list[tuple[bool, int, int, int]] = []
+    found: list[tuple[bool, tuple[int, int, int]]] = []
     mesh = x.device_mesh
     for i, where in enumerate(x.placements):
         if not (where.is_replicate() or where.is_partial()):
             strided = type(where).__name__ == "_StridedShard"  # divides what others have divided
-            found.append((strided, where.dim, mesh.size(i), mesh.get_coordinate()[i]))
-    return [own for _, *own in sorted(found, key=lambda x: x[0])]
+            found.append((strided, (where.dim, mesh.size(i), mesh.get_coordinate()[i])))
+    return [own for _, own in sorted(found, key=lambda x: x[0])]
 
 
 def local_shape(shape: Sequence[int], like: Any) -> list[int]:

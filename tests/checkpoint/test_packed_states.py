@@ -167,6 +167,14 @@ def cut(saved):
     )
 
 
+def without_scale(saved):
+    del saved["state"][0]["exp_avg.scale"]
+
+
+def misplaced_scale(saved):
+    saved["state"][0]["exp_avg.scale"] = torch.ones(7)
+
+
 def transposed(saved):
     saved["state"][0] = {"step": torch.tensor(1.0), "exp_avg": torch.ones(50, 40)}
 
@@ -181,6 +189,8 @@ def transposed(saved):
         ),
         (lambda x: renamed(x, "codes"), r"'w' is stored as .*codes, but .* int8"),
         (cut, r"'w' (is packed in int8, in 31 blocks of 64|has shape \(31, 64\)), but it needs"),
+        (without_scale, r"'w' is packed in int8, but without its scale"),
+        (misplaced_scale, r"scale (of parameter 'w' )?has shape \(7,\)"),
         (transposed, r"'w' (is whole, of|has) shape \(50, 40\), but it needs"),
     ],
 )
