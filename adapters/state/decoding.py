@@ -33,6 +33,18 @@ def decode_slots(optimizer: OptimizerBase, state_dict: dict[str, Any]) -> dict[s
     Raises:
         ValueError: if it is packed, and of a group whose transformation works on whole trees, or
             if it does not fit.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim import adapters
+        >>> p = torch.nn.Parameter(torch.ones(64, 64))
+        >>> opt = adapters.Optimizer([("hidden", p)], lambda: fo.stored(fo.lion(), "int8"))
+        >>> p.grad = torch.ones(64, 64)
+        >>> opt.step()
+        >>> hook = opt.register_state_dict_post_hook(adapters.decode_slots)
+        >>> list(opt.state[p]), list(opt.state_dict()["state"][0])
+        (['step', 'exp_avg.int8', 'exp_avg.scale'], ['step', 'exp_avg'])
     """
     state, faults = dict(state_dict["state"]), list[str]()
     groups = zip(optimizer.param_groups, state_dict["param_groups"], strict=True)

@@ -58,12 +58,13 @@ def converted(
     """
     result, faults = dict(saved), dict[str, str]()
     for name, want in _forms({key: x for key, (x, _) in needed.items()}).items():
-        have = _found(saved, name, want.kind)
-        if have is None:
-            fault = _unreadable(saved, name, needed)
+        found = _found(saved, name)
+        if len(found) != 1:
+            fault = _unclear(found) if found else _unreadable(saved, name, needed)
             if fault:
                 faults[name] = fault
             continue
+        (have,) = found
         if have.kind == want.kind and (
             want.kind is None or have.tensors[0].shape == want.tensors[0].shape
         ):
@@ -103,13 +104,21 @@ def _packed(entries: Mapping[str, Any], name: str, kind: str) -> Form | None:
     return Form(kind, keys, tuple(tensors))
 
 
-def _found(saved: Mapping[str, Any], name: str, kind: str | None) -> Form | None:
-    """A slot as it was saved; of this kind, if it was in several."""
-    each = [_packed(saved, name, other) for other in CELLS]
+def _found(saved: Mapping[str, Any], name: str) -> list[Form]:
+    """The forms in which a slot was saved."""
+    each = [_packed(saved, name, kind) for kind in CELLS]
     if isinstance(saved.get(name), Tensor):
         each.append(Form(None, (name,), (saved[name],)))
-    known = [form for form in each if form is not None]
-    return next((form for form in known if form.kind == kind), known[0] if known else None)
+    return [form for form in each if form is not None]
+
+
+def _unclear(found: list[Form]) -> str:
+    """Why a slot cannot be read that is there in several forms."""
+    return (
+        f"is {' and '.join([form.said() for form in found])}, but only one of these can be right; "
+        "torch's set_optimizer_state_dict makes both of a whole checkpoint, unless "
+        "adapters.decode_slots is registered as a hook of state_dict"
+    )
 
 
 def _unreadable(saved: Mapping[str, Any], name: str, needed: Mapping[str, Any]) -> str | None:

@@ -91,7 +91,10 @@ def stored(
     State: a packed slot bears the name of how it is stored. `exp_avg.int8` (`uint8` for a slot that
     is never negative), of shape (blocks, block_size), for int4 half as wide, and `exp_avg.scale`,
     float32 of shape (blocks,); `exp_avg.bfloat16` alone, in the shape of the slot. Of a leaf that
-    is not packed, `exp_avg` as without this. What is not finite is NaN.
+    is not packed, `exp_avg` as without this. What is not finite is NaN. Of a DTensor each process
+    packs its own part, and the grid of the parts stands before the blocks in the shape; its slots
+    of other shapes are not packed. Checkpoints of all kinds, and of full precision, load into each
+    other.
 
     Raises:
         TypeError: if tx works on whole trees, or if storage or seed has the wrong type.

@@ -310,3 +310,30 @@ def test_decoding_says_what_it_takes():
         fo.decoded(flat, flat.init(params), params)
     with pytest.raises(TypeError, match="a chain's state is needed, but got a dict"):
         fo.encoded(fo.adam(), {}, params)
+
+
+def whole_model(make, steps=3):
+    opt, params = made(make, steps)
+    return torch.nn.ParameterDict(params), opt
+
+
+def test_torchs_functions_cannot_mix_two_forms_unnoticed():
+    """They make a state of their own first, and fill in what was saved."""
+    first, theirs = whole_model(recipe(min_size=10**6))
+    for options, text in (
+        (StateDictOptions(full_state_dict=True), "only one of these can be right"),
+        (StateDictOptions(flatten_optimizer_state_dict=True), "is a dict, but it needs a tensor"),
+    ):
+        saved = get_optimizer_state_dict(first, theirs, options=options)
+        second, opt = whole_model(recipe())
+        before = copy.deepcopy(opt.state_dict()["state"])
+        with pytest.raises(ValueError, match=text):
+            set_optimizer_state_dict(second, opt, saved, options=options)
+        assert_same(opt.state_dict()["state"], before)
+    options = StateDictOptions(full_state_dict=True)
+    saved = get_optimizer_state_dict(first, theirs, options=options)
+    opt.register_state_dict_post_hook(adapters.decode_slots)
+    set_optimizer_state_dict(second, opt, saved, options=options)
+    found = opt.state_dict()["state"][0]["exp_avg"]
+    assert 0 < far(found, saved["state"]["w"]["exp_avg"]) < ERRORS["int8"]
+    assert "exp_avg" not in opt.state[second["w"]]

@@ -50,10 +50,10 @@ def test_decoded_shards_are_packed_as_they_were_by_the_same_processes(both):
                 assert same.float().mean() > 0.99
 
 
-def in_one_process():
+def in_one_process(kind="int8"):
     """Parameters and an optimizer of them, whose state torch has made."""
     params = {name: torch.nn.Parameter(x) for name, x in tensors(0).items()}
-    return params, model_of(params), optimizer(params, stored)
+    return params, model_of(params), optimizer(params, lambda: stored(kind))
 
 
 def test_a_decoded_checkpoint_is_loaded_by_another_number_of_processes(both):
@@ -70,6 +70,23 @@ def test_a_decoded_checkpoint_is_loaded_by_another_number_of_processes(both):
         assert opt.state[p]["exp_avg.int8"].dim() == 2
         wanted = found["decoded"]["state"][name.replace(" ", "_")]["exp_avg"]
         assert (again[i]["exp_avg"] - wanted).norm() / wanted.norm() < 0.02
+
+
+def test_slots_in_bfloat16_are_loaded_by_any_number_of_processes(both):
+    found = results(both, "packed-saved-bfloat16")[0]
+    _, model, opt = in_one_process("bfloat16")
+    held = {"opt": get_optimizer_state_dict(model, opt)}
+    dcp.load(held, checkpoint_id=found["path"])
+    assert_same(held["opt"]["state"], found["saved"])
+    assert "exp_avg.bfloat16" in found["saved"]["rows"]
+
+
+def test_functional_states_are_packed_in_parts(both):
+    for mine in results(both, "packed-functions"):
+        assert_same(mine["loaded"], mine["state"])
+        assert_same(mine["from plain"], mine["encoded"])
+        assert mine["plain"]["state.rows.exp_avg"].shape == (40, 48)
+        assert mine["state"]["state.rows.exp_avg.int8"].shape == (1, 1, 15, 64)
 
 
 def test_parts_are_refused_by_another_number_of_processes(both):

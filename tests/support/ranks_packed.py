@@ -108,6 +108,7 @@ def save_and_load(kind, mesh, folder):
     step(opt, params, divide, range(STEPS))
     held = {"model": model.state_dict(), "opt": get_optimizer_state_dict(model, opt)}
     dcp.save(held, checkpoint_id=path)
+    saved = gathered(held["opt"])["state"] if "float8" not in kind else None  # gloo sends none
     step(opt, params, divide, range(STEPS, 2 * STEPS))
     others, other, twin = new(divide, recipe)
     loaded = {"model": other.state_dict(), "opt": get_optimizer_state_dict(other, twin)}
@@ -119,7 +120,7 @@ def save_and_load(kind, mesh, folder):
     for o, ps in ((opt, params), (twin, others)):
         states = {name: {k: here(x) for k, x in o.state[p].items()} for name, p in ps.items()}
         found.append(({name: here(p) for name, p in ps.items()}, states))
-    return {"through": found[0], "resumed": found[1]}
+    return {"through": found[0], "resumed": found[1], "saved": saved, "path": path}
 
 
 def save_decoded(mesh, folder):
@@ -160,6 +161,34 @@ def where_counts(mesh):
     return [name for name, x in slots["exp_avg.int8"].items() if x is not None]
 
 
+def functions(mesh, folder):
+    """States of DTensors: on disk and back, whole, and from plain tensors."""
+    divide, tx = divider(mesh), stored()
+    params = {name: divide(name, x) for name, x in tensors(0).items()}
+    grads = {name: divide(name, x) for name, x in tensors(1).items()}
+    _, state = tx.update(grads, tx.init(params), params)
+    dcp.save(fo.state_dict(state, params), checkpoint_id=f"{folder}/packed-state")
+    new = tx.init(params)
+    held = fo.state_dict(new, params)
+    dcp.load(held, checkpoint_id=f"{folder}/packed-state")
+    loaded = fo.load_state_dict(new, held, params)
+    decoded = fo.decoded(tx, state, params)
+    plain = {key: whole(x) for key, x in fo.state_dict(decoded, params).items()}
+    states = {
+        "state": state,
+        "loaded": loaded,
+        "encoded": fo.encoded(tx, decoded, params),
+        "from plain": fo.load_state_dict(new, plain, params),
+    }
+    return {
+        "plain": plain,
+        **{
+            k: {key: here(y) for key, y in fo.state_dict(x, params).items()}
+            for k, x in states.items()
+        },
+    }
+
+
 def muon(mesh):
     """Matrices that are computed whole, with momenta that are packed in parts."""
 
@@ -185,6 +214,7 @@ def parts(mesh, folder) -> dict[str, Any]:
         found[f"packed-{kind}"] = functools.partial(step_parts, kind, mesh)
         found[f"packed-saved-{kind}"] = functools.partial(save_and_load, kind, mesh, folder)
     found["packed-decoded"] = functools.partial(save_decoded, mesh, folder)
+    found["packed-functions"] = functools.partial(functions, mesh, folder)
     found["packed-where"] = functools.partial(where_counts, mesh)
     found["packed-muon"] = functools.partial(muon, mesh)
     return found
