@@ -21,6 +21,7 @@ with _uncollected():
     from functional_optim.adapters.drop_ins import Rprop as Rprop
     from functional_optim.adapters.drop_ins import SparseAdam as SparseAdam
     from functional_optim.adapters.optimizer import Optimizer as Optimizer
+    from functional_optim.adapters.state.decoding import decode_slots as decode_slots
 
 if TYPE_CHECKING:
     # begin: algorithms (make lists)

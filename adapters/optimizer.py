@@ -13,6 +13,7 @@ import torch.optim.optimizer as every_optimizer
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.adapters.state.decoding import decode_slots
 from functional_optim.adapters.state.filling import Made, discard
 from functional_optim.adapters.state.loading import check_loaded, load_checked
 from functional_optim.adapters.state.names import named, place
@@ -220,22 +221,28 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         _without_compiler(super().zero_grad, set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, decoded: bool = False) -> dict[str, Any]:
         """State and parameter groups, as torch has them; see torch.optim.Optimizer.state_dict.
 
         A schedule, or another function, among a group's hyperparameters is code: None stands in its
         place, and `load_state_dict` leaves the one that is there.
+
+        Args:
+            decoded: slots that `fo.stored` has packed, whole, in float32, under torch's own keys,
+                so that torch.optim's class loads them. See `adapters.decode_slots`.
         """
         saved = _without_compiler(super().state_dict)
         for group in saved.get("param_groups", ()):  # hooks of the user may return something else
             group.update({name: as_data(value) for name, value in group.items()})
-        return saved
+        return decode_slots(self, saved) if decoded else saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of the torch.optim class that it stands for.
 
         Args:
             state_dict: from `state_dict()`. A slot that it lacks starts anew at the next step.
+                Slots that `fo.stored` has packed, here or there, are decoded, or packed with
+                rounding to the nearest, as this optimizer keeps them.
                 Where a hyperparameter here is a schedule, it stays. Counts of the optimizer that
                 differ between parameters are brought into phase: those of the parameter with the
                 most steps count, and what the rule has collected for others starts anew.

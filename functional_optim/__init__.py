@@ -38,6 +38,8 @@ with _uncollected():
     from functional_optim.algorithms import scale_by_rprop as scale_by_rprop
     from functional_optim.algorithms import sgd as sgd
     from functional_optim.algorithms import sparse_adam as sparse_adam
+    from functional_optim.checkpoint.decoded import decoded as decoded
+    from functional_optim.checkpoint.decoded import encoded as encoded
     from functional_optim.checkpoint.lookup import get as get
     from functional_optim.checkpoint.state_dict import load_state_dict as load_state_dict
     from functional_optim.checkpoint.state_dict import state_dict as state_dict

@@ -15,6 +15,7 @@ from functional_optim.adapters.state.recipes import has_none, is_code, with_code
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import Readings, owned
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
+from functional_optim.checkpoint.conversion import converted
 from functional_optim.checkpoint.entries import Entry
 from functional_optim.checkpoint.errors import described, listed, misfit, not_a_number, refuse
 from functional_optim.checkpoint.precision import restore_precision
@@ -204,6 +205,21 @@ def _check_parameter(
         for placement, keys in zip(tx.placements, tx.layout.carry, strict=True)
         for key, first in zip(keys, placement.rule.carry or (), strict=True)
     }
+    numbers = {**carried, STEPS: 0}.items()
+    entries = [(Entry([(key, True)], first, number=True), False) for key, first in numbers]
+    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
+        rows = zip(keys, slots_like(placement.rule, p, path), placement.rule.beside(), strict=True)
+        entries += [(Entry([(key, True)], x), shaped) for key, x, shaped in rows if x is not None]
+    slots = {key: x for key, x in found.items() if key not in {*carried, "step", STEPS}}
+    slots = {key: restore_precision(x, raw.get(key)) for key, x in slots.items()}
+    needed = {entry.keys[0][0]: (entry.value, p) for entry, _ in entries if not entry.number}
+    new, wrong = converted(slots, needed)
+    if wrong:
+        return [f"{name} of {{}} {why}" for name, why in wrong.items()]
+    for key in slots:
+        del found[key]
+    found.update(new)
+    faults: list[str] = []
     expected = {*carried, *tx.layout.keys}
     unknown = found.keys() - expected - {"step", STEPS}
     if (expected and expected.isdisjoint(found)) or (other and unknown):
@@ -211,17 +227,11 @@ def _check_parameter(
         return [f"{{}} has the slots {sorted(map(str, found))}, but {keeps}"]
     if optimizer.counts_steps and "step" in found:
         found["step"] = _as_count(found["step"], optimizer.integer_steps)
-    numbers = {**carried, STEPS: 0}.items()
-    entries = [(Entry([(key, True)], first, number=True), False) for key, first in numbers]
-    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
-        rows = zip(keys, slots_like(placement.rule, p, path), placement.rule.beside(), strict=True)
-        entries += [(Entry([(key, True)], x), shaped) for key, x, shaped in rows if x is not None]
-    faults: list[str] = []
     for entry, beside in entries:
         ((key, _),) = entry.keys
         if key not in found or (found[key] is None and not entry.number):
             continue
-        x = restore_precision(found[key], raw.get(key))
+        x = restore_precision(found[key], raw.get(key)) if entry.number else found[key]
         why = entry.misfit(x) or (None if entry.number else _misplaced(x, p, beside))
         if why:
             faults.append(f"{key} of {{}} {why}")

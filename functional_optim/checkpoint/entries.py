@@ -18,13 +18,14 @@ class Entry(NamedTuple):
 
     keys: under which it is kept, and whether the parameter there has slots. value: what a saved one
     must be like. number: whether it is a chain's step count or carried number, kept with each
-    parameter. counts: whether it is the step count.
+    parameter. counts: whether it is the step count. p: the parameter of a slot.
     """
 
     keys: list[tuple[str, bool]]
     value: Any
     number: bool = False
     counts: bool = False
+    p: Any = None
 
     def misfit(self, found: Any) -> str | None:
         """Why a saved value cannot stand in this place, as "is …, but …"; None if it can."""

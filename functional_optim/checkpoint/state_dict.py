@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
+from functional_optim.checkpoint.conversion import converted
 from functional_optim.checkpoint.entries import (
     Entry,
     deciding,
@@ -114,10 +115,20 @@ def load_state_dict(
         >>> again.step, again.slots["exp_avg"]["w"]
         (tensor(1), tensor([0.1000, 0.1000]))
     """
-    known = flat(saved)
+    given = flat(saved)
     if step is not None and (why := not_a_number(step, whole=True)):
         raise ValueError(f"step {why}.")
-    faults: dict[str, list[str]] = {"missing": [], "unexpected": [], "wrong": []}
+    needed: dict[str, tuple[Any, Tensor]] = {}
+
+    def need(entry: Entry) -> Any:
+        if entry.p is not None:
+            needed[entry.keys[0][0]] = (entry.value, entry.p)
+        return entry.value
+
+    _walked(state, params, need)
+    known, strange = converted(given, needed)
+    wrong = [f"{key} {why}" for key, why in strange.items()]
+    faults: dict[str, list[str]] = {"missing": [], "unexpected": [], "wrong": wrong}
     used: set[str] = set()
 
     def check(entry: Entry) -> Any:
@@ -214,6 +225,7 @@ def _walked_chain(
 
     own = [name for name, x in state.slots.items() if isinstance(x, Tensor)]
     paths = [path for path, _ in tree.items(params)]
+    leaves = dict(tree.items(params))
     if own and paths != [""]:  # `flatten` shows a chain all parameters as one vector
         paths = []
     for name, column in state.slots.items():
@@ -240,7 +252,9 @@ def _walked_chain(
     def slot(name: str, column: Any) -> Any:
         rows = zip([""] if name in own else paths, columns[name], strict=True)
         new = [
-            act(Entry([(key(path, *place, name), True)], x)) for path, x in rows if x is not None
+            act(Entry([(key(path, *place, name), True)], x, p=leaves.get(path)))
+            for path, x in rows
+            if x is not None
         ]
         return tree.with_leaves(column, new)
 

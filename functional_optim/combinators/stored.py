@@ -12,7 +12,7 @@ from functional_optim import numeric
 from functional_optim.combinators.hidden_matrices import is_hidden_matrix
 from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.codecs import Bfloat16, Companded, Float8, InBlocks
+from functional_optim.core.codecs import CELLS, Float8, InBlocks
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import Mask, fits, masked_by
@@ -88,9 +88,13 @@ def stored(
             predicate, or a tree. None: the matrices of hidden layers, that is, no embeddings,
             heads, norms or biases, as far as their names tell.
 
-    State: of a packed slot `exp_avg.codes`, uint8 of shape (blocks, block_size), for int4 half as
-    wide, for float8 in that dtype, and `exp_avg.scale`, float32 of shape (blocks,); in bfloat16
-    `exp_avg`. Of a leaf that is not packed, `exp_avg` as without this. What is not finite is NaN.
+    State: a packed slot bears the name of how it is stored. `exp_avg.int8` (`uint8` for a slot that
+    is never negative), of shape (blocks, block_size), for int4 half as wide, and `exp_avg.scale`,
+    float32 of shape (blocks,); `exp_avg.bfloat16` alone, in the shape of the slot. Of a leaf that
+    is not packed, `exp_avg` as without this. What is not finite is NaN. Of a DTensor each process
+    packs its own part, and the grid of the parts stands before the blocks in the shape; its slots
+    of other shapes are not packed. Checkpoints of all kinds, and of full precision, load into each
+    other.
 
     Raises:
         TypeError: if tx works on whole trees, or if storage or seed has the wrong type.
@@ -104,7 +108,7 @@ def stored(
         >>> tx = fo.stored(fo.adamw(1e-3), "int8")
         >>> params = {"hidden": torch.zeros(64, 64), "bias": torch.zeros(64)}
         >>> state = tx.init(params)
-        >>> state.slots["exp_avg.codes"]["hidden"].shape, state.slots["exp_avg"]["bias"].shape
+        >>> state.slots["exp_avg.int8"]["hidden"].shape, state.slots["exp_avg"]["bias"].shape
         (torch.Size([16, 256]), torch.Size([64]))
     """
     if not isinstance(tx, Leafwise):
@@ -204,11 +208,9 @@ def _is_like_p(x: Any) -> bool:
 
 
 def _cells(kind: str, signed: bool) -> Any:
-    if kind == "bfloat16":
-        return Bfloat16()
     if kind.startswith("float8"):
         return Float8(getattr(torch, kind), signed)
-    return Companded(8, signed, 4) if kind == "int8" else Companded(4, signed, 1)
+    return CELLS[kind if signed or kind == "bfloat16" else f"u{kind}"]
 
 
 def _check_slot(rule: Rule, field: str, name: str, kind: str, seed: int | None) -> None:

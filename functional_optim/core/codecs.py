@@ -17,12 +17,13 @@ A number that is not finite becomes NaN, alone: the others of its block are stor
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from functional_optim.core import randomness
+from functional_optim.core import randomness, sharding
 from functional_optim.core.storage import SlotSpec
 
 WORD = 24
@@ -46,7 +47,8 @@ class Cells(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of what is stored; "" for what stands under the name of the slot."""
+        """The names of what is stored. Of a slot the first is that of the kind, which says how it
+        is decoded; "" for what stands under the name of the slot."""
         ...
 
     @property
@@ -66,6 +68,9 @@ class Cells(Protocol):
 class InBlocks(NamedTuple):
     """A slot in blocks of consecutive entries, the last one filled up with zeros.
 
+    Of a DTensor each process packs its own part. All have as many blocks as the largest part needs,
+    and they lie in a grid like that of the parts, so the shape tells by how many they were packed.
+
     place: of the slot in its rule, so that no two are rounded by the same random numbers.
     """
 
@@ -83,9 +88,19 @@ class InBlocks(NamedTuple):
         return self.cells.entrywise
 
     def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
+        if not sharding.is_sharded(x):
+            return self._encode(x, self.blocks(x.numel()), key)
+        found = self._encode(sharding.part(x), self.blocks(sharding.largest_part(x)), key)
+        make = sharding.from_part if self.entrywise else sharding.in_grid
+        return tuple([make(y, x) for y in found])
+
+    def blocks(self, size: int) -> int:
+        """How many blocks that many entries take."""
+        return max(1, math.ceil(size / self.block))
+
+    def _encode(self, x: Tensor, count: int, key: Any) -> tuple[Tensor, ...]:
         if self.entrywise:
             return self.encode_block(x.to(torch.float32), _places(x, key), key)
-        count = max(1, math.ceil(x.numel() / self.block))
         flat = x.to(torch.float32).reshape(-1)
         missing = count * self.block - x.numel()
         if missing:
@@ -102,10 +117,31 @@ class InBlocks(NamedTuple):
         return self.cells.encode(x, noise)
 
     def decode(self, stored: tuple[Tensor, ...], spec: SlotSpec) -> Tensor:
+        like = stored[0]
+        if not sharding.is_sharded(like):
+            return self._decode(stored, spec.shape, spec.dtype)
+        shape = sharding.local_shape(spec.shape, like)
+        local = self._decode(self.local(stored, shape), shape, spec.dtype)
+        return sharding.from_part(local, like, spec.shape)
+
+    def _decode(
+        self, stored: tuple[Tensor, ...], shape: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
         if self.entrywise:
-            return self.cells.decode(stored).to(spec.dtype)
+            return self.cells.decode(stored).to(dtype)
         found = self.cells.decode(stored).reshape(-1)
-        return found[: math.prod(spec.shape)].reshape(spec.shape).to(spec.dtype)
+        return found[: math.prod(shape)].reshape(shape).to(dtype)
+
+    def local(self, stored: tuple[Any, ...], shape: Sequence[int]) -> tuple[Tensor, ...]:
+        """What a process has of a packed DTensor, as a plain tensor of its part's shape has it.
+
+        It is the memory of the DTensor.
+        """
+        mine = map(sharding.shard, stored)
+        if self.entrywise:
+            return tuple(mine)
+        count = self.blocks(math.prod(shape))
+        return tuple([x.view(x.shape[len(shape) :])[:count] for x in mine])
 
 
 def _places(x: Tensor, key: Any) -> Tensor | None:
@@ -190,7 +226,7 @@ class Companded(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return ("codes", "scale")
+        return (f"{'int' if self.signed else 'uint'}{self.bits}", "scale")
 
     @property
     def entrywise(self) -> bool:
@@ -260,7 +296,7 @@ class Float8(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return ("codes", "scale")
+        return (str(self.dtype).removeprefix("torch."), "scale")
 
     @property
     def entrywise(self) -> bool:
@@ -317,7 +353,7 @@ class Bfloat16(NamedTuple):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return ("",)
+        return ("bfloat16",)
 
     @property
     def entrywise(self) -> bool:
@@ -391,3 +427,27 @@ class Compensated(NamedTuple):
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         return stored[0].to(torch.float32) + stored[1].to(torch.float32)
+
+
+CELLS: dict[str, Cells] = {
+    cells.fields[0]: cells
+    for cells in (
+        Companded(8, True, 4),
+        Companded(8, False, 4),
+        Companded(4, True, 1),
+        Companded(4, False, 1),
+        Float8(torch.float8_e4m3fn),
+        Float8(torch.float8_e5m2),
+        Bfloat16(),
+    )
+}
+"""How slots are decoded, by the names under which they are stored."""
+
+
+def in_blocks(kind: str, shape: Sequence[int]) -> InBlocks:
+    """The codec of a slot that is stored under the name of a kind. shape: of its codes."""
+    cells: Any = CELLS[kind]
+    whole = InBlocks(cells, 256)
+    if whole.entrywise:
+        return whole
+    return InBlocks(cells, shape[-1] * (2 if getattr(cells, "bits", 8) == 4 else 1))

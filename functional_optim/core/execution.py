@@ -269,8 +269,7 @@ def _run_unpacked(
     rule: Rule, us: list[Tensor], leaves: Sequence[Leaf], k: int
 ) -> list[tuple[Tensor, Slots]]:
     """The same for a rule whose slots are packed: each leaf's are opened before it, and closed."""
-    assert rule.slots is not None
-    plain = rule._replace(codecs=(), packs=None, keys=rule.slots._fields)
+    plain = rule.without_codecs()
     whole = [
         leaf._replace(slots=[()] * k + [tuple(opened(rule, leaf.slots[k], leaf.p))])
         for leaf in leaves

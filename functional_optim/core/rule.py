@@ -100,6 +100,12 @@ class Rule(NamedTuple):
     scales_step: bool = False
     """Whether it changes the finished step, so that no learning rate may follow."""
 
+    def without_codecs(self) -> Rule:
+        """The same on slots that are stored as it sees them."""
+        if self.slots is None or not any(self.codecs):
+            return self
+        return self._replace(codecs=(), packs=None, seed=None, keys=self.slots._fields)
+
     def beside(self) -> list[bool]:
         """For each key of its stored slots, whether that may have the shape of the tensor."""
         fields: tuple[str, ...] = () if self.slots is None else self.slots._fields

@@ -5,6 +5,7 @@ Every function of one tensor leaves a plain one as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,18 +84,65 @@ def gradient_of(p: Any, g: Any) -> Any:
     return placed_like(g, p) if is_sharded(g) else g
 
 
-def from_part(part: Any, like: Any) -> Any:
-    """The DTensor, divided like another one, of which this process has that part."""
+def from_part(part: Any, like: Any, shape: torch.Size | None = None) -> Any:
+    """The DTensor, divided like another one, of which this process has that part.
+
+    shape: of the whole, if it is not that of `like`.
+    """
     from torch.distributed.tensor import DTensor
 
+    stride = like.stride() if shape is None else torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
         part,
         like.device_mesh,
         like.placements,
         run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
+        shape=like.shape if shape is None else shape,
+        stride=stride,
     )
+
+
+def divided_dims(x: Any) -> list[tuple[int, int, int]]:
+    """Of a DTensor: which dimension is divided in how many parts, and which one this process has.
+
+    For each division, in the order in which they are made.
+    """
+    found: list[tuple[bool, tuple[int, int, int]]] = []
+    mesh = x.device_mesh
+    for i, where in enumerate(x.placements):
+        if not (where.is_replicate() or where.is_partial()):
+            strided = type(where).__name__ == "_StridedShard"  # divides what others have divided
+            found.append((strided, (where.dim, mesh.size(i), mesh.get_coordinate()[i])))
+    return [own for _, own in sorted(found, key=lambda x: x[0])]
+
+
+def local_shape(shape: Sequence[int], like: Any) -> list[int]:
+    """The shape of this process's part of a tensor that is divided as a DTensor is."""
+    sizes = list(shape)
+    for dim, parts, mine in divided_dims(like):
+        each = math.ceil(sizes[dim] / parts)
+        sizes[dim] = max(0, min(each, sizes[dim] - mine * each))
+    return sizes
+
+
+def largest_part(x: Any) -> int:
+    """The number of entries of the largest part of a DTensor."""
+    sizes = list(x.shape)
+    for dim, parts, _ in divided_dims(x):
+        sizes[dim] = math.ceil(sizes[dim] / parts)
+    return math.prod(sizes)
+
+
+def in_grid(own: Any, like: Any) -> Any:
+    """What each process has of its own, of one shape, as a DTensor divided as another one is.
+
+    A dimension of the grid stands for each of `like`, as long as that has parts.
+    """
+    grid = [1] * like.dim()
+    for dim, parts, _ in divided_dims(like):
+        grid[dim] *= parts
+    local = own.reshape((1,) * like.dim() + own.shape)
+    return from_part(local, like, torch.Size((*grid, *own.shape)))
 
 
 def completed_sums(columns: Sequence[Sequence[Any]]) -> list[list[Tensor]]:

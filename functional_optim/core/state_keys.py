@@ -152,14 +152,23 @@ def _keys(
     others: fields of another kind that share the state. apart: whether rules that never act on one
     leaf may share a key. None: they may not; a rule without a name of its own gets its index, and
     labels always stand before a name, so that it does not depend on other parts of a partition.
+    What stands behind a dot says how a slot is stored: packed or not, it has one name.
     """
+
+    def slot(field: str) -> str:
+        return field if apart is None else field.partition(".")[0]
+
+    names = [
+        {slot(field) for field in (*mine, *(others[j] if others else ()))}
+        for j, mine in enumerate(fields)
+    ]
 
     def key(i: int, field: str) -> str:
         rivals = [
             other
             for j, other in enumerate(placements)
             if j != i
-            and field in (*fields[j], *(others[j] if others else ()))
+            and slot(field) in names[j]
             and not (apart and exclusive(placements[i].where, other.where))
         ]
         own = _full_name(placements[i])

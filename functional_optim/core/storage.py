@@ -60,7 +60,7 @@ class Codec(Protocol):
     must do the same.
 
     fields: names of the stored tensors; a state keeps them as `exp_avg.codes`, `exp_avg.scale`, and
-        one without a name as `exp_avg`.
+        one without a name as `exp_avg`. Loading knows by these names how a slot was stored.
     """
 
     @property
@@ -143,9 +143,6 @@ def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
             found.append(StoredSlot(None, mine[0], ()))
         elif len(names) > len(codec.fields):
             found.append(StoredSlot(None if mine[1] is None else codec, mine[0], mine[1:]))
-        elif codec.fields == ("",) and rule.packs is not None:
-            packed = mine[0] is not None and mine[0].dtype is torch.bfloat16
-            found.append(StoredSlot(codec if packed else None, mine[0], mine))
         else:
             found.append(StoredSlot(codec if None not in mine else None, None, mine))
     return found
@@ -162,9 +159,19 @@ def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
     """A new tensor's slots for one rule, as they are stored. path: of the tensor."""
     made = _made(rule, p)
     if any(rule.codecs):
-        packs = rule.packs is None or rule.packs(path, p)
-        made = encoded(rule, made, [packs and x is not None for x in made], p)
+        made = _first_packed(rule, made, p, path)
     return at_home(rule, made)
+
+
+def _first_packed(rule: Rule, made: Sequence[Any], p: Tensor, path: str) -> Slots:
+    """New slots packed where the rule says so; of a DTensor only those that have its shape.
+
+    How others are divided, if they are, is known to the rule alone.
+    """
+    packs = rule.packs is None or rule.packs(path, p)
+    divided = sharding.is_sharded(p)
+    packed = [packs and x is not None and (not divided or x.shape == p.shape) for x in made]
+    return encoded_slots(rule, made, packed, p)
 
 
 def at_home(rule: Rule, slots: Slots) -> Slots:
@@ -184,15 +191,23 @@ def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
     if not any(rule.codecs):
         return made
     packed = [own.codec is not None for own in stored_slots(rule, stored)]
-    return encoded(rule, made, packed, p)
+    return encoded_slots(rule, made, packed, p)
 
 
 def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:
     """Tensors without data, with the shapes and dtypes of the stored slots of a tensor like p."""
-    return init_slots(rule, torch.empty(p.shape, dtype=p.dtype, device="meta"), path)
+    empty = torch.empty(p.shape, dtype=p.dtype, device="meta")
+    if not any(rule.codecs) or not sharding.is_sharded(p):
+        return init_slots(rule, empty, path)
+    local = torch.empty(sharding.part(p).shape, device="meta")
+    made = [
+        x if x is None or x.shape != p.shape else sharding.from_part(local.to(x.dtype), p)
+        for x in _made(rule, empty)
+    ]
+    return _first_packed(rule, made, p, path)
 
 
-def encoded(
+def encoded_slots(
     rule: Rule, slots: Sequence[Any], packed: Sequence[bool], p: Tensor, key: Any = None
 ) -> Slots:
     """Slots packed by the codecs of their rule; those without one as they are.
@@ -243,7 +258,7 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
     """
     if rule.codecs and any(rule.codecs):
         packed = [own.codec is not None for own in stored_slots(rule, stored)]
-        slots = encoded(rule, slots, packed, p, key)
+        slots = encoded_slots(rule, slots, packed, p, key)
     pairs = zip(slots, stored, strict=True)
     new = tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
     if rule.home is not None:

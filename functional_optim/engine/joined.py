@@ -67,12 +67,12 @@ class JoinedExecutor(Executor):
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Plain tensors of one layout, where all rules are element-wise, and no weight is rounded
-        by its place in the tensor."""
+        """Plain tensors of one layout, where all rules are element-wise, and nothing is rounded by
+        its place in the tensor."""
         if (
             how != "eager"
             or not by_entry(placements)
-            or any(x.rule.weight_codec and x.rule.seed is not None for x in placements)
+            or any(x.rule.seed is not None for x in placements)
             or not in_memory(g, [p, *present(slots)], True)
         ):
             return None

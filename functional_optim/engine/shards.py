@@ -15,9 +15,10 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core import sharding
+from functional_optim.core.codecs import InBlocks
 from functional_optim.core.ownership import Shared, Sharing, slot_parts_of
-from functional_optim.core.rule import Placement
-from functional_optim.core.storage import Slots, present
+from functional_optim.core.rule import Placement, Rule
+from functional_optim.core.storage import Slots, present, stored_slots
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.guards import TensorGuard
 from functional_optim.engine.native import by_entry
@@ -41,7 +42,10 @@ class ShardExecutor(Executor):
     def _build(self, grads: list[Tensor]) -> None:
         """Make a group of the local shards. grads: of these."""
         params = list(map(sharding.shard, self.params))
-        slots = [[tuple(map(sharding.shard, own)) for own in mine] for mine in self.slots]
+        slots = [
+            [_local(x.rule, own, p) for x, own in zip(self.group.placements, mine, strict=True)]
+            for mine, p in zip(self.slots, self.params, strict=True)
+        ]
         self.structure, self.outline = tree.structure(params), tree.outline(params)
         objects = tuple(chain(*self._columns()))
         self.guard = TensorGuard(grads, [x for x in objects if x is not None], objects)
@@ -62,7 +66,8 @@ class ShardExecutor(Executor):
     ) -> Hashable | None:
         """DTensors, with slots that are divided as the parameter is.
 
-        Rules that take batches may have plain slots, too, which each process has all of.
+        Rules that take batches may have plain slots, too, which each process has all of, but no
+        packed ones: whole matrices are not in the blocks of their parts.
         """
         spec = _spec(p)
         if spec is None or how == "apart" or not sharding.is_sharded(g):
@@ -72,10 +77,10 @@ class ShardExecutor(Executor):
             return None
         if any(batched) and (how == "eager" or Sharing.of(p) is None):
             return None
-        for own, some in zip(slots, batched, strict=True):
-            if some and slot_parts_of(own) is None:
+        for own, some, x in zip(slots, batched, placements, strict=True):
+            if some and (any(x.rule.codecs) or slot_parts_of(own) is None):
                 return None
-            if not some and any(_spec(x) != spec or x.shape != p.shape for x in present([own])):
+            if not some and not _beside(x.rule, own, p, spec):
                 return None
         return (spec, any(batched))
 
@@ -113,6 +118,33 @@ class ShardExecutor(Executor):
         placements = [Replicate() if where.is_replicate() else Partial() for where in placed]
         number = torch.as_tensor(x, dtype=torch.float64)
         return DTensor.from_local(number.to(mesh.device_type), mesh, placements, run_check=False)
+
+
+def _beside(rule: Rule, slots: Slots, p: Any, spec: Hashable) -> bool:
+    """Whether an element-wise rule can step the shards of slots beside those of a parameter."""
+    if any(_spec(x) != spec for x in present([slots])):
+        return False
+    if not any(rule.codecs):
+        return all(x.shape == p.shape for x in present([slots]))
+    return all(
+        own.whole is None or own.whole.shape == p.shape
+        if own.codec is None
+        else isinstance(own.codec, InBlocks)
+        for own in stored_slots(rule, slots)
+    )
+
+
+def _local(rule: Rule, slots: Slots, p: Any) -> Slots:
+    """The slots of a local shard; packed ones in the blocks that a plain tensor of it has."""
+    if not any(rule.codecs):
+        return tuple(map(sharding.shard, slots))
+    shape = sharding.shard(p).shape
+    packed: dict[int, Tensor] = {}
+    for own in stored_slots(rule, slots):
+        if isinstance(own.codec, InBlocks):
+            mine = own.codec.local(own.packed, shape)
+            packed.update({id(x): y for x, y in zip(own.packed, mine, strict=True)})
+    return tuple([packed[id(x)] if id(x) in packed else sharding.shard(x) for x in slots])
 
 
 def _shared(p: Any, slots: Sequence[Slots]) -> Shared:

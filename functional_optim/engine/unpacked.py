@@ -105,9 +105,7 @@ def without_codecs(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """The same rules on slots as they see them."""
     found: list[Placement] = []
     for placement in placements:
-        rule = placement.rule
-        if any(rule.codecs) and rule.slots is not None:
-            rule = rule._replace(codecs=(), packs=None, keys=rule.slots._fields)
+        rule = placement.rule.without_codecs()
         if rule.weight_codec is not None:
             rule = rule._replace(weight_codec=None)
         found.append(placement._replace(rule=rule))

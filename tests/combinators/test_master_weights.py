@@ -198,7 +198,7 @@ def test_packed_slots_beside_it(kind):
     c, _ = compiled(other, params, grads)
     assert_near(a, b)
     assert set(a) == set(c)
-    assert state.slots["exp_avg.codes"]["w"].dtype is torch.int8
+    assert state.slots["exp_avg.int8"]["w"].dtype is torch.int8
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -124,6 +124,28 @@ def test_three_ways_give_the_same(kind):
     assert 0 < (params["w"] - exact["w"]).norm() / exact["w"].norm() < 0.02
 
 
+def test_a_leaf_in_bfloat16_that_is_not_packed_is_not_rounded_by_chance():
+    """Its slots have the dtype of packed ones."""
+    params = {"w": torch.ones(40, 48), "norm": torch.ones(48, dtype=torch.bfloat16)}
+    random = torch.Generator().manual_seed(3)
+    exact, tx = fo.adamw(1e-2), fo.stored(fo.adamw(1e-2), "bfloat16", min_size=1000)
+    state, plain = tx.init(params), exact.init(params)
+    for _ in range(5):
+        grads = {k: torch.randn(p.shape, generator=random).to(p.dtype) for k, p in params.items()}
+        _, state = tx.update(grads, state, params)
+        _, plain = exact.update(grads, plain, params)
+    assert plain.slots["exp_avg"]["norm"].dtype is torch.bfloat16
+    assert_same(state.slots["exp_avg"]["norm"], plain.slots["exp_avg"]["norm"])
+    assert state.slots["exp_avg.bfloat16"]["norm"] is None
+
+
+def test_a_slot_has_one_name_packed_or_not():
+    two = fo.named_chain(("fast", fo.scale_by_adam()), ("slow", fo.scale_by_adam()))
+    tx = fo.stored(two, {"fast.exp_avg": "int8"})
+    packed = {"fast.exp_avg.int8", "fast.exp_avg.scale"}
+    assert set(tx.init(torch.ones(2)).slots) == {*two.init(torch.ones(2)).slots, *packed}
+
+
 RECIPES = {
     "lion": fo.lion,
     "sgd": lambda: fo.sgd(0.1, momentum=0.9),
@@ -153,9 +175,9 @@ def test_any_rule_can_be_stored(name):
             p.grad = grads[k]
         opt.step()
     assert_close({k: p.detach() for k, p in live.items()}, params, 1e-4)
-    packed = [key for key in state.slots if key.endswith(".codes")]
+    packed = [key for key in state.slots if key.endswith("int8")]
     assert (name == "adafactor") != bool(packed)
-    assert "params_ema.codes" not in packed
+    assert "params_ema.int8" not in packed
 
 
 def test_a_resumed_run_is_bitwise_the_same():
@@ -247,7 +269,7 @@ def test_only_large_matrices_of_hidden_layers_are_packed():
     }
 
     def packed(**more: Any) -> list[str]:
-        codes = fo.stored(fo.adam(), "int8", **more).init(params).slots["exp_avg.codes"]
+        codes = fo.stored(fo.adam(), "int8", **more).init(params).slots["exp_avg.int8"]
         return [name for name, x in codes.items() if x is not None]
 
     assert packed() == ["hidden.weight"]

@@ -17,7 +17,14 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 WORLD = 2
-MODULES = ("ranks_tensors", "ranks_models", "ranks_parts", "ranks_torch", "ranks_links")
+MODULES = (
+    "ranks_tensors",
+    "ranks_models",
+    "ranks_parts",
+    "ranks_torch",
+    "ranks_links",
+    "ranks_packed",
+)
 
 needs_gloo = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"

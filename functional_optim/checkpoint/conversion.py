@@ -1,0 +1,191 @@
+"""Saved slots in the form in which a state keeps them: whole, or packed in one of several ways."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core import sharding
+from functional_optim.core.codecs import CELLS, InBlocks, in_blocks
+from functional_optim.core.storage import SlotSpec
+
+
+class Form(NamedTuple):
+    """The stored tensors of a slot. kind: how it is packed, one of `CELLS`; None: it is whole."""
+
+    kind: str | None
+    keys: tuple[str, ...]
+    tensors: tuple[Any, ...]
+
+    @property
+    def codec(self) -> InBlocks | None:
+        """That by which it is packed, in blocks as large as these."""
+        return None if self.kind is None else in_blocks(self.kind, self.tensors[0].shape)
+
+    @property
+    def blocks(self) -> InBlocks | None:
+        """The same, unless it is stored in its own shape."""
+        return None if self.codec is None or self.codec.entrywise else self.codec
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """In how many parts each dimension was divided when it was packed in blocks."""
+        return tuple(self.tensors[0].shape[:-2]) if self.blocks else ()
+
+    def said(self) -> str:
+        """How it is stored, for an error."""
+        how = "whole" if self.kind is None else f"packed in {self.kind}"
+        shape, blocks = tuple(self.tensors[0].shape), self.blocks
+        if blocks is None:
+            return f"{how}, of shape {shape}"
+        parts = math.prod(self.grid)
+        each = f" in each of {parts} parts" if parts > 1 else ""
+        return f"{how}, in {shape[-2]} blocks of {blocks.block}{each}"
+
+
+def converted(
+    saved: Mapping[str, Any], needed: Mapping[str, tuple[Any, Tensor]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What was saved, each slot as it is needed; and why some cannot be, as "is …, but …".
+
+    Packed slots are decoded to float32. Rounding is to the nearest, so loading is deterministic.
+
+    saved: values by name. needed: tensors like those that a state keeps, and their parameters.
+    """
+    result, faults = dict(saved), dict[str, str]()
+    for name, want in _forms({key: x for key, (x, _) in needed.items()}).items():
+        found = _found(saved, name)
+        if len(found) != 1:
+            fault = _unclear(found) if found else _unreadable(saved, name, needed)
+            if fault:
+                faults[name] = fault
+            continue
+        (have,) = found
+        if have.kind == want.kind and (
+            want.kind is None or have.tensors[0].shape == want.tensors[0].shape
+        ):
+            continue  # whether it fits otherwise is checked as ever
+        new = _as(have, want, needed[want.keys[0]][1])
+        if isinstance(new, str):
+            faults[name] = new
+            continue
+        for key in have.keys:
+            del result[key]
+        result.update(zip(want.keys, new, strict=True))
+    return result, faults
+
+
+def _forms(entries: Mapping[str, Any]) -> dict[str, Form]:
+    """The slots of a state, by name."""
+    found: dict[str, Form] = {}
+    parts: set[str] = set()
+    for key in entries:
+        name, _, kind = key.rpartition(".")
+        form = _packed(entries, name, kind) if name and kind in CELLS else None
+        if form is not None:
+            found[name] = form
+            parts.update(form.keys)
+    for key, x in entries.items():
+        if key not in parts:
+            found[key] = Form(None, (key,), (x,))
+    return found
+
+
+def _packed(entries: Mapping[str, Any], name: str, kind: str) -> Form | None:
+    """A slot packed in one way, if all of it is there."""
+    keys = tuple([f"{name}.{field}" for field in CELLS[kind].fields])
+    tensors = [x for key in keys if isinstance(x := entries.get(key), Tensor)]
+    if len(tensors) < len(keys):
+        return None
+    return Form(kind, keys, tuple(tensors))
+
+
+def _found(saved: Mapping[str, Any], name: str) -> list[Form]:
+    """The forms in which a slot was saved."""
+    each = [_packed(saved, name, kind) for kind in CELLS]
+    if isinstance(saved.get(name), Tensor):
+        each.append(Form(None, (name,), (saved[name],)))
+    return [form for form in each if form is not None]
+
+
+def _unclear(found: list[Form]) -> str:
+    """Why a slot cannot be read that is there in several forms."""
+    return (
+        f"is {' and '.join([form.said() for form in found])}, but only one of these can be right; "
+        "torch's set_optimizer_state_dict makes both of a whole checkpoint, unless "
+        "adapters.decode_slots is registered as a hook of state_dict"
+    )
+
+
+def _unreadable(saved: Mapping[str, Any], name: str, needed: Mapping[str, Any]) -> str | None:
+    """Why a slot that was saved in some way cannot be read; None if it was not saved."""
+    fields = [key.rpartition(".")[2] for key in saved if key.rpartition(".")[0] == name]
+    for kind in CELLS:
+        absent = [field for field in CELLS[kind].fields if field not in fields]
+        if kind in fields and absent:
+            return f"is packed in {kind}, but without its {absent[0]}"
+    strange = [field for field in fields if f"{name}.{field}" not in needed]
+    if not strange:
+        return None
+    return (
+        f"is stored as {' and '.join(strange)}, but it can be read only if it is whole or packed "
+        f"in {', '.join(CELLS)}"
+    )
+
+
+def _as(have: Form, want: Form, p: Any) -> tuple[Tensor, ...] | str:
+    """The tensors of a slot in another form, or why it has none."""
+    codes, *scales = have.tensors
+    if scales and (codes.dim() < 2 or scales[0].shape != codes.shape[:-1]):
+        shapes = tuple(scales[0].shape), tuple(codes.shape)
+        return f"is packed in {have.kind}, but its scale has shape {shapes[0]} beside {shapes[1]}"
+    shape = _shape(have, want, p)
+    if shape is None:
+        advice = "; save it with state_dict(decoded=True)" if math.prod(have.grid) > 1 else ""
+        return f"is {have.said()}, but it needs one {want.said()}{advice}"
+    x, stored = have.tensors[0], have.tensors
+    if sharding.is_sharded(x):
+        why = sharding.misplaced(x, p)
+        if why is None and have.blocks and x.placements != p.placements:
+            why = f"is packed in parts {x.placements}, but its parameter is divided {p.placements}"
+        if why:
+            return why
+    elif have.blocks:  # of one part
+        stored = tuple([y.reshape(y.shape[len(have.grid) :]) for y in stored])
+    if have.codec:
+        x = have.codec.decode(stored, SlotSpec(shape, torch.float32))
+    if want.codec is None:
+        return (x,)
+    if sharding.is_sharded(want.tensors[0]):
+        x = sharding.placed_like(x, p)
+    return want.codec.encode(x.to(torch.float32))
+
+
+def _shape(have: Form, want: Form, p: Tensor) -> torch.Size | None:
+    """The shape of a slot, if both can be forms of it.
+
+    One that is packed in blocks tells how many entries there are at most: it is that of the
+    parameter, if this fits.
+    """
+    each = [form.tensors[0].shape for form in (have, want) if form.blocks is None]
+    if len(each) == 2:
+        return each[0] if each[0] == each[1] else None
+    blocks = [form for form in (have, want) if form.blocks]
+    fits = [shape for shape in (p.shape, *each) if all(_fits(form, shape) for form in blocks)]
+    return fits[0] if fits and fits[0] in (each or fits) else None
+
+
+def _fits(form: Form, shape: torch.Size) -> bool:
+    """Whether blocks are those of a slot of this shape."""
+    grid, codes = form.grid, form.tensors[0]
+    assert form.blocks is not None
+    if grid and len(grid) != len(shape):
+        return False
+    if math.prod(grid) > 1 and not sharding.is_sharded(codes):
+        return False  # how others have divided it is not known here
+    each = [math.ceil(n / k) for n, k in zip(shape, grid or [1] * len(shape), strict=True)]
+    return codes.shape[-2] == form.blocks.blocks(math.prod(each))
