@@ -16,6 +16,7 @@ from functional_optim.core.summary import folded, summary
 
 if TYPE_CHECKING:
     from functional_optim import numeric
+    from functional_optim.adapters.state.storage import Stored
     from functional_optim.algorithms.adam import Betas
     from functional_optim.algorithms.muon import Accumulator, Nesterov
     from functional_optim.algorithms.muon_adamw import Views
@@ -45,6 +46,7 @@ class MuonAdamW(Optimizer):
         compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
             warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
             compiled.
+        stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.
 
         The other arguments are those of :func:`functional_optim.muon_adamw`, with its defaults. All
         but `adamw_lr` and `adamw_weight_decay` become entries of the groups.
@@ -101,12 +103,14 @@ class MuonAdamW(Optimizer):
         adamw: Mask = (),
         views: Views | None = None,
         compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:
         self.adamw = {"lr": adamw_lr, "weight_decay": adamw_weight_decay}
         super().__init__(
             params,
             of_one_group,
             compile=compile,
+            stored=stored,
             **{"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas},
             **{"eps": eps, "nesterov": nesterov, "ns_coefficients": ns_coefficients},
             **{"ns_eps": ns_eps, "ns_steps": ns_steps, "ns_dtype": ns_dtype, "scale": scale},

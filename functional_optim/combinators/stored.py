@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.codecs import Bfloat16, Companded, Float8, InBlocks
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.paths import Mask, fits, masked_by
+from functional_optim.core.paths import Mask, chosen, fits, masked_by
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.storage import stored_keys
 
@@ -38,15 +38,25 @@ PROBE = (48, 80)
 class Packs:
     """Which leaves are packed: those with enough real entries that are also chosen.
 
-    min_size: the least number of entries. chosen: from the path of a leaf and the leaf.
+    min_size: the least number of entries. where: a mask; None: the matrices of hidden layers.
     """
 
-    def __init__(self, min_size: int, chosen: Callable[[str, Tensor], bool]) -> None:
+    def __init__(self, min_size: int, where: Mask | None) -> None:
         self.min_size = min_size
-        self.chosen = chosen
+        self.choices = () if where is None else (masked_by(where),)
 
     def __call__(self, path: str, p: Tensor) -> bool:
-        return not p.is_complex() and p.numel() >= self.min_size and self.chosen(path, p)
+        return not self.left_out(path, p)
+
+    def left_out(self, path: str, p: Tensor) -> str:
+        """Why a leaf is not packed; empty for one that is."""
+        if p.is_complex():
+            return "complex"
+        if p.numel() < self.min_size:
+            return f"under {self.min_size:,} entries"
+        if self.choices:
+            return "" if chosen(self.choices, path, p) else "not in where"
+        return "" if is_hidden_matrix(path, p) else "no hidden matrix"
 
 
 @factory
@@ -125,7 +135,7 @@ def stored(
     explicit = isinstance(storage, Mapping)
     if explicit:
         _check_fit(tx, [pattern for pattern, _ in patterns])
-    packs = Packs(min_size, is_hidden_matrix if where is None else masked_by(where).answers)
+    packs = Packs(min_size, where)
     placements = [
         _packed(placement, names, patterns, explicit, packs, block_size, _own_seed(seed, i))
         for i, (placement, names) in enumerate(zip(tx.placements, tx.layout.slots, strict=True))
