@@ -30,6 +30,7 @@ from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned
 from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.traced import step_traced
+from functional_optim.adapters.summary import text_of_groups
 from functional_optim.core import base, modes
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
@@ -258,6 +259,9 @@ class OptimizerBase(torch.optim.Optimizer):
         given: what was loaded, behind all hooks. before: names in the groups before the load.
         """
         check_loaded(self, given, before)
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{text_of_groups(self)}"
 
     def __getstate__(self) -> dict[str, Any]:
         own = {key: vars(self)[key] for key in ("compile", KEY) if key in vars(self)}

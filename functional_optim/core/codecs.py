@@ -39,6 +39,11 @@ class Cells(Protocol):
     """How the numbers of a block become codes. All tensors may have more dimensions in front."""
 
     @property
+    def kind(self) -> str:
+        """What `stored` calls it."""
+        ...
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """The names of what is stored; "" for what has the shape of the slot."""
         ...
@@ -65,6 +70,11 @@ class InBlocks(NamedTuple):
     @property
     def fields(self) -> tuple[str, ...]:
         return self.cells.fields
+
+    @property
+    def text(self) -> str:
+        """What it is in words, for tables."""
+        return self.cells.kind if self.entrywise else f"{self.cells.kind} in blocks of {self.block}"
 
     @property
     def entrywise(self) -> bool:
@@ -166,6 +176,10 @@ class Companded(NamedTuple):
     steps: int = 4
 
     @property
+    def kind(self) -> str:
+        return f"int{self.bits}"
+
+    @property
     def fields(self) -> tuple[str, ...]:
         return ("codes", "scale")
 
@@ -228,6 +242,10 @@ class Float8(NamedTuple):
     signed: bool = True
 
     @property
+    def kind(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def fields(self) -> tuple[str, ...]:
         return ("codes", "scale")
 
@@ -256,6 +274,10 @@ class Float8(NamedTuple):
 
 class Bfloat16(NamedTuple):
     """bfloat16, with no scale: the first 16 bits of a float32."""
+
+    @property
+    def kind(self) -> str:
+        return "bfloat16"
 
     @property
     def fields(self) -> tuple[str, ...]:
