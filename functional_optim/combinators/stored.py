@@ -1,4 +1,4 @@
-"""`stored`: slots in 16, 8 or 4 bits, whatever the rule."""
+"""`stored`: slots in 16, 8 or 4 bits, whatever the rule; `slot_dtypes`: in another dtype."""
 
 from __future__ import annotations
 
@@ -117,11 +117,7 @@ def stored(
         >>> state.slots["exp_avg.codes"]["hidden"].shape, state.slots["exp_avg"]["bias"].shape
         (torch.Size([16, 256]), torch.Size([64]))
     """
-    if not isinstance(tx, Leafwise):
-        raise TypeError(
-            f"stored takes a transformation made of one-tensor rules, but got a "
-            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
-        )
+    _check_rules("stored", tx)
     numeric.check_count("stored", 0, min_size=min_size)
     numeric.check_count("stored", 1, block_size=block_size)
     if block_size & (block_size - 1) or not 16 <= block_size <= LARGEST_BLOCK:
@@ -141,6 +137,54 @@ def stored(
         for i, (placement, names) in enumerate(zip(tx.placements, tx.layout.slots, strict=True))
     ]
     return Leafwise(tuple(placements))
+
+
+@factory
+def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
+    """Keep slots in other dtypes than the rules choose: half the memory, or more precision.
+
+    The plain case of `stored`: for all leaves, without codes or random numbers. Rules compute as
+    before, in float32 or wider; a slot is rounded to the nearest when it is stored.
+
+    Args:
+        tx: a transformation made of one-tensor rules.
+        dtypes: by slot name, for the real slots of real parameters. optax's `mu_dtype` of adam is
+            `exp_avg` here.
+
+    Raises:
+        TypeError: for a transformation of whole trees, or a dtype that is not floating-point.
+        ValueError: for a slot that tx does not have, weights in 8 bits, and second moments in
+            bfloat16 with a decay rate above 0.995, which would never fall; `stored` keeps these.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.slot_dtypes(fo.adamw(1e-3), exp_avg=torch.bfloat16)
+        >>> tx.init(torch.ones(2)).slots["exp_avg"].dtype
+        torch.bfloat16
+    """
+    _check_rules("slot_dtypes", tx)
+    for name, dtype in dtypes.items():
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(
+                f"slot_dtypes needs a floating-point dtype for {name}, but got {dtype!r}."
+            )
+    unknown = sorted(dtypes.keys() - set(tx.layout.keys))
+    if unknown:
+        raise ValueError(
+            f"the transformation has no slot called {', '.join(unknown)}; it has "
+            f"{', '.join(tx.layout.keys) or 'none'}."
+        )
+    pairs = zip(tx.placements, tx.layout.slots, strict=True)
+    return Leafwise(tuple([_in_dtypes(placement, names, dtypes) for placement, names in pairs]))
+
+
+def _check_rules(who: str, tx: Any) -> None:
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            f"{who} takes a transformation made of one-tensor rules, but got a "
+            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
+        )
 
 
 def _given(storage: Any) -> dict[str, Any]:
@@ -193,7 +237,7 @@ def _packed(
         if kind is None or (not explicit and (not like[j] or field in rule.weights)):
             codecs.append(None)
             continue
-        _check_slot(rule, field, name, kind, seed)
+        _check_slot("stored", rule, field, name, kind, seed)
         codecs.append(InBlocks(_cells(kind, field not in rule.nonnegative), block, j))
     if not any(codecs):
         return placement
@@ -221,20 +265,49 @@ def _cells(kind: str, signed: bool) -> Any:
     return Companded(8, signed, 4) if kind == "int8" else Companded(4, signed, 1)
 
 
-def _check_slot(rule: Rule, field: str, name: str, kind: str, seed: int | None) -> None:
+def _in_dtypes(
+    placement: Placement, names: tuple[str, ...], dtypes: dict[str, torch.dtype]
+) -> Placement:
+    """A rule whose slots are made in other dtypes, in which they then stay."""
+    own = [dtypes.get(name) for name in names]
+    if not any(own):
+        return placement
+    rule = placement.rule
+    if rule.codecs:
+        raise TypeError(
+            f"slot_dtypes cannot change slots of {placement.name}, which a codec stores; the "
+            "codec chooses their dtypes."
+        )
+    for field, name, dtype in zip(rule.keys, names, own, strict=True):
+        if dtype is not None:
+            kind = str(dtype).removeprefix("torch.")
+            _check_slot("slot_dtypes", rule, field, name, kind, None)
+    first: Any = rule.init
+
+    def init(p: Tensor) -> Any:
+        made = first(p)
+        if p.is_complex():
+            return made
+        pairs = zip(made, own, strict=True)
+        return type(made)(*[x.to(kept) if kept and x is not None else x for x, kept in pairs])
+
+    return placement.initialized(init)
+
+
+def _check_slot(who: str, rule: Rule, field: str, name: str, kind: str, seed: int | None) -> None:
     """Raise ValueError for a slot that would be spoiled."""
-    if field in rule.weights and kind != "bfloat16":
+    if field in rule.weights and kind.startswith(("int", "float8")):
         raise ValueError(
-            f"stored cannot keep {name} in {kind}: it is an average or a copy of the parameters, "
+            f"{who} cannot keep {name} in {kind}: it is an average or a copy of the parameters, "
             "which 8 bits would spoil; leave it out, or store it in bfloat16."
         )
     rates = [x for key, value in rule.hyper for x in _rates(key, value)]
     forgets = seed is None and kind == "bfloat16" and field in rule.nonnegative
     if forgets and max(rates, default=0.0) > FORGETFUL:
         raise ValueError(
-            f"stored cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate of "
-            f"{max(rates):g} it would never fall. Pass a seed, which rounds by chance, or a rate "
-            f"of at most {FORGETFUL}."
+            f"{who} cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate of "
+            f"{max(rates):g} it would never fall. Use stored with a seed, which rounds by chance, "
+            f"or a rate of at most {FORGETFUL}."
         )
 
 

@@ -199,14 +199,14 @@ def summary(tx: base.GradientTransformation, params: Any) -> Summary:
         <BLANKLINE>
         scale_by_adam → scale_by_lr
         exp_avg, exp_avg_sq: float32 (not packed: under 4,096 entries)
-          parameter  shape  entries  state
-          norm       (64,)       64  512 B
+          parameter  shape     entries    state
+          norm       (64,)          64    512 B
         <BLANKLINE>
-        2 parameters, 4,160 entries   bytes  an entry
-        weights                     16.6 kB       4 B
-        gradients                   16.6 kB       4 B
-        state                       8.83 kB    2.12 B
-        read and written in a step  67.6 kB    16.2 B
+        2 parameters, 4,160 entries    bytes  an entry
+        weights                      16.6 kB       4 B
+        gradients                    16.6 kB       4 B
+        state                        8.83 kB    2.12 B
+        read and written in a step   67.6 kB    16.2 B
         >>> table.state_bytes
         8832
     """
