@@ -58,6 +58,7 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         if own.get("param_names"):
             group["param_names"] = own["param_names"]
+        group.pop(KEY, None)  # wrappers that save their own groups have it
         for name, x in own.items():
             if name == KEY:
                 group[name] = x

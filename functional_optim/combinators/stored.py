@@ -117,7 +117,7 @@ def stored(
         >>> state.slots["exp_avg.codes"]["hidden"].shape, state.slots["exp_avg"]["bias"].shape
         (torch.Size([16, 256]), torch.Size([64]))
     """
-    _check_rules("stored", tx)
+    tx = _made_of_rules("stored", tx)
     numeric.check_count("stored", 0, min_size=min_size)
     numeric.check_count("stored", 1, block_size=block_size)
     if block_size & (block_size - 1) or not 16 <= block_size <= LARGEST_BLOCK:
@@ -163,7 +163,7 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
         >>> tx.init(torch.ones(2)).slots["exp_avg"].dtype
         torch.bfloat16
     """
-    _check_rules("slot_dtypes", tx)
+    tx = _made_of_rules("slot_dtypes", tx)
     for name, dtype in dtypes.items():
         if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(
@@ -179,12 +179,14 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
     return Leafwise(tuple([_in_dtypes(placement, names, dtypes) for placement, names in pairs]))
 
 
-def _check_rules(who: str, tx: Any) -> None:
+def _made_of_rules(who: str, tx: Any) -> Leafwise:
+    """A transformation as it is, or a TypeError."""
     if not isinstance(tx, Leafwise):
         raise TypeError(
             f"{who} takes a transformation made of one-tensor rules, but got a "
             f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
         )
+    return tx
 
 
 def _given(storage: Any) -> dict[str, Any]:

@@ -121,6 +121,9 @@ def test_a_group_may_have_its_own():
         assert all("stored" not in group for group in saved["param_groups"])
         opt.load_state_dict(copy.deepcopy(saved))
         assert [group.get("stored", 0) for group in opt.param_groups] == [0, None, "int4"]
+        saved["param_groups"][0]["stored"] = saved["param_groups"][2]["stored"] = "bfloat16"
+        opt.load_state_dict(copy.deepcopy(saved))
+        assert [group.get("stored", 0) for group in opt.param_groups] == [0, None, "int4"]
         step(opt, [*params.values(), p])
 
 
