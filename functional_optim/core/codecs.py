@@ -16,6 +16,7 @@ A number that is not finite becomes NaN, alone: the others of its block are stor
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple, Protocol
 
@@ -83,6 +84,13 @@ class InBlocks(NamedTuple):
 
     def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
         count = max(1, math.ceil(x.numel() / self.block))
+        if x.device.type == "meta":
+            return tuple(
+                [
+                    x.new_empty(x.shape if self.entrywise else (count, *rest), dtype=dtype)
+                    for rest, dtype in _kept_of_a_block(self)
+                ]
+            )
         flat = x.to(torch.float32).reshape(-1)
         missing = count * self.block - x.numel()
         if missing:
@@ -103,6 +111,16 @@ class InBlocks(NamedTuple):
     def decode(self, stored: tuple[Tensor, ...], spec: SlotSpec) -> Tensor:
         found = self.cells.decode(stored).reshape(-1)
         return found[: math.prod(spec.shape)].reshape(spec.shape).to(spec.dtype)
+
+
+@functools.cache
+def _kept_of_a_block(codec: InBlocks) -> list[tuple[torch.Size, torch.dtype]]:
+    """The shape and dtype of each tensor that a block becomes.
+
+    By a block with data: without, each operation would take a millisecond.
+    """
+    found = codec.encode_block(torch.zeros(1, codec.block, device="cpu"), 0, None)
+    return [(x.shape[1:], x.dtype) for x in found]
 
 
 def words(place: Tensor, key: Any, salt: int) -> Tensor:

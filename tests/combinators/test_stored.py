@@ -37,6 +37,14 @@ def through(cells: Any, x: Tensor, key: float | None, block: int = 64) -> Tensor
     return own.decode(own.encode(x, key), SlotSpec(x.shape, x.dtype))
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (64,), (5, 40), (0, 3)])
+@pytest.mark.parametrize("name", CELLS)
+def test_tensors_without_data_become_what_others_do(name, shape):
+    own, x = InBlocks(CELLS[name], 64), torch.zeros(shape, dtype=torch.float64)
+    like = [(y.shape, y.dtype) for y in own.encode(x)]
+    assert [(y.shape, y.dtype) for y in own.encode(x.to("meta"))] == like
+
+
 def numbers(cells: Any, count: int = 1000) -> Tensor:
     x = torch.randn(count, generator=torch.Generator().manual_seed(0))
     return x if getattr(cells, "signed", True) else x.square()
