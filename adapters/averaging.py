@@ -29,7 +29,7 @@ class AveragingOptimizer(Optimizer):
     from it goes on bitwise: the mode is in the parameter groups, as `train_mode`. Load both.
 
     Args:
-        params, recipe, compile, hyperparameters: those of :class:`Optimizer`.
+        params, recipe, compile, stored, hyperparameters: those of :class:`Optimizer`.
 
     State of each parameter: `step` and the recipe's slots, among them `z` and `average_share`.
 

@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from functional_optim import algorithms
 from functional_optim.adapters.optimizer import OptimizerBase
+from functional_optim.adapters.state.storage import KEY, Stored
 from functional_optim.core import base
 from functional_optim.engine.group import Compile, how_to
 
@@ -27,7 +28,7 @@ DOC = """{summary}
 Args:
     compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
         warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
-        compiled.
+        compiled.{stored}
 
     The other arguments and their defaults are those of `torch.optim.{name}`.{kept}
 
@@ -47,13 +48,16 @@ Example::
 """
 """What each drop-in's docstring becomes."""
 
+STORED = """
+    stored: how slots are stored, as in :class:`Optimizer`; None (the default): as in torch."""
+
 
 class DropIn(OptimizerBase):
     """A class of torch.optim whose steps are run by a recipe.
 
-    A subclass states its signature, which is torch's and the keyword `compile`, for editors and
-    type checkers, and passes its arguments to `_construct`. Its hyperparameters are named as the
-    recipe's are, so the recipe is called with a parameter group.
+    A subclass states its signature, which is torch's and the keywords `compile` and `stored`, for
+    editors and type checkers, and passes its arguments to `_construct`. Its hyperparameters are
+    named as the recipe's are, so the recipe is called with a parameter group.
 
     recipe: the function that makes the transformation.
     sparse: what a sparse gradient does: raises "never", moves its rows only ("lazy").
@@ -72,8 +76,9 @@ class DropIn(OptimizerBase):
     def _construct(self, arguments: dict[str, Any]) -> None:
         """Call torch's constructor. arguments: the `locals()` of the drop-in's own."""
         how_to(arguments["compile"])
-        self.compile = arguments["compile"]
-        super().__init__(**{k: x for k, x in arguments.items() if k not in ("self", "compile")})
+        self.compile = arguments.pop("compile")
+        self.stored = arguments.pop("stored", None)
+        super().__init__(**{k: x for k, x in arguments.items() if k != "self"})
         # set by torch's own classes when fused=True, for a step that unscales gradients itself
         self._step_supports_amp_scaling = False
 
@@ -116,6 +121,7 @@ def _documented(drop_in: type[DropIn]) -> str:
     return DOC.format(
         summary=inspect.cleandoc(drop_in.__doc__ or "").replace(" State: ", "\n\nState: "),
         name=drop_in.__name__,
+        stored=STORED if "stored" in parameters else "",
         kept=f"\n    Beyond torch's checks, nothing depends on {kept}." if kept else "",
         backward=drop_in.backward,
     )
@@ -132,6 +138,7 @@ class Adadelta(DropIn, torch.optim.Adadelta):
         self, params: ParamsT, lr: float | Tensor = 1.0, rho: float = 0.9, eps: float = 1e-6,
         weight_decay: float = 0, foreach: bool | None = None, *, capturable: bool = False,
         maximize: bool = False, differentiable: bool = False, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -147,6 +154,7 @@ class Adafactor(DropIn, torch.optim.Adafactor):
         self, params: ParamsT, lr: float | Tensor = 1e-2, beta2_decay: float = -0.8,
         eps: tuple[float | None, float] = (None, 0.001), d: float = 1.0, weight_decay: float = 0.0,
         *, foreach: bool | None = None, maximize: bool = False, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -154,7 +162,7 @@ class Adafactor(DropIn, torch.optim.Adafactor):
 class Adagrad(DropIn, torch.optim.Adagrad):
     """torch.optim.Adagrad, run by `functional_optim.adagrad`. State: `step` and `sum`, made at
     construction, as in torch. Sparse gradients move their rows only; with weight decay or `fused`
-    they are refused, as in torch.
+    they are refused, as in torch. With `stored` state is made at the first step.
     """
 
     recipe = algorithms.adagrad
@@ -166,8 +174,11 @@ class Adagrad(DropIn, torch.optim.Adagrad):
         weight_decay: float = 0, initial_accumulator_value: float = 0, eps: float = 1e-10,
         foreach: bool | None = None, *, maximize: bool = False, differentiable: bool = False,
         fused: bool | None = None, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
+        if stored is not None or any(KEY in group for group in self.param_groups):
+            self.state.clear()  # what torch has made
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         super().check_gradient(p, g, group)
@@ -192,6 +203,7 @@ class Adam(DropIn, torch.optim.Adam):
         weight_decay: float = 0, amsgrad: bool = False, *, foreach: bool | None = None,
         maximize: bool = False, capturable: bool = False, differentiable: bool = False,
         fused: bool | None = None, decoupled_weight_decay: bool = False, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -214,6 +226,7 @@ class AdamW(Adam, torch.optim.AdamW):
         weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
         fused: bool | None = None, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -228,6 +241,7 @@ class Adamax(DropIn, torch.optim.Adamax):
         betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0,
         foreach: bool | None = None, *, maximize: bool = False, differentiable: bool = False,
         capturable: bool = False, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -245,6 +259,7 @@ class ASGD(DropIn, torch.optim.ASGD):
         alpha: float = 0.75, t0: float = 1e6, weight_decay: float = 0,
         foreach: bool | None = None, maximize: bool = False, differentiable: bool = False,
         capturable: bool = False, *, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -262,6 +277,7 @@ class Muon(DropIn, torch.optim.Muon):
         nesterov: bool = True,
         ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315), eps: float = 1e-7,
         ns_steps: int = 5, adjust_lr_fn: str | None = None, *, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -280,6 +296,7 @@ class NAdam(DropIn, torch.optim.NAdam):
         momentum_decay: float = 0.004, decoupled_weight_decay: bool = False, *,
         foreach: bool | None = None, maximize: bool = False, capturable: bool = False,
         differentiable: bool = False, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -297,6 +314,7 @@ class RAdam(DropIn, torch.optim.RAdam):
         decoupled_weight_decay: bool = False, *, foreach: bool | None = None,
         maximize: bool = False, capturable: bool = False, differentiable: bool = False,
         compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -313,6 +331,7 @@ class RMSprop(DropIn, torch.optim.RMSprop):
         weight_decay: float = 0, momentum: float = 0, centered: bool = False,
         capturable: bool = False, foreach: bool | None = None, maximize: bool = False,
         differentiable: bool = False, *, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -328,6 +347,7 @@ class Rprop(DropIn, torch.optim.Rprop):
         step_sizes: tuple[float, float] = (1e-6, 50), *, capturable: bool = False,
         foreach: bool | None = None, maximize: bool = False, differentiable: bool = False,
         compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -347,6 +367,7 @@ class SGD(DropIn, torch.optim.SGD):
         dampening: float = 0, weight_decay: float | Tensor = 0, nesterov: bool = False, *,
         maximize: bool = False, foreach: bool | None = None, differentiable: bool = False,
         fused: bool | None = None, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

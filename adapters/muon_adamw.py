@@ -10,12 +10,14 @@ import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.transaction import transaction
+from functional_optim.adapters.summary import text_of_groups
 from functional_optim.combinators.hidden_matrices import HiddenMatrices
 from functional_optim.core.paths import partial
 from functional_optim.core.summary import folded, summary
 
 if TYPE_CHECKING:
     from functional_optim import numeric
+    from functional_optim.adapters.state.storage import Stored
     from functional_optim.algorithms.adam import Betas
     from functional_optim.algorithms.muon import Accumulator, Nesterov
     from functional_optim.algorithms.muon_adamw import Views
@@ -35,7 +37,7 @@ class MuonAdamW(Optimizer):
 
     The parameters become two groups, `muon` and `adamw` by their `name`, each with a learning rate
     of its own under `lr`. torch's schedulers multiply the `lr` of each group, so they drive both.
-    `print(opt)` shows which parameters are in which.
+    `print(opt)` shows which parameters are in which, and what their state takes.
 
     Args:
         params: named parameters, as `model.named_parameters()` gives them, or dicts of groups with
@@ -45,6 +47,7 @@ class MuonAdamW(Optimizer):
         compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
             warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
             compiled.
+        stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.
 
         The other arguments are those of :func:`functional_optim.muon_adamw`, with its defaults. All
         but `adamw_lr` and `adamw_weight_decay` become entries of the groups.
@@ -101,12 +104,14 @@ class MuonAdamW(Optimizer):
         adamw: Mask = (),
         views: Views | None = None,
         compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:
         self.adamw = {"lr": adamw_lr, "weight_decay": adamw_weight_decay}
         super().__init__(
             params,
             of_one_group,
             compile=compile,
+            stored=stored,
             **{"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas},
             **{"eps": eps, "nesterov": nesterov, "ns_coefficients": ns_coefficients},
             **{"ns_eps": ns_eps, "ns_steps": ns_steps, "ns_dtype": ns_dtype, "scale": scale},
@@ -159,14 +164,23 @@ class MuonAdamW(Optimizer):
             tx = self.transform(group)
             with partial():
                 rows = [row for path, p in params for row in summary(tx, {path: p}).rows]
-            count = f"{len(params)} parameter{'s' if len(params) > 1 else ''}"
-            entries = f"{sum([p.numel() for _, p in params]):,} entries"
-            rates = ", ".join([f"{key}={_short(group[key])}" for key in self.adamw])
-            lines.append(f"{group['name']}: {count}, {entries}, {rates}")
+            lines.append(self._head(group))
             for row in folded(rows):
                 one = row.rows[0]
                 lines.append(f"    {row.label} {one.shape}" + (f", {one.view}" if one.view else ""))
         return "\n".join([f"{type(self).__name__} (", *lines, ")"])
+
+    def __str__(self) -> str:
+        heads = [self._head(group) for group in self.param_groups]
+        return "\n".join([f"{type(self).__name__} (", *heads, ")", text_of_groups(self)])
+
+    def _head(self, group: dict[str, Any]) -> str:
+        """A group in a line: its name, size and rates."""
+        params = group["params"]
+        count = f"{len(params)} parameter{'s' if len(params) > 1 else ''}"
+        entries = f"{sum([p.numel() for p in params]):,} entries"
+        rates = ", ".join([f"{key}={_short(group[key])}" for key in self.adamw])
+        return f"{group['name']}: {count}, {entries}, {rates}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"adamw": self.adamw, **super().__getstate__()}

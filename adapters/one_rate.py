@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 from functional_optim import numeric
 from functional_optim.adapters.optimizer import with_hooks
 from functional_optim.adapters.ready_made import ReadyMade
+from functional_optim.adapters.state.storage import Stored
 from functional_optim.algorithms.adam import Betas
 from functional_optim.engine.group import Compile
 
@@ -60,6 +61,7 @@ class Prodigy(OneRate):
         *,
         maximize: bool = False,
         compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:
         self._construct(locals())
 
@@ -83,5 +85,6 @@ class DAdaptAdam(OneRate):
         *,
         maximize: bool = False,
         compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:
         self._construct(locals())

@@ -26,10 +26,12 @@ from functional_optim.adapters.state.recipes import (
     takes_any,
     unknown_keys,
 )
+from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned
 from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.traced import step_traced
+from functional_optim.adapters.summary import text_of_groups
 from functional_optim.core import base, modes
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
@@ -82,6 +84,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
     compile: run compiled kernels; False runs the rules eagerly, and "strict" raises a RuntimeError
         at a step that cannot be compiled, where True falls back with a warning.
+    stored: how slots are stored, unless a group says it for itself; see `Optimizer`.
     counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD
         and Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
@@ -89,6 +92,7 @@ class OptimizerBase(torch.optim.Optimizer):
     """
 
     compile: Compile  # of each object alone: wrappers ask their own class before it
+    stored: Stored | None
     counts_steps: bool = True
     integer_steps: bool = False
     keeps_trees: bool = True
@@ -100,7 +104,7 @@ class OptimizerBase(torch.optim.Optimizer):
     def checked_transform(
         self, group: dict[str, Any], *, in_step: bool = False
     ) -> base.GradientTransformation:
-        """`transform`; raises TypeError if that is none.
+        """`transform`, with slots stored as asked for; raises TypeError if that is none.
 
         in_step: take numbers that are out of range, as torch does after construction: its own
         LinearLR comes to a learning rate of -2e-19.
@@ -111,7 +115,7 @@ class OptimizerBase(torch.optim.Optimizer):
                 f"the recipe returned a {type(tx).__name__}; it must return a transformation, such "
                 "as fo.adamw(lr) or fo.chain(...)."
             )
-        return tx
+        return forgetting_calls(in_step, with_storage, tx, storage_of(self, group))
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient.
@@ -225,7 +229,7 @@ class OptimizerBase(torch.optim.Optimizer):
         """State and parameter groups, as torch has them; see torch.optim.Optimizer.state_dict.
 
         A schedule, or another function, among a group's hyperparameters is code: None stands in its
-        place, and `load_state_dict` leaves the one that is there.
+        place, and `load_state_dict` leaves the one that is there. So it does with `stored`.
 
         Args:
             decoded: slots that `fo.stored` has packed, whole, in float32, under torch's own keys,
@@ -233,6 +237,7 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         saved = _without_compiler(super().state_dict)
         for group in saved.get("param_groups", ()):  # hooks of the user may return something else
+            group.pop(KEY, None)
             group.update({name: as_data(value) for name, value in group.items()})
         return decode_slots(self, saved) if decoded else saved
 
@@ -262,8 +267,11 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         check_loaded(self, given, before)
 
+    def __str__(self) -> str:
+        return f"{self!r}\n{text_of_groups(self)}"
+
     def __getstate__(self) -> dict[str, Any]:
-        own = {"compile": self.compile} if hasattr(self, "compile") else {}
+        own = {key: vars(self)[key] for key in ("compile", KEY) if key in vars(self)}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -307,6 +315,13 @@ class Optimizer(OptimizerBase):
             rules has none: it always runs eagerly, each group as one tree. What its rules measure
             is still summed over all groups, for which the update of a group is run again after
             each sum; a transformation of your own that measures its tree sees its group.
+        stored: how slots are stored, as the second argument of :func:`functional_optim.stored`:
+            `"int8"`, or a dict from patterns of slots. To say more, a function that gets the
+            transformation, such as `functools.partial(fo.stored, storage="int8", where="blocks")`.
+            None (the default): as the recipe says. A group may have its own. Which parameters are
+            matrices of hidden layers is told by their names; without names, with
+            `model.parameters()`, by their shapes alone, so embeddings and heads are packed, too:
+            pass named parameters, or `"stored": None` in a group of their own.
         hyperparameters: values for the recipe's parameters; those with a default may be left out.
             They become the entries of the parameter groups, so torch's LR schedulers find
             `group["lr"]`, and a group may have its own. What a recipe with `**kwargs` finds in a
@@ -343,7 +358,13 @@ class Optimizer(OptimizerBase):
     """
 
     def __init__(
-        self, params: Any, recipe: Recipe, *, compile: Compile = True, **hyperparameters: Any
+        self,
+        params: Any,
+        recipe: Recipe,
+        *,
+        compile: Compile = True,
+        stored: Stored | None = None,
+        **hyperparameters: Any,
     ) -> None:
         if not callable(recipe):
             raise TypeError(
@@ -351,13 +372,21 @@ class Optimizer(OptimizerBase):
                 f"{type(recipe).__name__}; pass e.g. fo.adamw, or lambda lr: fo.chain(...)."
             )
         defaults = recipe_defaults(recipe, hyperparameters)
+        if KEY in defaults:
+            raise TypeError(
+                f"the recipe has a parameter called {KEY}, which is an argument of "
+                f"{type(self).__name__} itself; give it another name, or leave it to that argument."
+            )
         self.recipe = ByReference(recipe, tuple(defaults))
         how_to(compile)
         self.compile = compile
+        self.stored = stored
         super().__init__(params, defaults)
         if not torch.compiler.is_compiling():
             groups = self.param_groups
-            check_choices(*[(choices_of(self.transform(x)), dict(named(x))) for x in groups])
+            check_choices(
+                *[(choices_of(self.checked_transform(x)), dict(named(x))) for x in groups]
+            )
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
 
     from functional_optim import numeric
+    from functional_optim.adapters.state.storage import Stored
     from functional_optim.algorithms.adam import Betas
     from functional_optim.algorithms.apollo import ScaleType
     from functional_optim.engine.group import Compile
@@ -25,6 +26,7 @@ Args:
     compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
         warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
         compiled.
+    stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.
 
     The other arguments are those of :func:`functional_optim.{name}`, with its defaults. They become
     the entries of the parameter groups, and a group may have its own.
@@ -85,7 +87,7 @@ class ADOPT(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.9999),
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0,
         clip_exponent: numeric.Hyper | None = 0.25, decoupled_weight_decay: bool = False, *,
-        maximize: bool = False, compile: Compile = True,
+        maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -100,7 +102,7 @@ class APOLLO(ReadyMade):
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0, rank: int = 256,
         update_proj_gap: int = 200, scale: numeric.Hyper = 1.0, scale_type: ScaleType = 'channel',
         *, growth: numeric.Hyper = 1.01, seed: int = 0, maximize: bool = False,
-        compile: Compile = True,
+        compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -115,7 +117,7 @@ class AdEMAMix(ReadyMade):
         betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.9, 0.999, 0.9999),
         alpha: numeric.Hyper = 2.0, beta3_warmup: numeric.Hyper | None = None,
         alpha_warmup: numeric.Hyper | None = None, eps: numeric.Hyper = 1e-08,
-        weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
+        weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -128,7 +130,7 @@ class AdaBelief(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-16, weight_decay: numeric.Hyper = 0.0, rectify: bool = True, *,
-        compile: Compile = True,
+        compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -142,7 +144,7 @@ class AdamMini(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0,
         blocks: Mapping[str, Literal['row', 'tensor', 'entry'] | int] | None = None, *,
-        maximize: bool = False, compile: Compile = True,
+        maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -156,7 +158,7 @@ class Adan(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.001,
         betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.98, 0.92, 0.99),
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, no_prox: bool = False, *,
-        compile: Compile = True,
+        compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -171,7 +173,7 @@ class CAME(ReadyMade):
         betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.9, 0.999, 0.9999),
         eps: tuple[numeric.Hyper, numeric.Hyper] = (1e-30, 1e-16),
         clip_threshold: numeric.Hyper = 1.0, weight_decay: numeric.Hyper = 0.0, *,
-        maximize: bool = False, compile: Compile = True,
+        maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -184,7 +186,7 @@ class COCOB(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 1.0, alpha: numeric.Hyper = 100.0,
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, *, maximize: bool = False,
-        compile: Compile = True,
+        compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -198,6 +200,7 @@ class DoG(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 1.0, reps_rel: numeric.Hyper = 1e-06,
         weight_decay: numeric.Hyper = 0.0, eps: numeric.Hyper = 1e-08,
         init_eta: numeric.Hyper | None = None, *, maximize: bool = False, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -209,7 +212,7 @@ class DoWG(ReadyMade):
 
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 1.0, eps: numeric.Hyper = 0.0001, *,
-        maximize: bool = False, compile: Compile = True,
+        maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -221,7 +224,7 @@ class Fromage(ReadyMade):
 
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, p_bound: numeric.Hyper | None = None, *,
-        maximize: bool = False, compile: Compile = True,
+        maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -235,7 +238,7 @@ class GaLore(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0, rank: int = 128,
         update_proj_gap: int = 200, scale: numeric.Hyper = 0.25, *, maximize: bool = False,
-        compile: Compile = True,
+        compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -250,6 +253,7 @@ class LAMB(ReadyMade):
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.01,
         max_grad_norm: numeric.Hyper | None = 1.0, trust_clip: bool = False,
         always_adapt: bool = False, *, maximize: bool = False, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -264,6 +268,7 @@ class LARS(ReadyMade):
         dampening: numeric.Hyper = 0.0, weight_decay: numeric.Hyper = 0.0, nesterov: bool = False,
         trust_coefficient: numeric.Hyper = 0.001, eps: numeric.Hyper = 1e-08,
         always_adapt: bool = False, *, maximize: bool = False, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -276,6 +281,7 @@ class LaProp(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.0004, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-15, weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -287,7 +293,7 @@ class Lion(ReadyMade):
 
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.0001, betas: Betas = (0.9, 0.99),
-        weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
+        weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -300,6 +306,7 @@ class MADGRAD(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, momentum: numeric.Hyper = 0.9,
         weight_decay: numeric.Hyper = 0.0, eps: numeric.Hyper = 1e-06, *, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -314,6 +321,7 @@ class MARS(ReadyMade):
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, gamma: numeric.Hyper = 0.025,
         optimize_1d: bool = False, lr_1d: numeric.Hyper = 0.003, betas_1d: Betas = (0.9, 0.95),
         weight_decay_1d: numeric.Hyper = 0.1, *, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -326,7 +334,7 @@ class Momo(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 1.0, weight_decay: numeric.Hyper = 0.0,
         beta: numeric.Hyper = 0.9, lb: numeric.Hyper = 0.0, bias_correction: bool = False,
-        use_fstar: bool = False, *, compile: Compile = True,
+        use_fstar: bool = False, *, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -339,7 +347,7 @@ class MomoAdam(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, lb: numeric.Hyper = 0.0,
-        use_fstar: bool = False, *, compile: Compile = True,
+        use_fstar: bool = False, *, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -352,7 +360,7 @@ class NoisySGD(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.001, eta: numeric.Hyper = 0.01,
         gamma: numeric.Hyper = 0.55, seed: int | Tensor = 0, momentum: numeric.Hyper = 0.0, *,
-        maximize: bool = False, compile: Compile = True,
+        maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -365,7 +373,7 @@ class NovoGrad(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.95, 0.98),
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, *, maximize: bool = False,
-        compile: Compile = True,
+        compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -378,6 +386,7 @@ class SM3(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.1, momentum: numeric.Hyper = 0.9,
         eps: numeric.Hyper = 1e-30, *, maximize: bool = False, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -389,7 +398,7 @@ class SignSGD(ReadyMade):
 
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, weight_decay: numeric.Hyper = 0.0, *,
-        compile: Compile = True,
+        compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -401,7 +410,7 @@ class Signum(ReadyMade):
 
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, momentum: numeric.Hyper = 0.9,
-        weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
+        weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -414,7 +423,7 @@ class StableAdamW(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.99),
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.01, *, maximize: bool = False,
-        compile: Compile = True,
+        compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -428,6 +437,7 @@ class Yogi(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.01, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 0.001, weight_decay: numeric.Hyper = 0.0,
         initial_accumulator_value: float = 1e-06, *, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

@@ -7,6 +7,7 @@ from torch.optim.optimizer import ParamsT
 import functional_optim as fo
 from functional_optim import numeric
 from functional_optim.adapters.averaging import AveragingOptimizer
+from functional_optim.adapters.state.storage import Stored
 from functional_optim.algorithms.adam import Betas
 from functional_optim.engine.group import Compile
 
@@ -16,7 +17,7 @@ class ScheduleFreeSGD(AveragingOptimizer):
 
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
-        compile: as for :class:`AveragingOptimizer`, which describes `train()` and `eval()`.
+        compile, stored: as for :class:`AveragingOptimizer`, which describes `train()` and `eval()`.
 
         The other arguments are those of :func:`functional_optim.schedule_free_sgd`.
 
@@ -53,6 +54,7 @@ class ScheduleFreeSGD(AveragingOptimizer):
         *,
         maximize: bool = False,
         compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -65,6 +67,7 @@ class ScheduleFreeSGD(AveragingOptimizer):
             weight_lr_power=weight_lr_power,
             maximize=maximize,
             compile=compile,
+            stored=stored,
         )
 
 
@@ -73,7 +76,7 @@ class ScheduleFreeAdamW(AveragingOptimizer):
 
     Args:
         params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
-        compile: as for :class:`AveragingOptimizer`, which describes `train()` and `eval()`.
+        compile, stored: as for :class:`AveragingOptimizer`, which describes `train()` and `eval()`.
 
         The other arguments are those of :func:`functional_optim.schedule_free_adamw`.
 
@@ -111,6 +114,7 @@ class ScheduleFreeAdamW(AveragingOptimizer):
         *,
         maximize: bool = False,
         compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -124,4 +128,5 @@ class ScheduleFreeAdamW(AveragingOptimizer):
             weight_lr_power=weight_lr_power,
             maximize=maximize,
             compile=compile,
+            stored=stored,
         )

@@ -12,6 +12,7 @@ from torch.optim.optimizer import ParamsT
 import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer, with_hooks
 from functional_optim.adapters.state.recipes import Recipe
+from functional_optim.adapters.state.storage import Stored
 from functional_optim.combinators.sharpness import SharpnessAware
 from functional_optim.core import base
 from functional_optim.engine.group import Compile
@@ -44,7 +45,7 @@ class SAM(Optimizer):
         recipe: a function from hyperparameters to the transformation that gets the gradients from
             the point uphill. Default: `functional_optim.sgd`.
         rho: the length of the step uphill, ≥ 0, equal in all groups. Default: the paper's.
-        compile: as in :class:`Optimizer`.
+        compile, stored: as in :class:`Optimizer`.
         hyperparameters: values for the recipe's parameters.
 
     `step(closure)` calls the closure twice, at the parameters and uphill; it clears the gradients,
@@ -79,12 +80,17 @@ class SAM(Optimizer):
 
     def __init__(
         self, params: ParamsT, recipe: Recipe = fo.sgd, rho: float | Tensor = 0.05, *,
-        compile: Compile = True, **hyperparameters: Any,
+        compile: Compile = True, stored: Stored | None = None, **hyperparameters: Any,
     ) -> None:  # fmt: skip
-        self._construct(params, recipe, compile, {**hyperparameters, "rho": rho})
+        self._construct(params, recipe, compile, stored, {**hyperparameters, "rho": rho})
 
     def _construct(
-        self, params: ParamsT, recipe: Recipe, compile: Compile, hyper: dict[str, Any]
+        self,
+        params: ParamsT,
+        recipe: Recipe,
+        compile: Compile,
+        stored: Stored | None,
+        hyper: dict[str, Any],
     ) -> None:
         for name in self.numbers:
             if callable(hyper[name]):
@@ -95,7 +101,7 @@ class SAM(Optimizer):
                 )
         type(self).around(fo.identity(), **{name: hyper[name] for name in self.numbers})
         own = Inner(recipe, self.numbers) if callable(recipe) else recipe
-        super().__init__(params, own, compile=compile, **hyper)
+        super().__init__(params, own, compile=compile, stored=stored, **hyper)
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         if closure is None:
@@ -148,7 +154,7 @@ class ASAM(SAM):
             the point uphill. Default: `functional_optim.sgd`.
         rho: the length of the step uphill, ≥ 0, equal in all groups. Default: the authors'.
         eta: added to a weight's size, ≥ 0, equal in all groups. Default: the authors'.
-        compile: as in :class:`Optimizer`.
+        compile, stored: as in :class:`Optimizer`.
         hyperparameters: values for the recipe's parameters.
 
     State, errors: as those of :class:`SAM`.
@@ -173,6 +179,8 @@ class ASAM(SAM):
 
     def __init__(
         self, params: ParamsT, recipe: Recipe = fo.sgd, rho: float | Tensor = 0.5,
-        eta: float | Tensor = 0.01, *, compile: Compile = True, **hyperparameters: Any,
+        eta: float | Tensor = 0.01, *, compile: Compile = True, stored: Stored | None = None,
+        **hyperparameters: Any,
     ) -> None:  # fmt: skip
-        self._construct(params, recipe, compile, {**hyperparameters, "rho": rho, "eta": eta})
+        hyper = {**hyperparameters, "rho": rho, "eta": eta}
+        self._construct(params, recipe, compile, stored, hyper)

@@ -11,6 +11,9 @@ from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric
 from functional_optim.adapters.ready_made import ReadyMade
+from functional_optim.adapters.state.storage import Stored
+from functional_optim.core.codecs import rounding_key
+from functional_optim.core.storage import closed, opened
 from functional_optim.engine.group import Compile
 from functional_optim.estimators.diagonals import with_estimate
 
@@ -34,6 +37,7 @@ class SophiaG(ReadyMade):
         compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
             warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
             compiled.
+        stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.
 
         The other arguments are those of :func:`functional_optim.sophia`, with its defaults.
 
@@ -62,7 +66,7 @@ class SophiaG(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 1e-4,
         betas: tuple[numeric.Hyper, numeric.Hyper] = (0.965, 0.99), rho: numeric.Hyper = 0.04,
         weight_decay: numeric.Hyper = 0.1, eps: numeric.Hyper = 1e-15, *, maximize: bool = False,
-        compile: Compile = True,
+        compile: Compile = True, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -94,15 +98,31 @@ class SophiaG(ReadyMade):
         writes = []
         for p, group, found in self._estimates(hessian, batch_size):
             state = self.state.get(p) or {}
-            if "hessian" not in state:
+            if "step" not in state:
                 raise RuntimeError(
                     f"update_hessian got an estimate for a parameter of shape {tuple(p.shape)} "
                     "that has not been stepped; call step first."
                 )
             weight = 1 - numeric.at(group["betas"][1], float(state["step"]))
-            writes.append((state["hessian"], with_estimate(state["hessian"], found, weight)))
+            writes += self._averaged(p, group, state, found, weight)
         for slot, value in writes:
             slot.copy_(value)
+
+    def _averaged(
+        self, p: Tensor, group: dict[str, Any], state: dict[str, Any], estimate: Tensor, weight: Any
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The stored tensors of a parameter's average, with what is to be written into each."""
+        placements = self.checked_transform(group).placements
+        rule = next(x.rule for x in placements if "hessian" in getattr(x.rule.slots, "_fields", ()))
+        if not any(rule.codecs):
+            return [(state["hessian"], with_estimate(state["hessian"], estimate, weight))]
+        stored = tuple([state.get(key) for key in rule.keys])
+        slots = opened(rule, stored, p)
+        slots = slots._replace(hessian=with_estimate(slots.hessian, estimate, weight))
+        key = None if rule.seed is None else rounding_key(rule.seed, float(state["step"]))
+        new = closed(rule, slots, stored, p, key)
+        rows = zip(rule.keys, stored, new, strict=True)
+        return [(old, x) for name, old, x in rows if name.startswith("hessian") and old is not None]
 
     def _estimates(
         self, hessian: Sequence[Tensor | None] | None, batch_size: float | None

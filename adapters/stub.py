@@ -63,6 +63,8 @@ class OptimizerStub(OptimizerBase):
         if nothing:  # torch refuses to begin without a group
             self.param_groups.clear()
 
+    __str__ = OptimizerBase.__repr__  # there are no gradients, and no slots
+
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """`set_to_zero`, for every group."""
         return set_to_zero()

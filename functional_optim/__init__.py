@@ -70,11 +70,11 @@ with _uncollected():
     from functional_optim.combinators.partition import selective_transform as selective_transform
     from functional_optim.combinators.sharpness import asam as asam
     from functional_optim.combinators.sharpness import sam as sam
+    from functional_optim.combinators.stored import slot_dtypes as slot_dtypes
     from functional_optim.combinators.stored import stored as stored
     from functional_optim.combinators.wrappers import flatten as flatten
     from functional_optim.combinators.wrappers import lookahead as lookahead
     from functional_optim.combinators.wrappers import sharded_over as sharded_over
-    from functional_optim.combinators.wrappers import slot_dtypes as slot_dtypes
     from functional_optim.combinators.wrappers import with_schedule as with_schedule
     from functional_optim.core.base import EmptyState as EmptyState
     from functional_optim.core.base import GradientTransformation as GradientTransformation

@@ -94,6 +94,8 @@ class GradientFree(OptimizerBase):
 
     keeps_trees = False
 
+    __str__ = OptimizerBase.__repr__  # there are no gradients, and no slots
+
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """Raises for hyperparameters that the method does not take. There are no gradients to work
         on: the update raises."""

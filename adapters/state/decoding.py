@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.adapters.state.names import named, place
 from functional_optim.checkpoint.conversion import converted
 from functional_optim.checkpoint.errors import refuse
-from functional_optim.core.codecs import CELLS
+from functional_optim.core.cells import CELLS
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import slots_like
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.adapters.state.names import check_names, named, place
 from functional_optim.adapters.state.recipes import has_none, is_code, with_code
+from functional_optim.adapters.state.storage import KEY
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import Readings, owned
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
@@ -58,8 +59,11 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         if own.get("param_names"):
             group["param_names"] = own["param_names"]
+        group.pop(KEY, None)  # wrappers that save their own groups have it
         for name, x in own.items():
-            if name in group or is_code(x):
+            if name == KEY:
+                group[name] = x
+            elif name in group or is_code(x):
                 group[name] = with_code(group.get(name), x)
     optimizer.check_loaded(given, [set(group) for group in groups])
 

@@ -19,7 +19,7 @@ OTHERS = frozenset(
     (
         *("params", "param_names", "name", "initial_lr", "lr_scale", "swa_lr", "max_lr", "min_lr"),
         *("base_momentum", "max_momentum", "foreach", "fused", "capturable", "differentiable"),
-        *("recipe", "compile", "method", "tx"),
+        *("recipe", "compile", "stored", "method", "tx"),
     )
 )
 """Keys of a parameter group that no recipe needs to take: torch's own, those that schedulers and

@@ -31,6 +31,7 @@ from functional_optim.adapters.state.hyperparameters import (
 )
 from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.placeholders import Placeholders
+from functional_optim.adapters.state.storage import storage_of
 from functional_optim.adapters.stepping.columns import Column, Integers, Readings
 from functional_optim.adapters.stepping.loss import asks, extra_of
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
@@ -167,9 +168,9 @@ class OptimizerPlan(StepPlan):
         self.hyper: list[dict[str, Any]] = []
         recipe = getattr(optimizer, "recipe", None)
         recipe = getattr(recipe, "__func__", recipe)  # a method would keep the optimizer alive
-        self.placeholders = [
-            Placeholders(type(optimizer).transform, recipe) for _ in optimizer.param_groups
-        ]
+        own = (type(optimizer).transform, recipe)
+        given = [storage_of(optimizer, group) for group in optimizer.param_groups]
+        self.placeholders = [Placeholders(*own, *filter(callable, [x])) for x in given]
         self.constants: list[dict[str, Any] | None] = []
         transforms: list[base.GradientTransformation] = []
         for group in optimizer.param_groups:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import sharding
-from functional_optim.core.codecs import CELLS, InBlocks, in_blocks
+from functional_optim.core.cells import CELLS
+from functional_optim.core.codecs import InBlocks, in_blocks
 from functional_optim.core.storage import SlotSpec
 
 

@@ -13,7 +13,8 @@ from functional_optim import tree
 from functional_optim.checkpoint.lookup import get, keys
 from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.codecs import Bfloat16, Compensated, InBlocks, Split
+from functional_optim.core.cells import Bfloat16, Compensated, Split
+from functional_optim.core.codecs import InBlocks
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Placement

@@ -1,8 +1,8 @@
-"""`stored`: slots in 16, 8 or 4 bits, whatever the rule."""
+"""`stored`: slots in 16, 8 or 4 bits, whatever the rule; `slot_dtypes`: in another dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from functional_optim import numeric
 from functional_optim.combinators.hidden_matrices import is_hidden_matrix
 from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.codecs import CELLS, Float8, InBlocks
+from functional_optim.core.cells import CELLS, Float8
+from functional_optim.core.codecs import InBlocks
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.paths import Mask, fits, masked_by
+from functional_optim.core.paths import Mask, chosen, fits, masked_by
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.storage import stored_keys
 
@@ -38,15 +39,25 @@ PROBE = (48, 80)
 class Packs:
     """Which leaves are packed: those with enough real entries that are also chosen.
 
-    min_size: the least number of entries. chosen: from the path of a leaf and the leaf.
+    min_size: the least number of entries. where: a mask; None: the matrices of hidden layers.
     """
 
-    def __init__(self, min_size: int, chosen: Callable[[str, Tensor], bool]) -> None:
+    def __init__(self, min_size: int, where: Mask | None) -> None:
         self.min_size = min_size
-        self.chosen = chosen
+        self.choices = () if where is None else (masked_by(where),)
 
     def __call__(self, path: str, p: Tensor) -> bool:
-        return not p.is_complex() and p.numel() >= self.min_size and self.chosen(path, p)
+        return not self.left_out(path, p)
+
+    def left_out(self, path: str, p: Tensor) -> str:
+        """Why a leaf is not packed; empty for one that is."""
+        if p.is_complex():
+            return "complex"
+        if p.numel() < self.min_size:
+            return f"under {self.min_size:,} entries"
+        if self.choices:
+            return "" if chosen(self.choices, path, p) else "not in where"
+        return "" if is_hidden_matrix(path, p) else "no hidden matrix"
 
 
 @factory
@@ -111,11 +122,7 @@ def stored(
         >>> state.slots["exp_avg.int8"]["hidden"].shape, state.slots["exp_avg"]["bias"].shape
         (torch.Size([16, 256]), torch.Size([64]))
     """
-    if not isinstance(tx, Leafwise):
-        raise TypeError(
-            f"stored takes a transformation made of one-tensor rules, but got a "
-            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
-        )
+    tx = _made_of_rules("stored", tx)
     numeric.check_count("stored", 0, min_size=min_size)
     numeric.check_count("stored", 1, block_size=block_size)
     if block_size & (block_size - 1) or not 16 <= block_size <= LARGEST_BLOCK:
@@ -129,12 +136,62 @@ def stored(
     explicit = isinstance(storage, Mapping)
     if explicit:
         _check_fit(tx, [pattern for pattern, _ in patterns])
-    packs = Packs(min_size, is_hidden_matrix if where is None else masked_by(where).answers)
+    packs = Packs(min_size, where)
     placements = [
         _packed(placement, names, patterns, explicit, packs, block_size, _own_seed(seed, i))
         for i, (placement, names) in enumerate(zip(tx.placements, tx.layout.slots, strict=True))
     ]
     return Leafwise(tuple(placements))
+
+
+@factory
+def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
+    """Keep slots in other dtypes than the rules choose: half the memory, or more precision.
+
+    The plain case of `stored`: for all leaves, without codes or random numbers. Rules compute as
+    before, in float32 or wider; a slot is rounded to the nearest when it is stored.
+
+    Args:
+        tx: a transformation made of one-tensor rules.
+        dtypes: by slot name, for the real slots of real parameters. optax's `mu_dtype` of adam is
+            `exp_avg` here.
+
+    Raises:
+        TypeError: for a transformation of whole trees, or a dtype that is not floating-point.
+        ValueError: for a slot that tx does not have, weights in 8 bits, and second moments in
+            bfloat16 with a decay rate above 0.995, which would never fall; `stored` keeps these.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.slot_dtypes(fo.adamw(1e-3), exp_avg=torch.bfloat16)
+        >>> tx.init(torch.ones(2)).slots["exp_avg"].dtype
+        torch.bfloat16
+    """
+    tx = _made_of_rules("slot_dtypes", tx)
+    for name, dtype in dtypes.items():
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(
+                f"slot_dtypes needs a floating-point dtype for {name}, but got {dtype!r}."
+            )
+    unknown = sorted(dtypes.keys() - set(tx.layout.keys))
+    if unknown:
+        raise ValueError(
+            f"the transformation has no slot called {', '.join(unknown)}; it has "
+            f"{', '.join(tx.layout.keys) or 'none'}."
+        )
+    pairs = zip(tx.placements, tx.layout.slots, strict=True)
+    return Leafwise(tuple([_in_dtypes(placement, names, dtypes) for placement, names in pairs]))
+
+
+def _made_of_rules(who: str, tx: Any) -> Leafwise:
+    """A transformation as it is, or a TypeError."""
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            f"{who} takes a transformation made of one-tensor rules, but got a "
+            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
+        )
+    return tx
 
 
 def _given(storage: Any) -> dict[str, Any]:
@@ -187,7 +244,7 @@ def _packed(
         if kind is None or (not explicit and (not like[j] or field in rule.weights)):
             codecs.append(None)
             continue
-        _check_slot(rule, field, name, kind, seed)
+        _check_slot("stored", rule, field, name, kind, seed)
         codecs.append(InBlocks(_cells(kind, field not in rule.nonnegative), block, j))
     if not any(codecs):
         return placement
@@ -213,20 +270,49 @@ def _cells(kind: str, signed: bool) -> Any:
     return CELLS[kind if signed or kind == "bfloat16" else f"u{kind}"]
 
 
-def _check_slot(rule: Rule, field: str, name: str, kind: str, seed: int | None) -> None:
+def _in_dtypes(
+    placement: Placement, names: tuple[str, ...], dtypes: dict[str, torch.dtype]
+) -> Placement:
+    """A rule whose slots are made in other dtypes, in which they then stay."""
+    own = [dtypes.get(name) for name in names]
+    if not any(own):
+        return placement
+    rule = placement.rule
+    if rule.codecs:
+        raise TypeError(
+            f"slot_dtypes cannot change slots of {placement.name}, which a codec stores; the "
+            "codec chooses their dtypes."
+        )
+    for field, name, dtype in zip(rule.keys, names, own, strict=True):
+        if dtype is not None:
+            kind = str(dtype).removeprefix("torch.")
+            _check_slot("slot_dtypes", rule, field, name, kind, None)
+    first: Any = rule.init
+
+    def init(p: Tensor) -> Any:
+        made = first(p)
+        if p.is_complex():
+            return made
+        pairs = zip(made, own, strict=True)
+        return type(made)(*[x.to(kept) if kept and x is not None else x for x, kept in pairs])
+
+    return placement.initialized(init)
+
+
+def _check_slot(who: str, rule: Rule, field: str, name: str, kind: str, seed: int | None) -> None:
     """Raise ValueError for a slot that would be spoiled."""
-    if field in rule.weights and kind != "bfloat16":
+    if field in rule.weights and kind.startswith(("int", "float8")):
         raise ValueError(
-            f"stored cannot keep {name} in {kind}: it is an average or a copy of the parameters, "
+            f"{who} cannot keep {name} in {kind}: it is an average or a copy of the parameters, "
             "which 8 bits would spoil; leave it out, or store it in bfloat16."
         )
     rates = [x for key, value in rule.hyper for x in _rates(key, value)]
     forgets = seed is None and kind == "bfloat16" and field in rule.nonnegative
     if forgets and max(rates, default=0.0) > FORGETFUL:
         raise ValueError(
-            f"stored cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate of "
-            f"{max(rates):g} it would never fall. Pass a seed, which rounds by chance, or a rate "
-            f"of at most {FORGETFUL}."
+            f"{who} cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate of "
+            f"{max(rates):g} it would never fall. Use stored with a seed, which rounds by chance, "
+            f"or a rate of at most {FORGETFUL}."
         )
 
 

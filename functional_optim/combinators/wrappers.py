@@ -1,4 +1,4 @@
-"""Transformations around others: lookahead, flatten, slot_dtypes, sharded_over, with_schedule."""
+"""Transformations around others: lookahead, flatten, sharded_over, with_schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functional_optim.core.chain import Sequence, Wrapped, chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.ravel import Ravel
-from functional_optim.core.rule import Placement, either
+from functional_optim.core.rule import either
 from functional_optim.core.storage import wide_dtype
 
 
@@ -126,69 +126,6 @@ def flatten(tx: base.GradientTransformation) -> base.GradientTransformation:
         return tree.map(lambda _, g, u: None if g is None else u, params, grads, updates), state
 
     return Wrapped(init, update, tx)
-
-
-@factory
-def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
-    """Keep slots in other dtypes than the rules choose: half the memory, or more precision.
-
-    Rules compute as before, in float32 or wider; a slot is rounded when it is stored.
-
-    Args:
-        tx: a transformation made of one-tensor rules.
-        dtypes: by slot name, for the real slots of real parameters. optax's `mu_dtype` of adam is
-            `exp_avg` here.
-
-    Raises:
-        TypeError: for a transformation of whole trees, or a dtype that is not floating-point.
-        ValueError: for a slot that tx does not have.
-
-    Example::
-
-        >>> import torch, functional_optim as fo
-        >>> tx = fo.slot_dtypes(fo.adamw(1e-3), exp_avg=torch.bfloat16)
-        >>> tx.init(torch.ones(2)).slots["exp_avg"].dtype
-        torch.bfloat16
-    """
-    if not isinstance(tx, Leafwise):
-        raise TypeError(
-            f"slot_dtypes takes a transformation made of one-tensor rules, but got a "
-            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
-        )
-    for name, dtype in dtypes.items():
-        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise TypeError(
-                f"slot_dtypes needs a floating-point dtype for {name}, but got {dtype!r}."
-            )
-    unknown = sorted(dtypes.keys() - set(tx.layout.keys))
-    if unknown:
-        raise ValueError(
-            f"the transformation has no slot called {', '.join(unknown)}; it has "
-            f"{', '.join(tx.layout.keys) or 'none'}."
-        )
-
-    def stored(placement: Placement, names: tuple[str, ...]) -> Placement:
-        own = [dtypes.get(name) for name in names]
-        if not any(own):
-            return placement
-        if placement.rule.codecs:
-            raise TypeError(
-                f"slot_dtypes cannot change slots of {placement.name}, which a codec stores; the "
-                "codec chooses their dtypes."
-            )
-        first: Any = placement.rule.init
-
-        def init(p: Tensor) -> Any:
-            made = first(p)
-            if p.is_complex():
-                return made
-            pairs = zip(made, own, strict=True)
-            return type(made)(*[x.to(kept) if kept and x is not None else x for x, kept in pairs])
-
-        return placement.initialized(init)
-
-    pairs = zip(tx.placements, tx.layout.slots, strict=True)
-    return Leafwise(tuple([stored(placement, names) for placement, names in pairs]))
 
 
 @factory

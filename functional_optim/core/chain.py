@@ -240,7 +240,7 @@ def on_some(
 
 def choices_of(tx: base.GradientTransformation) -> list[Choice]:
     """The selections of leaves in a transformation, where it is made of one-tensor rules."""
-    return [choice for placement in _rules_of(tx) for choice in placement.where]
+    return [choice for placement in _rules_of(tx) for choice in placement.choices()]
 
 
 def freezing_rules(*parts: base.GradientTransformation) -> tuple[Placement, ...]:

@@ -108,8 +108,8 @@ def lift(
 
         check_parts(placements, tree.items(params))
         columns = tree.map_unzip_with_path(len(keys), first, params)
-        if routed:
-            choices = [choice for placement in placements for choice in placement.where]
+        choices = [choice for placement in placements for choice in placement.choices()]
+        if choices:
             check_choices((choices, dict(tree.items(params))))
         carry = {
             key: base.batched(numeric.stored(value, device), leaves)

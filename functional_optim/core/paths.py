@@ -85,13 +85,7 @@ class Answers:
         parts: answers of this class, each with the leaves that it is asked about, by path.
         """
         paths = list(dict.fromkeys([path for _, leaves in parts for path in leaves]))
-        unfit = [
-            (answers.what, pattern)
-            for answers, _ in parts
-            for pattern, _ in answers.patterns
-            if pattern != "*" and not any(fits(pattern, path) for path in paths)
-        ]
-        for what, pattern in dict.fromkeys(unfit):
+        for what, pattern in unfit(parts):
             message = (
                 f"functional_optim: the pattern {pattern!r} of the {what} fits no leaf; there are "
                 f"{some_of(paths)}."
@@ -106,6 +100,21 @@ class Answers:
                 f"{self.what} gives {answer!r} for {where}; it must be one of "
                 f"{', '.join(map(repr, self.known))}."
             )
+
+
+def unfit(parts: Sequence[tuple[Answers, Iterable[str]]]) -> list[tuple[str, str]]:
+    """Patterns that fit no leaf, each once, after what they are for. `*` may fit nothing.
+
+    parts: answers, each with the paths of the leaves that it is asked about; a pattern of several
+    must fit in one of them.
+    """
+    paths = dict.fromkeys([path for _, leaves in parts for path in leaves])
+    known = dict.fromkeys([(own.what, pattern) for own, _ in parts for pattern, _ in own.patterns])
+    return [
+        (what, pattern)
+        for what, pattern in known
+        if pattern != "*" and not any(fits(pattern, path) for path in paths)
+    ]
 
 
 class Choice(NamedTuple):

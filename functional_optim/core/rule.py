@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -47,6 +47,21 @@ class Selected(NamedTuple):
     numbers: Numbers
 
 
+class Policy(Protocol):
+    """Whether a leaf is stored by codecs, by its path and itself."""
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The masks that it asks."""
+        ...
+
+    def __call__(self, path: str, p: Tensor, /) -> bool: ...
+
+    def left_out(self, path: str, p: Tensor, /) -> str:
+        """Why a leaf is not, in a few words; empty for one that is."""
+        ...
+
+
 class Rule(NamedTuple):
     """The mathematics of one tensor and its slots. `leafwise` documents the fields."""
 
@@ -59,8 +74,8 @@ class Rule(NamedTuple):
     """The names of the stored tensors of the slots."""
     codecs: tuple[Codec | None, ...] = ()
     """For each slot; None where it is stored as it is."""
-    packs: Callable[[str, Tensor], bool] | None = None
-    """Whether a leaf, by path, is stored by codecs; None: every leaf is."""
+    packs: Policy | None = None
+    """Which leaves are stored by codecs; None: all."""
     seed: int | None = None
     """Of the random numbers by which codecs round; None: they round to the nearest."""
     nonnegative: tuple[str, ...] = ()
@@ -226,6 +241,11 @@ class Placement(NamedTuple):
     def among(self, gate: int, lookback: int | None) -> Placement:
         """The same on one leaf, where other rules may stand before it."""
         return self._replace(where=(), gate=gate, lookback=lookback)
+
+    def choices(self) -> tuple[Choice, ...]:
+        """The selections of leaves that it asks: where it acts, and where its slots are packed."""
+        packs = self.rule.packs
+        return self.where if packs is None else (*self.where, *packs.choices)
 
     def initialized(self, init: Callable[[Tensor], Any]) -> Placement:
         """The same with other first values for the slots."""

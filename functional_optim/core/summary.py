@@ -1,4 +1,4 @@
-"""Which rules act on each parameter, how they see it, and what they keep of it."""
+"""Which rules act on each parameter, how they see it, and how their slots are stored."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from functional_optim.core import base
 from functional_optim.core.chain import Sequence as Chained
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State
+from functional_optim.core.paths import Choice, unfit
+from functional_optim.core.rule import Rule
+from functional_optim.core.storage import slots_like, stored_slots
+from functional_optim.core.tables import Table, drawn, plain
 
 
 class SummaryRow(NamedTuple):
@@ -30,12 +34,31 @@ class SummaryRow(NamedTuple):
     """How many numbers the state keeps of it."""
     bytes: int
     """How many bytes these take."""
+    slots: tuple[tuple[str, str], ...] = ()
+    """The name of each slot, and how it is stored: a dtype, or such as `int8 in blocks of 256`."""
+    left_out: str = ""
+    """Why `stored` does not pack it; empty if it does, or was not asked to."""
+    weight_bytes: int = 0
+    """How many bytes the parameter itself takes."""
+    step_bytes: int = 0
+    """How many bytes a step reads and writes of it, its gradient and its slots."""
+    group: str = ""
+    """The parameter group of an optimizer object that it is in."""
 
     @property
     def view(self) -> str:
         """The matrices in words, such as `3 × (768, 768)`."""
         each = [(f"{k} × " if k > 1 else "") + f"({m}, {n})" for k, m, n in self.matrices]
         return " + ".join(each)
+
+    @property
+    def storage(self) -> str:
+        """The slots in words, such as `exp_avg, exp_avg_sq: int8 in blocks of 256`."""
+        kinds: dict[str, list[str]] = {}
+        for name, kind in self.slots:
+            kinds.setdefault(kind, []).append(name)
+        text = "; ".join([f"{', '.join(names)}: {kind}" for kind, names in kinds.items()])
+        return f"{text} (not packed: {self.left_out})" if self.left_out else text
 
 
 class Folded(NamedTuple):
@@ -52,58 +75,113 @@ class Folded(NamedTuple):
 
 
 class Summary:
-    """A table of parameters: `print` it, or read its `rows`.
+    """Tables of parameters: `print` them, or read the `rows`.
 
     rows: one `SummaryRow` for each parameter. shared: bytes that the state keeps for all together.
+    numbers: those of `shared` that are step counts, carried numbers and hyperparameters. exact:
+    whether `step_bytes` are all that a step moves, as every rule is element-wise and measures
+    nothing. unfit: patterns that fit no parameter.
     """
 
-    def __init__(self, rows: Iterable[SummaryRow], shared: int = 0) -> None:
+    def __init__(
+        self,
+        rows: Iterable[SummaryRow],
+        shared: int = 0,
+        numbers: int = 0,
+        *,
+        exact: bool = True,
+        unfit: Iterable[str] = (),
+    ) -> None:
         self.rows = tuple(rows)
         self.shared = shared
+        self.numbers = numbers
+        self.exact = exact
+        self.unfit = tuple(unfit)
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of all slots: of the whole state but for its `numbers`."""
+        return sum([row.bytes for row in self.rows]) + self._flat
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of the parameters."""
+        return sum([row.weight_bytes for row in self.rows])
+
+    @property
+    def grad_bytes(self) -> int:
+        """The bytes of the gradients, in the dtypes of their parameters; frozen ones have none."""
+        return sum([row.weight_bytes for row in self.rows if row.rules])
+
+    @property
+    def step_bytes(self) -> int:
+        """The bytes that a step reads and writes in which all rules act.
+
+        A gradient is read; a parameter and each slot, as it is stored, are read and written. What
+        rules read again or keep meanwhile, for norms and products of matrices, comes on top
+        (`exact` is False then). What is not made of one-tensor rules reads its state at least.
+        """
+        return sum([row.step_bytes for row in self.rows]) + self._flat
+
+    @property
+    def _flat(self) -> int:
+        """The bytes of vectors that are kept for all parameters together."""
+        return self.shared - self.numbers
 
     def __str__(self) -> str:
-        if not self.rows:
-            return "no parameters"
-        head = ("parameter", "shape", "seen as", "rules", "state")
-        lines = [head] + [
-            (
-                x.label,
-                str(x.rows[0].shape),
-                x.rows[0].view or "as it is",
-                " → ".join(x.rows[0].rules) or "frozen",
-                _size(sum([row.bytes for row in x.rows])),
-            )
-            for x in folded(self.rows)
-        ]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        texts = [
-            "  ".join([cell.ljust(n) for cell, n in zip(line, widths, strict=True)]).rstrip()
-            for line in lines
-        ]
-        entries = sum([row.entries for row in self.rows])
-        size = _size(sum([row.bytes for row in self.rows]) + self.shared)
-        count = f"{len(self.rows)} parameter{'s' if len(self.rows) > 1 else ''}"
-        total = f"{count}, {entries:,} entries of state, {size}"
-        return "\n".join([*texts, total])
+        return drawn(*self._parts()) if self.rows else "no parameters"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return plain(*self._parts()) if self.rows else "no parameters"
+
+    def _parts(self) -> tuple[list[list[Table]], list[str]]:
+        """The tables, and the lines below them."""
+        seen = any(row.matrices for row in self.rows)
+        head = ("parameter", "shape", *(("seen as",) if seen else ()), "entries", "state")
+        right = (len(head) - 2, len(head) - 1)
+        tables = []
+        for (group, rules, storage), some in _sections(self.rows):
+            lines = [group, " → ".join(rules) or "frozen", storage]
+            cells = [_cells(one, seen=seen) for one in folded(some)]
+            tables.append(Table(head, tuple(cells), tuple([x for x in lines if x]), right))
+        notes = []
+        if self.unfit:
+            notes = [f"patterns that fit no parameter: {', '.join(map(repr, self.unfit))}"]
+        return [tables, [self._totals()]], notes
+
+    def _totals(self) -> Table:
+        count, entries = len(self.rows), sum([_size_of(row.shape) for row in self.rows])
+        least = "" if self.exact else ", at least"
+        totals = {
+            "weights": self.weight_bytes,
+            "gradients": self.grad_bytes,
+            "state": self.state_bytes,
+            **({"of it for all parameters together": self._flat} if self._flat else {}),
+            f"read and written in a step{least}": self.step_bytes,
+        }
+        rows = [(name, _size(x), _number(x / max(entries, 1)) + " B") for name, x in totals.items()]
+        name = f"{count} parameter{'s' if count > 1 else ''}, {entries:,} entries"
+        return Table((name, "bytes", "an entry"), tuple(rows), right=(1, 2))
 
 
 def summary(tx: base.GradientTransformation, params: Any) -> Summary:
-    """A table of the rules that act on each parameter, how they see it, and the size of its state.
+    """Tables of the rules that act on each parameter, how they see it, and what a step costs.
 
-    Nothing of the size of a parameter is allocated.
+    Nothing of the size of a parameter is allocated, and no step is made.
 
     Args:
         tx: a transformation.
         params: a tree of parameters, such as `dict(model.named_parameters())`, whose order the
-            table has; tensors without data will do.
+            tables have; tensors without data will do.
 
     Returns:
-        What prints as a table, in which rows that differ in numbers only, as those of the layers of
-        a network, are one. Its `rows` are one for each parameter: `path`, `shape`, `rules`, `view`
-        and `matrices`, `entries` and `bytes` of its state. A transformation that is not made of
-        one-tensor rules is one rule, with what it wraps in parentheses.
+        What prints as a table for each set of rules and kind of storage, with the totals below, in
+        frames if rich is installed. Rows that differ in numbers only, as those of the layers of a
+        network, are one. Its `rows` are one for each parameter: `path`, `shape`, `rules`, `view`
+        and `matrices`, `slots` with their storage, `left_out`, `entries` and `bytes` of its state.
+        `state_bytes`, `weight_bytes`, `grad_bytes` and `step_bytes` are the totals. A
+        transformation that is not made of one-tensor rules is one rule, with what it wraps in
+        parentheses.
 
     Raises:
         ValueError, TypeError: as the transformation's own `init`.
@@ -111,39 +189,153 @@ def summary(tx: base.GradientTransformation, params: Any) -> Summary:
     Example::
 
         >>> import torch, functional_optim as fo
-        >>> params = {"up": torch.zeros(4, 2), "norm": torch.zeros(2)}
-        >>> parts = {"muon": fo.scale_by_muon(), "adam": fo.scale_by_adam()}
-        >>> table = fo.summary(fo.partition(parts, {"norm": "adam", "*": "muon"}), params)
+        >>> params = {"up": torch.zeros(64, 64), "norm": torch.zeros(64)}
+        >>> table = fo.summary(fo.stored(fo.adam(), "int8"), params)
         >>> table
-        parameter  shape   seen as   rules                          state
-        up         (4, 2)  as it is  scale_by_muon → orthogonalize  32 B
-        norm       (2,)    as it is  scale_by_adam                  16 B
-        2 parameters, 12 entries of state, 88 B
-        >>> table.rows[0].entries
-        8
+        scale_by_adam → scale_by_lr
+        exp_avg, exp_avg_sq: int8 in blocks of 256
+          parameter  shape     entries    state
+          up         (64, 64)    4,096  8.32 kB
+        <BLANKLINE>
+        scale_by_adam → scale_by_lr
+        exp_avg, exp_avg_sq: float32 (not packed: under 4,096 entries)
+          parameter  shape     entries    state
+          norm       (64,)          64    512 B
+        <BLANKLINE>
+        2 parameters, 4,160 entries    bytes  an entry
+        weights                      16.6 kB       4 B
+        gradients                    16.6 kB       4 B
+        state                        8.83 kB    2.12 B
+        read and written in a step   67.6 kB    16.2 B
+        >>> table.state_bytes
+        8832
     """
     base.check_transformation("summary", tx, "summary(adamw(), params)")
+    return summary_of([("", tx, params)])
+
+
+def summary_of(parts: Iterable[tuple[str, base.GradientTransformation, Any]]) -> Summary:
+    """One summary of several trees, each with a name and a transformation of its own."""
+    rows: list[SummaryRow] = []
+    asked: list[tuple[Choice, list[str]]] = []
+    shared = numbers = 0
+    exact = True
+    last = None
+    for group, tx, params in parts:
+        known, kept = _first_state(tx, params)
+        asked += [(choice, list(known)) for choice in _choices(tx)]
+        exact = exact and _moves_no_more(tx)
+        own: dict[str | None, list[StateTensor]] = {}
+        for x in kept:
+            own.setdefault(x.path, []).append(x)
+        rows += [_row(group, tx, path, p, own.get(path, [])) for path, p in known.items()]
+        if tx is not last:  # several parts of one tree have the same
+            every = own.get(None, [])
+            shared += _bytes([x.tensor for x in every])
+            numbers += _bytes([x.tensor for x in every if x.number])
+        last = tx
+    missed = [pattern for _, pattern in unfit([(x.answers, paths) for x, paths in asked])]
+    return Summary(rows, shared, numbers, exact=exact, unfit=dict.fromkeys(missed))
+
+
+class StateTensor(NamedTuple):
+    """A tensor of a state.
+
+    part: the transformation that keeps it. path: of its parameter; None if it belongs to all.
+    number: whether it is a step count, a carried number or a hyperparameter.
+    """
+
+    part: base.GradientTransformation
+    path: str | None
+    name: str
+    tensor: Tensor
+    number: bool = False
+
+
+def _first_state(tx: Any, params: Any) -> tuple[dict[str, Tensor], list[StateTensor]]:
+    """The parameters by path, and the tensors of their first state, all without data."""
     kept_in_order = OrderedDict(params) if type(params) is dict else params
     empty = tree.map(_without_data, kept_in_order)
     known = dict(tree.items(empty))
-    found: dict[str, list[Tensor]] = {path: [] for path in known}
-    shared: list[Tensor] = []
-    for path, x in _kept(tx.init(empty), "", known):
-        (shared if path is None else found[path]).append(x)
-    rows = []
-    for path, p in known.items():
-        names, matrices = _acting(tx, path, p)
-        own = found[path]
-        entries = sum([x.numel() for x in own])
-        rows.append(SummaryRow(path, tuple(p.shape), names, matrices, entries, _bytes(own)))
-    return Summary(rows, _bytes(shared))
+    return known, list(_kept_by(tx, tx.init(empty), known))
+
+
+def _row(group: str, tx: Any, path: str, p: Tensor, own: Sequence[StateTensor]) -> SummaryRow:
+    names, matrices = _acting(tx, path, p)
+    tensors = [x.tensor for x in own]
+    slots: list[tuple[str, str]] = []
+    left_out = ""
+    for part in _parts_of(tx):
+        if isinstance(part, Leafwise):
+            found, why = _slots(part, path, p)
+            slots += found
+            left_out = left_out or why
+        else:
+            slots += [(x.name, _dtype(x.tensor)) for x in own if x.part is part]
+    weight = _bytes([p])
+    both = _bytes([x.tensor for x in own if isinstance(x.part, Leafwise)])
+    moved = 3 * weight + both + _bytes(tensors) if names else 0
+    entries = sum([x.numel() for x in tensors])
+    return SummaryRow(
+        *(path, tuple(p.shape), names, matrices, entries, _bytes(tensors)),
+        *(tuple(slots), left_out, weight, moved, group),
+    )
+
+
+def _slots(tx: Leafwise, path: str, p: Tensor) -> tuple[list[tuple[str, str]], str]:
+    """The slots of a leaf with their storage, and why they are not packed, if they are not."""
+    found: list[tuple[str, str]] = []
+    left_out = ""
+    mine = tx.on(path, p)
+    rows = () if mine is None else zip(mine.placements, mine.layout.slots, strict=True)
+    for (rule, *_), names in rows:
+        tensors = slots_like(rule, p, path)
+        if not any(rule.codecs):
+            pairs = zip(names, tensors, strict=True)
+            found += [(name, _dtype(x)) for name, x in pairs if x is not None]
+            continue
+        named = [_name(rule, names, field) for field in rule.slots._fields] if rule.slots else []
+        for name, own, wanted in zip(named, stored_slots(rule, tensors), rule.codecs, strict=True):
+            if own.codec is not None:
+                found.append((name, getattr(own.codec, "text", type(own.codec).__name__)))
+            elif own.whole is not None:
+                found.append((name, _dtype(own.whole)))
+                if wanted is not None and rule.packs is not None:
+                    left_out = rule.packs.left_out(path, p)
+    return found, left_out
+
+
+def _name(rule: Rule, names: Sequence[str], field: str) -> str:
+    """The name of a slot, from those of the tensors in which it is stored."""
+    for key, name in zip(rule.keys, names, strict=True):
+        if key == field or key.startswith(f"{field}."):
+            return name.removesuffix(key) + field
+    return field
+
+
+def _sections(
+    rows: Sequence[SummaryRow],
+) -> list[tuple[tuple[str, tuple[str, ...], str], list[SummaryRow]]]:
+    """Rows with the same group, rules and storage, in the order of the first."""
+    found: dict[Any, list[SummaryRow]] = {}
+    for row in rows:
+        found.setdefault((row.group, row.rules, row.storage), []).append(row)
+    return list(found.items())
+
+
+def _cells(one: Folded, *, seen: bool) -> tuple[str, ...]:
+    first = one.rows[0]
+    view = (first.view or "as it is",) if seen else ()
+    entries = len(one.rows) * _size_of(first.shape)
+    size = _size(sum([row.bytes for row in one.rows]))
+    return (one.label, str(first.shape), *view, f"{entries:,}", size)
 
 
 def folded(rows: Sequence[SummaryRow]) -> list[Folded]:
     """Rows that differ in the numbers of their paths only as one, in the order of the first."""
 
     def kind(row: SummaryRow) -> Any:
-        return _starred(row.path), row.shape, row.rules, row.matrices
+        return _starred(row.path), row.shape, row.rules, row.matrices, row.storage
 
     place: dict[Any, int] = {}
     for row in rows:
@@ -184,28 +376,76 @@ def _acting(tx: Any, path: str, p: Tensor) -> tuple[tuple[str, ...], tuple[tuple
     return names, seen[0] if seen else ()
 
 
-def _kept(state: Any, above: str, known: dict[str, Tensor]) -> Iterator[tuple[str | None, Tensor]]:
-    """The tensors of a state, each with the path of its parameter; None for those of all."""
+def _parts_of(tx: Any) -> tuple[base.GradientTransformation, ...]:
+    return tx.parts if isinstance(tx, Chained) else (tx,)
+
+
+def _leafwise_in(tx: base.GradientTransformation) -> Iterator[Leafwise]:
+    """The parts that are made of one-tensor rules, also those inside of others."""
+    if isinstance(tx, Leafwise):
+        yield tx
+    for part in tx.children:
+        yield from _leafwise_in(part)
+
+
+def _choices(tx: base.GradientTransformation) -> list[Choice]:
+    """The selections of leaves that a transformation asks, each once."""
+    every = [y for own in _leafwise_in(tx) for x in own.placements for y in x.choices()]
+    return list({id(choice.answers): choice for choice in every}.values())
+
+
+def _moves_no_more(tx: base.GradientTransformation) -> bool:
+    """Whether a step goes over each tensor once."""
+    if not all(isinstance(part, Leafwise) for part in _parts_of(tx)):
+        return False
+    rules = [x.rule for own in _leafwise_in(tx) for x in own.placements]
+    return all(rule.elementwise and not (rule.reduce or rule.measure) for rule in rules)
+
+
+def _kept_by(tx: Any, state: Any, known: dict[str, Tensor]) -> Iterator[StateTensor]:
+    states = state if isinstance(tx, Chained) else (state,)
+    for part, own in zip(_parts_of(tx), states, strict=True):
+        yield from _kept(part, own, "", known)
+
+
+def _kept(part: Any, state: Any, above: str, known: dict[str, Tensor]) -> Iterator[StateTensor]:
     if isinstance(state, State):
-        for slot in state.slots.values():
-            yield from [(path if path in known else None, x) for path, x in tree.items(slot)]
+        for name, slot in state.slots.items():
+            items = tree.items(slot)
+            yield from [
+                StateTensor(part, path if path in known else None, name, x) for path, x in items
+            ]
         rest = (state.step, *state.carry.values(), *state.hyper.values())
-        yield from [(None, x) for x in rest]
+        yield from [StateTensor(part, None, "", x, number=True) for x in rest]
     elif isinstance(state, Tensor):
         ends = [path for path in known if f".{above}".endswith(f".{path}") and path]
         lone = "" in known and known[""].shape == state.shape
-        yield max(ends, key=len, default="" if lone else None), state
+        path = max(ends, key=len, default="" if lone else None)
+        name = above.removesuffix(f".{path}").strip(".")
+        yield StateTensor(part, path, name, state, number=path is None and state.dim() == 0)
     elif isinstance(state, dict):
         for key, x in state.items():
-            yield from _kept(x, f"{above}.{key}", known)
+            yield from _kept(part, x, f"{above}.{key}", known)
     elif isinstance(state, (tuple, list)):
         names = getattr(state, "_fields", range(len(state)))
         for key, x in zip(names, state, strict=True):
-            yield from _kept(x, f"{above}.{key}", known)
+            yield from _kept(part, x, f"{above}.{key}", known)
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _size_of(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
     return sum([x.numel() * x.element_size() for x in tensors])
+
+
+def _number(x: float) -> str:
+    return f"{x:.3g}" if x < 1000 else f"{x:,.0f}"
 
 
 def _size(count: float) -> str:

@@ -156,7 +156,8 @@ def observe_hessian(state: Any, hessian: Any) -> Any:
         The new state. β₂ is the value that the state shows, that of the last step.
 
     Raises:
-        ValueError: if there is no Sophia in the state, or more than one.
+        ValueError: if there is no Sophia in the state, or more than one, or if `stored` has packed
+            the average.
 
     Example::
 
@@ -180,6 +181,11 @@ def observe_hessian(state: Any, hessian: Any) -> Any:
     def averaged(x: Any) -> Any:
         if not is_sophia(x):
             return x
+        if tree.leaves(x.slots.get("hessian.codes")):
+            raise ValueError(
+                "observe_hessian cannot read a Hessian that is packed; store the other slot alone, "
+                "e.g. stored(sophia(), {'exp_avg': 'int8'})."
+            )
         (key,) = [key for key in x.hyper if key.endswith("betas.1")]
         weight = 1 - x.hyper[key]
 

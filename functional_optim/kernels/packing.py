@@ -48,8 +48,8 @@ def packing(slot: PackedSlot, row: int, number: str) -> Packing:
     codec, i = slot.codec, slot.at
     block = codec.block
     stored = codec.encode_block(torch.zeros(block), None, None)
-    dtypes = [x.dtype for x in stored]
-    shapes = [(tuple(x.shape), PLAIN.get(x.dtype, x.dtype)) for x in stored]
+    dtypes: list[torch.dtype] = [x.dtype for x in stored]
+    shapes = [(tuple(x.shape), PLAIN.get(y, y)) for x, y in zip(stored, dtypes, strict=True)]
 
     def decode(tensors: list[Tensor], numbers: Tensor) -> tuple[Tensor, ...]:
         own = [x.view(dtype) for x, dtype in zip(tensors, dtypes, strict=True)]

@@ -169,7 +169,7 @@ def test_an_object_has_the_arguments_and_defaults_of_its_function(name):
     cls = KINDS[name.split("_")[-1]][0]
     theirs = inspect.signature(getattr(fo, name)).parameters
     mine = inspect.signature(cls).parameters
-    assert list(mine) == ["params", *theirs, "compile"]
+    assert list(mine) == ["params", *theirs, "compile", "stored"]
     assert all(mine[key].default == x.default for key, x in theirs.items())
 
 

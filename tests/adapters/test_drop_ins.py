@@ -80,15 +80,19 @@ def test_adamw_is_an_adam_as_in_torch():
 
 
 @every_drop_in
-def test_the_signature_is_torchs_and_compile(drop_in):
+def test_the_signature_is_torchs_and_two_keywords(drop_in):
     """As it is written in the class, where editors and type checkers read it."""
     theirs, ours = inspect.signature(original(drop_in)), inspect.signature(drop_in)
     assert "__signature__" not in vars(drop_in)
     written = inspect.signature(vars(drop_in)["__init__"])
     assert list(written.parameters)[1:] == list(ours.parameters)
-    assert list(ours.parameters.values())[:-1] == list(theirs.parameters.values())
-    last = ours.parameters["compile"]
-    assert (last.kind, last.default) == (last.KEYWORD_ONLY, True)
+    known = {name: x for name, x in ours.parameters.items() if name not in ("compile", "stored")}
+    assert list(known.values()) == list(theirs.parameters.values())
+    *_, last, more = [None, *ours.parameters.values()]
+    if drop_in is not adapters.SparseAdam:
+        assert (more.name, more.kind, more.default) == ("stored", more.KEYWORD_ONLY, None)
+        last, more = more, last
+    assert (more.name, more.kind, more.default) == ("compile", more.KEYWORD_ONLY, True)
 
 
 @every_drop_in

@@ -46,7 +46,7 @@ def test_a_group_with_a_hyperparameter_that_the_recipe_does_not_take_is_refused(
     assert len(opt.param_groups) == 1
 
 
-@pytest.mark.parametrize("key", sorted(OTHERS - {"params", "param_names"}))
+@pytest.mark.parametrize("key", sorted(OTHERS - {"params", "param_names", "stored"}))
 def test_what_schedulers_and_frameworks_write_is_let_pass(key):
     adapters.Optimizer([{"params": params(), key: 0.5}], only_lr, lr=0.1)
 

@@ -64,7 +64,7 @@ def test_a_late_parameter_takes_over_the_estimate(name):
 def test_an_object_has_the_arguments_and_defaults_of_its_function(name):
     theirs = inspect.signature(getattr(fo, name)).parameters
     mine = inspect.signature(KINDS[name]).parameters
-    assert list(mine) == ["params", *theirs, "compile"]
+    assert list(mine) == ["params", *theirs, "compile", "stored"]
     assert all(mine[key].default == x.default for key, x in theirs.items())
 
 

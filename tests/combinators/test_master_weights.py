@@ -11,7 +11,7 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.core.codecs import Compensated, Split
+from functional_optim.core.cells import Compensated, Split
 
 KINDS = ["split16", "split8", "kahan", "stochastic"]
 SIZES = {"w": (40, 48), "b": (40,), "long": (9001,)}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from typing import Any
 
 import pytest
 import torch
-from helpers import assert_close, assert_same
+from helpers import assert_close, assert_same, run
 from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.core.codecs import Bfloat16, Companded, Float8, InBlocks, rounding_key
+from functional_optim.core.cells import Bfloat16, Companded, Float8
+from functional_optim.core.codecs import InBlocks, rounding_key
 from functional_optim.core.storage import SlotSpec
 
 CELLS = {
@@ -34,6 +36,14 @@ SIZES = {"w": (40, 48), "b": (40,)}
 def through(cells: Any, x: Tensor, key: float | None, block: int = 64) -> Tensor:
     own = InBlocks(cells, block)
     return own.decode(own.encode(x, key), SlotSpec(x.shape, x.dtype))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (64,), (5, 40), (0, 3)])
+@pytest.mark.parametrize("name", CELLS)
+def test_tensors_without_data_become_what_others_do(name, shape):
+    own, x = InBlocks(CELLS[name], 64), torch.zeros(shape, dtype=torch.float64)
+    like = [(y.shape, y.dtype) for y in own.encode(x)]
+    assert [(y.shape, y.dtype) for y in own.encode(x.to("meta"))] == like
 
 
 def numbers(cells: Any, count: int = 1000) -> Tensor:
@@ -302,3 +312,56 @@ def test_only_large_matrices_of_hidden_layers_are_packed():
 def test_wrong_arguments_are_refused(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_slots_keep_the_dtypes_that_were_asked_for(compile):
+    def recipe(lr=0.1):
+        return fo.slot_dtypes(fo.adamw(lr), exp_avg=torch.bfloat16, exp_avg_sq=torch.float64)
+
+    w = torch.nn.Parameter(torch.linspace(-1, 1, 8))
+    opt = adapters.Optimizer([w], recipe, compile=compile)
+    p, state = w.detach().clone(), recipe().init(w.detach())
+    for _ in range(3):
+        w.grad = torch.sin(3 * w.detach())
+        updates, state = recipe().update(w.grad, state, p)
+        p = fo.apply_updates(p, updates)
+        opt.step()
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    kept = opt.state[w]
+    assert kept["exp_avg"].dtype is state.slots["exp_avg"].dtype is torch.bfloat16
+    assert kept["exp_avg_sq"].dtype is state.slots["exp_avg_sq"].dtype is torch.float64
+    torch.testing.assert_close(w.detach(), p, rtol=1e-5, atol=1e-6)
+    exact, _ = run(fo.adamw(0.1), torch.linspace(-1, 1, 8), [torch.sin(torch.ones(8))])
+    assert not torch.equal(exact, p)
+
+
+def test_slot_dtypes_is_a_storage_of_optimizer_objects():
+    """Of all leaves, whatever their size, and with sparse gradients."""
+    table = torch.nn.Parameter(torch.ones(8, 2))
+    how = functools.partial(fo.slot_dtypes, sum=torch.float64)
+    opt = adapters.Adagrad([table], stored=how, compile=False)
+    table.grad = torch.eye(8, 2).to_sparse()
+    opt.step()
+    assert opt.state[table]["sum"].dtype is torch.float64
+    assert torch.equal(opt.state[table]["sum"].float(), torch.eye(8, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: fo.slot_dtypes(fo.adam(), mu=torch.float16), "no slot called mu; it has exp_avg"),
+        (lambda: fo.slot_dtypes(fo.adam(), exp_avg=torch.int8), "floating-point dtype for exp_avg"),
+        (lambda: fo.slot_dtypes(fo.flatten(fo.adam())), "made of one-tensor rules"),
+        (lambda: fo.slot_dtypes(fo.adam(), exp_avg_sq=torch.bfloat16), "it would never fall"),
+        (
+            lambda: fo.slot_dtypes(fo.params_ema(0.9), params_ema=torch.float8_e5m2),
+            "average or a copy of the parameters",
+        ),
+    ],
+)
+def test_dtypes_that_cannot_be_are_refused(make, text):
+    with pytest.raises((ValueError, TypeError), match=text):
+        make()
+    rates = (0.9, 0.99)
+    fo.slot_dtypes(fo.adam(betas=rates), exp_avg_sq=torch.bfloat16, exp_avg=torch.float16)

@@ -122,28 +122,6 @@ def test_pairs_are_scheduled_too():
     assert_close(run(tx, torch.zeros(2), grads)[0], run(plain, torch.zeros(2), grads)[0], 1e-12)
 
 
-@pytest.mark.parametrize("compile", [True, False])
-def test_slots_keep_the_dtypes_that_were_asked_for(compile):
-    def recipe(lr=0.1):
-        return fo.slot_dtypes(fo.adamw(lr), exp_avg=torch.bfloat16, exp_avg_sq=torch.float64)
-
-    w = torch.nn.Parameter(torch.linspace(-1, 1, 8))
-    opt = Optimizer([w], recipe, compile=compile)
-    p, state = w.detach().clone(), recipe().init(w.detach())
-    for _ in range(3):
-        w.grad = torch.sin(3 * w.detach())
-        updates, state = recipe().update(w.grad, state, p)
-        p = fo.apply_updates(p, updates)
-        opt.step()
-        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
-    kept = opt.state[w]
-    assert kept["exp_avg"].dtype is state.slots["exp_avg"].dtype is torch.bfloat16
-    assert kept["exp_avg_sq"].dtype is state.slots["exp_avg_sq"].dtype is torch.float64
-    torch.testing.assert_close(w.detach(), p, rtol=1e-5, atol=1e-6)
-    exact, _ = run(fo.adamw(0.1), torch.linspace(-1, 1, 8), [torch.sin(torch.ones(8))])
-    assert not torch.equal(exact, p)
-
-
 @EACH
 def test_in_one_graph(name, fresh_dynamo):
     tx, params = WRAPPED[name](), make_params()
@@ -229,9 +207,6 @@ def test_lookahead_is_one_kernel():
         (lambda: fo.flatten(fo.adam), "call the factory"),
         (lambda: fo.lookahead(fo.adam), "lookahead takes a transformation"),
         (lambda: fo.with_schedule(fo.adam(), lr=0.1), "not fo.adamw"),
-        (lambda: fo.slot_dtypes(fo.adam(), mu=torch.float16), "no slot called mu; it has exp_avg"),
-        (lambda: fo.slot_dtypes(fo.adam(), exp_avg=torch.int8), "floating-point dtype for exp_avg"),
-        (lambda: fo.slot_dtypes(fo.flatten(fo.adam())), "made of one-tensor rules"),
     ],
 )
 def test_bad_input_is_said_at_once(make, says):

@@ -6,6 +6,7 @@ and a mark that silences no error is reported as one.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from functional_optim import adapters
@@ -17,6 +18,8 @@ def right(params: list[Tensor], model: nn.Module) -> None:
     adapters.Adagrad(params, 1e-2, 0.0, initial_accumulator_value=0.1, compile=True)
     adapters.Adam(model.parameters(), 1e-3, (0.9, 0.99), fused=None, compile="strict")
     adapters.AdamW(model.named_parameters(), lr=1e-3, betas=(0.9, 0.99), eps=1e-8, compile=False)
+    adapters.AdamW(params, stored="int8")
+    adapters.Adam(params, stored={"exp_avg": torch.bfloat16})
     adapters.Adamax(params, betas=(0.9, 0.99), compile=True)
     adapters.ASGD(params, lambd=1e-4, alpha=0.75, t0=1e6, compile=True)
     adapters.Muon(params, nesterov=True, ns_steps=5, adjust_lr_fn="original", compile=True)
@@ -51,4 +54,5 @@ def types(params: list[Tensor]) -> None:
     adapters.AdamW(params, lr="0.1")  # pyright: ignore[reportArgumentType]
     adapters.AdamW(params, betas=0.9)  # pyright: ignore[reportArgumentType]
     adapters.AdamW(params, compile="lax")  # pyright: ignore[reportArgumentType]
+    adapters.AdamW(params, stored=8)  # pyright: ignore[reportArgumentType]
     adapters.SGD(params, nesterov=0.5)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,43 @@
+"""What `print` shows of an optimizer object: its parameters, their rules and what these keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from functional_optim import numeric
+from functional_optim.adapters.state.names import named
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.paths import partial
+from functional_optim.core.summary import Summary, summary_of
+
+if TYPE_CHECKING:
+    from functional_optim.adapters.optimizer import OptimizerBase
+
+
+def summary_of_groups(optimizer: OptimizerBase) -> Summary:
+    """The summary of all parameter groups, as `summary` has it for a tree."""
+    with partial():  # of a parameter alone
+        return summary_of(_parts(optimizer))
+
+
+def text_of_groups(optimizer: OptimizerBase) -> str:
+    """What a step of this optimizer costs, in tables; or why it would raise."""
+    try:
+        return str(summary_of_groups(optimizer))
+    except (TypeError, ValueError) as error:
+        return f"no summary: {error}"
+
+
+def _parts(optimizer: OptimizerBase) -> Iterator[tuple[str, GradientTransformation, Any]]:
+    """Each group with its transformation; by parameters, of which several may have one name."""
+    for k, group in enumerate(optimizer.param_groups):
+        tx = numeric.trusting(True, optimizer.checked_transform, group)
+        label = str(group.get("name", f"group {k}" if len(optimizer.param_groups) > 1 else ""))
+        pairs = named(group)
+        if isinstance(tx, Leafwise):
+            for path, p in pairs:
+                yield label, tx, {path: p}
+        else:
+            yield label, tx, dict(pairs)

@@ -1,0 +1,355 @@
+"""Cells: how the numbers of a block become codes of 16, 8 or 4 bits.
+
+Codes of 8 and 4 bits are the first bits of a float32: with z = 1 + |x| / scale, the exponent of z
+and the first bits of its mantissa. So the steps between two codes double with each octave of z, as
+in the telephone's A-law (ITU-T G.711), and a code is made by one addition and one shift.
+
+Rounding is stochastic where random numbers are given: one is added before the bits are cut off, so
+that what is small against a step is kept in the mean. It would be lost otherwise: an average with
+β = 0.999 changes by a thousandth in a step. Below the first code it goes to the nearest one: a
+small momentum that became a larger one by chance would be a large step.
+
+A number that is not finite becomes NaN, alone: the others of its block are stored as without it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+ONE, INFINITE, SIZE = 127 << 23, 255 << 23, (1 << 31) - 1
+"""The float32 1.0 and infinity as integers, and the bits without the sign."""
+
+NAN = INFINITE | 1 << 22
+"""The float32 NaN as an integer."""
+
+LARGEST_BFLOAT16 = 0x7F7F << 16
+"""bfloat16's largest number as the integer of a float32."""
+
+SMALLEST = 27 << 23
+"""The least that a block's largest number counts for, 2⁻¹⁰⁰: below, quotients would underflow."""
+
+
+class Cells(Protocol):
+    """How the numbers of a block become codes. All tensors may have more dimensions in front."""
+
+    @property
+    def kind(self) -> str:
+        """What `stored`, or `master_weights`, calls it."""
+        ...
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of what is stored. Of a slot the first is that of the kind, which says how it
+        is decoded; "" for what stands under the name of the slot."""
+        ...
+
+    @property
+    def entrywise(self) -> bool:
+        """Whether all that is stored has the shape of the slot."""
+        ...
+
+    def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
+        """The stored tensors of blocks. x: float32, (…, block). noise: random int32 beside it."""
+        ...
+
+    def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
+        """Blocks of float32."""
+        ...
+
+
+def _first(noise: Tensor, n: int) -> Tensor:
+    """The first n bits of random numbers."""
+    return (noise >> (32 - n)) & ((1 << n) - 1)
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view(torch.int32)
+
+
+def _below(x: Tensor, least: int) -> Tensor:
+    """All bits set where an int32 is below a number, else none: a choice without a branch."""
+    return (x - least) >> 31
+
+
+def _first_half(bits: Tensor) -> Tensor:
+    """The bfloat16 of the first 16 bits of a float32."""
+    return (bits >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def _scale(size: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """By what sizes of a block must be divided to be below a number, and one over it.
+
+    Infinite ones do not count. Integers of sizes compare as the sizes do, and compilers find the
+    largest with vector units.
+    """
+    largest = (size & _below(size, INFINITE)).amax(-1, keepdim=True).clamp(min=SMALLEST)
+    scale = largest.view(torch.float32) / (most * (1 - 2.0**-20))
+    return scale.squeeze(-1), 1 / scale
+
+
+def _cut(x: Tensor, kept: int, noise: Tensor | None, least: int) -> Tensor:
+    """A positive float32 as an integer, rounded to some bits of its mantissa.
+
+    least: below this integer it goes to the nearest, noise or not.
+    """
+    shift = 23 - kept
+    bits, add = _bits(x), 1 << (shift - 1)
+    if noise is not None:
+        low = _below(bits, least)
+        add = _first(noise, shift) & ~low | low & add
+    return (bits + add) >> shift
+
+
+class Companded(NamedTuple):
+    """Codes of 8 or 4 bits, and a scale for each block.
+
+    bits: 8 or 4. signed: False for what is never negative, such as second moments: what is above 0
+    is never stored as 0 then. steps: 2**steps codes an octave.
+    """
+
+    bits: int = 8
+    signed: bool = True
+    steps: int = 4
+
+    @property
+    def kind(self) -> str:
+        return f"int{self.bits}"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (f"{'int' if self.signed else 'uint'}{self.bits}", "scale")
+
+    @property
+    def entrywise(self) -> bool:
+        return False
+
+    @property
+    def last(self) -> int:
+        """The code of a block's largest number."""
+        return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 2
+
+    @property
+    def nan(self) -> int:
+        """The code of NaN; of signed codes, -last - 1 as well."""
+        return self.last + 1
+
+    @property
+    def top(self) -> float:
+        """The largest |x| / scale that has a code."""
+        whole, part = divmod(self.last, 1 << self.steps)
+        return 2.0**whole * (1 + part / (1 << self.steps)) - 1
+
+    def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
+        size = (_bits(x) & SIZE).clamp(max=INFINITE)
+        scale, inverse = _scale(size, self.top)
+        z = 1 + size.view(torch.float32) * inverse
+        first = ONE >> (23 - self.steps)
+        code = _cut(z, self.steps, noise, (first + 1) << (23 - self.steps)) - first
+        code = code.clamp(max=self.nan)
+        if self.signed:
+            sign = _bits(x) >> 31
+            code = (code ^ sign) - sign
+        else:
+            code = torch.maximum(code, _below(-size, 0) & 1)
+        if self.bits == 4:
+            half = code.shape[-1] // 2
+            code = code[..., :half] & 15 | code[..., half:] << 4
+        return code.to(torch.int8 if self.signed else torch.uint8), scale
+
+    def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
+        codes, scale = stored
+        code = codes.to(torch.int32)
+        if self.bits == 4:
+            low = (code << 28) >> 28 if self.signed else code & 15
+            return torch.cat([self._opened(x, scale) for x in (low, code >> 4)], -1)
+        return self._opened(code, scale)
+
+    def _opened(self, code: Tensor, scale: Tensor) -> Tensor:
+        """The numbers of codes, in int32."""
+        sign = code >> 31 if self.signed else 0
+        known = (code ^ sign) - sign if self.signed else code
+        z = (known + (ONE >> (23 - self.steps))) << (23 - self.steps)
+        size = (z.view(torch.float32) - 1) * scale.unsqueeze(-1)
+        if self.signed:
+            size = (_bits(size) | sign & ~SIZE).view(torch.float32)
+        return torch.where(known == self.nan, math.nan, size)
+
+
+NUMBERS = {3: 126, 2: 123}
+"""The last code of a number of torch's 8-bit floats, by the bits of their mantissas."""
+
+
+class Float8(NamedTuple):
+    """torch's 8-bit floats, and a scale for each block."""
+
+    dtype: torch.dtype = torch.float8_e4m3fn
+    signed: bool = True
+
+    @property
+    def kind(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (str(self.dtype).removeprefix("torch."), "scale")
+
+    @property
+    def entrywise(self) -> bool:
+        return False
+
+    @property
+    def steps(self) -> int:
+        """How many bits of a mantissa it has."""
+        return 3 if self.dtype is torch.float8_e4m3fn else 2
+
+    @property
+    def least(self) -> int:
+        """Its smallest normal number, as the integer of a float32."""
+        return ONE - ((1 << (6 - self.steps)) - 2 << 23)
+
+    @property
+    def first(self) -> int:
+        """What a code is less than the first bits of its float32."""
+        return (self.least >> (23 - self.steps)) - (1 << self.steps)
+
+    def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
+        size = (_bits(x) & SIZE).clamp(max=INFINITE)
+        scale, inverse = _scale(size, torch.finfo(self.dtype).max)
+        ratio = size.view(torch.float32) * inverse
+        code = _cut(ratio, self.steps, noise, self.least) - self.first
+        # below its smallest normal number all steps are equal: a sum rounds to them
+        ulp = self.least - (self.steps << 23)
+        anchor = torch.full((), ulp + (23 << 23), dtype=torch.int32, device=x.device)
+        even = _bits(ratio + anchor.view(torch.float32)) - anchor
+        low = _below(_bits(ratio), self.least)
+        code = code & ~low | even & low
+        if not self.signed:
+            code = torch.maximum(code, _below(-size, 0) & 1)
+        nan = _below(-size, 1 - INFINITE)
+        code = code & ~nan | 127 & nan
+        if self.signed:
+            code = code | ((_bits(x) >> 31) & 128)
+        return code.to(torch.uint8).view(self.dtype), scale
+
+    def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
+        codes, scale = stored
+        code = codes.view(torch.uint8).to(torch.int32)
+        size = code & 127
+        normal = ((size + self.first) << (23 - self.steps)).view(torch.float32)
+        ulp = math.ldexp(1.0, (self.least >> 23) - 127 - self.steps)
+        found = torch.where(size < 1 << self.steps, size * ulp, normal) * scale.unsqueeze(-1)
+        if self.signed:
+            found = (_bits(found) | (code & 128) << 24).view(torch.float32)
+        return torch.where(size > NUMBERS[self.steps], math.nan, found)
+
+
+class Bfloat16(NamedTuple):
+    """bfloat16, with no scale: the first 16 bits of a float32."""
+
+    @property
+    def kind(self) -> str:
+        return "bfloat16"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("bfloat16",)
+
+    @property
+    def entrywise(self) -> bool:
+        return True
+
+    def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
+        if noise is None:
+            return (x.to(torch.bfloat16),)
+        bits = _bits(x)
+        size = bits & SIZE
+        add = _first(noise, 16) & _below(size, LARGEST_BFLOAT16)
+        return (_first_half(bits + add | NAN & _below(-size, -INFINITE)),)
+
+    def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
+        return stored[0].to(torch.float32)
+
+
+class Split(NamedTuple):
+    """A float32 as the nearest bfloat16, and the bits that it lacks as an integer.
+
+    bits: 16, or 8 for the first 8 of them.
+    """
+
+    bits: int = 16
+
+    @property
+    def kind(self) -> str:
+        return f"split{self.bits}"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("", "low")
+
+    @property
+    def entrywise(self) -> bool:
+        return True
+
+    def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
+        bits, cut = _bits(x), 16 - self.bits
+        size = bits & SIZE
+        nan = _below(-size, -INFINITE)
+        size = size & ~nan | NAN & nan
+        if cut:
+            add = 1 << (cut - 1) if noise is None else _first(noise, cut)
+            size = (size + add) >> cut
+        high = (size + (1 << (self.bits - 1))) >> self.bits
+        low = size - (high << self.bits)
+        kept = _first_half(high << 16 | bits & ~SIZE)
+        return kept, low.to(torch.int16 if self.bits == 16 else torch.int8)
+
+    def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
+        high, low = stored
+        bits = _bits(high.to(torch.float32))
+        # a parameter that somebody has set to 0 has bits of another one beside it
+        size = ((bits & SIZE) + (low.to(torch.int32) << (16 - self.bits))).clamp(min=0)
+        return (size | bits & ~SIZE).view(torch.float32)
+
+
+class Compensated(NamedTuple):
+    """A float32 as the nearest bfloat16, and what is left as another one."""
+
+    @property
+    def kind(self) -> str:
+        return "kahan"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("", "compensation")
+
+    @property
+    def entrywise(self) -> bool:
+        return True
+
+    def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
+        kept = x.to(torch.bfloat16)
+        wide = kept.to(torch.float32)
+        rest = torch.where(wide.abs() < math.inf, x - wide, 0.0)
+        return kept, rest.to(torch.bfloat16)
+
+    def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
+        return stored[0].to(torch.float32) + stored[1].to(torch.float32)
+
+
+CELLS: dict[str, Cells] = {
+    cells.fields[0]: cells
+    for cells in (
+        Companded(8, True, 4),
+        Companded(8, False, 4),
+        Companded(4, True, 1),
+        Companded(4, False, 1),
+        Float8(torch.float8_e4m3fn),
+        Float8(torch.float8_e5m2),
+        Bfloat16(),
+    )
+}
+"""How slots are decoded, by the names under which they are stored."""

@@ -1,0 +1,113 @@
+"""Tables as text: drawn by rich where it is installed, in plain columns elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+WIDTH = 100
+"""How many characters a line has at most."""
+
+FRAME = 3
+"""What a frame adds to the width of a column."""
+
+NARROWEST = 20
+"""What the first column has at least, however long the others are."""
+
+
+class Table(NamedTuple):
+    """Cells in columns. Those of the first are cut into lines where a table is too wide.
+
+    head: the names of the columns. rows: as many cells each. title: lines above it. right: the
+    columns of numbers, by index.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: tuple[str, ...] = ()
+    right: tuple[int, ...] = ()
+
+    def titles(self) -> list[str]:
+        """The lines of the title, none too long."""
+        return [
+            x for line in self.title for x in textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+        ]
+
+    def lines(self, width: int) -> list[tuple[str, ...]]:
+        """The rows in lines. width: that of the first column."""
+        found: list[tuple[str, ...]] = []
+        for first, *others in self.rows:
+            start, *more = textwrap.wrap(first, width) or [""]
+            found.append((start, *others))
+            found += [(x, *[""] * len(others)) for x in more]
+        return found
+
+
+def widths(tables: Sequence[Table]) -> list[int]:
+    """The widths of the columns of tables that stand below one another."""
+    every = [row for table in tables for row in (table.head, *table.rows)]
+    first, *others = [max(map(len, column)) for column in zip(*every, strict=True)]
+    room = WIDTH - sum(others) - FRAME * (1 + len(others)) - 1
+    return [min(first, max(room, NARROWEST)), *others]
+
+
+def drawn(blocks: Sequence[Sequence[Table]], notes: Sequence[str]) -> str:
+    """Tables and lines below them, in frames if rich is there.
+
+    blocks: tables of one block have columns of equal widths.
+    """
+    draw = framed if importlib.util.find_spec("rich") else plain
+    return draw(blocks, notes)
+
+
+def plain(blocks: Sequence[Sequence[Table]], notes: Sequence[str]) -> str:
+    """Tables in plain columns."""
+    texts: list[str] = []
+    for tables in blocks:
+        sizes = widths(tables) if tables else []
+        texts += ["\n".join(_plain_lines(table, sizes)) for table in tables]
+    return "\n\n".join([*texts, *_wrapped(notes)])
+
+
+def _plain_lines(table: Table, sizes: Sequence[int]) -> Iterator[str]:
+    yield from table.titles()
+    indent = "  " if table.title else ""
+    for row in (table.head, *table.lines(sizes[0])):
+        cells = [
+            cell.rjust(n) if i in table.right else cell.ljust(n)
+            for i, (cell, n) in enumerate(zip(row, sizes, strict=True))
+        ]
+        yield (indent + "  ".join(cells)).rstrip()
+
+
+def framed(blocks: Sequence[Sequence[Table]], notes: Sequence[str]) -> str:
+    """Tables in frames, drawn by rich."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    file = io.StringIO()
+    console = Console(file=file, width=WIDTH, color_system=None, force_terminal=False)
+    for tables in blocks:
+        sizes = widths(tables) if tables else []
+        for table in tables:
+            grid = Grid(box=box.ROUNDED)
+            for i, (name, n) in enumerate(zip(table.head, sizes, strict=True)):
+                justify = "right" if i in table.right else "left"
+                grid.add_column(Text(name), width=n, justify=justify, no_wrap=True)
+            for row in table.lines(sizes[0]):
+                grid.add_row(*map(Text, row))
+            for line in table.titles():
+                console.print(Text(line))
+            console.print(grid)
+    for note in _wrapped(notes):
+        console.print(Text(note))
+    return "\n".join([line.rstrip() for line in file.getvalue().splitlines()])
+
+
+def _wrapped(notes: Sequence[str]) -> list[str]:
+    return [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes]
