@@ -81,10 +81,10 @@ def offload(
         >>> import tempfile, torch, functional_optim as fo
         >>> tx = fo.offload(fo.adamw(1e-3), tempfile.gettempdir())
         >>> params = {"w": torch.ones(64, 64)}
-        >>> step, state = fo.compile(tx, compile=False), tx.init(params)
+        >>> step, state = fo.compile(tx), tx.init(params)
         >>> params, state = step({"w": torch.ones(64, 64)}, state, params)
-        >>> state.slots["exp_avg"]["w"][0, 0]
-        tensor(0.1000)
+        >>> round(state.slots["exp_avg"]["w"][0, 0].item(), 3)
+        0.1
     """
     if not isinstance(tx, Leafwise):
         raise TypeError(

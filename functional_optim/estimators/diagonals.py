@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from functional_optim import tree
 from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import Tree
+from functional_optim.core.cells import CELLS
 from functional_optim.core.lift import State
 from functional_optim.estimators.protocol import check_count, number
 
@@ -181,7 +182,7 @@ def observe_hessian(state: Any, hessian: Any) -> Any:
     def averaged(x: Any) -> Any:
         if not is_sophia(x):
             return x
-        if tree.leaves(x.slots.get("hessian.codes")):
+        if any(tree.leaves(x.slots.get(f"hessian.{kind}")) for kind in CELLS):
             raise ValueError(
                 "observe_hessian cannot read a Hessian that is packed; store the other slot alone, "
                 "e.g. stored(sophia(), {'exp_avg': 'int8'})."

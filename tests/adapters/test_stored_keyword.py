@@ -15,6 +15,7 @@ from helpers import assert_close, assert_same
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.core.cells import CELLS
 from functional_optim.core.storage import opened
 
 CLASSES = [
@@ -60,9 +61,10 @@ def step(opt: Any, params: Any, k: int = 0) -> None:
 
 def packed(opt: Any, params: dict[str, Any]) -> dict[str, list[str]]:
     """The packed slots of each parameter."""
-    ends = (".codes",)
     found = {
-        name: sorted([key.removesuffix(".codes") for key in opt.state[p] if key.endswith(ends)])
+        name: sorted(
+            [key[: key.rindex(".")] for key in opt.state[p] if key.split(".")[-1] in CELLS]
+        )
         for name, p in params.items()
     }
     return {name: slots for name, slots in found.items() if slots}
@@ -116,7 +118,7 @@ def test_a_group_may_have_its_own():
         )
         step(opt, [*params.values(), p])
         assert list(packed(opt, params)) == ["hidden.weight", "head.weight"]
-        assert opt.state[p]["exp_avg.codes"].shape == (16, 128)
+        assert opt.state[p]["exp_avg.int4"].shape == (16, 128)
         saved = opt.state_dict()
         assert all("stored" not in group for group in saved["param_groups"])
         opt.load_state_dict(copy.deepcopy(saved))
@@ -134,7 +136,7 @@ def test_a_function_says_more():
     params = model()
     opt = adapters.AdamW(params.items(), compile=False, stored=policy)
     step(opt, params.values())
-    assert opt.state[params["head.weight"]]["exp_avg"].dtype is torch.bfloat16
+    assert opt.state[params["head.weight"]]["exp_avg.bfloat16"].dtype is torch.bfloat16
     assert opt.state[params["head.weight"]]["exp_avg_sq"].dtype is torch.float32
     assert opt.state[params["hidden.weight"]]["exp_avg"].dtype is torch.float32
 

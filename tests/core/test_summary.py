@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.core.cells import CELLS
 from functional_optim.core.tables import WIDTH
 
 
@@ -78,9 +79,11 @@ def test_entries_and_bytes_are_those_of_the_state(case, how):
         own = {key: slot[row.path] for key, slot in state.slots.items()}
         own = {key: x for key, x in own.items() if x is not None}
         assert row.entries == sum(x.numel() for x in own.values())
-        packed = {key.removesuffix(".codes") for key in own if key.endswith(".codes")}
-        assert {name for name, kind in row.slots if "in blocks of 16" in kind} == packed
-        names = {key.removesuffix(".codes") for key in own if not key.endswith(".scale")}
+        codes = [key for key in own if key.rpartition(".")[2] in CELLS]
+        packed = {key.rpartition(".")[0] for key in codes}
+        blocks = {key.rpartition(".")[0] for key in codes if not key.endswith(".bfloat16")}
+        assert {name for name, kind in row.slots if "in blocks of 16" in kind} == blocks
+        names = packed | {key for key in own if key not in codes and not key.endswith(".scale")}
         assert {name for name, _ in row.slots} == names
         for name, kind in row.slots:
             if name not in packed:
