@@ -15,7 +15,7 @@ from functional_optim.core.codecs import InBlocks, in_blocks
 from functional_optim.core.storage import SlotSpec
 
 
-class Form(NamedTuple):
+class SavedSlot(NamedTuple):
     """The stored tensors of a slot. kind: how it is packed, one of `CELLS`; None: it is whole."""
 
     kind: str | None
@@ -80,9 +80,9 @@ def converted(
     return result, faults
 
 
-def _forms(entries: Mapping[str, Any]) -> dict[str, Form]:
+def _forms(entries: Mapping[str, Any]) -> dict[str, SavedSlot]:
     """The slots of a state, by name."""
-    found: dict[str, Form] = {}
+    found: dict[str, SavedSlot] = {}
     parts: set[str] = set()
     for key in entries:
         name, _, kind = key.rpartition(".")
@@ -92,28 +92,28 @@ def _forms(entries: Mapping[str, Any]) -> dict[str, Form]:
             parts.update(form.keys)
     for key, x in entries.items():
         if key not in parts:
-            found[key] = Form(None, (key,), (x,))
+            found[key] = SavedSlot(None, (key,), (x,))
     return found
 
 
-def _packed(entries: Mapping[str, Any], name: str, kind: str) -> Form | None:
+def _packed(entries: Mapping[str, Any], name: str, kind: str) -> SavedSlot | None:
     """A slot packed in one way, if all of it is there."""
     keys = tuple([f"{name}.{field}" for field in CELLS[kind].fields])
     tensors = [x for key in keys if isinstance(x := entries.get(key), Tensor)]
     if len(tensors) < len(keys):
         return None
-    return Form(kind, keys, tuple(tensors))
+    return SavedSlot(kind, keys, tuple(tensors))
 
 
-def _found(saved: Mapping[str, Any], name: str) -> list[Form]:
+def _found(saved: Mapping[str, Any], name: str) -> list[SavedSlot]:
     """The forms in which a slot was saved."""
     each = [_packed(saved, name, kind) for kind in CELLS]
     if isinstance(saved.get(name), Tensor):
-        each.append(Form(None, (name,), (saved[name],)))
+        each.append(SavedSlot(None, (name,), (saved[name],)))
     return [form for form in each if form is not None]
 
 
-def _unclear(found: list[Form]) -> str:
+def _unclear(found: list[SavedSlot]) -> str:
     """Why a slot cannot be read that is there in several forms."""
     return (
         f"is {' and '.join([form.said() for form in found])}, but only one of these can be right; "
@@ -138,7 +138,7 @@ def _unreadable(saved: Mapping[str, Any], name: str, needed: Mapping[str, Any]) 
     )
 
 
-def _as(have: Form, want: Form, p: Any) -> tuple[Tensor, ...] | str:
+def _as(have: SavedSlot, want: SavedSlot, p: Any) -> tuple[Tensor, ...] | str:
     """The tensors of a slot in another form, or why it has none."""
     codes, *scales = have.tensors
     if scales and (codes.dim() < 2 or scales[0].shape != codes.shape[:-1]):
@@ -166,7 +166,7 @@ def _as(have: Form, want: Form, p: Any) -> tuple[Tensor, ...] | str:
     return want.codec.encode(x.to(torch.float32))
 
 
-def _shape(have: Form, want: Form, p: Tensor) -> torch.Size | None:
+def _shape(have: SavedSlot, want: SavedSlot, p: Tensor) -> torch.Size | None:
     """The shape of a slot, if both can be forms of it.
 
     One that is packed in blocks tells how many entries there are at most: it is that of the
@@ -180,7 +180,7 @@ def _shape(have: Form, want: Form, p: Tensor) -> torch.Size | None:
     return fits[0] if fits and fits[0] in (each or fits) else None
 
 
-def _fits(form: Form, shape: torch.Size) -> bool:
+def _fits(form: SavedSlot, shape: torch.Size) -> bool:
     """Whether blocks are those of a slot of this shape."""
     grid, codes = form.grid, form.tensors[0]
     assert form.blocks is not None

@@ -204,9 +204,12 @@ def _run_owned(
 ) -> list[tuple[Tensor, Slots]]:
     """A rule on all updates; each matrix in one process, if they are spread over several.
 
-    In a step that is traced or differentiated every process computes all of them.
+    In a step that is traced or differentiated every process computes all of them. So it does where
+    slots of DTensors are packed, since whole matrices are not in the blocks of their parts.
     """
     rule, owners = placement.rule, placement.owners
+    if any(rule.codecs) and any(map(sharding.is_sharded, us)):
+        return run_batched(rule, us, leaves, k)
     if owners is None or modes.traced() or any(u.requires_grad for u in us):
         return run_batched(rule, us, leaves, k)
     parts = [Sharing.of(u, owners.group) for u in us]

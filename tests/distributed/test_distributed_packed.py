@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import assert_same
 from ranks import needs_gloo, results
-from ranks_packed import KINDS, model_of, optimizer, stored, tensors
+from ranks_packed import KINDS, MATRICES, model_of, optimizer, stored, tensors
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -107,8 +107,10 @@ def test_the_whole_tensor_tells_whether_it_is_packed(both):
         assert packed == ["large.weight"]
 
 
-def test_matrices_are_computed_whole_beside_packed_parts(both):
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_are_computed_whole_beside_packed_parts(name, both):
     """Blocks and random numbers are others than those of one process."""
-    for parts, alone in results(both, "packed-muon"):
-        start = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
+    for owned, parts, alone in results(both, f"packed-{name}"):
+        assert_same(owned, parts)
+        start = torch.randn(15, 25, generator=torch.Generator().manual_seed(0))
         assert 0 < (parts - alone).norm() < 0.05 * (alone - start).norm()

@@ -19,6 +19,8 @@ from functional_optim import adapters
 
 STEPS = 3
 KINDS = ("int8", "int4", "float8_e4m3fn", "bfloat16")
+MATRICES = ("muon", "soap")
+"""One whose slots belong to an element-wise rule, and one of a rule that takes batches."""
 
 DIVIDED = {
     "rows": ((40, 48), Shard(0)),
@@ -189,19 +191,20 @@ def functions(mesh, folder):
     }
 
 
-def muon(mesh):
+def matrices(name, mesh):
     """Matrices that are computed whole, with momenta that are packed in parts."""
 
-    def recipe():
-        return fo.stored(fo.muon(0.02), "int8", block_size=64, min_size=0, where="*")
+    def recipe(owned):
+        tx = fo.stored(getattr(fo, name)(0.02), "int8", block_size=64, min_size=0, where="*")
+        return fo.matrix_owners(tx) if owned else tx
 
     ends = []
-    for way in (True, False):
-        x = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
+    for way, owned in ((True, True), (True, False), (False, False)):
+        x = torch.randn(15, 25, generator=torch.Generator().manual_seed(0))
         p = torch.nn.Parameter(distribute_tensor(x, mesh, [Shard(0)]) if way else x.clone())
-        opt = adapters.Optimizer([("w", p)], recipe, compile=False)
+        opt = adapters.Optimizer([("w", p)], recipe, compile=False, owned=owned)
         for i in range(STEPS):
-            g = torch.randn(16, 24, generator=torch.Generator().manual_seed(1 + i))
+            g = torch.randn(15, 25, generator=torch.Generator().manual_seed(1 + i))
             p.grad = distribute_tensor(g, mesh, [Shard(0)]) if way else g
             opt.step()
         ends.append(whole(p))
@@ -216,5 +219,6 @@ def parts(mesh, folder) -> dict[str, Any]:
     found["packed-decoded"] = functools.partial(save_decoded, mesh, folder)
     found["packed-functions"] = functools.partial(functions, mesh, folder)
     found["packed-where"] = functools.partial(where_counts, mesh)
-    found["packed-muon"] = functools.partial(muon, mesh)
+    for name in MATRICES:
+        found[f"packed-{name}"] = functools.partial(matrices, name, mesh)
     return found
