@@ -6,13 +6,14 @@
 # make test-full   with the tests that take long and repeat for every algorithm what others show for its family
 # make notebooks   execute notebooks/ and store them with their pictures
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
+# make memory   what ways to store weights and slots cost in bytes and in loss: figures of docs/memory.md
 # make clean   remove the virtual environment and what was built; ARGS="…" is handed to what a target runs
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault notebooks docs lists test test-full check bench clean
+.PHONY: train gradient-free fault notebooks docs lists test test-full check bench memory clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -49,6 +50,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.peers
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+memory: $(VENV)/.bench
+	$(BIN)/python benchmarks/memory.py $(ARGS)
 
 # torch comes first and through the constraints: unpinned, it would bring gigabytes of CUDA along
 $(VENV)/.torch: constraints.txt

@@ -2,8 +2,8 @@
 
 Trains a GPT with each way to store weights and slots, on three seeds, and measures by how much
 memory grows with each optimizer, in new processes: some 25 minutes on one core. Prints the tables,
-draws docs/memory.png and keeps the figures in benchmarks/memory.json, from which `--draw` makes the
-tables and the picture again. `make bench` measures the growth, too.
+draws docs/memory.png and keeps the figures in benchmarks/memory.json; `--measure nothing` prints
+and draws these again. `make bench` measures the growth, too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SEEDS = (0, 1, 2)
 
 STORED = ("int8", "float8_e4m3fn", "int4", "bfloat16")
 GROWING = ("float32", *STORED, "torch")
+WORDS = {"float32": "all in float32", "torch": "torch's, fused"}
 SIXTY = "60 million parameters"
 
 
@@ -95,11 +96,10 @@ def keep(kept: dict[str, Any]) -> None:
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def measured() -> dict[str, Any]:
-    """All figures, written after each of them."""
+def trained(kept: dict[str, Any]) -> None:
+    """Train with each choice on each seed, and keep the losses after each run."""
     text = corpus.load(None, GPT.context)
-    kept: dict[str, Any] = {"steps": STEPS, "growth": {}, "losses": {name: [] for name in CHOICES}}
-    kept["exact"] = []
+    kept.update(steps=STEPS, losses={name: [] for name in CHOICES}, exact=[])
     for seed in SEEDS:
         found = {}
         for name, choice in CHOICES.items():
@@ -108,9 +108,6 @@ def measured() -> dict[str, Any]:
             print(f"{name}, seed {seed}: {found[name].loss:.4f}", flush=True)
             keep(kept)
         kept["exact"].append(found["exact"].bits == found["float32"].bits)
-    kept["growth"] = grown(GROWING, 3)
-    keep(kept)
-    return kept
 
 
 def bytes_of(name: str) -> tuple[int, int, float]:
@@ -127,25 +124,24 @@ def beside(losses: dict[str, list[float]], name: str) -> list[float]:
 
 
 def tables(kept: dict[str, Any]) -> str:
-    """Two tables: bytes and losses, and the growth of memory."""
+    """Bytes and losses, and the growth of memory where it was measured."""
     losses, growing = kept["losses"], kept["growth"]
     lines = [
-        "| AdamW | weight + gradient + state, bytes | loss, mean of seeds | above float32's |",
+        "| AdamW | bytes a parameter | loss, mean ± deviation | above float32's, each seed |",
         "| --- | --- | --- | --- |",
     ]
     for name, choice in CHOICES.items():
-        weight, gradient, state = bytes_of(name)
-        each = ", ".join([f"{1000 * x:+.1f}" for x in beside(losses, name)])
-        mean = statistics.mean(losses[name])
-        sizes = f"{weight} + {gradient} + {state:.2f} = {weight + gradient + state:.2f}"
-        lines.append(f"| {choice.what} | {sizes} | {mean:.4f} | {each} (in 1/1000) |")
-    spread = statistics.stdev(losses["float32"])
-    lines += ["", f"Spread of float32 over the seeds: {spread:.4f}. Bitwise: {kept['exact']}.", ""]
-    lines += ["| AdamW | growth, MB | / float32 | / torch |", "| --- | --- | --- | --- |"]
+        own = losses[name]
+        each = ", ".join([f"{x:+.4f}" for x in beside(losses, name)])
+        loss = f"{statistics.mean(own):.4f} ± {statistics.stdev(own):.4f}"
+        lines.append(f"| {choice.what} | {sum(bytes_of(name)):.2f} | {loss} | {each} |")
     least = {kind: min(found) for kind, found in growing.items()}
+    if least:
+        lines += ["", "| AdamW | growth | / float32 | / torch's, fused |"]
+        lines += ["| --- | --- | --- | --- |"]
     for kind, size in least.items():
         ratios = f"{size / least['float32']:.2f} | {size / least['torch']:.2f}"
-        lines.append(f"| {kind} | {size:.0f} | {ratios} |")
+        lines.append(f"| {WORDS.get(kind, f'slots in {kind}')} | {size:.0f} MB | {ratios} |")
     return "\n".join(lines)
 
 
@@ -165,29 +161,44 @@ def draw(kept: dict[str, Any]) -> None:
         done = [x + y for x, y in zip(done, sizes, strict=True)]
     for place, size in enumerate(done):
         left.text(size + 0.2, place, f"{size:.1f}", va="center", fontsize=8)
-    left.set_xlim(0, 19)
-    left.legend(ncols=3, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.06))
+    left.set_xlim(0, 18)
+    left.set_xticks(range(0, 17, 4))
     left.set_title("bytes a parameter", loc="left", fontsize=9.5)
     spread = statistics.stdev(losses["float32"])
-    right.axvspan(-spread, spread, color="#eeeeee", label="one deviation of the seeds")
+    right.axvspan(-spread, spread, color="#eeeeee", label="deviation of the seeds")
     for place, name in enumerate(names):
         each = beside(losses, name)
-        right.plot(each, [place] * len(each), "o", color="#9ecae1", markersize=5)
-        right.plot(statistics.mean(each), place, "|", color="#a50f15", markersize=13)
+        words = ("each seed", "mean") if place == 0 else (None, None)
+        right.plot(each, [place] * len(each), "o", color="#3182bd", markersize=4, label=words[0])
+        mean = [statistics.mean(each)]
+        right.plot(mean, [place], "|", color="#a50f15", markersize=13, label=words[1])
     right.set_title("final loss, above that of float32", loc="left", fontsize=9.5)
-    right.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.06))
+    right.legend(
+        ncols=3, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(-0.02, -0.06)
+    )
     for axes in (left, right):
+        below = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.06), "handlelength": 1.2}
+        axes.legend(ncols=3, fontsize=8, frameon=False, columnspacing=1.5, **below)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8.5)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
     left.invert_yaxis()
     figure.savefig(PICTURE, dpi=150)
 
 
 def main() -> None:
-    """Measure, or read, print and draw."""
+    """Measure, print and draw."""
     parser = argparse.ArgumentParser(description="Memory and loss of ways to store.")
-    parser.add_argument("--draw", action="store_true", help="from the figures that were kept")
-    kept = json.loads(KEPT.read_text()) if parser.parse_args().draw else measured()
+    what = "what is measured anew (default all); the rest is what was kept"
+    parser.add_argument("--measure", choices=("all", "growth", "nothing"), default="all", help=what)
+    measure = parser.parse_args().measure
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if measure == "all":
+        trained(kept)
+    if measure != "nothing":
+        kept["growth"] = grown(GROWING, 3)
+        keep(kept)
     print(tables(kept))
     draw(kept)
 

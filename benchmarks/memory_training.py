@@ -78,8 +78,8 @@ CHOICES: dict[str, Choice] = {
     "split8": Choice("weights split8", partial(master, "split8"), BF16),
     "stochastic": Choice("weights stochastic", partial(master, "stochastic"), BF16),
     "split8_int8": Choice("weights split8, slots in int8", both, BF16),
-    "nearest": Choice("bfloat16 without any of these", adamw, BF16),
-    "exact": Choice("split16, gradients of its float32", partial(master, "split16"), BF16, True),
+    "nearest": Choice("plain bfloat16, weights and slots", adamw, BF16),
+    "exact": Choice("weights split16, seen in float32", partial(master, "split16"), BF16, True),
 }
 
 
