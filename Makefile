@@ -6,13 +6,14 @@
 # make test-full   with the tests that take long and repeat for every algorithm what others show for its family
 # make notebooks   execute notebooks/ and store them with their pictures
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
+# make memory   what ways to store weights and slots cost in bytes and in loss: figures of docs/memory.md
 # make clean   remove the virtual environment and what was built; ARGS="…" is handed to what a target runs
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault notebooks docs lists test test-full check bench clean
+.PHONY: train gradient-free fault notebooks docs lists test test-full check bench memory clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -50,6 +51,9 @@ check: $(VENV)/.dev
 bench: $(VENV)/.peers
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+memory: $(VENV)/.bench
+	$(BIN)/python benchmarks/memory.py $(ARGS)
+
 # torch comes first and through the constraints: unpinned, it would bring gigabytes of CUDA along
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -78,7 +82,8 @@ $(VENV)/.bench: $(VENV)/.torch pyproject.toml
 
 # the other libraries one by one: what does not install here is named in the results, no more
 $(VENV)/.peers: $(VENV)/.bench
-	for peer in jax optax torchopt heavyball pytorch_optimizer cma nevergrad; do \
+	for peer in jax optax torchopt heavyball pytorch_optimizer torchao bitsandbytes \
+		cma nevergrad; do \
 		$(BIN)/pip install --quiet --constraint constraints.txt $$peer || echo "without $$peer"; \
 	done
 	touch $@

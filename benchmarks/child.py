@@ -110,6 +110,13 @@ def memory(side: str, quick: bool) -> dict[str, Any]:
     return {"megabytes": peak()}
 
 
+def growth(kind: str, quick: bool) -> dict[str, Any]:
+    """Megabytes by which this process grows with an optimizer and three of its steps."""
+    from memory import growth
+
+    return {"megabytes": growth(kind, quick)}
+
+
 def train_compile(side: str, quick: bool, layers: int | None = None) -> dict[str, Any]:
     """Seconds of the first train step, in a process that has compiled something before."""
     import torch
@@ -179,6 +186,7 @@ PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
         cold_compile,
         kernels,
         memory,
+        growth,
         train_compile,
         train_steps,
         train_memory,

@@ -74,14 +74,28 @@ def describe() -> dict[str, str]:
     }
 
 
+def status(field: str) -> float | None:
+    """Megabytes that Linux tells of this process; None elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(x.split()[1]) for x in lines if x.startswith(f"{field}:")) / 2**10
+    except (OSError, StopIteration):
+        return None
+
+
 def peak() -> float:
     """Megabytes that this process had at most, since it began to run this program.
 
     The kernel's `ru_maxrss` would begin with what the parent had when it started the process.
     """
-    try:
-        status = Path("/proc/self/status").read_text()
-        return next(int(x.split()[1]) for x in status.splitlines() if x[:6] == "VmHWM:") / 2**10
-    except (OSError, StopIteration):
+    found = status("VmHWM")
+    if found is None:
         unit = 2**20 if sys.platform == "darwin" else 2**10
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return found
+
+
+def resident() -> float:
+    """Megabytes that this process has now; where nothing tells them, those that it had at most."""
+    found = status("VmRSS")
+    return peak() if found is None else found

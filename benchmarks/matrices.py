@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from functools import partial
 
 import torch
-from pairs import Step
-from recipes import matrix_soap, spread_soap
-from rows import Row
-from steps import evenness, of, ours, row
+from pairs import FEWEST, Step, timed
+from recipes import CYCLE, Recipe, matrix_soap, spread_soap
+from rows import Effort, Measured, Row
+from steps import of, ours, row
 from torch import Tensor
-from workloads import GPT, SQUARES
+from workloads import GPT, SQUARES, Workload
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -42,6 +44,26 @@ def side_by_side(params: list[Tensor]) -> Step:
         adamw.step()
 
     return step
+
+
+def evenness(workload: Workload, spread: Recipe, together: Recipe, effort: Effort) -> Measured:
+    """The longest step over the median one, of SOAP with spread renewals and without.
+
+    Of each step of a cycle the least time counts, so that both are those of a quiet machine.
+    """
+    builds = of(spread), of(together)
+    sides = [x(workload.parameters(quick=effort.quick, matrices=True)) for x in builds]
+    least = [[math.inf] * CYCLE for _ in sides]
+
+    def cycle() -> None:
+        for times, step in zip(least, sides, strict=True):
+            times[:] = [min(x, timed(step)) for x in times]
+
+    cycle()  # which compiles
+    for _ in range(effort.repeats or max(FEWEST, int(effort.seconds / timed(cycle)))):
+        cycle()
+    ours, theirs = ([max(x) / statistics.median(x)] for x in least)
+    return Measured(ours, theirs, "all in one step")
 
 
 def rows() -> list[Row]:

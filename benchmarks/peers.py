@@ -14,9 +14,9 @@ import fresh
 from pairs import Step, race
 from recipes import MATRIX, WHOLE
 from rows import Effort, Measured, NotHere, Row
-from steps import Build, of, ours
+from steps import Build, of, ours, packed
 from torch import Tensor
-from workloads import GPT, MLP, SQUARES, WORKLOADS, Workload
+from workloads import BIG, GPT, MLP, SQUARES, WORKLOADS, Workload
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -69,6 +69,11 @@ def pytorch_optimizer(name: str, params: list[Tensor]) -> Step:
     return getattr(importlib.import_module("pytorch_optimizer"), name)(given).step
 
 
+def eight_bit(library: str, params: list[Tensor]) -> Step:
+    """AdamW with slots of 8 bits, of torchao, which compiles its step, or of bitsandbytes."""
+    return importlib.import_module(f"{library}.optim").AdamW8bit(params, **OPTIONS).step
+
+
 class Peer(NamedTuple):
     """A library's step beside ours. library: its distribution. needs: what must be installed."""
 
@@ -105,6 +110,16 @@ def matrices(library: str, theirs: Build, name: str, bar: float) -> dict[str, Pe
     return {f"{library}-{name}": peer}
 
 
+def packed_adamw(library: str) -> dict[str, Peer]:
+    """AdamW with slots of 8 bits."""
+    theirs, mine = (
+        partial(eight_bit, library),
+        packed("int8", partial(fo.adamw, betas=(0.9, 0.999), weight_decay=1e-2)),
+    )
+    peer = Peer(library, (library,), "AdamW, slots in 8 bits", theirs, mine, (BIG,), (0.5,))
+    return {f"{library}-adamw8bit": peer}
+
+
 def heavy(name: str) -> Build:
     return partial(heavyball_matrix, name)
 
@@ -125,6 +140,8 @@ PEERS: dict[str, Peer] = {
     ),
     "pytorch_optimizer-muon": whole("pytorch_optimizer", "Muon", pytorch_optimizer, "muon"),
     "pytorch_optimizer-soap": whole("pytorch_optimizer", "SOAP", pytorch_optimizer, "soap"),
+    **packed_adamw("torchao"),
+    **packed_adamw("bitsandbytes"),
     **matrices("heavyball", heavy("SOAP"), "soap", 0.5),
     **matrices("pytorch_optimizer", pytorchs("SOAP"), "soap", 0.5),
     **matrices("heavyball", heavy("PSGDKron"), "psgd_kron", 0.6),

@@ -20,6 +20,7 @@ import gradient_free
 import lbfgs
 import machine
 import matrices
+import memory
 import peers
 import plot
 import report
@@ -71,6 +72,7 @@ def chosen(only: str | None) -> list[Row]:
         *matrices.rows(),
         *algorithms.rows(),
         *fresh.rows(),
+        *memory.rows(),
         *train_rows.rows(),
         *lbfgs.rows(),
     ]

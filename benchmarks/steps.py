@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from pairs import FEWEST, Step, race, timed
-from recipes import CYCLE, MATRIX, MEASURING, Recipe, averaged
+from pairs import Step, race
+from recipes import MATRIX, MEASURING, WHOLE, Recipe, averaged
 from rows import Effort, Measured, Row
 from torch import Tensor
 from workloads import BIG, GPT, GPT48, MANY, MLP, SMALL, SQUARES, Workload
@@ -119,26 +117,6 @@ def measure(
     return race(built(ours), {name: built(build) for name, build in rivals.items()}, effort)
 
 
-def evenness(workload: Workload, spread: Recipe, together: Recipe, effort: Effort) -> Measured:
-    """The longest step over the median one, of SOAP with spread renewals and without.
-
-    Of each step of a cycle the least time counts, so that both are those of a quiet machine.
-    """
-    builds = of(spread), of(together)
-    sides = [x(workload.parameters(quick=effort.quick, matrices=True)) for x in builds]
-    least = [[math.inf] * CYCLE for _ in sides]
-
-    def cycle() -> None:
-        for times, step in zip(least, sides, strict=True):
-            times[:] = [min(x, timed(step)) for x in times]
-
-    cycle()  # which compiles
-    for _ in range(effort.repeats or max(FEWEST, int(effort.seconds / timed(cycle)))):
-        cycle()
-    ours, theirs = ([max(x) / statistics.median(x)] for x in least)
-    return Measured(ours, theirs, "all in one step")
-
-
 def row(
     key: str,
     what: str,
@@ -153,13 +131,17 @@ def row(
     return Row(f"{key}-{workload.key}", what, words, run, bars)
 
 
-def packed(kind: str) -> Build:
-    """AdamW whose slots are stored so."""
+def packed(kind: str, made: Recipe = fo.adamw) -> Build:
+    """A recipe, AdamW if nothing is said, whose slots are stored so."""
+    return of(lambda lr=1e-3: fo.stored(made(lr), kind))
 
-    def build(params: list[Tensor]) -> Step:
-        return adapters.Optimizer(params, lambda: fo.stored(fo.adamw(1e-3), kind)).step
 
-    return build
+def halved(params: list[Tensor]) -> Step:
+    """AdamW over the same tensors, and their gradients, in bfloat16, with 16 bits more."""
+    half = [torch.nn.Parameter(p.detach().bfloat16()) for p in params]
+    for p, q in zip(half, params, strict=True):
+        p.grad = q.grad.bfloat16() if q.grad is not None else None
+    return adapters.Optimizer(half, lambda: fo.master_weights(fo.adamw(1e-3), "split16")).step
 
 
 OTHERS = {
@@ -232,6 +214,14 @@ def rows() -> list[Row]:
     for kind, bars in (("int8", (1.0,)), ("bfloat16", ()), ("int4", ()), ("float8_e4m3fn", ())):
         what = f"AdamW, slots stored in {kind}"
         found.append(row(f"stored_{kind}", what, BIG, packed(kind), rivals, bars))
+    for key, workload in (("lamb", BIG), ("muon", GPT)):
+        what, made = WHOLE[key]
+        packs, matrices = packed("int8", made), key in MATRIX
+        own = {f"our {what}": of(made)}
+        what = f"{what}, slots stored in int8"
+        found.append(row(f"stored_{key}", what, workload, packs, own, (), matrices))
+    what = "AdamW, weights in bfloat16 and split16"
+    found.append(row("split16", what, BIG, halved, rivals))
     eager = ours("AdamW", compile=False)
     for workload, bars in ((MLP, ()), (GPT, (1.4,))):
         rivals = {"torch, for-loop": forms("AdamW")["torch, for-loop"]}
