@@ -14,12 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core import randomness, sharding
+from functional_optim.core import modes, randomness, sharding
 from functional_optim.core.cells import CELLS
+from functional_optim.core.memory import has_address
 from functional_optim.core.storage import SlotSpec
 
 WORD = 24
 """Bits of a key, so that float32 holds it exactly."""
+
+
+PIECE = 1 << 18
+"""Entries that are packed at once where there are more: a multiple of all blocks."""
 
 
 class InBlocks(NamedTuple):
@@ -68,6 +73,8 @@ class InBlocks(NamedTuple):
                     for rest, dtype in _kept_of_a_block(self)
                 ]
             )
+        if x.numel() > PIECE and has_address(x) and not x.requires_grad and not modes.traced():
+            return self._encode_pieces(x, count, key)
         if self.entrywise:
             return self.encode_block(x.to(torch.float32), _places(x, key), key)
         flat = x.to(torch.float32).reshape(-1)
@@ -76,6 +83,23 @@ class InBlocks(NamedTuple):
             flat = torch.cat([flat, flat.new_zeros(missing)])
         flat = flat.reshape(count, self.block)
         return self.encode_block(flat, _places(flat, key), key)
+
+    def _encode_pieces(self, x: Tensor, count: int, key: Any) -> tuple[Tensor, ...]:
+        """The same piece by piece: the temporaries of a large slot would be many times its size."""
+        flat, size = x.reshape(-1), x.numel()
+        shape = (size,) if self.entrywise else (count,)
+        found = [x.new_empty((*shape, *rest), dtype=y) for rest, y in _kept_of_a_block(self)]
+        for start in range(0, size, PIECE):
+            part = flat[start : start + PIECE].to(torch.float32)
+            at = start
+            if not self.entrywise:
+                at = start // self.block
+                missing = -part.numel() % self.block
+                part = torch.nn.functional.pad(part, (0, missing)).reshape(-1, self.block)
+            places = None if key is None else start + _places(part, key)
+            for whole, new in zip(found, self.encode_block(part, places, key), strict=True):
+                whole[at : at + len(new)] = new
+        return tuple([y.reshape(x.shape) for y in found] if self.entrywise else found)
 
     def encode_block(self, x: Tensor, places: Any, key: Any) -> tuple[Tensor, ...]:
         """Blocks in a last dimension, one after the other; of entries alone, any shape.
@@ -121,13 +145,13 @@ def _places(x: Tensor, key: Any) -> Tensor | None:
 
 
 @functools.cache
-def _kept_of_a_block(codec: InBlocks) -> list[tuple[torch.Size, torch.dtype]]:
+def _kept_of_a_block(codec: InBlocks) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """The shape and dtype of each tensor that a block becomes.
 
     By a block with data: without, each operation would take a millisecond.
     """
     found = codec.encode_block(torch.zeros(1, codec.block, device="cpu"), None, None)
-    return [(x.shape[1:], x.dtype) for x in found]
+    return [(() if codec.entrywise else x.shape[1:], x.dtype) for x in found]
 
 
 def words(place: Tensor, key: Any, salt: int) -> Tensor:

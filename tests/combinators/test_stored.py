@@ -14,6 +14,7 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.core import codecs
 from functional_optim.core.cells import Bfloat16, Companded, Float8
 from functional_optim.core.codecs import InBlocks, rounding_key
 from functional_optim.core.storage import SlotSpec
@@ -209,6 +210,18 @@ def test_a_resumed_run_is_bitwise_the_same():
         step(q, other, k)
     assert_same(q.detach(), p.detach())
     assert_same(other.state[q], opt.state[p])
+
+
+@pytest.mark.parametrize("key", [None, 5.0])
+@pytest.mark.parametrize("name", CELLS)
+def test_pieces_of_a_large_slot_are_packed_as_the_whole(name, key, monkeypatch):
+    x = torch.randn(70, 33, generator=torch.Generator().manual_seed(0)).t()
+    codec = InBlocks(CELLS[name], 16, 3)
+    whole = codec.encode(x, key)
+    monkeypatch.setattr(codecs, "PIECE", 64)
+    for a, b in zip(codec.encode(x, key), whole, strict=True):
+        assert torch.equal(a.float().nan_to_num(99), b.float().nan_to_num(99))
+        assert a.dtype is b.dtype
 
 
 @pytest.mark.parametrize("kind", KINDS)
