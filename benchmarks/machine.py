@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import platform
 import resource
@@ -96,6 +98,14 @@ def peak() -> float:
 
 
 def resident() -> float:
-    """Megabytes that this process has now; where nothing tells them, those that it had at most."""
+    """Megabytes that this process has now; where nothing tells them, those that it had at most.
+
+    What has been freed is given back first, and the peak begins anew, where the system can.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
     found = status("VmRSS")
     return peak() if found is None else found

@@ -75,7 +75,8 @@ def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
     for i, (placement, keys) in enumerate(zip(tx.placements, tx.layout.slots, strict=True)):
         alike: dict[Any, list[dict[str, Any]]] = {}
         in_order = sorted(leaves, key=lambda leaf, i=i: leaf.turns[i] if leaf.turns else 0)
-        for leaf in in_order if placement.rule.batched else ():
+        rule = placement.rule
+        for leaf in in_order if rule.batched and rule.home is None and not any(rule.codecs) else ():
             mine = [leaf.slots.get(key) for key in keys]
             if all(x is None or memory.has_address(x) for x in mine):
                 looks = [x if x is None else (x.shape, x.dtype, x.device) for x in mine]
