@@ -96,7 +96,9 @@ class InBlocks(NamedTuple):
                 at = start // self.block
                 missing = -part.numel() % self.block
                 part = torch.nn.functional.pad(part, (0, missing)).reshape(-1, self.block)
-            places = None if key is None else start + _places(part, key)
+            places = _places(part, key)
+            if places is not None:
+                places = places + start
             for whole, new in zip(found, self.encode_block(part, places, key), strict=True):
                 whole[at : at + len(new)] = new
         return tuple([y.reshape(x.shape) for y in found] if self.entrywise else found)
