@@ -87,8 +87,9 @@ class AveragingOptimizer(Optimizer):
         for group in groups:
             for p in group["params"]:
                 mine = self.state.get(p) or {}
-                if isinstance(mine.get("z"), Tensor):
-                    p.copy_(other(p, mine["z"], float(mine["average_share"])))
+                z = mine.get("z", mine.get("z.bfloat16"))
+                if isinstance(z, Tensor):
+                    p.copy_(other(p, z, float(mine["average_share"])))
             group[TRAINING] = training
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:

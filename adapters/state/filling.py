@@ -12,6 +12,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.adapters.stepping.columns import owned
 from functional_optim.core import base, memory
+from functional_optim.core.cells import CELLS
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import init_slots
 
@@ -58,11 +59,30 @@ def fill_state(
             elif type(value) is int and mine[key].dtype is torch.float32:  # a count of before
                 mine[key] = owned(mine[key].to(torch.float64))
         if any(mine.get(key) is None for key in slot_keys):
+            _check_form(name, mine, slot_keys)
             start = init_slots(placement.rule, p if recorded else p.detach(), name)
             for key, slot in zip(slot_keys, start, strict=True):
                 if mine.get(key) is None and slot is not None:
                     made.append((p, key))
                     mine[key] = slot
+
+
+def _check_form(name: str, state: dict[str, Any], keys: Sequence[str]) -> None:
+    """Raise RuntimeError if a state has the slots of a rule in another form than it needs."""
+    stems = {_stem(key) for key in keys}
+    others = [key for key in state if _stem(key) in stems and key not in keys]
+    if others:
+        raise RuntimeError(
+            f"the state of parameter {name!r} has {', '.join(others)}, but `stored` now says "
+            f"{', '.join(keys)}; leave it as it was at the first step, or make a new optimizer and "
+            "load this one's state_dict(), which packs and unpacks slots."
+        )
+
+
+def _stem(key: str) -> str:
+    """The name of a slot, without how it is packed."""
+    name, _, kind = key.rpartition(".")
+    return name if name and (kind in CELLS or kind == "scale") else key
 
 
 def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:

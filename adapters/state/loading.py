@@ -21,6 +21,7 @@ from functional_optim.checkpoint.entries import Entry
 from functional_optim.checkpoint.errors import described, listed, misfit, not_a_number, refuse
 from functional_optim.checkpoint.precision import restore_precision
 from functional_optim.core import base, sharding
+from functional_optim.core.cells import WEIGHT_SLOTS
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import partial
 from functional_optim.core.storage import at_home, slots_like
@@ -226,6 +227,7 @@ def _check_parameter(
     faults: list[str] = []
     expected = {*carried, *tx.layout.keys}
     unknown = found.keys() - expected - {"step", STEPS}
+    other = other or any(str(key).split(".")[-1] in WEIGHT_SLOTS for key in unknown)
     if (expected and expected.isdisjoint(found)) or (other and unknown):
         keeps = f"{type(optimizer).__name__} keeps {sorted(expected)}"
         return [f"{{}} has the slots {sorted(map(str, found))}, but {keeps}"]

@@ -123,6 +123,7 @@ def scale_by_adam_mini(
         hyper=hyper,
         elementwise=False,
         dense_only=True,
+        nonnegative=("exp_avg_sq",),
         name="scale_by_adam_mini",
     )
 

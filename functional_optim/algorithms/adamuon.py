@@ -110,6 +110,7 @@ def scale_by_adamuon(
         hyper={"momentum": momentum, "eps": eps},
         elementwise=False,
         batched=True,
+        nonnegative=AdaMuonSlots._fields,
         name="scale_by_adamuon",
     )
     mix = matrix_momentum("scale_by_adamuon", momentum, nesterov)

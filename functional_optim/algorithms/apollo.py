@@ -170,6 +170,7 @@ def scale_by_apollo(
         hyper=hyper,
         elementwise=False,
         batched=True,
+        nonnegative=("exp_avg_sq",),
         name="scale_by_apollo",
     )
 

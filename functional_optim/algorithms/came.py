@@ -135,7 +135,15 @@ def scale_by_came(
         return m * of_rank_one(S, D, 0.0).rsqrt(), CameSlots(m, R, C, S, D, v)
 
     hyper = {"betas": betas, "eps": eps, "clip_threshold": clip_threshold}
-    return leafwise(init, update, scalars, hyper=hyper, elementwise=False, name="scale_by_came")
+    return leafwise(
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        elementwise=False,
+        nonnegative=CameSlots._fields[1:],
+        name="scale_by_came",
+    )
 
 
 @factory

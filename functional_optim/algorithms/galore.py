@@ -132,6 +132,7 @@ def scale_by_galore(
         hyper=hyper,
         elementwise=False,
         batched=True,
+        nonnegative=("exp_avg_sq",),
         name="scale_by_galore",
     )
 

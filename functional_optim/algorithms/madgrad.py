@@ -81,7 +81,13 @@ def scale_by_madgrad(
 
     hyper = {"lr": lr, "momentum": momentum, "eps": eps}
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("grad_sum_sq",), name="scale_by_madgrad"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        nonnegative=("grad_sum_sq",),
+        weights=("x0",),
+        name="scale_by_madgrad",
     )
 
 

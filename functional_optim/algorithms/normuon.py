@@ -118,6 +118,7 @@ def scale_by_normuon(
         hyper={"beta2": beta2, "eps": eps},
         elementwise=False,
         batched=True,
+        nonnegative=NorMuonSlots._fields,
         name="scale_by_normuon",
     )
     mix = matrix_momentum("scale_by_normuon", momentum, nesterov)

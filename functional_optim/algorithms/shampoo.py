@@ -275,6 +275,7 @@ def scale_by_shampoo(
         hyper=hyper,
         elementwise=False,
         batched=True,
+        nonnegative=("exp_avg_sq",) if squares else (),
         name=name,
     )
     view = MatrixView(assumed=True, block=max_preconditioner_dim or sys.maxsize)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import optree
 from torch import Tensor
 
 from functional_optim import tree
@@ -92,7 +93,7 @@ def _entries(state: Any) -> dict[str, Any]:
     What a state remembers of its past is left out.
     """
     if isinstance(state, State):
-        return {"step": state.step, **state.hyper, **state.carry, **state.slots}
+        return {"step": state.step, **state.hyper, **state.carry, **_whole(state.slots)}
     if isinstance(state, Tensor) or state is None:
         return {}
     fields = getattr(state, "_fields", None)
@@ -112,6 +113,15 @@ def _entries(state: Any) -> dict[str, Any]:
             found[name] = value
         for key, x in inner.items():
             found[key if name == "hyper" or keys.count(key) == 1 else f"{name}.{key}"] = x
+    return found
+
+
+def _whole(slots: dict[str, Any]) -> dict[str, Any]:
+    """The slots of a state; leaves that are packed in bfloat16, beside those that are whole."""
+    found = dict(slots)
+    for key in [key for key in slots if f"{key}.bfloat16" in slots]:
+        pair = slots[key], slots[f"{key}.bfloat16"]
+        found[key] = optree.tree_map(lambda x, y: y if x is None else x, *pair, none_is_leaf=True)
     return found
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.checkpoint.lookup import get, keys
-from functional_optim.core import randomness
+from functional_optim.core import base, randomness
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.cells import Bfloat16, Compensated, Split
+from functional_optim.core.cells import WEIGHT_SLOTS, Bfloat16, Compensated, Split
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -38,14 +38,27 @@ PLACE = 127
 """Of a parameter among the slots of a rule, whose random numbers are others."""
 
 
-class MasterSlots(NamedTuple):
-    weight_low: Tensor | None
-    """The bits that bfloat16 lacks, like p, int16 or int8; None for parameters of other dtypes."""
+class Low16Slots(NamedTuple):
+    weight_low16: Tensor | None
+    """The 16 bits that bfloat16 lacks, like p, int16; None for parameters of other dtypes."""
+
+
+class Low8Slots(NamedTuple):
+    weight_low8: Tensor | None
+    """The first 8 bits that bfloat16 lacks, like p, int8; None for parameters of other dtypes."""
 
 
 class CompensationSlots(NamedTuple):
     weight_compensation: Tensor | None
     """The weight less the parameter, like p, bfloat16; None for parameters of other dtypes."""
+
+
+KEPT: dict[str, tuple[Any, torch.dtype]] = {
+    "split16": (Low16Slots, torch.int16),
+    "split8": (Low8Slots, torch.int8),
+    "kahan": (CompensationSlots, torch.bfloat16),
+}
+"""The slots of each kind, and their dtype."""
 
 
 @factory
@@ -75,9 +88,10 @@ def master_weights(
         kind: what is kept.
         seed: of the random numbers, in [-2⁶³, 2⁶³).
 
-    State: `weight_low`, int16 or int8, or `weight_compensation`, bfloat16, in the shape of the
-    parameter, at first 0; `fo.full_weights` puts w together. Where a parameter is set by hand, w is
-    within half a step of bfloat16 of it.
+    State: `weight_low16`, int16, `weight_low8`, int8, or `weight_compensation`, bfloat16, in the
+    shape of the parameter, at first 0; `fo.full_weights` puts w together. Where a parameter is set
+    by hand, w is within half a step of bfloat16 of it. Where a model is brought into another dtype
+    after the first step, the slot is stale: make a new optimizer.
 
     Raises:
         TypeError: if tx works on whole trees, or for a seed of the wrong type.
@@ -104,13 +118,13 @@ def master_weights(
             f"master_weights takes a transformation made of one-tensor rules, but got a "
             f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
         )
-    if kind not in CELLS:
+    if not isinstance(kind, str) or kind not in CELLS:
         raise ValueError(f"master_weights knows no kind {kind!r}; pass one of {', '.join(CELLS)}.")
     if any(x.rule.weight_codec is not None for x in tx.placements):
         raise ValueError("master_weights got a recipe that has them already; use it once.")
     randomness.seed_tensor("master_weights", seed, torch.device("cpu"))
     cells = CELLS[kind]
-    low = {"split16": torch.int16, "split8": torch.int8}.get(kind)
+    record, dtype = KEPT.get(kind, (None, None))
 
     def init(p: Tensor) -> Any:
         if p.dtype is torch.float16:
@@ -120,10 +134,10 @@ def master_weights(
             )
         kept = None
         if p.dtype is torch.bfloat16:
-            kept = torch.zeros_like(p, dtype=low, requires_grad=False)
-        return CompensationSlots(kept) if kind == "kahan" else MasterSlots(kept)
+            kept = torch.zeros_like(p, dtype=dtype, requires_grad=False)
+        return () if record is None else record(kept)
 
-    first = leafwise(None if kind == "stochastic" else init, _as_it_is, name="master_weights")
+    first = leafwise(init if record else None, _as_it_is, name="master_weights")
     (placement,) = first.placements
     rule = placement.rule._replace(
         weight_codec=InBlocks(cells, BLOCK, PLACE),
@@ -152,14 +166,16 @@ def full_weights(params: Any, state: Any) -> Any:
 
     Args:
         params: the parameters.
-        state: of a transformation with `master_weights` in it.
+        state: of a transformation with `master_weights` in it, or the optimizer object of these
+            parameters.
 
     Returns:
         A tree like params: float32 where the state has more bits of a parameter, else the parameter
         itself.
 
     Raises:
-        ValueError: if a slot has another shape than its parameter.
+        TypeError: for what is no state, and for leaves that are no tensors.
+        ValueError: if the state is that of other parameters.
 
     Example::
 
@@ -181,7 +197,23 @@ def full_weights(params: Any, state: Any) -> Any:
             )
         return KEPT_IN[kept.dtype].decode((p, kept))
 
-    for name in (*MasterSlots._fields, *CompensationSlots._fields):
+    def in_object(path: str, p: Tensor) -> Tensor:
+        own = state.state.get(p) or {}
+        kept = [x for key, x in own.items() if str(key).rpartition(".")[2] in WEIGHT_SLOTS]
+        return joined(path, p, kept[0] if kept else None)
+
+    base.check_params(params)
+    if isinstance(state, torch.optim.Optimizer):
+        return tree.map_with_path(in_object, params)
+    if not keys(state, "step"):
+        raise TypeError(
+            "full_weights needs the state of a transformation, or an optimizer object, but got a "
+            f"{type(state).__name__}; pass full_weights(params, state)."
+        )
+    advice = "pass the state of these parameters, and put flatten inside of master_weights"
+    for name in WEIGHT_SLOTS:
         for key in keys(state, name):
-            params = tree.map_with_path(joined, params, get(state, key))
+            slot = get(state, key)
+            tree.check_same(params, slot, "params", f"the slot {key!r} of the state", advice)
+            params = tree.map_with_path(joined, params, slot)
     return params

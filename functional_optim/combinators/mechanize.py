@@ -128,7 +128,7 @@ def mechanize(
     hyper = {"s_decay": s_decay, "betas": betas, "s_init": s_init, "eps": eps}
     (tuner,) = leafwise(
         init, update, scalars, reduce=reduce, carry=carry, hyper=hyper, shared=True,
-        scales_step=True, name="mechanize",
+        weights=("p_ref",), scales_step=True, name="mechanize",
     ).placements  # fmt: skip
     return Leafwise((*tx.placements, tuner.looking_back(len(tx.placements))))
 

@@ -43,7 +43,10 @@ class Files(NamedTuple):
             return x
         handle, name = tempfile.mkstemp(dir=self.folder)
         try:
-            os.ftruncate(handle, x.numel() * x.element_size())
+            size = x.numel() * x.element_size()
+            if hasattr(os, "posix_fallocate"):  # else a full disk would end the process at a write
+                os.posix_fallocate(handle, 0, size)
+            os.ftruncate(handle, size)
             found = torch.from_file(name, shared=True, size=x.numel(), dtype=x.dtype)
         finally:
             os.close(handle)
@@ -65,7 +68,8 @@ def offload(
       nothing is left when the process ends, however it ends. Save a state dict to keep a state.
 
     `fo.compile` and optimizer objects step such slots in place. The pure `update` returns new ones:
-    where they were for host memory, as any other tensors for files.
+    where they were for host memory, as any other tensors for files. So is a deep copy. A process
+    that was forked shares the files, and must not step.
 
     Args:
         tx: a transformation made of one-tensor rules.
@@ -75,6 +79,7 @@ def offload(
     Raises:
         TypeError: if tx works on whole trees, or `to` is no string or path.
         ValueError: if there is no such folder, or nothing can be written there.
+        OSError: from `init`, or the first step of an object, if the disk is full.
 
     Example::
 
@@ -103,8 +108,14 @@ def _home(to: Any, min_size: int) -> HostMemory | Files:
     if to == "cpu":
         return HostMemory(min_size)
     folder = Path(to).resolve()
-    if not folder.is_dir():
+    if not os.fspath(to) or not folder.is_dir():
         raise ValueError(f'offload takes "cpu" or a folder that exists, but got {to!r}.')
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"offload cannot write files into {to!r}; pass another folder.")
+    try:
+        handle, name = tempfile.mkstemp(dir=folder)
+    except OSError as error:
+        raise ValueError(
+            f"offload cannot write files into {to!r} ({error.strerror}); pass another folder."
+        ) from None
+    os.close(handle)
+    Path(name).unlink()
     return Files(str(folder), min_size)

@@ -210,11 +210,13 @@ def _kind(kind: Any) -> str:
 
 
 def _check_fit(tx: Leafwise, patterns: list[str]) -> None:
+    pairs = zip(tx.placements, tx.layout.slots, strict=True)
+    keys = dict.fromkeys([key for x, own in pairs if x.rule.weight_codec is None for key in own])
     for pattern in patterns:
-        if not any(fits(pattern, key) for key in tx.layout.keys):
+        if not any(fits(pattern, key) for key in keys):
             raise ValueError(
                 f"stored got the pattern {pattern!r}, which fits no slot; the transformation has "
-                f"{', '.join(tx.layout.keys) or 'none'}."
+                f"{', '.join(keys) or 'none'}."
             )
 
 
@@ -234,7 +236,12 @@ def _packed(
 ) -> Placement:
     """A rule whose slots are packed, as far as patterns fit."""
     rule = placement.rule
-    if rule.slots is None or any(rule.codecs):
+    if rule.packs is not None and any(fits(x, name) for x, _ in patterns for name in names):
+        raise ValueError(
+            f"stored got a recipe in which stored has packed {placement.name} already; use one, "
+            'with a dict of patterns for several kinds, e.g. {"exp_avg": "int8", "*": "bfloat16"}.'
+        )
+    if rule.slots is None or any(rule.codecs) or rule.weight_codec is not None:
         return placement
     fields: tuple[str, ...] = rule.slots._fields
     like = [_is_like_p(x) for x in _probed(rule)]

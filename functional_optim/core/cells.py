@@ -353,3 +353,6 @@ CELLS: dict[str, Cells] = {
     )
 }
 """How slots are decoded, by the names under which they are stored."""
+
+WEIGHT_SLOTS = ("weight_low16", "weight_low8", "weight_compensation")
+"""The slots in which `master_weights` keeps what parameters lack."""

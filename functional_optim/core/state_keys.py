@@ -72,7 +72,8 @@ def _kind(placement: Placement, numbered: dict[int, int]) -> Any:
         where = tuple([(k, answer) for k, (_, answer) in pairs])
     hyper = tuple([(name, len(x) if type(x) is tuple else -1) for name, x in rule.hyper])
     reads = rule.reads_new_params, rule.scales_step
-    return (placement.name, rule.keys, type(rule.carry), *reads, hyper, where)
+    master = rule.weight_codec is not None
+    return (placement.name, rule.keys, type(rule.carry), *reads, master, hyper, where)
 
 
 def _once(keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
@@ -88,6 +89,7 @@ def _lay_out(placements: tuple[Placement, ...]) -> Layout:
                     f"parameters after the update; put {first.name} last in the chain."
                 )
     _check_order(placements)
+    _check_masters(placements)
     check_rates(placements)
     slots = [x.rule.keys for x in placements]
     carry = [() if x.rule.carry is None else x.rule.carry._fields for x in placements]
@@ -107,6 +109,17 @@ def indices_by_name(placements: Sequence[Placement]) -> tuple[int, ...]:
     """For each rule its index among the rules of its name."""
     names = [placement.name for placement in placements]
     return tuple([names[:i].count(name) for i, name in enumerate(names)])
+
+
+def _check_masters(placements: tuple[Placement, ...]) -> None:
+    """Raise if two rules keep the bits of one parameter."""
+    known = [x for x in placements if x.rule.weight_codec is not None]
+    for i, first in enumerate(known):
+        if not all(exclusive(first.where, second.where) for second in known[i + 1 :]):
+            raise ValueError(
+                "this chain has two master_weights, and a parameter can only be divided once; put "
+                "one around the whole chain."
+            )
 
 
 def _check_order(placements: tuple[Placement, ...]) -> None:

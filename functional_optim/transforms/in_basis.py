@@ -137,7 +137,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         choose=together if basis.turns is None else spread,
         turns=basis.turns,
         hyper=hyper,
-        nonnegative=sizes,
+        nonnegative=[*sizes, *[key for key in basis.slots if key.endswith("eigenvalues")]],
         elementwise=False,
         batched=True,
         name="in_basis",

@@ -265,3 +265,17 @@ def test_a_pattern_of_parameters_that_fits_none_is_said():
         adapters.Optimizer(model().items(), fo.adam, stored=policy)
     with pytest.warns(UserWarning, match="pattern 'heeden' of the mask fits no leaf"):
         fo.stored(fo.adam(), "int8", where="heeden").init(dict(model()))
+
+
+def test_a_form_that_changes_after_the_first_step_is_refused():
+    params = model()
+    opt = adapters.AdamW(params.items(), compile=False, stored="int8")
+    step(opt, params.values())
+    before = copy.deepcopy(opt.state_dict())
+    for form in ("int4", None, "bfloat16"):
+        opt.param_groups[0]["stored"] = form
+        with pytest.raises(RuntimeError, match="leave it as it was at the first step"):
+            step(opt, params.values())
+    del opt.param_groups[0]["stored"]
+    step(opt, params.values())
+    assert opt.state_dict()["state"].keys() == before["state"].keys()

@@ -233,7 +233,48 @@ def test_gradients_pass_the_rounding():
         assert torch.equal(by_p, torch.ones_like(by_p))
 
 
+def test_kinds_are_not_taken_for_each_other():
+    params, grads = params_and_grads(1)
+    grads = [{k: x.bfloat16() for k, x in grads[0].items()}]
+    made = {kind: fo.master_weights(fo.adamw(1e-3), kind) for kind in KINDS[:3]}
+    for a, tx in made.items():
+        mine, opt = optimizer(tx, params, compile=False)
+        stepped(mine, opt, grads)
+        whole = fo.full_weights(mine, opt)
+        wanted, state = updated(tx, params, grads)
+        for k, p in fo.full_weights(wanted, state).items():
+            assert torch.equal(whole[k], p)
+        for b, other in made.items():
+            if a == b:
+                continue
+            with pytest.raises(ValueError, match="slots"):
+                other.update(grads[0], state, wanted)
+            _, loading = optimizer(other, params, compile=False)
+            stepped(_, loading, grads)
+            before = loading.state_dict()
+            with pytest.raises(ValueError, match="weight_"):
+                loading.load_state_dict(opt.state_dict())
+            assert_bitwise(loading.state_dict()["state"], before["state"])
+
+
+def test_full_weights_of_something_else():
+    params, _ = params_and_grads(0)
+    tx = fo.master_weights(fo.sgd(0.1))
+    state = tx.init(params)
+    with pytest.raises(TypeError, match="full_weights needs the state"):
+        fo.full_weights(params, params)
+    with pytest.raises(TypeError, match="not a tensor"):
+        fo.full_weights({"w": 1.0}, state)
+    with pytest.raises(ValueError, match="weight_low16"):
+        fo.full_weights({"v": params["w"]}, state)
+
+
 def test_wrong_arguments():
+    with pytest.raises(ValueError, match="two master_weights"):
+        fo.chain(fo.master_weights(fo.sgd(0.1)), fo.master_weights(fo.trace(0.1), "kahan"))
+    with pytest.raises(ValueError, match="fits no slot"):
+        fo.stored(fo.master_weights(fo.sgd(0.1, momentum=0.9)), {"weight_low16": "bfloat16"})
+    fo.stored(fo.master_weights(fo.sgd(0.1, momentum=0.9)), {"*": "int8"}, where="*")
     with pytest.raises(ValueError, match="a transformation of whole trees stands after"):
         fo.chain(fo.master_weights(fo.sgd(0.1)), fo.flatten(fo.sign()))
     with pytest.raises(ValueError, match="knows no kind 'split4'; pass one of split16"):

@@ -114,7 +114,23 @@ def test_slots_in_host_memory_of_another_device():
                     assert x.dtype == plain.state[known[k]][key].dtype
 
 
+@linux
+def test_a_full_disk_is_an_error_and_not_the_end(tmp_path, monkeypatch):
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    tx = fo.offload(fo.adamw(1e-2), tmp_path)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        tx.init(model())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_arguments(tmp_path):
+    with pytest.raises(ValueError, match="a folder that exists"):
+        fo.offload(fo.adam(), "")
+    with pytest.raises(ValueError, match="cannot write files into"):
+        fo.offload(fo.adam(), "/proc")
     with pytest.raises(TypeError, match="one-tensor rules"):
         fo.offload(fo.flatten(fo.adam()), "cpu")
     with pytest.raises(TypeError, match='takes "cpu" or a folder, but got a int'):

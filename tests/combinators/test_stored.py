@@ -282,6 +282,49 @@ def test_rare_rows_of_an_embedding_make_no_large_steps(kind):
     assert 1 < largest <= (3 if kind != "int4" else 6)
 
 
+def test_copies_of_the_parameters_and_second_moments_are_known():
+    """What begins as the parameter is a copy of it; what is called a square is never negative."""
+    seen = set()
+    p = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    for name in dir(fo):
+        make = getattr(fo, name)
+        if not callable(make) or not getattr(make, "__module__", "").startswith("functional_optim"):
+            continue
+        try:
+            placements = make().placements
+        except Exception:
+            continue
+        for rule in [x.rule for x in placements]:
+            known = () if rule.init is None else rule.init(p)
+            seen.add(name)
+            for field, x in zip(rule.slots._fields if known else (), known, strict=True):
+                if isinstance(x, Tensor) and x.shape == p.shape and torch.equal(x.float(), p):
+                    assert field in rule.weights, (name, field)
+                if "_sq" in field or "eigenvalues" in field:
+                    assert field in rule.nonnegative, (name, field)
+    assert {"madgrad", "galore", "apollo", "came", "kl_soap", "adamw"} <= seen
+
+
+@pytest.mark.parametrize("make", [fo.schedule_free_adamw, lambda lr: fo.gpa(fo.adamw(lr))])
+def test_averages_in_bfloat16_are_read(make):
+    live = {"w": torch.nn.Parameter(torch.ones(64, 64))}
+    tx = fo.stored(make(1e-2), {"z": "bfloat16"}, where="*")
+    opt = adapters.AveragingOptimizer(live.items(), lambda: tx, compile=False)
+    params = {"w": torch.ones(64, 64)}
+    state = tx.init(params)
+    for k in range(4):
+        g = {"w": torch.randn(64, 64, generator=torch.Generator().manual_seed(k))}
+        u, state = tx.update(g, state, params)
+        params = fo.apply_updates(params, u)
+        live["w"].grad = g["w"]
+        opt.step()
+    average = fo.eval_params(state, params)["w"]
+    assert (average - params["w"]).abs().max() > 1e-3
+    opt.eval()
+    assert torch.allclose(live["w"], average, atol=1e-3)
+    assert fo.get(state, "w", "z").dtype is torch.bfloat16
+
+
 def test_only_large_matrices_of_hidden_layers_are_packed():
     params = {
         "embed.weight": torch.zeros(64, 64),
@@ -314,6 +357,16 @@ def test_only_large_matrices_of_hidden_layers_are_packed():
             lambda: fo.stored(fo.params_ema(0.9), {"params_ema": "int8"}),
             ValueError,
             "average or a copy of the parameters",
+        ),
+        (
+            lambda: fo.stored(fo.madgrad(), {"x0": "int8"}),
+            ValueError,
+            "average or a copy of the parameters",
+        ),
+        (
+            lambda: fo.stored(fo.stored(fo.adam(), {"exp_avg": "int8"}), {"exp_avg_sq": "int8"}),
+            ValueError,
+            "packed scale_by_adam already",
         ),
         (
             lambda: fo.stored(fo.adam(), "bfloat16", seed=None),
