@@ -53,7 +53,7 @@ class SummaryRow(NamedTuple):
 
     @property
     def storage(self) -> str:
-        """The slots in words, such as `exp_avg, exp_avg_sq: int8 in blocks of 256`."""
+        """The slots in words, "exp_avg: int8 in blocks of 256", and why a leaf is not packed."""
         kinds: dict[str, list[str]] = {}
         for name, kind in self.slots:
             kinds.setdefault(kind, []).append(name)
