@@ -7,8 +7,10 @@ from typing import Any
 from functional_optim.checkpoint.state_dict import load_state_dict, state_dict
 from functional_optim.core import base
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.leafwise import Leafwise, made_of_rules
 from functional_optim.core.lift import State
+
+ADVICE = "apply it to the states of its parts"
 
 
 def decoded(tx: GradientTransformation, state: Any, params: Any) -> State:
@@ -35,7 +37,7 @@ def decoded(tx: GradientTransformation, state: Any, params: Any) -> State:
         >>> sorted(state.slots)[:3], sorted(fo.decoded(tx, state, params).slots)
         (['exp_avg', 'exp_avg.int8', 'exp_avg.scale'], ['exp_avg', 'exp_avg_sq'])
     """
-    placements = _checked("decoded", tx).placements
+    placements = made_of_rules("decoded", tx, ADVICE).placements
     whole = Leafwise(tuple([x._replace(rule=x.rule.without_codecs()) for x in placements]))
     return _as_in(whole, state, params)
 
@@ -64,16 +66,7 @@ def encoded(tx: GradientTransformation, state: Any, params: Any) -> State:
         >>> small.slots["exp_avg_sq.uint8"]["hidden"].shape
         torch.Size([16, 256])
     """
-    return _as_in(_checked("encoded", tx), state, params)
-
-
-def _checked(name: str, tx: GradientTransformation) -> Leafwise:
-    if not isinstance(tx, Leafwise):
-        raise TypeError(
-            f"{name} takes a transformation made of one-tensor rules, but got a "
-            f"{type(tx).__name__}; apply it to the states of its parts."
-        )
-    return tx
+    return _as_in(made_of_rules("encoded", tx, ADVICE), state, params)
 
 
 def _as_in(tx: Leafwise, state: Any, params: Any) -> State:

@@ -16,7 +16,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.cells import WEIGHT_SLOTS, Bfloat16, Compensated, Split
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.leafwise import Leafwise, leafwise, made_of_rules
 from functional_optim.core.rule import Placement
 
 Kind = Literal["split16", "split8", "kahan", "stochastic"]
@@ -113,11 +113,7 @@ def master_weights(
         >>> w, fo.full_weights(w, state)
         (tensor([0.9883, 0.9883], dtype=torch.bfloat16), tensor([0.9900, 0.9900]))
     """
-    if not isinstance(tx, Leafwise):
-        raise TypeError(
-            f"master_weights takes a transformation made of one-tensor rules, but got a "
-            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
-        )
+    tx = made_of_rules("master_weights", tx)
     if not isinstance(kind, str) or kind not in CELLS:
         raise ValueError(f"master_weights knows no kind {kind!r}; pass one of {', '.join(CELLS)}.")
     if any(x.rule.weight_codec is not None for x in tx.placements):

@@ -13,7 +13,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.leafwise import Leafwise, made_of_rules
 from functional_optim.core.memory import has_address
 
 
@@ -91,11 +91,7 @@ def offload(
         >>> round(state.slots["exp_avg"]["w"][0, 0].item(), 3)
         0.1
     """
-    if not isinstance(tx, Leafwise):
-        raise TypeError(
-            f"offload takes a transformation made of one-tensor rules, but got a "
-            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
-        )
+    tx = made_of_rules("offload", tx)
     numeric.check_count("offload", 0, min_size=min_size)
     home = _home(to, min_size)
     kept = [x._replace(rule=x.rule._replace(home=home)) for x in tx.placements]

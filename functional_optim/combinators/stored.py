@@ -15,7 +15,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.cells import CELLS, Float8
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.leafwise import Leafwise, made_of_rules
 from functional_optim.core.paths import Mask, chosen, fits, masked_by
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.storage import stored_keys
@@ -122,7 +122,7 @@ def stored(
         >>> state.slots["exp_avg.int8"]["hidden"].shape, state.slots["exp_avg"]["bias"].shape
         (torch.Size([16, 256]), torch.Size([64]))
     """
-    tx = _made_of_rules("stored", tx)
+    tx = made_of_rules("stored", tx)
     numeric.check_count("stored", 0, min_size=min_size)
     numeric.check_count("stored", 1, block_size=block_size)
     if block_size & (block_size - 1) or not 16 <= block_size <= LARGEST_BLOCK:
@@ -168,7 +168,7 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
         >>> tx.init(torch.ones(2)).slots["exp_avg"].dtype
         torch.bfloat16
     """
-    tx = _made_of_rules("slot_dtypes", tx)
+    tx = made_of_rules("slot_dtypes", tx)
     for name, dtype in dtypes.items():
         if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(
@@ -182,16 +182,6 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
         )
     pairs = zip(tx.placements, tx.layout.slots, strict=True)
     return Leafwise(tuple([_in_dtypes(placement, names, dtypes) for placement, names in pairs]))
-
-
-def _made_of_rules(who: str, tx: Any) -> Leafwise:
-    """A transformation as it is, or a TypeError."""
-    if not isinstance(tx, Leafwise):
-        raise TypeError(
-            f"{who} takes a transformation made of one-tensor rules, but got a "
-            f"{type(tx).__name__}; apply it to the parts that are, before chaining them."
-        )
-    return tx
 
 
 def _given(storage: Any) -> dict[str, Any]:

@@ -69,6 +69,18 @@ class Leafwise(base.GradientTransformation):
         return f"chain({', '.join(placement.name or '?' for placement in self.placements)})"
 
 
+def made_of_rules(
+    who: str, tx: Any, advice: str = "apply it to the parts that are, before chaining them"
+) -> Leafwise:
+    """A transformation as it is; TypeError, in the name of who takes it, for one of whole trees."""
+    if not isinstance(tx, Leafwise):
+        raise TypeError(
+            f"{who} takes a transformation made of one-tensor rules, but got a "
+            f"{type(tx).__name__}; {advice}."
+        )
+    return tx
+
+
 @factory
 def leafwise(
     init: Callable[[Tensor], Any] | None,
