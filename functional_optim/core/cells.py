@@ -250,9 +250,7 @@ class Float8(NamedTuple):
 class Bfloat16(NamedTuple):
     """bfloat16, with no scale: the first 16 bits of a float32."""
 
-    @property
-    def kind(self) -> str:
-        return "bfloat16"
+    kind: str = "bfloat16"  # a field, for empty tuples of any two classes are equal
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -318,9 +316,7 @@ class Split(NamedTuple):
 class Compensated(NamedTuple):
     """A float32 as the nearest bfloat16, and what is left as another one."""
 
-    @property
-    def kind(self) -> str:
-        return "kahan"
+    kind: str = "kahan"
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -219,7 +219,18 @@ def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
     if any(divided):
         for own, more in zip(plain, sharding.completed_sums(divided), strict=True):
             own += more
-    return tuple([torch.stack(own).to(torch.float64).sum() for own in plain])
+    return tuple(map(_sum, plain))
+
+
+def _sum(column: Sequence[Tensor]) -> Tensor:
+    """The sum of 0-dim tensors, on the device of the first one that is not on the CPU."""
+    if len(column) == 1:
+        return column[0].to(torch.float64)
+    devices = dict.fromkeys([x.device for x in column])
+    if len(devices) > 1:
+        device = next(device for device in devices if device.type != "cpu")
+        column = [x.to(device, non_blocking=True) for x in column]
+    return torch.stack(list(column)).to(torch.float64).sum()
 
 
 class Missing(BaseException):

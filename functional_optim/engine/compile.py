@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from functional_optim import kernels, numeric, tree
+from functional_optim import kernels, tree
 from functional_optim.combinators.commit import CommitIf, as_flag
 from functional_optim.combinators.local_steps import Synced, advanced
 from functional_optim.combinators.sharpness import SamState, SharpnessAware, check_grad_fn
 from functional_optim.core import base, memory, modes
 from functional_optim.core.factory import Made, factory
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.lift import State, check_state, check_trees, count_keys
-from functional_optim.core.paths import chosen
-from functional_optim.core.rule import Numbers
-from functional_optim.core.storage import present
-from functional_optim.engine.executor import How, Write
+from functional_optim.core.lift import State, check_state, check_trees
+from functional_optim.engine.executor import How
 from functional_optim.engine.graph_step import WholeStep, first_places, written
-from functional_optim.engine.guards import TensorGuard
 from functional_optim.engine.plan import (
-    PlanEntry,
-    PlanLeaf,
-    StepContext,
-    StepPlan,
-    WithoutGradient,
     commit,
-    reduction_order,
-    turns_in,
 )
+from functional_optim.engine.tree_plan import TreePlan
 from functional_optim.kernels.interrupts import held
 
 
 @factory
 def compile(
-    tx: base.GradientTransformation, *, donate: bool = True, strict: bool = False
+    tx: base.GradientTransformation,
+    *,
+    donate: bool = True,
+    strict: bool = False,
+    capturable: bool = False,
 ) -> Callable[..., tuple[Any, Any]]:
     """Compile a transformation into a step: `params, state = step(grads, state, params, **extra)`.
 
@@ -61,6 +53,11 @@ def compile(
         strict: raise a RuntimeError where the step cannot be compiled, before anything is written.
             False (the default) falls back to what works, at last to the plain rules, with a warning
             that says why. Sparse gradients and tensors of odd layouts run eagerly either way.
+        capturable: read the step count and carried numbers where they are, on the device of the
+            state, at every step, so that a step that is captured as a CUDA graph goes on counting
+            when it is replayed. False (the default): the host knows them, which saves launches; it
+            reads them from the device only after somebody else has written them. Capturing is then
+            refused.
 
     Returns:
         The step, which can be copied and pickled if tx can. Gradients are never changed. A `None`
@@ -71,7 +68,8 @@ def compile(
         TypeError: if tx is not a transformation; from the step, for an unknown extra argument.
         ValueError: from the step, if grads, state and params do not fit together; with `donate`,
             also if two parameters or slots that have gradients share memory, even in part.
-        RuntimeError: from the step, if `strict` and it cannot be compiled.
+        RuntimeError: from the step, if `strict` and it cannot be compiled; where it is captured
+            without `capturable`, or before a step that compiled its kernels.
 
     Example::
 
@@ -89,14 +87,14 @@ def compile(
             "first, e.g. compile(adamw(lr=1e-3))."
         )
     if isinstance(tx, CommitIf):
-        return CommittedStep(tx, donate, strict)
+        return CommittedStep(tx, donate, strict, capturable)
     if isinstance(tx, Synced):
-        return LocalStep(tx, donate, strict)
+        return LocalStep(tx, donate, strict, capturable)
     if isinstance(tx, SharpnessAware):
-        return SharpnessAwareStep(tx, donate, strict)
+        return SharpnessAwareStep(tx, donate, strict, capturable)
     if isinstance(tx, Leafwise):
-        return FusedStep(tx, donate, strict)
-    return CompiledUpdate(tx, donate, strict)
+        return FusedStep(tx, donate, strict, capturable)
+    return CompiledUpdate(tx, donate, strict, capturable)
 
 
 class Step(Made):
@@ -104,13 +102,16 @@ class Step(Made):
 
     stateful = True
 
-    def __init__(self, tx: base.GradientTransformation, donate: bool, strict: bool) -> None:
+    def __init__(
+        self, tx: base.GradientTransformation, donate: bool, strict: bool, capturable: bool
+    ) -> None:
         self.tx: Any = tx
         self.donate = donate
         self.strict = strict
+        self.capturable = capturable
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.tx, self.donate, self.strict
+        return self.tx, self.donate, self.strict, self.capturable
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         """Let the kernels be built that the step of these trees will need, if that is known."""
@@ -144,9 +145,9 @@ class Step(Made):
 class CommittedStep(Step):
     """A step that is not run where it is refused."""
 
-    def __init__(self, tx: CommitIf, donate: bool, strict: bool) -> None:
-        super().__init__(tx, donate, strict)
-        self.step: Any = compile(tx.inner, donate=donate, strict=strict)
+    def __init__(self, tx: CommitIf, donate: bool, strict: bool, capturable: bool) -> None:
+        super().__init__(tx, donate, strict, capturable)
+        self.step: Any = compile(tx.inner, donate=donate, strict=strict, capturable=capturable)
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         self.step.begin(params, state, extra)
@@ -162,9 +163,9 @@ class CommittedStep(Step):
 class LocalStep(Step):
     """A local step, and what there is to note of it."""
 
-    def __init__(self, tx: Synced, donate: bool, strict: bool) -> None:
-        super().__init__(tx, donate, strict)
-        self.step: Any = compile(tx.inner, donate=donate, strict=strict)
+    def __init__(self, tx: Synced, donate: bool, strict: bool, capturable: bool) -> None:
+        super().__init__(tx, donate, strict, capturable)
+        self.step: Any = compile(tx.inner, donate=donate, strict=strict, capturable=capturable)
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         self.step.begin(params, state.inner, extra)
@@ -185,10 +186,10 @@ class LocalStep(Step):
 class SharpnessAwareStep(Step):
     """A step uphill, the gradient there, and the step of the other transformation."""
 
-    def __init__(self, tx: SharpnessAware, donate: bool, strict: bool) -> None:
-        super().__init__(tx, donate, strict)
-        self.uphill: Any = compile(tx.ascent, donate=False, strict=strict)
-        self.step: Any = compile(tx.inner, donate=donate, strict=strict)
+    def __init__(self, tx: SharpnessAware, donate: bool, strict: bool, capturable: bool) -> None:
+        super().__init__(tx, donate, strict, capturable)
+        self.uphill: Any = compile(tx.ascent, donate=False, strict=strict, capturable=capturable)
+        self.step: Any = compile(tx.inner, donate=donate, strict=strict, capturable=capturable)
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         own = {name: x for name, x in extra.items() if name in self.tx.inner.extra}
@@ -212,8 +213,10 @@ class SharpnessAwareStep(Step):
 class CompiledUpdate(Step):
     """The step of a transformation of whole trees."""
 
-    def __init__(self, tx: base.GradientTransformation, donate: bool, strict: bool) -> None:
-        super().__init__(tx, donate, strict)
+    def __init__(
+        self, tx: base.GradientTransformation, donate: bool, strict: bool, capturable: bool
+    ) -> None:
+        super().__init__(tx, donate, strict, capturable)
         self.whole = WholeStep(tx, donate, strict)
 
     def __call__(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
@@ -232,8 +235,8 @@ class CompiledUpdate(Step):
 class FusedStep(Step):
     """The compiled step of a chain of one-tensor rules."""
 
-    def __init__(self, tx: Leafwise, donate: bool, strict: bool) -> None:
-        super().__init__(tx, donate, strict)
+    def __init__(self, tx: Leafwise, donate: bool, strict: bool, capturable: bool) -> None:
+        super().__init__(tx, donate, strict, capturable)
         self.how: How = "strict" if strict else "compiled"
         self.extra = tx.extra
         self.plan: TreePlan | None = None
@@ -244,7 +247,7 @@ class FusedStep(Step):
         base.check_params(params)
         with suppress(Exception):  # of tensors without such gradients, whose kernels can wait
             grads = tree.map(lambda p: p.new_zeros(()).expand(p.shape), params)
-            plan = TreePlan(self.tx, grads, state, params, self.how)
+            plan = TreePlan(self.tx, grads, state, params, self.how, captured=self.capturable)
             wanted = base.unrecorded(plan.wanted, plan.given, extra)
             kernels.sweep_all(wanted, wait=False)
 
@@ -263,10 +266,14 @@ class FusedStep(Step):
             params, state = tree.map(memory.copied, params), tree.map(memory.copied, state)
         plan = self.plan
         given = None if plan is None else plan.gradients(grads, state, params)
+        if kernels.capturing():
+            self._check_capture(given is not None)
         if plan is None or given is None:
             if self.donate:
                 check(self.tx, grads, state, params)
-            plan = self.plan = TreePlan(self.tx, grads, state, params, self.how)
+            plan = self.plan = TreePlan(
+                self.tx, grads, state, params, self.how, captured=self.capturable
+            )
             given = plan.given
         plan.numbers.read(state)
         _, writes = plan.writes(given, extra)
@@ -274,6 +281,20 @@ class FusedStep(Step):
         commit(writes)
         plan.numbers.finish()
         return params, state
+
+    def _check_capture(self, planned: bool) -> None:
+        """Raise RuntimeError unless a step that is being captured can be replayed."""
+        if not self.capturable:
+            raise RuntimeError(
+                "a compiled step is being captured, but the host counts its steps, so each replay "
+                "would make the same step again; pass capturable=True to compile."
+            )
+        if not planned:
+            raise RuntimeError(
+                "a compiled step is being captured, but it is the first one with these tensors, "
+                "which compiles kernels; make a few steps of the same tensors before, on a side "
+                "stream, as torch.cuda.make_graphed_callables does it."
+            )
 
 
 def check_params_apart(params: Any) -> None:
@@ -287,199 +308,3 @@ def check(tx: Leafwise, grads: Any, state: Any, params: Any) -> None:
     check_state(tx.placements, tx.layout, state)
     base.check_params(params)
     check_trees(tx.placements, tx.layout, params, grads, state)
-
-
-class TreeNumbers:
-    """The numbers of a functional state: its step count, carried numbers and hyperparameters.
-
-    recorded: slots that an init recorded by autograd has made. fixed: hyperparameters to be written
-    once.
-    """
-
-    def __init__(self, state: State) -> None:
-        self.here = state.step.device.type == "cpu"
-        self.carry: dict[str, Any] = {}
-        self.recorded: list[Tensor] = []
-        self.fixed: dict[str, float] = {}
-        self.step: Tensor | None = None
-        self.version = 0
-        self.done = 0.0
-
-    def read(self, state: State) -> None:
-        """Take in the state of a step; its count is not read if nobody else has written to it."""
-        self.state, step = state, state.step
-        if state.carry:
-            of = Tensor.item if self.here else numeric.float64
-            self.carry = {key: of(x) for key, x in state.carry.items()}
-        if not self.here:
-            self.time: Any = (step + 1).to(torch.float64)
-            return
-        if step is not self.step or step._version != self.version:
-            self.done = float(step.item())
-        self.time = self.done + 1
-
-    def writes(self) -> list[Write]:
-        """The writes of what all leaves share."""
-        writes: list[Write] = [numeric.filling(self.state.step, self.time)]
-        if self.fixed or self.recorded:
-            hyper = self.state.hyper
-            writes += [numeric.filling(hyper[key], value) for key, value in self.fixed.items()]
-            writes += [slot.detach_ for slot in self.recorded]  # the step itself was not recorded
-        return writes
-
-    def finish(self) -> None:
-        """Note what was written."""
-        if self.fixed or self.recorded:
-            self.recorded, self.fixed = [], {}
-        if self.here:  # on another device no count is read
-            self.step, self.version = self.state.step, self.state.step._version
-            self.done = self.time
-
-
-class TreeEntry(PlanEntry):
-    """Leaves of a tree on which the same rules act.
-
-    changing: the hyperparameters that may have another value in every step, with the index of their
-    rule.
-    """
-
-    def __init__(
-        self,
-        tx: Leafwise,
-        leaves: list[PlanLeaf],
-        places: list[int] | None,
-        how: How,
-        numbers: TreeNumbers,
-    ) -> None:
-        super().__init__(tx, leaves, places, how)
-        self.numbers = numbers
-        self.idle: list[Numbers] = [()] * len(tx.layout.carry)
-        self.changing: list[tuple[str, int, numeric.Hyper]] = []
-        placements, stored = self.tensors.placements, numbers.state.hyper
-        for i, (placement, own) in enumerate(zip(placements, tx.layout.hyper, strict=True)):
-            for key, (_, value) in zip(own, placement.rule.each_hyper(), strict=True):
-                if key in stored and numeric.is_static(value):
-                    numbers.fixed[key] = value
-                elif key in stored:
-                    self.changing.append((key, i, value))
-
-    def time(self) -> Any:
-        """The number of this step."""
-        return self.numbers.time
-
-    def carry(self) -> list[Numbers]:
-        """What each rule carries from its last step."""
-        stored = self.numbers.carry
-        if not stored:
-            return self.idle
-        return [tuple([stored[key] for key in keys]) for keys in self.tx.layout.carry]
-
-    def writes(self, context: StepContext) -> list[Write]:
-        """The writes of what each rule carries to its next step, and of its hyperparameters."""
-        state, writes = self.numbers.state, []
-        if state.carry:
-            writes += [numeric.filling(state.carry[k], x) for k, x in self.carried(context)]
-        for key, i, value in self.changing:
-            now = numeric.at(value, context.time_of(i))
-            writes.append(numeric.filling(state.hyper[key], now))
-        return writes
-
-
-class TreePlan(StepPlan):
-    """The plan of a step of trees, for all steps with the same tensors.
-
-    Raises ValueError, when it is made, if tensors that are written share memory.
-    """
-
-    def __init__(self, tx: Leafwise, grads: Any, state: Any, params: Any, how: How) -> None:
-        for key in count_keys(tx.placements, tx.layout):
-            if state.carry[key].dtype is not torch.float64:
-                state.carry[key] = state.carry[key].to(torch.float64)
-        self.keys = tx.layout.keys
-        self.structure, self.outline = tree.structure(params), tree.outline(params)
-        trees = [grads, params, *[state.slots[key] for key in self.keys]]
-        given, *columns = tree.places(self.structure, *trees)
-        self.given = [g for g in given if g is not None]
-        self._check_apart(params, given, columns)
-        objects = tuple(chain(*columns))
-        self.guard = TensorGuard(given, [x for x in objects if isinstance(x, Tensor)], objects)
-        self.given = list(map(self.guard.apart, self.given))
-        self.numbers = TreeNumbers(state)
-        self.numbers.read(state)
-        slots = [dict(zip(self.keys, row, strict=True)) for row in zip(*columns[1:], strict=True)]
-        items = list(tree.items(params))
-        turns = turns_in({0: tx}, [(0, path, p) for path, p in items])
-        rows = [
-            PlanLeaf(path, p, g, own, its)
-            for (path, p), g, own, its in zip(
-                items, given, slots or [{}] * len(given), turns, strict=True
-            )
-        ]
-        entries = self._entries(tx, rows, how if self.guard.dense else "apart")
-        order = reduction_order([(tx.placements, tx.layout.counts)]) if tx.communicates else ()
-        super().__init__(entries, _absent(tx, rows, entries), order)
-
-    def _check_apart(self, params: Any, given: list[Any], columns: list[list[Any]]) -> None:
-        """Raise ValueError if two tensors that are written share memory."""
-        live = [i for i, g in enumerate(given) if g is not None]
-        some = [(i, k) for i in live for k, own in enumerate(columns) if own[i] is not None]
-
-        def name(at: int) -> str:
-            i, k = some[at]
-            path = [path for path, _ in tree.items(params)][i]
-            whose = f"parameter {path!r}"
-            return whose if k == 0 else f"the slot {self.keys[k - 1]!r} of {whose}"
-
-        memory.check_apart([columns[k][i] for i, k in some], name)
-
-    def _entries(self, tx: Leafwise, rows: list[PlanLeaf], how: How) -> list[TreeEntry]:
-        """Leaves on which the same rules act, together."""
-        members: dict[Leafwise, list[tuple[int, PlanLeaf]]] = {}
-        live = [leaf for leaf in rows if leaf.g is not None]
-        for i, leaf in enumerate(live):
-            part = tx.on(leaf.name, leaf.p)
-            if part is not None:
-                members.setdefault(part, []).append((i, leaf))
-        entries = []
-        for part, some in members.items():
-            places = [i for i, _ in some] if len(some) < len(live) else None
-            leaves = [leaf for _, leaf in some]
-            entry = TreeEntry(part, leaves, places, how, self.numbers)
-            slots = [x for row in entry.tensors.slots for x in present(row)]
-            self.numbers.recorded += [slot for slot in slots if slot.grad_fn is not None]
-            if how != "apart":
-                entry.tensors.written += slots
-            entries.append(entry)
-        if tx.communicates:  # all numbers go on, those of rules that act on nothing here too
-            entries.append(TreeEntry(tx, [], [], how, self.numbers))
-        return entries
-
-    def gradients(self, grads: Any, state: Any, params: Any) -> list[Tensor] | None:
-        """The gradients, if the tensors are the same and the gradients like those."""
-        try:
-            slots = [state.slots[key] for key in self.keys]
-        except (TypeError, KeyError, AttributeError):
-            return None
-        return self.guard.trees(self.structure, self.outline, grads, params, *slots)
-
-
-def _absent(
-    tx: Leafwise, rows: list[PlanLeaf], entries: Sequence[PlanEntry]
-) -> list[WithoutGradient]:
-    """The leaves without a gradient, for the rules whose slots go on there, too."""
-    found = []
-    for placement, count, keys in zip(
-        tx.placements, tx.layout.counts, tx.layout.slots, strict=True
-    ):
-        mine = [
-            (leaf.p, tuple([leaf.slots[key] for key in keys]))
-            for leaf in (rows if placement.rule.absent else ())
-            if leaf.g is None and chosen(placement.where, leaf.name, leaf.p)
-        ]
-        for k, entry in enumerate(entries if mine else ()):
-            pairs = zip(entry.tensors.placements, entry.tx.layout.counts, strict=True)
-            places = [i for i, (x, n) in enumerate(pairs) if (x.name, n) == (placement.name, count)]
-            if places:
-                found.append(WithoutGradient(k, places[0], mine))
-                break
-    return found

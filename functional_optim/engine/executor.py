@@ -38,8 +38,8 @@ class BoundScalars:
     """Rules and their numbers in a step, in the form that each executor reads.
 
     chosen: the variants that act, of rules that have several or stand behind a gate, None for one
-    that differs from tensor to tensor. None: there are no such rules, or it is not known. task:
-    what kernels differ in.
+    that differs from tensor to tensor. None: there are no such rules, or it is not known. placed:
+    whether kernels differ in where numbers are. task: what kernels differ in.
     """
 
     def __init__(
@@ -48,12 +48,29 @@ class BoundScalars:
         numbers: list[Numbers],
         chosen: tuple[int | None, ...] | None,
         goal: Goal,
+        *,
+        placed: bool = False,
     ) -> None:
         self.placements = placements
         self.numbers = numbers
         self.goal: Goal = goal
-        self.task = (goal, len(placements) if goal == "reduce" else 0, chosen)
+        flat = flat_numbers(numbers) if placed else ()
+        sources: list[kernels.Source] = [_source(x) for x in flat]
+        self.sources = tuple(sources)
+        self.task = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
         self.made: dict[Any, Tensor] = {}
+        self.skip: Tensor | None = None
+        """Not 0 where the step is to be left out, known on the device alone; None: it is made."""
+
+    def on(self, device: torch.device) -> list[Any]:
+        """The numbers for a kernel that takes some with the launch and reads others on a device:
+        Python floats, and float64 tensors there."""
+        found: list[Any] = []
+        for x in flat_numbers(self.numbers):
+            known = not isinstance(x, Tensor) or x.device.type == "cpu"
+            wide = float(x) if known else x.detach().to(device, torch.float64, non_blocking=True)
+            found.append(wide)
+        return found
 
     def tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """All numbers as one vector, for a kernel that is called with tensors."""
@@ -69,6 +86,11 @@ class BoundScalars:
         return found
 
 
+def _source(x: Any) -> kernels.Source:
+    """Where a number of a step comes from: the CPU's go with a launch."""
+    return "tensor" if isinstance(x, Tensor) and x.device.type != "cpu" else "value"
+
+
 class Executor:
     """Some tensors of a group, ready to be stepped in place again and again.
 
@@ -81,6 +103,9 @@ class Executor:
 
     through_memory: ClassVar[bool] = False
     """Whether parameters are written past autograd, so that their versions must be raised."""
+
+    skips: ClassVar[bool] = False
+    """Whether a step can be left out by a number on the device."""
 
     def __init__(self, group: TensorGroup, members: list[int], grads: list[Tensor]) -> None:
         self.group = group

@@ -16,6 +16,7 @@ from functional_optim.core.rule import Numbers, Placement, Rule, settled
 from functional_optim.core.storage import Slots
 from functional_optim.engine.dynamic_shapes import DynamicShapeExecutor
 from functional_optim.engine.executor import BoundScalars, Executor, Goal, How, Write
+from functional_optim.engine.gpu import TritonExecutor
 from functional_optim.engine.inductor import InductorExecutor
 from functional_optim.engine.joined import JoinedExecutor
 from functional_optim.engine.native import NativeExecutor
@@ -26,6 +27,7 @@ from functional_optim.engine.shards import ShardExecutor
 EXECUTORS: list[type[Executor]] = [
     ShardExecutor,
     NativeExecutor,
+    TritonExecutor,
     DynamicShapeExecutor,
     ProductExecutor,
     InductorExecutor,
@@ -101,6 +103,7 @@ class TensorGroup:
             kind = self._kind(grads[i], p, slots[i], EXECUTORS)
             kinds.setdefault(kind, []).append(i)
         self.executors = [made(self, members, grads) for (made, _), members in kinds.items()]
+        self.placed = any(p.device.type in kernels.DRIVERS for p in params)
         through = [x for x in self.executors if x.through_memory]
         self.written: list[Tensor] = [p for x in through for p in x.params]
         self.prepared: set[Any] = set()
@@ -147,7 +150,7 @@ class TensorGroup:
             placements = placements[: len(numbers)]
         if self.chooses:
             chosen, placements, numbers = settled(placements, numbers)
-        return BoundScalars(placements, numbers, chosen, goal)
+        return BoundScalars(placements, numbers, chosen, goal, placed=self.placed)
 
     def wanted(self, grads: list[Tensor], tasks: Iterable[BoundScalars]) -> list[kernels.Request]:
         """The native libraries that will be asked for, as far as that is known."""

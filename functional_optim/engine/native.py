@@ -130,17 +130,15 @@ class KernelExecutor(Executor):
         return mine
 
 
-class NativeExecutor(KernelExecutor):
-    """Element-wise rules on CPU tensors, whatever their sizes."""
+class UnpackingExecutor(KernelExecutor):
+    """Element-wise rules on tensors of any size, whose packed slots a kernel unpacks."""
 
     @classmethod
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Plain CPU tensors under element-wise rules; contiguous ones, where slots are packed."""
+        """Plain tensors under element-wise rules; contiguous ones, where slots are packed."""
         if how not in ("compiled", "strict") or not elementwise(placements):
-            return None
-        if p.device.type != "cpu":
             return None
         weight = unpacked.unpacked_weight(placements, p, slots)
         entries = [(weight,), *unpacked.unpacked(placements, slots)]
@@ -150,7 +148,7 @@ class NativeExecutor(KernelExecutor):
         stored = unpacked.tensors(entries)
         if p.is_complex() or compute_dtype(p) is not torch.float32 or not in_memory(g, [p, *whole]):
             return None
-        plain = all(x.is_contiguous() and has_address(x) for x in stored)
+        plain = all(x.is_contiguous() and has_address(x) and x.device == p.device for x in stored)
         kinds = [getattr(x, "codec", x is None) for own in entries for x in own]
         return (*kind_of(g, p, slots), tuple(kinds)) if plain else None
 
@@ -168,10 +166,36 @@ class NativeExecutor(KernelExecutor):
         placements = unpacked.without_codecs(scalars.placements)
         return KernelBody(placements, self.holes, forms, scalars.goal)
 
+    def request(
+        self, body: KernelBody, entries: list[Slots], device: torch.device
+    ) -> kernels.Request:
+        """The kernel of a body. entries: the slots that it sees of the first parameter. device: on
+        which it is traced."""
+        dtypes = (*self.dtypes[:2], *map(_real, unpacked.dtypes(entries)))
+        master = master_of(self.group.placements, self.params[0])
+        packed = unpacked.packed_slots(body, self.weights[0], entries, master)
+        numbers = (body.count, self.compute)
+        signature = kernels.Signature((dtypes,), None, numbers, device, 1, packed)
+        outputs = len(body.probe(self.params[0]))
+        functions = (*body.functions(), *[x.codec for x in packed])
+        return kernels.Request(body.key(), functions, body.one, signature, outputs)
+
+
+class NativeExecutor(UnpackingExecutor):
+    """Element-wise rules on CPU tensors, whatever their sizes."""
+
+    @classmethod
+    def accepts(
+        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
+    ) -> Hashable | None:
+        """Tensors of the CPU."""
+        on_cpu = p.device.type == "cpu"
+        return super().accepts(placements, g, p, slots, how) if on_cpu else None
+
     def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
         """The library of a task, and those that measure each tensor before it."""
         if not measuring(scalars):
-            return [self._wanted(self.body(scalars), self.entries[0])]
+            return [self.request(self.body(scalars), self.entries[0], self.device)]
         parts = parts_of(scalars, self.holes, self.params[0], cut=can_be_cut(scalars))
         return [self._wanted_part(part) for part in parts]
 
@@ -194,7 +218,7 @@ class NativeExecutor(KernelExecutor):
 
     def build(self, body: KernelBody) -> Any:
         """The library, ready to go over these tensors; None if the rule is no loop for one."""
-        wanted = self._wanted(body, self.entries[0])
+        wanted = self.request(body, self.entries[0], self.device)
         native = kernels.sweep(wanted, strict=self.group.strict)
         if native is None:
             return None
@@ -206,18 +230,7 @@ class NativeExecutor(KernelExecutor):
 
     def _wanted_part(self, part: KernelPart) -> kernels.Request:
         update = torch.empty(0, dtype=self.compute)
-        return self._wanted(part.body, part.entries(self.entries[0], update))
-
-    def _wanted(self, body: KernelBody, entries: list[Slots]) -> kernels.Request:
-        """The library of a body. entries: the slots that it sees of the first parameter."""
-        dtypes = (*self.dtypes[:2], *map(_real, unpacked.dtypes(entries)))
-        master = master_of(self.group.placements, self.params[0])
-        packed = unpacked.packed_slots(body, self.weights[0], entries, master)
-        numbers = (body.count, self.compute)
-        signature = kernels.Signature((dtypes,), None, numbers, self.device, 1, packed)
-        outputs = len(body.probe(self.params[0]))
-        functions = (*body.functions(), *[x.codec for x in packed])
-        return kernels.Request(body.key(), functions, body.one, signature, outputs)
+        return self.request(part.body, part.entries(self.entries[0], update), self.device)
 
     def _staged(
         self, parts: list[tuple[KernelPart, kernels.Native]], scalars: BoundScalars, *, cut: bool

@@ -149,6 +149,7 @@ class StepPlan:
         extra: dict[str, Any],
         shared_time: Any = None,
         others: Sequence[Part] = (),
+        skip: Tensor | None = None,
     ) -> tuple[list[StepContext], list[Write]]:
         """A step, ready to be written, for `commit`; and each entry's part in it.
 
@@ -157,8 +158,11 @@ class StepPlan:
             extra: the extra arguments of the rules.
             shared_time: the number of this step for rules that are counted once for all entries.
             others: what else takes part.
+            skip: not 0 where nothing is to be written, known on the device alone.
         """
         contexts = self._contexts(grads, extra, shared_time)
+        for context in contexts:
+            context.skip = skip
         if not self.prepared:
             kernels.sweep_all([one for context in contexts for one in context.wanted()])
             self.prepared = True
@@ -198,6 +202,7 @@ class StepContext(StepScalars):
     ) -> None:
         super().__init__(tensors.placements, t, carry, extra, shared_time)
         self.tensors = tensors
+        self.skip: Tensor | None = None
         self.grads = grads
         if tensors.divided:
             self.grads = list(map(sharding.gradient_of, tensors.params, grads))
@@ -242,7 +247,9 @@ class StepContext(StepScalars):
 
     def step(self) -> list[Write]:
         """The group's step, once all numbers are known, ready to be written."""
-        return self.tensors.step(self.grads, self.tensors.bound(self.numbers, "step"))
+        scalars = self.tensors.bound(self.numbers, "step")
+        scalars.skip = self.skip
+        return self.tensors.step(self.grads, scalars)
 
 
 class Part(Protocol):

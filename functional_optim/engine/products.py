@@ -1,4 +1,4 @@
-"""Products and decompositions of matrices on the CPU: by ATen, on stacks of equal shapes.
+"""Products and decompositions of matrices: by ATen, on stacks of equal shapes.
 
 Inductor has nothing to add to them, and would compile them once for each shape. The element-wise
 rules around them run in kernels as ever, before each product and after the last. Only the last of
@@ -8,6 +8,7 @@ these kernels writes what is stepped: a product that raises leaves everything as
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -24,12 +25,13 @@ from functional_optim.core.rule import Numbers, Placement, Selected, in_turn
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.executor import BoundScalars, Executor, Goal, How, Write
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of
 
 
 class ProductExecutor(Executor):
-    """Rules that multiply matrices, and others around them, on plain CPU tensors of any shapes."""
+    """Rules that multiply matrices, and others around them, on plain tensors of any shapes, where
+    kernels are native or Triton's."""
 
     through_memory = True
 
@@ -42,8 +44,9 @@ class ProductExecutor(Executor):
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Contiguous real CPU tensors."""
-        fit = how in ("compiled", "strict") and p.device.type == "cpu" and not p.is_complex()
+        """Contiguous real tensors of the CPU, or of a card."""
+        fit = how in ("compiled", "strict") and not p.is_complex()
+        fit = fit and (p.device.type == "cpu" or p.device.type in kernels.DRIVERS)
         if not fit or not products(placements) or not in_memory(g, [p, *present(slots)], False):
             return None
         return kind_of(g, p, slots) if p.is_contiguous() else None
@@ -191,8 +194,8 @@ class StagedStep:
         found = []
         for i, (_, tensors) in zip(self.at, self.stages, strict=True):
             own: list[Numbers] = [*numbers[:i], ()]
-            found.append((tensors, BoundScalars(tensors.placements, own, None, "stage")))
-        last = BoundScalars(self.last.placements, numbers, None, scalars.goal)
+            found.append((tensors, _all_act(tensors, own, "stage")))
+        last = _all_act(self.last, numbers, scalars.goal)
         return [*found, (self.last, last)]
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
@@ -203,12 +206,19 @@ class StagedStep:
         (*_, (last, bound)), writes = self._advance(grads, scalars)
         return [*last.step(grads, bound), *writes]
 
-    @torch.no_grad()
-    @torch.autocast("cpu", enabled=False)
     def _advance(
         self, grads: list[Tensor], scalars: BoundScalars
     ) -> tuple[list[tuple[Any, BoundScalars]], list[Write]]:
         """Run all stages. Also returns the writes of the slots that the products have."""
+        device = self.owner.params[0].device.type
+        with torch.no_grad(), ExitStack() as plain:
+            if torch.is_autocast_enabled(device):
+                plain.enter_context(torch.autocast(device, enabled=False))
+            return self._advanced(grads, scalars)
+
+    def _advanced(
+        self, grads: list[Tensor], scalars: BoundScalars
+    ) -> tuple[list[tuple[Any, BoundScalars]], list[Write]]:
         bound, writes = self.bound(scalars), list[Write]()
         cast = Caster(scalars.numbers)
         numbers = cast(self.owner.params[0])
@@ -217,6 +227,11 @@ class StagedStep:
                 one()
             writes += stacks.multiply(scalars.placements[i], numbers[i])
         return bound, writes
+
+
+def _all_act(group: Any, numbers: list[Numbers], goal: Goal) -> BoundScalars:
+    """The numbers of a group whose rules all act in each step."""
+    return BoundScalars(group.placements, numbers, None, goal, placed=group.placed)
 
 
 class Stacks:
@@ -240,7 +255,7 @@ class Stacks:
         for members in alike.values():
             first = params[members[0]]
             for some in batches(members, first.numel()):
-                stack = torch.empty((len(some), *first.shape), dtype=compute_dtype(first))
+                stack = first.new_empty((len(some), *first.shape), dtype=compute_dtype(first))
                 mine = list(map(StackedSlot, zip(*[slots[i] for i in some], strict=True)))
                 self.batches.append((some, stack, mine))
                 updates.update(zip(some, stack.unbind(), strict=True))
@@ -299,7 +314,7 @@ class OwnedStacks:
         self.turns = turns
         self.shared = shared
         self.spread = spread
-        self.updates = [torch.empty(p.shape, dtype=compute_dtype(p)) for p in params]
+        self.updates = [p.new_empty(p.shape, dtype=compute_dtype(p)) for p in params]
 
     def multiply(self, placement: Placement, numbers: Numbers) -> list[Write]:
         """Run the rule on whole matrices. Returns the writes of its slots."""

@@ -54,6 +54,14 @@ def unpacked(placements: Sequence[Placement], slots: Sequence[Slots]) -> list[Sl
     return found
 
 
+def all_in_blocks(placements: Sequence[Placement], p: Tensor) -> bool:
+    """Whether the codecs of rules, and of a parameter, are those that kernels unpack."""
+    k = master_of(placements, p)
+    codecs = [codec for placement in placements for codec in placement.rule.codecs if codec]
+    own = codecs if k is None else [*codecs, placements[k].rule.weight_codec]
+    return all(isinstance(codec, InBlocks) for codec in own)
+
+
 def is_packed(entries: Sequence[Slots]) -> bool:
     """Whether any slot is packed."""
     return any(type(x) is Unpacked for own in entries for x in own)

@@ -29,20 +29,27 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.importing import uncollected
-from functional_optim.kernels import cpu, disk_cache, dynamic_shapes, watch
+from functional_optim.kernels import cpu, disk_cache, dynamic_shapes, triton_builds, watch
 from functional_optim.kernels.building import CTYPES, Unsuitable
 from functional_optim.kernels.builds import CompilerRun, Draft
 from functional_optim.kernels.cpu import MultiTensorLaunch
 from functional_optim.kernels.disk_cache import folder
+from functional_optim.kernels.drivers import DRIVERS
 from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
 from functional_optim.kernels.launches import READER, Launch, Native, Stages, load
 from functional_optim.kernels.tracing import Body, PackedSlot, Signature, lower, split_leaves, trace
+from functional_optim.kernels.triton_builds import CaptureError, TritonKernel
+from functional_optim.kernels.triton_launch import Gradients, TableLaunch
+from functional_optim.kernels.triton_source import Source
 
 __all__ = [
+    "DRIVERS",
     "READER",
     "Body",
+    "CaptureError",
+    "Gradients",
     "Kernel",
     "Launch",
     "MultiTensorLaunch",
@@ -52,8 +59,12 @@ __all__ = [
     "ShapeSignature",
     "ShapedLaunch",
     "Signature",
+    "Source",
     "Stages",
+    "TableLaunch",
+    "TritonKernel",
     "build",
+    "capturing",
     "count",
     "fingerprint",
     "folder",
@@ -67,6 +78,7 @@ __all__ = [
     "static_key",
     "sweep",
     "sweep_all",
+    "table_kernel",
     "tell",
     "watcher",
 ]
@@ -114,10 +126,10 @@ class Request(NamedTuple):
         dtypes = own.dtypes if isinstance(own, ShapeSignature) else own.leaves[0]
         return set(dtypes) <= CTYPES.keys()
 
-    def name(self) -> str | None:
+    def name(self, suffix: str = ".so") -> str | None:
         """Under which it is kept; None if that cannot be told."""
         described = fingerprint(self.functions, tuple(map(str, self.signature)), self.outputs)
-        return None if described is None else disk_cache.name_of(described)
+        return None if described is None else disk_cache.name_of(described, suffix=suffix)
 
     def kept(self, name: str | None) -> Native | None:
         """What an earlier process kept."""
@@ -148,6 +160,39 @@ def sweep(wanted: Request, *, strict: bool = False) -> Native | None:
     return _once(
         ("native", wanted.key, wanted.signature), lambda give_way: _native(wanted, give_way), strict
     )
+
+
+def table_kernel(wanted: Request, device: torch.device, *, strict: bool = False) -> Any:
+    """The Triton kernels of a rule for a device (a `TritonKernel`); None if there can be none.
+
+    wanted: the rule as the CPU sees it, where it is traced, on one leaf without a shape.
+
+    Raises:
+        RuntimeError: if `strict`, and the rule cannot be traced.
+    """
+
+    signature = wanted.signature
+    assert isinstance(signature, Signature)
+
+    def made(give_way: GiveWay) -> TritonKernel | None:
+        try:
+            name = wanted.name(".triton")
+            return triton_builds.build(wanted.body, signature, wanted.outputs, device, name)
+        except Unsuitable as error:
+            tell(f"no Triton kernel is known for {error}; its steps go through torch.compile")
+            return None
+        except Exception as error:  # of private interfaces
+            give_way("no Triton kernel can be written here", error)
+            return None
+
+    if not wanted.fits():
+        return None
+    return _once(("triton", wanted.key, signature, device), made, strict)
+
+
+def capturing() -> bool:
+    """Whether operations on some device are being recorded for replay."""
+    return any(driver.capturing() for driver in DRIVERS.values())
 
 
 def sweep_all(every: Sequence[Request], *, wait: bool = True) -> None:

@@ -79,7 +79,7 @@ class CompilerRun:
         except Unsuitable:
             return None
         if draft.name is not None and is_usual():
-            disk_cache.keep(draft.name, self.built)
+            disk_cache.keep(draft.name, self.built.read_bytes())
         return native
 
 

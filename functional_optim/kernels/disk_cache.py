@@ -118,10 +118,10 @@ def processor() -> str:
         return platform.processor()
 
 
-def name_of(*parts: str) -> str:
+def name_of(*parts: str, suffix: str = ".so") -> str:
     """The file name of a library with these fingerprints, for this machine."""
     whole = "\n".join([machine(), str(torch.get_default_dtype()), *parts])
-    return hashlib.sha256(whole.encode()).hexdigest()[:40] + ".so"
+    return hashlib.sha256(whole.encode()).hexdigest()[:40] + suffix
 
 
 def find(name: str) -> Path | None:
@@ -140,12 +140,17 @@ def find(name: str) -> Path | None:
     return path if private and hashlib.sha256(body).digest() == digest else None
 
 
-def keep(name: str, library: Path) -> None:
-    """Keep a library under a name, whole or not at all."""
+def read(name: str) -> bytes | None:
+    """What `keep` was given under this name; None if it is not there, or not whole."""
+    path = find(name)
+    return None if path is None else path.read_bytes()[:-DIGEST]
+
+
+def keep(name: str, body: bytes) -> None:
+    """Keep a library, or what one is made from, under a name, whole or not at all."""
     here = folder()
     if here is None:
         return
-    body = library.read_bytes()
     try:
         _tidy(here)
         handle, temporary = tempfile.mkstemp(dir=here, prefix="new-")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.storage import SlotSpec
 from functional_optim.kernels import disk_cache, watch
 from functional_optim.kernels.building import Unsuitable
 
@@ -194,3 +195,25 @@ def compare(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         loose = 1e-2 if x.element_size() == 2 else 1e-4
         if not torch.allclose(x, y, rtol=loose, atol=loose, equal_nan=True):
             raise Unsuitable("a library that does something else than the rule")
+
+
+WHOLE_NUMBER = 1234567.0
+"""A key, for a library that is tried."""
+
+
+def opened(codec: Any, stored: Sequence[Tensor], like: Tensor) -> Tensor:
+    """What a rule sees of a packed tensor. like: a tensor of its shape."""
+    return codec.decode(tuple(stored), SlotSpec(like.shape, torch.float32))
+
+
+def compare_packed(
+    codec: Any, stored: Sequence[Sequence[Tensor]], expected: Sequence[Tensor], key: float | None
+) -> None:
+    """Raise Unsuitable unless tensors were packed as the codec packs what is expected, but for a
+    code now and then."""
+    wanted = [opened(codec, codec.encode(x, key), x) for x in expected]
+    found = [opened(codec, own, x) for own, x in zip(stored, expected, strict=True)]
+    pairs = zip(found, wanted, strict=True)
+    differ = torch.cat([(x - y).abs() > 1e-4 * y.abs() for x, y in pairs])
+    if float(differ.float().mean()) > 0.02:
+        raise Unsuitable("a library that packs slots in another way than the codec")

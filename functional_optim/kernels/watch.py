@@ -95,7 +95,7 @@ class Build:
             return
         try:
             if self.process.wait() == 0:
-                disk_cache.keep(name(), self.output())
+                disk_cache.keep(name(), self.output().read_bytes())
                 _take(self.output())
         finally:
             self.scratch.remove()

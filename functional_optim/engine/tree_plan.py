@@ -1,0 +1,263 @@
+"""The plan of a step of trees, for `compile`: its numbers are in a functional state."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.core import memory
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.lift import State, count_keys
+from functional_optim.core.paths import chosen
+from functional_optim.core.rule import Numbers
+from functional_optim.core.storage import present
+from functional_optim.engine.executor import How, Write
+from functional_optim.engine.guards import TensorGuard
+from functional_optim.engine.plan import (
+    PlanEntry,
+    PlanLeaf,
+    StepContext,
+    StepPlan,
+    WithoutGradient,
+    reduction_order,
+    turns_in,
+)
+
+
+class TreeNumbers:
+    """The numbers of a functional state: its step count, carried numbers and hyperparameters.
+
+    captured: whether the device's numbers count, as replays change them without the host. recorded:
+    slots that an init recorded by autograd has made. fixed: hyperparameters to be written once.
+    """
+
+    def __init__(self, state: State, *, captured: bool = False) -> None:
+        self.captured = captured and state.step.device.type != "cpu"
+        self.carry: dict[str, Any] = {}
+        self.recorded: list[Tensor] = []
+        self.fixed: dict[str, float] = {}
+        self.known: dict[str, Known] = {}
+        self.written: dict[str, Any] = {}
+
+    def read(self, state: State) -> None:
+        """Take in the state of a step. The host reads a number only if somebody else has written
+        it since the last step."""
+        self.state, self.written = state, {}
+        self.time = self._read(COUNT, state.step) + 1
+        self.carry = {key: self._read(key, x) for key, x in state.carry.items()}
+
+    def _read(self, key: str, x: Tensor) -> Any:
+        if self.captured:
+            return numeric.float64(x)
+        known = self.known.get(key)
+        if known is None or known.tensor is not x or known.version != x._version:
+            return float(x.item())
+        return numeric.float64(x) if known.value is None else known.value
+
+    def writing(self, key: str, value: Any) -> Write:
+        """The write of a carried number."""
+        self.written[key] = value
+        return numeric.filling(self.state.carry[key], value)
+
+    def writes(self) -> list[Write]:
+        """The writes of what all leaves share."""
+        self.written[COUNT] = self.time
+        writes: list[Write] = [numeric.filling(self.state.step, self.time)]
+        if self.fixed or self.recorded:
+            hyper = self.state.hyper
+            writes += [numeric.filling(hyper[key], value) for key, value in self.fixed.items()]
+            writes += [slot.detach_ for slot in self.recorded]  # the step itself was not recorded
+        return writes
+
+    def finish(self) -> None:
+        """Note what was written."""
+        if self.fixed or self.recorded:
+            self.recorded, self.fixed = [], {}
+        if not self.captured:
+            for key, value in self.written.items():
+                x = self.state.step if key is COUNT else self.state.carry[key]
+                self.known[key] = Known(x, x._version, _stored(value, x))
+
+
+COUNT = ""
+"""Stands for the step count among the keys of carried numbers."""
+
+
+class Known(NamedTuple):
+    """A number that a step has written. value: as it is stored; None: only the device knows."""
+
+    tensor: Tensor
+    version: int
+    value: float | None
+
+
+def _stored(value: Any, x: Tensor) -> float | None:
+    """A number as a tensor keeps it, if the host knows it."""
+    if not isinstance(value, Tensor):
+        narrow = x.dtype is torch.float32
+        return float(ctypes.c_float(value).value if narrow else value)
+    return value.item() if value.device.type == "cpu" else None
+
+
+class TreeEntry(PlanEntry):
+    """Leaves of a tree on which the same rules act.
+
+    changing: the hyperparameters that may have another value in every step, with the index of their
+    rule.
+    """
+
+    def __init__(
+        self,
+        tx: Leafwise,
+        leaves: list[PlanLeaf],
+        places: list[int] | None,
+        how: How,
+        numbers: TreeNumbers,
+    ) -> None:
+        super().__init__(tx, leaves, places, how)
+        self.numbers = numbers
+        self.idle: list[Numbers] = [()] * len(tx.layout.carry)
+        self.changing: list[tuple[str, int, numeric.Hyper]] = []
+        placements, stored = self.tensors.placements, numbers.state.hyper
+        for i, (placement, own) in enumerate(zip(placements, tx.layout.hyper, strict=True)):
+            for key, (_, value) in zip(own, placement.rule.each_hyper(), strict=True):
+                if key in stored and numeric.is_static(value):
+                    numbers.fixed[key] = value
+                elif key in stored:
+                    self.changing.append((key, i, value))
+
+    def time(self) -> Any:
+        """The number of this step."""
+        return self.numbers.time
+
+    def carry(self) -> list[Numbers]:
+        """What each rule carries from its last step."""
+        stored = self.numbers.carry
+        if not stored:
+            return self.idle
+        return [tuple([stored[key] for key in keys]) for keys in self.tx.layout.carry]
+
+    def writes(self, context: StepContext) -> list[Write]:
+        """The writes of what each rule carries to its next step, and of its hyperparameters."""
+        state, writes = self.numbers.state, []
+        if state.carry:
+            writes += [self.numbers.writing(k, x) for k, x in self.carried(context)]
+        for key, i, value in self.changing:
+            now = numeric.at(value, context.time_of(i))
+            writes.append(numeric.filling(state.hyper[key], now))
+        return writes
+
+
+class TreePlan(StepPlan):
+    """The plan of a step of trees, for all steps with the same tensors.
+
+    Raises ValueError, when it is made, if tensors that are written share memory.
+    """
+
+    def __init__(
+        self,
+        tx: Leafwise,
+        grads: Any,
+        state: Any,
+        params: Any,
+        how: How,
+        *,
+        captured: bool = False,
+    ) -> None:
+        for key in count_keys(tx.placements, tx.layout):
+            if state.carry[key].dtype is not torch.float64:
+                state.carry[key] = state.carry[key].to(torch.float64)
+        self.keys = tx.layout.keys
+        self.structure, self.outline = tree.structure(params), tree.outline(params)
+        trees = [grads, params, *[state.slots[key] for key in self.keys]]
+        given, *columns = tree.places(self.structure, *trees)
+        self.given = [g for g in given if g is not None]
+        self._check_apart(params, given, columns)
+        objects = tuple(chain(*columns))
+        self.guard = TensorGuard(given, [x for x in objects if isinstance(x, Tensor)], objects)
+        self.given = list(map(self.guard.apart, self.given))
+        self.numbers = TreeNumbers(state, captured=captured)
+        self.numbers.read(state)
+        slots = [dict(zip(self.keys, row, strict=True)) for row in zip(*columns[1:], strict=True)]
+        items = list(tree.items(params))
+        turns = turns_in({0: tx}, [(0, path, p) for path, p in items])
+        rows = [
+            PlanLeaf(path, p, g, own, its)
+            for (path, p), g, own, its in zip(
+                items, given, slots or [{}] * len(given), turns, strict=True
+            )
+        ]
+        entries = self._entries(tx, rows, how if self.guard.dense else "apart")
+        order = reduction_order([(tx.placements, tx.layout.counts)]) if tx.communicates else ()
+        super().__init__(entries, _absent(tx, rows, entries), order)
+
+    def _check_apart(self, params: Any, given: list[Any], columns: list[list[Any]]) -> None:
+        """Raise ValueError if two tensors that are written share memory."""
+        live = [i for i, g in enumerate(given) if g is not None]
+        some = [(i, k) for i in live for k, own in enumerate(columns) if own[i] is not None]
+
+        def name(at: int) -> str:
+            i, k = some[at]
+            path = [path for path, _ in tree.items(params)][i]
+            whose = f"parameter {path!r}"
+            return whose if k == 0 else f"the slot {self.keys[k - 1]!r} of {whose}"
+
+        memory.check_apart([columns[k][i] for i, k in some], name)
+
+    def _entries(self, tx: Leafwise, rows: list[PlanLeaf], how: How) -> list[TreeEntry]:
+        """Leaves on which the same rules act, together."""
+        members: dict[Leafwise, list[tuple[int, PlanLeaf]]] = {}
+        live = [leaf for leaf in rows if leaf.g is not None]
+        for i, leaf in enumerate(live):
+            part = tx.on(leaf.name, leaf.p)
+            if part is not None:
+                members.setdefault(part, []).append((i, leaf))
+        entries = []
+        for part, some in members.items():
+            places = [i for i, _ in some] if len(some) < len(live) else None
+            leaves = [leaf for _, leaf in some]
+            entry = TreeEntry(part, leaves, places, how, self.numbers)
+            slots = [x for row in entry.tensors.slots for x in present(row)]
+            self.numbers.recorded += [slot for slot in slots if slot.grad_fn is not None]
+            if how != "apart":
+                entry.tensors.written += slots
+            entries.append(entry)
+        if tx.communicates:  # all numbers go on, those of rules that act on nothing here too
+            entries.append(TreeEntry(tx, [], [], how, self.numbers))
+        return entries
+
+    def gradients(self, grads: Any, state: Any, params: Any) -> list[Tensor] | None:
+        """The gradients, if the tensors are the same and the gradients like those."""
+        try:
+            slots = [state.slots[key] for key in self.keys]
+        except (TypeError, KeyError, AttributeError):
+            return None
+        return self.guard.trees(self.structure, self.outline, grads, params, *slots)
+
+
+def _absent(
+    tx: Leafwise, rows: list[PlanLeaf], entries: Sequence[PlanEntry]
+) -> list[WithoutGradient]:
+    """The leaves without a gradient, for the rules whose slots go on there, too."""
+    found = []
+    for placement, count, keys in zip(
+        tx.placements, tx.layout.counts, tx.layout.slots, strict=True
+    ):
+        mine = [
+            (leaf.p, tuple([leaf.slots[key] for key in keys]))
+            for leaf in (rows if placement.rule.absent else ())
+            if leaf.g is None and chosen(placement.where, leaf.name, leaf.p)
+        ]
+        for k, entry in enumerate(entries if mine else ()):
+            pairs = zip(entry.tensors.placements, entry.tx.layout.counts, strict=True)
+            places = [i for i, (x, n) in enumerate(pairs) if (x.name, n) == (placement.name, count)]
+            if places:
+                found.append(WithoutGradient(k, places[0], mine))
+                break
+    return found
