@@ -16,12 +16,15 @@ from functional_optim.engine.group import Compile, how_to
 
 try:  # torch's own checks, for the same refusals in the same words
     from torch.optim.optimizer import _device_dtype_check_for_fused as _check_fused
-    from torch.optim.optimizer import _get_capturable_supported_devices
-
-    CAPTURABLE = _get_capturable_supported_devices()
+    from torch.optim.optimizer import (
+        _get_capturable_supported_devices as _capturable_devices,
+    )
 except ImportError:
     _check_fused = None
-    CAPTURABLE = ["cuda"]
+
+    def _capturable_devices(supports_xla: bool = True) -> list[str]:
+        return ["cuda"]
+
 
 DOC = """{summary}
 
@@ -52,6 +55,13 @@ STORED = """
     stored: how slots are stored, as in :class:`Optimizer`; None (the default): as in torch."""
 
 
+TORCHS = {
+    "foreach": "\n    Beyond torch's checks, nothing depends on `foreach`.",
+    "fused": "\n    `fused` keeps step counts on the device and does what a scaler leaves to it.",
+}
+"""What is said of arguments that choose an implementation in torch."""
+
+
 class DropIn(OptimizerBase):
     """A class of torch.optim whose steps are run by a recipe.
 
@@ -79,8 +89,6 @@ class DropIn(OptimizerBase):
         self.compile = arguments.pop("compile")
         self.stored = arguments.pop("stored", None)
         super().__init__(**{k: x for k, x in arguments.items() if k != "self"})
-        # set by torch's own classes when fused=True, for a step that unscales gradients itself
-        self._step_supports_amp_scaling = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -106,9 +114,9 @@ class DropIn(OptimizerBase):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         if torch.compiler.is_compiling():
             return
-        if group.get("capturable") and p.device.type not in CAPTURABLE:
+        if group.get("capturable") and p.device.type not in (devices := _capturable_devices()):
             raise AssertionError(
-                f"If capturable=True, {self.counted} must be on supported devices: {CAPTURABLE}."
+                f"If capturable=True, {self.counted} must be on supported devices: {devices}."
             )
         if group.get("fused") and _check_fused is not None:
             _check_fused(p)
@@ -117,12 +125,12 @@ class DropIn(OptimizerBase):
 def _documented(drop_in: type[DropIn]) -> str:
     """The docstring of a drop-in within the text of all: its own says what its state is."""
     parameters = inspect.signature(drop_in).parameters
-    kept = " and ".join([f"`{name}`" for name in ("foreach", "fused") if name in parameters])
+    kept = "".join([TORCHS[name] for name in ("foreach", "fused") if name in parameters])
     return DOC.format(
         summary=inspect.cleandoc(drop_in.__doc__ or "").replace(" State: ", "\n\nState: "),
         name=drop_in.__name__,
         stored=STORED if "stored" in parameters else "",
-        kept=f"\n    Beyond torch's checks, nothing depends on {kept}." if kept else "",
+        kept=kept,
         backward=drop_in.backward,
     )
 

@@ -13,6 +13,7 @@ import torch.optim.optimizer as every_optimizer
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.adapters.state.capturing import check_capture
 from functional_optim.adapters.state.decoding import decode_slots
 from functional_optim.adapters.state.filling import Made, discard
 from functional_optim.adapters.state.loading import check_loaded, load_checked
@@ -30,6 +31,7 @@ from functional_optim.adapters.state.storage import KEY, Stored, storage_of, wit
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned
 from functional_optim.adapters.stepping.plan import OptimizerPlan
+from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.adapters.summary import text_of_groups
 from functional_optim.core import base, modes
@@ -85,6 +87,7 @@ class OptimizerBase(torch.optim.Optimizer):
     compile: run compiled kernels; False runs the rules eagerly, and "strict" raises a RuntimeError
         at a step that cannot be compiled, where True falls back with a warning.
     stored: how slots are stored, unless a group says it for itself; see `Optimizer`.
+    capturable: keep step counts and carried numbers on the device; see `Optimizer`.
     counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD
         and Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
@@ -93,6 +96,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
     compile: Compile  # of each object alone: wrappers ask their own class before it
     stored: Stored | None
+    capturable: bool
     counts_steps: bool = True
     integer_steps: bool = False
     keeps_trees: bool = True
@@ -155,10 +159,20 @@ class OptimizerBase(torch.optim.Optimizer):
         made: Made = []
         try:
             grads = None if plan is None else plan.gradients(self)
+            check_capture(self, None if grads is None else plan)
             if plan is None or grads is None:
                 plan = OptimizerPlan(self, made, first=plan is None)
                 grads = plan.fresh(self)
-            plan.run(self, grads, loss, made)
+            scale, found = left_to_step(self)
+            if found is not None and not (found.device.type != "cpu" and plan.can_skip()):
+                if found.item():
+                    discard(self, made)
+                    self.__dict__["_plan"] = None if made else plan
+                    return
+                found = None
+            if scale is not None:
+                unscale(grads, scale)
+            plan.run(self, grads, loss, made, found)
         except BaseException:
             discard(self, made)
             raise
@@ -322,6 +336,10 @@ class Optimizer(OptimizerBase):
             matrices of hidden layers is told by their names; without names, with
             `model.parameters()`, by their shapes alone, so embeddings and heads are packed, too:
             pass named parameters, or `"stored": None` in a group of their own.
+        capturable: keep step counts and carried numbers on the device of their parameters, so that
+            a step that is captured as a CUDA graph goes on counting when it is replayed. Learning
+            rates that change between replays must be tensors on that device. False (the default):
+            on the CPU, where they cost no launches, and a capture is refused.
         hyperparameters: values for the recipe's parameters; those with a default may be left out.
             They become the entries of the parameter groups, so torch's LR schedulers find
             `group["lr"]`, and a group may have its own. What a recipe with `**kwargs` finds in a
@@ -341,7 +359,8 @@ class Optimizer(OptimizerBase):
             take a given hyperparameter, also where a group has it, and for integer parameters.
             What schedulers and frameworks write there, such as `initial_lr`, is let pass.
         ValueError: from the recipe, for numbers out of range; for another value of compile.
-        RuntimeError: from `step`, if compile is "strict" and it cannot be compiled.
+        RuntimeError: from `step`, if compile is "strict" and it cannot be compiled; where it is
+            captured without `capturable`, or before a step that compiled its kernels.
 
     Example::
 
@@ -364,6 +383,7 @@ class Optimizer(OptimizerBase):
         *,
         compile: Compile = True,
         stored: Stored | None = None,
+        capturable: bool = False,
         **hyperparameters: Any,
     ) -> None:
         if not callable(recipe):
@@ -381,6 +401,7 @@ class Optimizer(OptimizerBase):
         how_to(compile)
         self.compile = compile
         self.stored = stored
+        self.capturable = capturable
         super().__init__(params, defaults)
         if not torch.compiler.is_compiling():
             groups = self.param_groups

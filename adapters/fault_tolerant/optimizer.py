@@ -15,8 +15,8 @@ from functional_optim.adapters.fault_tolerant.rounds import (
     Round,
     Rounds,
     rounds_of,
-    unscale,
 )
+from functional_optim.adapters.stepping.scaling import unscale
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
 from functional_optim.replicas import Coordinator, Decision, as_coordinator
@@ -288,7 +288,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
                     "that they share, before they were unscaled; call scaler.unscale_(opt) for "
                     "each before the first step."
                 )
-            unscale(self._member.parameters(), scale)
+            unscale([p.grad for p in self._member.parameters() if p.grad is not None], scale)
 
     def _check_schedulers(self) -> None:
         """Raise RuntimeError if a scheduler would step whether or not steps are committed.

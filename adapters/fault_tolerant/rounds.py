@@ -260,12 +260,3 @@ def nonfinite_gradient(params: list[Tensor]) -> Exception | None:
     return ValueError(
         f"the gradient of parameter {i}, of shape {tuple(g.shape)}, has an infinite or NaN entry"
     )
-
-
-@torch.no_grad()
-def unscale(params: list[Tensor], scale: Tensor) -> None:
-    """Divide gradients by a GradScaler's scale, as it does itself."""
-    inverse = scale.double().reciprocal().float()
-    for p in params:
-        if p.grad is not None:
-            p.grad.mul_(inverse.to(p.grad.device))

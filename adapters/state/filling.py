@@ -32,11 +32,13 @@ def fill_state(
     made: Made,
     *,
     recorded: bool = False,
+    device: torch.device | None = None,
 ) -> None:
     """Give p what its state lacks: everything at its first step, a new slot after a load.
 
     made: what is new is noted there first. recorded: by autograd, back to the parameter and the
-    hyperparameters that it is made from.
+    hyperparameters that it is made from. device: of the numbers; None: the CPU, or wherever they
+    are.
     """
     if not optimizer.state.get(p):
         for placement in tx.placements:
@@ -47,17 +49,21 @@ def fill_state(
     mine = optimizer.state[p]
     if optimizer.counts_steps and "step" not in mine:
         made.append((p, "step"))
-        mine["step"] = 0 if optimizer.integer_steps else owned(numeric.stored(0.0))
+        mine["step"] = 0 if optimizer.integer_steps else owned(numeric.stored(0.0, device))
+    elif device is not None and isinstance(mine.get("step"), Tensor):
+        mine["step"] = _there(mine["step"], device)
     for placement, slot_keys, carry_keys in zip(
         tx.placements, tx.layout.slots, tx.layout.carry, strict=True
     ):
         for key, value in zip(carry_keys, placement.rule.carry or (), strict=True):
             if key not in mine:
-                first = numeric.stored(value)
+                first = numeric.stored(value, device)
                 made.append((p, key))
                 mine[key] = first.clone() if recorded else owned(first)
             elif type(value) is int and mine[key].dtype is torch.float32:  # a count of before
                 mine[key] = owned(mine[key].to(torch.float64))
+            if device is not None:
+                mine[key] = _there(mine[key], device)
         if any(mine.get(key) is None for key in slot_keys):
             _check_form(name, mine, slot_keys)
             start = init_slots(placement.rule, p if recorded else p.detach(), name)
@@ -65,6 +71,11 @@ def fill_state(
                 if mine.get(key) is None and slot is not None:
                     made.append((p, key))
                     mine[key] = slot
+
+
+def _there(x: Tensor, device: torch.device) -> Tensor:
+    """A number on a device, as it is or as a new one."""
+    return x if x.device == device else owned(x.to(device))
 
 
 def _check_form(name: str, state: dict[str, Any], keys: Sequence[str]) -> None:

@@ -30,20 +30,24 @@ class Column:
 
     A number that is computed on another device is kept there, so that no step waits for it.
 
-    value: what the states hold.
+    value: what the states hold. captured: whether the number on the device is the one that counts,
+    as replays change it without the host.
     """
 
-    def __init__(self, states: list[dict[str, Any]], key: str, value: float) -> None:
+    def __init__(
+        self, states: list[dict[str, Any]], key: str, value: float, *, captured: bool = False
+    ) -> None:
         self.states = states
         self.key = key
         found = [state[key] for state in states]
+        self.captured = captured and found[0].device.type != "cpu"
         self.tensors: list[Tensor] = found
         self.ours = all(x._base is not None for x in found)
         if self.ours:
-            self._hand_out(torch.stack(found))
+            self._hand_out(torch.stack([x.to(found[0].device) for x in found]))
         self.here = found[0].device.type == "cpu"
         self.versions = list(map(_version, self.tensors))
-        self.known: float | None = value
+        self.known: float | None = None if self.captured else value
         self.moved = False
 
     def _hand_out(self, vector: Tensor) -> None:
@@ -67,7 +71,7 @@ class Column:
         """Note what was written; True if the states have new tensors for that."""
         moved, self.moved = self.moved, False
         self.versions = list(map(_version, self.tensors))
-        if not self.here:
+        if not (self.here or self.captured):
             self.known = None if isinstance(value, Tensor) else self._rounded(value)
         return moved
 

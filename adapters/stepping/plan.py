@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from functional_optim.adapters.state.capturing import is_capturable, number_device
 from functional_optim.adapters.state.filling import (
     Made,
     Names,
@@ -84,19 +85,24 @@ class ParamEntry(PlanEntry):
         self.first = leaves[0] if leaves else None
         self.done = done
         states = [leaf.slots for leaf in leaves]
+        captured = is_capturable(optimizer, optimizer.param_groups[group])
+        made = partial(Column, states, captured=captured)
         self.step: Column | Integers | None = None
         if optimizer.counts_steps and leaves:
-            integers = optimizer.integer_steps
-            self.step = Integers(states, "step") if integers else Column(states, "step", done)
+            self.step = Integers(states, "step") if optimizer.integer_steps else made("step", done)
+        self.captured = isinstance(self.step, Column) and self.step.captured
         own = zip(_own_numbers(tx) if leaves else (), values, strict=True)
-        self.columns = {**shared, **{key: Column(states, key, value) for key, value in own}}
+        self.columns = {**shared, **{key: made(key, value) for key, value in own}}
         self.mine = {key for key, column in self.columns.items() if id(column) not in written}
         written.update(map(id, self.columns.values()))
         self.idle: list[Numbers] = [()] * len(tx.layout.carry)
         self.noted: list[tuple[Column | Integers, Any]] = []
 
-    def time(self) -> float:
-        """The number of this step."""
+    def time(self) -> Any:
+        """The number of this step; on the device, where that counts."""
+        if self.captured:
+            assert isinstance(self.step, Column)
+            return self.step.read() + 1
         return self.done + 1
 
     def carry(self) -> list[Numbers]:
@@ -115,11 +121,21 @@ class ParamEntry(PlanEntry):
 
     def writes(self, context: StepContext) -> list[Write]:
         """The writes of the step count and of what each rule carries on."""
-        self.noted = [] if self.step is None else [(self.step, self.done + 1)]
+        self.noted = [] if self.step is None else [(self.step, context.time)]
         if self.columns:
             carried = self.carried(context)
             self.noted += [(self.columns[key], x) for key, x in carried if key in self.mine]
+        if context.skip is not None:
+            skip = context.skip
+            self.noted = [(own, _unless(skip, own, value)) for own, value in self.noted]
         return [write for column, value in self.noted for write in column.writes(value)]
+
+    def can_skip(self) -> bool:
+        """Whether a number on the device can keep a step from being made."""
+        executors = self.tensors.executors
+        columns = [x for x in (self.step, *self.columns.values()) if x is not None]
+        captured = all(isinstance(x, Column) and x.captured for x in columns)
+        return captured and all(x.skips for x in executors)
 
     def finish(self) -> bool:
         """Note what was written; True if new tensors hold some numbers."""
@@ -147,6 +163,13 @@ class ParamEntry(PlanEntry):
             return False
         self.tx = part
         return True
+
+
+def _unless(skip: Tensor, column: Any, value: Any) -> Tensor:
+    """A number's new value, or its old one where the step is left out."""
+    old = column.read()
+    stays = skip.reshape(()).to(old.device, non_blocking=True) > 0
+    return torch.where(stays, old, value)
 
 
 class OptimizerPlan(StepPlan):
@@ -207,7 +230,7 @@ class OptimizerPlan(StepPlan):
         columns = counts.columns(read)
         written: set[int] = set()
         entries = []
-        for (k, part, _, done, *values), members in found.items():
+        for (k, part, _, done, values, _), members in found.items():
             places = [i for i, _ in members] if len(members) < before else None
             leaves = [leaf for _, leaf in members]
             if first:
@@ -291,10 +314,23 @@ class OptimizerPlan(StepPlan):
         self.constants[k] = constants(group)
         return host_values(group)
 
-    def run(self, optimizer: OptimizerBase, grads: list[Tensor], loss: Any, made: Made) -> None:
+    def can_skip(self) -> bool:
+        """Whether a number on the device can keep a step from being made, without being read."""
+        rest = self.absent or self.trees or self.steps is not None
+        return not rest and all(entry.can_skip() for entry in self.entries)
+
+    def run(
+        self,
+        optimizer: OptimizerBase,
+        grads: list[Tensor],
+        loss: Any,
+        made: Made,
+        skip: Tensor | None = None,
+    ) -> None:
         """Step every tensor, all or none, and leave this plan for the next step.
 
         grads: as the plan's `gradients` gave them. made: emptied once the step is being written.
+        skip: not 0 where nothing is to be written; only if `can_skip`.
         """
         extra = extra_of(loss, self.mesh) if self.asking else {}
         for entry in self.entries:
@@ -304,8 +340,10 @@ class OptimizerPlan(StepPlan):
                 known = {i: optimizer.dense_gradient(grads[i], group) for i in places}
                 grads = [known.get(i, g) for i, g in enumerate(grads)]
         done = None if self.done is None else self.done + 1
+        captured = [entry for entry in self.entries if entry.captured]
+        shared = captured[0].time() if captured and done is not None else done
         trees = self._tree_parts(extra, bool(grads)) if self.trees else ()
-        _, writes = self.writes(grads, extra, done, trees)
+        _, writes = self.writes(grads, extra, shared, trees, skip)
         if made:
             writes.insert(0, made.clear)
         if self.steps is not None:
@@ -384,7 +422,8 @@ def checked_leaves(
         optimizer.check_gradient(p, g, group)
         base.check_gradient(name, g, p)
         new = not optimizer.state.get(p)
-        fill_state(optimizer, name, p, part, made, recorded=recorded)
+        device = number_device(optimizer, group, p)
+        fill_state(optimizer, name, p, part, made, recorded=recorded, device=device)
         mine = optimizer.state.get(p) or {}
         check_slots(name, p, mine, part)
         names.add(name, p, mine, part)
@@ -414,13 +453,17 @@ def state_guard(optimizer: OptimizerBase, numbers: set[str]) -> TensorGuard:
 
 def _signature(
     optimizer: OptimizerBase, leaf: PlanLeaf, tx: Leafwise, new: bool, read: Readings
-) -> tuple[float, ...]:
-    """What tensors that step together have in common: finished steps, carried numbers.
+) -> tuple[Any, ...]:
+    """What tensors that step together have in common: finished steps, carried numbers, and the
+    device of both.
 
     An optimizer that keeps no step count, as torch's SGD, knows only whether it was here before.
     """
     time = read(leaf.slots["step"]) if optimizer.counts_steps else float(not new)
-    return (time, *[read(leaf.slots[key]) for key in _own_numbers(tx)])
+    numbers = [leaf.slots[key] for key in _own_numbers(tx)]
+    held = [leaf.slots["step"], *numbers] if optimizer.counts_steps else numbers
+    devices = {str(x.device) for x in held if isinstance(x, Tensor)}
+    return time, tuple(map(read, numbers)), tuple(sorted(devices))
 
 
 def _own_numbers(tx: Leafwise) -> list[str]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels, numeric
+from functional_optim.adapters.state.capturing import is_capturable
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Placement
@@ -183,13 +184,15 @@ class SharedCounts:
     def columns(self, read: Readings) -> dict[tuple[int, str], Column]:
         """The carried numbers of all parameters, in phase, by key and group."""
         found: dict[tuple[int, str], Column] = {}
+        every = self.optimizer.param_groups
         for shared in self.rules:
             if not shared.holders:
                 continue
             values = shared.agree(read)
             states = [holder.state for holder in shared.holders]
             for key, value in zip(shared.keys, values, strict=True):
-                column = Column(states, key, value)
+                captured = any(is_capturable(self.optimizer, every[k]) for k in shared.groups)
+                column = Column(states, key, value, captured=captured)
                 found.update({(k, key): column for k in shared.groups})
         return found
 

@@ -1,0 +1,35 @@
+"""Gradients that a GradScaler leaves to the step: unscaled here, and refused where not finite.
+
+torch's own `fused=True` works so: the scaler puts `grad_scale` and `found_inf` on the optimizer and
+calls `step`, which skips itself on the device. Nobody waits to hear whether it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The scale that gradients still have, and the number that is not 0 where one is not finite;
+    each None if nobody has set it, or no group asks for it with `fused`."""
+    if not any(group.get("fused") for group in optimizer.param_groups):
+        return None, None
+    mine = vars(optimizer)
+    return mine.get("grad_scale"), mine.get("found_inf")
+
+
+@torch.no_grad()
+def unscale(grads: Iterable[Tensor], scale: Tensor) -> None:
+    """Divide gradients by a GradScaler's scale, in place and with its own function."""
+    inverse = scale.double().reciprocal().float().reshape(())
+    kinds: dict[Any, list[Tensor]] = {}
+    for g in grads:
+        kinds.setdefault((g.device, g.dtype), []).append(g._values() if g.is_sparse else g)
+    for (device, _), some in kinds.items():
+        own = inverse.to(device, non_blocking=True)
+        found = torch.zeros_like(own)
+        torch._amp_foreach_non_finite_check_and_unscale_(some, found, own)  # pyright: ignore[reportPrivateImportUsage]
