@@ -7,13 +7,14 @@
 # make notebooks   execute notebooks/ and store them with their pictures
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 # make memory   what ways to store weights and slots cost in bytes and in loss: figures of docs/memory.md
+# make gpu     check a card: one page of results, and a file to send; ARGS="--device cpu" is a dry run
 # make clean   remove the virtual environment and what was built; ARGS="…" is handed to what a target runs
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault notebooks docs lists test test-full check bench memory clean
+.PHONY: train gradient-free fault notebooks docs lists test test-full check bench memory gpu clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -53,6 +54,10 @@ bench: $(VENV)/.peers
 
 memory: $(VENV)/.bench
 	$(BIN)/python benchmarks/memory.py $(ARGS)
+
+# with the torch that is installed: one for CUDA, where a card is to be checked
+gpu:
+	$(PYTHON) -m functional_optim.gpu_check $(ARGS)
 
 # torch comes first and through the constraints: unpinned, it would bring gigabytes of CUDA along
 $(VENV)/.torch: constraints.txt

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import algorithms
 import fresh
-import gpu
+import gpu_rows
 import gradient_free
 import lbfgs
 import machine
@@ -76,7 +76,8 @@ def chosen(only: str | None) -> list[Row]:
         *train_rows.rows(),
         *lbfgs.rows(),
     ]
-    rows += [*gradient_free.rows(), *sharded.rows(), *research.rows(), *peers.rows(), *gpu.rows()]
+    rows += [*gradient_free.rows(), *sharded.rows(), *research.rows(), *peers.rows()]
+    rows += gpu_rows.rows()
     if only is None:
         return rows
     wanted = [name.strip() for name in only.split(",")]
