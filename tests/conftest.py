@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import own_process
 import pytest
 import torch
 from filelock import FileLock
@@ -28,6 +29,7 @@ LONG = (
     "test_nonfinite",
     "test_distributed",
     "test_torchft",
+    "test_fake_device",
     "test_whole_steps",
     "test_optimizer_counts",
     "test_links",
@@ -44,6 +46,7 @@ LONG = (
     "test_compiled_algorithms",
     "test_dynamic_shapes",
     "test_products",
+    "test_triton_kernels",
     "test_compiled_training",
     "test_kernel_keys",
     "test_builds",
@@ -72,6 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    own_process.register(config)
     gc.set_threshold(*OBJECTS)
     os.environ.setdefault("FUNCTIONAL_OPTIM_CACHE", str(KERNELS))
     # for the programs that tests start: threads of several programs wait for each other's cores

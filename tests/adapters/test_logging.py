@@ -39,12 +39,14 @@ def test_steps_on_another_device_are_those_on_the_cpu(found):
     assert {n: x["far"] for n, x in found.items() if x["far"] > ROUNDING} == {}
 
 
-def test_no_step_waits_for_another_device_but_the_first_after_a_load(found):
+def test_no_step_waits_for_another_device_but_the_first_with_a_state(found):
     found.pop("control", None)
     for name, result in found.items():
         waits = result["waits"]
         if name.endswith(" loaded"):
             waits.pop(another_device.STEPS // 2)
+        if name.endswith(" compile"):  # the numbers of a new state are read once
+            waits.pop(0)
         assert set(waits) == {0}, name
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.core.cells import Compensated, Split
+from functional_optim.core.cells import CELLS, Compensated, Split
+from functional_optim.core.codecs import PIECE
 
 KINDS = ["split16", "split8", "kahan", "stochastic"]
 SIZES = {"w": (40, 48), "b": (40,), "long": (9001,)}
@@ -165,6 +166,16 @@ def test_any_number_survives(cells):
     error = ((back - x).abs() / x.abs())[fine].max()
     assert error <= {Split(16): 0.0, Split(8): 2.0**-16}.get(cells, 2.0**-16)
     assert torch.equal(back.signbit()[fine], x.signbit()[fine])
+
+
+def test_large_weights_of_one_kind_after_those_of_another():
+    """Two kinds of cells that were equal had the same blocks."""
+    p, g = torch.ones(PIECE + 1, dtype=torch.bfloat16), torch.ones(PIECE + 1)
+    for kind in ("kahan", "stochastic"):
+        tx = fo.master_weights(fo.sgd(1.0), kind)
+        u, _ = tx.update(g, tx.init(p), p)
+        assert fo.apply_updates(p, u).eq(0).all()
+    assert len({Split(16), Split(8), Compensated(), *CELLS.values()}) == 3 + len(CELLS)
 
 
 def test_a_parameter_set_by_hand_is_believed():

@@ -21,6 +21,7 @@ ON_DEMAND = (
     "functional_optim.adapters.stub",
     "functional_optim.algorithms.lbfgs",
     "functional_optim.estimators",
+    "functional_optim.gpu_check",
     "functional_optim.replicas",
     "functional_optim.schedules",
     "functional_optim.search",

@@ -115,10 +115,7 @@ def test_the_folder_and_what_lies_in_it_are_the_users_own(here):
 
 def whole(name="a.so", content=b"code"):
     """A library of this content, kept whole."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(content)
-        file.flush()
-        disk_cache.keep(name, Path(file.name))
+    disk_cache.keep(name, content)
     return disk_cache.find(name)
 
 
@@ -164,18 +161,17 @@ def test_a_library_that_others_can_write_to_is_not_found(here):
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 from pathlib import Path
 from functional_optim.kernels import disk_cache as store
 Path.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 with store.turn("a.so"):
-    store.keep("a.so", Path(sys.argv[1]))
+    store.keep("a.so", b"code")
 """
 
 
 def test_a_killed_writer_leaves_nothing_to_load_and_no_lock(here, tmp_path):
-    (tmp_path / "library").write_bytes(b"code")
-    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "library"], cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL
     assert len(libraries(here)) == 2  # the lock's file, and what was written
     assert disk_cache.find("a.so") is None
