@@ -164,7 +164,7 @@ def peer(name: str, workload: str, effort: dict[str, Any]) -> dict[str, Any]:
 
 def gpu(name: str, effort: dict[str, Any]) -> dict[str, Any]:
     """The samples of a row that needs a CUDA device."""
-    from gpu import PROGRAMS
+    from gpu_rows import PROGRAMS
     from rows import Effort
 
     return PROGRAMS[name](Effort(**effort))
