@@ -1,0 +1,1 @@
+"""Which optimizer, and how we know: tasks, contenders, trials, and what is read from them."""

@@ -1,0 +1,161 @@
+"""Runs of one optimizer on one task, side by side: gradients of all runs in one vmapped call."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+import functional_optim as fo
+from comparison.contenders import Contender, Numbers
+from comparison.tasks import Params, Task
+
+LOOKS = 40
+"""Points of a curve."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run starts from."""
+
+    numbers: Numbers
+    seed: int
+
+
+@dataclass
+class Ended:
+    """The score of a run at its end, and at some steps before; infinite once it has diverged."""
+
+    score: float = math.inf
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+
+def looks(steps: int) -> set[int]:
+    """Numbers of steps after which scores are looked at."""
+    return {round(steps * (i + 1) / LOOKS) for i in range(LOOKS)}
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    return fo.tree.map(lambda *x: torch.stack(x), *trees)
+
+
+def part(tree: Params, i: int) -> Params:
+    """The tensors of one run: views, so that a step in place is one of the stack."""
+    return {name: x[i] for name, x in tree.items()}
+
+
+def train(task: Task, contender: Contender, runs: Sequence[Run], *, curves: bool) -> list[Ended]:
+    """Make all runs to their ends. curves: whether scores are looked at before, too.
+
+    A function of its arguments: seeds decide first parameters and batches, and nothing else is
+    random. One run's numbers do not change another's.
+    """
+    if contender.exact:
+        return _by_line_search(task, contender, runs)
+    return _SideBySide(task, contender, runs).results(looks(task.steps) if curves else set())
+
+
+class _SideBySide:
+    """Runs whose parameters are stacked. A step of each is a compiled one with its own numbers."""
+
+    def __init__(self, task: Task, contender: Contender, runs: Sequence[Run]) -> None:
+        self.task, self.runs, self.averages = task, runs, contender.averages
+        self.alone = len({run.seed for run in runs}) == 1
+        first = {run.seed: task.init(run.seed) for run in runs}
+        self.params: Params = stacked([first[run.seed] for run in runs])
+        self.mine = [part(self.params, i) for i in range(len(runs))]
+        made = [contender.transformation(run.numbers, task.steps) for run in runs]
+        self.states = [tx.init(p) for tx, p in zip(made, self.mine, strict=True)]
+        self.steps = [fo.compile(tx) for tx in made]
+        self.ended = [Ended() for _ in runs]
+        self.running = set(range(len(runs)))
+        shared = 0 if not self.alone else None
+        inputs = (0, *[shared] * len(task.batch(0, 0)))
+        self.slopes = vmap(grad_and_value(task.loss), in_dims=inputs)
+        self.scores = vmap(task.score)
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        if self.alone:
+            return self.task.batch(self.runs[0].seed, step)
+        each = [self.task.batch(run.seed, step) for run in self.runs]
+        return tuple(torch.stack(x) for x in zip(*each, strict=True))
+
+    def results(self, seen: set[int]) -> list[Ended]:
+        """Make all steps; look at the scores after those of `seen`, and at the end."""
+        for step in range(self.task.steps):
+            grads, losses = self.slopes(self.params, *self.batch(step))
+            for i, finite in enumerate(losses.isfinite().tolist()):
+                if i in self.running and not finite:
+                    self.running.discard(i)
+                    fo.tree.map(Tensor.zero_, self.mine[i])  # infinities would be slow
+            for i in self.running:
+                _, self.states[i] = self.steps[i](part(grads, i), self.states[i], self.mine[i])
+            if step + 1 in seen or step + 1 == self.task.steps:
+                self.look(step + 1)
+        return self.ended
+
+    def look(self, step: int) -> None:
+        """Note the scores: of the averages, where a method has such."""
+        kept = self.params
+        if self.averages:
+            both = zip(self.states, self.mine, strict=True)
+            kept = stacked([fo.eval_params(state, own) for state, own in both])
+        for i, score in enumerate(self.scores(kept).tolist()):
+            if i in self.running:
+                score = score if math.isfinite(score) else math.inf
+                self.ended[i].curve.append((step, score))
+                self.ended[i].score = score
+            else:
+                self.ended[i].score = math.inf
+
+
+def _by_line_search(task: Task, contender: Contender, runs: Sequence[Run]) -> list[Ended]:
+    """Runs of the same numbers, as long as evaluations are as many as the steps of the others.
+
+    What counts is the best point evaluated so far: a search along a line may end at a worse one.
+    """
+    ended, seen, count = [Ended() for _ in runs], looks(task.steps), 0
+    slopes, scores = vmap(grad_and_value(task.loss)), vmap(task.score)
+
+    def look(params: Params, step: int) -> None:
+        for own, score in zip(ended, scores(params).tolist(), strict=True):
+            own.score = min(own.score, score) if math.isfinite(score) else own.score
+            own.curve.append((step, own.score))
+
+    def evaluated(params: Params) -> tuple[Tensor, Params]:
+        nonlocal count
+        grads, value = slopes(params)
+        count += 1
+        if count in seen:
+            look(params, count)
+        return value, grads
+
+    params = stacked([task.init(run.seed) for run in runs])
+    tx = contender.transformation(runs[0].numbers, task.steps)
+    value, grads = evaluated(params)
+    updates, _ = tx.update(grads, tx.init(params), params, value=value, value_and_grad=evaluated)
+    look(fo.apply_updates(params, updates), task.steps)
+    return ended
+
+
+def times(task: Task, contender: Contender, numbers: Numbers, count: int = 60) -> dict[str, float]:
+    """Milliseconds of a gradient and of a step of one run, medians, and bytes of its state."""
+    params, tx = task.init(0), contender.transformation(numbers, task.steps)
+    slopes, state, batch = grad_and_value(task.loss), tx.init(params), task.batch(0, 0)
+    size = sum([x.nbytes for x in fo.tree.leaves(state) if isinstance(x, Tensor)])
+    step, spent = None if contender.exact else fo.compile(tx), list[tuple[float, float]]()
+    for _ in range(count):
+        begin = time.perf_counter()
+        grads, _ = slopes(params, *batch)
+        middle = time.perf_counter()
+        if step is not None:
+            _, state = step(grads, state, params)
+        spent.append((middle - begin, time.perf_counter() - middle))
+    gradient, update = [sorted(x)[count // 2] * 1e3 for x in zip(*spent, strict=True)]
+    return {"gradient_ms": gradient, "update_ms": update, "state_bytes": size}
