@@ -29,8 +29,7 @@ from comparison.tasks import Task, all_tasks
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "comparison" / "results"
-QUICK = HERE.parent / "out" / "comparison"
+QUICK = HERE.parent / "out"
 
 
 class BadInput(Exception):
@@ -148,13 +147,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(argv)
     if flags.workers < 1:
         raise BadInput(f"--workers must be at least 1, but is {flags.workers}.")
-    effort, folder = (store.QUICK, QUICK) if flags.quick else (store.FULL, RESULTS)
+    effort, home = (store.QUICK, QUICK) if flags.quick else (store.FULL, HERE)
     names = chosen(flags.task, all_tasks(), "task")
     known = all_contenders()
     contenders = [known[name] for name in chosen(flags.optimizer, known, "optimizer")]
     tasks = [made(name, effort.share) for name in names]
     cells = [(task, own) for task in tasks for own in contenders if own.fits(task)]
-    rows = Store(folder)
+    rows = Store(home / "comparison" / "results")
     comparison = Comparison(rows, effort, cells, again=flags.again)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn()) as progress:
@@ -164,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             comparison.measure(progress)
     rows.tidy()
     if flags.only in (None, "pages"):
-        pages.write(rows, quick=flags.quick)
+        pages.write(rows, [made(name, effort.share) for name in all_tasks()], home)
     return 0
 
 

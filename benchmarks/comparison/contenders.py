@@ -39,6 +39,7 @@ class Contender:
     of the function, as it is called without any. other: whether AdamW has a rate of its own.
     annealed: whether its rate falls to 0. exact: whether it searches along lines, for which losses
     may have no noise. averages: whether an average of the parameters is what it finds.
+    free: whether the size of its steps is that of the rate, whatever the size of gradients.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Contender:
     annealed: bool = True
     exact: bool = False
     averages: bool = False
+    free: bool = True
 
     def transformation(self, numbers: Numbers, steps: int) -> fo.GradientTransformation:
         """For a run of so many steps."""
@@ -74,13 +76,18 @@ class Contender:
         matrices = any(is_hidden_matrix(*item) for item in task.init(0).items())
         return not (self.exact and task.noisy) and (matrices or not self.other)
 
-    def trials(self, count: int, *, decay: bool) -> list[Numbers]:
+    def rates(self, task: Task) -> tuple[float, float]:
+        """The ends of the range of rates on a task."""
+        reach = task.reach if self.free else 1.0
+        return self.lr[0] * reach, self.lr[1] * reach
+
+    def trials(self, count: int, task: Task) -> list[Numbers]:
         """Points of a Sobol sequence, scrambled with seed 0, on logarithmic scales."""
         points = torch.quasirandom.SobolEngine(3, scramble=True, seed=0).draw(count).tolist()
-        decays = self.decay if decay else None
+        decays = self.decay if task.decay else None
         return [
             Numbers(
-                between(self.lr, x),
+                between(self.rates(task), x),
                 0.0 if decays is None else between(decays, y),
                 between((1e-4, 1.0), z) if self.other else None,
             )
@@ -160,6 +167,7 @@ def all_contenders() -> dict[str, Contender]:
         Contender(
             "sgd", "SGD, Nesterov's momentum", alone(fo.sgd, momentum=0.9, nesterov=True),
             (3e-4, 3.0), (1e-6, 1e-2), defaults(fo.sgd),
+            free=False,
         ),
         adam_like("nadam", "NAdam", fo.nadam, alone(fo.nadam, decoupled_weight_decay=True)),
         adam_like("cautious", "cautious AdamW", fo.adamw, cautious),
@@ -174,7 +182,8 @@ def all_contenders() -> dict[str, Contender]:
             averages=True,
         ),
         Contender(
-            "prodigy", "Prodigy", alone(fo.prodigy), (1e-2, 100.0), DECOUPLED, defaults(fo.prodigy)
+            "prodigy", "Prodigy", alone(fo.prodigy), (1e-2, 100.0), DECOUPLED,
+            defaults(fo.prodigy), free=False,
         ),
         Contender(
             "muon_adamw", "Muon and AdamW", muon_adamw, (1e-3, 10.0), DECOUPLED,
@@ -188,6 +197,7 @@ def all_contenders() -> dict[str, Contender]:
         adam_like("psgd_kron", "PSGD Kron", fo.psgd_kron, whole(fo.psgd_kron)),
         Contender(
             "lbfgs", "L-BFGS, strong Wolfe", lbfgs, (1.0, 1.0), None, defaults(fo.lbfgs),
+            free=False,
             annealed=False, exact=True,
         ),
     ]  # fmt: skip

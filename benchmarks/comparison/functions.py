@@ -15,6 +15,8 @@ STIFF = 0.1
 START = 0.1
 """The standard deviation that a seed adds to a valley's start."""
 ROWS, COLUMNS, CONDITION = 32, 24, 1e4
+REACH = 10.0
+"""Parameters start about 1 from the minimum and have a few hundred steps."""
 
 
 def random_basis(size: int, seed: int) -> Tensor:
@@ -46,7 +48,7 @@ def quadratic(name: str, title: str, noise: float) -> Task:
     def batch(seed: int, step: int) -> Batch:
         return (noise * torch.randn(size, generator=draws(seed, step)),)
 
-    return Task(name, title, 500, init, loss, batch if noise else always, value)
+    return Task(name, title, 500, init, loss, batch if noise else always, value, reach=REACH)
 
 
 def kronecker() -> Task:
@@ -67,7 +69,7 @@ def kronecker() -> Task:
         return 0.5 * (left @ params["layers.0.weight"] @ right - target).square().sum()
 
     title = "matrix problem with Kronecker structure"
-    return Task("kronecker", title, 500, init, loss, always, loss)
+    return Task("kronecker", title, 500, init, loss, always, loss, reach=REACH)
 
 
 def rosenbrock(x: Tensor) -> Tensor:
@@ -150,7 +152,7 @@ def valley(
     def loss(params: Params) -> Tensor:
         return function(params["x"])
 
-    return Task(name, title, 500, init, loss, always, loss, passes=passes)
+    return Task(name, title, 300, init, loss, always, loss, passes=passes, reach=REACH)
 
 
 def noisy_bowl(name: str, title: str, noise: Noise, *, masks: bool, passes: float) -> Task:
@@ -166,17 +168,23 @@ def noisy_bowl(name: str, title: str, noise: Noise, *, masks: bool, passes: floa
     def score(params: Params) -> Tensor:
         return bowl(params["x"])
 
-    return Task(name, title, 500, init, loss, noise, score, passes=passes)
+    return Task(name, title, 300, init, loss, noise, score, passes=passes, reach=REACH)
 
 
-def tasks() -> list[Task]:
-    """The quadratics, the matrix problem and the valleys; a valley is passed where the loss has
-    fallen to a ten thousandth of the start's, under noise to a hundredth."""
-    pairs = torch.tensor([1.0, 0.0]).repeat(5)
+def structured() -> list[Task]:
+    """The quadratics and the matrix problem."""
     return [
         quadratic("quadratic", "rotated quadratic, condition ~10⁴, no noise", 0.0),
         quadratic("noisy-quadratic", "the same with noise in the gradient", 1.0),
         kronecker(),
+    ]
+
+
+def valleys() -> list[Task]:
+    """Functions that are passed or not: with a ten thousandth of the start's loss or so, under
+    noise a hundredth."""
+    pairs = torch.tensor([1.0, 0.0]).repeat(5)
+    return [
         valley("rosenbrock", "valley: Rosenbrock, 10-D", rosenbrock, torch.zeros(10), 1e-3),
         valley("beale", "valley: Beale, 2-D", beale, torch.ones(2), 1e-3),
         valley("saddle", "valley: saddles", saddle, pairs, 1e-3),

@@ -57,7 +57,7 @@ def planned(
 ) -> list[Run]:
     """The runs of a part; sweep and final need the winner of the search."""
     if part == "search":
-        return [Run(x, 0) for x in contender.trials(effort.trials, decay=task.decay)]
+        return [Run(x, 0) for x in contender.trials(effort.trials, task)]
     seeds = range(FIRST_REPORTED_SEED, FIRST_REPORTED_SEED + effort.seeds)
     if part == "default":
         decay = contender.default.decay if task.decay else 0.0

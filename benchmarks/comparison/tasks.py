@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,10 @@ class Task:
     init: from a seed to first parameters. loss: of parameters and a batch. batch: from a seed and a
     step to tensors, () if each step sees the same. score: what is reported of parameters, less is
     better. steps: of a run. decay: whether weight decay is searched; where the loss itself is the
-    aim, it is 0. passes: the score with which a run has found the minimum, if there is such. data:
-    a checksum, where the data may differ between machines.
+    aim, it is 0. passes: the score with which a run has found the minimum, if there is such.
+    reach: how much further parameters go than those of networks; rates of optimizers whose steps do
+    not depend on the size of gradients are searched as much higher. data: a checksum, where the
+    data may differ between machines.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Task:
     measure: str = "training loss"
     decay: bool = False
     passes: float | None = None
+    reach: float = 1.0
     data: str = ""
 
     @property
@@ -84,5 +86,6 @@ def all_tasks() -> dict[str, Task]:
     """Every task by its name, in the order in which they are run and shown."""
     from comparison import functions, networks, physics, policy
 
-    found: list[Any] = [*functions.tasks(), *physics.tasks(), *networks.tasks(), *policy.tasks()]
+    found: list[Task] = [*functions.structured(), *physics.tasks(), *networks.tasks()]
+    found += [*policy.tasks(), *functions.valleys()]
     return {task.name: task for task in found}
