@@ -37,7 +37,7 @@ class AdaMuon(ReadyMade):
         momentum: numeric.Hyper = 0.95, eps: numeric.Hyper = 1e-08, nesterov: Nesterov = True,
         ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *, ns_eps: float = 1e-07,
         ns_dtype: torch.dtype = torch.bfloat16, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -52,7 +52,7 @@ class Dion2(ReadyMade):
         ef_decay: numeric.Hyper = 0.95, weight_decay: numeric.Hyper = 0.01,
         ns_coefficients: Coefficients = 'polar_express', ns_steps: int = 5, *,
         ns_eps: float = 1e-08, scale: Scale = 'spectral', ns_dtype: torch.dtype = torch.bfloat16,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -68,7 +68,7 @@ class KLSOAP(ReadyMade):
         weight_decay: numeric.Hyper = 0.01, precondition_frequency: Any = 10,
         normalize_grads: bool = False, init_factor: numeric.Hyper = 0.1,
         max_clamp_value: int | None = 4000, *, refresh: Refresh = 'together',
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -84,7 +84,7 @@ class KLShampoo(ReadyMade):
         weight_decay: numeric.Hyper = 0.01, precondition_frequency: Any = 10,
         normalize_grads: bool = False, init_factor: numeric.Hyper = 0.1,
         max_clamp_value: int | None = 4000, *, refresh: Refresh = 'together',
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -99,7 +99,7 @@ class NorMuon(ReadyMade):
         momentum: numeric.Hyper = 0.95, beta2: numeric.Hyper = 0.95, eps: numeric.Hyper = 1e-10,
         nesterov: Nesterov = True, ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *,
         ns_eps: float = 1e-07, scale: Scale = 'original', ns_dtype: torch.dtype = torch.bfloat16,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -116,7 +116,7 @@ class PSGDKron(ReadyMade):
         max_size_triangular: int = 8192, min_ndim_triangular: int = 2,
         memory_save_mode: MemorySaveMode = None, precond_lr: numeric.Hyper = 0.1,
         clip_rms: numeric.Hyper = 1.1, *, seed: int = 0, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -132,6 +132,7 @@ class SOAP(ReadyMade):
         weight_decay: numeric.Hyper = 0.01, precondition_frequency: Any = 10,
         max_precond_dim: int = 10000, normalize_grads: bool = False, correct_bias: bool = True, *,
         refresh: Refresh = 'together', compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -147,7 +148,7 @@ class Scion(ReadyMade):
         unconstrained: bool = False, eps: numeric.Hyper = 1e-08,
         ns_coefficients: Coefficients = 'jordan', ns_steps: int = 5, *, ns_eps: float = 1e-07,
         ns_dtype: torch.dtype = torch.bfloat16, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -167,6 +168,7 @@ class Shampoo(ReadyMade):
         grafting: Grafting = None, grafting_beta2: numeric.Hyper | None = None,
         grafting_eps: numeric.Hyper = 1e-10, exponents: Exponents = None,
         refresh: Refresh = 'together', compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

@@ -27,6 +27,8 @@ Args:
         warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
         compiled.
     stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.
+    capturable: keep step counts on the device, so that a step can be captured in a CUDA graph, as
+        in :class:`Optimizer`. Default False.
 
     The other arguments are those of :func:`functional_optim.{name}`, with its defaults. They become
     the entries of the parameter groups, and a group may have its own.
@@ -88,6 +90,7 @@ class ADOPT(ReadyMade):
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0,
         clip_exponent: numeric.Hyper | None = 0.25, decoupled_weight_decay: bool = False, *,
         maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -102,7 +105,7 @@ class APOLLO(ReadyMade):
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0, rank: int = 256,
         update_proj_gap: int = 200, scale: numeric.Hyper = 1.0, scale_type: ScaleType = 'channel',
         *, growth: numeric.Hyper = 1.01, seed: int = 0, maximize: bool = False,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -118,6 +121,7 @@ class AdEMAMix(ReadyMade):
         alpha: numeric.Hyper = 2.0, beta3_warmup: numeric.Hyper | None = None,
         alpha_warmup: numeric.Hyper | None = None, eps: numeric.Hyper = 1e-08,
         weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -130,7 +134,7 @@ class AdaBelief(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-16, weight_decay: numeric.Hyper = 0.0, rectify: bool = True, *,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -145,6 +149,7 @@ class AdamMini(ReadyMade):
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0,
         blocks: Mapping[str, Literal['row', 'tensor', 'entry'] | int] | None = None, *,
         maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -158,7 +163,7 @@ class Adan(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.001,
         betas: tuple[numeric.Hyper, numeric.Hyper, numeric.Hyper] = (0.98, 0.92, 0.99),
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, no_prox: bool = False, *,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -174,6 +179,7 @@ class CAME(ReadyMade):
         eps: tuple[numeric.Hyper, numeric.Hyper] = (1e-30, 1e-16),
         clip_threshold: numeric.Hyper = 1.0, weight_decay: numeric.Hyper = 0.0, *,
         maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -186,7 +192,7 @@ class COCOB(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 1.0, alpha: numeric.Hyper = 100.0,
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, *, maximize: bool = False,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -200,7 +206,7 @@ class DoG(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 1.0, reps_rel: numeric.Hyper = 1e-06,
         weight_decay: numeric.Hyper = 0.0, eps: numeric.Hyper = 1e-08,
         init_eta: numeric.Hyper | None = None, *, maximize: bool = False, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -213,6 +219,7 @@ class DoWG(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 1.0, eps: numeric.Hyper = 0.0001, *,
         maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -225,6 +232,7 @@ class Fromage(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, p_bound: numeric.Hyper | None = None, *,
         maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -238,7 +246,7 @@ class GaLore(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.0, rank: int = 128,
         update_proj_gap: int = 200, scale: numeric.Hyper = 0.25, *, maximize: bool = False,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -253,7 +261,7 @@ class LAMB(ReadyMade):
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.01,
         max_grad_norm: numeric.Hyper | None = 1.0, trust_clip: bool = False,
         always_adapt: bool = False, *, maximize: bool = False, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -268,7 +276,7 @@ class LARS(ReadyMade):
         dampening: numeric.Hyper = 0.0, weight_decay: numeric.Hyper = 0.0, nesterov: bool = False,
         trust_coefficient: numeric.Hyper = 0.001, eps: numeric.Hyper = 1e-08,
         always_adapt: bool = False, *, maximize: bool = False, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -281,7 +289,7 @@ class LaProp(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.0004, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-15, weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -294,6 +302,7 @@ class Lion(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.0001, betas: Betas = (0.9, 0.99),
         weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -306,7 +315,7 @@ class MADGRAD(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, momentum: numeric.Hyper = 0.9,
         weight_decay: numeric.Hyper = 0.0, eps: numeric.Hyper = 1e-06, *, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -321,7 +330,7 @@ class MARS(ReadyMade):
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, gamma: numeric.Hyper = 0.025,
         optimize_1d: bool = False, lr_1d: numeric.Hyper = 0.003, betas_1d: Betas = (0.9, 0.95),
         weight_decay_1d: numeric.Hyper = 0.1, *, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -335,6 +344,7 @@ class Momo(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 1.0, weight_decay: numeric.Hyper = 0.0,
         beta: numeric.Hyper = 0.9, lb: numeric.Hyper = 0.0, bias_correction: bool = False,
         use_fstar: bool = False, *, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -348,6 +358,7 @@ class MomoAdam(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.01, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, lb: numeric.Hyper = 0.0,
         use_fstar: bool = False, *, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -361,6 +372,7 @@ class NoisySGD(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.001, eta: numeric.Hyper = 0.01,
         gamma: numeric.Hyper = 0.55, seed: int | Tensor = 0, momentum: numeric.Hyper = 0.0, *,
         maximize: bool = False, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -373,7 +385,7 @@ class NovoGrad(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.95, 0.98),
         eps: numeric.Hyper = 1e-08, weight_decay: numeric.Hyper = 0.0, *, maximize: bool = False,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -386,7 +398,7 @@ class SM3(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.1, momentum: numeric.Hyper = 0.9,
         eps: numeric.Hyper = 1e-30, *, maximize: bool = False, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -398,7 +410,7 @@ class SignSGD(ReadyMade):
 
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, weight_decay: numeric.Hyper = 0.0, *,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -411,6 +423,7 @@ class Signum(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.01, momentum: numeric.Hyper = 0.9,
         weight_decay: numeric.Hyper = 0.0, *, compile: Compile = True, stored: Stored | None = None,
+        capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -423,7 +436,7 @@ class StableAdamW(ReadyMade):
     def __init__(
         self, params: ParamsT, lr: numeric.Hyper = 0.001, betas: Betas = (0.9, 0.99),
         eps: numeric.Hyper = 1e-06, weight_decay: numeric.Hyper = 0.01, *, maximize: bool = False,
-        compile: Compile = True, stored: Stored | None = None,
+        compile: Compile = True, stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 
@@ -437,7 +450,7 @@ class Yogi(ReadyMade):
         self, params: ParamsT, lr: numeric.Hyper = 0.01, betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 0.001, weight_decay: numeric.Hyper = 0.0,
         initial_accumulator_value: float = 1e-06, *, compile: Compile = True,
-        stored: Stored | None = None,
+        stored: Stored | None = None, capturable: bool = False,
     ) -> None:  # fmt: skip
         self._construct(locals())
 

@@ -119,6 +119,7 @@ def signature(name: str, function: ast.FunctionDef) -> str:
         _argument(x, value) for x, value in zip(given.kwonlyargs, given.kw_defaults, strict=True)
     ]
     words += ["compile: Compile = True", "stored: Stored | None = None"]
+    words += ["capturable: bool = False"]
     joined = "\0".join(word.replace(" ", "\1") + "," for word in words).replace("\0", " ")
     lines = textwrap.wrap(joined, 92, break_long_words=False, break_on_hyphens=False)
     return "\n".join(f"        {line}" for line in lines).replace("\1", " ")

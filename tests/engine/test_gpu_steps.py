@@ -135,9 +135,17 @@ def captured(make, device, lr, steps=6, at=3):
     return state_of(opt, params), counts
 
 
-@pytest.mark.parametrize("name", MAKE)
+CAPTURED = {
+    **MAKE,
+    "SGD": by_recipe(sgd),  # torch's own keeps no count
+    "Lion": adapters.Lion,
+    "packed": by_recipe(fo.adamw, stored="int8"),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
 def test_a_captured_step_goes_on_when_it_is_replayed(card, name):
-    make = by_recipe(sgd) if name == "SGD" else MAKE[name]  # torch's own SGD keeps no count
+    make = CAPTURED[name]
     lr = name != "prodigy"
     mine, counts = captured(partial(make, capturable=True), fake.DEVICE, lr)
     theirs, _ = captured(make, "cpu", lr)
