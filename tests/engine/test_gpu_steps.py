@@ -139,7 +139,7 @@ CAPTURED = {
     **MAKE,
     "SGD": by_recipe(sgd),  # torch's own keeps no count
     "Lion": adapters.Lion,
-    "packed": by_recipe(fo.adamw, stored="int8"),
+    "packed": by_recipe(lambda lr: fo.stored(fo.adamw(lr), "int8", min_size=0)),
 }
 
 
