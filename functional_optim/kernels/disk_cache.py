@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import stat
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +29,9 @@ except ImportError:  # not on Windows
     fcntl = None
 
 VARIABLE = "FUNCTIONAL_OPTIM_CACHE"
+NAME = re.compile(r"[0-9a-f]{40}(\.\w+)?")
+"""What is kept has such a name; all else in the folder is left alone."""
+
 DIGEST = 32
 """Bytes of the checksum behind a kept library."""
 
@@ -35,6 +40,15 @@ PATIENCE = 60.0
 
 ABANDONED = 3600.0
 """Seconds after which a file that was not finished is taken for a killed process's."""
+
+LARGEST = 512 * 2**20
+"""Bytes that may be kept: above, what was used least recently is removed. A kernel has 0.1 MB."""
+
+OLDEST = 90 * 86400.0
+"""Seconds without use after which a kernel is removed."""
+
+NOTED = 86400.0
+"""Seconds until a use is noted again, as the time of the last change."""
 
 _refused: set[Path] = set()
 
@@ -137,7 +151,12 @@ def find(name: str) -> Path | None:
     except OSError:
         return None
     body, digest = content[:-DIGEST], content[-DIGEST:]
-    return path if private and hashlib.sha256(body).digest() == digest else None
+    if not private or hashlib.sha256(body).digest() != digest:
+        return None
+    with suppress(OSError):  # a folder that is only read
+        if path.stat().st_mtime < time.time() - NOTED:
+            os.utime(path)
+    return path
 
 
 def read(name: str) -> bytes | None:
@@ -165,8 +184,42 @@ def keep(name: str, body: bytes) -> None:
         _refuse(here, f"writing failed ({error})")
 
 
+class KeptKernel(NamedTuple):
+    """A file of the folder. size: bytes. used: when it was last used, to a day, in seconds since
+    1970."""
+
+    path: Path
+    size: int
+    used: float
+
+
+def kept(here: Path) -> list[KeptKernel]:
+    """What a folder keeps, the most recently used first."""
+    found = []
+    for path in here.iterdir():
+        if NAME.fullmatch(path.name):
+            with suppress(OSError):  # another process was faster
+                status = path.stat()
+                found.append(KeptKernel(path, status.st_size, status.st_mtime))
+    return sorted(found, key=lambda file: -file.used)
+
+
+def prune(here: Path, largest: float = LARGEST, oldest: float = OLDEST) -> list[KeptKernel]:
+    """Remove what was not used for `oldest` seconds, and what is more than `largest` bytes; give
+    what was removed. A process that has loaded a library keeps it."""
+    whole, removed, since = 0, list[KeptKernel](), time.time() - oldest
+    for file in kept(here):
+        whole += file.size
+        if whole > largest or file.used < since:
+            with suppress(OSError):
+                file.path.unlink()
+                removed.append(file)
+    return removed
+
+
 def _tidy(here: Path) -> None:
-    """Remove what killed processes left."""
+    """Remove what killed processes left, and what is too old or too much."""
+    prune(here)
     for path in (*here.glob("new-*"), *here.glob("*.lock")):
         with suppress(OSError):  # another process was faster
             if path.stat().st_mtime < time.time() - ABANDONED:

@@ -20,6 +20,7 @@ ON_DEMAND = (
     "functional_optim.adapters.lbfgs",
     "functional_optim.adapters.stub",
     "functional_optim.algorithms.lbfgs",
+    "functional_optim.cache",
     "functional_optim.estimators",
     "functional_optim.gpu_check",
     "functional_optim.replicas",
