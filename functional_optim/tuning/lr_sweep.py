@@ -1,0 +1,213 @@
+"""What a sweep over one number of a recipe has found: a table, a curve, and a choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.tables import Table, drawn, plain
+
+TOLERANCE = 0.05
+"""Which part of the best value's progress a value may lack to count as good as it."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LRSweep:
+    """The losses of runs that differ in one number, usually the learning rate; `print` it.
+
+    Attributes:
+        name: what the number is called.
+        values: the numbers, in the order in which they were given.
+        losses: a row for each value, a column for each step, on the CPU in float64. Each is the
+            loss of the step's batch, before the step.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> losses = torch.tensor([[4.0, 3.9], [4.0, 1.0], [4.0, 9.0], [4.0, torch.nan]])
+        >>> found = fo.LRSweep("lr", (0.01, 0.1, 1.0, 10.0), losses)
+        >>> found.final
+        tensor([3.9000, 1.0000, 9.0000,    inf])
+        >>> found.diverged
+        tensor([False, False, False,  True])
+        >>> found.best, found.suggestion
+        (0.1, 0.1)
+        >>> found
+          lr  final loss
+        0.01         3.9
+         0.1           1  best, suggestion
+           1           9  above the first loss
+          10         inf  diverged
+        <BLANKLINE>
+        The first loss is 4; the final loss is the last one.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    losses: Tensor
+
+    @property
+    def last(self) -> int:
+        """How many steps the final loss is a median of: the last tenth of them, rounded up."""
+        return math.ceil(self.losses.shape[1] / 10)
+
+    @property
+    def start(self) -> float:
+        """The median over the values of the first step's loss, which is the same for all."""
+        return self.losses[:, 0].median().item()
+
+    @property
+    def final(self) -> Tensor:
+        """The median loss of the last tenth of the steps; inf if one of them is not finite."""
+        end = self.losses[:, -self.last :]
+        return torch.where(end.isfinite().all(1), end.quantile(0.5, dim=1), torch.inf)
+
+    @property
+    def diverged(self) -> Tensor:
+        """Whether the losses of the last tenth of the steps are not all finite; bool."""
+        return self.final.isinf()
+
+    @property
+    def best(self) -> float:
+        """The value with the smallest final loss.
+
+        Raises:
+            ValueError: if all have diverged.
+        """
+        if self.diverged.all():
+            raise ValueError(
+                f"all runs have diverged, at every {self.name} from {_number(min(self.values))} to "
+                f"{_number(max(self.values))}; try smaller values, or look at the loss at the "
+                "parameters themselves."
+            )
+        return self.values[int(self.final.argmin())]
+
+    @property
+    def suggestion(self) -> float:
+        """The value in the middle of those that are about as good as the best.
+
+        As good is a value whose loss has fallen by 95% of what the best value's has, and so is
+        every value between it and the best. The best one may be so by chance, or stand at the edge
+        beyond which runs diverge; the middle (the smaller of two) is as far from this edge as from
+        values that are too slow.
+
+        Raises:
+            ValueError: if all have diverged.
+        """
+        low, high = self._good()
+        return self._sorted()[(low + high) // 2][0]
+
+    def _sorted(self) -> list[tuple[float, float]]:
+        """Values and final losses, by value."""
+        return sorted(zip(self.values, self.final.tolist(), strict=True))
+
+    def _good(self) -> tuple[int, int]:
+        """The first and the last of the values about as good as the best, by place in order."""
+        ordered = self._sorted()
+        low = high = [value for value, _ in ordered].index(self.best)
+        least = ordered[low][1]
+        most = least + TOLERANCE * max(self.start - least, 0.0)
+        while low > 0 and ordered[low - 1][1] <= most:
+            low -= 1
+        while high + 1 < len(ordered) and ordered[high + 1][1] <= most:
+            high += 1
+        return low, high
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the final loss against the value, with matplotlib.
+
+        Values that have diverged, or have ended far above the first loss, are crosses at the top;
+        the shaded range is the one whose middle is the suggestion.
+
+        Args:
+            axes: matplotlib's axes to draw into. Default: those of a new figure of pyplot.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: if matplotlib is not installed.
+        """
+        if axes is None:
+            try:
+                from matplotlib import pyplot
+            except ImportError:
+                raise ImportError(
+                    "LRSweep.plot draws with matplotlib, which is not installed; install it with "
+                    "`pip install matplotlib`, or read the attributes values and final."
+                ) from None
+            axes = pyplot.subplots()[1]
+        ordered = self._sorted()
+        x = [value for value, _ in ordered]
+        finite = [loss for _, loss in ordered if math.isfinite(loss)]
+        if x[0] > 0 and x[-1] >= 10 * x[0]:
+            axes.set_xscale("log")
+        least, start = min(finite, default=0.0), self.start
+        top = max(start, least) + 0.5 * abs(start - least) if math.isfinite(start) else math.inf
+        if 0 < 10 * least < start:
+            axes.set_yscale("log")
+            top = start * (start / least) ** 0.15
+        inside = [loss if loss <= top else math.nan for _, loss in ordered]
+        axes.plot(x, inside, marker="o", markersize=4, label="_final")
+        outside = [value for value, loss in ordered if not loss <= top]
+        place = axes.get_xaxis_transform()
+        if outside:
+            above = "diverged, or far above the first loss"
+            axes.plot(outside, [0.97] * len(outside), "x", color="C3", transform=place, label=above)
+        axes.axhline(start, color="0.6", linestyle=":", linewidth=1, label="first loss")
+        if finite:
+            low, high = self._good()
+            axes.axvspan(x[low], x[high], color="C2", alpha=0.15, linewidth=0)
+            chosen = (("best", self.best, "C1"), ("suggestion", self.suggestion, "C2"))
+            for text, value, color in chosen:
+                loss = self.final[self.values.index(value)].item()
+                axes.plot(value, loss, "o", color=color, label=f"{text}: {_number(value)}")
+        axes.set_xlabel(self.name)
+        axes.set_ylabel(f"final loss: the {self._of}")
+        axes.legend()
+        return axes
+
+    def __str__(self) -> str:
+        return drawn(*self._parts())
+
+    def __repr__(self) -> str:
+        return plain(*self._parts())
+
+    @property
+    def _of(self) -> str:
+        """Of which steps the final loss is."""
+        steps = self.losses.shape[1]
+        if self.last == 1:
+            return "last one"
+        return f"median of the last {self.last} of {steps}"
+
+    def _parts(self) -> tuple[list[list[Table]], list[str]]:
+        """The table, and the lines below it."""
+        rows = [
+            (_number(value), _number(loss), ", ".join(self._remarks(value, loss)))
+            for value, loss in self._sorted()
+        ]
+        notes = [f"The first loss is {_number(self.start)}; the final loss is the {self._of}."]
+        if not self.diverged.all():
+            if self.final.min().item() >= self.start:
+                notes.append("No value has lowered the loss.")
+            for side, edge in (("smallest", min(self.values)), ("largest", max(self.values))):
+                if self.best == edge and len(self.values) > 1:
+                    kind = side.replace("est", "er")
+                    notes.append(f"The best value is the {side} of all; try {kind} ones, too.")
+        return [[Table((self.name, "final loss", ""), tuple(rows), right=(0, 1))]], notes
+
+    def _remarks(self, value: float, loss: float) -> list[str]:
+        if math.isinf(loss):
+            return ["diverged"]
+        chosen = (("best", self.best), ("suggestion", self.suggestion))
+        remarks = [text for text, x in chosen if x == value]
+        return [*remarks, "above the first loss"] if loss > self.start else remarks
+
+
+def _number(x: float) -> str:
+    return f"{x:.4g}"
