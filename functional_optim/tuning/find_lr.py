@@ -68,8 +68,8 @@ def find_lr(
             parameters and state twice (before and after the step), gradients and updates, but not
             the activations. With less than all, chunks run one after another.
         compile: whether to compile the vmapped step with torch.compile. False (the default) is
-            faster for a short sweep: compiling takes 5 to 30 s, which a hundred steps of a small
-            network do not take.
+            faster for a short sweep: compiling alone takes longer than a hundred steps of a small
+            network.
         progress: True shows a progress bar on stderr, False none; None (the default) shows it if
             stderr is a terminal.
 
@@ -142,6 +142,8 @@ def find_lr(
             losses = base.unrecorded(runs.losses, tried, chunk, compile, show)
     finally:
         random.restore()
+    for said in runs.said:
+        warnings.warn(f"functional_optim: {said}.", RuntimeWarning, stacklevel=2)
     if len(tried) > 1 and steps > 1 and bool((losses == losses[0]).all()):
         warnings.warn(
             f"find_lr found the same losses for every {name}: tx_factory must use its argument, "

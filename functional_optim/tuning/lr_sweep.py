@@ -40,10 +40,10 @@ class LRSweep:
           lr  final loss
         0.01         3.9
          0.1           1  best, suggestion
-           1           9  above the first loss
+           1           9
           10         inf  diverged
         <BLANKLINE>
-        The first loss is 4; the final loss is the last one.
+        The first loss is 4; the final loss is the last loss.
     """
 
     name: str
@@ -88,40 +88,33 @@ class LRSweep:
 
     @property
     def suggestion(self) -> float:
-        """The value in the middle of those that are about as good as the best.
+        """The smallest value that is about as good as the best.
 
-        As good is a value whose loss has fallen by 95% of what the best value's has, and so is
-        every value between it and the best. The best one may be so by chance, or stand at the edge
-        beyond which runs diverge; the middle (the smaller of two) is as far from this edge as from
-        values that are too slow.
+        Going down from the best, it is the last whose loss has fallen by at least 95% of what the
+        best value's has. A large value does well in a short run and less so in a long one, and the
+        best often stands next to those that diverge; this is the "one standard error" rule of
+        Breiman et al. (1984), with progress in place of the error: of what is about as good as the
+        best, take what is safest.
 
         Raises:
             ValueError: if all have diverged.
         """
-        low, high = self._good()
-        return self._sorted()[(low + high) // 2][0]
+        ordered = self._sorted()
+        place = [value for value, _ in ordered].index(self.best)
+        least = ordered[place][1]
+        most = least + TOLERANCE * max(self.start - least, 0.0)
+        while place > 0 and ordered[place - 1][1] <= most:
+            place -= 1
+        return ordered[place][0]
 
     def _sorted(self) -> list[tuple[float, float]]:
         """Values and final losses, by value."""
         return sorted(zip(self.values, self.final.tolist(), strict=True))
 
-    def _good(self) -> tuple[int, int]:
-        """The first and the last of the values about as good as the best, by place in order."""
-        ordered = self._sorted()
-        low = high = [value for value, _ in ordered].index(self.best)
-        least = ordered[low][1]
-        most = least + TOLERANCE * max(self.start - least, 0.0)
-        while low > 0 and ordered[low - 1][1] <= most:
-            low -= 1
-        while high + 1 < len(ordered) and ordered[high + 1][1] <= most:
-            high += 1
-        return low, high
-
     def plot(self, axes: Any = None) -> Any:
         """Draw the final loss against the value, with matplotlib.
 
-        Values that have diverged, or have ended far above the first loss, are crosses at the top;
-        the shaded range is the one whose middle is the suggestion.
+        Values that have diverged, or have ended far above the first loss, are crosses at the top.
 
         Args:
             axes: matplotlib's axes to draw into. Default: those of a new figure of pyplot.
@@ -146,30 +139,30 @@ class LRSweep:
         finite = [loss for _, loss in ordered if math.isfinite(loss)]
         if x[0] > 0 and x[-1] >= 10 * x[0]:
             axes.set_xscale("log")
-        least, start = min(finite, default=0.0), self.start
-        top = max(start, least) + 0.5 * abs(start - least) if math.isfinite(start) else math.inf
-        if 0 < 10 * least < start:
-            axes.set_yscale("log")
-            top = start * (start / least) ** 0.15
+        top = self._top(min(finite, default=math.nan), axes)
         inside = [loss if loss <= top else math.nan for _, loss in ordered]
-        axes.plot(x, inside, marker="o", markersize=4, label="_final")
+        axes.plot(x, inside, marker="o", markersize=4)
         outside = [value for value, loss in ordered if not loss <= top]
-        place = axes.get_xaxis_transform()
         if outside:
-            above = "diverged, or far above the first loss"
-            axes.plot(outside, [0.97] * len(outside), "x", color="C3", transform=place, label=above)
-        axes.axhline(start, color="0.6", linestyle=":", linewidth=1, label="first loss")
+            label, place = "diverged, or far above the first loss", axes.get_xaxis_transform()
+            axes.plot(outside, [0.97] * len(outside), "x", color="C3", transform=place, label=label)
+        axes.axhline(self.start, color="0.6", linestyle=":", linewidth=1, label="first loss")
         if finite:
-            low, high = self._good()
-            axes.axvspan(x[low], x[high], color="C2", alpha=0.15, linewidth=0)
             chosen = (("best", self.best, "C1"), ("suggestion", self.suggestion, "C2"))
             for text, value, color in chosen:
                 loss = self.final[self.values.index(value)].item()
                 axes.plot(value, loss, "o", color=color, label=f"{text}: {_number(value)}")
         axes.set_xlabel(self.name)
         axes.set_ylabel(f"final loss: the {self._of}")
-        axes.legend()
+        axes.legend(loc="lower left")
         return axes
+
+    def _top(self, least: float, axes: Any) -> float:
+        """Above which loss a value is drawn as a cross; scales the axis of losses."""
+        if 0 < 10 * least < self.start:
+            axes.set_yscale("log")
+            return self.start * (self.start / least) ** 0.15
+        return max(self.start, least) + 0.5 * (abs(self.start - least) or 1.0)
 
     def __str__(self) -> str:
         return drawn(*self._parts())
@@ -182,8 +175,8 @@ class LRSweep:
         """Of which steps the final loss is."""
         steps = self.losses.shape[1]
         if self.last == 1:
-            return "last one"
-        return f"median of the last {self.last} of {steps}"
+            return "last loss"
+        return f"median of the last {self.last} of {steps} losses"
 
     def _parts(self) -> tuple[list[list[Table]], list[str]]:
         """The table, and the lines below it."""
@@ -205,8 +198,7 @@ class LRSweep:
         if math.isinf(loss):
             return ["diverged"]
         chosen = (("best", self.best), ("suggestion", self.suggestion))
-        remarks = [text for text, x in chosen if x == value]
-        return [*remarks, "above the first loss"] if loss > self.start else remarks
+        return [text for text, x in chosen if x == value]
 
 
 def _number(x: float) -> str:

@@ -8,7 +8,6 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor
 
@@ -48,6 +47,7 @@ class Runs:
 
     params: the parameters, which are copied. batches: the arguments of the loss after the
     parameters, one tuple for each step. random: from where random numbers start in each run.
+    said: what was run in another way than asked for, and why.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Runs:
     ) -> None:
         self.loss_fn, self.tx_factory, self.has_aux = loss_fn, tx_factory, has_aux
         self.params, self.batches, self.random = params, batches, random
+        self.said: list[str] = []
 
     def losses(self, values: Sequence[float], chunk: int, compile: bool, show: Show) -> Tensor:
         """The losses [values, steps], in chunks of equal size, in the first way that works."""
@@ -93,7 +94,7 @@ class Runs:
                     said = text.format(kernels.line(error))
                     ways.pop()
             if said:
-                kernels.tell(said)
+                self.said.append(said)
         return torch.cat(rows)[: len(values)]
 
     def _in_turn(self, values: Sequence[float], show: Show) -> Tensor:
@@ -110,23 +111,21 @@ class Runs:
         Outside of the vmapped functions trees are flat lists of tensors: vmap refuses the None of
         a slot that a parameter does without.
         """
-        leaves, outline = tree.leaves(self.params), tree.structure(self.params)
+        leaves, of_params = tree.leaves(self.params), _numbered(self.params)
         numbers = torch.tensor(values, dtype=torch.float64, device=leaves[0].device)
-        outlines: list[Any] = []
+        of_state = _numbered(self.tx_factory(numbers[0]).init(self.params))
 
         def init(number: Tensor, flat: list[Tensor]) -> list[Tensor]:
-            state = self.tx_factory(number).init(optree.tree_unflatten(outline, flat))
-            outlines.append(tree.structure(state))
-            return tree.leaves(state)
+            state = self.tx_factory(number).init(_filled(of_params, flat))
+            return _flat(of_state, state)
 
         def step_all(
             numbers: Tensor, flat: list[Tensor], slots: list[Tensor], batch: tuple[Any, ...]
         ) -> tuple[list[Tensor], list[Tensor], Tensor]:
             def step(number: Tensor, flat: list[Tensor], slots: list[Tensor]) -> Any:
-                params = optree.tree_unflatten(outline, flat)
-                state = optree.tree_unflatten(outlines[0], slots)
+                params, state = _filled(of_params, flat), _filled(of_state, slots)
                 params, state, loss = self._step(number, params, state, batch)
-                return tree.leaves(params), tree.leaves(state), loss
+                return _flat(of_params, params), _flat(of_state, state), loss
 
             return torch.vmap(step, randomness="same")(numbers, flat, slots)
 
@@ -167,10 +166,31 @@ class Runs:
         return step(params, state, *batch, **extra)[:3]
 
 
+def _numbered(held: Any) -> Any:
+    """A tree with the place of each leaf among all leaves.
+
+    Under torch.compile `tree.map` visits a dict in another order, and nothing else makes trees.
+    """
+    return tree.with_leaves(held, list(range(len(tree.leaves(held)))))
+
+
+def _flat(places: Any, held: Any) -> list[Tensor]:
+    """The leaves of a tree, by their places."""
+    found: dict[int, Tensor] = {}
+    tree.map(found.__setitem__, places, held)
+    return [found[i] for i in range(len(found))]
+
+
+def _filled(places: Any, leaves: list[Tensor]) -> Any:
+    """The tree of leaves that lie in their places."""
+    return tree.map(leaves.__getitem__, places)
+
+
 def _compiled(function: Any) -> Callable[..., Any]:
     """torch.compile of a function with a code of its own, for one code has few variants."""
     code, closure = function.__code__.replace(), function.__closure__
-    return torch.compile(FunctionType(code, function.__globals__, closure=closure))
+    own = FunctionType(code, function.__globals__, closure=closure)
+    return torch.compile(own, fullgraph=True)
 
 
 def _refuse(error: Exception, copies: int) -> None:
