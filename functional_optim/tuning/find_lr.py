@@ -90,8 +90,9 @@ def find_lr(
             does in training mode. Call a copy of the module without running averages:
             `torch.func.replace_all_batch_norm_modules_(copy.deepcopy(model))`.
 
-    Not for small differences: every value is tried once, over a short horizon. A schedule, a longer
-    run or another seed may shift the best value by a factor of two.
+    Not for small differences: every value is tried once, over a short horizon. A run of another
+    length, a schedule or another seed shifts the best value; for a short training pass its own
+    number of steps, and a tx_factory with its schedule.
 
     Example::
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from functional_optim.core.tables import Table, drawn, plain
 
-TOLERANCE = 0.05
+TOLERANCE = 0.02
 """Which part of the best value's progress a value may lack to count as good as it."""
 
 
@@ -90,11 +90,11 @@ class LRSweep:
     def suggestion(self) -> float:
         """The smallest value that is about as good as the best.
 
-        Going down from the best, it is the last whose loss has fallen by at least 95% of what the
-        best value's has. A large value does well in a short run and less so in a long one, and the
-        best often stands next to those that diverge; this is the "one standard error" rule of
-        Breiman et al. (1984), with progress in place of the error: of what is about as good as the
-        best, take what is safest.
+        Going down from the best, it is the last whose loss has fallen by at least 98% of what the
+        best value's has. The best may be so by chance, is nearer to those that diverge, and often
+        does less well in a longer run. This is the "one standard error" rule of Breiman, Friedman,
+        Olshen, Stone, "Classification and Regression Trees" (1984), with a part of the progress in
+        place of the error: of what is about as good as the best, take what is safest.
 
         Raises:
             ValueError: if all have diverged.

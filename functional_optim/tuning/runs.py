@@ -63,6 +63,7 @@ class Runs:
         self.loss_fn, self.tx_factory, self.has_aux = loss_fn, tx_factory, has_aux
         self.params, self.batches, self.random = params, batches, random
         self.said: list[str] = []
+        self.functions: tuple[Callable[..., Any], ...] = ()
 
     def losses(self, values: Sequence[float], chunk: int, compile: bool, show: Show) -> Tensor:
         """The losses [values, steps], in chunks of equal size, in the first way that works."""
@@ -111,9 +112,27 @@ class Runs:
         Outside of the vmapped functions trees are flat lists of tensors: vmap refuses the None of
         a slot that a parameter does without.
         """
-        leaves, of_params = tree.leaves(self.params), _numbered(self.params)
+        leaves = tree.leaves(self.params)
         numbers = torch.tensor(values, dtype=torch.float64, device=leaves[0].device)
-        of_state = _numbered(self.tx_factory(numbers[0]).init(self.params))
+        if not self.functions:
+            of_state = _numbered(self.tx_factory(numbers[0]).init(self.params))
+            init_all, step_all = self._vmapped(_numbered(self.params), of_state)
+            self.functions = (init_all, step_all, _compiled(step_all) if compile else step_all)
+        init_all, *steps = self.functions
+        run = steps[compile]
+        flat = [p.expand(len(values), *p.shape).clone() for p in leaves]
+        slots = init_all(numbers, flat)
+        losses: list[Tensor] = []
+        for batch in self.batches:
+            flat, slots, loss = run(numbers, flat, slots, batch)
+            # the loss may be recorded for tensors that are not among params
+            flat, slots = [x.detach() for x in flat], [x.detach() for x in slots]
+            losses.append(loss.detach())
+            show(len(losses) * len(values))
+        return _on_cpu(losses).T
+
+    def _vmapped(self, of_params: Any, of_state: Any) -> tuple[Callable[..., Any], ...]:
+        """`init` and a step of several copies; of trees as lists, by the places of their leaves."""
 
         def init(number: Tensor, flat: list[Tensor]) -> list[Tensor]:
             state = self.tx_factory(number).init(_filled(of_params, flat))
@@ -129,17 +148,7 @@ class Runs:
 
             return torch.vmap(step, randomness="same")(numbers, flat, slots)
 
-        flat = [p.expand(len(values), *p.shape).clone() for p in leaves]
-        slots = torch.vmap(init, randomness="same")(numbers, flat)
-        run = _compiled(step_all) if compile else step_all
-        losses: list[Tensor] = []
-        for batch in self.batches:
-            flat, slots, loss = run(numbers, flat, slots, batch)
-            # the loss may be recorded for tensors that are not among params
-            flat, slots = [x.detach() for x in flat], [x.detach() for x in slots]
-            losses.append(loss.detach())
-            show(len(losses) * len(values))
-        return _on_cpu(losses).T
+        return torch.vmap(init, randomness="same"), step_all
 
     def _alone(self, value: float, show: Show) -> Tensor:
         """The losses [steps] of one run, by autograd."""
