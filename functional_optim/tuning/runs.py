@@ -125,9 +125,7 @@ class Runs:
         losses: list[Tensor] = []
         for batch in self.batches:
             flat, slots, loss = run(numbers, flat, slots, batch)
-            # the loss may be recorded for tensors that are not among params
-            flat, slots = [x.detach() for x in flat], [x.detach() for x in slots]
-            losses.append(loss.detach())
+            losses.append(loss.detach())  # recorded, if it depends on a module's other parameters
             show(len(losses) * len(values))
         return _on_cpu(losses).T
 
@@ -152,8 +150,7 @@ class Runs:
 
     def _alone(self, value: float, show: Show) -> Tensor:
         """The losses [steps] of one run, by autograd."""
-        params = tree.map(torch.clone, self.params)
-        state = self.tx_factory(value).init(params)
+        params, state = self.params, self.tx_factory(value).init(self.params)
         losses: list[Tensor] = []
         for batch in self.batches:
             params, state, loss = self._step(value, params, state, batch)

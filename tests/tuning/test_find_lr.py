@@ -12,11 +12,12 @@ import torch
 from cases import able
 from helpers import assert_close
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.func import functional_call, grad_and_value
 
 import functional_optim as fo
 from functional_optim.tuning import find_lr as module_of_find_lr
+from functional_optim.tuning import runs as runs_module
 from functional_optim.tuning.runs import Runs
 
 STEPS = 4
@@ -264,11 +265,23 @@ def test_gradients_are_taken_under_no_grad():
     assert_close(found.losses, runs(fo.adamw), 1e-12)
 
 
-def test_steps_are_not_recorded_for_other_parameters():
+@pytest.mark.parametrize("factory", [fo.adamw, RECIPES["lbfgs"], RECIPES["sam"]])
+def test_steps_are_not_recorded_for_other_parameters(factory, monkeypatch):
+    """Graphs of all steps would be kept until the end."""
     net = Net(nn.Tanh())
     some = {name: p for name, p in net.named_parameters() if "2" in name}
-    found = sweep(loss_fn=loss_of(net), params=some)
-    assert not found.losses.requires_grad
+    recorded, step_of = [], Runs._step
+
+    def noted(self, number, params, state, batch):
+        recorded.extend([x.requires_grad for x in fo.tree.leaves((params, state))])
+        return step_of(self, number, params, state, batch)
+
+    monkeypatch.setattr(Runs, "_step", noted)
+    kept: list[Any] = []
+    monkeypatch.setattr(runs_module, "_on_cpu", lambda x: kept.extend(x) or torch.stack(x))
+    sweep(factory, loss_fn=loss_of(net), params=some)
+    assert recorded
+    assert not any([*recorded, *[x.requires_grad for x in kept]])
     assert all(p.grad is None for p in net.parameters())
 
 
@@ -382,6 +395,15 @@ def test_a_compiled_sweep_is_one_graph(monkeypatch):
     found = sweep(fo.came, compile=True, chunk=2)
     assert_close(found.losses, runs(fo.came), 1e-10)
     assert (found.losses.shape, counter.frame_count) == ((3, STEPS), 1)
+
+
+def test_there_is_no_limit_to_compiled_sweeps(monkeypatch):
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for _ in range(3):
+            sweep(fo.sgd, compile=True, steps=1)
+    assert counter.frame_count == 3
 
 
 def test_what_cannot_be_compiled_runs_without(monkeypatch):
