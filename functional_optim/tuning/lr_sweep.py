@@ -148,13 +148,13 @@ class LRSweep:
             axes.plot(outside, [0.97] * len(outside), "x", color="C3", transform=place, label=label)
         axes.axhline(self.start, color="0.6", linestyle=":", linewidth=1, label="first loss")
         if finite:
-            chosen = (("best", self.best, "C1"), ("suggestion", self.suggestion, "C2"))
-            for text, value, color in chosen:
-                loss = self.final[self.values.index(value)].item()
-                axes.plot(value, loss, "o", color=color, label=f"{text}: {_number(value)}")
+            chosen = (("suggestion", self.suggestion, "oC2"), ("best", self.best, "*C1"))
+            for text, value, look in chosen:
+                loss, label = self.final[self.values.index(value)].item(), _number(value)
+                axes.plot(value, loss, look, markersize=10, label=f"{text}: {label}")
         axes.set_xlabel(self.name)
         axes.set_ylabel(f"final loss: the {self._of}")
-        axes.legend(loc="lower left")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
         return axes
 
     def _top(self, least: float, axes: Any) -> float:
