@@ -248,6 +248,8 @@ if TYPE_CHECKING:
     from functional_optim.estimators import spsa as spsa
     from functional_optim.replicas.sync.diloco import diloco as diloco
     from functional_optim.replicas.sync.local_sgd import local_sgd as local_sgd
+    from functional_optim.tuning.find_lr import find_lr as find_lr
+    from functional_optim.tuning.lr_sweep import LRSweep as LRSweep
 else:
     __getattr__, __dir__, __all__ = _on_demand(
         __name__,
@@ -321,5 +323,7 @@ else:
             ),
             "functional_optim.replicas.sync.diloco": ("diloco",),
             "functional_optim.replicas.sync.local_sgd": ("local_sgd",),
+            "functional_optim.tuning.find_lr": ("find_lr",),
+            "functional_optim.tuning.lr_sweep": ("LRSweep",),
         },
     )

@@ -26,6 +26,7 @@ ON_DEMAND = (
     "functional_optim.replicas",
     "functional_optim.schedules",
     "functional_optim.search",
+    "functional_optim.tuning",
     "functional_optim.warmup",
 )
 """What no program has to load that does not use it."""

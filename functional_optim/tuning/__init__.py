@@ -1,0 +1,1 @@
+"""Sweeps over one number of a recipe."""

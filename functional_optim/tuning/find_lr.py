@@ -1,0 +1,225 @@
+"""`find_lr`: the learning rate, or another number of a recipe, by many short runs at once."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import numeric, tree
+from functional_optim.core import base
+from functional_optim.core.progress import progress as showing
+from functional_optim.engine.train_step import Loss
+from functional_optim.tuning.lr_sweep import LRSweep
+from functional_optim.tuning.runs import PROVIDED, Factory, RandomState, Runs
+
+MEMORY = 2**30
+"""How many bytes the copies of one chunk may take by default, without activations: 1 GiB."""
+
+
+def find_lr(
+    loss_fn: Loss,
+    tx_factory: Factory,
+    params: Any,
+    batches: Iterable[Any],
+    *,
+    values: Iterable[float] | None = None,
+    low: float = 1e-6,
+    high: float = 10.0,
+    count: int = 29,
+    steps: int = 100,
+    name: str = "lr",
+    has_aux: bool = False,
+    chunk: int | None = None,
+    compile: bool = False,
+    progress: bool | None = None,
+) -> LRSweep:
+    """Train a copy of the parameters with each learning rate, all in one vmapped step.
+
+    Every copy starts from the same parameters and sees the same batches and the same random
+    numbers, so that the runs differ in one number only. `print` what is returned, or `plot()` it;
+    its `suggestion` is the value to go on with.
+
+    Args:
+        loss_fn: `loss_fn(params, *batch)` returns the loss, a real 0-dim tensor, as for
+            `compile_train_step`. For a module, call it by `torch.func.functional_call`. It changes
+            nothing: see the error below for batch norm.
+        tx_factory: from the value to a transformation, such as `fo.adamw`, or
+            `lambda lr: fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr))`. The value may be any
+            number of the recipe: a decay, a momentum, the peak of a schedule. It comes as a 0-dim
+            float64 tensor that vmap maps over.
+        params: a pytree of tensors, such as `dict(model.named_parameters())`. It is not modified.
+        batches: an iterable, such as a list or a DataLoader. Tensors in a tuple or a list are the
+            arguments of loss_fn after the parameters; anything else is one argument. The first
+            `steps` are taken and kept in memory. If there are fewer, they are used again from the
+            first one on.
+        values: what to try, finite numbers. Default: `count` values from `low` to `high`.
+        low, high, count: values in equal ratios, rounded to 4 digits; 0 < low < high, count ≥ 2.
+            Default: from 1e-6 to 10, 4 in a decade.
+        steps: how many steps each run makes, ≥ 1. Default 100.
+        name: what the value is called in the table and the plot.
+        has_aux: whether `loss_fn` returns `(loss, aux)`; aux is ignored.
+        chunk: how many copies are trained at once, ≥ 1. Default: as many as take 1 GiB, counting
+            parameters and state twice (before and after the step), gradients and updates, but not
+            the activations. With less than all, chunks run one after another.
+        compile: whether to compile the vmapped step with torch.compile. False (the default) is
+            faster for a short sweep: compiling alone takes longer than a hundred steps of a small
+            network.
+        progress: True shows a progress bar on stderr, False none; None (the default) shows it if
+            stderr is a terminal.
+
+    Returns:
+        An `LRSweep` with `values`, `losses` [values, steps], `final`, `diverged`, `best` and
+        `suggestion`. A run that diverges has losses of inf or NaN, and does not disturb the others.
+        torch's random numbers are afterwards what they were before.
+
+    If vmap refuses the loss or the recipe, such as one that branches on values, the values run one
+    after another with the same results, and a warning says so. Then tx_factory gets Python floats.
+
+    Raises:
+        TypeError: if an argument is of another type than above; if tx_factory returns no
+            transformation, or one that needs an extra argument other than the loss and its
+            gradients; if loss_fn returns no real 0-dim tensor.
+        ValueError: if there are no values, batches or parameters, or a number is out of range.
+        RuntimeError: if loss_fn changes a tensor in place that is not among params, as batch norm
+            does in training mode. Call a copy of the module without running averages:
+            `torch.func.replace_all_batch_norm_modules_(copy.deepcopy(model))`.
+
+    Not for small differences: every value is tried once, over a short horizon. A run of another
+    length, a schedule or another seed shifts the best value; for a short training pass its own
+    number of steps, and a tx_factory with its schedule.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+        >>> y = x @ torch.tensor([1.0, -2.0, 0.5])
+        >>> def loss_fn(params, x, y):
+        ...     return (x @ params["w"] - y).square().mean()
+        >>> params = {"w": torch.zeros(3)}
+        >>> rates = [0.01, 0.1, 10.0]
+        >>> found = fo.find_lr(loss_fn, fo.sgd, params, [(x, y)], values=rates, steps=20)
+        >>> found.best
+        0.1
+        >>> found.losses.shape
+        torch.Size([3, 20])
+    """
+    if not callable(loss_fn) or isinstance(loss_fn, base.GradientTransformation):
+        raise TypeError(
+            f"find_lr takes a loss function first, but got a {type(loss_fn).__name__}; call it as "
+            "find_lr(loss_fn, tx_factory, params, batches)."
+        )
+    if not callable(tx_factory):
+        raise TypeError(
+            f"find_lr takes a function from a number to a transformation second, but got a "
+            f"{type(tx_factory).__name__}; pass e.g. fo.adamw, or lambda lr: fo.adamw(lr), not "
+            "what it returns."
+        )
+    numeric.check_count("find_lr", 1, steps=steps, **({} if chunk is None else {"chunk": chunk}))
+    tried = _spaced(low, high, count) if values is None else _numbers(values)
+    base.check_params(params)
+    if not tree.leaves(params):
+        raise ValueError(
+            "find_lr got params without a tensor; pass a pytree of tensors such as "
+            "dict(model.named_parameters())."
+        )
+    detached = tree.map(Tensor.detach, params)
+    for value in tried:  # a recipe checks Python numbers, and takes tensors as they are
+        _check_made(tx_factory(value))
+    if chunk is None:
+        state = _bytes(tx_factory(tried[0]).init(detached))
+        chunk = max(1, MEMORY // max(1, 2 * state + 4 * _bytes(params)))
+    random = RandomState(params)
+    try:
+        given = _batches(batches, steps)
+        runs = Runs(loss_fn, tx_factory, detached, given, random, has_aux=has_aux)
+        text = f"find_lr, {len(tried)} values of {name}: steps"
+        with showing(text, len(tried) * steps, progress) as show:
+            losses = base.unrecorded(runs.losses, tried, chunk, compile, show)
+    finally:
+        random.restore()
+    for said in runs.said:
+        warnings.warn(f"functional_optim: {said}.", RuntimeWarning, stacklevel=2)
+    if len(tried) > 1 and steps > 1 and bool((losses == losses[0]).all()):
+        warnings.warn(
+            f"find_lr found the same losses for every {name}: tx_factory must use its argument, "
+            "and loss_fn the parameters that it is called with.",
+            stacklevel=2,
+        )
+    return LRSweep(name, tuple(tried), losses)
+
+
+def _spaced(low: float, high: float, count: int) -> list[float]:
+    """Values in equal ratios from low to high."""
+    numeric.check_count("find_lr", 2, count=count)
+    if not all(isinstance(x, (int, float)) for x in (low, high)) or not 0 < low < high < math.inf:
+        raise ValueError(
+            f"find_lr needs numbers with 0 < low < high, but got low={low!r} and high={high!r}; "
+            "for other values pass values=[...]."
+        )
+    exponents = torch.linspace(math.log10(low), math.log10(high), count, dtype=torch.float64)
+    return [float(f"{10**x:.4g}") for x in exponents.tolist()]
+
+
+def _numbers(values: Any) -> list[float]:
+    """The values as Python floats."""
+    try:
+        found = [float(x) for x in values]
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"find_lr takes a sequence of numbers as values, but got {values!r}; pass e.g. "
+            "values=[0.01, 0.03, 0.1]."
+        ) from None
+    if not found or not all(map(math.isfinite, found)):
+        raise ValueError(
+            f"find_lr needs one finite number or more as values, but got {values!r}; pass e.g. "
+            "values=[0.01, 0.03, 0.1]."
+        )
+    return found
+
+
+def _check_made(tx: Any) -> None:
+    """Raise TypeError unless tx_factory has made a transformation that runs can step."""
+    if not isinstance(tx, base.GradientTransformation):
+        raise TypeError(
+            f"find_lr's tx_factory must return a transformation, but it returned a "
+            f"{type(tx).__name__}; return e.g. fo.adamw(lr)."
+        )
+    needed = [x for x in tx.required if x not in PROVIDED]
+    if needed:
+        raise TypeError(
+            f"find_lr cannot provide the extra argument {', '.join(needed)}, which the "
+            "transformation of tx_factory needs; leave the part out that takes it."
+        )
+
+
+def _batches(batches: Any, steps: int) -> list[tuple[Any, ...]]:
+    """The arguments of the loss after the parameters, for each step."""
+    try:
+        kept = list(islice(batches, steps))
+    except TypeError as error:
+        if isinstance(batches, Iterable) and not (
+            isinstance(batches, Tensor) and not batches.dim()
+        ):
+            raise  # of the iterable itself
+        raise TypeError(
+            f"find_lr takes an iterable of batches, but got a {type(batches).__name__}; pass a "
+            f"DataLoader, or a list such as [(x, y)]."
+        ) from error
+    if not kept:
+        raise ValueError(
+            "find_lr got no batch; pass an iterable that is not used up, such as a list or a "
+            "DataLoader."
+        )
+    given = [tuple(x) if isinstance(x, (tuple, list)) else (x,) for x in kept]
+    return list(islice(cycle(given), steps))
+
+
+def _bytes(held: Any) -> int:
+    """The bytes of a tree's tensors."""
+    return sum([x.nbytes for x in tree.leaves(held) if isinstance(x, Tensor)])
