@@ -41,6 +41,7 @@ with _uncollected():
     from functional_optim.checkpoint.decoded import decoded as decoded
     from functional_optim.checkpoint.decoded import encoded as encoded
     from functional_optim.checkpoint.lookup import get as get
+    from functional_optim.checkpoint.lookup import numbers as numbers
     from functional_optim.checkpoint.state_dict import load_state_dict as load_state_dict
     from functional_optim.checkpoint.state_dict import state_dict as state_dict
     from functional_optim.combinators.as_matrix import as_matrix as as_matrix
