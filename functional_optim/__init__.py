@@ -249,6 +249,7 @@ if TYPE_CHECKING:
     from functional_optim.estimators import spsa as spsa
     from functional_optim.replicas.sync.diloco import diloco as diloco
     from functional_optim.replicas.sync.local_sgd import local_sgd as local_sgd
+    from functional_optim.reports.report import report as report
 else:
     __getattr__, __dir__, __all__ = _on_demand(
         __name__,
@@ -322,5 +323,6 @@ else:
             ),
             "functional_optim.replicas.sync.diloco": ("diloco",),
             "functional_optim.replicas.sync.local_sgd": ("local_sgd",),
+            "functional_optim.reports.report": ("report",),
         },
     )
