@@ -18,6 +18,7 @@ from functional_optim.adapters.state.decoding import decode_slots
 from functional_optim.adapters.state.filling import Made, discard
 from functional_optim.adapters.state.loading import check_loaded, load_checked
 from functional_optim.adapters.state.names import named, place
+from functional_optim.adapters.state.numbers import numbers_of
 from functional_optim.adapters.state.recipes import (
     ByReference,
     Recipe,
@@ -273,6 +274,24 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         load = super().load_state_dict
         load_checked(self, lambda given: _without_compiler(load, given), state_dict)
+
+    def numbers(self, *names: str) -> dict[str, float]:
+        """All single numbers of the states, read at once; see `functional_optim.numbers`.
+
+        These are `step`, the largest count of steps; hyperparameters, those of schedules as they
+        were at the last step; what the optimizer counts once; and what the state of each parameter
+        has, such as the numbers of `monitor(per_tensor=True)`. The latter stand under the name and
+        the parameter's name, or its place in the group: `"cosine/layer.weight"`, `"cosine/0"`. With
+        several groups hyperparameters stand under name and group, `"lr/0"`, and places are counted
+        in the group, `"cosine/0.1"`.
+
+        Args:
+            names: those to read, as in `functional_optim.numbers`. Default: all.
+
+        Raises:
+            KeyError: for a name under which there is no single number.
+        """
+        return numbers_of(self, names)
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if what was loaded does not fit.

@@ -76,7 +76,7 @@ class SAM(Optimizer):
     """
 
     around: ClassVar[Callable[..., SharpnessAware]] = staticmethod(fo.sam)
-    numbers: ClassVar[tuple[str, ...]] = ("rho",)
+    uphill: ClassVar[tuple[str, ...]] = ("rho",)
 
     def __init__(
         self, params: ParamsT, recipe: Recipe = fo.sgd, rho: float | Tensor = 0.05, *,
@@ -92,15 +92,15 @@ class SAM(Optimizer):
         stored: Stored | None,
         hyper: dict[str, Any],
     ) -> None:
-        for name in self.numbers:
+        for name in self.uphill:
             if callable(hyper[name]):
                 raise TypeError(
                     f"{type(self).__name__} takes a number as {name}, but got a schedule; write "
                     f"opt.param_groups[i][{name!r}] before a step, or use fo.sam in a functional "
                     "loop."
                 )
-        type(self).around(fo.identity(), **{name: hyper[name] for name in self.numbers})
-        own = Inner(recipe, self.numbers) if callable(recipe) else recipe
+        type(self).around(fo.identity(), **{name: hyper[name] for name in self.uphill})
+        own = Inner(recipe, self.uphill) if callable(recipe) else recipe
         super().__init__(params, own, compile=compile, stored=stored, **hyper)
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -120,14 +120,14 @@ class SAM(Optimizer):
     def _uphill(self) -> SharpnessAware:
         """The step uphill of all groups."""
         first, *others = self.param_groups
-        for name in self.numbers:
+        for name in self.uphill:
             if any(group[name] != first[name] for group in others):
                 raise ValueError(
                     f"{type(self).__name__} goes uphill with all groups together, but they have "
                     f"different {name}: {[group[name] for group in self.param_groups]}; give all "
                     "of them one."
                 )
-        return type(self).around(fo.identity(), **{name: first[name] for name in self.numbers})
+        return type(self).around(fo.identity(), **{name: first[name] for name in self.uphill})
 
     def _at_the_worse_point(self, tx: SharpnessAware, closure: Callable[[], Any]) -> None:
         """Leave the gradients that the parameters have uphill; they are as they were afterwards."""
@@ -175,7 +175,7 @@ class ASAM(SAM):
     """
 
     around = staticmethod(fo.asam)
-    numbers = ("rho", "eta")
+    uphill = ("rho", "eta")
 
     def __init__(
         self, params: ParamsT, recipe: Recipe = fo.sgd, rho: float | Tensor = 0.5,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -144,6 +144,22 @@ def halved(params: list[Tensor]) -> Step:
     return adapters.Optimizer(half, lambda: fo.master_weights(fo.adamw(1e-3), "split16")).step
 
 
+def monitored(measures: Mapping[str, fo.measures.Measure], *, per_tensor: bool) -> Build:
+    """AdamW with measurements around it."""
+    return of(lambda lr=1e-3: fo.monitor(measures, around=fo.adamw(lr), per_tensor=per_tensor))
+
+
+DIAGNOSTICS = fo.measures.diagnostics
+WITHOUT_PARAMS = {name: x for name, x in DIAGNOSTICS.items() if "params" not in x.of}
+MONITORED = {
+    "monitor": ("diagnostics of each parameter", monitored(DIAGNOSTICS, per_tensor=True)),
+    "monitor_gradients": (
+        "the same without norms of weights",
+        monitored(WITHOUT_PARAMS, per_tensor=True),
+    ),
+    "monitor_model": ("diagnostics of the model", monitored(DIAGNOSTICS, per_tensor=False)),
+}
+
 OTHERS = {
     "NAdam": (0.5,),
     "RAdam": (0.5,),
@@ -203,6 +219,8 @@ def rows() -> list[Row]:
     rivals = {"our AdamW": ours("AdamW")}
     what = "Micro-batches of AdamW, four a step"
     found.append(row("accumulate", what, GPT, accumulating, rivals))
+    for key, (what, build) in MONITORED.items():
+        found.append(row(key, f"AdamW, {what}", GPT, build, rivals))
     for key, (what, made) in MEASURING.items():
         found.append(row(key, what, GPT, of(made), {"our AdamW": ours("AdamW")}, (1.5,)))
     for workload, bars in ((GPT, (0.75,)), (SQUARES, (0.12,))):

@@ -41,6 +41,7 @@ with _uncollected():
     from functional_optim.checkpoint.decoded import decoded as decoded
     from functional_optim.checkpoint.decoded import encoded as encoded
     from functional_optim.checkpoint.lookup import get as get
+    from functional_optim.checkpoint.lookup import numbers as numbers
     from functional_optim.checkpoint.state_dict import load_state_dict as load_state_dict
     from functional_optim.checkpoint.state_dict import state_dict as state_dict
     from functional_optim.combinators.as_matrix import as_matrix as as_matrix
@@ -250,6 +251,7 @@ if TYPE_CHECKING:
     from functional_optim.replicas.sync.local_sgd import local_sgd as local_sgd
     from functional_optim.tuning.find_lr import find_lr as find_lr
     from functional_optim.tuning.lr_sweep import LRSweep as LRSweep
+    from functional_optim.tuning.report import report as report
 else:
     __getattr__, __dir__, __all__ = _on_demand(
         __name__,
@@ -323,6 +325,7 @@ else:
             ),
             "functional_optim.replicas.sync.diloco": ("diloco",),
             "functional_optim.replicas.sync.local_sgd": ("local_sgd",),
+            "functional_optim.tuning.report": ("report",),
             "functional_optim.tuning.find_lr": ("find_lr",),
             "functional_optim.tuning.lr_sweep": ("LRSweep",),
         },

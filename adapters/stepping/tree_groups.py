@@ -72,17 +72,20 @@ class TreeGroup:
         extra: arguments for those who take them.
         """
         grads = [p.grad for p in self.params]
+        params = self._tree(self.params)
+        asked = {name: extra[name] for name in self.tx.extra if name in extra}
+        return self.tx.update(self._tree(grads), self.state(), params, **asked)
+
+    def state(self) -> Any:
+        """The state of the transformation, as it is kept."""
         kept = (self.optimizer.state.get(self.params[0]) if self.params else None) or {}
-        state = tree.with_leaves(
+        return tree.with_leaves(
             self.fresh,
             [
                 kept[path].to(leaf.dtype).reshape(leaf.shape) if path in kept else leaf
                 for path, leaf in tree.items(self.fresh)
             ],
         )
-        params = self._tree(self.params)
-        asked = {name: extra[name] for name in self.tx.extra if name in extra}
-        return self.tx.update(self._tree(grads), state, params, **asked)
 
     def written(self, updates: Any, state: Any) -> Write:
         """The step of the group's parameters, in place, and of their state, ready to be written.

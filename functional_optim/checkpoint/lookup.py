@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optree
+import torch
 from torch import Tensor
 
 from functional_optim import tree
+from functional_optim.core import sharding
 from functional_optim.core.lift import State
 
 
@@ -39,7 +42,7 @@ def get(state: Any, *names: str) -> Any:
         >>> fo.get(state, "lr").item(), fo.get(state, "w", "exp_avg")
         (0.1, tensor([0., 0.]))
     """
-    found = _entries(state)
+    found = entries_of(state)
     if len(names) == 1:
         return _one(found, names[0])
     if len(names) != 2:
@@ -57,9 +60,78 @@ def get(state: Any, *names: str) -> Any:
     )
 
 
+def numbers(state: Any, *names: str) -> dict[str, float]:
+    """All single numbers of a state, read at once: what a log of a training is made of.
+
+    These are the count of steps, hyperparameters, carried numbers, and slots that hold one number
+    for each leaf, such as what `monitor(per_tensor=True)` keeps. An optimizer object has a method
+    of this name.
+
+    Args:
+        state: of a chain, or of anything that holds such states.
+        names: those to read, by name as in `get`. Default: all.
+
+    Returns:
+        Python floats by name; for a slot by name and path, as in `"cosine/layer.weight"`. Reading
+        waits once for each device on which there are such numbers.
+
+    Raises:
+        KeyError: for a name under which there is no single number: it lists those that there are.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> watch = {"cosine": fo.measures.cosine}
+        >>> tx = fo.monitor(watch, around=fo.sgd(lr=0.5), per_tensor=True)
+        >>> w = {"w": torch.zeros(2)}
+        >>> u, state = tx.update({"w": torch.ones(2)}, tx.init(w), w)
+        >>> fo.numbers(state)
+        {'step': 1.0, 'lr': 0.5, 'cosine/w': 1.0}
+    """
+    return read(single(entries_of(state)), names)
+
+
+def single(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The single numbers among the entries of a state, those of a slot by name and path."""
+    found: dict[str, Any] = {}
+    for key, entry in entries.items():
+        leaves = list(tree.items(entry))
+        if all(isinstance(x, Tensor) and x.dim() == 0 for _, x in leaves):
+            found.update({f"{key}/{path}" if path else key: x for path, x in leaves})
+    return found
+
+
+def read(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
+    """The values of numbers that were found, under these names or all. A tensor's device is waited
+    for once.
+
+    Raises:
+        KeyError: for a name under which there is none.
+    """
+    chosen = list(found)
+    if names:
+        each = [[key for key in found if _fits(key.split("/", 1)[0], name)] for name in names]
+        for name, mine in zip(names, each, strict=True):
+            if not mine:
+                known = dict.fromkeys([key.split("/", 1)[0] for key in found])
+                raise KeyError(
+                    f"the state has no single number called {name!r}; it has {_listed(known)}."
+                )
+        chosen = list(dict.fromkeys([key for mine in each for key in mine]))
+    values = {key: found[key] for key in chosen}
+    devices: dict[torch.device, list[str]] = {}
+    for key, x in values.items():
+        if isinstance(x, Tensor):
+            devices.setdefault(x.device, []).append(key)
+    for mine in devices.values():
+        wide = [sharding.whole(values[key].detach()).to(torch.float64) for key in mine]
+        values.update(zip(mine, torch.stack(wide).tolist(), strict=True))
+    return {key: float(x) for key, x in values.items()}
+
+
 def keys(state: Any, name: str) -> list[str]:
     """All that a state holds under a name, by the keys that `get` lists."""
-    return [key for key in _entries(state) if _fits(key, name)]
+    return [key for key in entries_of(state) if _fits(key, name)]
 
 
 def _one(found: dict[str, Any], name: str) -> Any:
@@ -86,7 +158,7 @@ def _fits(key: str, name: str) -> bool:
     return len(wanted) > 1 and words[-1] == wanted[-1] and all(word in rest for word in wanted)
 
 
-def _entries(state: Any) -> dict[str, Any]:
+def entries_of(state: Any) -> dict[str, Any]:
     """All that a state holds, by name; what two of its parts call the same, after their places.
 
     The hyperparameters of a whole, as `with_schedule` has them, come before those of its parts.
@@ -105,7 +177,7 @@ def _entries(state: Any) -> dict[str, Any]:
         pairs = zip(map(str, range(len(state))), state, strict=True)
     else:
         return {}
-    parts = [(str(name), value, _entries(value)) for name, value in pairs if name != "past"]
+    parts = [(str(name), value, entries_of(value)) for name, value in pairs if name != "past"]
     keys = [key for _, _, inner in parts for key in inner]
     found: dict[str, Any] = {}
     for name, value, inner in parts:

@@ -149,7 +149,7 @@ def summed_elsewhere(
     if known is None:
         shut = totals.shut([step.opened(i)] if placement.gate else [])
         raise Missing(key, [] if shut else _parts(groups, step))
-    return known or nothing_measured(placement.rule)
+    return known or nothing_measured(placement)
 
 
 def _parts(groups: list[RowGroup], step: StepScalars) -> list[tuple[Tensor, ...]]:

@@ -18,7 +18,6 @@ from functional_optim.core.rule import (
     Keyed,
     Numbers,
     Placement,
-    Rule,
     Selected,
     flat_numbers,
     form_of,
@@ -312,14 +311,16 @@ def over_groups(placement: Placement, total: Numbers | None) -> Numbers:
     In a process that has none of the leaves, or no gradient for them, zeros take part.
     """
     if total is None:
-        total = nothing_measured(placement.rule)
+        total = nothing_measured(placement)
     return (
         sharding.summed_over(total, placement.reduce_groups) if placement.reduce_groups else total
     )
 
 
-def nothing_measured(rule: Rule) -> Numbers:
+def nothing_measured(placement: Placement) -> Numbers:
     """The total of a rule's measurement on no tensors: as many zeros as it measures on one."""
-    p = torch.zeros((1, 1), device="cpu")
+    rule, p = placement.rule, torch.zeros((1, 1), device="cpu")
     given = rule.numbers_before(1.0, rule.carry or ())
-    return (0.0,) * len(measure([Placement(rule)], Leaf(p, p, [init_slots(rule, p)], [given])))
+    lookback = None if placement.lookback is None else 0
+    alone = Placement(rule, lookback=lookback)
+    return (0.0,) * len(measure([alone], Leaf(p, p, [init_slots(rule, p)], [given])))

@@ -224,10 +224,10 @@ class StepContext(StepScalars):
         tasks: list[BoundScalars] = []
         with suppress(Exception):  # which the step itself will raise
             while trial.proceed():
-                shut, rule = trial.is_shut(), self.placements[len(trial.numbers)].rule
+                shut, placement = trial.is_shut(), self.placements[len(trial.numbers)]
                 if not shut:
                     tasks.append(self.tensors.bound(trial.to_measure(), "reduce"))
-                trial.advance(None if shut else nothing_measured(rule))
+                trial.advance(None if shut else nothing_measured(placement))
             tasks.append(self.tensors.bound(trial.numbers, "step"))
         return self.tensors.wanted(self.grads, tasks)
 
@@ -242,7 +242,7 @@ class StepContext(StepScalars):
         """Work out the next rule's numbers. total: None if nobody has measured anything."""
         placement = self.placements[len(self.numbers)]
         if total is None and placement.rule.reduce is not None and not self.is_shut():
-            total = nothing_measured(placement.rule)
+            total = nothing_measured(placement)
         super().advance(total)
 
     def step(self) -> list[Write]:

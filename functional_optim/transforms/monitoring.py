@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import keyword
 from collections import namedtuple
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from functional_optim import numeric
+from functional_optim.core import base, sharding
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.measures import Measure
+from functional_optim.core.leafwise import Leafwise, leafwise, made_of_rules
+from functional_optim.core.storage import compute_dtype
+from functional_optim.measures import Measure, Place
+
+PLACES: tuple[Place, ...] = get_args(Place)
 
 _records: dict[tuple[str, ...], Any] = {}
 
@@ -21,7 +26,9 @@ _records: dict[tuple[str, ...], Any] = {}
 def monitor(
     measures: Mapping[str, Measure | Callable[[Tensor], Tensor]],
     *,
-    of: Literal["updates", "params"] = "updates",
+    of: Place = "updates",
+    around: base.GradientTransformation | None = None,
+    per_tensor: bool = False,
 ) -> Leafwise:
     """Measure the updates at this place of a chain, and keep the numbers in the state.
 
@@ -31,15 +38,32 @@ def monitor(
     Args:
         measures: by name: those of `functional_optim.measures`, or your own. A plain function of
             one tensor is a `Measure` that is summed over the tree.
-        of: "params" to measure the parameters before the step instead.
+        of: what a measure of one tensor looks at, unless it says so itself: "updates", "params"
+            for the parameters before the step, or "gradients", as they come to `around`.
+        around: a transformation made of one-tensor rules, which is run first. Measures then also
+            see the gradients that it gets: `monitor(..., around=adamw())` can compare the
+            gradients with the step, `monitor(..., around=clip_by_global_norm(1.0))` says whether
+            it clips.
+        per_tensor: whether each parameter is measured by itself, and has its own numbers. The step
+            then makes the sums on its way, while a measure of the whole tree takes a pass of its
+            own, in which all that stands before it, and `around`, is run once more.
 
-    State: a number under each name: that of the last step, 0 before the first. Read it with
-    `fo.get(state, name)`.
+    Returns:
+        `around`, if given, with the measurement behind it. It fuses as other rules do.
+
+    State: a number under each name: that of the last step, 0 before the first. With `per_tensor` it
+    is a slot: one number for each parameter, of the last step in which it had a gradient. Read them
+    with `fo.numbers(state)` or `fo.get(state, name)`.
+
+    With `per_tensor`, parameters that FullyShardedDataParallel has flattened and sparse gradients
+    are refused: a rule sees a part of these.
 
     Raises:
         ValueError: for a name that is no identifier, or starts with an underscore; for another
-            `of`.
-        TypeError: for a measure that is no function.
+            `of`; for gradients without `around`.
+        TypeError: for a measure that is no function; for an `around` that is not made of one-tensor
+            rules.
+        RuntimeError: from a step, for a sparse gradient that is measured per tensor.
 
     Example::
 
@@ -51,30 +75,30 @@ def monitor(
         >>> u, state = tx.update(grads, tx.init(w), w)
         >>> fo.get(state, "grad_norm")
         tensor(5.)
+        >>> each = {"cosine": fo.measures.cosine, "effective_lr": fo.measures.effective_lr}
+        >>> tx = fo.monitor(each, around=fo.sgd(0.5, momentum=0.9), per_tensor=True)
+        >>> u, state = tx.update(grads, tx.init(w), w)
+        >>> fo.numbers(state, "cosine")
+        {'cosine/a': 1.0, 'cosine/b': 1.0}
     """
-    if of not in ("updates", "params"):
-        raise ValueError(f'monitor measures "updates" or "params", but got of={of!r}.')
+    if of not in PLACES:
+        raise ValueError(f'monitor measures "updates", "params" or "gradients", but got of={of!r}.')
+    if around is not None:
+        base.check_transformation("monitor", around, "monitor({...}, around=adamw())")
+        made_of_rules("monitor", around, "put it around those parts of the chain that are")
     names = tuple(measures)
-    chosen = [_measure(name, measure) for name, measure in measures.items()]
-    parts = tuple([measure.part for measure in chosen])
-    sizes = [len(_row(part(torch.zeros((1, 1), device="cpu")))) for part in parts]
+    chosen = [_measure(name, x, of) for name, x in measures.items()]
+    if around is None:
+        _check_no_gradients(names, chosen)
     record = _record(names)
-    looks_at_params = of == "params"
-
-    def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, ...]:
-        x = p if looks_at_params else u
-        return tuple([value for part in parts for value in _row(part(x))])
-
-    def scalars(t: Any, carry: Any, total: tuple[Any, ...]) -> tuple[tuple[()], Any]:
-        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-        rows = [total[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-        return (), record(*[m.finish(*row) for m, row in zip(chosen, rows, strict=True)])
-
-    def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
-        return u, slots
-
-    first = record(*[0.0] * len(names))
-    return leafwise(None, update, scalars, reduce=reduce, carry=first, shared=True, name="monitor")
+    if per_tensor:
+        rule = _of_each(chosen, record, looks_back=around is not None)
+    else:
+        rule = _of_all(chosen, record, looks_back=around is not None)
+    if around is None:
+        return rule
+    before = around.placements
+    return Leafwise((*before, *[x.looking_back(len(before)) for x in rule.placements]))
 
 
 @factory
@@ -82,7 +106,7 @@ def snapshot(
     name: str,
     measure: Measure | Callable[[Tensor], Tensor],
     *,
-    of: Literal["updates", "params"] = "updates",
+    of: Place = "updates",
 ) -> Leafwise:
     """`monitor` for one measurement.
 
@@ -106,15 +130,112 @@ def snapshot(
     return monitor({name: measure}, of=of)
 
 
-def _measure(name: str, measure: Any) -> Measure:
-    if isinstance(measure, Measure):
-        return measure
-    if not callable(measure):
-        raise TypeError(
-            f"the measure {name!r} is a {type(measure).__name__}; pass one of fo.measures, or a "
-            "function of one tensor."
+def _of_all(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Leafwise:
+    """The rule that measures the whole tree."""
+    sums = _sums_of(measures, looks_back=looks_back)
+    sizes = _sizes(measures)
+    averages = tuple([measure.steps > 1 for measure in measures])
+
+    def reduce(u: Tensor, slots: Any, p: Tensor, *g: Tensor) -> tuple[Tensor, ...]:
+        return tuple([x for row in sums(u, p, *g) for x in row])
+
+    def scalars(t: Any, carry: Any, total: tuple[Any, ...]) -> tuple[tuple[()], Any]:
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        rows = [total[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        found = [m.finish(*row) for m, row in zip(measures, rows, strict=True)]
+        return (), record(*_averaged(averages, carry, found, _weights(measures, t)))
+
+    first = record(*[0.0] * len(measures))
+    return leafwise(
+        None, _unchanged, scalars, reduce=reduce, carry=first, shared=True, name="monitor"
+    )
+
+
+def _of_each(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Leafwise:
+    """The rule that measures each tensor by itself."""
+    sums = _sums_of(measures, looks_back=looks_back)
+    finish = tuple([measure.finish for measure in measures])
+    averages = tuple([measure.steps > 1 for measure in measures])
+
+    def init(p: Tensor) -> Any:
+        return record(*[torch.zeros((), dtype=compute_dtype(p), device=p.device) for _ in finish])
+
+    def scalars(t: Any) -> tuple[Any, ...]:
+        return tuple(_weights(measures, t))
+
+    def update(u: Tensor, slots: Any, p: Tensor, *given: Any) -> tuple[Tensor, Any]:
+        g, weights = (given[:1], given[1:]) if looks_back else ((), given)
+        rows = [[numeric.float64(sharding.whole(x)) for x in row] for row in sums(u, p, *g)]
+        found = [last(*row) for last, row in zip(finish, rows, strict=True)]
+        return u, record(*_averaged(averages, slots, found, weights))
+
+    return leafwise(init, update, scalars, elementwise=False, dense_only=True, name="monitor")
+
+
+def _unchanged(u: Tensor, slots: Any, p: Tensor, *g: Tensor) -> tuple[Tensor, Any]:
+    return u, slots
+
+
+def _sums_of(measures: Sequence[Measure], *, looks_back: bool) -> Callable[..., Any]:
+    """The function of updates, parameters and gradients that makes the sums of each measure."""
+    parts = tuple([(measure.part, measure.of) for measure in measures])
+
+    def sums(u: Tensor, p: Tensor, *g: Tensor) -> list[tuple[Tensor, ...]]:
+        seen = {"updates": u, "params": p}
+        if looks_back:
+            seen["gradients"] = g[0]
+        return [_row(part(*[seen[place] for place in of])) for part, of in parts]
+
+    return sums
+
+
+def _sizes(measures: Sequence[Measure]) -> list[int]:
+    """How many sums each measure has."""
+    x = torch.zeros((1, 1), device="cpu")
+    return [len(_row(measure.part(*[x for _ in measure.of]))) for measure in measures]
+
+
+def _weights(measures: Sequence[Measure], t: Any) -> list[Any]:
+    """The share of step t in each number that is averaged."""
+    return [1.0 / numeric.minimum(t, float(m.steps)) for m in measures if m.steps > 1]
+
+
+def _averaged(
+    averages: Sequence[bool], old: Sequence[Any], new: Sequence[Any], weights: Sequence[Any]
+) -> list[Any]:
+    """The numbers after a step. averages: which of them are averaged, with these weights."""
+    share = iter(weights)
+    rows = zip(averages, old, new, strict=True)
+    return [m + next(share) * (x - m) if is_mean else x for is_mean, m, x in rows]
+
+
+def _measure(name: str, measure: Any, of: Place) -> Measure:
+    """A measure that says what it looks at."""
+    if not isinstance(measure, Measure):
+        if not callable(measure):
+            raise TypeError(
+                f"the measure {name!r} is a {type(measure).__name__}; pass one of fo.measures, or "
+                "a function of one tensor."
+            )
+        measure = Measure(measure)
+    numeric.check_count(f"the measure {name!r}", 1, steps=measure.steps)
+    measure = measure if measure.of else measure._replace(of=(of,))
+    if unknown := [place for place in measure.of if place not in PLACES]:
+        raise ValueError(
+            f"the measure {name!r} looks at {', '.join(map(repr, unknown))}; its `of` may name "
+            f"{', '.join(map(repr, PLACES))}."
         )
-    return Measure(measure)
+    return measure
+
+
+def _check_no_gradients(names: Sequence[str], measures: Sequence[Measure]) -> None:
+    """Raise ValueError for a measure of gradients, which are known around something only."""
+    for name, measure in zip(names, measures, strict=True):
+        if "gradients" in measure.of:
+            raise ValueError(
+                f"the measure {name!r} looks at the gradients that a transformation gets; pass "
+                "that transformation, e.g. monitor({...}, around=adamw(1e-3))."
+            )
 
 
 def _row(found: Any) -> tuple[Tensor, ...]:
@@ -122,7 +243,7 @@ def _row(found: Any) -> tuple[Tensor, ...]:
 
 
 def _record(names: tuple[str, ...]) -> Any:
-    """The type of what is carried under these names, one for each set of them."""
+    """The type of what is kept under these names, one for each set of them."""
     found = _records.get(names)
     if found is None:
         for name in names:

@@ -105,7 +105,7 @@ def test_runtime_dependencies_are_torch_and_optree(path):
         ours.add("lightning")
     if path in (CORE / "core" / "tables.py", CORE / "core" / "progress.py"):  # if installed
         ours.add("rich")
-    if path == CORE / "tuning" / "lr_sweep.py":  # for plots, which ask for it
+    if path.parent == CORE / "tuning" and path.stem in ("lr_sweep", "picture"):  # if installed
         ours.add("matplotlib")
     if path.parent.name == "kernels":  # where a card is
         ours.add("triton")

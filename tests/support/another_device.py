@@ -26,13 +26,17 @@ SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 3)}
 
 
 def watched() -> fo.GradientTransformation:
-    """Measurements before and behind a clip, a schedule, an average."""
+    """Measurements before, behind and around a clip, a schedule, an average."""
     before = {"norm": fo.measures.global_norm, "size": fo.measures.rms}
     return fo.chain(
         fo.monitor(before),
-        fo.clip_by_global_norm(0.5),
+        fo.monitor({"share": fo.measures.clip_share}, around=fo.clip_by_global_norm(0.5)),
         fo.snapshot("clipped", fo.measures.global_norm),
-        fo.adamw(fo.schedules.linear(0.1, 0.0, 10)),
+        fo.monitor(
+            fo.measures.diagnostics,
+            around=fo.adamw(fo.schedules.linear(0.1, 0.0, 10)),
+            per_tensor=True,
+        ),
         fo.params_ema(0.9),
     )
 

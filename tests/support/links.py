@@ -112,6 +112,11 @@ NEW = (
     row("orthogonalize", fo.orthogonalize, dim=2, real=True, rounding=2e-2),  # in bfloat16
     row("add_noise", lambda: fo.add_noise(0.3, 0.55, seed=7)),
     row("monitor", lambda: fo.monitor(EVERY_MEASURE)),
+    row(
+        "monitor-each",
+        lambda: fo.monitor(fo.measures.diagnostics, around=fo.trace(0.9), per_tensor=True),
+    ),
+    row("monitor-around", lambda: fo.monitor(fo.measures.diagnostics, around=fo.trace(0.9))),
     row("snapshot", lambda: fo.snapshot("size", fo.measures.global_norm, of="params")),
     row("apply_delta", lambda: fo.apply_delta(0.3)),
     row("set_to_zero", lambda: fo.set_to_zero()),

@@ -155,7 +155,10 @@ MADE: dict[str, list[Any]] = {
     "mechanize": [fo.mechanize(TX, s_decay=DOWN)],
     "metropolis": [fo.metropolis(propose, DOWN)],
     "mezo": [fo.mezo(1e-2)],
-    "monitor": [fo.monitor({"cube": fo.measures.Measure(cube), "rms": fo.measures.rms})],
+    "monitor": [
+        fo.monitor({"cube": fo.measures.Measure(cube), "rms": fo.measures.rms}),
+        fo.monitor(fo.measures.diagnostics, around=TX, per_tensor=True),
+    ],
     "muon": [fo.muon(0.1, momentum=0.9)],
     "muon_adamw": [fo.muon_adamw(0.1, muon=matrices)],
     "named_chain": [fo.named_chain(("fast", fo.trace(0.5)), ("slow", fo.trace(0.9)))],

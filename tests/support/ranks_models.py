@@ -59,6 +59,19 @@ def watched(lr):
     return fo.chain(fo.monitor(every), fo.sgd(lr, 0.9))
 
 
+COMPARED = {**fo.measures.diagnostics, "norm": fo.measures.cosine}
+"""Of these the number called "norm" is compared."""
+
+
+def watched_each(lr):
+    tx = fo.chain(fo.clip_by_global_norm(0.1), fo.adamw(lr))
+    return fo.monitor(COMPARED, around=tx, per_tensor=True)
+
+
+def watched_around(lr):
+    return fo.monitor(COMPARED, around=fo.adamw(lr))
+
+
 def finite(lr):
     return fo.apply_if_finite(fo.chain(fo.clip_by_global_norm(0.1), fo.nadam(lr)), 2)
 
@@ -116,6 +129,8 @@ ROWS = [
     Row("composed", lambda lr: cases.composed(lr, 0.1, 0.9)),
     Row("lookahead", lambda lr: fo.lookahead(fo.adam(lr), 2)),
     Row("monitor", watched),
+    Row("monitor-each", watched_each, ("ddp", "fsdp2", "tp"), rounding=1e-9),
+    Row("monitor-around", watched_around),
     Row("apply_if_finite", finite, nan=True),
     Row("skip_large_updates", lambda lr: fo.skip_large_updates(fo.adam(lr), 0.4)),
     Row("dynamic_loss_scale", lambda lr: fo.dynamic_loss_scale(fo.adam(lr), 4.0)),

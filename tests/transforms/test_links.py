@@ -327,7 +327,7 @@ def numbers_of(tx):
     t, value = torch.tensor([2.0, 0.5], dtype=torch.float64)
     step = StepScalars(tx.placements, t, first, {"value": value})
     while step.proceed():
-        total = nothing_measured(step.placements[len(step.numbers)].rule)
+        total = nothing_measured(step.placements[len(step.numbers)])
         step.advance(tuple([torch.tensor(0.5, dtype=torch.float64) for _ in total]))
     return step.numbers
 

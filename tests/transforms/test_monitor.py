@@ -10,7 +10,7 @@ import torch
 from helpers import assert_close, assert_same, run
 
 import functional_optim as fo
-from functional_optim import adapters
+from functional_optim import adapters, kernels
 from functional_optim.measures import Measure
 
 EVERY = {
@@ -131,8 +131,258 @@ def test_two_monitors_of_one_name_need_names_of_their_own():
         (lambda: fo.monitor({"for": fo.measures.mean}), ValueError, "cannot be called 'for'"),
         (lambda: fo.monitor({"x": 3}), TypeError, "the measure 'x' is a int"),
         (lambda: fo.snapshot("x", fo.measures.mean, of="loss"), ValueError, "of='loss'"),
+        (lambda: fo.snapshot("x", fo.measures.cosine), ValueError, "pass that transformation"),
+        (lambda: fo.snapshot("x", fo.measures.mean, of="gradients"), ValueError, "'x' looks at"),
+        (lambda: fo.monitor({"x": Measure(abs, of=("loss",))}), ValueError, "looks at 'loss'"),
+        (lambda: fo.monitor({"x": Measure(abs, steps=0)}), ValueError, "steps"),
+        (lambda: fo.measures.averaged(fo.measures.mean, 0), ValueError, "averaged"),
+        (lambda: fo.monitor({}, around=fo.flatten(fo.sgd(0.1))), TypeError, "one-tensor rules"),
+        (lambda: fo.monitor({}, around=3), TypeError, "adamw"),
     ],
 )
 def test_bad_input_raises_at_once(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+# ---------------------------------------------------------------- around a transformation
+
+CLIP = 3.0
+MEASURES = {**fo.measures.diagnostics, "changed": fo.measures.changed}
+
+
+def by_hand(g, u, p):
+    """The numbers of `MEASURES`, from the vectors themselves."""
+    g, u, p = (torch.view_as_real(x) if x.is_complex() else x for x in (g, u, p))
+    g, u, p = (x.double().reshape(-1) for x in (g, u, p))
+    return {
+        "grad_norm": g.norm(),
+        "update_norm": u.norm(),
+        "param_norm": p.norm(),
+        "update_ratio": u.norm() / p.norm(),
+        "effective_lr": u.norm() / g.norm(),
+        "cosine": -(g @ u) / (g.norm() * u.norm()),
+        "changed": float((g != u).any()),
+    }
+
+
+def clipped(lr):
+    return fo.chain(fo.clip_by_global_norm(CLIP), fo.adamw(lr))
+
+
+def watched(lr, make=clipped, measures=MEASURES, **more):
+    return fo.monitor(measures, around=make(lr), **more)
+
+
+def in_turns(way, make, params, grads):
+    """The gradients, updates and parameters of each step, and the numbers that are read."""
+    ours, plain, state = make(0.1), clipped(0.1), None
+    if way in ("eager", "strict"):
+        mine = {name: torch.nn.Parameter(p.clone()) for name, p in params.items()}
+        opt = adapters.Optimizer(
+            mine.items(), make, lr=0.1, compile=False if way == "eager" else "strict"
+        )
+    else:
+        step, kept = fo.compile(ours, strict=True), ours.init(params)
+    for g in grads:
+        state = plain.init(params) if state is None else state
+        u, state = plain.update(g, state, params)
+        if way in ("eager", "strict"):
+            for name, p in mine.items():
+                p.grad = g[name].clone()
+            opt.step()
+            yield g, u, params, opt.numbers()
+        elif way == "compile":
+            _, kept = step(g, kept, {name: p.clone() for name, p in params.items()})
+            yield g, u, params, fo.numbers(kept)
+        else:
+            _, kept = ours.update(g, kept, params)
+            yield g, u, params, fo.numbers(kept)
+        params = fo.apply_updates(params, u)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex128])
+@pytest.mark.parametrize("way", ["update", "compile", "eager", "strict"])
+def test_each_tensor_is_measured_before_and_after(way, dtype):
+    params, *grads = trees(4, dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    make = lambda lr: watched(lr, per_tensor=True)  # noqa: E731
+    for g, u, p, found in in_turns(way, make, params, grads):
+        for name in params:
+            wanted = by_hand(g[name], u[name], p[name])
+            check({key: found[f"{key}/{name}"] for key in wanted}, wanted, tolerance)
+
+
+@pytest.mark.parametrize("way", ["update", "compile", "eager", "strict"])
+def test_the_whole_tree_is_measured_before_and_after(way):
+    params, *grads = trees(4)
+    for *seen, found in in_turns(way, watched, params, grads):
+        g, u, p = (torch.cat([x.reshape(-1) for x in tree.values()]) for tree in seen)
+        check(found, by_hand(g, u, p), 1e-6)  # carried in float32
+
+
+def test_the_share_of_clipped_steps():
+    """All steps count alike at first; later ones fade with 1 / steps."""
+    share = fo.measures.averaged(fo.measures.changed, 3)
+    clip = fo.clip_by_global_norm(1.0)
+    wanted, w = 0.0, {"w": torch.zeros(1)}
+    each = fo.monitor({"share": share}, around=clip, per_tensor=True)
+    total = fo.monitor({"share": share}, around=clip)
+    states = [tx.init(w) for tx in (each, total)]
+    for t, size in enumerate((2.0, 0.5, 1.0, 3.0, 3.0, 0.1), 1):
+        wanted += (float(size > 1.0) - wanted) / min(t, 3)
+        g = {"w": torch.tensor([size])}
+        states = [tx.update(g, s, w)[1] for tx, s in zip((each, total), states, strict=True)]
+        found = [x for s in states for x in fo.numbers(s, "share").values()]
+        assert found == pytest.approx([wanted, wanted], abs=1e-6)
+    assert wanted == pytest.approx(0.4691, abs=1e-4)
+
+
+def test_a_nan_stays_in_averages_only():
+    both = {"now": fo.measures.grad_norm, "mean": fo.measures.averaged(fo.measures.grad_norm, 9)}
+    tx, w = fo.monitor(both, around=fo.identity(), per_tensor=True), torch.ones(1)
+    state = tx.init(w)
+    for g in (math.nan, 2.0):
+        _, state = tx.update(torch.tensor([g]), state, w)
+    assert fo.get(state, "now") == 2.0
+    assert fo.get(state, "mean").isnan()
+
+
+def test_nothing_is_divided_by_zero():
+    tx = fo.monitor(fo.measures.diagnostics, around=fo.sgd(0.1), per_tensor=True)
+    total = fo.monitor(fo.measures.diagnostics, around=fo.sgd(0.1))
+    w = {"w": torch.zeros(2), "none": torch.zeros(0)}
+    for g in (torch.zeros(2), torch.ones(2)):
+        for one in (tx, total):
+            state = one.update({"w": g, "none": w["none"]}, one.init(w), w)[1]
+            found = fo.numbers(state)
+            assert all(map(math.isfinite, found.values()))
+            assert found.get("update_ratio/w", found.get("update_ratio")) == 0.0
+            size = found.get("cosine/w", found.get("cosine"))
+            assert size == pytest.approx(float(g[0]))
+
+
+def test_the_step_stays_as_it_is():
+    params, *grads = trees(3)
+    plain = run(clipped(0.1), params, grads)[0]
+    for each in (False, True):
+        assert_same(run(watched(0.1, per_tensor=each), params, grads)[0], plain)
+
+
+def test_a_tensor_without_a_gradient_keeps_its_numbers():
+    params, g, h = trees(3)
+    tx = watched(0.1, per_tensor=True)
+    _, state = tx.update(g, tx.init(params), params)
+    before = fo.numbers(state, "cosine")
+    after = fo.numbers(tx.update({**h, "a": None}, state, params)[1], "cosine")
+    assert after["cosine/a"] == before["cosine/a"]
+    assert after["cosine/c"] != before["cosine/c"]
+
+
+def test_the_numbers_of_each_tensor_are_saved():
+    params, *grads = trees(4)
+    mine = [torch.nn.Parameter(p.clone()) for p in params.values()]
+    share = {"share": fo.measures.clip_share}
+
+    def make(lr):
+        clip = fo.monitor(share, around=fo.clip_by_global_norm(CLIP), per_tensor=True)
+        return fo.chain(clip, fo.adamw(lr))
+
+    def step(opt, some):
+        for g in some:
+            for p, x in zip(mine, g.values(), strict=True):
+                p.grad = x.clone()
+            opt.step()
+
+    opt = adapters.Optimizer(mine, make, lr=0.1, compile=False)
+    step(opt, grads[:2])
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    other = adapters.Optimizer(mine, make, lr=0.1, compile=False)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert other.numbers() == opt.numbers()
+    small = [{name: 1e-3 * x for name, x in grads[2].items()}]
+    step(other, small)
+    assert list(other.numbers("share").values()) == pytest.approx([2 / 3] * len(mine))
+
+
+def test_measures_of_one_kind_share_a_kernel():
+    params, *grads = trees(2, torch.float32)
+    counts = []
+    for lr in (0.1, 0.2):
+        tx = watched(lr, per_tensor=True)
+        state = tx.init(params)
+        step = fo.compile(tx, strict=True)
+        step(grads[0], state, {name: p.clone() for name, p in params.items()})
+        counts.append(kernels.count())
+    assert counts[0] == counts[1]
+
+
+def test_sparse_gradients_are_refused_per_tensor():
+    w = torch.ones(3, 2)
+    g = torch.sparse_coo_tensor(
+        torch.tensor([[1]]), torch.ones(1, 2), (3, 2), check_invariants=True
+    )
+    tx = fo.monitor({"n": fo.measures.global_norm}, per_tensor=True)
+    with pytest.raises(RuntimeError, match="monitor does not take sparse gradients"):
+        tx.update(g, tx.init(w), w)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_numbers_are_those_of_get():
+    params, g = trees(2)
+    tx = fo.chain(watched(fo.schedules.linear(0.1, 0.0, 4)), fo.snapshot("x", fo.measures.mean))
+    state = tx.update(g, tx.init(params), params)[1]
+    found = fo.numbers(state)
+    assert {"step", "lr", "betas.0", "cosine", "x"} <= set(found)
+    assert not any(name.startswith("exp_avg") for name in found)
+    assert all(found[name] == float(fo.get(state, name)) for name in found)
+    assert list(fo.numbers(state, "x", "lr")) == ["x", "lr"]
+    with pytest.raises(KeyError, match="no single number called 'exp_avg'; it has step"):
+        fo.numbers(state, "exp_avg")
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_an_object_reads_the_numbers_of_all_groups(names):
+    torch.manual_seed(0)
+    halves = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)]
+    schedule = fo.schedules.linear(0.1, 0.0, 10)
+
+    def make(lr):
+        return fo.chain(fo.snapshot("n", fo.measures.global_norm), watched(lr, per_tensor=True))
+
+    groups = [
+        {"params": (x.named_parameters() if names else x.parameters()), "lr": lr}
+        for x, lr in zip(halves, (0.5, schedule), strict=True)
+    ]
+    opt = adapters.Optimizer(groups, make, lr=0.1, compile=False)
+    assert opt.numbers("lr") == {"lr/0": 0.5, "lr/1": pytest.approx(0.1)}
+    for _ in range(2):
+        halves[1](halves[0](torch.ones(1, 2))).sum().backward()
+        opt.step()
+    found = opt.numbers()
+    assert found["step"] == 2.0
+    assert (found["lr/0"], found["lr/1"]) == (0.5, pytest.approx(0.09))
+    for k, half in enumerate(halves):
+        for i, (name, p) in enumerate(half.named_parameters()):
+            key = f"cosine/{k}.{name if names else i}"
+            assert found[key] == float(opt.state[p]["cosine"])
+    assert found["n"] == float(opt.state[halves[0].weight]["n"])
+    assert not any(name.startswith("exp_avg") for name in found)
+
+
+def test_an_object_reads_the_numbers_of_a_tree():
+    w = torch.nn.Parameter(torch.ones(2))
+
+    def make(lr):
+        return fo.with_schedule(lambda lr: watched(lr, per_tensor=True), lr=lr)
+
+    opt = adapters.Optimizer([("w", w)], make, lr=0.5, compile=False)
+    w.grad = torch.ones(2)
+    opt.step()
+    found = opt.numbers()
+    assert (found["step"], found["lr"]) == (1.0, 0.5)
+    assert found["cosine/w"] == pytest.approx(1.0, abs=1e-6)
