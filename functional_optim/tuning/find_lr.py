@@ -120,6 +120,11 @@ def find_lr(
             f"{type(tx_factory).__name__}; pass e.g. fo.adamw, or lambda lr: fo.adamw(lr), not "
             "what it returns."
         )
+    if isinstance(tx_factory, type) and issubclass(tx_factory, torch.optim.Optimizer):
+        raise TypeError(
+            f"find_lr needs a transformation, but {tx_factory.__name__} makes an optimizer object; "
+            "pass the function instead, e.g. fo.adamw or fo.sgd."
+        )
     numeric.check_count("find_lr", 1, steps=steps, **({} if chunk is None else {"chunk": chunk}))
     tried = _spaced(low, high, count) if values is None else _numbers(values)
     base.check_params(params)

@@ -44,7 +44,7 @@ class Report:
     def __str__(self) -> str:
         history = self._history
         tables = [table for table in (_of_model(history), _of_parameters(history)) if table.rows]
-        count = f"{history.count} records"
+        count = f"{history.count} record{'s' * (history.count != 1)}"
         notes = [f"- {sentence}" for sentence in self.findings] or [
             f"Nothing stands out in {count}."
         ]

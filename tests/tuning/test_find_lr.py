@@ -435,6 +435,7 @@ def test_what_cannot_be_compiled_runs_without(monkeypatch):
         ({"count": 1}, ValueError, "2 or more for count, but got 1"),
         ({"steps": 0}, ValueError, "1 or more for steps, but got 0"),
         ({"chunk": 0}, ValueError, "1 or more for chunk, but got 0"),
+        ({"tx_factory": torch.optim.SGD}, TypeError, "SGD makes an optimizer object"),
         ({"loss_fn": 3}, TypeError, "takes a loss function first, but got a int"),
         ({"loss_fn": fo.adamw()}, TypeError, "takes a loss function first"),
         ({"loss_fn": lambda p, x, y: x}, TypeError, "real 0-dim tensor"),
