@@ -40,7 +40,7 @@ def chosen(names: str | None, known: dict[str, Any], what: str) -> list[str]:
     """Those of a list separated by commas; all, if there is none."""
     if names is None:
         return list(known)
-    wanted = [name.strip() for name in names.split(",")]
+    wanted = list(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in wanted:
         if name not in known:
             raise BadInput(f"there is no {what} {name!r}; there are {', '.join(known)}.")
@@ -153,6 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     contenders = [known[name] for name in chosen(flags.optimizer, known, "optimizer")]
     tasks = [made(name, effort.share) for name in names]
     cells = [(task, own) for task in tasks for own in contenders if own.fits(task)]
+    if not cells:
+        who, where = (", ".join(x.name for x in found) for found in (contenders, tasks))
+        raise BadInput(f"{where} is no task for {who}; name another task or another optimizer.")
     rows = Store(home / "comparison" / "results")
     comparison = Comparison(rows, effort, cells, again=flags.again)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -104,7 +104,7 @@ def gpt() -> Task:
 
 
 class Autoencoder(nn.Module):
-    """Nine layers of tanh and no norm between them."""
+    """Eight layers with tanh and no norm between them."""
 
     def __init__(self) -> None:
         super().__init__()
