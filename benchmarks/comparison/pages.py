@@ -1,18 +1,24 @@
-"""Writes what was found: benchmarks/COMPARISON.md with its pictures."""
+"""Writes what was found: benchmarks/COMPARISON.md with its pictures, and best rates on the pages of
+algorithms."""
 
 from __future__ import annotations
 
 import math
 import re
+import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from comparison import pictures
-from comparison.measures import Cell, Comparison, median
+from comparison.measures import NEAR, REFERENCE, Cell, Comparison, median
 from comparison.store import Store
 from comparison.tasks import Task, all_tasks
 
 HOME = Path(__file__).parents[1]
+ALGORITHMS = HOME.parent / "docs" / "algorithms"
+NETWORKS = ("gpt", "autoencoder", "conv", "skip-gram", "addition", "physics", "cart")
+"""The tasks whose best rates a page of an algorithm names."""
 MARKS = re.compile(r"(<!-- begin: ([\w -]+) -->)\n.*?(<!-- end: \2 -->)", re.DOTALL)
 SIGNS = {"better": "**better**", "worse": "worse", "same": "no difference", "diverged": "diverged"}
 
@@ -124,6 +130,37 @@ def summary(comparison: Comparison, tasks: Sequence[Task], valleys: Sequence[Tas
     return table(head, [row for _, row in rows])
 
 
+def between(numbers: Sequence[float]) -> str:
+    """The least and the largest."""
+    ends = [number(min(numbers), 2), number(max(numbers), 2)]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def measured(comparison: Comparison, name: str) -> str:
+    """What the page of an algorithm says: its best rates, and where it differs from AdamW."""
+    said, own = [], comparison.by(name)
+    cells = [c for c in own if c.task.name in NETWORKS and not c.contender.exact]
+    if cells:
+        others = [c.numbers.other_lr for c in cells if c.numbers.other_lr is not None]
+        beside = f" (AdamW's beside it: {between(others)})" if others else ""
+        count = f"{len(cells)} network{'s' * (len(cells) > 1)}"
+        rates = between([c.numbers.lr for c in cells])
+        said.append(f"Its best learning rate was {rates}{beside} on {count}.")
+    if ranges := [c.good_rates for c in cells if c.good_rates is not None]:
+        width = statistics.median_low([high / low for low, high in ranges])
+        near = f"Rates that differ by a factor of {number(width, 2)} gave scores of at most"
+        alone = "Twice or half the best rate gave a score of more than"
+        said.append(f"{near if width > 1 else alone} {NEAR} times the best (median).")
+    verdicts = {c.task.name: comparison.verdicts(c.task).get(name) for c in own}
+    if name != REFERENCE and own:
+        better, worse = [
+            ", ".join([task for task, found in verdicts.items() if found in which]) or "no task"
+            for which in (("better",), ("worse", "diverged"))
+        ]
+        said.append(f"Tuned alike, it was better than AdamW on {better}, and worse on {worse}.")
+    return "".join([f"{line}\n" for line in textwrap.wrap(" ".join(said), 130)])
+
+
 def block(comparison: Comparison, name: str) -> str:
     """What stands between the marks of this name."""
     tasks = [task for task in comparison.tasks if task.passes is None]
@@ -134,8 +171,13 @@ def block(comparison: Comparison, name: str) -> str:
         return "".join([f"* {x}\n" for x in sorted({row["versions"] for row in rows})])
     if kind == "summary":
         return summary(comparison, tasks, valleys)
+    if kind == "profile":
+        picture = "![Performance profiles](comparison/pictures/profile.png)\n"
+        return picture if comparison.cells else ""
     if kind == "valleys":
         return zoo(comparison, valleys)
+    if kind == "measured":
+        return measured(comparison, task_name)
     task = next(task for task in comparison.tasks if task.name == task_name)
     if not comparison.of(task):
         return "Not run yet.\n"
@@ -152,9 +194,14 @@ def filled(page: str, comparison: Comparison) -> str:
     return MARKS.sub(anew, page)
 
 
+def kept() -> Comparison:
+    """Of the rows that belong to the page."""
+    return Comparison(Store(HOME / "comparison" / "results"), [*all_tasks().values()])
+
+
 def write(rows: Store, tasks: Sequence[Task], home: Path) -> None:
     """Draw the pictures and write the blocks. home: the folder of the page; the words are those of
-    the page that is there for all."""
+    the page that is there for all. The pages of algorithms are only written beside that one."""
     comparison = Comparison(rows, tasks)
     folder = home / "comparison" / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -164,3 +211,6 @@ def write(rows: Store, tasks: Sequence[Task], home: Path) -> None:
     pictures.profile(comparison, tasks, folder / "profile.png")
     words = (HOME / "COMPARISON.md").read_text(encoding="utf-8")
     (home / "COMPARISON.md").write_text(filled(words, comparison), encoding="utf-8")
+    for path in ALGORITHMS.glob("*.md") if home == HOME else ():
+        words = path.read_text(encoding="utf-8")
+        path.write_text(filled(words, comparison), encoding="utf-8")
