@@ -166,14 +166,15 @@ def block(comparison: Comparison, name: str) -> str:
     tasks = [task for task in comparison.tasks if task.passes is None]
     valleys = [task for task in comparison.tasks if task.passes is not None]
     kind, _, task_name = name.partition(" ")
+    if not comparison.cells:
+        return "Not run yet.\n" if kind in ("summary", "valleys", "task") else ""
     if kind == "versions":
         rows = [row for cell in comparison.cells.values() for row in cell.parts.values()]
         return "".join([f"* {x}\n" for x in sorted({row["versions"] for row in rows})])
     if kind == "summary":
         return summary(comparison, tasks, valleys)
     if kind == "profile":
-        picture = "![Performance profiles](comparison/pictures/profile.png)\n"
-        return picture if comparison.cells else ""
+        return "![Performance profiles](comparison/pictures/profile.png)\n"
     if kind == "valleys":
         return zoo(comparison, valleys)
     if kind == "measured":
@@ -208,7 +209,8 @@ def write(rows: Store, tasks: Sequence[Task], home: Path) -> None:
     for task in tasks:
         if task.passes is None and comparison.of(task):
             pictures.sensitivity(comparison, task, folder / f"{task.name}.png")
-    pictures.profile(comparison, tasks, folder / "profile.png")
+    if comparison.cells:
+        pictures.profile(comparison, tasks, folder / "profile.png")
     words = (HOME / "COMPARISON.md").read_text(encoding="utf-8")
     (home / "COMPARISON.md").write_text(filled(words, comparison), encoding="utf-8")
     for path in ALGORITHMS.glob("*.md") if home == HOME else ():
