@@ -195,7 +195,7 @@ def filled(page: str, comparison: Comparison) -> str:
     return MARKS.sub(anew, page)
 
 
-def kept() -> Comparison:
+def published() -> Comparison:
     """Of the rows that belong to the page."""
     return Comparison(Store(HOME / "comparison" / "results"), [*all_tasks().values()])
 

@@ -30,17 +30,17 @@ FOLDER = Path("build", "measured_rates")
 
 
 @cache
-def kept() -> Comparison:
-    return pages.kept()
+def published() -> Comparison:
+    return pages.published()
 
 
 def draw(name: str, path: Path) -> bool:
     """Write the picture; whether there is anything to show."""
-    tasks = [cell.task for cell in kept().by(name) if cell.task.passes is None]
+    tasks = [cell.task for cell in published().by(name) if cell.task.passes is None]
     if tasks:
         path.parent.mkdir(parents=True, exist_ok=True)
         with mpl.rc_context({**mpl.rcParamsDefault, **STYLE, "savefig.transparent": True}):
-            pictures.single(kept(), name, tasks, path)
+            pictures.single(published(), name, tasks, path)
     return bool(tasks)
 
 

@@ -142,6 +142,18 @@ def test_again_runs_what_is_there(compare, again):
     assert path.read_text() == before
 
 
+def test_what_another_winner_left_is_run_again(compare, again):
+    path, made = again
+    before, rows = path.read_text(), read(path)
+    for name in ("sweep", "final"):
+        for run in rows["adamw", name]["runs"]:
+            run[0] *= 1.5
+    path.write_text("".join(map(compare.store.line, rows.values())))
+    assert compare.main([*FLAGS, "--only", "runs"]) == 0
+    assert made == [("adamw", "sweep"), ("adamw", "final")]
+    assert path.read_text() == before
+
+
 def test_a_row_behind_one_that_was_cut_off_is_kept(compare, tmp_path, tasks):
     row = {"task": "kinks", "optimizer": "sgd", "part": "final", "steps": 300, "versions": ""}
     (tmp_path / "kinks.jsonl").write_text('{"task":"kinks","opt')
@@ -238,6 +250,11 @@ def test_a_line_search_has_as_many_evaluations_as_others_have_steps(compare, tas
         assert scores == sorted(scores)
         assert scores[-1] > 0.05 * scores[0]
         assert dict(one.curve)[20] == other.score
+
+
+def test_the_time_of_a_step_is_that_of_whole_rounds(compare):
+    seconds = [100.0] * 10 + [1.0] * 9 + [21.0] + [1.0] * 9 + [31.0] + [50.0] * 10 + [1000.0]
+    assert compare.trials.round_time(seconds) == 4.0
 
 
 def test_every_optimizer_can_be_made_for_its_tasks_and_steps(compare, tasks, contenders):
@@ -398,7 +415,7 @@ def test_pictures_show_every_optimizer_once(compare, contenders):
 
 def test_the_page_says_what_the_rows_say(compare):
     page = (FOLDER / "COMPARISON.md").read_text()
-    comparison = compare.pages.kept()
+    comparison = compare.pages.published()
     assert page == compare.pages.filled(page, comparison), "run make compare"
     for picture in re.findall(r"\]\((comparison/pictures/.*?)\)", page):
         assert (FOLDER / picture).exists(), f"{picture} is missing: run make compare"
@@ -415,7 +432,7 @@ def test_every_task_has_a_place_on_the_page(compare, tasks):
 
 
 def test_pages_of_algorithms_say_what_the_rows_say(compare, contenders):
-    comparison, measured = compare.pages.kept(), set()
+    comparison, measured = compare.pages.published(), set()
     for path in (ROOT / "docs" / "algorithms").glob("*.md"):
         page = path.read_text()
         assert page == compare.pages.filled(page, comparison), f"{path.name}: run make compare"
