@@ -41,6 +41,8 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class Block(nn.Module):
     """Attention, and a network of two layers, each after a norm."""
 
+    future: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])

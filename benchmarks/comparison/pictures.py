@@ -24,7 +24,7 @@ FAMILIES = {
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's: told apart by everybody."""
 MARKS = ("o", "s", "^", "D", "v", "P")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",

@@ -485,3 +485,6 @@ def test_the_picture_of_an_optimizer_is_drawn_beside_adamw(compare, made_up, tmp
         compare.pages.pictures.single(comparison, "soap", comparison.tasks, path)
     for words in (">SOAP<", ">AdamW<", ">cart<"):
         assert words in path.read_text()
+    alone = made_up({"soap": [0.1, 0.2]}, sweep=sweep)
+    compare.pages.pictures.sensitivity(alone, alone.tasks[0], tmp_path / "alone.png")
+    assert (tmp_path / "alone.png").stat().st_size > 5000
