@@ -148,7 +148,7 @@ def measured(comparison: Comparison, name: str) -> str:
         said.append(f"Its best learning rate was {rates}{beside} on {count}.")
     if ranges := [c.good_rates for c in cells if c.good_rates is not None]:
         width = statistics.median_low([high / low for low, high in ranges])
-        near = f"Rates that differ by a factor of {number(width, 2)} gave scores of at most"
+        near = f"Rates up to a factor of {number(width, 2)} apart gave scores of at most"
         alone = "Twice or half the best rate gave a score of more than"
         said.append(f"{near if width > 1 else alone} {NEAR} times the best (median).")
     verdicts = {c.task.name: comparison.verdicts(c.task).get(name) for c in own}

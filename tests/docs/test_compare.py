@@ -449,7 +449,7 @@ def test_a_page_of_an_algorithm_names_the_best_rates(compare, made_up):
     comparison = made_up(scores, sweep=sweep)
     pages = compare.pages
     assert " ".join(pages.measured(comparison, "soap").split()) == (
-        "Its best learning rate was 0.01 on 1 network. Rates that differ by a factor of 4 gave "
+        "Its best learning rate was 0.01 on 1 network. Rates up to a factor of 4 apart gave "
         "scores of at most 1.2 times the best (median). Tuned alike, it was better than AdamW on "
         "cart, and worse on no task."
     )
