@@ -157,7 +157,8 @@ def measured(comparison: Comparison, name: str) -> str:
             ", ".join([task for task, found in verdicts.items() if found in which]) or "no task"
             for which in (("better",), ("worse", "diverged"))
         ]
-        said.append(f"Tuned alike, it was better than AdamW on {better}, and worse on {worse}.")
+        it = "It" if own[0].contender.exact else "Tuned alike, it"
+        said.append(f"{it} was better than AdamW on {better}, and worse on {worse}.")
     return "".join([f"{line}\n" for line in textwrap.wrap(" ".join(said), 130)])
 
 
