@@ -180,6 +180,8 @@ def times(task: Task, contender: Contender, numbers: Numbers, count: int = 60) -
         tx.update(grads, state, params, value=value, value_and_grad=evaluated)
         passed = time.perf_counter() - begin
         updates = [(passed - sum(gradients) + first) / len(gradients)] * count
+        while len(gradients) < count:  # it found the minimum before
+            evaluated(params)
     else:
         tx = contender.transformation(numbers, task.steps)
         step, state = fo.compile(tx), tx.init(params)

@@ -257,6 +257,13 @@ def test_the_time_of_a_step_is_that_of_whole_rounds(compare):
     assert compare.trials.round_time(seconds) == 4.0
 
 
+def test_a_line_search_that_ends_early_has_times(compare, tasks, contenders):
+    own, bowl = contenders["lbfgs"], replace(tasks["quadratic"], loss=lambda x: x["x"].dot(x["x"]))
+    found = compare.trials.times(bowl, own, own.default, 30)
+    assert min(found.values()) > 0
+    assert found["state_bytes"] >= 4 * 2 * 10 * 100, "one problem of 100 numbers, ten pairs"
+
+
 def test_every_optimizer_can_be_made_for_its_tasks_and_steps(compare, tasks, contenders):
     cheap = ("quadratic", "kronecker", "cart", "sparse")
     for name, own in contenders.items():
