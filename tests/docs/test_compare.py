@@ -463,9 +463,8 @@ def test_a_page_of_an_algorithm_names_the_best_rates(compare, made_up):
     assert "AdamW" not in pages.measured(comparison, "adamw")
     assert pages.measured(comparison, "lion") == ""
     searched = made_up({"adamw": [1.0, 1.1, 1.2], "lbfgs": [1.0, 1.1, 1.2]})
-    assert pages.measured(searched, "lbfgs") == (
-        "It was better than AdamW on no task, and worse on no task.\n"
-    )
+    says = "It was better than AdamW on no task, and worse on no task.\n"
+    assert pages.measured(searched, "lbfgs") == says
     one = made_up(scores, sweep=[[0.01, 0.0, None, 0, 1.0], [0.02, 0.0, None, 0, 1.5]])
     assert "Twice or half the best rate gave a score of more than 1.2 times the best" in (
         pages.measured(one, "adamw").replace("\n", " ")
