@@ -5,6 +5,7 @@
 # make lists   write every list of algorithms anew: exports, optimizer objects, tables
 # make test-full   with the tests that take long and repeat for every algorithm what others show for its family
 # make notebooks   execute notebooks/ and store them with their pictures
+# make compare   optimizers on small tasks, with equal budgets: writes benchmarks/COMPARISON.md; goes on where it stopped
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 # make memory   what ways to store weights and slots cost in bytes and in loss: figures of docs/memory.md
 # make gpu     check a card: one page of results, and a file to send; ARGS="--device cpu" is a dry run
@@ -14,7 +15,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault notebooks docs lists test test-full check bench memory gpu clean
+.PHONY: train gradient-free fault notebooks docs lists test test-full check bench compare memory gpu clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -51,6 +52,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.peers
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+compare: $(VENV)/.bench
+	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 memory: $(VENV)/.bench
 	$(BIN)/python benchmarks/memory.py $(ARGS)

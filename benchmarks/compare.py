@@ -40,7 +40,7 @@ def chosen(names: str | None, known: dict[str, Any], what: str) -> list[str]:
     """Those of a list separated by commas; all, if there is none."""
     if names is None:
         return list(known)
-    wanted = [name.strip() for name in names.split(",")]
+    wanted = list(dict.fromkeys(name.strip() for name in names.split(",")))
     for name in wanted:
         if name not in known:
             raise BadInput(f"there is no {what} {name!r}; there are {', '.join(known)}.")
@@ -79,17 +79,24 @@ class Comparison:
         the winner of a search comes after it."""
         task, own = cell
         counts = store.counts(own, self.effort)
-        missing = [part for part in counts if not self.kept(task, own, part, counts[part])]
+        kept = {part: self.kept(task, own, part, counts[part]) for part in counts}
         best = own.default if own.exact else None
-        if "search" in counts and "search" not in missing:
-            best = store.winner(self.rows.rows[task.name, own.name, "search"])
+        if search := kept.get("search"):
+            best = store.winner(search)
+        for part in ("sweep", "final"):
+            if (found := kept.get(part)) and [*(best or ())] not in [x[:3] for x in found["runs"]]:
+                kept[part] = None  # another search had another winner
         can = ("search", "default") if best is None else counts
-        return [(task.name, own.name, part, self.effort, best) for part in missing if part in can]
+        missing = [part for part in counts if kept[part] is None and part in can]
+        return [(task.name, own.name, part, self.effort, best) for part in missing]
 
-    def kept(self, task: Task, contender: Contender, part: str, count: int | None) -> bool:
-        """Whether a row need not be made."""
+    def kept(
+        self, task: Task, contender: Contender, part: str, count: int | None
+    ) -> dict[str, Any] | None:
+        """The row of a part, if it need not be made."""
         found = self.rows.find(task, contender.name, part, count)
-        return found is not None and (not self.again or store.key(found) in self.fresh)
+        made = found is not None and (not self.again or store.key(found) in self.fresh)
+        return found if made else None
 
     def run(self, workers: int, progress: Progress) -> None:
         """Run all that is missing, as many at once as there are workers."""
@@ -153,6 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     contenders = [known[name] for name in chosen(flags.optimizer, known, "optimizer")]
     tasks = [made(name, effort.share) for name in names]
     cells = [(task, own) for task in tasks for own in contenders if own.fits(task)]
+    if not cells:
+        who, where = (", ".join(x.name for x in found) for found in (contenders, tasks))
+        raise BadInput(f"{where} is no task for {who}; name another task or another optimizer.")
     rows = Store(home / "comparison" / "results")
     comparison = Comparison(rows, effort, cells, again=flags.again)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -29,6 +29,7 @@ extensions = [
     "sphinx_copybutton",
     "docstrings",
     "loss_curves",
+    "measured_rates",
     "public_names",
 ]
 

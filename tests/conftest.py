@@ -39,6 +39,7 @@ LONG = (
     "test_examples",
     "test_site",
     "test_notebooks",
+    "test_compare",
     "test_measures_of_tensors",
     "test_old_checkpoints",
     "test_engine",

@@ -54,11 +54,13 @@ class Contender:
     averages: bool = False
     free: bool = True
 
-    def transformation(self, numbers: Numbers, steps: int) -> fo.GradientTransformation:
-        """For a run of so many steps."""
+    def transformation(
+        self, numbers: Numbers, steps: int, **more: Any
+    ) -> fo.GradientTransformation:
+        """For a run of so many steps. more: arguments of the recipe."""
         rate = self.rate(numbers.lr, steps)
         other = None if numbers.other_lr is None else self.rate(numbers.other_lr, steps)
-        return self.recipe(rate, numbers.decay, other, steps)
+        return self.recipe(rate, numbers.decay, other, steps, **more)
 
     def rate(self, peak: float, steps: int) -> Any:
         """Up for a twentieth of the run, then down a cosine to 0, or constant; a line search has
@@ -146,9 +148,11 @@ def muon_adamw(lr: Any, decay: float, other: Any, steps: int) -> fo.GradientTran
     return fo.muon_adamw(lr, other, decay, decay)
 
 
-def lbfgs(lr: Any, decay: float, other: Any, steps: int) -> fo.GradientTransformation:
+def lbfgs(
+    lr: Any, decay: float, other: Any, steps: int, *, batched: bool = True
+) -> fo.GradientTransformation:
     """All runs in one call, with as many evaluations as the others make steps."""
-    search: Any = {"history_size": 10, "line_search_fn": "strong_wolfe", "batched": True}
+    search: Any = {"history_size": 10, "line_search_fn": "strong_wolfe", "batched": batched}
     return fo.lbfgs(lr, steps, steps, 0.0, 0.0, **search)
 
 

@@ -89,7 +89,7 @@ def saddle(x: Tensor) -> Tensor:
 
 
 def plateau(x: Tensor) -> Tensor:
-    """Flat far from the minimum: the gradient at the start is 1e-3 of its largest."""
+    """Flat far from the minimum: the gradient at the start is a hundredth of its largest."""
     return (1 - 1 / (1 + x.square() / 2)).sum()
 
 

@@ -96,8 +96,10 @@ class Cell:
         if target is None:
             return None
         first: list[float] = []
+        enough = store.rounded(max(target, FLOOR), store.DIGITS)  # as the curves are
+        assert enough is not None
         for curve in self.parts["final"]["curves"]:
-            there = [step for step, x in curve if x is not None and x <= max(target, FLOOR)]
+            there = [step for step, x in curve if x is not None and x <= enough]
             first.append(there[0] if there else math.inf)
         middle = statistics.median(first)
         return middle if math.isfinite(middle) else None
@@ -142,10 +144,11 @@ class Comparison:
         return None if reference is None else median(reference.scores)
 
     def verdicts(self, task: Task) -> dict[str, str]:
-        """For each optimizer "better", "worse" or "same" than AdamW, or "diverged".
+        """For each optimizer "better", "worse" or "same" than AdamW, or "diverged" if a run has.
 
         A paired t-test of the logarithms of scores of the same seeds, on both sides, with Holm's
-        correction for the optimizers of the task.
+        correction for the optimizers of the task. Where a run of AdamW has diverged, or its seeds
+        are others, there is nothing to compare with.
         """
         cells = self.of(task)
         reference = cells.pop(REFERENCE, None)
@@ -155,20 +158,20 @@ class Comparison:
         theirs = [logarithm(x) for x in reference.scores]
         for name, cell in cells.items():
             mine = [logarithm(x) for x in cell.scores]
-            if not all(map(math.isfinite, mine + theirs)) or len(mine) != len(theirs):
+            if not all(map(math.isfinite, mine)):
                 found[name] = "diverged"
-            elif mine != theirs:
-                chances[name] = _chance(mine, theirs)
+            elif all(map(math.isfinite, theirs)) and len(mine) == len(theirs):
+                found[name], chances[name] = "same", _chance(mine, theirs)
         for name in holm(chances):
-            better = logarithm(median(cells[name].scores)) < logarithm(median(reference.scores))
+            better = sum(map(logarithm, cells[name].scores)) < sum(theirs)
             found[name] = "better" if better else "worse"
-        return {name: found.get(name, "same") for name in cells}
+        return found
 
 
 def _chance(a: Sequence[float], b: Sequence[float]) -> float:
     """Of such a difference, or a larger one, if there were none."""
     differences = [x - y for x, y in zip(a, b, strict=True)]
-    if len(differences) < 2:
+    if len(differences) < 2 or not any(differences):
         return 1.0
     if max(differences) == min(differences):  # no spread at all
         return 0.0

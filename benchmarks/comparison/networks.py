@@ -41,6 +41,8 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class Block(nn.Module):
     """Attention, and a network of two layers, each after a norm."""
 
+    future: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
@@ -104,7 +106,7 @@ def gpt() -> Task:
 
 
 class Autoencoder(nn.Module):
-    """Nine layers of tanh and no norm between them."""
+    """Eight layers with tanh and no norm between them."""
 
     def __init__(self) -> None:
         super().__init__()

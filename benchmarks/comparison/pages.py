@@ -1,18 +1,24 @@
-"""Writes what was found: benchmarks/COMPARISON.md with its pictures."""
+"""Writes what was found: benchmarks/COMPARISON.md with its pictures, and best rates on the pages of
+algorithms."""
 
 from __future__ import annotations
 
 import math
 import re
+import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from comparison import pictures
-from comparison.measures import Cell, Comparison, median
+from comparison.measures import NEAR, REFERENCE, Cell, Comparison, median
 from comparison.store import Store
 from comparison.tasks import Task, all_tasks
 
 HOME = Path(__file__).parents[1]
+ALGORITHMS = HOME.parent / "docs" / "algorithms"
+NETWORKS = ("gpt", "autoencoder", "conv", "skip-gram", "addition", "physics", "cart")
+"""The tasks whose best rates a page of an algorithm names."""
 MARKS = re.compile(r"(<!-- begin: ([\w -]+) -->)\n.*?(<!-- end: \2 -->)", re.DOTALL)
 SIGNS = {"better": "**better**", "worse": "worse", "same": "no difference", "diverged": "diverged"}
 
@@ -124,18 +130,56 @@ def summary(comparison: Comparison, tasks: Sequence[Task], valleys: Sequence[Tas
     return table(head, [row for _, row in rows])
 
 
+def between(numbers: Sequence[float]) -> str:
+    """The least and the largest."""
+    ends = [number(min(numbers), 2), number(max(numbers), 2)]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def measured(comparison: Comparison, name: str) -> str:
+    """What the page of an algorithm says: its best rates, and where it differs from AdamW."""
+    said, own = [], comparison.by(name)
+    cells = [c for c in own if c.task.name in NETWORKS and not c.contender.exact]
+    if cells:
+        others = [c.numbers.other_lr for c in cells if c.numbers.other_lr is not None]
+        beside = f" (AdamW's beside it: {between(others)})" if others else ""
+        count = f"{len(cells)} network{'s' * (len(cells) > 1)}"
+        rates = between([c.numbers.lr for c in cells])
+        said.append(f"Its best learning rate was {rates}{beside} on {count}.")
+    if ranges := [c.good_rates for c in cells if c.good_rates is not None]:
+        width = statistics.median_low([high / low for low, high in ranges])
+        near = f"Rates up to a factor of {number(width, 2)} apart gave scores of at most"
+        alone = "Twice or half the best rate gave a score of more than"
+        said.append(f"{near if width > 1 else alone} {NEAR} times the best (median).")
+    verdicts = {c.task.name: comparison.verdicts(c.task).get(name) for c in own}
+    if name != REFERENCE and own:
+        better, worse = [
+            ", ".join([task for task, found in verdicts.items() if found in which]) or "no task"
+            for which in (("better",), ("worse", "diverged"))
+        ]
+        it = "It" if own[0].contender.exact else "Tuned alike, it"
+        said.append(f"{it} was better than AdamW on {better}, and worse on {worse}.")
+    return "".join([f"{line}\n" for line in textwrap.wrap(" ".join(said), 130)])
+
+
 def block(comparison: Comparison, name: str) -> str:
     """What stands between the marks of this name."""
     tasks = [task for task in comparison.tasks if task.passes is None]
     valleys = [task for task in comparison.tasks if task.passes is not None]
     kind, _, task_name = name.partition(" ")
+    if not comparison.cells:
+        return "Not run yet.\n" if kind in ("summary", "valleys", "task") else ""
     if kind == "versions":
         rows = [row for cell in comparison.cells.values() for row in cell.parts.values()]
         return "".join([f"* {x}\n" for x in sorted({row["versions"] for row in rows})])
     if kind == "summary":
         return summary(comparison, tasks, valleys)
+    if kind == "profile":
+        return "![Performance profiles](comparison/pictures/profile.png)\n"
     if kind == "valleys":
         return zoo(comparison, valleys)
+    if kind == "measured":
+        return measured(comparison, task_name)
     task = next(task for task in comparison.tasks if task.name == task_name)
     if not comparison.of(task):
         return "Not run yet.\n"
@@ -152,15 +196,24 @@ def filled(page: str, comparison: Comparison) -> str:
     return MARKS.sub(anew, page)
 
 
+def published() -> Comparison:
+    """Of the rows that belong to the page."""
+    return Comparison(Store(HOME / "comparison" / "results"), [*all_tasks().values()])
+
+
 def write(rows: Store, tasks: Sequence[Task], home: Path) -> None:
     """Draw the pictures and write the blocks. home: the folder of the page; the words are those of
-    the page that is there for all."""
+    the page that is there for all. The pages of algorithms are only written beside that one."""
     comparison = Comparison(rows, tasks)
     folder = home / "comparison" / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     for task in tasks:
         if task.passes is None and comparison.of(task):
             pictures.sensitivity(comparison, task, folder / f"{task.name}.png")
-    pictures.profile(comparison, tasks, folder / "profile.png")
+    if comparison.cells:
+        pictures.profile(comparison, tasks, folder / "profile.png")
     words = (HOME / "COMPARISON.md").read_text(encoding="utf-8")
     (home / "COMPARISON.md").write_text(filled(words, comparison), encoding="utf-8")
+    for path in ALGORITHMS.glob("*.md") if home == HOME else ():
+        words = path.read_text(encoding="utf-8")
+        path.write_text(filled(words, comparison), encoding="utf-8")

@@ -24,7 +24,7 @@ FAMILIES = {
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's: told apart by everybody."""
 MARKS = ("o", "s", "^", "D", "v", "P")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
@@ -79,7 +79,8 @@ def sensitivity(comparison: Comparison, task: Task, path: Path) -> None:
             axes.set_ylim(*limits([*cells.values()]))
             axes.xaxis.set_major_locator(LogLocator(numticks=8))
             axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.legend(loc="best")
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(loc="best")
         panels[0].set_ylabel(task.measure)
         figure.savefig(path, dpi=110)
 

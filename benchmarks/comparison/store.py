@@ -29,6 +29,8 @@ class Effort(NamedTuple):
 FULL = Effort(24, tuple(2.0**k for k in range(-5, 6)), 5, 1.0)
 QUICK = Effort(4, (0.25, 1.0, 4.0), 2, 0.05)
 FIRST_REPORTED_SEED = 100
+DIGITS = 4
+"""Of the scores of a curve."""
 
 
 def versions(task: Task) -> str:
@@ -83,7 +85,7 @@ def row(
         ],
     }
     if part == "final":
-        found["curves"] = [[[k, rounded(x, 4)] for k, x in e.curve] for e in ended]
+        found["curves"] = [[[k, rounded(x, DIGITS)] for k, x in e.curve] for e in ended]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from comparison.tasks import Params, Task
 
 LOOKS = 40
 """Points of a curve."""
+ROUND = 10
+"""Steps of a round of times: Shampoo and SOAP do more in every tenth step than in the others."""
 
 
 @dataclass(frozen=True)
@@ -116,46 +119,83 @@ class _SideBySide:
 
 
 def _by_line_search(task: Task, contender: Contender, runs: Sequence[Run]) -> list[Ended]:
-    """Runs of the same numbers, as long as evaluations are as many as the steps of the others.
+    """Runs of the same numbers, with as many evaluations as the others make steps.
 
-    What counts is the best point evaluated so far: a search along a line may end at a worse one.
+    What counts is the point with the least loss so far: a search along a line may end at a worse
+    one. Its score decides nothing.
     """
     ended, seen, count = [Ended() for _ in runs], looks(task.steps), 0
     slopes, scores = vmap(grad_and_value(task.loss)), vmap(task.score)
+    params = stacked([task.init(run.seed) for run in runs])
+    best, least = params, torch.full((len(runs),), math.inf)
 
-    def look(params: Params, step: int) -> None:
-        for own, score in zip(ended, scores(params).tolist(), strict=True):
-            own.score = min(own.score, score) if math.isfinite(score) else own.score
+    def look(step: int) -> None:
+        for own, score in zip(ended, scores(best).tolist(), strict=True):
+            own.score = score if math.isfinite(score) else math.inf
             own.curve.append((step, own.score))
 
     def evaluated(params: Params) -> tuple[Tensor, Params]:
-        nonlocal count
+        nonlocal best, least, count
         grads, value = slopes(params)
         count += 1
+        if count <= task.steps:  # a search along a line may end a little later
+            less = value < least
+            least = torch.where(less, value, least)
+            best = {name: chosen(less, x, best[name]) for name, x in params.items()}
         if count in seen:
-            look(params, count)
+            look(count)
         return value, grads
 
-    params = stacked([task.init(run.seed) for run in runs])
     tx = contender.transformation(runs[0].numbers, task.steps)
     value, grads = evaluated(params)
-    updates, _ = tx.update(grads, tx.init(params), params, value=value, value_and_grad=evaluated)
-    look(fo.apply_updates(params, updates), task.steps)
+    tx.update(grads, tx.init(params), params, value=value, value_and_grad=evaluated)
+    if count < task.steps:
+        look(task.steps)
     return ended
 
 
+def chosen(which: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a for the runs named by `which`, b for the others."""
+    return torch.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+
 def times(task: Task, contender: Contender, numbers: Numbers, count: int = 60) -> dict[str, float]:
-    """Milliseconds of a gradient and of a step of one run, medians, and bytes of its state."""
-    params, tx = task.init(0), contender.transformation(numbers, task.steps)
-    slopes, state, batch = grad_and_value(task.loss), tx.init(params), task.batch(0, 0)
-    size = sum([x.nbytes for x in fo.tree.leaves(state) if isinstance(x, Tensor)])
-    step, spent = None if contender.exact else fo.compile(tx), list[tuple[float, float]]()
-    for _ in range(count):
+    """Milliseconds of a gradient and of a step of one run, and bytes of its state.
+
+    The step of a line search is an evaluation's mean share of it.
+    """
+    params, batch, slopes = task.init(0), task.batch(0, 0), grad_and_value(task.loss)
+    gradients, updates = list[float](), list[float]()
+
+    def evaluated(params: Params) -> tuple[Tensor, Params]:
         begin = time.perf_counter()
-        grads, _ = slopes(params, *batch)
-        middle = time.perf_counter()
-        if step is not None:
+        grads, value = slopes(params, *batch)
+        gradients.append(time.perf_counter() - begin)
+        return value, grads
+
+    if contender.exact:
+        tx = contender.transformation(numbers, count, batched=False)
+        (value, grads), state = evaluated(params), tx.init(params)
+        begin, first = time.perf_counter(), sum(gradients)
+        tx.update(grads, state, params, value=value, value_and_grad=evaluated)
+        passed = time.perf_counter() - begin
+        updates = [(passed - sum(gradients) + first) / len(gradients)] * count
+        while len(gradients) < count:  # it found the minimum before
+            evaluated(params)
+    else:
+        tx = contender.transformation(numbers, task.steps)
+        step, state = fo.compile(tx), tx.init(params)
+        for _ in range(count):
+            _, grads = evaluated(params)
+            begin = time.perf_counter()
             _, state = step(grads, state, params)
-        spent.append((middle - begin, time.perf_counter() - middle))
-    gradient, update = [sorted(x)[count // 2] * 1e3 for x in zip(*spent, strict=True)]
+            updates.append(time.perf_counter() - begin)
+    size = sum([x.nbytes for x in fo.tree.leaves(state) if isinstance(x, Tensor)])
+    gradient, update = [round_time(x) * 1e3 for x in (gradients, updates)]
     return {"gradient_ms": gradient, "update_ms": update, "state_bytes": size}
+
+
+def round_time(seconds: Sequence[float]) -> float:
+    """The mean time of a step in a round, the median of all whole rounds but the first."""
+    starts = range(ROUND, len(seconds) - ROUND + 1, ROUND)
+    return statistics.median([statistics.mean(seconds[i : i + ROUND]) for i in starts])

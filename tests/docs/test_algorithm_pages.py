@@ -46,7 +46,8 @@ def evaluate(formula, **names):
 def test_a_page_has_all_its_parts(name):
     page = page_of(name)
     parts = re.findall(r"^## (.*)$", page, re.MULTILINE)
-    assert parts == ["In code", "State", "What differs", "API"]
+    measured = ["Measured"] if "```{measured-rates}" in page else []
+    assert parts == ["In code", "State", "What differs", *measured, "API"]
     assert f"```{{loss-curve}} {name}\n" in page
     assert ":::{admonition} Algorithm: " in page
     assert re.search(r"\]\(https?://", page), "no paper"

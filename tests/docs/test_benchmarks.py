@@ -112,6 +112,6 @@ def test_the_last_of_two_bars_counts(run):
     assert run.report.summary([result]).endswith("missed: a.")
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.name)
 def test_no_file_of_the_benchmark_is_longer_than_250_lines(path):
     assert len(path.read_text().splitlines()) <= 250
