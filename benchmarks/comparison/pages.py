@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from comparison import pictures
+from comparison import pictures, rates
 from comparison.measures import NEAR, REFERENCE, Cell, Comparison, median
 from comparison.store import Store
 from comparison.tasks import Task, all_tasks
 
 HOME = Path(__file__).parents[1]
-ALGORITHMS = HOME.parent / "docs" / "algorithms"
-NETWORKS = ("gpt", "autoencoder", "conv", "skip-gram", "addition", "physics", "cart")
-"""The tasks whose best rates a page of an algorithm names."""
-MARKS = re.compile(r"(<!-- begin: ([\w -]+) -->)\n.*?(<!-- end: \2 -->)", re.DOTALL)
+DOCS = HOME.parent / "docs"
+MARKS = re.compile(
+    r"(<!-- begin: (versions|summary|profile|valleys|rates|(?:task|measured) [\w-]+) -->)\n.*?"
+    r"(<!-- end: \2 -->)",
+    re.DOTALL,
+)
 SIGNS = {"better": "**better**", "worse": "worse", "same": "no difference", "diverged": "diverged"}
 
 
@@ -139,15 +140,14 @@ def between(numbers: Sequence[float]) -> str:
 def measured(comparison: Comparison, name: str) -> str:
     """What the page of an algorithm says: its best rates, and where it differs from AdamW."""
     said, own = [], comparison.by(name)
-    cells = [c for c in own if c.task.name in NETWORKS and not c.contender.exact]
+    cells = [c for c in rates.networks(comparison, name) if not c.contender.exact]
     if cells:
         others = [c.numbers.other_lr for c in cells if c.numbers.other_lr is not None]
         beside = f" (AdamW's beside it: {between(others)})" if others else ""
         count = f"{len(cells)} network{'s' * (len(cells) > 1)}"
-        rates = between([c.numbers.lr for c in cells])
-        said.append(f"Its best learning rate was {rates}{beside} on {count}.")
-    if ranges := [c.good_rates for c in cells if c.good_rates is not None]:
-        width = statistics.median_low([high / low for low, high in ranges])
+        best = between([c.numbers.lr for c in cells])
+        said.append(f"Its best learning rate was {best}{beside} on {count}.")
+    if (width := rates.width(cells)) is not None:
         near = f"Rates up to a factor of {number(width, 2)} apart gave scores of at most"
         alone = "Twice or half the best rate gave a score of more than"
         said.append(f"{near if width > 1 else alone} {NEAR} times the best (median).")
@@ -178,6 +178,8 @@ def block(comparison: Comparison, name: str) -> str:
         return "![Performance profiles](comparison/pictures/profile.png)\n"
     if kind == "valleys":
         return zoo(comparison, valleys)
+    if kind == "rates":
+        return rates.table(comparison)
     if kind == "measured":
         return measured(comparison, task_name)
     task = next(task for task in comparison.tasks if task.name == task_name)
@@ -194,6 +196,11 @@ def filled(page: str, comparison: Comparison) -> str:
         return f"{found[1]}\n{block(comparison, found[2])}{found[3]}"
 
     return MARKS.sub(anew, page)
+
+
+def pages_of_docs() -> list[Path]:
+    """The pages of the documentation that have blocks of the comparison, or may."""
+    return [DOCS / "choosing.md", *sorted((DOCS / "algorithms").glob("*.md"))]
 
 
 def published() -> Comparison:
@@ -214,6 +221,6 @@ def write(rows: Store, tasks: Sequence[Task], home: Path) -> None:
         pictures.profile(comparison, tasks, folder / "profile.png")
     words = (HOME / "COMPARISON.md").read_text(encoding="utf-8")
     (home / "COMPARISON.md").write_text(filled(words, comparison), encoding="utf-8")
-    for path in ALGORITHMS.glob("*.md") if home == HOME else ():
+    for path in pages_of_docs() if home == HOME else ():
         words = path.read_text(encoding="utf-8")
         path.write_text(filled(words, comparison), encoding="utf-8")

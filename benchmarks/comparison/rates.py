@@ -28,10 +28,10 @@ def ends(values: Sequence[float]) -> str:
     return f"{short(min(values))} to {short(max(values))}"
 
 
-def width(cells: Sequence[Cell]) -> str:
+def width(cells: Sequence[Cell]) -> float | None:
     """The median, over tasks, of the highest good rate over the lowest."""
     ranges = [found for cell in cells if (found := cell.good_rates) is not None]
-    return f"{statistics.median([high / low for low, high in ranges]):.3g}" if ranges else ""
+    return statistics.median_low([high / low for low, high in ranges]) if ranges else None
 
 
 def behind(cells: Sequence[Cell]) -> str:
@@ -54,10 +54,11 @@ def table(comparison: Comparison) -> str:
             continue
         best = [cell.numbers.lr for cell in cells]
         decays = [cell.numbers.decay for cell in cells if cell.task.decay]
+        wide = width(cells)
         page = "adamw" if contender.name == "cautious" else contender.name
         said = [
             f"[{contender.title}](algorithms/{page}.md)", ends(best), short(middle(best)),
-            width(cells), ends(decays) if decays else "", behind(cells),
+            "" if wide is None else f"{wide:.2g}", ends(decays) if decays else "", behind(cells),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(said)} |")
     return "\n".join(lines) + "\n"

@@ -438,9 +438,9 @@ def test_every_task_has_a_place_on_the_page(compare, tasks):
     assert page.count("<!-- begin: ") == len(blocks)
 
 
-def test_pages_of_algorithms_say_what_the_rows_say(compare, contenders):
+def test_pages_of_the_docs_say_what_the_rows_say(compare, contenders):
     comparison, measured = compare.pages.published(), set()
-    for path in (ROOT / "docs" / "algorithms").glob("*.md"):
+    for path in compare.pages.pages_of_docs():
         page = path.read_text()
         assert page == compare.pages.filled(page, comparison), f"{path.name}: run make compare"
         if "## Measured\n" in page:
@@ -471,14 +471,14 @@ def test_a_page_of_an_algorithm_names_the_best_rates(compare, made_up):
     )
 
 
-def test_pages_of_algorithms_are_only_written_beside_the_page(
+def test_pages_of_the_docs_are_only_written_beside_the_page(
     compare, made_up, tasks, tmp_path, monkeypatch
 ):
     pages, rows = compare.pages, compare.store.Store(tmp_path / "no rows")
     text = "a\n<!-- begin: measured soap -->\n{}<!-- end: measured soap -->\nb\n"
     page, home = tmp_path / "soap.md", tmp_path / "home"
     page.write_text(text.format("old\n"))
-    monkeypatch.setattr(pages, "ALGORITHMS", tmp_path)
+    monkeypatch.setattr(pages, "pages_of_docs", lambda: [page])
     pages.write(rows, [*tasks.values()], home)
     assert page.read_text() == text.format("old\n")
     assert "<!-- begin: task gpt -->\nNot run yet.\n" in (home / "COMPARISON.md").read_text()
