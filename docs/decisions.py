@@ -13,7 +13,11 @@ from matplotlib.patches import FancyBboxPatch
 QUESTIONS = (
     ("Is there no gradient?", "fo.search.cma_es, openai_es", "hundreds of parameters; networks"),
     ("Has the loss no noise?", "fo.lbfgs", "full batches: fits, physics, regression"),
-    ("Is memory short?", 'fo.stored(tx, "int8"), fo.adafactor', "a quarter of AdamW's state; less"),
+    (
+        "Is memory short?",
+        'fo.stored(tx, "int8"), fo.adafactor',
+        "a quarter of AdamW's state; little",
+    ),
     ("Is there no time to tune?", "fo.prodigy", "finds its own rate; lr = 1"),
     ("Is the length not known?", "fo.schedule_free_adamw", "stop whenever you like"),
     ("Has the model hidden matrices?", "fo.muon_adamw, fo.soap", "fewest steps; each costs more"),
