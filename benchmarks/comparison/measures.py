@@ -143,6 +143,11 @@ class Comparison:
             return task.passes
         return None if reference is None else median(reference.scores)
 
+    def common(self, task: Task) -> float | None:
+        """What half of the optimizers reach: the median of their medians, or the minimum."""
+        scores = [median(cell.scores) for cell in self.of(task).values()]
+        return task.passes if task.passes is not None or not scores else median(scores)
+
     def verdicts(self, task: Task) -> dict[str, str]:
         """For each optimizer "better", "worse" or "same" than AdamW, or "diverged" if a run has.
 

@@ -151,7 +151,8 @@ def measured(comparison: Comparison, name: str) -> str:
         near = f"Rates up to a factor of {number(width, 2)} apart gave scores of at most"
         alone = "Twice or half the best rate gave a score of more than"
         said.append(f"{near if width > 1 else alone} {NEAR} times the best (median).")
-    verdicts = {c.task.name: comparison.verdicts(c.task).get(name) for c in own}
+    scored = [c.task for c in own if c.task.passes is None]
+    verdicts = {task.name: comparison.verdicts(task).get(name) for task in scored}
     if name != REFERENCE and own:
         better, worse = [
             ", ".join([task for task, found in verdicts.items() if found in which]) or "no task"

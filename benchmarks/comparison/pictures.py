@@ -108,7 +108,7 @@ def ratios(comparison: Comparison, name: str, tasks: Sequence[Task], *, time: bo
     """On each task, this optimizer's steps (or time) to the target over the least of all."""
     found = []
     for task in tasks:
-        target, costs = comparison.target(task), dict[str, float]()
+        target, costs = comparison.common(task), dict[str, float]()
         for other, cell in comparison.of(task).items():
             steps = cell.steps_to(target)
             each = cell.step_ms if time else 1.0
@@ -120,7 +120,7 @@ def ratios(comparison: Comparison, name: str, tasks: Sequence[Task], *, time: bo
 
 def profile(comparison: Comparison, tasks: Sequence[Task], path: Path) -> None:
     """The share of tasks on which each optimizer needs at most so many times the best one's steps,
-    or time, to AdamW's score or the minimum."""
+    or time, to the score that half of them reach, or to the minimum."""
     names = [REFERENCE, *[name for family in FAMILIES.values() for name in family]]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.2), layout="constrained")
