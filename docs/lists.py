@@ -181,7 +181,7 @@ def written() -> dict[Path, list[str]]:
             ADAPTERS / f"{home}.py": ["".join([*[text for _, text in sorted(own.items())], "\n\n"])]
             for home, own in ready.items()
         },
-        ROOT / "README.md": [names, objects],
+        ROOT / "docs" / "contents.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
     }
 

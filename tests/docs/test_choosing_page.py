@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import re
 import runpy
 import sys
+from typing import Any
 
 import pytest
+import torch
 from snippets import ROOT
 
 import functional_optim as fo
@@ -17,7 +20,7 @@ DOCS = ROOT / "docs"
 
 
 def test_what_it_names_exists():
-    drawn = runpy.run_path(str(DOCS / "decisions.py"))
+    drawn = runpy.run_path(str(DOCS / "diagrams.py"))
     answers = [name for _, name, _ in drawn["QUESTIONS"]] + [drawn["OTHERWISE"][0]]
     named = re.findall(r"(?:fo\.)?(search\.)?([a-z]\w+)", ", ".join(answers).replace("fo.", ""))
     for searched, name in named:
@@ -27,11 +30,23 @@ def test_what_it_names_exists():
     assert "![Questions to ask, and what to take](choosing.png)" in page
 
 
-def test_the_script_draws_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["decisions.py", str(tmp_path)])
-    runpy.run_path(str(DOCS / "decisions.py"), run_name="__main__")
-    drawn, kept = tmp_path / "choosing.png", DOCS / "choosing.png"
-    assert abs(drawn.stat().st_size - kept.stat().st_size) < 0.1 * kept.stat().st_size
+def test_the_script_draws_both_pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["diagrams.py", str(tmp_path)])
+    runpy.run_path(str(DOCS / "diagrams.py"), run_name="__main__")
+    for name in ("choosing.png", "overview.png"):
+        drawn, kept = (tmp_path / name).stat().st_size, (DOCS / name).stat().st_size
+        assert abs(drawn - kept) < 0.1 * kept, "run python docs/diagrams.py"
+    assert "](docs/overview.png)" in (ROOT / "README.md").read_text()
+
+
+def test_the_rule_in_the_picture_is_lions():
+    drawn, names = runpy.run_path(str(DOCS / "diagrams.py")), dict[str, Any]()
+    names["LionSlots"] = collections.namedtuple("LionSlots", "exp_avg")
+    exec(drawn["RULE"], names)
+    g, p, m = torch.randn(3, 5)
+    direction, slots = names["update"](g, names["LionSlots"](m), p, 0.1, 0.01)
+    assert torch.equal(direction, (0.9 * m + 0.1 * g).sign())
+    assert torch.allclose(slots.exp_avg, 0.99 * m + 0.01 * g)
 
 
 NETWORKS = {"gpt", "autoencoder", "physics"}

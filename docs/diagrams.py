@@ -1,4 +1,4 @@
-"""Draws the picture at the top of choosing.md: python docs/decisions.py [folder]"""
+"""Draws choosing.png and overview.png: python docs/diagrams.py [folder]"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 QUESTIONS = (
     ("Is there no gradient?", "fo.search.cma_es, openai_es", "hundreds of parameters; networks"),
@@ -26,6 +26,20 @@ QUESTIONS = (
 """What to ask in this order; what to take if the answer is yes, and a word about it."""
 
 OTHERWISE = ("fo.adamw", "with a warm-up, a decay of the rate, and clipping at 1")
+RULE = """def update(g, slots, p, a1, a2):
+    m = slots.exp_avg
+    d = (m + a1 * (g - m)).sign()
+    m = m + a2 * (g - m)
+    return d, LionSlots(m)"""
+MADE = (
+    ("a pure transform over any pytree", "tx.update(grads, state, params)"),
+    ("one kernel for all models and numbers", "fo.compile(tx)"),
+    ("a torch.optim.Optimizer", "Optimizer(params, lion)"),
+    ("many models at once", "torch.vmap(train_step)"),
+    ("gradients through training", "torch.func.grad(loss_after)(lr)"),
+)
+"""What becomes of a rule, and how one asks for it."""
+
 STYLE = {"font.family": "DejaVu Sans", "font.size": 10}
 ASKED, TAKEN, LINE = "#e8eef5", "#fdf0dc", "#888888"
 LEFT, RIGHT, WIDTH, HEIGHT = 0.0, 4.6, 3.7, 0.62
@@ -77,6 +91,26 @@ def plot_decisions(path: Path) -> None:
         figure.savefig(path, metadata={"Software": None})
 
 
+def plot_overview(path: Path) -> None:
+    """A rule on the left, what is made of it on the right."""
+    with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}):
+        figure = Figure(figsize=(8.6, 3.9), dpi=110, layout="constrained")
+        axes = figure.subplots()
+        middle = -(len(MADE) - 1) / 2
+        axes.add_patch(Rectangle((LEFT, middle - 1.1), WIDTH, 2.2, ec=LINE, fc=ASKED, lw=0.8))
+        axes.text(LEFT, middle + 1.22, "You write the rule for one tensor", fontsize=9.5)
+        mono = {"family": "DejaVu Sans Mono", "fontsize": 9, "va": "center"}
+        axes.text(LEFT + 0.15, middle, RULE, linespacing=1.5, **mono)
+        for i, (what, how) in enumerate(MADE):
+            arrow(axes, (LEFT + WIDTH, middle), (RIGHT, -float(i)))
+            answer(axes, -float(i), how, what)
+        axes.set(xlim=(LEFT - 0.1, RIGHT + WIDTH + 0.1), ylim=(-len(MADE) + 0.5, 0.5))
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        figure.savefig(path, metadata={"Software": None})
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    plot_overview(folder / "overview.png")
     plot_decisions(folder / "choosing.png")
