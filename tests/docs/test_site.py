@@ -52,6 +52,21 @@ def site(tmp_path_factory) -> Path:
     return out / "html"
 
 
+def test_no_page_needs_the_network(site):
+    """Formulas, search and copying are scripts of the site's own."""
+    scripts = [
+        (path, source)
+        for path in site.rglob("*.html")
+        for source in re.findall(r'<script[^>]*\bsrc="([^"]*)"', path.read_text())
+    ]
+    assert any("mathjax" in source for _, source in scripts)
+    assert [found for found in scripts if "//" in found[1]] == []
+    for path, source in scripts:
+        assert (path.parent / source.partition("?")[0]).exists(), (path, source)
+    for path in site.rglob("*.html"):
+        assert not re.search(r'<link rel="stylesheet"[^>]*href="https?:', path.read_text()), path
+
+
 def test_no_curve_had_to_be_trained():
     stored = curve_store.kept()
     assert stored.keys() == loss_curves.CURVES.keys()
