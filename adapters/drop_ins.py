@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from functional_optim import algorithms
 from functional_optim.adapters.optimizer import OptimizerBase
+from functional_optim.adapters.state.recipes import check_arguments
 from functional_optim.adapters.state.storage import KEY, Stored
 from functional_optim.core import base
 from functional_optim.engine.group import Compile, how_to
@@ -85,6 +86,10 @@ class DropIn(OptimizerBase):
 
     def _construct(self, arguments: dict[str, Any]) -> None:
         """Call torch's constructor. arguments: the `locals()` of the drop-in's own."""
+        own = type(self).__name__
+        name = own.lower() if hasattr(algorithms, own.lower()) else type(self).recipe.__name__
+        instead = f"adapters.Optimizer(params, fo.{name}, lr=schedule)"
+        check_arguments(own, arguments["params"], arguments.get("lr"), instead)
         how_to(arguments["compile"])
         self.compile = arguments.pop("compile")
         self.stored = arguments.pop("stored", None)

@@ -23,6 +23,7 @@ from functional_optim.adapters.state.recipes import (
     ByReference,
     Recipe,
     as_data,
+    check_arguments,
     check_keys,
     recipe_defaults,
     takes_any,
@@ -410,6 +411,7 @@ class Optimizer(OptimizerBase):
                 f"recipe must be a function from hyperparameters to a transformation, but got a "
                 f"{type(recipe).__name__}; pass e.g. fo.adamw, or lambda lr: fo.chain(...)."
             )
+        check_arguments(type(self).__name__, params)
         defaults = recipe_defaults(recipe, hyperparameters)
         if KEY in defaults:
             raise TypeError(

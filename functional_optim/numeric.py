@@ -345,7 +345,7 @@ def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
     """
     if type(value) is Placeholder:
         return
-    if value is None or isinstance(value, (str, bytes)):
+    if value is None or isinstance(value, (str, bytes, torch.optim.lr_scheduler.LRScheduler)):
         raise TypeError(
             f"a hyperparameter must be a number, a 0-dim tensor or a schedule, but got {value!r}."
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from functional_optim.core import base
 
@@ -135,8 +136,28 @@ def check_keys(group: dict[str, Any], names: Collection[str]) -> None:
         )
 
 
+def check_arguments(who: str, params: Any, lr: Any = None, instead: str = "") -> None:
+    """Raise TypeError for what torch refuses without a word that helps: a module in the place of
+    its parameters, and a learning rate that is no number. instead: what takes a schedule."""
+    if isinstance(params, torch.nn.Module):
+        raise TypeError(
+            f"{who} takes parameters, but got a {type(params).__name__}; pass model.parameters(), "
+            "or model.named_parameters()."
+        )
+    if isinstance(lr, str) or (callable(lr) and not isinstance(lr, Tensor)):
+        raise TypeError(
+            f"{who} takes a number or a 0-dim tensor as lr, but got {lr!r}; for a schedule use "
+            f"{instead}, or an LR scheduler of torch."
+        )
+
+
 def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
     """A recipe's hyperparameters: those given, and the recipe's own defaults for the others."""
+    if isinstance(recipe, type) and issubclass(recipe, torch.optim.Optimizer):
+        raise TypeError(
+            f"a recipe makes a transformation, but {recipe.__name__} makes an optimizer object; "
+            "pass e.g. fo.adamw, or use the class itself."
+        )
     parameters = inspect.signature(recipe).parameters.values()
     if any(p.kind is p.POSITIONAL_ONLY or p.kind is p.VAR_POSITIONAL for p in parameters):
         raise TypeError("a recipe takes its hyperparameters by name; it has positional-only ones.")

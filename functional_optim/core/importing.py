@@ -43,8 +43,10 @@ def on_demand(
         if name in modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in homes:
+            same = [x for x in listed() if x.lower() == name.lower()]
+            meant = f"; did you mean {same[0]!r}?" if same and not name.startswith("_") else ""
             raise AttributeError(
-                f"module {package!r} has no attribute {name!r}", name=name, obj=here
+                f"module {package!r} has no attribute {name!r}{meant}", name=name, obj=here
             )
         value = getattr(importlib.import_module(homes[name]), name)
         setattr(here, name, value)
