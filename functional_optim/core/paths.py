@@ -216,17 +216,17 @@ def fits(pattern: str, path: str) -> bool:
 
 
 def _fits(pattern: str, path: str) -> bool:
-    first, *middle = pattern.split("*")
-    if not middle:
+    first, *others = pattern.split("*")
+    if not others:
         return path == pattern
-    last = middle.pop()
+    last = others[-1]
     if not path.startswith(first) or len(path) < len(first) + len(last):
         return False
     end = len(path) - len(last)
     if path[end:] != last:
         return False
     at = len(first)
-    for part in middle:
+    for part in others[:-1]:
         found = path.find(part, at, end)
         if found < 0:
             return False

@@ -56,7 +56,7 @@ class Kind(NamedTuple):
         columns: list[int] = []
         for own in names:
             ends.append((len(columns), len(columns) + len(own)))
-            columns += map(keys.index, own)
+            columns += [keys.index(name) for name in own]
         return cls(placements, at, tuple(columns), tuple(ends), columns == list(range(len(keys))))
 
     def pick(self, slots: tuple[Any, ...]) -> list[Slots]:
