@@ -348,12 +348,12 @@ def flat_numbers(numbers: Sequence[Numbers]) -> list[Any]:
     flat: list[Any] = []
     for own in numbers:
         if type(own) is Selected:
-            flat += own.which if type(own.which) is tuple else (own.which,)
+            flat += [*own.which] if type(own.which) is tuple else [own.which]
             own = own.numbers
         if type(own) is Keyed:
             flat.append(own.key)
             own = own.numbers
-        flat += flat_numbers(own.each) if type(own) is Several else own
+        flat += flat_numbers(own.each) if type(own) is Several else [*own]
     return flat
 
 
