@@ -260,6 +260,7 @@ class OptimizerPlan(StepPlan):
         self.numbers.update(*[keys for _, tx in chains for keys in tx.layout.carry])
         self.guard = state_guard(optimizer, self.numbers)
         self.asking = any(asks(part.tx) for part in (*self.entries, *self.trees))
+        self.captured = next((entry for entry in entries if entry.captured), None)
         self.mesh = sharding.mesh_of(
             [p for group in optimizer.param_groups for p in group["params"]]
         )
@@ -340,8 +341,7 @@ class OptimizerPlan(StepPlan):
                 known = {i: optimizer.dense_gradient(grads[i], group) for i in places}
                 grads = [known.get(i, g) for i, g in enumerate(grads)]
         done = None if self.done is None else self.done + 1
-        captured = [entry for entry in self.entries if entry.captured]
-        shared = captured[0].time() if captured and done is not None else done
+        shared = done if self.captured is None or done is None else self.captured.time()
         trees = self._tree_parts(extra, bool(grads)) if self.trees else ()
         _, writes = self.writes(grads, extra, shared, trees, skip)
         if made:

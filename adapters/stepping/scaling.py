@@ -16,10 +16,12 @@ from torch import Tensor
 def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:
     """The scale that gradients still have, and the number that is not 0 where one is not finite;
     each None if nobody has set it, or no group asks for it with `fused`."""
-    if not any(group.get("fused") for group in optimizer.param_groups):
-        return None, None
     mine = vars(optimizer)
-    return mine.get("grad_scale"), mine.get("found_inf")
+    scale, found = mine.get("grad_scale"), mine.get("found_inf")
+    if scale is None and found is None:
+        return None, None
+    asked = any(group.get("fused") for group in optimizer.param_groups)
+    return (scale, found) if asked else (None, None)
 
 
 @torch.no_grad()

@@ -54,9 +54,7 @@ class BoundScalars:
         self.placements = placements
         self.numbers = numbers
         self.goal: Goal = goal
-        flat = flat_numbers(numbers) if placed else ()
-        sources: list[kernels.Source] = [_source(x) for x in flat]
-        self.sources = tuple(sources)
+        self.sources = tuple([_source(x) for x in flat_numbers(numbers)]) if placed else ()
         self.task = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
         self.made: dict[Any, Tensor] = {}
         self.skip: Tensor | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,10 +55,10 @@ class TreeNumbers:
     def _read(self, key: str, x: Tensor) -> Any:
         if self.captured:
             return numeric.float64(x)
-        known = self.known.get(key)
-        if known is None or known.tensor is not x or known.version != x._version:
+        tensor, version, value = self.known.get(key, UNKNOWN)
+        if tensor is not x or version != x._version:
             return float(x.item())
-        return numeric.float64(x) if known.value is None else known.value
+        return numeric.float64(x) if value is None else value
 
     def writing(self, key: str, value: Any) -> Write:
         """The write of a carried number."""
@@ -82,19 +82,18 @@ class TreeNumbers:
         if not self.captured:
             for key, value in self.written.items():
                 x = self.state.step if key is COUNT else self.state.carry[key]
-                self.known[key] = Known(x, x._version, _stored(value, x))
+                self.known[key] = x, x._version, _stored(value, x)
 
 
 COUNT = ""
 """Stands for the step count among the keys of carried numbers."""
 
 
-class Known(NamedTuple):
-    """A number that a step has written. value: as it is stored; None: only the device knows."""
+Known = tuple[Tensor | None, int, float | None]
+"""A number that a step has written: its tensor, the version of that, and the value as it is stored,
+or None if only the device knows it. A plain tuple: one is made in each step."""
 
-    tensor: Tensor
-    version: int
-    value: float | None
+UNKNOWN: Known = (None, 0, None)
 
 
 def _stored(value: Any, x: Tensor) -> float | None:
