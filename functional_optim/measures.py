@@ -1,7 +1,7 @@
 """Measurements of trees, for `functional_optim.monitor`.
 
-A measurement looks at one parameter at a time. What it finds there is summed over the whole tree,
-or kept for each parameter, and a last function makes one number of the sums.
+A measurement looks at one parameter at a time. Its results are summed over the tree, or kept for
+each parameter, and a last function turns the sums into one number.
 """
 
 from __future__ import annotations

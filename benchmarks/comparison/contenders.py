@@ -78,6 +78,11 @@ class Contender:
         matrices = any(is_hidden_matrix(*item) for item in task.init(0).items())
         return not (self.exact and task.noisy) and (matrices or not self.other)
 
+    @property
+    def page(self) -> str:
+        """The name of the page of its algorithm: a variant of AdamW is on AdamW's."""
+        return "adamw" if self.name == "cautious" else self.name
+
     def rates(self, task: Task) -> tuple[float, float]:
         """The ends of the range of rates on a task."""
         reach = task.reach if self.free else 1.0

@@ -37,8 +37,7 @@ def table(head: str, rows: Sequence[Sequence[str]]) -> str:
 
 def linked(cell: Cell) -> str:
     """The name of an optimizer, as a link to its page."""
-    page = "adamw" if cell.contender.name == "cautious" else cell.contender.name
-    return f"[{cell.contender.title}](../docs/algorithms/{page}.md)"
+    return f"[{cell.contender.title}](../docs/algorithms/{cell.contender.page}.md)"
 
 
 def rate(cell: Cell) -> str:

@@ -55,9 +55,8 @@ def table(comparison: Comparison) -> str:
         best = [cell.numbers.lr for cell in cells]
         decays = [cell.numbers.decay for cell in cells if cell.task.decay]
         wide = width(cells)
-        page = "adamw" if contender.name == "cautious" else contender.name
         said = [
-            f"[{contender.title}](algorithms/{page}.md)", ends(best), short(middle(best)),
+            f"[{contender.title}](algorithms/{contender.page}.md)", ends(best), short(middle(best)),
             "" if wide is None else f"{wide:.2g}", ends(decays) if decays else "", behind(cells),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(said)} |")

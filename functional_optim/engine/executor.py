@@ -54,7 +54,9 @@ class BoundScalars:
         self.placements = placements
         self.numbers = numbers
         self.goal: Goal = goal
-        self.sources = tuple([_source(x) for x in flat_numbers(numbers)]) if placed else ()
+        self.sources: tuple[kernels.Source, ...] = ()
+        if placed:
+            self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
         self.task = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
         self.made: dict[Any, Tensor] = {}
         self.skip: Tensor | None = None

@@ -146,15 +146,14 @@ def find(name: str) -> Path | None:
         return None
     path = here / name
     try:
-        content = path.read_bytes()
-        private = _is_private(path.stat())
+        content, found = path.read_bytes(), path.stat()
     except OSError:
         return None
     body, digest = content[:-DIGEST], content[-DIGEST:]
-    if not private or hashlib.sha256(body).digest() != digest:
+    if not _is_private(found) or hashlib.sha256(body).digest() != digest:
         return None
     with suppress(OSError):  # a folder that is only read
-        if path.stat().st_mtime < time.time() - NOTED:
+        if found.st_mtime < time.time() - NOTED:
             os.utime(path)
     return path
 

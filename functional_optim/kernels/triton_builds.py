@@ -275,10 +275,12 @@ def _repeated(x: Tensor, count: int) -> Tensor:
 
 def chunks_of(sizes: Sequence[int], chunk: int) -> array.array[int]:
     """The programs that cover tensors of these sizes: the index of a tensor, and of a chunk."""
-    found = array.array("q")
-    for i, size in enumerate(sizes):
-        found.extend(range(i << 32, (i << 32) + -(-size // chunk)))
-    return found
+    return array.array("q", [x for i, size in enumerate(sizes) for x in chunks_at(i, size, chunk)])
+
+
+def chunks_at(i: int, size: int, chunk: int) -> range:
+    """The programs that cover the tensor of this index."""
+    return range(i << 32, (i << 32) + -(-size // chunk))
 
 
 def build(

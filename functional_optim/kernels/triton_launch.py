@@ -16,6 +16,7 @@ from functional_optim.kernels.triton_builds import (
     CaptureError,
     KernelVariant,
     TritonKernel,
+    chunks_at,
     compiled,
 )
 from functional_optim.kernels.triton_source import KernelText, Source
@@ -123,7 +124,7 @@ class TableLaunch:
             for i, size in enumerate(self.sizes):
                 if (i not in among) is even:
                     ranges[2 * i] = len(chunks)
-                    chunks.extend(range(i << 32, (i << 32) + -(-size // chunk)))
+                    chunks.extend(chunks_at(i, size, chunk))
                     ranges[2 * i + 1] = len(chunks)
             if len(chunks) > first:
                 self.parts.append((even, first, len(chunks) - first))

@@ -44,9 +44,9 @@ def monitor(
             see the gradients that it gets: `monitor(..., around=adamw())` can compare the
             gradients with the step, `monitor(..., around=clip_by_global_norm(1.0))` says whether
             it clips.
-        per_tensor: whether each parameter is measured by itself, and has its own numbers. The step
-            then makes the sums on its way, while a measure of the whole tree takes a pass of its
-            own, in which all that stands before it, and `around`, is run once more.
+        per_tensor: whether to measure each parameter separately. The sums are then part of the
+            step itself. A measure of the whole tree needs a separate pass, which repeats `around`
+            and everything before it in the chain.
 
     Returns:
         `around`, if given, with the measurement behind it. It fuses as other rules do.
