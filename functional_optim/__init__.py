@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from functional_optim.core.importing import on_demand as _on_demand
 from functional_optim.core.importing import uncollected as _uncollected
 
+__version__ = "0.2.0"
+
 with _uncollected():
     from functional_optim import linalg as linalg
     from functional_optim import measures as measures

@@ -200,6 +200,8 @@ class WholeStep:
             if variant is None or (variant.broken and not self.strict):
                 continue
             try:
+                if not variant.ran:
+                    kernels.require_compiler(device)
                 moved, new = variant(self._numbers(device)[i], grads, state, params, given)
                 return self._settled(params, state, moved, new)
             except Exception as error:
@@ -211,10 +213,11 @@ class WholeStep:
         # where the arguments are wrong this raises, and says so
         updates, new = self.tx.update(grads, state, params, **extra)
         if self.strict:
-            raise kernels.refusal(f"torch.compile failed ({kernels.line(failure)})") from failure
-        kernels.tell(
-            f"torch.compile failed ({kernels.line(failure)}); the steps of a transformation of "
-            "whole trees run eagerly"
+            raise kernels.refusal(kernels.cause("torch.compile failed", failure)) from failure
+        kernels.tell_failed(
+            "torch.compile failed",
+            failure,
+            "; the steps of a transformation of whole trees run eagerly",
         )
         return self._settled(params, state, base.apply_updates(params, updates), new)
 

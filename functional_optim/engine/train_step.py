@@ -137,6 +137,7 @@ class TrainStep(Made):
         if not (traced or self.begun):
             base.check_params(params)
             if self.compiled:
+                self._need_compiler(params)
                 self.update.begin(params, state, {**dict.fromkeys(self.extra, 1.0), **extra})
             self.begun = True
         find = self._by_transforms if traced else self._by_autograd
@@ -164,6 +165,17 @@ class TrainStep(Made):
             return params, state, loss
         return params, state, loss, tuple(auxes) if self.parts > 1 else auxes[0]
 
+    def _need_compiler(self, params: Any) -> None:
+        """Compile the loss only if there is a compiler."""
+        device = base.default_device([x for x in tree.leaves(params) if isinstance(x, Tensor)])
+        try:
+            kernels.require_compiler(device)
+        except kernels.NoCompiler as error:
+            if self.strict:
+                raise kernels.refusal(str(error)) from error
+            self.loss = self.plain
+            kernels.tell_failed("torch.compile failed", error)
+
     def _uncompiled(self, error: Exception, *given: Any) -> Any:
         """The gradients without the compiler that has failed, from now on."""
         before, self.loss = self.loss, self.plain
@@ -172,8 +184,8 @@ class TrainStep(Made):
         except BaseException:  # of the loss itself, which may raise what a compiler does
             self.loss = before
             raise
-        kernels.tell(
-            f"torch.compile failed ({kernels.line(error)}); the loss of a train step runs eagerly"
+        kernels.tell_failed(
+            "torch.compile failed", error, "; the loss of a train step runs eagerly"
         )
         return found
 

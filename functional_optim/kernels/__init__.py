@@ -29,13 +29,30 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.importing import uncollected
-from functional_optim.kernels import cpu, disk_cache, dynamic_shapes, triton_builds, watch
+from functional_optim.kernels import (
+    compiler,
+    cpu,
+    disk_cache,
+    dynamic_shapes,
+    triton_builds,
+    watch,
+)
 from functional_optim.kernels.building import CTYPES, Unsuitable
 from functional_optim.kernels.builds import CompilerRun, Draft
+from functional_optim.kernels.compiler import NoCompiler
 from functional_optim.kernels.cpu import MultiTensorLaunch
 from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.drivers import DRIVERS
 from functional_optim.kernels.dynamic_shapes import ShapedLaunch, ShapeSignature
+from functional_optim.kernels.failures import (
+    cause,
+    is_compile_error,
+    is_limit,
+    line,
+    refusal,
+    tell,
+    tell_failed,
+)
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
 from functional_optim.kernels.launches import READER, Launch, Native, Stages, load
@@ -54,6 +71,7 @@ __all__ = [
     "Launch",
     "MultiTensorLaunch",
     "Native",
+    "NoCompiler",
     "PackedSlot",
     "Request",
     "ShapeSignature",
@@ -65,6 +83,7 @@ __all__ = [
     "TritonKernel",
     "build",
     "capturing",
+    "cause",
     "count",
     "fingerprint",
     "folder",
@@ -74,12 +93,14 @@ __all__ = [
     "line",
     "own_code",
     "refusal",
+    "require_compiler",
     "same_entries",
     "static_key",
     "sweep",
     "sweep_all",
     "table_kernel",
     "tell",
+    "tell_failed",
     "watcher",
 ]
 
@@ -92,7 +113,6 @@ _begun: dict[Any, Begun] = {}
 """Libraries that are being built."""
 _gave_way: set[Any] = set()
 """Keys of kernels that are not what was tried first."""
-_told: set[str] = set()
 
 
 def build(key: Any, body: Body, signature: Signature, *, strict: bool = False) -> Kernel:
@@ -272,9 +292,9 @@ def _once(full: Any, make: Callable[[GiveWay], Any], strict: bool) -> Any:
 
     def give_way(what: str, error: Exception) -> None:
         if strict:
-            raise refusal(f"{what} ({line(error)})") from error
+            raise refusal(cause(what, error)) from error
         _gave_way.add(full)
-        tell(f"{what} ({line(error)})")
+        tell_failed(what, error)
 
     def missing() -> bool:
         return full not in _built or (strict and full in _gave_way)
@@ -296,14 +316,6 @@ def _uncollected(make: Callable[[], Any]) -> Any:
         return make()
 
 
-def refusal(what: str) -> RuntimeError:
-    """The error of a strict step."""
-    return RuntimeError(
-        f"functional_optim: a strict step must be compiled, but {what}. Nothing was stepped; put "
-        "this right, or compile without strict, which falls back with a warning."
-    )
-
-
 def _native(wanted: Request, give_way: GiveWay) -> Native | None:
     name = wanted.name()
     kept = wanted.kept(name)
@@ -316,11 +328,12 @@ def _native(wanted: Request, give_way: GiveWay) -> Native | None:
         if kept is not None:  # by a process that came first
             return kept
         try:
+            compiler.require()
             (native,) = CompilerRun([wanted.draft(name)]).finish()
         except Unsuitable:
             return None
         except Exception as error:  # private interfaces: anything may have moved
-            give_way("no native kernel can be built here", error)
+            give_way("no native kernel can be built here", compiler.explained(error))
             return None
         return native
 
@@ -347,6 +360,7 @@ def _begin(missing: dict[Any, Request]) -> Begun | None:
 def _draft(key: Any, name: str | None, wanted: Request, drafts: dict[Any, Draft]) -> None:
     """Add a library to those that are built, if there can be one."""
     try:
+        compiler.require()
         drafts[key] = wanted.draft(name)
     except Unsuitable:
         _built[key] = None
@@ -357,11 +371,13 @@ def _draft(key: Any, name: str | None, wanted: Request, drafts: dict[Any, Draft]
 def _compile(body: Body, signature: Signature, give_way: GiveWay) -> Kernel:
     if signature.device.type == "cpu":
         try:
+            compiler.require()
             with warnings.catch_warnings():  # of the compiler, about its own code
                 warnings.simplefilter("ignore")
                 return lower(trace(body, signature), signature.threads)
         except Exception as error:  # a private interface: anything may have moved
-            give_way("the direct call of compiled kernels is not available here", error)
+            what = "the direct call of compiled kernels is not available here"
+            give_way(what, compiler.explained(error))
     return Public(body, signature, give_way)
 
 
@@ -384,6 +400,7 @@ class Public:
         self.flat = flat
         self._renew()
         try:
+            require_compiler(signature.device)
             self._try()
         except Exception as error:  # of any compiler
             give_way("torch.compile failed, without which the steps run eagerly", error)
@@ -439,30 +456,11 @@ def own_code(function: FunctionType) -> FunctionType:
     return made
 
 
-def is_limit(error: Exception) -> bool:
-    """Has torch.compile made as many graphs of a code object as it will?"""
-    return "RecompileLimit" in type(error).__name__ or "CacheLimit" in type(error).__name__
+def require_compiler(device: torch.device) -> None:
+    """Go on only if what a device needs for compiled steps is there.
 
-
-def is_compile_error(error: Exception) -> bool:
-    """Does an error come from compiling, not from what was compiled?"""
-    from torch._dynamo.exc import TorchDynamoException
-
-    return (
-        isinstance(error, (TorchDynamoException, OSError))
-        or is_limit(error)
-        or "inductor" in repr(error).lower()
-    )
-
-
-def line(error: Exception) -> str:
-    """An error in one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
-
-
-def tell(message: str) -> None:
-    """Warn, once a process."""
-    if message not in _told:
-        _told.add(message)
-        warnings.warn(f"functional_optim: {message}.", RuntimeWarning, stacklevel=4)
+    Raises:
+        NoCompiler: if there is no C++ compiler, which the CPU needs.
+    """
+    if device.type == "cpu":
+        compiler.require()

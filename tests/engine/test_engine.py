@@ -437,7 +437,7 @@ def test_compiling_changes_no_setting_of_torch():
 def no_kernels(monkeypatch):
     """As if this process had built none, and warned of nothing."""
     monkeypatch.setattr(kernels, "_built", {})
-    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setattr(kernels.failures, "_told", set())
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
 
 

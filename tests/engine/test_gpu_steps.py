@@ -30,7 +30,7 @@ from gpu.stepped import (
 
 import functional_optim as fo
 from functional_optim import adapters, kernels
-from functional_optim.kernels import disk_cache, drivers, triton_builds, triton_ops
+from functional_optim.kernels import disk_cache, drivers, failures, triton_builds, triton_ops
 
 pytestmark = pytest.mark.own_process
 
@@ -296,7 +296,7 @@ class Without:
 
 @pytest.fixture
 def told(monkeypatch):
-    monkeypatch.setattr("functional_optim.kernels._told", set())
+    monkeypatch.setattr("functional_optim.kernels.failures._told", set())
 
 
 def fails_to_compile(monkeypatch):
@@ -342,7 +342,7 @@ def test_a_kernel_that_cannot_be_had_falls_back_before_anything_is_written(
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="a strict step must be compiled"):
             strict.step()
-    kernels._told.clear()
+    failures._told.clear()
     kernels._built.clear()
     alike(state_of(strict, params), before)
     opt = adapters.AdamW(params)

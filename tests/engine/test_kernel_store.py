@@ -20,7 +20,7 @@ from helpers import assert_same, clone, run
 
 import functional_optim as fo
 from functional_optim import kernels
-from functional_optim.kernels import building, cpu, disk_cache, dynamic_shapes, watch
+from functional_optim.kernels import building, cpu, disk_cache, dynamic_shapes, failures, watch
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="about modes, owners and signals")
 
@@ -29,7 +29,7 @@ def forget(monkeypatch):
     """As if this process had built, found, and warned of nothing."""
     monkeypatch.setattr(kernels, "_built", {})
     monkeypatch.setattr(kernels, "_gave_way", set())
-    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setattr(failures, "_told", set())
     monkeypatch.setattr(disk_cache, "_refused", set())
     disk_cache._checked.cache_clear()
 

@@ -15,6 +15,7 @@ from helpers import assert_same, clone, copy_of, run
 
 import functional_optim as fo
 from functional_optim import adapters, kernels
+from functional_optim.kernels import failures
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def no_kernels(monkeypatch):
     """As if this process had built none, and warned of nothing."""
     monkeypatch.setattr(kernels, "_built", {})
     monkeypatch.setattr(kernels, "_gave_way", set())
-    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setattr(failures, "_told", set())
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import functional_optim as fo
 from functional_optim import kernels
-from functional_optim.kernels import disk_cache
+from functional_optim.kernels import disk_cache, failures
 
 
 def parameters() -> dict[str, Tensor]:
@@ -117,7 +117,7 @@ def test_without_a_compiler_the_loss_runs_eagerly_and_says_so(monkeypatch):
     def loss(params: Any, x: Tensor, y: Tensor) -> Tensor:  # a graph that no cache has
         return 0.8125 * loss_fn(params, x, y)
 
-    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setattr(failures, "_told", set())
     expected = by_loop(recipe(), batches(), loss=loss)
     torch._dynamo.reset()
     step = fo.compile_train_step(loss, recipe())

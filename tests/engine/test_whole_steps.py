@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import functional_optim as fo
 from functional_optim import kernels
 from functional_optim.engine import graph_step
+from functional_optim.kernels import failures
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "no_graphs")
 COMPILE = torch.compile
@@ -25,7 +26,7 @@ COMPILE = torch.compile
 def no_graphs(monkeypatch):
     """As if this process had compiled no step, and warned of nothing."""
     monkeypatch.setattr(graph_step, "_shared", {})
-    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setattr(failures, "_told", set())
 
 
 class Counter:

@@ -1,0 +1,77 @@
+"""Whether there is a C++ compiler that works.
+
+Without one, each of the ways to a kernel would fail by itself, with warnings of its own and pages
+of Inductor's. So they ask here before, and tell here what has failed: there is one warning.
+"""
+
+from __future__ import annotations
+
+from functional_optim.kernels import building, watch
+from functional_optim.kernels.tracing import quiet
+
+TRIAL = '#include <omp.h>\nextern "C" int threads() { return omp_get_max_threads(); }\n'
+
+_trouble: list[str] = []
+"""Why the compiler builds nothing, once that is known."""
+
+
+class NoCompiler(Exception):
+    """Nothing can be compiled on this machine; the text says why, and what to do."""
+
+
+def require() -> None:
+    """Go on only if there is a C++ compiler, and it has not been found to be of no use.
+
+    Raises:
+        NoCompiler: otherwise.
+    """
+    if _trouble:
+        raise NoCompiler(_trouble[0])
+    with quiet():
+        from torch._inductor import config
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+    try:
+        get_cpp_compiler()
+    except (InvalidCxxCompiler, OSError):  # OSError: it may not be run
+        named = config.cpp.cxx
+        names = [x for x in (named if isinstance(named, (tuple, list)) else [named]) if x]
+        looked = f"{', '.join(names)} was looked for" if names else "CXX is empty"
+        raise NoCompiler(
+            f"there is no C++ compiler ({looked}); install g++, or name "
+            "another in the environment variable CXX, or bring kernels that a machine like this "
+            "one has compiled with python -m functional_optim.warmup"
+        ) from None
+
+
+def explained(error: Exception) -> Exception:
+    """What has kept a kernel from being built: `error`, or that the compiler builds nothing."""
+    if isinstance(error, NoCompiler):
+        return error
+    try:
+        require()
+        said = _trial()
+    except NoCompiler as found:
+        return found
+    except Exception as failed:  # no room for temporary files, or an interface that has moved
+        return failed if isinstance(failed, OSError) else error
+    if said:
+        _trouble.append(said)
+        return NoCompiler(said)
+    return error
+
+
+def _trial() -> str:
+    """Why the compiler does not build three lines; empty if it does."""
+    scratch = watch.Scratch()
+    try:
+        process, built = building.start(TRIAL, scratch)
+        said, _ = process.communicate()
+        if process.returncode == 0 and built.exists():
+            return ""
+        lines = [x for x in said.splitlines() if "error" in x.lower()] or said.splitlines()
+        needs = "; clang needs OpenMP's header and library, libomp-dev" if "omp" in said else ""
+        why = lines[0].strip()[:200] if lines else f"exit status {process.returncode}"
+        return f"the C++ compiler does not work here ({why}){needs}"
+    finally:
+        scratch.remove()
