@@ -147,13 +147,15 @@ class Variant:
         self.step = step
         self.ran = False
         self.broken = False
-        self.renew()
+        self.compiled: Any = None
 
     def renew(self) -> None:
         """Forget all graphs, and be compiled again."""
         self.compiled = torch.compile(kernels.own_code(self.step), fullgraph=True, dynamic=False)
 
     def __call__(self, *args: Any) -> tuple[Any, Any]:
+        if self.compiled is None:
+            self.renew()
         try:
             result = self.compiled(*args)
         except Exception as error:

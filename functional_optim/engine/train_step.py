@@ -113,9 +113,8 @@ class TrainStep(Made):
         self.tx, self.has_aux, self.parts, self.compiled = tx, has_aux, accumulate, compile
         self.extra = tx.extra
         self.required = [name for name in tx.required if name not in ("value", "grad_fn")]
-        self.strict, self.plain, self.loss = strict, loss_fn, loss_fn
-        if compile:
-            self.loss: Loss = torch.compile(loss_fn, fullgraph=strict)
+        self.strict, self.plain = strict, loss_fn
+        self.loss: Loss = loss_fn
         self.update: Any = compile_update(tx, donate=donate, strict=strict)
         self.begun = False
         self.scaled: bool | None = None
@@ -137,7 +136,7 @@ class TrainStep(Made):
         if not (traced or self.begun):
             base.check_params(params)
             if self.compiled:
-                self._need_compiler(params)
+                self._compile_loss(params)
                 self.update.begin(params, state, {**dict.fromkeys(self.extra, 1.0), **extra})
             self.begun = True
         find = self._by_transforms if traced else self._by_autograd
@@ -165,15 +164,15 @@ class TrainStep(Made):
             return params, state, loss
         return params, state, loss, tuple(auxes) if self.parts > 1 else auxes[0]
 
-    def _need_compiler(self, params: Any) -> None:
-        """Compile the loss only if there is a compiler."""
+    def _compile_loss(self, params: Any) -> None:
+        """Have the loss compiled by its first call, if there is a compiler."""
         device = base.default_device([x for x in tree.leaves(params) if isinstance(x, Tensor)])
         try:
             kernels.require_compiler(device)
+            self.loss = torch.compile(self.plain, fullgraph=self.strict)
         except kernels.NoCompiler as error:
             if self.strict:
                 raise kernels.refusal(str(error)) from error
-            self.loss = self.plain
             kernels.tell_failed("torch.compile failed", error)
 
     def _uncompiled(self, error: Exception, *given: Any) -> Any:

@@ -398,9 +398,9 @@ class Public:
             return body(split_leaves(tensors, signature), numbers)
 
         self.flat = flat
-        self._renew()
         try:
             require_compiler(signature.device)
+            self._renew()
             self._try()
         except Exception as error:  # of any compiler
             give_way("torch.compile failed, without which the steps run eagerly", error)

@@ -6,10 +6,23 @@ of Inductor's. So they ask here before, and tell here what has failed: there is 
 
 from __future__ import annotations
 
+import errno
+
 from functional_optim.kernels import building, watch
 from functional_optim.kernels.tracing import quiet
 
 TRIAL = '#include <omp.h>\nextern "C" int threads() { return omp_get_max_threads(); }\n'
+
+UNWRITTEN = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ENOTDIR,
+}
+"""What the operating system says where a file cannot be written, or has no folder to be in."""
 
 _trouble: list[str] = []
 """Why the compiler builds nothing, once that is known."""
@@ -25,23 +38,8 @@ def require() -> None:
     Raises:
         NoCompiler: otherwise.
     """
-    if _trouble:
-        raise NoCompiler(_trouble[0])
-    with quiet():
-        from torch._inductor import config
-        from torch._inductor.cpp_builder import get_cpp_compiler
-        from torch._inductor.exc import InvalidCxxCompiler
-    try:
-        get_cpp_compiler()
-    except (InvalidCxxCompiler, OSError):  # OSError: it may not be run
-        named = config.cpp.cxx
-        names = [x for x in (named if isinstance(named, (tuple, list)) else [named]) if x]
-        looked = f"{', '.join(names)} was looked for" if names else "CXX is empty"
-        raise NoCompiler(
-            f"there is no C++ compiler ({looked}); install g++, or name "
-            "another in the environment variable CXX, or bring kernels that a machine like this "
-            "one has compiled with python -m functional_optim.warmup"
-        ) from None
+    if why := _trouble[0] if _trouble else _absence():
+        raise NoCompiler(why)
 
 
 def explained(error: Exception) -> Exception:
@@ -49,16 +47,57 @@ def explained(error: Exception) -> Exception:
     if isinstance(error, NoCompiler):
         return error
     try:
-        require()
-        said = _trial()
+        said = _unwritten(error)
+        if not said:
+            require()
+            said = _trial()
     except NoCompiler as found:
         return found
-    except Exception as failed:  # no room for temporary files, or an interface that has moved
-        return failed if isinstance(failed, OSError) else error
+    except Exception as failed:  # an interface that has moved
+        said = _unwritten(failed)
     if said:
         _trouble.append(said)
         return NoCompiler(said)
     return error
+
+
+def _absence() -> str:
+    """Why there is no compiler; empty if there is one."""
+    try:
+        with quiet():
+            from torch._inductor import config
+            from torch._inductor.cpp_builder import get_cpp_compiler
+            from torch._inductor.exc import InvalidCxxCompiler
+    except Exception as error:  # a first import makes folders; a second one would say nonsense
+        if why := _unwritten(error):
+            _trouble.append(why)
+            return why
+        raise
+    try:
+        get_cpp_compiler()
+        return ""
+    except (InvalidCxxCompiler, OSError):  # OSError: it may not be run
+        named = config.cpp.cxx
+    names = [x for x in (named if isinstance(named, (tuple, list)) else [named]) if x]
+    looked = f"{', '.join(names)} was looked for" if names else "CXX is empty"
+    return (
+        f"there is no C++ compiler ({looked}); install g++, or name another in the environment "
+        "variable CXX, or bring kernels that a machine like this one has compiled with python -m "
+        "functional_optim.warmup"
+    )
+
+
+def _unwritten(error: Exception) -> str:
+    """What to do where the compiler's files cannot be written; empty if something else is wrong."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, OSError):
+        inner = getattr(inner, "inner_exception", None) or inner.__cause__
+    if inner is None or inner.errno not in UNWRITTEN:
+        return ""
+    return (
+        f"the compiler's files cannot be written ({inner}); make room there, or name other folders "
+        "in the environment variables TMPDIR and TORCHINDUCTOR_CACHE_DIR"
+    )
 
 
 def _trial() -> str:

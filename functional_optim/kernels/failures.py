@@ -33,7 +33,7 @@ def tell_failed(what: str, error: Exception, then: str = "") -> None:
     """Warn that something failed, and what is done `then`; without a compiler there is one warning
     for all of that."""
     if isinstance(error, NoCompiler):
-        tell(f"steps run eagerly, which takes longer, as {error}")
+        tell(f"steps run eagerly, and take longer, where no compiled kernel is kept: {error}")
     else:
         tell(cause(what, error) + then)
 

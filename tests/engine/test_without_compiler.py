@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torch._inductor.exc import InductorError
+
+from functional_optim.kernels import compiler
 
 STEPS = """
 import sys, warnings
@@ -84,7 +88,7 @@ def test_without_a_compiler_steps_are_eager_and_one_warning_says_what_to_do(
 ):
     (tmp_path / "bin").mkdir()
     said = steps(tmp_path, PATH=str(tmp_path / "bin"), **environment)
-    assert said.startswith("RuntimeWarning functional_optim: steps run eagerly, which takes longer")
+    assert said.startswith("RuntimeWarning functional_optim: steps run eagerly, and take longer")
     assert f"there is no C++ compiler {reason}; install g++" in said
     assert said.count("\n") == 1
 
@@ -105,3 +109,22 @@ def test_a_compiler_that_builds_nothing_is_one_warning_too(tmp_path):
     assert "the C++ compiler does not work here (x.h:2:10: fatal error: 'omp.h' file not" in said
     assert "libomp-dev" in said
     assert said.count("\n") == 1
+
+
+def test_a_full_disk_is_told_as_what_it_is(monkeypatch):
+    """Inductor wraps the error of the operating system."""
+    monkeypatch.setattr(compiler, "_trouble", [])
+    full = InductorError(OSError(errno.ENOSPC, "No space left on device"), None)
+    found = compiler.explained(full)
+    assert isinstance(found, compiler.NoCompiler)
+    assert str(found).startswith("the compiler's files cannot be written ([Errno 28] No space left")
+    assert "TMPDIR and TORCHINDUCTOR_CACHE_DIR" in str(found)
+    with pytest.raises(compiler.NoCompiler, match="No space left"):
+        compiler.require()
+
+
+def test_an_error_that_is_not_the_compilers_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(compiler, "_trouble", [])
+    error = RuntimeError("the interface has moved")
+    assert compiler.explained(error) is error
+    compiler.require()
