@@ -291,6 +291,18 @@ class OptimizerBase(torch.optim.Optimizer):
 
         Raises:
             KeyError: for a name under which there is no single number.
+
+        Example::
+
+            >>> import torch, functional_optim as fo
+            >>> from functional_optim.adapters import Optimizer
+            >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+            >>> watch = fo.monitor({"grad_norm": fo.measures.global_norm})
+            >>> opt = Optimizer([w], lambda lr: fo.chain(watch, fo.sgd(lr)), lr=0.1)
+            >>> (w * w / 2).sum().backward()
+            >>> opt.step()
+            >>> opt.numbers("lr", "grad_norm")
+            {'lr': 0.1, 'grad_norm': 5.0}
         """
         return numbers_of(self, names)
 

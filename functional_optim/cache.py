@@ -26,7 +26,15 @@ MEBIBYTE = 2**20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status: 1 if no kernels are kept here."""
+    """The command; returns its exit status: 1 if no kernels are kept here.
+
+    Example::
+
+        >>> from functional_optim import cache
+        >>> cache.main(["--folder"])  # doctest: +ELLIPSIS
+        /...
+        0
+    """
     parser = argparse.ArgumentParser(
         prog="python -m functional_optim.cache",
         description="List the folder of compiled kernels, or make it smaller.",

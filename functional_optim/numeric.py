@@ -8,6 +8,24 @@ These helpers do the same in both, always in float64: `torch.where(c, 0.0, 0.9)`
 Both follow IEEE 754, where Python's own functions drop a NaN (`max(1.0, nan)` is 1.0) or raise
 (`math.sqrt(-1.0)`, `math.log(0.0)`, `0.0 ** -1`). The sign of zero is not determined in the larger
 or the smaller of 0.0 and -0.0.
+
+Example::
+
+    >>> import math, torch
+    >>> from functional_optim import numeric
+    >>> def scalars(t, lr=0.1, betas=(0.9, 0.99)):  # t counts the steps, from 1
+    ...     beta1, beta2 = numeric.pair(betas, "betas", "(0.9, 0.99)")
+    ...     warm = numeric.lerp(0.1, 1.0, numeric.minimum(numeric.divide(t, 10), 1.0))
+    ...     correction = numeric.sqrt(1 - numeric.power(beta2, t))
+    ...     return numeric.where(t > 1, lr * warm * correction, lr), 1 - beta1
+    >>> [round(float(scalars(t)[0]), 6) for t in (5.0, torch.tensor(5.0, dtype=torch.float64))]
+    [0.012176, 0.012176]
+    >>> numeric.sqrt(-1.0), numeric.log(0.0), numeric.maximum(1.0, math.nan)
+    (nan, -inf, nan)
+    >>> numeric.cos(math.inf), numeric.floor(-0.5), numeric.clip(math.inf, 0.0, 1.0)
+    (nan, -1.0, 1.0)
+    >>> numeric.float64(torch.ones(1))
+    tensor(1., dtype=torch.float64)
 """
 
 from __future__ import annotations
@@ -21,6 +39,13 @@ from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
+
+__all__ = [
+    "Hyper", "NotANumber", "Number", "Schedule", "at", "check", "check_count", "clip", "cos",
+    "divide", "equals", "float64", "floor", "is_zero", "lerp", "like", "log", "maximum", "minimum",
+    "pair", "power", "sqrt", "triple", "where",
+]  # fmt: skip
+"""What rules are written with; the rest serves those who run them."""
 
 Number: TypeAlias = "float | Tensor"
 """A Python number or a 0-dim tensor."""
@@ -44,6 +69,13 @@ def at(hyper: Hyper, t: Number) -> Any:
 
     Raises:
         NotANumber: if it is something else than one number.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> lr = fo.schedules.linear(0.1, 0.0, 10)
+        >>> fo.numeric.at(lr, 1), fo.numeric.at(lr, 6), fo.numeric.at(0.1, 6)
+        (0.1, 0.05, 0.1)
     """
     value = hyper(t - 1) if callable(hyper) else hyper
     if type(value) is float:
@@ -62,7 +94,18 @@ def at(hyper: Hyper, t: Number) -> Any:
 
 
 class NotANumber(TypeError):
-    """What stands for a hyperparameter is no number, or its schedule has returned none."""
+    """What stands for a hyperparameter is no number, or its schedule has returned none.
+
+    Example::
+
+        >>> from functional_optim import numeric
+        >>> try:
+        ...     numeric.at(lambda step: print("step", step), 1)
+        ... except numeric.NotANumber as error:
+        ...     print(error)
+        step 0
+        a schedule returned None; it must return a number or a 0-dim tensor.
+    """
 
     def __init__(self, hyper: Any, value: Any, name: str = "") -> None:
         self.hyper = hyper
@@ -149,14 +192,34 @@ def is_static(x: Any) -> TypeGuard[float]:
 
 
 def equals(x: Any, number: float) -> bool:
-    """Is x this Python number? A tensor or a schedule never is: its value may change."""
+    """Is x this Python number? A tensor or a schedule never is: its value may change.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import numeric
+        >>> def raised(x, p):  # no operation where p is 1 and cannot change
+        ...     return x if numeric.equals(p, 1) else x.pow(p)
+        >>> raised(torch.tensor([3.0]), 1), raised(torch.tensor([3.0]), torch.tensor(2.0))
+        (tensor([3.]), tensor([9.]))
+    """
     if type(x) is Placeholder:
         return x.equal.setdefault(number, x.now == number)
     return is_static(x) and x == number
 
 
 def is_zero(x: Any) -> bool:
-    """Is x the Python number 0?"""
+    """Is x the Python number 0?
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> def decay(weight_decay):  # no rule, and no work, where there is none
+        ...     none = fo.numeric.is_zero(weight_decay)
+        ...     return fo.identity() if none else fo.add_decayed_weights(weight_decay)
+        >>> decay(0.0), decay(fo.schedules.linear(0.0, 0.1, 10))
+        (chain(), chain(add_decayed_weights))
+    """
     return equals(x, 0)
 
 
@@ -251,7 +314,14 @@ def lerp(a: Any, b: Any, x: Any) -> Any:
 
 
 def like(x: Any, example: Any) -> Any:
-    """x in float64: as a tensor if it or the example is one, else as a Python float."""
+    """x in float64: as a tensor if it or the example is one, else as a Python float.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> fo.numeric.like(10, example=2.0), fo.numeric.like(10, example=torch.ones(()))
+        (10.0, tensor(10., dtype=torch.float64))
+    """
     if isinstance(x, Tensor) or not isinstance(example, Tensor):
         return float64(x)
     return _tensor(x, example)
@@ -342,6 +412,13 @@ def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
 
     Raises:
         TypeError: for what can never be a number.
+
+    Example::
+
+        >>> from functional_optim import numeric
+        >>> numeric.check(lambda x: 0 <= x < 1, 1.5, "beta must be in [0, 1), but is {}.")
+        Traceback (most recent call last):
+        ValueError: beta must be in [0, 1), but is 1.5.
     """
     if type(value) is Placeholder:
         return
@@ -354,7 +431,15 @@ def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
 
 
 def check_count(who: str, least: int, **counts: Any) -> None:
-    """Raise ValueError for what must be a whole number of at least `least`, and is not."""
+    """Raise ValueError for what must be a whole number of at least `least`, and is not.
+
+    Example::
+
+        >>> from functional_optim import numeric
+        >>> numeric.check_count("my_average", 1, every=0.5)
+        Traceback (most recent call last):
+        ValueError: my_average needs a whole number of 1 or more for every, but got 0.5.
+    """
     for name, x in counts.items():
         if isinstance(x, bool) or not isinstance(x, int) or x < least:
             raise ValueError(
@@ -378,6 +463,12 @@ def triple(values: Any, name: str, example: str) -> tuple[Any, Any, Any]:
 
     Raises:
         TypeError: if it has not.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> fo.numeric.triple((0.98, 0.92, 0.99), "betas", "(0.98, 0.92, 0.99)")
+        (0.98, 0.92, 0.99)
     """
     if _has(3, values):
         return values[0], values[1], values[2]

@@ -1,6 +1,16 @@
 """Pytree helpers over optree, in the few shapes that optimizers need.
 
 `None` is an empty subtree, as in JAX: a missing gradient is `None` where a parameter has a tensor.
+
+Example::
+
+    >>> import torch, functional_optim as fo
+    >>> params = {"w": torch.ones(2), "frozen": torch.ones(2)}
+    >>> grads = {"w": torch.ones(2), "frozen": None}
+    >>> fo.tree.map(lambda p, g: p if g is None else p - 0.5 * g, params, grads)
+    {'w': tensor([0.5000, 0.5000]), 'frozen': tensor([1., 1.])}
+    >>> len(fo.tree.leaves(params)), len(fo.tree.leaves(grads))
+    (2, 1)
 """
 
 from __future__ import annotations
@@ -34,12 +44,28 @@ def map_down_to(stop: Callable[[Any], bool], fn: Callable[..., Any], tree: Any, 
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The leaves of a tree, in optree's order (dicts by sorted key)."""
+    """The leaves of a tree, in optree's order (dicts by sorted key).
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> params = {"weight": torch.zeros(4, 3), "bias": torch.zeros(4)}
+        >>> sum(p.numel() for p in fo.tree.leaves(params))
+        16
+    """
     return optree.tree_leaves(tree)
 
 
 def rows(tree: Any, *rest: Any) -> list[tuple[Any, ...]]:
-    """One tuple per leaf of `tree`: the leaf, and what stands in its place in each of `rest`."""
+    """One tuple per leaf of `tree`: the leaf, and what stands in its place in each of `rest`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> params, grads = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 3.0])}
+        >>> sum(p.dot(g) for p, g in fo.tree.rows(params, grads))
+        tensor(4.)
+    """
     return list(zip(*columns(tree, *rest), strict=True))
 
 
@@ -91,6 +117,14 @@ def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any)
 
     Built from `tree_map` alone: under torch.compile `treespec.unflatten` fails where no leaf is a
     tensor, and `tree_map` visits a dict in another order than `tree_flatten`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> grads = {"w": torch.tensor([3.0, -4.0])}
+        >>> signs, sizes = fo.tree.map_unzip(2, lambda g: (g.sign(), g.abs()), grads)
+        >>> signs, sizes
+        ({'w': tensor([ 1., -1.])}, {'w': tensor([3., 4.])})
     """
     results = optree.tree_map(fn, tree, *rest)
     return [optree.tree_map(lambda _, result, i=i: result[i], tree, results) for i in range(n)]
@@ -146,6 +180,15 @@ def items(tree: Any) -> Iterator[tuple[str, Any]]:
     """Pairs of (path, leaf); a path is the keys joined by dots, "" for a lone leaf.
 
     A NamedTuple's keys are the names of its fields.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> params = {"layers": [{"weight": torch.zeros(2, 2)}, {"weight": torch.zeros(1, 2)}]}
+        >>> for path, p in fo.tree.items(params):
+        ...     print(path, tuple(p.shape))
+        layers.0.weight (2, 2)
+        layers.1.weight (1, 2)
     """
     found, spec = optree.tree_flatten(tree)
     names: list[Any] = spec.flatten_up_to(paths(tree))
@@ -185,6 +228,14 @@ def check_same(
 
     shapes: whether it must have the shape of the leaf, too; or that for each leaf.
     Under torch.compile the check is left to optree itself, which raises a terser error.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> params, target = {"w": torch.zeros(2)}, {"w": torch.zeros(3)}
+        >>> fo.tree.check_same(params, target, "params", "target", "start both from one model")
+        Traceback (most recent call last):
+        ValueError: params and target differ at 'w': (2,) against (3,). Start both from one model.
     """
     if torch.compiler.is_compiling():
         return
@@ -208,7 +259,14 @@ def check_same(
 
 
 def summary(tree: Any, most: int = 6) -> str:
-    """The first paths of a tree with their shapes, in one line for an error message."""
+    """The first paths of a tree with their shapes, in one line for an error message.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> fo.tree.summary({"weight": torch.zeros(4, 3), "bias": torch.zeros(4)})
+        '2 leaves: bias (4,), weight (4, 3)'
+    """
     parts = [f"{path or '(root)'} {_shape(_shape_of(leaf))}" for path, leaf in items(tree)]
     more = f", … {len(parts) - most} more" if len(parts) > most else ""
     return f"{len(parts)} leaves: {', '.join(parts[:most])}{more}" if parts else "no leaves"

@@ -29,6 +29,14 @@ class Warmed(NamedTuple):
 
     built: how many were compiled, and kept. found: had been kept before. unkept: work here, but not
     from the folder in the next process.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim.warmup import warm
+        >>> ready = warm(fo.sgd(lr=0.1), [torch.float32, torch.bfloat16])
+        >>> [kernels.dtype for kernels in ready if kernels.unkept]  # would be compiled again
+        []
     """
 
     dtype: torch.dtype
@@ -96,7 +104,15 @@ def _kernels(step: FusedStep, tx: GradientTransformation, p: Tensor) -> list[Any
 
 
 def known() -> dict[str, Callable[..., GradientTransformation]]:
-    """The algorithms that can be named."""
+    """The algorithms that can be named.
+
+    Example::
+
+        >>> from functional_optim import warmup
+        >>> recipe = warmup.known()["adamw"]
+        >>> [kernels.unkept for kernels in warmup.warm(recipe(lr=1e-3))]
+        [0]
+    """
     found = {name: getattr(fo, name) for name in dir(fo)}
     return {
         name: thing
@@ -109,7 +125,16 @@ def known() -> dict[str, Callable[..., GradientTransformation]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status: 0 if the next process finds all that was named."""
+    """The command; returns its exit status: 0 if the next process finds all that was named.
+
+    Example::
+
+        >>> from functional_optim import warmup
+        >>> warmup.main(["sgd", "--dtype", "float32"])  # doctest: +ELLIPSIS
+        sgd, float32: 1 ...
+        The folder of kernels is ...
+        0
+    """
     parser = argparse.ArgumentParser(
         prog="python -m functional_optim.warmup",
         description="Compile the kernels of algorithms ahead of time, and keep them.",

@@ -168,10 +168,6 @@ class FaultTolerantOptimizer(OptimizerProxy):
     def follow(self, scheduler: Any) -> Any:
         """Make a scheduler whose steps count only with committed ones, and which heals.
 
-        ::
-
-            scheduler = opt.follow(torch.optim.lr_scheduler.StepLR(opt, 10))
-
         Args:
             scheduler: has `step`, `state_dict` and `load_state_dict`. Of schedulers that contain
                 others, the outer one suffices.
@@ -182,6 +178,22 @@ class FaultTolerantOptimizer(OptimizerProxy):
 
         Raises:
             TypeError: if one of these methods is missing.
+
+        Example::
+
+            >>> import torch
+            >>> from functional_optim.adapters import SGD, FaultTolerantOptimizer
+            >>> from functional_optim.replicas import Scripted
+            >>> w = torch.nn.Parameter(torch.ones(2))
+            >>> opt = FaultTolerantOptimizer(Scripted([True, False]), SGD([w], lr=0.1))
+            >>> scheduler = opt.follow(torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5))
+            >>> for _ in range(2):
+            ...     opt.zero_grad()
+            ...     w.sum().backward()
+            ...     opt.step()
+            ...     scheduler.step()
+            >>> scheduler.get_last_lr()  # once, as the second step was refused
+            [0.05]
         """
         return self._member.schedules.follow(scheduler)
 

@@ -40,6 +40,21 @@ class Synced(Wrapped):
         taken, refused: `settle` for either answer. Of a mean that was refused only the structure
             may be looked at.
         heals_first: must a replica that joins have a peer's state before it offers anything?
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx, w = fo.local_sgd(fo.sgd(0.5), every=2), torch.zeros(1)
+        >>> state = tx.init(w)
+        >>> for _ in range(2):
+        ...     updates, state = tx.update(-torch.ones(1), state, w)
+        ...     w = fo.apply_updates(w, updates)
+        >>> tx.offers(state), tx.settles(state)
+        (True, True)
+        >>> mean = (tx.offer(state, w) + torch.tensor([3.0])) / 2  # with what another offers
+        >>> w, state = tx.settle(mean, state, w, commit=True)
+        >>> w
+        tensor([2.])
     """
 
     offers: Callable[[Any], bool]

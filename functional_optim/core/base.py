@@ -104,7 +104,18 @@ class GradientTransformation(Made, Plain, Functions):
 
 
 class EmptyState(NamedTuple):
-    """The state of a transformation that remembers nothing."""
+    """The state of a transformation that remembers nothing.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def update(grads, state, params=None):
+        ...     return fo.tree.map(torch.neg, grads), state
+        >>> uphill = fo.GradientTransformation(lambda params: fo.EmptyState(), update)
+        >>> w = {"w": torch.ones(2)}
+        >>> fo.chain(uphill, fo.sgd(0.1)).init(w)[0]
+        EmptyState()
+    """
 
 
 def apply_updates(params: Tree, updates: Tree) -> Tree:

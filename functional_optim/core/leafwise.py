@@ -22,6 +22,16 @@ class Leafwise(base.GradientTransformation):
 
     layout: the names of what its rules keep. parts: what acts on some leaves only, by the indices
     of its rules.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> average = fo.masked(fo.trace(0.9), "*weight")
+        >>> tx = fo.chain(fo.clip_by_value(1.0), average, fo.scale(-0.1))
+        >>> tx.on("layer.weight", torch.zeros(3, 3))
+        chain(clip_by_value, trace, scale)
+        >>> tx.on("layer.bias", torch.zeros(3))
+        chain(clip_by_value, scale)
     """
 
     _placements: tuple[Placement, ...]

@@ -37,6 +37,16 @@ class State(NamedTuple):
     slots: dict of trees like the parameters, by slot name.
     hyper: dict of 0-dim float64 tensors, the hyperparameters of the last step, or of the first
         before it. For reading, with `fo.get`: writing to them changes nothing.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx, w = fo.adam(lr=0.1), {"w": torch.tensor([1.0])}
+        >>> updates, state = tx.update({"w": torch.tensor([2.0])}, tx.init(w), w)
+        >>> state.slots["exp_avg"]
+        {'w': tensor([0.2000])}
+        >>> int(state.step), float(state.hyper["lr"])
+        (1, 0.1)
     """
 
     step: Tensor

@@ -47,7 +47,23 @@ def as_stored(x: Tensor, like: Tensor) -> Tensor:
 
 
 class SlotSpec(NamedTuple):
-    """A slot as its rule sees it: complex numbers are pairs in a last dimension."""
+    """A slot as its rule sees it: complex numbers are pairs in a last dimension.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim.core.storage import SlotSpec
+        >>> class Half:  # a codec, tried on one slot
+        ...     fields = ("half",)
+        ...     def encode(self, x, key=None):
+        ...         return (x.to(torch.float16),)
+        ...     def decode(self, stored, spec):
+        ...         return stored[0].to(spec.dtype)
+        >>> x = torch.tensor([1.0, 0.1])
+        >>> decoded = Half().decode(Half().encode(x), SlotSpec(x.shape, x.dtype))
+        >>> bool((decoded - x).abs().max() < 1e-4)
+        True
+    """
 
     shape: torch.Size
     dtype: torch.dtype
@@ -61,6 +77,27 @@ class Codec(Protocol):
 
     fields: names of the stored tensors; a state keeps them as `exp_avg.codes`, `exp_avg.scale`, and
         one without a name as `exp_avg`. Loading knows by these names how a slot was stored.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from typing import NamedTuple
+        >>> class Average(NamedTuple):
+        ...     mean: torch.Tensor
+        >>> class Half:
+        ...     fields = ("half",)
+        ...     def encode(self, x, key=None):
+        ...         return (x.to(torch.float16),)
+        ...     def decode(self, stored, spec):
+        ...         return stored[0].to(spec.dtype)
+        >>> def update(g, slots, p):
+        ...     mean = torch.lerp(slots.mean, g, 0.1)
+        ...     return mean, Average(mean)
+        >>> def init(p):
+        ...     return Average(torch.zeros_like(p))
+        >>> average = fo.leafwise(init, update, codecs={"mean": Half()}, name="average")
+        >>> fo.chain(average, fo.scale_by_lr(0.1)).init(torch.zeros(2)).slots
+        {'mean.half': tensor([0., 0.], dtype=torch.float16)}
     """
 
     @property

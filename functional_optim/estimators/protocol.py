@@ -24,6 +24,14 @@ class EstimatorState(NamedTuple):
     step: 0-dim int64, how many estimates were made.
     seed: 0-dim int64.
     weights: (directions,) float64, the factor of each direction in the last estimate.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> est, w = fo.estimators.mezo(), torch.ones(1000)
+        >>> value, state = est.measure(lambda w: w @ w)(est.init(w, seed=7), w)
+        >>> int(state.step), int(state.seed), state.weights.shape  # all that a log has to keep
+        (1, 7, torch.Size([1]))
     """
 
     step: Tensor
@@ -101,7 +109,22 @@ class Estimator(Made, EstimatorFunctions):
     def tell(
         self, candidates: Tree, losses: Tensor, state: EstimatorState
     ) -> tuple[tuple[Tensor, Tree], EstimatorState]:
-        """The estimate from the losses of all candidates: ((value, grads), state)."""
+        """The estimate from the losses of all candidates: ((value, grads), state).
+
+        Example::
+
+            >>> import torch, functional_optim as fo
+            >>> est, tx, w = fo.estimators.spsa(c=0.1), fo.sgd(0.05), torch.tensor([3.0, -2.0])
+            >>> state, opt_state = est.init(w, seed=0), tx.init(w)
+            >>> for _ in range(200):
+            ...     candidates, state = est.ask(state, w)
+            ...     losses = torch.tensor([float(x @ x) for x in candidates])  # from anywhere
+            ...     (value, grads), state = est.tell(candidates, losses, state)
+            ...     updates, opt_state = tx.update(grads, opt_state, w)
+            ...     w = fo.apply_updates(w, updates)
+            >>> bool(w.norm() < 0.1)
+            True
+        """
         value, state = self.read(losses, state)
         return (value, self.gradient(state, tree.map(lambda x: x[0], candidates))), state
 

@@ -16,7 +16,18 @@ Wait = Callable[[], Tensor]
 
 
 class Reduction:
-    """A reduction on its way. `wait()` returns the averaged tree."""
+    """A reduction on its way. `wait()` returns the averaged tree.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> group = fo.replicas.Local()
+        >>> group.start()
+        >>> last = group.allreduce({"last.weight": torch.ones(2)})  # on its way meanwhile
+        >>> first = group.allreduce({"first.weight": torch.zeros(2)})
+        >>> {**first.wait(), **last.wait()}
+        {'first.weight': tensor([0., 0.]), 'last.weight': tensor([1., 1.])}
+    """
 
     def __init__(self, finish: Callable[[], Any]) -> None:
         self._finish = finish

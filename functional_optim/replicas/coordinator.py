@@ -23,6 +23,17 @@ class Decision(NamedTuple):
     step: how many steps are committed, this one included.
     participants: how many replicas have contributed to it. One that is healing does not.
     reason: why it was refused, in words; "" where it was committed.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> replica = fo.replicas.Replica(
+        ...     fo.replicas.Scripted([True]), fo.sgd(0.5), nonfinite="refuse"
+        ... )
+        >>> now = replica.start(replica.init({"w": torch.ones(1)}))
+        >>> now, decision = replica.step({"w": torch.tensor([torch.inf])}, now)
+        >>> decision.committed, now.params
+        (False, {'w': tensor([1.])})
     """
 
     committed: bool
@@ -56,6 +67,25 @@ class Coordinator:
 
     An implementation overrides `_start`, `_mean`, `_decide` and, as it needs them, `_take_back` and
     `_close`.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> weights = {"w": torch.ones(2)}
+        >>> def load(saved):
+        ...     weights["w"].copy_(saved["w"])
+        >>> with fo.replicas.Local() as group:
+        ...     group.register("weights", load, lambda: weights)
+        ...     for gradient in (0.5, torch.nan):
+        ...         group.start()
+        ...         mean = group.allreduce(torch.full((2,), gradient)).wait()
+        ...         if not mean.isfinite().all():
+        ...             group.report_error(ValueError("the gradient is not finite"))
+        ...         decision = group.decide()
+        ...         if decision.committed:
+        ...             weights["w"] -= mean
+        >>> weights["w"], group.step, decision.reason
+        (tensor([0.5000, 0.5000]), 1, 'ValueError: the gradient is not finite')
     """
 
     heals_at_start = True

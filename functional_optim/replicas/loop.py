@@ -22,6 +22,18 @@ class ReplicaState(NamedTuple):
     state: that of the transformation; its step counts are in it, so schedules heal too.
     extra: what else the training depends on, any pytree: a seed, a place in the data, batch-norm
         statistics.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> replica = fo.replicas.Replica(fo.replicas.Local(), fo.sgd(0.5))
+        >>> now = replica.init(torch.ones(1), extra={"batch": 0})
+        >>> for _ in range(3):
+        ...     now = replica.start(now)  # a peer's tree, with its place in the data, after a heal
+        ...     now, decision = replica.step(now.params, now)
+        ...     now = now._replace(extra={"batch": now.extra["batch"] + 1})
+        >>> now.params, now.extra
+        (tensor([0.1250]), {'batch': 3})
     """
 
     params: Any

@@ -20,6 +20,14 @@ def as_coordinator(group: Any) -> Coordinator:
 
     Raises:
         TypeError: for anything else.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> group = fo.replicas.as_coordinator(fo.replicas.Local())  # or a torchft.Manager
+        >>> group.start()
+        >>> group.decide().committed
+        True
     """
     if isinstance(group, Coordinator):
         return group
@@ -50,6 +58,18 @@ class TorchFT(Coordinator):
 
     See https://meta-pytorch.org/torchft/ for the Manager. This was run with torchft-nightly
     2026.10.26.
+
+    Example::
+
+        >>> import torchft, functional_optim as fo  # doctest: +SKIP
+        >>> manager = torchft.Manager(
+        ...     pg=torchft.ProcessGroupGloo(),
+        ...     load_state_dict=None,
+        ...     state_dict=None,
+        ...     min_replica_size=2,
+        ... )  # doctest: +SKIP
+        >>> group = fo.replicas.TorchFT(manager, quantize=True)  # doctest: +SKIP
+        >>> replica = fo.replicas.Replica(group, fo.adamw(1e-3))  # doctest: +SKIP
     """
 
     def __init__(

@@ -6,6 +6,18 @@ in float64. Pass one wherever a hyperparameter is asked for.
 
 The numbers that make a schedule may be 0-dim tensors, too: to differentiate with respect to a
 value, or to vmap over values and lengths.
+
+Example::
+
+    >>> import torch, functional_optim as fo
+    >>> lr = fo.schedules.warmup_cosine(0.0, 1e-3, warmup_steps=100, decay_steps=1000)
+    >>> lr(0), lr(100), lr(1000)
+    (0.0, 0.001, 0.0)
+    >>> beta = fo.schedules.linear(0.85, 0.95, 1000)
+    >>> tx = fo.adamw(lr, betas=(beta, 0.99))
+    >>> updates, state = tx.update(torch.ones(2), tx.init(torch.zeros(2)), torch.zeros(2))
+    >>> float(fo.get(state, "betas.0"))
+    0.85
 """
 
 from functional_optim.schedules.basic import constant as constant

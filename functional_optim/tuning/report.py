@@ -21,6 +21,16 @@ class Report:
     """What a training's numbers say. `print` shows tables and, below them, what stands out.
 
     findings: the sentences on what stands out; empty where nothing does.
+
+    Example::
+
+        >>> import functional_optim as fo
+        >>> falling = fo.report([{"loss": 1 / step, "grad_norm": 1.0} for step in range(1, 9)])
+        >>> falling.findings
+        []
+        >>> broken = fo.report([{"loss": 2.0}, {"loss": float("nan")}])
+        >>> print(broken.findings[0].partition(".")[0])
+        NaN or infinity was first recorded at step 2, in loss
     """
 
     def __init__(self, records: Sequence[Mapping[str, Any]]) -> None:

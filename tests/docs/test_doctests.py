@@ -1,4 +1,4 @@
-"""Every example in a docstring runs, and every public name has one."""
+"""Every example in a docstring runs, and every name on the pages of the API has one."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from snippets import ROOT
 
 import functional_optim as fo
-from functional_optim import (
-    adapters,
-    estimators,
-    linalg,
-    measures,
-    projections,
-    schedules,
-    search,
-    warmup,
-)
+from functional_optim import adapters
 
-EXEMPT = {fo.State, fo.EmptyState, estimators.EstimatorState}
-"""Records without behaviour."""
+DIRECTIVE = re.compile(
+    r"^\.\. (currentmodule|auto(?:function|class|module)):: *(\S+)\n((?: +:.*\n)*)", re.MULTILINE
+)
+PAGES = sorted([*(ROOT / "docs").rglob("*.rst"), *(ROOT / "docs" / "algorithms").glob("*.md")])
+
+EXEMPT = {"functional_optim.cache": "a command: the lines for a shell are its example"}
 
 
 def modules():
@@ -37,26 +38,80 @@ def test_the_examples_of_a_module_run(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-def public():
-    """The functions and classes that a user sees, once each."""
-    found = {warmup.warm: "functional_optim.warmup.warm"}
-    for module in (fo, schedules, search, adapters, estimators, linalg, measures, projections):
-        for name, thing in vars(module).items():
-            ours = getattr(thing, "__module__", None) or ""
-            if not name.startswith("_") and callable(thing) and ours.startswith(fo.__name__):
-                found.setdefault(thing, f"{module.__name__}.{name}")
-    return [pytest.param(thing, id=name) for thing, name in found.items() if thing not in EXEMPT]
+def documented(pages: list[Path] = PAGES) -> Iterator[tuple[str, str]]:
+    """The functions, classes and modules on the pages, by full name, each with the module that is
+    shown as a whole with it; "" for a function or class that has a directive of its own."""
+    for page in pages:
+        home = ""
+        for kind, name, options in DIRECTIVE.findall(page.read_text()):
+            if kind == "currentmodule":
+                home = name
+            elif kind == "automodule":
+                yield name, name
+                if ":members:" in options:
+                    shown = members(importlib.import_module(name))
+                    yield from [(f"{name}.{member}", name) for member in shown]
+            else:
+                yield (name if name.startswith(fo.__name__) else f"{home}.{name}"), ""
 
 
-@pytest.mark.parametrize("thing", public())
-def test_a_public_name_has_a_docstring_with_an_example(thing):
-    doc = inspect.getdoc(thing)
+def members(module: ModuleType) -> list[str]:
+    """The functions and classes that autodoc shows of a module."""
+    return [
+        name
+        for name, thing in vars(module).items()
+        if name in getattr(module, "__all__", [name]) and not name.startswith("_")
+        if inspect.isroutine(thing) or inspect.isclass(thing)
+        if thing.__module__ == module.__name__
+    ]
+
+
+def look_up(name: str, module: str) -> Any:
+    """What has a full name: a function, even where the module that it is in has the same."""
+    if name == module:
+        return importlib.import_module(name)
+    home, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(home), last)
+
+
+def has_example(doc: str) -> bool:
+    return "Example::" in doc and ">>> " in doc
+
+
+DOCUMENTED = sorted({*documented()})
+
+
+@pytest.mark.parametrize(("name", "module"), DOCUMENTED, ids=[name for name, _ in DOCUMENTED])
+def test_a_documented_name_has_a_docstring_with_an_example(name, module):
+    doc = inspect.getdoc(look_up(name, module))
     assert doc
-    assert "Example::" in doc
-    assert ">>> " in doc
+    if name in EXEMPT or has_example(doc):
+        return
+    assert module, "no example"
+    whole = inspect.getdoc(importlib.import_module(module)) or ""
+    used = f"{name.removeprefix(fo.__name__ + '.')}("
+    assert any(used in line for line in whole.splitlines() if line.lstrip()[:3] in (">>>", "..."))
 
 
-def test_there_are_examples_and_public_names_to_check():
-    assert len(public()) > 25
+def test_there_are_examples_and_names_to_check():
+    names = {name for name, _ in DOCUMENTED}
+    assert len(names) > 350
+    assert {"functional_optim.search.snes", "functional_optim.adapters.AdamW"} <= names
+    assert {"functional_optim.tree", "functional_optim.tree.rows"} <= names
+    assert "functional_optim.tree.optree" not in names
+    assert EXEMPT.keys() <= names
     assert "functional_optim.adapters.drop_ins" in modules()
     assert "functional_optim.algorithms.adam" in modules()
+
+
+def test_names_are_read_from_every_kind_of_directive(tmp_path):
+    page = tmp_path / "page.rst"
+    page.write_text(
+        ".. currentmodule:: functional_optim.search\n\n.. autofunction:: snes\n"
+        ".. autoclass:: functional_optim.State\n   :members: step\n\n"
+        ".. automodule:: functional_optim.cache\n\n"
+        ".. automodule:: functional_optim.warmup\n   :members:\n"
+    )
+    names = [name.removeprefix("functional_optim.") for name, _ in documented([page])]
+    inside = ["warmup.Warmed", "warmup.warm", "warmup.known", "warmup.main"]
+    assert names == ["search.snes", "State", "cache", "warmup", *inside]

@@ -32,6 +32,14 @@ class DiLoCoState(NamedTuple):
     past: `inner` as it was then: all of it if there is one fragment, otherwise the slots of each
         fragment's leaves, and None for what all leaves share.
     outer: for each fragment the state of the outer transformation, the same on all replicas.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx = fo.diloco(fo.adamw(1e-3), fo.sgd(0.7, momentum=0.9), every=500, fragments=2)
+        >>> state = tx.init({"a": torch.zeros(2), "b": torch.zeros(3)})
+        >>> int(state.turn), state.outer[1].slots["momentum_buffer"]
+        (0, {'a': None, 'b': tensor([0., 0., 0.])})
     """
 
     since: Tensor

@@ -24,6 +24,15 @@ class LocalSGDState(NamedTuple):
     inner: the state of the inner transformation. Each replica has its own.
     anchor: the parameters at the last synchronization, the same bits on all replicas.
     past: `inner` as it was then.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> tx, w = fo.local_sgd(fo.sgd(0.5), every=16), torch.zeros(1)
+        >>> updates, state = tx.update(-torch.ones(1), tx.init(w), w)
+        >>> w = fo.apply_updates(w, updates)
+        >>> int(state.since), w - state.anchor  # what would be lost if the group refused
+        (1, tensor([0.5000]))
     """
 
     since: Tensor
