@@ -9,13 +9,14 @@
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 # make memory   what ways to store weights and slots cost in bytes and in loss: figures of docs/memory.md
 # make gpu     check a card: one page of results, and a file to send; ARGS="--device cpu" is a dry run
+# make wheel   dist/: a wheel for every machine, and one for this kind that brings compiled kernels
 # make clean   remove the virtual environment and what was built; ARGS="…" is handed to what a target runs
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault notebooks docs lists test test-full check bench compare memory gpu clean
+.PHONY: train gradient-free fault notebooks docs lists test test-full check bench compare memory gpu wheel clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -59,6 +60,9 @@ compare: $(VENV)/.bench
 memory: $(VENV)/.bench
 	$(BIN)/python benchmarks/memory.py $(ARGS)
 
+wheel: $(VENV)/.release
+	$(BIN)/python release/wheel.py --out dist $(ARGS)
+
 # with the torch that is installed: one for CUDA, where a card is to be checked
 gpu:
 	$(PYTHON) -m functional_optim.gpu_check $(ARGS)
@@ -85,6 +89,10 @@ $(VENV)/.docs: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
+$(VENV)/.release: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[release]"
+	touch $@
+
 $(VENV)/.bench: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"
 	touch $@
@@ -99,7 +107,7 @@ $(VENV)/.peers: $(VENV)/.bench
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $@ $(VENV)/.examples $(VENV)/.notebooks $(VENV)/.docs
+	touch $@ $(VENV)/.examples $(VENV)/.notebooks $(VENV)/.docs $(VENV)/.release
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info out

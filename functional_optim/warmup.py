@@ -3,7 +3,9 @@
 `python -m functional_optim.warmup adamw sgd --dtype float32 bfloat16` compiles the kernels of these
 algorithms, or finds them compiled. A later process with the same versions and processor then steps
 without a compiler. For users other than the one who fills it, name a folder that they can read:
-`FUNCTIONAL_OPTIM_CACHE=/srv/kernels`, and `chmod -R a+rX /srv/kernels` afterwards.
+`FUNCTIONAL_OPTIM_CACHE=/srv/kernels`, and `chmod -R a+rX /srv/kernels` afterwards. For other
+processors, set `FUNCTIONAL_OPTIM_LEVEL` to a level that all of them have, `x86-64-v3` or
+`x86-64-v4`: those kernels are found where none was compiled for the processor itself.
 """
 
 from __future__ import annotations

@@ -146,14 +146,24 @@ class Request(NamedTuple):
         dtypes = own.dtypes if isinstance(own, ShapeSignature) else own.leaves[0]
         return set(dtypes) <= CTYPES.keys()
 
-    def name(self, suffix: str = ".so") -> str | None:
-        """Under which it is kept; None if that cannot be told."""
-        described = fingerprint(self.functions, tuple(map(str, self.signature)), self.outputs)
-        return None if described is None else disk_cache.name_of(described, suffix=suffix)
+    def names(self) -> list[str]:
+        """Under which it is kept, and under which else it may be found; none if they cannot be
+        told."""
+        described = self._described()
+        return [] if described is None else disk_cache.names_of(described)
 
-    def kept(self, name: str | None) -> Native | None:
-        """What an earlier process kept."""
-        return None if name is None else load(name, self.outputs)
+    def triton_name(self) -> str | None:
+        """Under which the rule's Triton kernel is kept; None if that cannot be told."""
+        described = self._described()
+        return None if described is None else disk_cache.name_of(described, suffix=".triton")
+
+    def kept(self, names: Sequence[str]) -> Native | None:
+        """What an earlier process kept, or came with the package."""
+        found = (load(name, self.outputs) for name in names)
+        return next((native for native in found if native is not None), None)
+
+    def _described(self) -> str | None:
+        return fingerprint(self.functions, tuple(map(str, self.signature)), self.outputs)
 
     def draft(self, name: str | None) -> Draft:
         """It, before it is built.
@@ -196,7 +206,7 @@ def table_kernel(wanted: Request, device: torch.device, *, strict: bool = False)
 
     def made(give_way: GiveWay) -> TritonKernel | None:
         try:
-            name = wanted.name(".triton")
+            name = wanted.triton_name()
             return triton_builds.build(wanted.body, signature, wanted.outputs, device, name)
         except Unsuitable as error:
             tell(f"no Triton kernel is known for {error}; its steps go through torch.compile")
@@ -317,14 +327,15 @@ def _uncollected(make: Callable[[], Any]) -> Any:
 
 
 def _native(wanted: Request, give_way: GiveWay) -> Native | None:
-    name = wanted.name()
-    kept = wanted.kept(name)
+    names = wanted.names()
+    name = names[0] if names else None
+    kept = wanted.kept(names)
     if kept is not None:
         return kept
     for begun in {x for x in _begun.values() if name in x.build.names()}:
         begun.finish()  # it has the turn that is waited for next
     with disk_cache.turn(name):
-        kept = wanted.kept(name)
+        kept = wanted.kept(names)
         if kept is not None:  # by a process that came first
             return kept
         try:
@@ -343,10 +354,11 @@ def _begin(missing: dict[Any, Request]) -> Begun | None:
     with ExitStack() as turns, suppress(Exception):
         drafts: dict[Any, Draft] = {}
         for key, wanted in missing.items():
-            name = wanted.name()
-            kept = wanted.kept(name)
+            names = wanted.names()
+            name = names[0] if names else None
+            kept = wanted.kept(names)
             if kept is None and turns.enter_context(disk_cache.turn(name, wait=False)):
-                kept = wanted.kept(name)  # by a process that came first
+                kept = wanted.kept(names)  # by a process that came first
                 if kept is None:
                     _draft(key, name, wanted, drafts)
             if kept is not None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.kernels import levels
 from functional_optim.kernels.tracing import quiet
 from functional_optim.kernels.watch import Scratch
 
@@ -117,7 +118,8 @@ def _vectors_known(thread: int) -> Iterator[None]:
     def told() -> list[Any]:
         if threading.get_ident() != thread:
             return real()
-        flags = cpu_vec_isa.x86_isa_checker()
+        level = levels.chosen()
+        flags = cpu_vec_isa.x86_isa_checker() if level is None else [level.vectors]
         fitting = [
             isa
             for isa in cpu_vec_isa.supported_vec_isa_list
@@ -177,7 +179,9 @@ def _options() -> dict[str, Any]:
 
     with _vectors_known(threading.get_ident()):
         found: Any = cpu_vec_isa.pick_vec_isa()
-    flags = f"{found.build_arch_flags()} {FLAGS}"
+    level = levels.chosen()
+    units = found.build_arch_flags() if level is None else f"-march={level.name}"
+    flags = f"{units} {FLAGS}"
     macros = list(filter(None, found.build_macro()))  # that of no vector unit is empty
     isa = _changed(
         type(found), build_arch_flags=lambda self: flags, build_macro=lambda self: macros

@@ -16,12 +16,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from functional_optim.kernels import levels
 
 try:
     import fcntl
@@ -55,11 +57,15 @@ _refused: set[Path] = set()
 
 def folder() -> Path | None:
     """The folder, made if it is missing; None where nothing can or may be kept."""
-    chosen = os.environ.get(VARIABLE, "")
-    if chosen.lower() == "off":
+    if _is_off():
         return None
+    chosen = os.environ.get(VARIABLE, "")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return _checked(Path(chosen or f"{base}/functional_optim"))
+
+
+def _is_off() -> bool:
+    return os.environ.get(VARIABLE, "").lower() == "off"
 
 
 @functools.cache
@@ -108,54 +114,78 @@ def _refuse(path: Path, why: str) -> None:
     )
 
 
-@functools.cache
-def machine() -> str:
-    """What makes a library fit here: versions, the processor that it was compiled for, and what the
-    environment tells Inductor."""
-    told = sorted(
+def told() -> list[str]:
+    """What the environment tells Inductor that its code depends on."""
+    return sorted(
         f"{name}={value}"
         for name, value in os.environ.items()
         if name.startswith(("TORCHINDUCTOR_", "ATEN_CPU_CAPABILITY"))
         and name not in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")
     )
+
+
+@functools.cache
+def machine() -> str:
+    """What makes a library fit here: versions, the processor that it was compiled for, and what the
+    environment tells Inductor."""
+    level = levels.chosen()
+    if level is not None:
+        return levels.described(level)
     versions = torch.__version__, torch.version.git_version, sys.implementation.cache_tag
     capability = torch.backends.cpu.get_cpu_capability()
-    return repr((*versions, sys.platform, platform.machine(), capability, processor(), told))
-
-
-def processor() -> str:
-    """The instructions that this processor has."""
-    try:
-        with Path("/proc/cpuinfo").open() as lines:
-            return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        return platform.processor()
+    here = sys.platform, platform.machine(), capability, levels.processor(), told()
+    return repr((*versions, *here))
 
 
 def name_of(*parts: str, suffix: str = ".so") -> str:
     """The file name of a library with these fingerprints, for this machine."""
-    whole = "\n".join([machine(), str(torch.get_default_dtype()), *parts])
+    return _named(machine(), parts, suffix)
+
+
+def names_of(*parts: str, suffix: str = ".so") -> list[str]:
+    """The file names under which such a library may be kept, the best first: for this machine, and
+    for levels of processors, unless the environment tells Inductor something."""
+    own = name_of(*parts, suffix=suffix)
+    if told() or levels.chosen():
+        return [own]
+    return [own, *[_named(levels.described(x), parts, suffix) for x in levels.fitting()]]
+
+
+def _named(machine: str, parts: Sequence[str], suffix: str) -> str:
+    whole = "\n".join([machine, str(torch.get_default_dtype()), *parts])
     return hashlib.sha256(whole.encode()).hexdigest()[:40] + suffix
 
 
 def find(name: str) -> Path | None:
-    """The kept library of a name, if there is one, it is whole, and nobody else can have put it
-    there."""
-    here = folder()
-    if here is None:
+    """The kept library of a name, or the package's own, if there is one and it is whole."""
+    if _is_off():
         return None
-    path = here / name
+    here = folder()
+    kept = None if here is None else _found(here / name)
+    shipped = levels.PREBUILT / name
+    return kept or (shipped if _is_whole(shipped) else None)
+
+
+def _found(path: Path) -> Path | None:
+    """A library of the folder, if nobody else can have put it there; its use is noted."""
     try:
-        content, found = path.read_bytes(), path.stat()
+        found = path.stat()
     except OSError:
         return None
-    body, digest = content[:-DIGEST], content[-DIGEST:]
-    if not _is_private(found) or hashlib.sha256(body).digest() != digest:
+    if not _is_private(found) or not _is_whole(path):
         return None
     with suppress(OSError):  # a folder that is only read
         if found.st_mtime < time.time() - NOTED:
             os.utime(path)
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
 
 
 def read(name: str) -> bytes | None:

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import weakref
@@ -23,6 +22,9 @@ from functional_optim.kernels import disk_cache
 
 SOURCE = Path(__file__).with_name("watch.cpp")
 MODULE = "functional_optim_watch"
+
+SUFFIX = ".watch"
+"""The ending of the library's name among those of kernels."""
 
 module: Any = None
 """The module of `watch.cpp`, once it is there."""
@@ -103,15 +105,23 @@ class Build:
 
 def name() -> str:
     """The library's name in the folder of kernels."""
-    return "watch-" + disk_cache.name_of(SOURCE.read_text(), sys.version)
+    return disk_cache.name_of(*_parts(), suffix=SUFFIX)
 
 
 def load() -> bool:
-    """Take the library that an earlier process kept; False if there is none."""
-    kept = disk_cache.find(name()) if module is None else None
-    if kept is not None:
-        _take(kept)
+    """Take the library that an earlier process kept, or that came with the package; False if there
+    is none."""
+    if module is None:
+        names = disk_cache.names_of(*_parts(), suffix=SUFFIX)
+        kept = next(filter(None, map(disk_cache.find, names)), None)
+        if kept is not None:
+            _take(kept)
     return module is not None
+
+
+def _parts() -> tuple[str, str]:
+    """What its name tells: of Python only what binary modules depend on."""
+    return SOURCE.read_text(), str(sysconfig.get_config_var("SOABI"))
 
 
 def _take(path: Path) -> None:

@@ -20,7 +20,15 @@ from helpers import assert_same, clone, run
 
 import functional_optim as fo
 from functional_optim import kernels
-from functional_optim.kernels import building, cpu, disk_cache, dynamic_shapes, failures, watch
+from functional_optim.kernels import (
+    building,
+    cpu,
+    disk_cache,
+    dynamic_shapes,
+    failures,
+    levels,
+    watch,
+)
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="about modes, owners and signals")
 
@@ -61,7 +69,7 @@ def step(update=rule):
 
 def libraries(folder):
     """The kernels in a folder."""
-    return sorted(path.name for path in folder.glob("*") if not path.name.startswith("watch-"))
+    return sorted(path.name for path in folder.glob("*") if path.suffix != ".watch")
 
 
 def refusals(call):
@@ -271,7 +279,7 @@ def test_nothing_is_left_open_or_lying_about(here, monkeypatch, tmp_path):
         (torch, "__version__"),
         (torch.version, "git_version"),
         (torch.backends.cpu, "get_cpu_capability"),
-        (disk_cache, "processor"),
+        (levels, "processor"),
         (sys.implementation, "cache_tag"),
     ],
 )

@@ -1,0 +1,90 @@
+"""Kernels for other processors than this one, by levels of instructions.
+
+A kernel is compiled for the very processor that it is kept on. For other machines, or for a wheel,
+it is compiled for a level that many processors have; it is looked for where nothing better is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+PREBUILT = Path(__file__).parent.parent / "prebuilt"
+"""Where a wheel has the kernels that it brings; only wheels for one kind of machine have any."""
+
+VARIABLE = "FUNCTIONAL_OPTIM_LEVEL"
+"""In the environment: the level that this process compiles for, instead of for its processor."""
+
+
+class Level(NamedTuple):
+    """What a processor must have.
+
+    name: as the compiler's -march knows it. flags: as Linux lists them. vectors: as Inductor calls
+    the vector units that its code uses. capabilities: what torch may say that it uses itself.
+    """
+
+    name: str
+    flags: frozenset[str]
+    vectors: str
+    capabilities: tuple[str, ...]
+
+
+_V3 = frozenset("abm avx avx2 bmi1 bmi2 f16c fma movbe xsave".split())  # noqa: SIM905
+_V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())  # noqa: SIM905
+
+LEVELS = (
+    Level("x86-64-v4", _V4, "avx512", ("AVX512",)),
+    Level("x86-64-v3", _V3, "avx2", ("AVX512", "AVX2")),
+)
+"""The best first (x86-64 psABI, https://gitlab.com/x86-psABIs/x86-64-ABI, table 3.1)."""
+
+
+def processor() -> str:
+    """The instructions that this processor has."""
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return platform.processor()
+
+
+@functools.cache
+def chosen() -> Level | None:
+    """The level that this process compiles for; None for its own processor.
+
+    Raises:
+        ValueError: if there is no such level, or this processor cannot try its kernels.
+    """
+    name = os.environ.get(VARIABLE, "")
+    if not name:
+        return None
+    for level in fitting():
+        if level.name == name:
+            return level
+    known = ", ".join([level.name for level in LEVELS])
+    here = ", ".join([level.name for level in fitting()]) or "none of them"
+    raise ValueError(
+        f"{VARIABLE} is {name!r}, but kernels are tried when they are built: the levels are "
+        f"{known}, and this machine has {here}."
+    )
+
+
+@functools.cache
+def fitting() -> list[Level]:
+    """The levels that this processor has, and torch uses, the best first."""
+    has = set(processor().split())
+    used = torch.backends.cpu.get_cpu_capability()
+    return [x for x in LEVELS if x.flags <= has and used.startswith(x.capabilities)]
+
+
+def described(level: Level) -> str:
+    """What makes a library fit on all machines of a level: the versions, but not how torch was
+    built."""
+    release = torch.__version__.partition("+")[0]
+    return repr((release, sys.implementation.cache_tag, sys.platform, level.name))

@@ -1,0 +1,193 @@
+"""The wheels: what is in them, and that they work where nothing else of the project is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import functional_optim as fo
+from functional_optim.kernels import levels
+
+ROOT = Path(__file__).parents[2]
+
+RECIPES = """
+import torch, functional_optim as fo
+from functional_optim.warmup import warm
+found = warm(fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(momentum=0.9)))
+assert found == [(torch.float32, 2, 0, 0)], found
+"""
+
+STEP = """
+import sys, warnings
+import torch, functional_optim as fo
+warnings.filterwarnings("error", category=RuntimeWarning)
+assert fo.__file__.startswith(sys.argv[1]), fo.__file__
+tx = fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(0.5, momentum=0.9))
+params = {"w": torch.ones(6, 7), "b": torch.zeros(3)}
+grads = {"w": torch.full((6, 7), 2.0), "b": torch.ones(3)}
+step, state = fo.compile(tx, strict=sys.argv[2] == "strict"), tx.init(params)
+updates, after = tx.update(grads, state, params)
+wanted = fo.apply_updates(params, updates)
+try:
+    got, state = step(grads, state, params)
+except RuntimeError as error:
+    print(error)
+else:
+    assert all([torch.allclose(got[k], wanted[k]) for k in wanted])
+    print("stepped")
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory) -> Path:
+    """A folder with the wheels, made from a copy of the project."""
+    folder = tmp_path_factory.mktemp("wheels")
+    source = folder / "project"
+    for name in ("functional_optim", "adapters", "release"):
+        ignored = shutil.ignore_patterns("__pycache__", "prebuilt")
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, source / name)
+    (folder / "recipes.py").write_text(RECIPES)
+    here = [level.name for level in levels.fitting()][-1:]
+    options = ["--out", str(folder), "--recipes", str(folder / "recipes.py"), "--levels", *here]
+    command = [sys.executable, str(source / "release" / "wheel.py"), *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def unpacked(dist: Path, ending: str, to: Path) -> Path:
+    (wheel,) = dist.glob(f"functional_optim-*{ending}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(to)
+    return to
+
+
+def run(root: Path, word: str = "eager", **environment: str) -> str:
+    """What a process says that finds the package in `root`, and no compiler."""
+    (root / "empty").mkdir(exist_ok=True)
+    base = {name: x for name, x in os.environ.items() if name != "CXX"}
+    told = {"PYTHONPATH": str(root), "PATH": str(root / "empty"), "PYTHONDONTWRITEBYTECODE": "1"}
+    told["FUNCTIONAL_OPTIM_CACHE"] = str(root / "kernels")
+    command = [sys.executable, "-P", "-c", STEP, str(root), word]
+    done = subprocess.run(
+        command, env={**base, **told, **environment}, cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_version_stands_in_one_place():
+    assert metadata.version("functional_optim") == fo.__version__
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first
+    assert first.group(1) == fo.__version__
+
+
+def test_a_wheel_has_every_file_of_the_package_and_no_other(dist, tmp_path):
+    root = unpacked(dist, "py3-none-any", tmp_path)
+    ours = {
+        (Path("functional_optim") / at / path.relative_to(ROOT / folder)).as_posix()
+        for folder, at in (("functional_optim", "."), ("adapters", "adapters"))
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".cpp", ".typed") or path.name == "py.typed"
+    }
+    told = f"functional_optim-{fo.__version__}.dist-info"
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    assert {name for name in found if not name.startswith(told)} == ours
+    assert f"{told}/licenses/LICENSE" in found
+
+
+def test_a_wheel_works_where_nothing_else_is(dist, tmp_path):
+    root = unpacked(dist, "py3-none-any", tmp_path)
+    program = "import functional_optim.adapters as a, functional_optim as fo; print(fo.__version__)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == fo.__version__, done.stderr
+    assert run(root, "strict").startswith("functional_optim: a strict step must be compiled")
+
+
+needs_a_level = pytest.mark.skipif(
+    not levels.fitting(), reason="kernels are shipped for x86-64-v3 and better"
+)
+
+
+@needs_a_level
+def test_kernels_that_come_with_the_package_need_no_compiler(dist, tmp_path):
+    root = unpacked(dist, "_x86_64", tmp_path)
+    assert run(root, "strict") == "stepped"
+    assert not list((root / "kernels").iterdir())
+
+
+@needs_a_level
+def test_kernels_for_a_level_are_found_in_the_folder_too(dist, tmp_path):
+    root = unpacked(dist, "_x86_64", tmp_path)
+    (root / "functional_optim" / "prebuilt").rename(root / "kernels")
+    for path in (root / "kernels").iterdir():
+        path.chmod(0o600)
+    assert run(root, "strict") == "stepped"
+
+
+@needs_a_level
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"FUNCTIONAL_OPTIM_CACHE": "off"},
+        {"ATEN_CPU_CAPABILITY": "default"},
+        {"TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"},
+    ],
+)
+def test_who_wants_other_code_gets_none_that_was_compiled_before(dist, tmp_path, environment):
+    root = unpacked(dist, "_x86_64", tmp_path)
+    assert "there is no C++ compiler" in run(root, "strict", **environment)
+
+
+@needs_a_level
+def test_a_damaged_kernel_is_not_loaded(dist, tmp_path):
+    root = unpacked(dist, "_x86_64", tmp_path)
+    for path in (root / "functional_optim" / "prebuilt").glob("*.so"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    assert "there is no C++ compiler" in run(root, "strict")
+
+
+@pytest.mark.parametrize("name", ["x86-64-v9", "avx2"])
+def test_a_level_that_does_not_exist_is_told(monkeypatch, name):
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_LEVEL", name)
+    words = rf"FUNCTIONAL_OPTIM_LEVEL is '{name}'.*the levels are x86-64-v4, x86-64-v3"
+    with pytest.raises(ValueError, match=words):
+        levels.chosen.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("lacking", "capability", "left"),
+    [
+        ("", "AVX512", ["x86-64-v4", "x86-64-v3"]),
+        ("", "AVX2", ["x86-64-v3"]),
+        ("", "DEFAULT", []),
+        ("avx512bw", "AVX512", ["x86-64-v3"]),
+        ("movbe", "AVX512", []),
+    ],
+)
+def test_a_level_needs_all_its_instructions_and_torchs_consent(
+    monkeypatch, lacking, capability, left
+):
+    has = sorted(levels.LEVELS[0].flags - {lacking})
+    monkeypatch.setattr(levels, "processor", lambda: f"flags : {' '.join(has)}")
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    assert [level.name for level in levels.fitting.__wrapped__()] == left
