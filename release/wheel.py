@@ -24,7 +24,7 @@ PACKAGE = "functional_optim"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Build the wheels of the package.")
     parser.add_argument("--out", type=Path, default=Path("dist"), help="folder of the wheels")
     parser.add_argument(
         "--levels",

@@ -149,20 +149,19 @@ class Variant:
         self.broken = False
         self.compiled: Any = None
 
-    def renew(self) -> None:
-        """Forget all graphs, and be compiled again."""
+    def renew(self) -> Any:
+        """A graph that is compiled anew; all older ones are forgotten."""
         self.compiled = torch.compile(kernels.own_code(self.step), fullgraph=True, dynamic=False)
+        return self.compiled
 
     def __call__(self, *args: Any) -> tuple[Any, Any]:
-        if self.compiled is None:
-            self.renew()
+        compiled = self.compiled or self.renew()
         try:
-            result = self.compiled(*args)
+            result = compiled(*args)
         except Exception as error:
             if not kernels.is_limit(error):
                 raise
-            self.renew()
-            result = self.compiled(*args)
+            result = self.renew()(*args)
         self.ran, self.broken = True, False
         return result
 
