@@ -41,21 +41,33 @@ def _imports(path: Path) -> list[tuple[str, str]]:
 def _files(home: str, name: str) -> list[Path]:
     """Where a name of a module is defined; a package has it from one of its files."""
     package, *inside = home.split(".")
-    if package != "functional_optim" or (inside and inside[0] in MACHINERY):
+    if package != "functional_optim" or [*inside, name][0] in MACHINERY:
         return []
     place = ROOT.joinpath(package, *inside)
     if place.with_suffix(".py").exists():
         return [place.with_suffix(".py")]
     if (place / f"{name}.py").exists():
         return [place / f"{name}.py"]
+    if (place / name / "__init__.py").exists():
+        return [place / name / "__init__.py"]
     own = [home for home, known in _imports(place / "__init__.py") if known == name]
     return [file for home in own for file in _files(home, name)]
 
 
 def digest(needs: set[Path], *says: str) -> str:
     """Of files, and of what else a curve depends on."""
-    texts = [path.relative_to(ROOT).as_posix() + path.read_text() for path in sorted(needs)]
+    texts = [path.relative_to(ROOT).as_posix() + _code(path.read_text()) for path in sorted(needs)]
     return hashlib.sha256("\0".join([*texts, *says]).encode()).hexdigest()[:16]
+
+
+def _code(text: str) -> str:
+    """Source without docstrings, which change no curve."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            assert node.end_lineno is not None
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(filter(str.strip, lines))
 
 
 def kept() -> dict[str, dict[str, Any]]:

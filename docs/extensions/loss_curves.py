@@ -54,7 +54,7 @@ STYLE = {
 def known(name: str) -> str:
     """A digest of what a curve depends on."""
     search = name in searches.SEARCHES
-    home = inspect.getsourcefile(getattr(fo.search if search else fo, name))
+    home = inspect.getsourcefile(inspect.unwrap(getattr(fo.search if search else fo, name)))
     assert home is not None
     says = [searches] if search else [trainings, *([curves] if name in curves.SPECIAL else [])]
     needs = curve_store.sources(Path(home)) | {Path(str(module.__file__)) for module in says}

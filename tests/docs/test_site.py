@@ -74,6 +74,22 @@ def test_no_curve_had_to_be_trained():
     assert late == [], "run make docs, and commit docs/curves.json"
 
 
+def test_what_a_curve_is_known_by_are_the_files_of_its_algorithm(monkeypatch):
+    """Not those of the decorator that every algorithm has; docstrings count for nothing."""
+    files: dict[str, set[str]] = {}
+    for name in ("adam", "lion", "cma_es"):
+        monkeypatch.setattr(
+            curve_store, "digest", lambda needs, *says, name=name: files.setdefault(name, needs)
+        )
+        loss_curves.known(name)
+    found = {name: {path.stem for path in paths} for name, paths in files.items()}
+    assert {"adam", "trainings"} <= found["adam"]
+    assert "sign" in found["lion"]
+    assert {"cma", "searches"} <= found["cma_es"]
+    text = '"""A."""\nx = 1\n"""Of x."""\ndef f():\n    """B\n    C"""\n    return x'
+    assert curve_store._code(text) == "x = 1\ndef f():\n    return x"
+
+
 def test_a_curve_is_trained_again_when_its_algorithm_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(curve_store, "STORE", tmp_path / "curves.json")
     calls = []
