@@ -94,6 +94,8 @@ class DropIn(OptimizerBase):
         self.compile = arguments.pop("compile")
         self.stored = arguments.pop("stored", None)
         super().__init__(**{k: x for k, x in arguments.items() if k != "self"})
+        if arguments.get("fused"):
+            self._step_supports_amp_scaling = True  # torch 2.11's own Adagrad does not say so
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -105,7 +105,7 @@ class Synced(Wrapped):
 
 def advanced(state: Any, inner: Any) -> Any:
     """The state after a local step, which left its transformation in that one."""
-    return state._replace(inner=inner, since=state.since + 1)
+    return base.replaced(state, inner=inner, since=state.since + 1)
 
 
 def no_steps() -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Tree: TypeAlias = Any
 """Any optree pytree of tensors: a dict of parameters, a list, a tensor, nested as you like."""
+
+Record = TypeVar("Record")
 
 
 class Functions(NamedTuple):
@@ -116,6 +118,16 @@ class EmptyState(NamedTuple):
         >>> fo.chain(uphill, fo.sgd(0.1)).init(w)[0]
         EmptyState()
     """
+
+
+def replaced(record: Record, **fields: Any) -> Record:
+    """A NamedTuple with some fields replaced, for states that an update returns.
+
+    torch 2.11's compiler makes an empty tuple of what `_replace` gives a compiled function to
+    return.
+    """
+    known: Any = record
+    return type(known)(**{**known._asdict(), **fields})
 
 
 def apply_updates(params: Tree, updates: Tree) -> Tree:

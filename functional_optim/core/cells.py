@@ -80,6 +80,11 @@ def _first_half(bits: Tensor) -> Tensor:
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
 
+def _widened(x: Tensor) -> Tensor:
+    """A bfloat16 as float32, by its bits: torch 2.11's compiler drops a cast there and back."""
+    return (x.view(torch.int16).to(torch.int32) << 16).view(torch.float32)
+
+
 def _scale(size: Tensor, most: float) -> tuple[Tensor, Tensor]:
     """By what sizes of a block must be divided to be below a number, and one over it.
 
@@ -328,7 +333,7 @@ class Compensated(NamedTuple):
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         kept = x.to(torch.bfloat16)
-        wide = kept.to(torch.float32)
+        wide = _widened(kept)
         rest = torch.where(wide.abs() < math.inf, x - wide, 0.0)
         return kept, rest.to(torch.bfloat16)
 

@@ -456,7 +456,6 @@ def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[
         )
         for fresh, own in zip(new, leaf.slots, strict=True)
     ]
-    sparse = torch.sparse_coo_tensor(
-        torch.stack(at), u, leaf.p.shape, check_invariants=False, is_coalesced=True
-    )
-    return sparse, full
+    # torch.sparse_coo_tensor warns under torch 2.11, whatever it is told of checks
+    made = torch.ops.aten._sparse_coo_tensor_unsafe
+    return made(torch.stack(at), u, leaf.p.shape, is_coalesced=True), full

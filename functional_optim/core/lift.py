@@ -165,7 +165,7 @@ def lift(
         totals = given_totals()
         before = None if totals is None else totals.enter(placements)
         if not rows and not meets:
-            return grads, state._replace(step=state.step + 1)
+            return grads, base.replaced(state, step=state.step + 1)
 
         groups = grouped(rows)
         used, names, at = placements, layout, every

@@ -194,7 +194,7 @@ def observe_hessian(state: Any, hessian: Any) -> Any:
             return old if old is None or new is None else with_estimate(old, new, weight)
 
         slot = optree.tree_map(leaf, x.slots["hessian"], hessian, none_is_leaf=True)
-        return x._replace(slots={**x.slots, "hessian": slot})
+        return base.replaced(x, slots={**x.slots, "hessian": slot})
 
     return tree.map_down_to(is_sophia, averaged, state)
 

@@ -156,7 +156,8 @@ def method(
         losses = worst_if_not_finite(fitness.detach().to(state.best_fitness))
         x = spread(state.best, population, dtype).vector(candidates).detach()
         learned = settled(state, losses, learn(state, x, losses))
-        return state._replace(**learned, **best_of(candidates, losses, state), step=state.step + 1)
+        best = best_of(candidates, losses, state)
+        return base.replaced(state, **learned, **best, step=state.step + 1)
 
     return Search(init, ask, tell, population, name)
 

@@ -80,7 +80,7 @@ def differentially_private_aggregate(
             raise ValueError("update needs the parameters: call update(grads, state, params).")
         given = [row for row in tree.rows(params, grads) if row[1] is not None]
         if not given:
-            return grads, state._replace(step=state.step + 1)
+            return grads, base.replaced(state, step=state.step + 1)
         count = _examples(params, grads)
         t = (state.step + 1).to(torch.float64)
         clip = numeric.at(l2_norm_clip, t)

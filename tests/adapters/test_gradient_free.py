@@ -261,7 +261,7 @@ def test_hooks_fire_and_it_shows_in_profiles():
     opt.register_step_pre_hook(lambda *_: seen.append("before"))
     opt.register_step_post_hook(lambda *_: seen.append("after"))
     opt.register_state_dict_post_hook(lambda *_: seen.append("saved"))
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         opt.step(lambda: w.sum())
     opt.state_dict()
     assert seen == ["before", "after", "saved"]

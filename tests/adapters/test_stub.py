@@ -160,7 +160,7 @@ def test_m10_all_six_hooks_fire_in_order():
 
 def test_m11_it_shows_in_profiles_and_can_be_wrapped_by_torch():
     opt = OptimizerStub()
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         opt.step()
     assert any(e.key == "Optimizer.step#OptimizerStub.step" for e in profile.key_averages())
 

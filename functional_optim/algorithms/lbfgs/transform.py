@@ -28,7 +28,7 @@ from functional_optim.algorithms.lbfgs.quasi_newton import (
     remember,
     two_loop,
 )
-from functional_optim.core.base import GradientTransformation, check_grads
+from functional_optim.core.base import GradientTransformation, check_grads, replaced
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
 from functional_optim.transforms.scaling import check_lr
@@ -136,7 +136,8 @@ def scale_by_lbfgs(history_size: int = 100) -> GradientTransformation:
         going = form.condition(state.n_iter > 0)
         memory = remember(memory, s, y, history_size, going)
         direction, _ = two_loop(form.vector(g), memory)
-        new = state._replace(
+        new = replaced(
+            state,
             n_iter=state.n_iter + 1,
             **form.stored(memory, state),
             prev_flat_params=x,

@@ -196,7 +196,7 @@ def diloco(
 
         mine = tree.map(back, params, owners, params, state.anchor)
         kept = _for_each(slot_back, params, owners, state.inner, state.past)
-        return mine, state._replace(since=no_steps(), inner=kept)
+        return mine, base.replaced(state, since=no_steps(), inner=kept)
 
     return Synced(inner, init, offers, offer, settles, taken, refused, n > 1 or delay > 0)
 

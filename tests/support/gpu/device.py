@@ -185,6 +185,7 @@ def _device_module(module: ModuleType) -> ModuleType:
     made.is_available = lambda: True
     made.is_initialized = lambda: True
     made._is_in_bad_fork = lambda: False
+    made._lazy_init = lambda: None  # torch 2.11 waits for no device that has none
     made.device_count = module.device_count
     made.current_device = module.current_device
     made.set_device = _set_device

@@ -57,7 +57,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         return reinterpret_cast<void*>(stream.id());
     }
     bool queryStream(const c10::Stream&) const override { return done(); }
-    bool isStreamCapturing(const c10::Stream&) const override { return bool(capturing); }
+    // torch 2.11 does not ask this, so it overrides nothing there.
+    bool isStreamCapturing(const c10::Stream&) const { return bool(capturing); }
     void synchronizeStream(const c10::Stream&) const override { read("Stream.synchronize"); }
     void synchronizeDevice(const c10::DeviceIndex) const override { read("synchronize"); }
 
