@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -112,16 +112,20 @@ class Cell:
 
 
 class Comparison:
-    """All cells that are finished. tasks: those to look at."""
+    """All cells that are finished, on the data that AdamW had, whatever this machine's are.
+
+    tasks: those to look at.
+    """
 
     def __init__(self, rows: Store, tasks: Sequence[Task]) -> None:
         self.cells: dict[tuple[str, str], Cell] = {}
         self.tasks = list(tasks)
         self.contenders = list(all_contenders().values())
         for task in tasks:
+            seen = replace(task, data=rows.data_of(task, REFERENCE))
             for contender in self.contenders:
                 names = (*store.counts(contender, store.FULL), "time")
-                found = {part: rows.find(task, contender.name, part, None) for part in names}
+                found = {part: rows.find(seen, contender.name, part, None) for part in names}
                 parts = {part: x for part, x in found.items() if x is not None}
                 if "final" in parts:
                     self.cells[task.name, contender.name] = Cell(task, contender, parts)

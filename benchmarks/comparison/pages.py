@@ -100,7 +100,6 @@ def zoo(comparison: Comparison, valleys: Sequence[Task]) -> str:
 def summary(comparison: Comparison, tasks: Sequence[Task], valleys: Sequence[Task]) -> str:
     """A row for each optimizer: where it wins and loses."""
     verdicts = {task.name: comparison.verdicts(task) for task in tasks}
-    size = sum([p.numel() for p in all_tasks()["gpt"].init(0).values()])
     rows = []
     for contender in comparison.contenders:
         name, own = contender.name, comparison.by(contender.name)
@@ -119,7 +118,7 @@ def summary(comparison: Comparison, tasks: Sequence[Task], valleys: Sequence[Tas
             linked(own[0]), number(place, 2), ", ".join(named["better"]), ", ".join(worse),
             str(good) if any(c.task in valleys for c in own) else "",
             number(time["update_ms"]) if time else "",
-            number(time["state_bytes"] / size, 2) if time else "",
+            number(time["state_bytes"] / time["parameters"], 2) if time else "",
         ]  # fmt: skip
         rows.append((place, row))
     rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))

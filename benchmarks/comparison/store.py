@@ -109,10 +109,14 @@ class Store:
         found = self.rows.get((task.name, name, part))
         if found is None or found["steps"] != task.steps:
             return None
-        data = re.search("data (.*)", found["versions"])
-        if (data.group(1) if data else "") != task.data:
+        if checksum(found) != task.data:
             return None
         return found if count in (None, len(found.get("runs", ()))) else None
+
+    def data_of(self, task: Task, name: str) -> str:
+        """The data of an optimizer's reported runs; before there are any, those of this machine."""
+        found = self.rows.get((task.name, name, "final"))
+        return task.data if found is None else checksum(found)
 
     def add(self, found: dict[str, Any]) -> None:
         """Keep a row, on disk as well."""
@@ -144,6 +148,12 @@ class Store:
 
 def key(found: dict[str, Any]) -> tuple[str, str, str]:
     return found["task"], found["optimizer"], found["part"]
+
+
+def checksum(found: dict[str, Any]) -> str:
+    """Of the data that a row was made of; empty where machines cannot differ."""
+    data = re.search("data (.*)", found["versions"])
+    return data.group(1) if data else ""
 
 
 def line(found: dict[str, Any]) -> str:

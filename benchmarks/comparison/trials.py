@@ -160,7 +160,7 @@ def chosen(which: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def times(task: Task, contender: Contender, numbers: Numbers, count: int = 60) -> dict[str, float]:
-    """Milliseconds of a gradient and of a step of one run, and bytes of its state.
+    """Milliseconds of a gradient and of a step of one run, bytes of its state, and parameters.
 
     The step of a line search is an evaluation's mean share of it.
     """
@@ -190,9 +190,13 @@ def times(task: Task, contender: Contender, numbers: Numbers, count: int = 60) -
             begin = time.perf_counter()
             _, state = step(grads, state, params)
             updates.append(time.perf_counter() - begin)
-    size = sum([x.nbytes for x in fo.tree.leaves(state) if isinstance(x, Tensor)])
     gradient, update = [round_time(x) * 1e3 for x in (gradients, updates)]
-    return {"gradient_ms": gradient, "update_ms": update, "state_bytes": size}
+    return {
+        "gradient_ms": gradient,
+        "update_ms": update,
+        "state_bytes": sum([x.nbytes for x in fo.tree.leaves(state) if isinstance(x, Tensor)]),
+        "parameters": sum([p.numel() for p in params.values()]),
+    }
 
 
 def round_time(seconds: Sequence[float]) -> float:

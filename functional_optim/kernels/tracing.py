@@ -201,7 +201,7 @@ def check_guards(traced: Trace, sizes: Sequence[int], *, sums: bool = False) -> 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inductor's imports warn of torch's own deprecations."""
+    """Inductor's imports, and Triton as it compiles, warn of deprecated forms in their own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

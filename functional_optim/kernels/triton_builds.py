@@ -20,7 +20,7 @@ from torch import Tensor
 from functional_optim.kernels import disk_cache
 from functional_optim.kernels.drivers import DRIVERS, Launcher, uploaded
 from functional_optim.kernels.launches import WHOLE_NUMBER, compare, compare_packed, opened
-from functional_optim.kernels.tracing import Body, Signature, trace
+from functional_optim.kernels.tracing import Body, Signature, quiet, trace
 from functional_optim.kernels.triton_packing import PackedText
 from functional_optim.kernels.triton_source import (
     KernelText,
@@ -315,7 +315,8 @@ def compiled(text: KernelText, name: str, target: Any, warps: int) -> Any:
     from triton.compiler import ASTSource
 
     source = ASTSource(function_of(text.text, name), text.arguments, {}, {})
-    return triton.compile(source, target=target, options={"num_warps": warps, **OPTIONS})
+    with quiet():
+        return triton.compile(source, target=target, options={"num_warps": warps, **OPTIONS})
 
 
 def function_of(text: str, name: str) -> Any:

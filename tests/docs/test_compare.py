@@ -262,6 +262,7 @@ def test_a_line_search_that_ends_early_has_times(compare, tasks, contenders):
     found = compare.trials.times(bowl, own, own.default, 30)
     assert min(found.values()) > 0
     assert found["state_bytes"] >= 4 * 2 * 10 * 100, "one problem of 100 numbers, ten pairs"
+    assert found["parameters"] == 100
 
 
 def test_every_optimizer_can_be_made_for_its_tasks_and_steps(compare, tasks, contenders):
@@ -311,13 +312,12 @@ def made_up(compare, tmp_path, tasks):
     def comparison(scores, **more):
         rows = compare.store.Store(tmp_path)
         for name, own in scores.items():
-            always = {"task": "cart", "optimizer": name, "steps": 80, "versions": ""}
+            versions = more.get("versions", {}).get(name, "")
+            always = {"task": "cart", "optimizer": name, "steps": 80, "versions": versions}
             runs = [[more.get("lr", 0.01), 0.0, None, 100 + i, x] for i, x in enumerate(own)]
-            final = {"part": "final", "runs": runs, "curves": more.get("curves", [])}
-            sweep = {"part": "sweep", "runs": more.get("sweep", [])}
-            for part in (final, sweep):
-                rows.rows[name, part["part"]] = {**always, **part}
-        rows.rows = {("cart", *key): row for key, row in rows.rows.items()}
+            final = {"runs": runs, "curves": more.get("curves", [])}
+            for part, found in (("final", final), ("sweep", {"runs": more.get("sweep", [])})):
+                rows.rows["cart", name, part] = {**always, "part": part, **found}
         return measures.Comparison(rows, [tasks["cart"]])
 
     return comparison
@@ -398,7 +398,7 @@ def test_good_rates_have_no_gap_and_ends_are_named(made_up):
     assert lost.cells["cart", "adamw"].good_rates is None
 
 
-def test_rows_of_another_length_or_other_data_do_not_count(compare, tmp_path, tasks):
+def test_rows_of_another_length_or_other_data_do_not_count(compare, made_up, tmp_path, tasks):
     rows, task = compare.store.Store(tmp_path), tasks["gpt"]
     right = {"task": "gpt", "optimizer": "sgd", "part": "search", "runs": [[], []]}
     right |= {"steps": task.steps, "versions": compare.store.versions(task)}
@@ -408,6 +408,8 @@ def test_rows_of_another_length_or_other_data_do_not_count(compare, tmp_path, ta
     ):  # fmt: skip
         rows.rows["gpt", "sgd", "search"] = {**right, **change}
         assert (rows.find(task, "sgd", "search", count) is not None) == found, change
+    shown = made_up({"adamw": [1.0], "soap": [0.1]}, versions={"adamw": "torch 2, data 0123"})
+    assert [name for _, name in shown.cells] == ["adamw"], "others had other data"
 
 
 # --------------------------------------------------------------------------------- pages
@@ -471,9 +473,7 @@ def test_a_page_of_an_algorithm_names_the_best_rates(compare, made_up):
     )
 
 
-def test_pages_of_the_docs_are_only_written_beside_the_page(
-    compare, made_up, tasks, tmp_path, monkeypatch
-):
+def test_pages_of_the_docs_are_only_written_beside_the_page(compare, tasks, tmp_path, monkeypatch):
     pages, rows = compare.pages, compare.store.Store(tmp_path / "no rows")
     text = "a\n<!-- begin: measured soap -->\n{}<!-- end: measured soap -->\nb\n"
     page, home = tmp_path / "soap.md", tmp_path / "home"

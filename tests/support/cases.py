@@ -33,7 +33,8 @@ class Case(NamedTuple):
     training: they become tensors and schedules here. All else is static.
     stock: the counterpart in torch.optim, which takes the same arguments. cannot: some of
     ABILITIES. dim: the only number of dimensions of a tensor that it takes. rounding: how far equal
-    float64 results may part.
+    float64 results may part. both_sides: whether each side of a matrix gets eigenvectors. Where two
+    eigenvalues are 0, the last bits of a product decide on these, so its tall matrix is less tall.
     """
 
     name: str
@@ -43,10 +44,13 @@ class Case(NamedTuple):
     cannot: frozenset[str] = frozenset()
     dim: int | None = None
     rounding: float = 1e-12
+    both_sides: bool = False
 
     def params(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
         """A tree of all shapes that it takes."""
         every = make_params(dtype, seed)
+        if self.both_sides:
+            every["transposed"] = every["transposed"].t()[:, :3].contiguous().t()
         return {n: p for n, p in every.items() if self.dim is None or p.dim() == self.dim}
 
     def filled(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -162,8 +166,8 @@ def kl_shampoo_of_both_sides(**hyper):
     return fo.kl_shampoo(**hyper)
 
 
-def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, **hyper):
-    return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding)
+def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, both_sides=False, **hyper):
+    return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding, both_sides)
 
 
 SGD = (fo.sgd, optim.SGD)
@@ -270,9 +274,9 @@ CASES = (
     ),
     row("muon_adamw", muon_adamw_at_one_rate, cannot=NO_SLOT, **PARTED),
     row("soap", fo.soap, cannot=NO_SLOT, **SOAP, max_precond_dim=3),
-    row("soap-both-sides", soap_on_both_sides, cannot=["complex"], **SOAP),
-    row("kl_soap", kl_soap_of_both_sides, cannot=["complex"], **SOAP),
-    row("kl_shampoo", kl_shampoo_of_both_sides, cannot=["complex"], **KL),
+    row("soap-both-sides", soap_on_both_sides, cannot=["complex"], both_sides=True, **SOAP),
+    row("kl_soap", kl_soap_of_both_sides, cannot=["complex"], both_sides=True, **SOAP),
+    row("kl_shampoo", kl_shampoo_of_both_sides, cannot=["complex"], both_sides=True, **KL),
     row("shampoo", fo.shampoo, **EIGH, lr=0.3, betas=(0.8, 1.0), eps=1e-3),
     row(
         "shampoo-blocks",

@@ -17,6 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
+from functional_optim.kernels.tracing import quiet
+
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 FORBIDDEN = re.compile(r"^\s*(?:@!?%\w+\s+)?(div\.full[.\w]*|\w+[.\w]*\.(?:ftz|approx)\b[.\w]*)")
@@ -45,7 +47,7 @@ def compile_ahead(
     attributes = {(order.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(function, signature, dict(constants), attributes)
     target = GPUTarget("cuda", capability, 32)
-    with own_cache():
+    with own_cache(), quiet():
         return triton.compile(source, target=target, options=options)
 
 
