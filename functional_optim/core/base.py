@@ -66,6 +66,19 @@ class GradientTransformation(Made, Plain, Functions):
         {'w': tensor([-1.,  1.])}
     """
 
+    # torch 2.12 cannot trace the fields of a NamedTuple whose subclass has its own `__new__`.
+    @property
+    def init(self) -> Callable[[Tree], Tree]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """From parameters to the first state."""
+        return self[0]
+
+    @property
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+    ) -> Callable[..., tuple[Tree, Tree]]:
+        """From gradients, a state and parameters to updates and the next state."""
+        return self[1]
+
     @property
     def children(self) -> tuple[GradientTransformation, ...]:
         """The transformations of which this one is made."""

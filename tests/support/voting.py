@@ -69,10 +69,14 @@ def model(seed: int = 0) -> torch.nn.Module:
     return net
 
 
+def batch(i: int) -> torch.Tensor:
+    """Another one for each step."""
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(100 + i))
+
+
 def loss_of(net: torch.nn.Module, i: int = 0) -> torch.Tensor:
-    """A loss that is another one for each step."""
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(100 + i))
-    return net(x).square().sum()
+    """The loss of a step's batch."""
+    return net(batch(i)).square().sum()
 
 
 def train(opt: torch.optim.Optimizer, net: torch.nn.Module, steps: int, first: int = 0) -> None:
