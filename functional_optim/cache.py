@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     if not given.prune and (given.days, given.megabytes) != (None, None):
         parser.error("--days and --megabytes say what --prune removes; add --prune.")
+    if given.folder and (given.prune or given.clear):
+        parser.error("--folder prints a path, no more; leave it out to remove kernels.")
     days = disk_cache.OLDEST / DAY if given.days is None else given.days
     size = disk_cache.LARGEST / MEBIBYTE if given.megabytes is None else given.megabytes
     for name, value in (("--days", days), ("--megabytes", size)):

@@ -19,6 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from functional_optim.kernels import levels
+
 HERE = Path(__file__).parent
 PACKAGE = "functional_optim"
 
@@ -36,22 +38,27 @@ def main() -> None:
         "--recipes", type=Path, default=HERE / "recipes.py", help="a script that compiles kernels"
     )
     given = parser.parse_args()
+    here = [level.name for level in levels.fitting()]
+    if wrong := set(given.levels) - set(here):
+        parser.error(f"this machine cannot try kernels for {', '.join(wrong)}; it has {here}.")
+    if not given.recipes.is_file():
+        parser.error(f"there is no file {given.recipes}.")
     out = given.out.absolute()
     run("-m", "build", "--no-isolation", str(HERE.parent), "--outdir", str(out))
     plain = max(out.glob(f"{PACKAGE}-*-py3-none-any.whl"), key=lambda path: path.stat().st_mtime)
     if given.levels:
         with tempfile.TemporaryDirectory() as scratch:
             made = with_kernels(plain, given.levels, given.recipes, Path(scratch), out)
-        print(f"{made.name} has {made.stat().st_size / 1e6:.1f} MB, {plain.name} has ", end="")
-    print(f"{plain.stat().st_size / 1e6:.1f} MB")
+        print(f"{made.name} has {made.stat().st_size / 1e6:.1f} MB")
+    print(f"{plain.name} has {plain.stat().st_size / 1e6:.1f} MB")
 
 
-def with_kernels(plain: Path, levels: list[str], recipes: Path, scratch: Path, out: Path) -> Path:
+def with_kernels(plain: Path, names: list[str], recipes: Path, scratch: Path, out: Path) -> Path:
     """The wheel again, with the kernels that its own source makes."""
     run("-m", "wheel", "unpack", str(plain), "--dest", str(scratch / "unpacked"))
     (root,) = (scratch / "unpacked").iterdir()
     kernels = root / PACKAGE / "prebuilt"
-    for level in levels:
+    for level in names:
         made = scratch / level
         compile_for(level, recipes, root, made)
         for path in made.iterdir():
@@ -68,7 +75,7 @@ def with_kernels(plain: Path, levels: list[str], recipes: Path, scratch: Path, o
 def compile_for(level: str, recipes: Path, root: Path, made: Path) -> None:
     """Compile the kernels of recipes, in a process that sees the unpacked wheel alone."""
     environment = {
-        **os.environ,
+        **{k: x for k, x in os.environ.items() if not k.startswith("TORCHINDUCTOR_")},
         "PYTHONPATH": str(root),
         "FUNCTIONAL_OPTIM_LEVEL": level,
         "FUNCTIONAL_OPTIM_CACHE": str(made),

@@ -151,7 +151,8 @@ def start(source: str, scratch: Scratch) -> tuple[subprocess.Popen[str], Path]:
         options.precompiled_header = _header()
     builder = CppBuilder("kernel", str(path), options, output_dir=str(scratch.path))
     command = shlex.split(builder.get_command_line())
-    process = scratch.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = scratch.run(command, text=True, errors="replace", **told)
     return process, Path(builder.get_target_file_path())
 
 

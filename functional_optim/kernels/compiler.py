@@ -6,7 +6,10 @@ of Inductor's. So they ask here before, and tell here what has failed: there is 
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
+import subprocess
 
 from functional_optim.kernels import building, watch
 from functional_optim.kernels.tracing import quiet
@@ -21,6 +24,7 @@ UNWRITTEN = {
     errno.EPERM,
     errno.ENOENT,
     errno.ENOTDIR,
+    errno.EEXIST,
 }
 """What the operating system says where a file cannot be written, or has no folder to be in."""
 
@@ -47,10 +51,8 @@ def explained(error: Exception) -> Exception:
     if isinstance(error, NoCompiler):
         return error
     try:
-        said = _unwritten(error)
-        if not said:
-            require()
-            said = _trial()
+        require()
+        said = _trial() or _unwritten(error)
     except NoCompiler as found:
         return found
     except Exception as failed:  # an interface that has moved
@@ -74,8 +76,7 @@ def _absence() -> str:
             return why
         raise
     try:
-        get_cpp_compiler()
-        return ""
+        return _strange(get_cpp_compiler())
     except (InvalidCxxCompiler, OSError):  # OSError: it may not be run
         named = config.cpp.cxx
     names = [x for x in (named if isinstance(named, (tuple, list)) else [named]) if x]
@@ -85,6 +86,14 @@ def _absence() -> str:
         "variable CXX, or bring kernels that a machine like this one has compiled with python -m "
         "functional_optim.warmup"
     )
+
+
+@functools.cache
+def _strange(compiler: str) -> str:
+    """Why a program is no compiler, as it does not tell its version; empty if it does."""
+    if subprocess.run([compiler, "--version"], capture_output=True).stdout.strip():
+        return ""
+    return f"{compiler} is not a C++ compiler: it prints nothing for --version; name one in CXX"
 
 
 def _unwritten(error: Exception) -> str:
@@ -106,10 +115,15 @@ def _trial() -> str:
     try:
         process, built = building.start(TRIAL, scratch)
         said, _ = process.communicate()
-        if process.returncode == 0 and built.exists():
-            return ""
+        if process.returncode == 0:
+            try:
+                ctypes.CDLL(str(built)).threads()
+                return ""
+            except (OSError, AttributeError) as error:
+                said = f"error: what it builds is no library: {error}"
         lines = [x for x in said.splitlines() if "error" in x.lower()] or said.splitlines()
-        needs = "; clang needs OpenMP's header and library, libomp-dev" if "omp" in said else ""
+        lacks = "omp.h" in said or "lomp" in said
+        needs = "; clang needs OpenMP's header and library, libomp-dev" if lacks else ""
         why = lines[0].strip()[:200] if lines else f"exit status {process.returncode}"
         return f"the C++ compiler does not work here ({why}){needs}"
     finally:

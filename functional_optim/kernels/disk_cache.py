@@ -115,12 +115,13 @@ def _refuse(path: Path, why: str) -> None:
 
 
 def told() -> list[str]:
-    """What the environment tells Inductor that its code depends on."""
+    """What the environment tells Inductor that its code may depend on: nothing of caches."""
     return sorted(
         f"{name}={value}"
         for name, value in os.environ.items()
-        if name.startswith(("TORCHINDUCTOR_", "ATEN_CPU_CAPABILITY"))
-        and name not in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")
+        if name.startswith("TORCHINDUCTOR_")
+        and "CACHE" not in name
+        and name != "TORCHINDUCTOR_COMPILE_THREADS"
     )
 
 
@@ -130,7 +131,7 @@ def machine() -> str:
     environment tells Inductor."""
     level = levels.chosen()
     if level is not None:
-        return levels.described(level)
+        return levels.described(level) + "".join(told())
     versions = torch.__version__, torch.version.git_version, sys.implementation.cache_tag
     capability = torch.backends.cpu.get_cpu_capability()
     here = sys.platform, platform.machine(), capability, levels.processor(), told()

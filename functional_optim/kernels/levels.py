@@ -70,8 +70,8 @@ def chosen() -> Level | None:
     known = ", ".join([level.name for level in LEVELS])
     here = ", ".join([level.name for level in fitting()]) or "none of them"
     raise ValueError(
-        f"{VARIABLE} is {name!r}, but kernels are tried when they are built: the levels are "
-        f"{known}, and this machine has {here}."
+        f"{VARIABLE} is {name!r}, which is no level that this machine has. The levels are {known}; "
+        f"this machine has {here}, and must have a level to try the kernels that it builds."
     )
 
 

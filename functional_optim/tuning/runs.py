@@ -92,8 +92,11 @@ class Runs:
                     _refuse(error, len(some))
                     if len(ways) == 1:
                         raise
-                    said = text.format(kernels.line(error))
                     ways.pop()
+                    if isinstance(error, kernels.NoCompiler):
+                        kernels.tell_failed("torch.compile failed", error)
+                    else:
+                        said = text.format(kernels.line(error))
             if said:
                 self.said.append(said)
         return torch.cat(rows)[: len(values)]
@@ -114,6 +117,8 @@ class Runs:
         """
         leaves = tree.leaves(self.params)
         numbers = torch.tensor(values, dtype=torch.float64, device=leaves[0].device)
+        if compile:
+            kernels.require_compiler(leaves[0].device)
         if not self.functions:
             of_state = _numbered(self.tx_factory(numbers[0]).init(self.params))
             init_all, step_all = self._vmapped(_numbered(self.params), of_state)

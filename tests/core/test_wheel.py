@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import functional_optim as fo
-from functional_optim.kernels import levels
+from functional_optim.kernels import disk_cache, levels
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,9 +169,22 @@ def test_a_damaged_kernel_is_not_loaded(dist, tmp_path):
 @pytest.mark.parametrize("name", ["x86-64-v9", "avx2"])
 def test_a_level_that_does_not_exist_is_told(monkeypatch, name):
     monkeypatch.setenv("FUNCTIONAL_OPTIM_LEVEL", name)
-    words = rf"FUNCTIONAL_OPTIM_LEVEL is '{name}'.*the levels are x86-64-v4, x86-64-v3"
+    words = rf"FUNCTIONAL_OPTIM_LEVEL is '{name}', which is no level.* are x86-64-v4, x86-64-v3"
     with pytest.raises(ValueError, match=words):
         levels.chosen.__wrapped__()
+
+
+def test_settings_of_inductor_are_in_the_name_of_a_kernel_for_a_level(monkeypatch):
+    """So that no other process takes it."""
+    level = levels.LEVELS[1]
+    monkeypatch.setattr(levels, "fitting", lambda: [level])
+    monkeypatch.setattr(disk_cache, "machine", disk_cache.machine.__wrapped__)
+    _, found = disk_cache.names_of("rule")
+    monkeypatch.setattr(levels, "chosen", lambda: level)
+    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")  # changes no code
+    assert disk_cache.names_of("rule") == [found]
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "1")
+    assert found not in disk_cache.names_of("rule")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_the_command_prints_the_folder(here, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (["--folder", "--clear"], "--folder prints a path, no more; leave it out"),
         (["--days", "3"], "--days and --megabytes say what --prune removes; add --prune."),
         (["--prune", "--days", "-1"], "--days must be at least 0, but is -1."),
         (["--prune", "--megabytes", "nan"], "--megabytes must be at least 0, but is nan."),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torch._inductor import config
+from torch._inductor.cpp_builder import cpp_compiler_search
 from torch._inductor.exc import InductorError
 
 from functional_optim.kernels import compiler
@@ -54,10 +57,14 @@ with warnings.catch_warnings(record=True) as heard:
     train = fo.compile_train_step(lambda p: (p["a"] ** 2).sum() + p["b"].sum(), fused)
     p, state, loss = train(params, fused.init(params))
     assert loss.item() == 506.0 + 16.0
+    rates = fo.find_lr(lambda p: (p["a"] ** 2).sum(), fo.sgd, params, [()], values=[0.1, 0.2])
 for w in heard:
     if "functional_optim" in str(w.message):
         print(w.category.__name__, w.message)
 """
+
+
+full = functools.partial(pytest.param, marks=pytest.mark.full)
 
 
 def steps(tmp_path: Path, **environment: str) -> str:
@@ -80,7 +87,7 @@ def steps(tmp_path: Path, **environment: str) -> str:
     [
         ({}, "(g++ was looked for)"),
         ({"CXX": ""}, "(CXX is empty)"),
-        ({"CXX": "/nowhere/clang++"}, "(/nowhere/clang++ was looked for)"),
+        full({"CXX": "/nowhere/clang++"}, "(/nowhere/clang++ was looked for)"),
     ],
 )
 def test_without_a_compiler_steps_are_eager_and_one_warning_says_what_to_do(
@@ -93,22 +100,50 @@ def test_without_a_compiler_steps_are_eager_and_one_warning_says_what_to_do(
     assert said.count("\n") == 1
 
 
+OMP = "echo \"x.h:2:10: fatal error: 'omp.h' file not found\"; exit 1"
+EMPTY = 'while [ "$1" != -o ]; do shift; done; : > "$2"'
+NOISE = "printf 'error: \\377\\376 no'; exit 1"
+NO_CC1 = "echo \"cc: error: cannot execute 'cc1plus': compilation terminated\"; exit 1"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="the compiler that fails is a shell script")
-def test_a_compiler_that_builds_nothing_is_one_warning_too(tmp_path):
-    """clang++ without OpenMP's header, as Debian installs it."""
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        (OMP, "(x.h:2:10: fatal error: 'omp.h' file not found); clang needs OpenMP's header"),
+        (EMPTY, "(error: what it builds is no library: "),
+        full(NOISE, "(error: \ufffd\ufffd no)."),
+        full(NO_CC1, "(cc: error: cannot execute 'cc1plus': compilation terminated)."),
+        full(":", "(error: what it builds is no library: "),
+    ],
+    ids=["clang without OpenMP", "an empty file", "no text", "gcc without g++", "nothing"],
+)
+def test_a_compiler_that_builds_nothing_is_one_warning_too(tmp_path, does, reason):
     folder = tmp_path / "bin"
     folder.mkdir()
     compiler = folder / "clang++"
     compiler.write_text(
-        '#!/bin/sh\nif [ "$1" = --version ]; then echo "clang version 14"; exit 0; fi\n'
-        'echo "In file included from kernel.cpp:1:" >&2\n'
-        "echo \"x.h:2:10: fatal error: 'omp.h' file not found\" >&2\nexit 1\n"
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo "clang version 14"; exit 0; fi\n{does}\n'
     )
     compiler.chmod(0o700)
     said = steps(tmp_path, CXX=str(compiler))
-    assert "the C++ compiler does not work here (x.h:2:10: fatal error: 'omp.h' file not" in said
-    assert "libomp-dev" in said
+    assert f"the C++ compiler does not work here {reason}" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the program is a shell script")
+def test_a_program_that_is_no_compiler_is_told(tmp_path, monkeypatch):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(compiler, "_trouble", [])
+    with config.patch({"cpp.cxx": (str(program),)}):
+        cpp_compiler_search.cache_clear()
+        try:
+            with pytest.raises(compiler.NoCompiler, match=r"program is not a C\+\+ compiler"):
+                compiler.require()
+        finally:
+            cpp_compiler_search.cache_clear()
 
 
 def test_a_full_disk_is_told_as_what_it_is(monkeypatch):
