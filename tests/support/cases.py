@@ -33,7 +33,8 @@ class Case(NamedTuple):
     training: they become tensors and schedules here. All else is static.
     stock: the counterpart in torch.optim, which takes the same arguments. cannot: some of
     ABILITIES. dim: the only number of dimensions of a tensor that it takes. rounding: how far equal
-    float64 results may part.
+    float64 results may part. without: a tensor whose steps are not determined, as there are many
+    bases of a null space.
     """
 
     name: str
@@ -43,11 +44,16 @@ class Case(NamedTuple):
     cannot: frozenset[str] = frozenset()
     dim: int | None = None
     rounding: float = 1e-12
+    without: str = ""
 
     def params(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
         """A tree of all shapes that it takes."""
         every = make_params(dtype, seed)
-        return {n: p for n, p in every.items() if self.dim is None or p.dim() == self.dim}
+        return {
+            n: p
+            for n, p in every.items()
+            if n != self.without and (self.dim is None or p.dim() == self.dim)
+        }
 
     def filled(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """Those with entries: torch's Adafactor divides by the size of an empty one."""
@@ -162,8 +168,8 @@ def kl_shampoo_of_both_sides(**hyper):
     return fo.kl_shampoo(**hyper)
 
 
-def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, **hyper):
-    return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding)
+def row(name, recipe, stock=None, cannot=(), dim=None, rounding=1e-12, without="", **hyper):
+    return Case(name, recipe, hyper, stock, frozenset(cannot), dim, rounding, without)
 
 
 SGD = (fo.sgd, optim.SGD)
@@ -178,6 +184,7 @@ OTHERS: dict[str, Any] = {"betas_1d": (0.7, 0.9), "weight_decay_1d": 0.1}
 SLOW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95, 0.9), "eps": 1e-3, "alpha": 1.5}
 SUMMED: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "alpha": 0.5}
 SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
+BOTH_SIDES: dict[str, Any] = {"cannot": ["complex"], "without": "transposed"}
 SOAP: dict[str, Any] = {
     **SMOOTH,
     "lr": 0.05,
@@ -270,9 +277,9 @@ CASES = (
     ),
     row("muon_adamw", muon_adamw_at_one_rate, cannot=NO_SLOT, **PARTED),
     row("soap", fo.soap, cannot=NO_SLOT, **SOAP, max_precond_dim=3),
-    row("soap-both-sides", soap_on_both_sides, cannot=["complex"], **SOAP),
-    row("kl_soap", kl_soap_of_both_sides, cannot=["complex"], **SOAP),
-    row("kl_shampoo", kl_shampoo_of_both_sides, cannot=["complex"], **KL),
+    row("soap-both-sides", soap_on_both_sides, **BOTH_SIDES, **SOAP),
+    row("kl_soap", kl_soap_of_both_sides, **BOTH_SIDES, **SOAP),
+    row("kl_shampoo", kl_shampoo_of_both_sides, **BOTH_SIDES, **KL),
     row("shampoo", fo.shampoo, **EIGH, lr=0.3, betas=(0.8, 1.0), eps=1e-3),
     row(
         "shampoo-blocks",

@@ -71,8 +71,12 @@ def model(seed: int = 0) -> torch.nn.Module:
 
 def loss_of(net: torch.nn.Module, i: int = 0) -> torch.Tensor:
     """A loss that is another one for each step."""
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(100 + i))
-    return net(x).square().sum()
+    return net(inputs(i)).square().sum()
+
+
+def inputs(i: int) -> torch.Tensor:
+    """Those of a step."""
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(100 + i))
 
 
 def train(opt: torch.optim.Optimizer, net: torch.nn.Module, steps: int, first: int = 0) -> None:
