@@ -83,7 +83,7 @@ def _square(x: Tensor) -> Tensor:
 
 
 def _nans(x: Tensor) -> Tensor:
-    return (x != x).to(x.dtype).sum()
+    return x.isnan().to(x.dtype).sum()
 
 
 def _sum_and_size(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ def _products(g: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _differences(g: Tensor, u: Tensor) -> Tensor:
-    return (g != u).to(u.dtype).sum()
+    return (~(g == u)).to(u.dtype).sum()
 
 
 def _ratio(over: Any, under: Any) -> Any:

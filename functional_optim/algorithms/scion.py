@@ -128,7 +128,7 @@ def _of_matrices(
         if norm == "spectral":
             return math.sqrt(m / n if normalized else m) * polar(G), slots
         if norm == "sign":
-            return torch.where(G != G, G, G.sign()) / (n if normalized else 1), slots
+            return torch.where(G.isnan(), G, G.sign()) / (n if normalized else 1), slots
         if norm == "col":
             rms = _norms(G, -2) / math.sqrt(max(m, 1))
             return G / ((n * rms if normalized else rms) + eps), slots

@@ -57,6 +57,21 @@ def complete(x: Any) -> Any:
     )
 
 
+def by_rows(x: Any) -> Any:
+    """A DTensor divided along its first dimension alone, so that it can be flattened; else x.
+
+    torch 2.11 refuses to flatten others, and later ones gather them.
+    """
+    placements = getattr(x, "placements", ())
+    if not any(getattr(where, "dim", 0) for where in placements):
+        return x
+    from torch.distributed.tensor import Replicate
+
+    return x.redistribute(
+        placements=[Replicate() if getattr(where, "dim", 0) else where for where in placements]
+    )
+
+
 def placed_like(x: Any, like: Any) -> Any:
     """x, whole or a DTensor, divided between the ranks as `like` is.
 

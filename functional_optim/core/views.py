@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.sharding import by_rows
+
 Run = tuple[int, int]
 """The height of some matrices that stand below each other, and how many they are."""
 
@@ -215,7 +217,7 @@ def _packed(column: list[Any], lead: Sequence[int] = ()) -> Tensor | None:
         (x,) = column
         return x.reshape(*lead, len(x) // max(math.prod(lead), 1), *x.shape[1:]) if lead else x
     each = max(math.prod(lead), 1)
-    return torch.cat([x.reshape(*lead, x.numel() // each) for x in column], -1)
+    return torch.cat([by_rows(x).reshape(*lead, x.numel() // each) for x in column], -1)
 
 
 def _unpacked(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> list[Tensor | None]:

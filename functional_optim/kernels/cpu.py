@@ -108,10 +108,14 @@ def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str
             parts.append(found if written else found._replace(after=""))
         width += slot.parts
     known |= {id(x): f"&sum{i}" for i, x in enumerate(results)}
-    arguments = []
-    for kind, x in zip(types, given, strict=True):
+    arguments, spare = [], ""
+    for k, (kind, x) in enumerate(zip(types, given, strict=True)):
         if isinstance(x, Tensor) and id(x) in known:
             arguments.append(f"({kind}){known[id(x)]}")
+        elif isinstance(x, Tensor) and not x.dim():
+            # what the numbers come to, which Inductor may work out before its loop
+            spare += f"        {type_of(x)} spare{k};\n"
+            arguments.append(f"({kind})&spare{k}")
         elif type(x) is int and x == PROBE:
             arguments.append("length")
         else:
@@ -132,7 +136,7 @@ def write(traced: Trace, signature: Signature, outputs: int, symbol: str) -> str
             places=PLACES if parts else "",
             own=f"        void* own = (void*){own};\n" if parts else "",
             outputs=outputs,
-            sums=sums,
+            sums=sums + spare,
             stores=stores,
             arguments=", ".join(arguments),
         )

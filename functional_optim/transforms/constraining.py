@@ -41,13 +41,13 @@ def zero_nans() -> Leafwise:
     """
 
     def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
-        return ((u != u).to(u.dtype).sum(),)
+        return (u.isnan().to(u.dtype).sum(),)
 
     def scalars(t: Any, carry: NanCarry, total: tuple[Any]) -> tuple[tuple[()], NanCarry]:
         return (), NanCarry(total[0], carry.total_nan_count + total[0])
 
     def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
-        return u.masked_fill(u != u, 0.0), slots
+        return u.masked_fill(u.isnan(), 0.0), slots
 
     return leafwise(
         None,

@@ -31,7 +31,7 @@ def sign() -> Leafwise:
     """
 
     def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
-        return torch.where(u != u, u, u.sign()), slots  # torch's sign of a NaN is 0
+        return torch.where(u.isnan(), u, u.sign()), slots  # torch's sign of a NaN is 0
 
     return leafwise(None, update, name="sign")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metri
 import functional_optim as fo
 
 MOST = 1500
-"""Instructions of Python that torch may trace for a tensor: AdamW has 1,250 with torch 2.13."""
+"""Instructions of this package that torch may trace for a tensor; AdamW has 1,305. What torch adds
+to them of its own depends on its version."""
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +124,10 @@ def test_the_state_tells_the_rate_of_the_last_step():
 
 
 def test_instructions_grow_with_the_number_of_tensors_alone(monkeypatch):
-    count, step = [0], InstructionTranslatorBase.step
+    count, step, home = [0], InstructionTranslatorBase.step, str(Path(fo.__file__).parent)
 
     def counted(self):
-        count[0] += 1
+        count[0] += self.f_code.co_filename.startswith(home)
         return step(self)
 
     monkeypatch.setattr(InstructionTranslatorBase, "step", counted)

@@ -182,6 +182,7 @@ OTHERS: dict[str, Any] = {"betas_1d": (0.7, 0.9), "weight_decay_1d": 0.1}
 SLOW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95, 0.9), "eps": 1e-3, "alpha": 1.5}
 SUMMED: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "alpha": 0.5}
 SUMMED |= {"beta1_warmup": 4.5, "min_beta1": 0.5}
+BOTH_SIDES: dict[str, Any] = {"cannot": ["complex"], "without": "transposed"}
 SOAP: dict[str, Any] = {
     **SMOOTH,
     "lr": 0.05,

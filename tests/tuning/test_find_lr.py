@@ -105,7 +105,25 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def views_are_vmapped():
+    """Whether torch's vmap sees the bits of a tensor, which torch 2.11's refuses."""
+    try:
+        torch.vmap(lambda x: x.view(torch.int32))(torch.ones(2, 1))
+    except RuntimeError:
+        return False
+    return True
+
+
+IN_TURN = pytest.mark.xfail(
+    not views_are_vmapped(),
+    reason="torch 2.11 cannot vmap packed slots, so that values run in turn, with a warning",
+    raises=RuntimeWarning,
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=IN_TURN if x == "stored" else ()) for x in RECIPES]
+)
 def test_losses_are_those_of_single_runs(name):
     assert_close(sweep(RECIPES[name]).losses, runs(RECIPES[name]), 1e-10)
 

@@ -39,6 +39,8 @@ def _installed() -> Iterator[None]:
         for name in ("cast_impl", "create_fp_to_fp"):
             replaced = _rounding(getattr(builder, name))
             stack.enter_context(mock.patch.object(builder, name, replaced))
+        indexed = _indexed(interpreter._patch_lang_tensor)
+        stack.enter_context(mock.patch.object(interpreter, "_patch_lang_tensor", indexed))
         stack.enter_context(np.errstate(all="ignore"))
         yield
 
@@ -50,6 +52,17 @@ def _call(self: JITFunction, *args: Any, **keywords: Any) -> Any:
         return interpreter.InterpretedFunction(self.fn).rewrite()(*args, **keywords)
     finally:
         scope.restore()
+
+
+def _indexed(real: Any) -> Any:
+    """Triton's function that patches tensors, so that one number is an index. Triton 3.6 hands
+    numpy an array of one entry, which numpy 2.4 takes for no number."""
+
+    def patched(tensor: Any, scope: Any) -> None:
+        real(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patched
 
 
 def _rounding(real: Any) -> Any:
