@@ -183,7 +183,7 @@ def seen_update(
     parts = view.parts(u, p.shape)
     lead = u.shape[: u.dim() - p.dim()]
     mine = [slots] * len(parts)
-    if slots != ():
+    if slots:
         assert init is not None
         shapes_of = _shapes if torch.compiler.is_compiling() else _known  # Dynamo knows no cache
         known = shapes_of(view, init, p.shape, p.dtype)
@@ -191,7 +191,7 @@ def seen_update(
         mine = [type(slots)(*own) for own in zip(*columns, strict=True)]
     done = [update(x, own, *arguments) for x, own in zip(parts, mine, strict=True)]
     new = ()
-    if slots != ():
+    if slots:
         columns = zip(*[own for _, own in done], strict=True)
         new = type(slots)(*[_packed([*x], lead) for x in columns])
     return view.joined([x for x, _ in done], p.shape, u), new
