@@ -388,7 +388,7 @@ def test_copies_and_checkpoints_go_on_with_the_same_turns():
 
 
 def test_a_rule_without_products_runs_eagerly_and_says_so(monkeypatch):
-    monkeypatch.setattr(kernels, "_told", set())
+    monkeypatch.setattr(kernels.failures, "_told", set())
     tx = renewing(products=False, batched=False)
     params, grads = random_tree(0, torch.float64, SHAPES), trees(4)
     state, step = tx.init(params), fo.compile(tx)
