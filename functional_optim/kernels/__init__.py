@@ -56,7 +56,14 @@ from functional_optim.kernels.failures import (
 from functional_optim.kernels.fingerprints import fingerprint, static_key
 from functional_optim.kernels.interrupts import let_through
 from functional_optim.kernels.launches import READER, Launch, Native, Stages, load
-from functional_optim.kernels.tracing import Body, PackedSlot, Signature, lower, split_leaves, trace
+from functional_optim.kernels.tracing import (
+    Body,
+    PackedSlot,
+    Signature,
+    lower_with_products,
+    split_leaves,
+    trace,
+)
 from functional_optim.kernels.triton_builds import CaptureError, TritonKernel
 from functional_optim.kernels.triton_launch import Gradients, TableLaunch
 from functional_optim.kernels.triton_source import Source
@@ -386,7 +393,7 @@ def _compile(body: Body, signature: Signature, give_way: GiveWay) -> Kernel:
             compiler.require()
             with warnings.catch_warnings():  # of the compiler, about its own code
                 warnings.simplefilter("ignore")
-                return lower(trace(body, signature), signature.threads)
+                return lower_with_products(trace(body, signature), signature.threads)
         except Exception as error:  # a private interface: anything may have moved
             what = "the direct call of compiled kernels is not available here"
             give_way(what, compiler.explained(error))

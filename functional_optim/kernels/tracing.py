@@ -21,6 +21,10 @@ so that an element's result does not depend on where a block begins.
 """
 
 
+OF_MATRICES = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.linalg", "aten._linalg")
+"""What the names of operations on whole matrices begin with."""
+
+
 class Signature(NamedTuple):
     """What a kernel is specialized on, beside its code.
 
@@ -183,6 +187,37 @@ def lower(
         )
     check_guards(traced, (1, 97, BLOCK) if chunked else (0, BLOCK), sums=chunked)
     return kernel
+
+
+def lower_with_products(traced: Trace, threads: int) -> Callable[[list[Any]], Any]:
+    """`lower` for a graph that may multiply or decompose matrices.
+
+    What such a graph writes is written behind it: Inductor of torch 2.11 may overwrite a matrix
+    before a product that reads it.
+    """
+    nodes = list(traced.graph.graph.nodes)
+    last, copy = nodes[-1], torch.ops.aten.copy_.default
+    writes = [x for x in nodes if x.target is copy and x.args[0].op == "placeholder"]
+    whole = not any(str(x.target).startswith(OF_MATRICES) for x in nodes)
+    if whole or not writes or nodes[-1 - len(writes) : -1] != writes:
+        return lower(traced, threads)
+    inputs = [x for x in nodes if x.op == "placeholder"]
+    places = [inputs.index(x.args[0]) for x in writes]
+    outputs = tuple(last.args[0] or ())
+    last.args = ((*outputs, *[x.args[1] for x in writes]),)
+    for x in writes:
+        traced.graph.graph.erase_node(x)
+    traced.graph.recompile()
+    kernel = lower(traced, threads)
+
+    def run(args: list[Any]) -> Any:
+        own = [args[i] for i in places]
+        results = kernel(args)
+        for x, new in zip(own, results[len(outputs) :], strict=True):
+            x.copy_(new)
+        return results[: len(outputs)]
+
+    return run
 
 
 def check_guards(traced: Trace, sizes: Sequence[int], *, sums: bool = False) -> None:

@@ -23,7 +23,7 @@ def public(monkeypatch):
 
     monkeypatch.setattr(kernels, "_built", {})
     monkeypatch.setattr(kernels, "sweep", lambda *args, **more: None)
-    monkeypatch.setattr(kernels, "lower", refused)
+    monkeypatch.setattr(kernels, "lower_with_products", refused)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
