@@ -26,11 +26,11 @@ def test_every_framework_has_a_row():
 
 @pytest.mark.parametrize(("name", "package", "version"), ROWS)
 def test_a_row_names_the_version_that_is_tested(name, package, version):
-    assert CONSTRAINTS[package] == version
     try:
         installed = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return
+        installed = version
     if package == "torch" and installed.split("+")[0] != version:
         pytest.skip("the page names the torch that a release is tested with, and here is another")
+    assert CONSTRAINTS[package] == version
     assert installed.split("+")[0] == version
