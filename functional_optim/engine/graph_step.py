@@ -218,7 +218,7 @@ class WholeStep:
         kernels.tell_failed(
             "torch.compile failed",
             failure,
-            "; the steps of a transformation of whole trees run eagerly",
+            "; the steps of this transformation run eagerly",
         )
         return self._settled(params, state, base.apply_updates(params, updates), new)
 

@@ -1,7 +1,7 @@
 """Whether there is a C++ compiler that works.
 
-Without one, each of the ways to a kernel would fail by itself, with warnings of its own and pages
-of Inductor's. So they ask here before, and tell here what has failed: there is one warning.
+Without one, every way of compiling a kernel would fail in turn, each with its own warning and pages
+of Inductor's log. So each asks here first, and reports its failure here: the user gets one warning.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _absence() -> str:
     looked = f"{', '.join(names)} was looked for" if names else "CXX is empty"
     return (
         f"there is no C++ compiler ({looked}); install g++, or name another in the environment "
-        "variable CXX, or bring kernels that a machine like this one has compiled with python -m "
-        "functional_optim.warmup"
+        "variable CXX, or copy kernels that python -m functional_optim.warmup has compiled on a "
+        "machine like this one"
     )
 
 

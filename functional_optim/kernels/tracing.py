@@ -198,8 +198,8 @@ def lower_with_products(traced: Trace, threads: int) -> Callable[[list[Any]], An
     nodes = list(traced.graph.graph.nodes)
     last, copy = nodes[-1], torch.ops.aten.copy_.default
     writes = [x for x in nodes if x.target is copy and x.args[0].op == "placeholder"]
-    whole = not any(str(x.target).startswith(OF_MATRICES) for x in nodes)
-    if whole or not writes or nodes[-1 - len(writes) : -1] != writes:
+    multiplies = any(str(x.target).startswith(OF_MATRICES) for x in nodes)
+    if not multiplies or not writes or nodes[-1 - len(writes) : -1] != writes:
         return lower(traced, threads)
     inputs = [x for x in nodes if x.op == "placeholder"]
     places = [inputs.index(x.args[0]) for x in writes]
