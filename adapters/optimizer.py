@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,7 +35,7 @@ from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.adapters.summary import text_of_groups
-from functional_optim.core import base, modes
+from functional_optim.core import base, modes, private
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise
@@ -57,7 +56,7 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
             or self._optimizer_step_post_hooks
             or every_optimizer._global_optimizer_pre_hooks
             or every_optimizer._global_optimizer_post_hooks
-            or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+            or private.profiling()
         ):
             return announced(self, *args, **kwargs)
         return step(self, *args, **kwargs)
@@ -71,11 +70,12 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 def _without_compiler(method: Any, *args: Any) -> Any:
     """Call a method of torch's Optimizer.
 
-    torch hides some from its compiler, whose import that takes is a second long. A process that has
-    not imported it needs no hiding.
+    torch hides some from its compiler by a wrapper that imports it, in a second. A step that is not
+    being compiled needs no hiding.
     """
     hidden = method.__func__
-    if "torch._dynamo" in sys.modules or hidden.__globals__["__name__"] != "torch._compile":
+    by_torch = hidden.__globals__["__name__"].startswith("torch.")  # and not by another library
+    if torch.compiler.is_compiling() or not (by_torch and hasattr(hidden, "__wrapped__")):
         return method(*args)
     return hidden.__wrapped__(method.__self__, *args)
 

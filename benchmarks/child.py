@@ -170,6 +170,20 @@ def gpu(name: str, effort: dict[str, Any]) -> dict[str, Any]:
     return PROGRAMS[name](Effort(**effort))
 
 
+def backend_first(**arguments: Any) -> dict[str, Any]:
+    """Seconds of the first step of a compiled AdamW."""
+    from backends import first
+
+    return first(**arguments)
+
+
+def backend_steady(**arguments: Any) -> dict[str, Any]:
+    """The samples of compiled steps of both backends, in turns."""
+    from backends import steady
+
+    return steady(**arguments)
+
+
 def sharded(**arguments: Any) -> dict[str, Any]:
     """The samples of one of several processes that step their shards in turns."""
     from sharded import turns
@@ -193,6 +207,8 @@ PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
         peer,
         gpu,
         sharded,
+        backend_first,
+        backend_steady,
     )
 }
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import algorithms
+import backends
 import fresh
 import gpu_rows
 import gradient_free
@@ -72,6 +73,7 @@ def chosen(only: str | None) -> list[Row]:
         *matrices.rows(),
         *algorithms.rows(),
         *fresh.rows(),
+        *backends.rows(),
         *memory.rows(),
         *train_rows.rows(),
         *lbfgs.rows(),

@@ -14,7 +14,7 @@ from functional_optim.adapters.stepping.columns import owned
 from functional_optim.core import base, memory
 from functional_optim.core.cells import CELLS
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.storage import init_slots
+from functional_optim.core.storage import init_slots, stands_beside
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import OptimizerBase
@@ -123,11 +123,11 @@ def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
 
 
 def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> None:
-    """Raise TypeError or ValueError for a slot that an elementwise rule cannot keep for p."""
+    """Raise TypeError or ValueError for a slot of p's shape that cannot be kept for p."""
     for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
-        for key, beside in zip(keys, placement.rule.beside(), strict=True):
+        for k, key in enumerate(keys):
             slot = state.get(key)
-            if beside and slot is not None:
+            if slot is not None and stands_beside(placement.rule, k, slot, p):
                 away = placement.rule.home is not None
                 base.check_slot(name, key, slot, p, away=away)
 

@@ -213,7 +213,9 @@ def _check_parameter(
     numbers = {**carried, STEPS: 0}.items()
     entries = [(Entry([(key, True)], first, number=True), False) for key, first in numbers]
     for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
-        rows = zip(keys, slots_like(placement.rule, p, path), placement.rule.beside(), strict=True)
+        likes = slots_like(placement.rule, p, path)
+        shaped = [x is not None and x.shape == p.shape for x in likes]
+        rows = zip(keys, likes, shaped, strict=True)
         entries += [(Entry([(key, True)], x), shaped) for key, x, shaped in rows if x is not None]
     slots = {key: x for key, x in found.items() if key not in {*carried, "step", STEPS}}
     slots = {key: restore_precision(x, raw.get(key)) for key, x in slots.items()}

@@ -26,12 +26,14 @@ def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:
 
 @torch.no_grad()
 def unscale(grads: Iterable[Tensor], scale: Tensor) -> None:
-    """Divide gradients by a GradScaler's scale, in place and with its own function."""
+    """Divide gradients by a GradScaler's scale, in place, as its own function rounds them."""
     inverse = scale.double().reciprocal().float().reshape(())
-    kinds: dict[Any, list[Tensor]] = {}
+    here = {inverse.device: inverse}
     for g in grads:
-        kinds.setdefault((g.device, g.dtype), []).append(g._values() if g.is_sparse else g)
-    for (device, _), some in kinds.items():
-        own = inverse.to(device, non_blocking=True)
-        found = torch.zeros_like(own)
-        torch._amp_foreach_non_finite_check_and_unscale_(some, found, own)  # pyright: ignore[reportPrivateImportUsage]
+        if g.device not in here:
+            here[g.device] = inverse.to(g.device, non_blocking=True)
+        values = g._values() if g.is_sparse else g
+        if values.element_size() > 2:
+            values.mul_(here[g.device])
+        else:  # rounded once
+            values.copy_(values.float().mul_(here[g.device]))

@@ -12,6 +12,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core import memory, modes, sharding
 from functional_optim.core.factory import Made
+from functional_optim.core.private import set_grad_enabled
 
 if TYPE_CHECKING:
     from functional_optim.core.rule import Placement
@@ -243,7 +244,7 @@ def check_gradient(path: str, g: Any, p: Tensor) -> None:
 
 
 def check_slot(path: str, key: str, slot: Any, p: Tensor, *, away: bool = False) -> None:
-    """Raise TypeError or ValueError unless an elementwise rule can keep a slot for p.
+    """Raise TypeError or ValueError unless a slot of p's shape can be kept for p.
 
     away: whether it may be in other memory.
     """
@@ -344,10 +345,10 @@ def recorded(fn: Callable[..., Any], *args: Any) -> Any:
 def _with_grad(wanted: bool, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     recording = torch.is_grad_enabled()
     try:  # before the change: an interrupt comes after a call
-        torch._C._set_grad_enabled(wanted)
+        set_grad_enabled(wanted)
         return fn(*args)
     finally:
-        torch._C._set_grad_enabled(recording)
+        set_grad_enabled(recording)
 
 
 def default_device(leaves: list[Tensor]) -> torch.device:

@@ -165,11 +165,16 @@ def _run_one(
         if found is None:
             found = checked_sums("measure", rule.measure(u, slots, *arguments))
         arguments = (*arguments, *told(found))
-    update = rule.updates[variant]
+    update, shape = rule.updates[variant], u.shape
     if rule.view is None:
         u, record = update(u, slots, *arguments)
     else:
         u, record = seen_update(rule.view, rule.init, update, u, slots, p, arguments)
+    if u.shape != shape:
+        raise ValueError(
+            f"update of a rule returned a tensor of shape {tuple(u.shape)} for an update of shape "
+            f"{tuple(shape)}; return one of the same shape, e.g. by expand_as(u)."
+        )
     return u, closed(rule, record, stored, p, key) if stored or record != () else ()
 
 

@@ -107,7 +107,7 @@ def leafwise(
     codecs: Mapping[str, Codec] | None = None,
     nonnegative: Sequence[str] = (),
     weights: Sequence[str] = (),
-    elementwise: bool = True,
+    elementwise: bool | None = None,
     reads_new_params: bool = False,
     scales_step: bool = False,
     shared: bool = False,
@@ -168,8 +168,9 @@ def leafwise(
             matrices (`in_basis`) rotates them along.
         weights: the names of slots that are parameters of their own, such as averages or copies of
             them. `stored` keeps them in full.
-        elementwise: whether the rule may see a tensor as 1-D. A rule that looks at rows, columns or
-            means must say False.
+        elementwise: whether each element's update depends on that element alone. Nothing needs to
+            be passed: what a rule is follows from its operations. True is compared with these at
+            the first use, and raises a ValueError if they contradict it.
         reads_new_params: True for a rule that gets the parameter *after* the update as `p`, and
             returns `u` as it came. Only others of this kind may follow it.
         scales_step: True for a rule that changes the finished step, so that no learning rate may
@@ -234,7 +235,7 @@ def leafwise(
             f"{'no ' if choose is None else ''}choose; pass several variants and a function that "
             "chooses one of them, or a single update and none."
         )
-    _check_turns(name, choose, turns, hyper or {}, elementwise=elementwise)
+    _check_turns(name, choose, turns, hyper or {})
     if absent is not None and turns is not None:
         raise ValueError(
             f"the rule {name!r} has `absent` and turns, but a tensor without a gradient takes no "
@@ -291,7 +292,7 @@ def leafwise(
         given=tuple(given.items()) if fixed is None else fixed,
         extra=extra,
         plain=carry is None and reduce is None and choose is None and not extra,
-        elementwise=elementwise and len(used) == 0,
+        elementwise=elementwise,
         reads_new_params=reads_new_params,
         shared=shared,
         batched=batched,
@@ -317,8 +318,6 @@ def _check_turns(
     choose: Callable[..., Any] | None,
     turns: Any,
     hyper: Mapping[str, Any],
-    *,
-    elementwise: bool,
 ) -> None:
     """Raise ValueError unless turns are a number of them, and those that `choose` is asked for."""
     if torch.compiler.is_compiling():
@@ -343,12 +342,6 @@ def _check_turns(
         raise ValueError(
             f"{who} has turns={turns}, so choose must have a keyword-only parameter called turn "
             "that is no hyperparameter, e.g. lambda t, *, turn: t % 10 == turn."
-        )
-    if elementwise:
-        raise ValueError(
-            f"{who} has turns={turns}, by which one tensor takes another variant than the next, "
-            "but is element-wise, so tensors may be joined; pass elementwise=False, or leave turns "
-            "out."
         )
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base, sharding
-from functional_optim.core.one_trace import keep_numbers_open
 from functional_optim.core.paths import check_choices, chosen
+from functional_optim.core.private import keep_numbers_open
 from functional_optim.core.rows import (
     Kind,
     Row,
@@ -25,7 +25,7 @@ from functional_optim.core.rows import (
 from functional_optim.core.rule import Numbers, Placement, check_part
 from functional_optim.core.scalars import Caster, StepScalars, given_totals
 from functional_optim.core.state_keys import Layout
-from functional_optim.core.storage import init_slots
+from functional_optim.core.storage import init_slots, stands_beside
 from functional_optim.core.turns import takes_turns
 
 
@@ -275,24 +275,25 @@ def check_trees(
     known = list(zip(tree.items(params), tree.rows(params, grads), strict=True))
     for placement, keys in zip(placements, layout.slots, strict=True):
         # rules that meet on no leaf may have slots of one name
-        alike = [
-            placement.rule.elementwise and chosen(placement.where, path, p)
-            for (path, p), _ in (known if keys else ())
-        ]
+        acts = [chosen(placement.where, path, p) for (path, p), _ in (known if keys else ())]
         away = placement.rule.home is not None
-        for key, beside in zip(keys, placement.rule.beside(), strict=True):
-            tree.check_same(
+        for k, key in enumerate(keys):
+            of = (
                 params,
                 state.slots[key],
                 "params",
                 f"the slot {key!r} of the state",
                 "pass the state that this chain's own init returned for these parameters",
-                shapes=[own and beside for own in alike],
             )
-            for ((path, p), (_, g)), (_, slot), own in zip(
-                known, tree.rows(params, state.slots[key]), alike, strict=True
-            ):
-                if own and beside and g is not None and slot is not None:
+            tree.check_same(*of, shapes=False)
+            rows = tree.rows(params, state.slots[key])
+            alike = [
+                own and stands_beside(placement.rule, k, slot, p)
+                for own, (p, slot) in zip(acts, rows, strict=True)
+            ]
+            tree.check_same(*of, shapes=alike)
+            for ((path, p), (_, g)), (_, slot), own in zip(known, rows, alike, strict=True):
+                if own and g is not None and slot is not None:
                     base.check_slot(path, key, slot, p, away=away)
 
 

@@ -19,8 +19,6 @@ PLAIN = {Tensor, torch.nn.Parameter}
 WITHOUT_MEMORY = ("lazy", "meta", "xla")
 """Devices whose tensors have no memory to read: they stand for operations, or for shapes."""
 
-_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
-
 
 def has_address(x: Tensor) -> bool:
     """Whether a tensor is nothing but numbers at an address."""
@@ -28,7 +26,9 @@ def has_address(x: Tensor) -> bool:
         type(x) in PLAIN
         and x.layout is torch.strided
         and x.device.type not in WITHOUT_MEMORY
-        and not (x.is_nested or _wrapped(x) or x._is_zerotensor())
+        and not (
+            x.is_nested or torch.func.debug_unwrap(x, recurse=False) is not x or x._is_zerotensor()
+        )
     )
 
 

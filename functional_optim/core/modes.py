@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import torch
 
-_modes = torch._C._len_torch_dispatch_stack
-_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch
-_functorch = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
+from functional_optim.core.private import dispatch_modes as _modes
+from functional_optim.core.private import early_dispatch_modes as _early_modes
+from functional_optim.core.private import transform as _transform
 
-function_modes = torch._C._len_torch_function_stack
-"""How many modes, such as that of a default device, see calls of torch's functions."""
+_plain = (torch.empty(0, device="cpu"),)
+
+
+def function_modes() -> bool:
+    """Whether a mode, such as that of a default device, sees calls of torch's functions."""
+    return torch.overrides.has_torch_function(_plain)
 
 
 def transformed() -> bool:
     """Whether a transform of torch.func, such as vmap, is active."""
-    return _functorch() is not None
+    return _transform() is not None
 
 
 def intercepted() -> bool:
@@ -24,7 +28,7 @@ def intercepted() -> bool:
     transform of torch.func have no memory of their own: a kernel that reads and writes memory
     directly would be missed by the one, and find nothing in the other.
     """
-    return _modes() > 0 or _functorch() is not None or _early_modes() > 0
+    return _modes() > 0 or _transform() is not None or _early_modes() > 0
 
 
 def traced() -> bool:

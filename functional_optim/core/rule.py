@@ -104,7 +104,8 @@ class Rule(NamedTuple):
     """The extra arguments of `update` that `scalars` takes by name."""
     plain: bool = False
     """Whether the step and the hyperparameters are all that its numbers depend on."""
-    elementwise: bool = True
+    elementwise: bool | None = None
+    """What its author says; True is compared with what it does."""
     reads_new_params: bool = False
     shared: bool = False
     batched: bool = False
@@ -120,11 +121,6 @@ class Rule(NamedTuple):
         if self.slots is None or not any(self.codecs):
             return self
         return self._replace(codecs=(), packs=None, seed=None, keys=self.slots._fields)
-
-    def beside(self) -> list[bool]:
-        """For each key of its stored slots, whether that may have the shape of the tensor."""
-        fields: tuple[str, ...] = () if self.slots is None else self.slots._fields
-        return [self.elementwise and key in fields for key in self.keys]
 
     def each_hyper(self) -> list[tuple[str, Any]]:
         """The hyperparameters, those in tuples one by one, under the names that a state shows."""
@@ -275,7 +271,7 @@ class Placement(NamedTuple):
         if which:
             return self._replace(rule=rule, gate=0)
         idle = rule._replace(
-            updates=(), measure=None, batched=False, elementwise=True, reads_new_params=False
+            updates=(), measure=None, batched=False, elementwise=None, reads_new_params=False
         )
         return self._replace(rule=idle, gate=0, lookback=None)
 

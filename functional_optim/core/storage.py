@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -37,7 +38,8 @@ def as_real(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def as_update(u: Tensor, p: Tensor) -> Tensor:
     """An update in compute dtype, complex again and sharded as the parameter is."""
-    u = torch.view_as_complex(u) if p.is_complex() else u
+    if p.is_complex():
+        u = torch.view_as_complex(u.contiguous())
     return u if type(p) is Tensor else sharding.placed_like(u, p)
 
 
@@ -290,8 +292,8 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
     stored: the old ones. key: as in `Codec.encode`.
 
     Raises:
-        ValueError: if a slot of a rule that is not element-wise got another shape, as it does where
-            the state of a smaller parameter is spread over a larger one.
+        ValueError: if a slot got another shape, as it does where the state of a smaller parameter
+            is spread over a larger one.
     """
     if rule.codecs and any(rule.codecs):
         packed = [own.codec is not None for own in stored_slots(rule, stored)]
@@ -301,15 +303,44 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
     if rule.home is not None:
         pairs = zip(new, stored, strict=True)
         new = tuple([x if x is None else x.to(old.device) for x, old in pairs])
-    if not rule.elementwise:  # slots of others have the shape of their parameter
-        for name, x, old in zip(rule.keys, new, stored, strict=True):
-            if x is not None and x.shape != old.shape:
-                raise ValueError(
-                    f"the slot {name!r} of the state has shape {tuple(old.shape)}, but the step "
-                    f"makes one of shape {tuple(x.shape)}; pass the state that this "
-                    "transformation's own init returned for these parameters."
-                )
+    for x, old in zip(new, stored, strict=True):
+        if x is not None and x.shape != old.shape:
+            raise _misfit(rule, new, stored)
     return new
+
+
+def _misfit(rule: Rule, new: Slots, stored: Slots) -> ValueError:
+    name, x, old = next(
+        (name, x, old)
+        for name, x, old in zip(rule.keys, new, stored, strict=True)
+        if x is not None and x.shape != old.shape
+    )
+    return ValueError(
+        f"the slot {name!r} of the state has shape {tuple(old.shape)}, but the step makes one of "
+        f"shape {tuple(x.shape)}; pass the state that this transformation's own init returned for "
+        "these parameters."
+    )
+
+
+def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor) -> bool:
+    """Whether the k-th stored slot of a rule has, or should have, the shape of a parameter."""
+    if rule.init is None or any(rule.codecs):
+        return False
+    if isinstance(slot, Tensor) and slot.shape == p.shape:
+        return True  # without a look at what `init` makes, for which torch imports its compiler
+    return _shaped_as(rule.init, rule.view, tuple(p.shape), p.dtype)[k]
+
+
+@functools.lru_cache(maxsize=4096)
+def _shaped_as(
+    init: Any, view: Any, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[bool, ...]:
+    empty = torch.empty(shape, dtype=dtype, device="meta")
+    try:
+        made = init(empty) if view is None else seen_init(view, init, empty)
+    except Exception:  # of an init that reads values
+        return (False,) * 64
+    return tuple([x is not None and tuple(x.shape) == shape for x in made])
 
 
 def _kept_as(x: Tensor, old: Tensor) -> Tensor:

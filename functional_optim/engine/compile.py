@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -21,8 +21,11 @@ from functional_optim.engine.graph_step import WholeStep, first_places, written
 from functional_optim.engine.plan import (
     commit,
 )
-from functional_optim.engine.tree_plan import TreePlan
+from functional_optim.engine.tree_plan import TreePlan, check_apart
 from functional_optim.kernels.interrupts import held
+
+Backend = Literal["kernels", "torch"]
+"""What compiles a step: this package's own kernels, or torch.compile."""
 
 
 @factory
@@ -32,6 +35,7 @@ def compile(
     donate: bool = True,
     strict: bool = False,
     capturable: bool = False,
+    backend: Backend = "kernels",
 ) -> Callable[..., tuple[Any, Any]]:
     """Compile a transformation into a step: `params, state = step(grads, state, params, **extra)`.
 
@@ -58,6 +62,11 @@ def compile(
             when it is replayed. False (the default): the host knows them, which saves launches; it
             reads them from the device only after somebody else has written them. Capturing is then
             refused.
+        backend: "kernels" (the default) compiles one-tensor rules by this package's own kernels,
+            and through torch.compile on devices for which it writes none (XPU). "torch" compiles
+            `tx.update` and `apply_updates` as one graph of torch.compile on every device: once for
+            each structure and shape of the trees, and again for all values of the hyperparameters
+            that are floats. See the page on training loops for the times of both.
 
     Returns:
         The step, which can be copied and pickled if tx can. Gradients are never changed. A `None`
@@ -66,7 +75,8 @@ def compile(
 
     Raises:
         TypeError: if tx is not a transformation; from the step, for an unknown extra argument.
-        ValueError: from the step, if grads, state and params do not fit together; with `donate`,
+        ValueError: for an unknown backend; from the step, if grads, state and params do not fit
+            together; with `donate`,
             also if two parameters or slots that have gradients share memory, even in part.
         RuntimeError: from the step, if `strict` and it cannot be compiled; where it is captured
             without `capturable`, or before a step that compiled its kernels.
@@ -86,15 +96,30 @@ def compile(
             f"compile takes a transformation, but got a {type(tx).__name__}; call the factory "
             "first, e.g. compile(adamw(lr=1e-3))."
         )
+    if backend not in get_args(Backend):
+        raise ValueError(
+            f'backend must be "kernels" (kernels of this package) or "torch" (torch.compile), but '
+            f"got {backend!r}."
+        )
+    options = Options(donate, strict, capturable, backend)
     if isinstance(tx, CommitIf):
-        return CommittedStep(tx, donate, strict, capturable)
+        return CommittedStep(tx, options)
     if isinstance(tx, Synced):
-        return LocalStep(tx, donate, strict, capturable)
+        return LocalStep(tx, options)
     if isinstance(tx, SharpnessAware):
-        return SharpnessAwareStep(tx, donate, strict, capturable)
-    if isinstance(tx, Leafwise):
-        return FusedStep(tx, donate, strict, capturable)
-    return CompiledUpdate(tx, donate, strict, capturable)
+        return SharpnessAwareStep(tx, options)
+    if isinstance(tx, Leafwise) and backend == "kernels":
+        return FusedStep(tx, options)
+    return CompiledUpdate(tx, options)
+
+
+class Options(NamedTuple):
+    """The arguments of `compile`."""
+
+    donate: bool
+    strict: bool
+    capturable: bool
+    backend: Backend
 
 
 class Step(Made):
@@ -102,16 +127,13 @@ class Step(Made):
 
     stateful = True
 
-    def __init__(
-        self, tx: base.GradientTransformation, donate: bool, strict: bool, capturable: bool
-    ) -> None:
+    def __init__(self, tx: base.GradientTransformation, options: Options) -> None:
         self.tx: Any = tx
-        self.donate = donate
-        self.strict = strict
-        self.capturable = capturable
+        self.options = options
+        self.donate = options.donate
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.tx, self.donate, self.strict, self.capturable
+        return self.tx, self.options
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         """Let the kernels be built that the step of these trees will need, if that is known."""
@@ -145,9 +167,9 @@ class Step(Made):
 class CommittedStep(Step):
     """A step that is not run where it is refused."""
 
-    def __init__(self, tx: CommitIf, donate: bool, strict: bool, capturable: bool) -> None:
-        super().__init__(tx, donate, strict, capturable)
-        self.step: Any = compile(tx.inner, donate=donate, strict=strict, capturable=capturable)
+    def __init__(self, tx: CommitIf, options: Options) -> None:
+        super().__init__(tx, options)
+        self.step: Any = compile(tx.inner, **options._asdict())
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         self.step.begin(params, state, extra)
@@ -163,9 +185,9 @@ class CommittedStep(Step):
 class LocalStep(Step):
     """A local step, and what there is to note of it."""
 
-    def __init__(self, tx: Synced, donate: bool, strict: bool, capturable: bool) -> None:
-        super().__init__(tx, donate, strict, capturable)
-        self.step: Any = compile(tx.inner, donate=donate, strict=strict, capturable=capturable)
+    def __init__(self, tx: Synced, options: Options) -> None:
+        super().__init__(tx, options)
+        self.step: Any = compile(tx.inner, **options._asdict())
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         self.step.begin(params, state.inner, extra)
@@ -186,10 +208,10 @@ class LocalStep(Step):
 class SharpnessAwareStep(Step):
     """A step uphill, the gradient there, and the step of the other transformation."""
 
-    def __init__(self, tx: SharpnessAware, donate: bool, strict: bool, capturable: bool) -> None:
-        super().__init__(tx, donate, strict, capturable)
-        self.uphill: Any = compile(tx.ascent, donate=False, strict=strict, capturable=capturable)
-        self.step: Any = compile(tx.inner, donate=donate, strict=strict, capturable=capturable)
+    def __init__(self, tx: SharpnessAware, options: Options) -> None:
+        super().__init__(tx, options)
+        self.uphill: Any = compile(tx.ascent, **options._replace(donate=False)._asdict())
+        self.step: Any = compile(tx.inner, **options._asdict())
 
     def begin(self, params: Any, state: Any, extra: dict[str, Any]) -> None:
         own = {name: x for name, x in extra.items() if name in self.tx.inner.extra}
@@ -211,45 +233,51 @@ class SharpnessAwareStep(Step):
 
 
 class CompiledUpdate(Step):
-    """The step of a transformation of whole trees."""
+    """The step of any transformation as one graph of torch.compile."""
 
-    def __init__(
-        self, tx: base.GradientTransformation, donate: bool, strict: bool, capturable: bool
-    ) -> None:
-        super().__init__(tx, donate, strict, capturable)
-        self.whole = WholeStep(tx, donate, strict)
+    def __init__(self, tx: base.GradientTransformation, options: Options) -> None:
+        super().__init__(tx, options)
+        self.whole = WholeStep(tx, options.donate, options.strict, self._check)
 
     def __call__(self, grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
         if modes.traced():
             return self.by_operations(grads, state, params, extra)
-        return base.unrecorded(self._compiled, grads, state, params, extra)
+        return base.unrecorded(self.whole, grads, state, params, extra)
 
-    def _compiled(
-        self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
-    ) -> tuple[Any, Any]:
-        if self.donate:
+    def _check(self, grads: Any, state: Any, params: Any) -> None:
+        """Raise unless trees can be stepped in place."""
+        if not isinstance(self.tx, Leafwise):
             check_params_apart(params)
-        return self.whole(grads, state, params, extra)
+            return
+        check(self.tx, grads, state, params)
+        keys = self.tx.layout.keys
+        slots = [state.slots[key] for key in keys]
+        given, *columns = tree.places(tree.structure(params), grads, params, *slots)
+        check_apart(keys, params, given, columns)
 
 
 class FusedStep(Step):
     """The compiled step of a chain of one-tensor rules."""
 
-    def __init__(self, tx: Leafwise, donate: bool, strict: bool, capturable: bool) -> None:
-        super().__init__(tx, donate, strict, capturable)
-        self.how: How = "strict" if strict else "compiled"
+    def __init__(self, tx: Leafwise, options: Options) -> None:
+        super().__init__(tx, options)
+        self.how: How = "strict" if options.strict else "compiled"
+        self.capturable = options.capturable
         self.extra = tx.extra
         self.plan: TreePlan | None = None
+        self.elsewhere: CompiledUpdate | None = None
 
     def begin(self, params: Any, state: State, extra: dict[str, Any]) -> None:
         """With gradients without memory in the place of real ones."""
         check_state(self.tx.placements, self.tx.layout, state)
         base.check_params(params)
+        if without_kernels(params):
+            return
         with suppress(Exception):  # of tensors without such gradients, whose kernels can wait
             grads = tree.map(lambda p: p.new_zeros(()).expand(p.shape), params)
             plan = TreePlan(self.tx, grads, state, params, self.how, captured=self.capturable)
             wanted = base.unrecorded(plan.wanted, plan.given, extra)
-            kernels.sweep_all(wanted, wait=False)
+            kernels.prefetch(wanted, wait=False)
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
         if modes.intercepted():
@@ -261,11 +289,16 @@ class FusedStep(Step):
     ) -> tuple[Any, State]:
         if extra:
             base.check_extra(extra, self.extra)
+        plan, given = self.plan, None
+        if plan is not None and self.donate:
+            given = plan.gradients(grads, state, params)
+        if given is None and without_kernels(params):
+            if self.elsewhere is None:
+                self.elsewhere = CompiledUpdate(self.tx, self.options)
+            return self.elsewhere.whole(grads, state, params, extra)
         if not self.donate:
             check(self.tx, grads, state, params)
             params, state = tree.map(memory.copied, params), tree.map(memory.copied, state)
-        plan = self.plan
-        given = None if plan is None else plan.gradients(grads, state, params)
         if kernels.capturing():
             self._check_capture(given is not None)
         if plan is None or given is None:
@@ -295,6 +328,17 @@ class FusedStep(Step):
                 "which compiles kernels; make a few steps of the same tensors before, on a side "
                 "stream, as torch.cuda.make_graphed_callables does it."
             )
+
+
+def without_kernels(params: Any) -> bool:
+    """Whether all parameters are plain tensors of a device for which there are no kernels of ours,
+    so that torch.compile steps them."""
+    found = tree.leaves(params)
+    known = ("cpu", *kernels.DRIVERS)
+    return bool(found) and all(
+        isinstance(p, Tensor) and p.device.type not in known and memory.has_address(p)
+        for p in found
+    )
 
 
 def check_params_apart(params: Any) -> None:

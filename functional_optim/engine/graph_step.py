@@ -1,7 +1,9 @@
-"""One step of a transformation of whole trees, as one graph of torch.compile.
+"""One step as one graph of torch.compile: `update` and `apply_updates`, through its public face.
 
-A graph holds for one structure of trees, for shapes and dtypes, but for all numbers: floats among
-the arguments of the transformation's factories become inputs of the graph.
+It takes the transformations that are not made of one-tensor rules, and all of them where the user
+asks for `backend="torch"`, or a device has no kernels of ours. A graph holds for one structure of
+trees, for shapes and dtypes, but for all numbers: floats among the arguments of the
+transformation's factories become inputs of the graph.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels, tree
-from functional_optim.core import base, modes
+from functional_optim.core import base, memory, modes
 from functional_optim.core.factory import Call, Made
+from functional_optim.engine.graphs import Variant, can_be_written
 from functional_optim.kernels.interrupts import held
 
 
@@ -134,61 +137,42 @@ class _Itself:
         return id(self.value)
 
 
-class Variant:
-    """A compiled graph. ran: has it been compiled? broken: can it not be?"""
-
-    def __init__(self, build: Callable[[list[Any]], Any]) -> None:
-        def step(
-            numbers: list[Tensor], grads: Any, state: Any, params: Any, extra: dict[str, Any]
-        ) -> tuple[Any, Any]:
-            updates, new = build(numbers).update(grads, state, params, **extra)
-            return base.apply_updates(params, updates), new
-
-        self.step = step
-        self.ran = False
-        self.broken = False
-        self.compiled: Any = None
-
-    def renew(self) -> Any:
-        """A graph that is compiled anew; all older ones are forgotten."""
-        self.compiled = torch.compile(kernels.own_code(self.step), fullgraph=True, dynamic=False)
-        return self.compiled
-
-    def __call__(self, *args: Any) -> tuple[Any, Any]:
-        compiled = self.compiled or self.renew()
-        try:
-            result = compiled(*args)
-        except Exception as error:
-            if not kernels.is_limit(error):
-                raise
-            result = self.renew()(*args)
-        self.ran, self.broken = True, False
-        return result
-
-
 _shared: dict[Any, Variant] = {}
 """The graphs that all steps of one key use."""
 
 
 class WholeStep:
-    """A step that is compiled as a whole; the pure update, with a warning, where that fails."""
+    """A step that is compiled as a whole; the pure update, with a warning, where that fails.
 
-    def __init__(self, tx: base.GradientTransformation, donate: bool, strict: bool) -> None:
+    check: called with other tensors than those of the last step (gradients, state, parameters),
+    to raise where they cannot be stepped in place.
+    """
+
+    def __init__(
+        self,
+        tx: base.GradientTransformation,
+        donate: bool,
+        strict: bool,
+        check: Callable[[Any, Any, Any], None],
+    ) -> None:
         self.tx = tx
         self.donate = donate
         self.strict = strict
+        self.check = check
         self.plans = plans_of(tx)
         self.own: dict[Any, Variant] = {}
         self.tensors: dict[torch.device, list[list[Tensor]]] = {}
         self.seen: list[Any] = []
+        self.places: list[int] = []
         self.look: Any = None
         self.firsts: Any = None
+        self.writable = False
 
     def __call__(
         self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, Any]:
         """Step; `extra` are the extra arguments of update."""
-        leaves, look = self._look(grads, state, params, extra)
+        leaves, look = self._look(grads, state, params)
         if any(isinstance(x, Tensor) and x.layout is not torch.strided for x in leaves):
             return self._by_update(grads, state, params, extra)
         device = base.default_device([x for x in tree.leaves(params) if isinstance(x, Tensor)])
@@ -203,7 +187,13 @@ class WholeStep:
             try:
                 if not variant.ran:
                     kernels.require_compiler(device)
-                moved, new = variant(self._numbers(device)[i], grads, state, params, given)
+                args = self._numbers(device)[i], grads, state, params, given
+                if self.writable and variant.inside is None:
+                    variant.inside = variant.try_writing(self.tx, *args)
+                if self.writable and variant.inside:
+                    held(variant.write, args[0], self._readable(grads), *args[2:])
+                    return params, state
+                moved, new = variant(*args)
                 return self._settled(params, state, moved, new)
             except Exception as error:
                 if variant.ran and not kernels.is_compile_error(error):
@@ -233,24 +223,35 @@ class WholeStep:
             return moved, new
         return held(written, params, state, moved, new, self.firsts)
 
-    def _look(
-        self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
-    ) -> tuple[list[Any], Any]:
+    def _look(self, grads: Any, state: Any, params: Any) -> tuple[list[Any], Any]:
         """All tensors, and what a graph depends on beside the transformation.
 
         Of a donated tree the tensors are those of the last step, so what they are like is known.
         """
         both: Any = (state, params)
         kept, structure = optree.tree_flatten(both)
-        same = len(kept) == len(self.seen) and all(map(is_, kept, self.seen))
-        if not same or structure != self.look[0]:
-            firsts = first_places(params, state)
-            self.look = (structure, tuple(map(_kind, kept)), _repeats(kept))
-            self.firsts = firsts
-            self.seen = kept if self.donate else []
         given, outline = optree.tree_flatten(grads)
-        look = (self.look, outline, tuple(map(_kind, given)), torch.get_default_dtype())
+        places = [x.data_ptr() for x in kept if memory.has_address(x)] if self.donate else []
+        same = len(kept) == len(self.seen) and all(map(is_, kept, self.seen))
+        if not same or places != self.places or (structure, outline) != self.look[:2]:
+            if self.donate:
+                self.check(grads, state, params)
+            firsts = first_places(params, state)
+            self.look = (structure, outline, tuple(map(_kind, kept)), _repeats(kept))
+            self.firsts = firsts
+            self.places = places
+            self.seen = kept if self.donate else []
+            own = self.donate and all(tree.leaves(firsts))
+            self.writable = own and all(map(can_be_written, kept))
+        look = (self.look, tuple(map(_kind, given)), torch.get_default_dtype())
         return [*kept, *given], look
+
+    def _readable(self, grads: Any) -> Any:
+        """Gradients, copied where they lie in memory that is written."""
+        written = {x.untyped_storage().data_ptr() for x in self.seen}
+        return tree.map(
+            lambda g: g.clone() if g.untyped_storage().data_ptr() in written else g, grads
+        )
 
     def _variant(self, plan: TracePlan, look: Any, params: Any, lifted: bool) -> Variant | None:
         key = (plan.key, lifted, look)

@@ -14,10 +14,7 @@ from functional_optim import kernels
 from functional_optim.core.ownership import Shared
 from functional_optim.core.rule import Numbers, Placement, Rule, settled
 from functional_optim.core.storage import Slots
-from functional_optim.engine.dynamic_shapes import DynamicShapeExecutor
 from functional_optim.engine.executor import BoundScalars, Executor, Goal, How, Write
-from functional_optim.engine.gpu import TritonExecutor
-from functional_optim.engine.inductor import InductorExecutor
 from functional_optim.engine.joined import JoinedExecutor
 from functional_optim.engine.native import NativeExecutor
 from functional_optim.engine.per_tensor import PerTensorExecutor
@@ -27,10 +24,7 @@ from functional_optim.engine.shards import ShardExecutor
 EXECUTORS: list[type[Executor]] = [
     ShardExecutor,
     NativeExecutor,
-    TritonExecutor,
-    DynamicShapeExecutor,
     ProductExecutor,
-    InductorExecutor,
     JoinedExecutor,
     PerTensorExecutor,
 ]
@@ -161,15 +155,34 @@ class TensorGroup:
         """Have each executor ready; what one cannot compile goes to the next that accepts it."""
         if scalars.task in self.prepared:
             return
-        kernels.sweep_all(self.wanted(grads, [scalars]))
-        for k, executor in enumerate(self.executors):
-            while not executor.prepare(grads, scalars):
-                i = executor.members[0]
-                rest = EXECUTORS[EXECUTORS.index(type(executor)) + 1 :]
-                made, _ = self._kind(grads[i], self.params[i], self.slots[i], rest)
-                executor = self.executors[k] = made(self, executor.members, grads)
-                self.prepared.clear()  # the new one has nothing ready for other tasks
+        kernels.prefetch(self.wanted(grads, [scalars]))
+        ready: list[Executor] = []
+        waiting = [*self.executors]
+        while waiting:
+            executor = waiting.pop(0)
+            if executor.prepare(grads, scalars):
+                ready.append(executor)
+            else:
+                waiting = [*self._instead_of(executor, grads), *waiting]
+                self.prepared.clear()  # the new ones have nothing ready for other tasks
+        self.executors = ready
         self.prepared.add(scalars.task)
+
+    def _instead_of(self, executor: Executor, grads: list[Tensor]) -> list[Executor]:
+        """Executors for the tensors of one that cannot do a task: several of its class, one for
+        each number of dimensions, or else the next that accept them."""
+        made, members = type(executor), executor.members
+        dims: dict[Any, list[int]] = {}
+        for i in members:
+            dims.setdefault(self.params[i].dim(), []).append(i)
+        if len(dims) > 1:
+            return [made(self, some, grads) for some in dims.values()]
+        rest = EXECUTORS[EXECUTORS.index(made) + 1 :]
+        kinds: dict[Any, list[int]] = {}
+        for i in members:
+            kind = self._kind(grads[i], self.params[i], self.slots[i], rest)
+            kinds.setdefault(kind, []).append(i)
+        return [made(self, some, grads) for (made, _), some in kinds.items()]
 
 
 def _same_code(a: Placement, b: Placement) -> bool:

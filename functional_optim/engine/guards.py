@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels, tree
+from functional_optim.core import private
 from functional_optim.core.memory import Written, has_address, is_there, reach
 
 
@@ -144,8 +145,7 @@ def same_looks(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
     It is the one with which torch.compile guards its inputs: a tensor costs 10 ns.
     """
-    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    made = getattr(guards, "TensorGuards", None)
+    made = private.TensorGuards
     if made is not None and all(x.layout is torch.strided and not x.is_nested for x in tensors):
         sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
         return made(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from functional_optim.core import base
 from functional_optim.core.execution import Leaf, measure, run_stored
-from functional_optim.core.rule import Numbers, Placement
+from functional_optim.core.rule import Numbers, Placement, form_of
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, laid_out_like, present, with_holes
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
-from functional_optim.engine.native import by_entry, in_memory, kind_of
+from functional_optim.core.turns import takes_turns
+from functional_optim.engine.kernel_body import KernelBody
+from functional_optim.engine.native import in_memory, kind_of
+from functional_optim.kernels import Unsuitable
 
 PIECE = 1 << 17
 """Elements that are stepped at once. From 2^16 to 2^18 a step takes the same time within 5 %:
@@ -67,16 +70,31 @@ class JoinedExecutor(Executor):
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Plain tensors of one layout, where all rules are element-wise, and nothing is rounded by
-        its place in the tensor."""
+        """Plain tensors of one layout, where nothing is rounded by its place in the tensor."""
         if (
             how != "eager"
-            or not by_entry(placements)
-            or any(x.rule.seed is not None for x in placements)
-            or not in_memory(g, [p, *present(slots)], True)
+            or any(x.rule.seed is not None or x.rule.batched for x in placements)
+            or not in_memory(g, [p, *present(slots)])
         ):
             return None
         return kind_of(g, p, slots)
+
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
+        """Whether all rules are element-wise, and what is measured is a sum over elements."""
+        if takes_turns(scalars.placements):
+            return False
+        forms = tuple(map(form_of, scalars.numbers))
+        count = len(scalars.placements)
+        holes = [tuple(own) for own in self.holes[:count]]
+        body = KernelBody(scalars.placements, holes, forms, scalars.goal)
+        rows = [
+            (g, p, own[:count])
+            for g, p, own in zip(self.mine(grads), self.params, self.slots, strict=True)
+        ]
+        try:
+            return all(own.graph.by_element() for own in body.graphs(rows))
+        except Unsuitable:
+            return False
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of every tensor.

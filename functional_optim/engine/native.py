@@ -1,4 +1,4 @@
-"""Element-wise rules on the CPU: one call of a native library goes over all tensors of a kind.
+"""Rules on the CPU: one call of a library that is compiled for them goes over all tensors.
 
 Results are written into the old tensors inside the kernel: new ones would cost page faults and
 memory at every step.
@@ -6,119 +6,91 @@ memory at every step.
 
 from __future__ import annotations
 
-import array
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
-from functional_optim.core.rule import (
-    Keyed,
-    Numbers,
-    Placement,
-    flat_numbers,
-    form_of,
-    master_of,
-)
-from functional_optim.core.storage import Slots, compute_dtype, laid_out_like, present
+from functional_optim.core.rule import Keyed, Numbers, Placement, form_of
+from functional_optim.core.storage import Slots, laid_out_like, present
 from functional_optim.core.turns import takes_turns
-from functional_optim.engine import unpacked
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
-from functional_optim.engine.kernel_body import KernelBody
-from functional_optim.engine.staged import KernelPart, StagedLaunch, can_be_cut, measuring, parts_of
+from functional_optim.engine.kernel_body import KernelBody, Recorded
 
 GRAIN = 1 << 15
 """Elements from which threads share the work: torch's own grain size for CPU loops."""
 
 
 class KernelExecutor(Executor):
-    """Tensors with the same dtypes, slots and device, which share a kernel for each task."""
+    """Tensors with the same dtypes, slots and device, which share the kernels of each task."""
 
     through_memory = True
 
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)
         first = self.params[0]
-        self.compute = compute_dtype(first)
         self.device = first.device
-        self.entries = [self.seen(own) for own in self.slots]
-        pairs = zip(self.params, self.slots, strict=True)
-        self.weights = [self.seen_weight(p, own) for p, own in pairs]
-        own = unpacked.dtypes([(self.weights[0],), *self.entries[0]])
-        dtypes = [grads[members[0]].dtype, *own]
-        self.dtypes = tuple(map(_real, dtypes))
-        self.holes = [tuple([slot is None for slot in own]) for own in self.entries[0]]
+        self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
         # the memory of a conjugate or negative view is not what it says; one of a single element
         # can have the parameter's strides
         self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
         self.apart = any(grads[i].stride() != group.params[i].stride() for i in members)
+        self.recorded: dict[Any, list[Recorded]] = {}
         self.kernels: dict[Any, Any] = {}
 
     @classmethod
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Plain tensors of one layout; of one shape, too, where a rule looks at shapes."""
-        flat, mine = elementwise(placements), present(slots)
+        """Dense tensors of one layout, whose memory a kernel can see."""
+        if how not in ("compiled", "strict") or not in_memory(g, [p, *present(slots)]):
+            return None
         if not p.is_contiguous() and any(x.rule.seed is not None for x in placements):
             return None  # random numbers go by the place in the tensor, not in memory
-        if how not in ("compiled", "strict") or not in_memory(g, [p, *mine], flat):
-            return None
-        return (*kind_of(g, p, slots), None if flat else (tuple(p.shape), p.stride()))
+        return (*kind_of(g, p, slots), p.is_contiguous())
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Compile the kernel of a task; there is none for tensors that take different variants."""
-        if takes_turns(scalars.placements):
-            return False
-        kernel = self.build(self.body(scalars))
-        if kernel is None:
-            return False
-        self.kernels[scalars.task] = kernel
-        return True
+    def graphs(self, grads: list[Tensor], scalars: BoundScalars) -> list[Recorded]:
+        """The graphs of a task, each with the tensors for which it holds.
 
-    def seen(self, slots: list[Slots]) -> list[Slots]:
-        """The slots of a tensor as the kernel gets them."""
-        return slots
-
-    def seen_weight(self, p: Tensor, slots: list[Slots]) -> Any:
-        """A parameter as the kernel gets it."""
-        return p
-
-    def body(self, scalars: BoundScalars) -> KernelBody:
-        """What the kernel of a task does."""
-        forms = tuple(map(form_of, scalars.numbers))
-        return KernelBody(scalars.placements, self.holes, forms, scalars.goal)
-
-    def build(self, body: KernelBody) -> Any:
-        """The kernel of a body; None if there can be none."""
-        raise NotImplementedError
+        Raises:
+            Unsuitable: if there is none for one of them.
+        """
+        if scalars.task not in self.recorded:
+            forms = tuple(map(form_of, scalars.numbers))
+            holes = self.holes[: len(scalars.placements)]
+            body = KernelBody(scalars.placements, holes, forms, scalars.goal)
+            rows = [
+                (g, p, own[: len(scalars.placements)])
+                for g, p, own in zip(self.mine(grads), self.params, self.slots, strict=True)
+            ]
+            self.recorded[scalars.task] = body.graphs(rows)
+        return self.recorded[scalars.task]
 
     def call(
         self, kernel: Any, grads: list[Tensor], scalars: BoundScalars
     ) -> Callable[[], Sequence[Any]]:
-        """A call of a kernel, which returns what it measures, summed over all tensors."""
+        """A call of a kernel, which returns what it measures, summed over its tensors."""
         raise NotImplementedError
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
-        """What the last of the rules measures, in one part."""
-        return [self.call(self.kernels[scalars.task], self._readable(grads), scalars)()]
+        """What the last of the rules measures, one part for each kernel."""
+        return [one() for one in self._calls(grads, scalars)]
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
-        """One write: the call of the kernel."""
-        return [self.call(self.kernels[scalars.task], self._readable(grads), scalars)]
+        """The calls of the kernels."""
+        return self._calls(grads, scalars)
 
-    def libraries(self) -> list[Any]:
-        """The native libraries that it calls; None for each kernel that is not in one."""
-        found: list[Any] = []
-        for kernel in self.kernels.values():
-            if isinstance(kernel, StagedLaunch):
-                found += dict.fromkeys([launch.native for launch in kernel.stages.launches])
-            else:
-                found.append(kernel.native if isinstance(kernel, kernels.Launch) else None)
-        return found
+    def _calls(
+        self, grads: list[Tensor], scalars: BoundScalars
+    ) -> list[Callable[[], Sequence[Any]]]:
+        mine, found = self._readable(grads), self.kernels[scalars.task]
+        if len(found) == 1:
+            return [self.call(found[0][1], mine, scalars)]
+        return [self.call(kernel, [mine[i] for i in own], scalars) for own, kernel in found]
 
     def _readable(self, grads: list[Tensor]) -> list[Tensor]:
         """Gradients whose memory is what they say, laid out as their parameters are."""
@@ -130,145 +102,62 @@ class KernelExecutor(Executor):
         return mine
 
 
-class UnpackingExecutor(KernelExecutor):
-    """Element-wise rules on tensors of any size, whose packed slots a kernel unpacks."""
-
-    @classmethod
-    def accepts(
-        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
-    ) -> Hashable | None:
-        """Plain tensors under element-wise rules; contiguous ones, where slots are packed."""
-        if how not in ("compiled", "strict") or not elementwise(placements):
-            return None
-        weight = unpacked.unpacked_weight(placements, p, slots)
-        entries = [(weight,), *unpacked.unpacked(placements, slots)]
-        if not unpacked.is_packed(entries):
-            return super().accepts(placements, g, p, slots, how)
-        whole = [x for own in entries[1:] for x in own if isinstance(x, Tensor)]
-        stored = unpacked.tensors(entries)
-        if p.is_complex() or compute_dtype(p) is not torch.float32 or not in_memory(g, [p, *whole]):
-            return None
-        plain = all(x.is_contiguous() and has_address(x) and x.device == p.device for x in stored)
-        kinds = [getattr(x, "codec", x is None) for own in entries for x in own]
-        return (*kind_of(g, p, slots), tuple(kinds)) if plain else None
-
-    def seen(self, slots: list[Slots]) -> list[Slots]:
-        """The slots of a tensor, packed ones as what they are to the rule."""
-        return unpacked.unpacked(self.group.placements, slots)
-
-    def seen_weight(self, p: Tensor, slots: list[Slots]) -> Any:
-        """A parameter, or how it is stored with a slot."""
-        return unpacked.unpacked_weight(self.group.placements, p, slots)
-
-    def body(self, scalars: BoundScalars) -> KernelBody:
-        """What the kernel of a task does to slots that are not packed."""
-        forms = tuple(map(form_of, scalars.numbers))
-        placements = unpacked.without_codecs(scalars.placements)
-        return KernelBody(placements, self.holes, forms, scalars.goal)
-
-    def request(
-        self, body: KernelBody, entries: list[Slots], device: torch.device
-    ) -> kernels.Request:
-        """The kernel of a body. entries: the slots that it sees of the first parameter. device: on
-        which it is traced."""
-        dtypes = (*self.dtypes[:2], *map(_real, unpacked.dtypes(entries)))
-        master = master_of(self.group.placements, self.params[0])
-        packed = unpacked.packed_slots(body, self.weights[0], entries, master)
-        numbers = (body.count, self.compute)
-        signature = kernels.Signature((dtypes,), None, numbers, device, 1, packed)
-        outputs = len(body.probe(self.params[0]))
-        functions = (*body.functions(), *[x.codec for x in packed])
-        return kernels.Request(body.key(), functions, body.one, signature, outputs)
-
-
-class NativeExecutor(UnpackingExecutor):
-    """Element-wise rules on CPU tensors, whatever their sizes."""
+class NativeExecutor(KernelExecutor):
+    """Rules of any kind but products of matrices, on CPU tensors, whatever their sizes."""
 
     @classmethod
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
         """Tensors of the CPU."""
-        on_cpu = p.device.type == "cpu"
+        on_cpu = p.device.type == "cpu" and not any(x.rule.batched for x in placements)
         return super().accepts(placements, g, p, slots, how) if on_cpu else None
 
     def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
-        """The library of a task, and those that measure each tensor before it."""
-        if not measuring(scalars):
-            return [self.request(self.body(scalars), self.entries[0], self.device)]
-        parts = parts_of(scalars, self.holes, self.params[0], cut=can_be_cut(scalars))
-        return [self._wanted_part(part) for part in parts]
+        """The libraries of a task; none for tensors that take different variants."""
+        if takes_turns(scalars.placements):
+            return []
+        try:
+            return [own.request for own in self.graphs(grads, scalars)]
+        except kernels.Unsuitable:
+            return []
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Compile the kernel of a task, and those that measure each tensor before it."""
-        if not measuring(scalars):
-            return super().prepare(grads, scalars)
-        ways = (True, False) if can_be_cut(scalars) else (False,)
-        for cut in ways:
-            parts: list[tuple[KernelPart, kernels.Native]] = []
-            for part in parts_of(scalars, self.holes, self.params[0], cut=cut):
-                native = kernels.sweep(self._wanted_part(part), strict=self.group.strict)
-                if native is None:
-                    break
-                parts.append((part, native))
-            else:
-                self.kernels[scalars.task] = self._staged(parts, scalars, cut=cut)
-                return True
-        return False
+        """Compile the libraries of a task; False if one of them cannot be had."""
+        requests = self.wanted(grads, scalars)
+        found: list[tuple[list[int], kernels.Launch]] = []
+        for own, request in zip(self.recorded.get(scalars.task, ()), requests, strict=True):
+            native = kernels.library(request, strict=self.group.strict)
+            if native is None:
+                return False
+            found.append((own.members, self._launch(native, own)))
+        self.kernels[scalars.task] = found
+        return bool(found)
 
-    def build(self, body: KernelBody) -> Any:
-        """The library, ready to go over these tensors; None if the rule is no loop for one."""
-        wanted = self.request(body, self.entries[0], self.device)
-        native = kernels.sweep(wanted, strict=self.group.strict)
-        if native is None:
-            return None
-        sizes = [kernel_size(p) for p in self.params]
-        rows = array.array("q")
-        for p, mine in zip(self.weights, self.entries, strict=True):
-            rows.extend(unpacked.addresses([(p,), *mine]))
-        return kernels.MultiTensorLaunch(native, sizes, rows, self._threads(sizes), self.compute)
-
-    def _wanted_part(self, part: KernelPart) -> kernels.Request:
-        update = torch.empty(0, dtype=self.compute)
-        return self.request(part.body, part.entries(self.entries[0], update), self.device)
-
-    def _staged(
-        self, parts: list[tuple[KernelPart, kernels.Native]], scalars: BoundScalars, *, cut: bool
-    ) -> StagedLaunch:
-        sizes = [kernel_size(p) for p in self.params]
-        count = len(flat_numbers(scalars.numbers))
-        threads = self._threads(sizes)
-        return StagedLaunch(
-            parts, self.weights, sizes, self.entries, count, self.compute, threads, cut=cut
-        )
-
-    def _threads(self, sizes: list[int]) -> int:
-        return torch.get_num_threads() if sum(sizes) >= GRAIN else 1
+    def _launch(self, native: kernels.Native, own: Recorded) -> kernels.Launch:
+        params = [self.params[i] for i in own.members]
+        rows = [
+            list(map(Tensor.data_ptr, (p, *present(self.slots[i][: own.rules]))))
+            for i, p in zip(own.members, params, strict=True)
+        ]
+        large = sum(map(kernel_size, params)) >= GRAIN
+        threads = torch.get_num_threads() if large else 1
+        return kernels.Launch(native, own.sizes, rows, own.constants, threads)
 
     def call(
-        self, kernel: Any, grads: list[Tensor], scalars: BoundScalars
+        self, kernel: kernels.Launch, grads: list[Tensor], scalars: BoundScalars
     ) -> Callable[[], Sequence[Any]]:
-        """One call of the library, in C; where rules measure their tensors, some of several."""
-        if type(kernel) is StagedLaunch:
-            return kernel.ready(grads, scalars.tensor(self.compute, self.device))
+        """One call of the library, in C."""
         return kernel.ready(grads, list(map(plain, scalars.numbers)))
+
+    def libraries(self) -> list[Any]:
+        """The native libraries that it calls."""
+        return [launch.native for found in self.kernels.values() for _, launch in found]
 
 
 def plain(own: Numbers) -> Numbers:
     """The numbers of a rule in one tuple."""
     return (own.key, *own.numbers) if type(own) is Keyed else own
-
-
-def elementwise(placements: tuple[Placement, ...]) -> bool:
-    """Whether all rules may see a tensor as 1-D."""
-    return all(placement.rule.elementwise for placement in placements)
-
-
-def by_entry(placements: tuple[Placement, ...]) -> bool:
-    """Whether all rules may see any part of a tensor, as its other entries change nothing."""
-    return all(
-        placement.rule.elementwise and placement.rule.measure is None for placement in placements
-    )
 
 
 def kind_of(g: Tensor, p: Tensor, slots: list[Slots]) -> tuple[Any, ...]:
@@ -277,28 +166,30 @@ def kind_of(g: Tensor, p: Tensor, slots: list[Slots]) -> tuple[Any, ...]:
     return (dtypes, tuple([tuple([slot is None for slot in own]) for own in slots]), p.device)
 
 
-def in_memory(g: Tensor, tensors: list[Tensor], flat: bool = True) -> bool:
+def in_memory(g: Tensor, tensors: list[Tensor]) -> bool:
     """Whether a kernel can see these tensors through their memory alone.
 
-    g: a gradient, which may have other strides. tensors: of one leaf, the parameter first. flat:
-    whether they are seen as 1-D.
+    g: a gradient, which may have other strides. tensors: of one leaf, the parameter first.
     """
     first = tensors[0]
     if first.device.type in WITHOUT_MEMORY or not has_address(first):
         return False
-    dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
+    plain = first.is_contiguous()
+    dense = plain or torch.empty_like(first).stride() == first.stride()
     readable = has_address(g) and g.device == first.device and g.shape == first.shape
-    readable = readable and not g.is_neg()
     return (
         dense
         and readable
+        and not g.is_neg()
         and all(
             has_address(x)
             and x.device == first.device
-            and x.is_complex() == first.is_complex()
             and not x.is_conj()
             and not x.is_neg()
-            and (not flat or (x.shape == first.shape and x.stride() == first.stride()))
+            and (
+                (plain and x.is_contiguous())
+                or (x.shape == first.shape and x.stride() == first.stride())
+            )
             for x in tensors
         )
     )
@@ -309,5 +200,6 @@ def kernel_size(p: Tensor) -> int:
     return p.numel() * 2 if p.is_complex() else p.numel()
 
 
-def _real(dtype: torch.dtype) -> torch.dtype:
+def real(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the parts of a complex number."""
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

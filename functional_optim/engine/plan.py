@@ -164,7 +164,9 @@ class StepPlan:
         for context in contexts:
             context.skip = skip
         if not self.prepared:
-            kernels.sweep_all([one for context in contexts for one in context.wanted()])
+            kernels.prefetch([one for context in contexts for one in context.wanted()])
+            for context in contexts:
+                context.prepare()
             self.prepared = True
         writes = step_all([*contexts, *others], self.order)
         for absent in self.absent:
@@ -216,10 +218,20 @@ class StepContext(StepScalars):
         ]
 
     def wanted(self) -> list[kernels.Request]:
-        """The native libraries of all that this step does, found by a trial in which nothing is
-        measured; as far as that goes."""
+        """The native libraries of all that this step does, as far as that is known."""
         if self.tensors.how not in ("compiled", "strict"):
             return []
+        return self.tensors.wanted(self.grads, self._tasks())
+
+    def prepare(self) -> None:
+        """Have all ready that this step does: what measures in it is then what measures in the next
+        one."""
+        for own in reversed(self._tasks()):
+            self.tensors.prepare(self.grads, own)
+
+    def _tasks(self) -> list[BoundScalars]:
+        """All that this step does, found by a trial in which nothing is measured; as far as that
+        goes."""
         trial = StepScalars(self.placements, self.time, self.carry, self.extra, self.together)
         tasks: list[BoundScalars] = []
         with suppress(Exception):  # which the step itself will raise
@@ -229,7 +241,7 @@ class StepContext(StepScalars):
                     tasks.append(self.tensors.bound(trial.to_measure(), "reduce"))
                 trial.advance(None if shut else nothing_measured(placement))
             tasks.append(self.tensors.bound(trial.numbers, "step"))
-        return self.tensors.wanted(self.grads, tasks)
+        return tasks
 
     def measure(self) -> list[Sequence[Any]]:
         """What the next rule measures, in parts still to be summed; none behind a shut gate."""

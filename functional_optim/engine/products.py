@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import kernels
 from functional_optim.core import memory
 from functional_optim.core.execution import Leaf, batches, run, run_batch, run_batched
 from functional_optim.core.ownership import Shared, Sharing, run_owned
-from functional_optim.core.rule import Numbers, Placement, Selected, in_turn
+from functional_optim.core.rule import Numbers, Placement, form_of, in_turn
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
 from functional_optim.engine.executor import BoundScalars, Executor, Goal, How, Write
+from functional_optim.engine.kernel_body import KernelBody
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of
 
 
@@ -47,7 +47,7 @@ class ProductExecutor(Executor):
         """Contiguous real tensors of the CPU, or of a card."""
         fit = how in ("compiled", "strict") and not p.is_complex()
         fit = fit and (p.device.type == "cpu" or p.device.type in kernels.DRIVERS)
-        if not fit or not products(placements) or not in_memory(g, [p, *present(slots)], False):
+        if not fit or not in_memory(g, [p, *present(slots)]):
             return None
         return kind_of(g, p, slots) if p.is_contiguous() else None
 
@@ -65,36 +65,46 @@ class ProductExecutor(Executor):
     def _step(self, grads: list[Tensor], scalars: BoundScalars) -> StagedStep | None:
         """A task in stages; None if it has none."""
         if scalars.task not in self.staged:
-            at = products(scalars.placements)
+            at = self._by_aten(scalars)
             last = len(scalars.placements) - 1
-            if (scalars.goal == "reduce" and last in at) or not all(
-                self._multiplies(scalars, i) for i in at
-            ):
+            if not at or (scalars.goal == "reduce" and last in at):
                 return None
-            self.staged[scalars.task] = StagedStep(self, self.mine(grads), scalars)
+            self.staged[scalars.task] = StagedStep(self, self.mine(grads), scalars, at)
         return self.staged[scalars.task]
 
-    def _multiplies(self, scalars: BoundScalars, i: int) -> bool:
-        """Whether a rule has a product in a variant that it may run, or cannot be run without data
-        to look for one.
+    def _by_aten(self, scalars: BoundScalars) -> list[int]:
+        """The indices of the rules that ATen runs: those that take batches or turns, and all with
+        an operation that no kernel has. None if one of them looks back, or reads new parameters."""
+        found: list[int] = []
+        for i, (placement, own) in enumerate(
+            zip(scalars.placements, scalars.numbers, strict=True)
+        ):
+            rule = placement.rule
+            if not rule.updates:
+                continue
+            alone = rule.batched or (rule.turns and len(rule.updates) > 1)
+            if alone or not self._has_kernel(placement, own, i):
+                if placement.lookback is not None or rule.reads_new_params:
+                    return []
+                found.append(i)
+        return found
 
-        Tensors without data import Dynamo: 2 s for what a rule that takes batches need not tell.
-        """
-        if scalars.placements[i].rule.batched:
+    def _has_kernel(self, placement: Placement, own: Numbers, i: int) -> bool:
+        """Whether a rule by itself can be a kernel."""
+        if placement.lookback is not None or placement.rule.weight_codec is not None:
             return True
-        g = self.params[0].detach().to("meta")
-        stored = [x if x is None else x.to("meta") for x in self.slots[0][i]]
-        numbers, rule = Caster(scalars.numbers)(g)[i], scalars.placements[i].rule
-        each = [numbers]
-        if type(numbers) is Selected:
-            each = [numbers._replace(which=k) for k in range(1, 1 + len(rule.updates))]
+        first = self.slots[0][i]
+        holes = [tuple([x is None for x in first])]
+        placement = placement._replace(gate=0, owners=None)
+        body = KernelBody([placement], holes, (form_of(own),), "step")
+        rows = [
+            (torch.empty_like(p, dtype=compute_dtype(p)), p, [mine[i]])
+            for p, mine in zip(self.params, self.slots, strict=True)
+        ]
         try:
-            with Products() as seen, torch.no_grad():
-                for own in each:
-                    run([scalars.placements[i]], [Leaf(g, g, [tuple(stored)], [own])])
-        except Exception:
-            return True
-        return seen.found
+            return bool(body.graphs(rows))
+        except kernels.Unsuitable:
+            return False
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last of the rules measures, behind the products before it."""
@@ -131,27 +141,14 @@ class ProductExecutor(Executor):
         return self.stacks[i]
 
 
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "triangular_solve", "geqrf")
-"""ATen's products, beside all of its functions with `linalg` or `cholesky` in their names."""
-
-
-class Products(TorchDispatchMode):
-    """Looks for products among the operations that are run under it."""
-
-    found = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.found = self.found or name in PRODUCTS or "linalg" in name or "cholesky" in name
-        return func(*args, **(kwargs or {}))
-
-
 class StagedStep:
     """A task in stages: for each product the kernel before it, and at last all the rest."""
 
-    def __init__(self, owner: ProductExecutor, grads: list[Tensor], scalars: BoundScalars) -> None:
+    def __init__(
+        self, owner: ProductExecutor, grads: list[Tensor], scalars: BoundScalars, at: list[int]
+    ) -> None:
         self.owner = owner
-        self.at = products(scalars.placements)
+        self.at = at
         self.stages: list[tuple[Stacks | OwnedStacks, Any]] = []
         placements = list(scalars.placements)
         acts = [bool(x.rule.updates) for x in placements]  # kernels do not see the other slots
@@ -359,15 +356,3 @@ class StackedSlot:
             return [partial(self.whole[part].copy_, new)]
         pairs = zip(self.slots[part], new.unbind(), strict=True)
         return [partial(x.copy_, y) for x, y in pairs]
-
-
-def products(placements: Sequence[Placement]) -> list[int]:
-    """The indices of the rules that ATen runs: those that take batches, or else all that are not
-    element-wise."""
-    found = [i for i, x in enumerate(placements) if x.rule.updates and x.rule.batched]
-    if not found:
-        found = [i for i, x in enumerate(placements) if x.rule.updates and not x.rule.elementwise]
-    rules = [placements[i] for i in found]
-    if any(x.lookback is not None or x.rule.reads_new_params for x in rules):
-        return []
-    return found

@@ -21,7 +21,6 @@ from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.storage import Slots, present, stored_slots
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.guards import TensorGuard
-from functional_optim.engine.native import by_entry
 
 
 class ShardExecutor(Executor):
@@ -73,8 +72,6 @@ class ShardExecutor(Executor):
         if spec is None or how == "apart" or not sharding.is_sharded(g):
             return None
         batched = [x.rule.batched for x in placements]
-        if not by_entry(tuple([x for x in placements if not x.rule.batched])):
-            return None
         if any(batched) and (how == "eager" or Sharing.of(p) is None):
             return None
         for own, some, x in zip(slots, batched, placements, strict=True):

@@ -177,7 +177,7 @@ class TreePlan(StepPlan):
         trees = [grads, params, *[state.slots[key] for key in self.keys]]
         given, *columns = tree.places(self.structure, *trees)
         self.given = [g for g in given if g is not None]
-        self._check_apart(params, given, columns)
+        check_apart(self.keys, params, given, columns)
         objects = tuple(chain(*columns))
         self.guard = TensorGuard(given, [x for x in objects if isinstance(x, Tensor)], objects)
         self.given = list(map(self.guard.apart, self.given))
@@ -195,19 +195,6 @@ class TreePlan(StepPlan):
         entries = self._entries(tx, rows, how if self.guard.dense else "apart")
         order = reduction_order([(tx.placements, tx.layout.counts)]) if tx.communicates else ()
         super().__init__(entries, _absent(tx, rows, entries), order)
-
-    def _check_apart(self, params: Any, given: list[Any], columns: list[list[Any]]) -> None:
-        """Raise ValueError if two tensors that are written share memory."""
-        live = [i for i, g in enumerate(given) if g is not None]
-        some = [(i, k) for i in live for k, own in enumerate(columns) if own[i] is not None]
-
-        def name(at: int) -> str:
-            i, k = some[at]
-            path = [path for path, _ in tree.items(params)][i]
-            whose = f"parameter {path!r}"
-            return whose if k == 0 else f"the slot {self.keys[k - 1]!r} of {whose}"
-
-        memory.check_apart([columns[k][i] for i, k in some], name)
 
     def _entries(self, tx: Leafwise, rows: list[PlanLeaf], how: How) -> list[TreeEntry]:
         """Leaves on which the same rules act, together."""
@@ -238,6 +225,25 @@ class TreePlan(StepPlan):
         except (TypeError, KeyError, AttributeError):
             return None
         return self.guard.trees(self.structure, self.outline, grads, params, *slots)
+
+
+def check_apart(
+    keys: Sequence[str], params: Any, given: list[Any], columns: list[list[Any]]
+) -> None:
+    """Raise ValueError if two tensors that are written share memory.
+
+    given: the gradients. columns: the parameters, and the slots under each key.
+    """
+    live = [i for i, g in enumerate(given) if g is not None]
+    some = [(i, k) for i in live for k, own in enumerate(columns) if own[i] is not None]
+
+    def name(at: int) -> str:
+        i, k = some[at]
+        path = [path for path, _ in tree.items(params)][i]
+        whose = f"parameter {path!r}"
+        return whose if k == 0 else f"the slot {keys[k - 1]!r} of {whose}"
+
+    memory.check_apart([columns[k][i] for i, k in some], name)
 
 
 def _absent(

@@ -37,11 +37,13 @@ class Lazy(Tensor):
     """
 
     make: Callable[[], Tensor]
+    looks: Tensor
 
     @staticmethod
     def __new__(cls, p: Tensor, make: Callable[[], Tensor]) -> Lazy:
-        self = p.detach().as_subclass(cls)
-        self.make = make
+        plain = p.detach()
+        self = plain.as_subclass(cls)
+        self.make, self.looks = make, plain
         return self
 
     @classmethod
@@ -52,11 +54,14 @@ class Lazy(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            if func in LOOKS:
-                return func(*args, **(kwargs or {}))
-            plain, named = tree.map(made, (args, kwargs or {}))
-            return func(*plain, **named)
+        seen = looks if func in LOOKS else made
+        plain, named = tree.map(seen, (args, kwargs or {}))
+        return func(*plain, **named)
+
+
+def looks(x: Any) -> Any:
+    """A plain tensor like a lazy one; anything else as it is."""
+    return x.looks if isinstance(x, Lazy) else x
 
 
 def made(x: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from functional_optim.core.private import of_compiler
 from functional_optim.kernels.compiler import NoCompiler
 
 _told: set[str] = set()
@@ -46,10 +47,9 @@ def line(error: Exception) -> str:
 
 def is_compile_error(error: Exception) -> bool:
     """Does an error come from compiling, not from what was compiled?"""
-    from torch._dynamo.exc import TorchDynamoException
-
     return (
-        isinstance(error, (TorchDynamoException, OSError, NoCompiler))
+        isinstance(error, (OSError, NoCompiler))
+        or of_compiler(error)
         or is_limit(error)
         or "inductor" in repr(error).lower()
     )

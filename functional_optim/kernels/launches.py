@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 import ctypes
 import itertools
+import math
+import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,89 +15,116 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.storage import SlotSpec
-from functional_optim.kernels import disk_cache, watch
-from functional_optim.kernels.building import Unsuitable
+from functional_optim.kernels import watch
+from functional_optim.kernels.graph import Unsuitable
+from functional_optim.kernels.print_cpp import BLOCK, PARTS, Source
 
+CHUNK = 1 << 13
+"""Elements of a chunk of a tensor of several axes: few enough to stay in a core's cache."""
 
-def symbol_of(name: str | None) -> str:
-    """The symbol of a library's function: its own, since several libraries may be one file."""
-    own = f"{next(_unnamed)}" if name is None else name.removesuffix(".so")
-    return f"functional_optim_{own}"
-
-
-_unnamed = itertools.count()
+ALIGNED = 64
+"""Bytes to which scratch memory is aligned."""
 
 
 class Native:
     """A loaded library.
 
-    symbol: of its function. outputs: how many sums it returns. name: under which it is kept, if it
-    can be. found: it was kept before, and not built by this process. layout: integers that the
-    library says of itself.
+    name: under which it is kept. found: it was kept before, and not built by this process. source:
+    what it was built from, which says how it is to be called.
     """
 
-    def __init__(
-        self, path: Path, symbol: str, outputs: int, name: str | None, *, found: bool
-    ) -> None:
-        self.outputs = outputs
+    def __init__(self, path: Path, symbol: str, source: Source, name: str, *, found: bool) -> None:
         self.name = name
         self.found = found
+        self.source = source
+        self.outputs = source.outputs
         library = ctypes.CDLL(str(path))
-        self.layout = _layout(library, f"{symbol}_layout")
         self.call = getattr(library, symbol)
         self.call.restype = None
         self.call.argtypes = [ctypes.c_void_p]
         self.address: Any = ctypes.cast(self.call, ctypes.c_void_p).value
-        self.stages: Any = getattr(library, f"{symbol}_stages", None)
-        if self.stages is not None:
-            self.stages.restype = None
-            self.stages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-
-
-def _layout(library: ctypes.CDLL, symbol: str) -> tuple[int, ...]:
-    """The integers of an array in a library that begins with its length; none where there is no
-    such array."""
-    try:
-        length = ctypes.c_int64.in_dll(library, symbol).value
-    except ValueError:
-        return ()
-    return tuple((ctypes.c_int64 * (1 + length)).in_dll(library, symbol))[1:]
 
 
 class Launch:
     """A library with the tensors that it goes over; one thread may call it at a time.
 
-    rows: for each tensor the addresses of the parameter and its slots. threads: how many share the
-    work. dtype: in which the library reads numbers. each: whether it sums over each tensor by
-    itself.
+    Args:
+        native: the library.
+        sizes: of each tensor the sizes of the graph's axes.
+        rows: for each tensor the addresses of the parameter and its slots.
+        constants: for each tensor the constants that depend on its shape.
+        threads: how many share the work.
+        chunk: elements of a chunk.
     """
 
     def __init__(
         self,
         native: Native,
-        count: int,
-        rows: array.array[int],
+        sizes: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int]],
+        constants: Sequence[Sequence[float]],
         threads: int,
-        dtype: torch.dtype,
         *,
-        each: bool,
+        chunk: int = CHUNK,
     ) -> None:
         self.native = native
-        self.each = each
-        self.wide = dtype is torch.float64
-        self.rows = rows
-        self.totals = array.array("d", bytes(8 * native.outputs * (count if each else 1)))
+        count = len(sizes)
+        self.rows = array.array("q")
+        for row, own in zip(rows, constants, strict=True):
+            self.rows.extend(row)
+            self.rows.extend([struct.unpack("<q", struct.pack("<d", x))[0] for x in own])
+        self.totals = array.array("d", bytes(8 * native.outputs))
         self.call = array.array("q", bytes(8 * 14))
-        self.call[2], self.call[4] = rows.buffer_info()[0], count
+        self.call[2], self.call[4] = self.rows.buffer_info()[0], count
         self.call[6], self.call[7] = threads, self.totals.buffer_info()[0]
-        self.call[8], self.call[10] = READER, native.outputs if each else 0
+        self.call[8] = READER
         self.address = self.call.buffer_info()[0]
+        if native.source.blocks:
+            self.table = _blocks([own[0] for own in sizes])
+            self.call[0], self.call[1] = self.table.buffer_info()[0], len(self.table) // 3
+        else:
+            self._set_table(sizes, threads, chunk)
+
+    def _set_table(self, sizes: Sequence[Sequence[int]], threads: int, chunk: int) -> None:
+        entries = list(map(math.prod, sizes))
+        # a thread that steps a large tensor alone is waited for
+        limit = max(sum(entries) // (2 * threads), chunk) if threads > 1 else max(entries)
+        order = sorted(range(len(sizes)), key=lambda i: -entries[i])
+        large = sum(size > limit for size in entries)
+        needed, self.table = [0], array.array("q")
+        for own in sizes:
+            row, last = self._row(own, chunk)
+            self.table.extend(row)
+            needed.append(last)
+        alone = max([needed[1 + i] for i in order[large:]], default=0)
+        together = max([needed[1 + i] for i in order[:large]], default=0)
+        self.scratch = torch.empty(max(alone * threads, together) + ALIGNED, dtype=torch.uint8)
+        at = -(-self.scratch.data_ptr() // ALIGNED) * ALIGNED
+        self.order = array.array("q", order)
+        self.call[0], self.call[1] = self.table.buffer_info()[0], large
+        self.call[11], self.call[12] = self.order.buffer_info()[0], at
+        self.call[13] = alone
+
+    def _row(self, sizes: Sequence[int], chunk: int) -> tuple[list[int], int]:
+        """A row of the table of tensors: sizes, rows of a chunk, chunks, and where each value lies
+        in scratch memory; and how much of that there is."""
+        first, inner = sizes[0], math.prod(sizes[1:])
+        chunks = min(first, -(-first * inner // chunk))
+        rows = -(-first // max(chunks, 1))
+        chunks = -(-first // max(rows, 1))
+        at, offsets = 0, []
+        for width, axes, parts in self.native.source.layout:
+            offsets.append(at)
+            size = width * math.prod([n for i, n in enumerate(sizes) if axes >> i & 1])
+            if parts == PARTS:
+                size *= chunks
+            at += -(-size // ALIGNED) * ALIGNED
+        return [*sizes, rows, chunks, *offsets], at
 
     def ready(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
     ) -> Callable[[], tuple[float, ...]]:
-        """The call, which this object must outlive: it returns the sums over all blocks.
+        """The call, which this object must outlive: it returns the sums over all tensors.
 
         Args:
             grads: each tensor's gradient, plain tensors.
@@ -103,71 +132,33 @@ class Launch:
         """
         if READER and watch.module is not None:
             launch, function = watch.module.launch, self.native.address
-            return partial(
-                launch, function, self.address, grads, numbers, self.wide, self.native.outputs
-            )
+            return partial(launch, function, self.address, grads, numbers, True, self.native.outputs)
         return partial(self._through_ctypes, grads, numbers)
 
     def _through_ctypes(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
     ) -> tuple[float, ...]:
-        vector = array.array("d" if self.wide else "f", itertools.chain(*numbers))
-        self._run(grads, vector.buffer_info()[0], 0)
-        return tuple(self.totals)
-
-    def with_rows(self, grads: list[Tensor], rows: Tensor) -> tuple[float, ...]:
-        """Call it with numbers for each tensor. rows: a row of them each."""
-        self._run(grads, rows.data_ptr(), rows.stride(0))
-        return tuple(self.totals)
-
-    def stage(self, given: int, rows: Tensor, found: Tensor | None) -> list[int]:
-        """This call as one of several, for `Stages`.
-
-        given: where the gradients will be listed. rows: the numbers, a row for each tensor. found:
-        where the sums go, a row for each tensor; None: nowhere else.
-        """
-        self.call[3], self.call[5], self.call[9] = given, rows.data_ptr(), rows.stride(0)
-        target = (0, 0) if found is None else (found.data_ptr(), found.stride(0))
-        count = len(self.totals) // max(self.native.outputs, 1)
-        totals = self.totals.buffer_info()[0]
-        own = (self.native.address, self.address, totals, count, self.native.outputs)
-        return [*own, *target, int(self.wide)]
-
-    def _run(self, grads: list[Tensor], numbers: int, stride: int) -> None:
+        vector = array.array("d", itertools.chain(*numbers))
         given = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
-        self.call[3], self.call[5], self.call[9] = given.buffer_info()[0], numbers, stride
+        self.call[3], self.call[5] = given.buffer_info()[0], vector.buffer_info()[0]
         ctypes.memset(self.totals.buffer_info()[0], 0, 8 * len(self.totals))
         self.native.call(self.address)
+        return tuple(self.totals)
 
 
-class Stages:
-    """Several launches, made by one call. count: of the tensors that they go over.
-
-    Only for libraries that `cpu` has built. All tensors that they read must outlive it.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.given = array.array("q", bytes(8 * count))
-        self.launches: list[Launch] = []
-        self.calls = array.array("q")
-
-    def add(self, launch: Launch, first: int, rows: Tensor, found: Tensor | None) -> None:
-        """One more launch, over the tensors from `first` on. The rest as in `Launch.stage`."""
-        self.launches.append(launch)
-        at = self.given.buffer_info()[0] + 8 * first
-        self.calls.extend(launch.stage(at, rows, found))
-
-    def run(self, grads: list[Tensor]) -> tuple[float, ...]:
-        """Make all launches, and return the sums of the last one. grads: of all tensors."""
-        self.given[:] = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
-        last = self.launches[-1]
-        last.native.stages(self.calls.buffer_info()[0], len(self.launches))
-        return tuple(last.totals)
+def _blocks(sizes: Sequence[int]) -> array.array[int]:
+    """Blocks that cover tensors of these sizes: of each one the index of its tensor, its first
+    element and its length."""
+    blocks = array.array("q")
+    for i, size in enumerate(sizes):
+        for at in range(0, size, BLOCK):
+            blocks.extend((i, at, min(BLOCK, size - at)))
+    return blocks
 
 
 def _reader() -> int:
-    """The address of torch's function from a tensor object to its data, which Inductor's own
-    kernels use; 0 where this torch has none."""
+    """The address of torch's function from a tensor object to its data; 0 where this torch has
+    none."""
     dynamo = getattr(torch._C, "_dynamo", None)
     guards = getattr(dynamo, "guards", None)
     return getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", 0)
@@ -176,44 +167,8 @@ def _reader() -> int:
 READER = _reader()
 
 
-def load(name: str, outputs: int) -> Native | None:
-    """The library that an earlier process kept under this name."""
-    path = disk_cache.find(name)
-    if path is None:
-        return None
-    try:
-        native = Native(path, symbol_of(name), outputs, name, found=True)
-    except (OSError, AttributeError):
-        return None
-    watch.load()
-    return native
-
-
-def compare(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Raise Unsuitable unless a library has done what the rule does."""
-    for x, y in zip(results, expected, strict=True):
-        loose = 1e-2 if x.element_size() == 2 else 1e-4
-        if not torch.allclose(x, y, rtol=loose, atol=loose, equal_nan=True):
-            raise Unsuitable("a library that does something else than the rule")
-
-
-WHOLE_NUMBER = 1234567.0
-"""A key, for a library that is tried."""
-
-
-def opened(codec: Any, stored: Sequence[Tensor], like: Tensor) -> Tensor:
-    """What a rule sees of a packed tensor. like: a tensor of its shape."""
-    return codec.decode(tuple(stored), SlotSpec(like.shape, torch.float32))
-
-
-def compare_packed(
-    codec: Any, stored: Sequence[Sequence[Tensor]], expected: Sequence[Tensor], key: float | None
-) -> None:
-    """Raise Unsuitable unless tensors were packed as the codec packs what is expected, but for a
-    code now and then."""
-    wanted = [opened(codec, codec.encode(x, key), x) for x in expected]
-    found = [opened(codec, own, x) for own, x in zip(stored, expected, strict=True)]
-    pairs = zip(found, wanted, strict=True)
-    differ = torch.cat([(x - y).abs() > 1e-4 * y.abs() for x, y in pairs])
-    if float(differ.float().mean()) > 0.02:
-        raise Unsuitable("a library that packs slots in another way than the codec")
+def compare(x: Tensor, expected: Tensor) -> None:
+    """Raise Unsuitable unless a library has done what the rules do."""
+    loose = 1e-2 if x.element_size() <= 2 else 1e-4
+    if not torch.allclose(x, expected.reshape(x.shape), rtol=loose, atol=loose, equal_nan=True):
+        raise Unsuitable("a library that does something else than the rule")

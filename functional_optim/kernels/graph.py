@@ -1,0 +1,369 @@
+"""A rule's operations as a graph, and the dimensions of each value in it.
+
+A graph is recorded on tensors of a few elements (`record.py`). What holds for every size is the
+list of dimensions that each value has: `laid_out` follows these from operation to operation, and
+refuses what it cannot follow. Neighbouring dimensions that no operation tells apart become one, so
+an element-wise rule has a single dimension whatever the shape of its tensors, and the mean of each
+row needs two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from functional_optim.kernels import ops
+
+
+class Unsuitable(Exception):
+    """A rule that no kernel is written for; the text says which operation is the reason.
+
+    rule: the index of the rule in its chain, if it is known.
+    """
+
+    def __init__(self, why: str, rule: int | None = None) -> None:
+        super().__init__(why)
+        self.rule = rule
+
+
+class Node:
+    """A value: the operation that makes it, and its operands.
+
+    op: ATen's name of the operation, without `aten.`; or `input` and `number` (with an index),
+    `const` (with a value), `row` (with an index: a constant that depends on the shape), `iota` (the
+    place of an element in its tensor). shape: as recorded. host: whether it follows from numbers of
+    the step alone, which are Python floats where a rule runs eagerly. rule: the index of the rule
+    that asked for it. dims: for each dimension the axes that it consists of, see `laid_out`. axes:
+    all of them.
+    """
+
+    __slots__ = ("args", "axes", "dims", "dtype", "host", "index", "kwargs", "op", "rule", "shape")
+
+    def __init__(
+        self,
+        op: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        *,
+        host: bool = False,
+        rule: int | None = None,
+    ) -> None:
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.dtype = dtype
+        self.shape = tuple(shape)
+        self.host = host
+        self.rule = rule
+        self.index = -1
+        self.dims: tuple[tuple[int, ...], ...] = ()
+        self.axes: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"v{self.index}"
+
+    def operands(self) -> Iterator[Node]:
+        """The values that it reads."""
+        for x in (*self.args, *self.kwargs.values()):
+            for y in x if isinstance(x, tuple) else (x,):
+                if isinstance(y, Node):
+                    yield y
+
+
+class Graph:
+    """What a rule does to one tensor.
+
+    inputs: the gradient, the parameter, and the slots. stores: which inputs get which new values.
+    results: what it measures. sizes: of the axes, as recorded; a negative one is a constant.
+    places: the constants that depend on the shape. parts: once axes are `merged`, of which dimensions
+    each consists.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.inputs: list[Node] = []
+        self.stores: list[tuple[int, Node]] = []
+        self.results: list[Node] = []
+        self.sizes: tuple[int, ...] = ()
+        self.places: list[Place] = []
+        self.parts: tuple[tuple[int, ...], ...] = ()
+        self.reads_sizes = False
+        """Whether a rule has asked for the size of a tensor."""
+
+    def add(self, node: Node) -> Node:
+        """Append a node."""
+        node.index = len(self.nodes)
+        self.nodes.append(node)
+        return node
+
+    def pruned(self) -> Graph:
+        """The same without what neither a store nor a result depends on."""
+        live: set[Node] = set()
+        waiting = [*self.results, *[value for _, value in self.stores]]
+        while waiting:
+            node = waiting.pop()
+            if node not in live:
+                live.add(node)
+                waiting += node.operands()
+        self.nodes = [x for x in self.nodes if x in live or x.op == "input"]
+        for i, node in enumerate(self.nodes):
+            node.index = i
+        return self
+
+    def opaque(self) -> Node | None:
+        """The first operation that no kernel is written for; None if there is none."""
+        return next((x for x in self.nodes if ops.kind(x.op) is None), None)
+
+    def sizes_of(self, shape: Sequence[int]) -> list[int]:
+        """The sizes of the axes for a parameter of a shape, once they are `merged`."""
+        return [math.prod([shape[i] for i in own]) for own in self.parts]
+
+    def by_element(self) -> bool:
+        """Whether each element is a tensor's own, but for sums that are results; once axes are
+        `merged`."""
+        sums = [x for x in self.nodes if ops.kind(x.op) == "reduce"]
+        read = {y for x in self.nodes for y in x.operands()}
+        plain = all(ops.REDUCE[x.op] == "sum" and x not in read for x in sums)
+        return plain and len(self.sizes) == 1 and not self.places
+
+
+def same(a: Graph, b: Graph, *, dims: bool = True) -> bool:
+    """Whether two recordings are one graph, but for the shapes of views and constants of type
+    float, see `differing`. dims: their values also have as many dimensions."""
+    return (
+        len(a.nodes) == len(b.nodes)
+        and all([_alike(x, y, dims) for x, y in zip(a.nodes, b.nodes, strict=True)])
+        and [(i, x.index) for i, x in a.stores] == [(i, x.index) for i, x in b.stores]
+        and [x.index for x in a.results] == [x.index for x in b.results]
+    )
+
+
+def _alike(a: Node, b: Node, dims: bool) -> bool:
+    kind = ops.kind(a.op)
+    return (
+        a.op == b.op
+        and a.dtype is b.dtype
+        and (len(a.shape) == len(b.shape) or not dims)
+        and a.kwargs.keys() == b.kwargs.keys()
+        and [x.index for x in a.operands()] == [x.index for x in b.operands()]
+        and (
+            kind in ("view", "fill", "iota", "const", "point")
+            or (kind == "reduce" and not dims)
+            or (_plain(a.args) == _plain(b.args) and _plain(a.kwargs) == _plain(b.kwargs))
+        )
+    )
+
+
+def _plain(x: Any) -> Any:
+    """An argument without nodes."""
+    if isinstance(x, dict):
+        return {key: _plain(y) for key, y in x.items()}
+    if isinstance(x, tuple):
+        return tuple(map(_plain, x))
+    return None if isinstance(x, Node) else x
+
+
+Place = tuple[int, int | str]
+"""A constant of a graph: the index of its node, and which argument it is."""
+
+
+def differing(a: Graph, b: Graph) -> list[Place]:
+    """The constants in which two recordings of one graph differ."""
+    return [place for place, x in constants(a).items() if not _equal(x, constants(b)[place])]
+
+
+def constants(graph: Graph) -> dict[Place, Any]:
+    """All constants of operations on elements, by their places."""
+    found: dict[Place, Any] = {}
+    for node in graph.nodes:
+        kind = ops.kind(node.op)
+        if kind == "point" or node.op == "const":
+            given = [*enumerate(node.args), *node.kwargs.items()]
+        elif kind == "fill":
+            given = [(ops.FILLED, ops.filled(node.op, node.args))]
+        else:
+            continue
+        for where, x in given:
+            if isinstance(x, (bool, int, float)):
+                found[node.index, where] = x
+    return found
+
+
+def values_at(graph: Graph, places: Sequence[Place]) -> tuple[float, ...]:
+    """Some constants of a graph."""
+    found = constants(graph)
+    return tuple([float(found[place]) for place in places])
+
+
+def with_rows(graph: Graph, places: Sequence[Place]) -> Graph:
+    """The graph with constants that depend on the shape in the place of some."""
+    made: dict[Node, dict[int | str, Node]] = {}
+    for k, (i, where) in enumerate(places):
+        row = Node("row", (k,), {}, torch.float64, (), host=True)
+        made.setdefault(graph.nodes[i], {})[where] = row
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        own = made.get(node, {})
+        nodes += [*own.values(), node]
+        if node.op == "const" and own:
+            node.op, node.args = "clone.default", (own[0],)
+            continue
+        if ops.FILLED in own:
+            where = ops.filled_at(node.op)
+            node.args = (*node.args[:where], own[ops.FILLED], *node.args[where + 1 :])
+            continue
+        node.args = tuple([own.get(i, x) for i, x in enumerate(node.args)])
+        node.kwargs = {key: own.get(key, x) for key, x in node.kwargs.items()}
+    graph.nodes = nodes
+    for i, node in enumerate(nodes):
+        node.index = i
+    graph.places = [*places]
+    return graph
+
+
+def _equal(x: Any, y: Any) -> bool:
+    return x == y or (x != x and y != y)
+
+
+def laid_out(graph: Graph, dims: Sequence[Sequence[Sequence[int]]], sizes: Sequence[int]) -> Graph:
+    """The graph with the axes of each value.
+
+    Args:
+        graph: as recorded.
+        dims: of each input, for each of its dimensions, the axes that it consists of.
+        sizes: of the axes, as recorded; negative for one whose size is a constant.
+
+    Raises:
+        Unsuitable: if the order of elements in a value cannot be followed.
+    """
+    graph.sizes = tuple(sizes)
+    for node in graph.nodes:
+        if node.op == "input":
+            node.dims = tuple([tuple(x) for x in dims[node.args[0]]])
+        else:
+            node.dims = _dims(graph, node)
+        node.axes = tuple([axis for own in node.dims for axis in own])
+    for i, value in graph.stores:
+        if value.axes != graph.inputs[i].axes and not set(value.axes) < set(graph.inputs[i].axes):
+            raise Unsuitable(f"a new value of shape {value.shape}", value.rule)
+    return graph
+
+
+def _dims(graph: Graph, node: Node) -> tuple[tuple[int, ...], ...]:
+    kind = ops.kind(node.op)
+    if kind in ("number", "const", "row") or not node.shape:
+        return ()
+    if kind == "iota":
+        return (_run_of(graph, node.shape[0]),)
+    if kind == "fill":
+        like = next(node.operands(), None)
+        return like.dims if like is not None and like.shape == node.shape else _filled(graph, node)
+    first = next(node.operands())
+    if kind == "reduce":
+        gone = ops.reduced_dims(node)
+        kept = ops.keeps_dims(node)
+        return tuple(
+            [() if i in gone else own for i, own in enumerate(first.dims) if kept or i not in gone]
+        )
+    if kind == "view":
+        return _viewed(graph, node, first)
+    if kind == "point":
+        return _broadcast(node)
+    raise Unsuitable(f"the operation {node.op}", node.rule)
+
+
+def _viewed(graph: Graph, node: Node, x: Node) -> tuple[tuple[int, ...], ...]:
+    order = ops.permutation(node, len(x.dims))
+    if order is not None:
+        return tuple([x.dims[i] for i in order])
+    if node.op.startswith("expand"):
+        return _expanded(graph, node, x)
+    if node.op.startswith("squeeze") and any(
+        size > 1 for size in [x.shape[i] for i in ops.squeezed(node)]
+    ):
+        raise Unsuitable("squeeze of a dimension that may have any size", node.rule)
+    left = [axis for own in x.dims for axis in own]
+    found: list[tuple[int, ...]] = []
+    for size in node.shape:
+        own: list[int] = []
+        while math.prod([abs(graph.sizes[i]) for i in own]) < size:
+            if not left:
+                raise Unsuitable(f"a view as {node.shape}", node.rule)
+            own.append(left.pop(0))
+        if math.prod([abs(graph.sizes[i]) for i in own]) != size:
+            raise Unsuitable(f"a view as {node.shape}", node.rule)
+        found.append(tuple(own))
+    return tuple(found)
+
+
+def _expanded(graph: Graph, node: Node, x: Node) -> tuple[tuple[int, ...], ...]:
+    """Dimensions of size 1 that have become larger are those of a value that is repeated."""
+    new = len(node.shape) - len(x.dims)
+    found = []
+    for i, size in enumerate(node.shape):
+        own = x.dims[i - new] if i >= new else ()
+        found.append(own if own or size == 1 else _run_of(graph, size))
+    return tuple(found)
+
+
+def _filled(graph: Graph, node: Node) -> tuple[tuple[int, ...], ...]:
+    return tuple([() if size == 1 else _run_of(graph, size) for size in node.shape])
+
+
+def _run_of(graph: Graph, size: int) -> tuple[int, ...]:
+    """The neighbouring axes of so many elements: sizes are chosen so that there is one answer."""
+    sizes = list(map(abs, graph.sizes))
+    for start in range(len(sizes)):
+        for stop in range(start + 1, len(sizes) + 1):
+            if math.prod(sizes[start:stop]) == size:
+                return tuple(range(start, stop))
+    raise Unsuitable(f"a tensor with a dimension of {size}")
+
+
+def _broadcast(node: Node) -> tuple[tuple[int, ...], ...]:
+    found: list[tuple[int, ...]] = [()] * len(node.shape)
+    for x in node.operands():
+        for i, own in enumerate(reversed(x.dims)):
+            if own and found[-1 - i] not in ((), own):
+                raise Unsuitable("elements in two orders in one operation", node.rule)
+            if own:
+                found[-1 - i] = own
+    order = [axis for own in found for axis in own]
+    if len(set(order)) < len(order):
+        raise Unsuitable("one dimension twice in a value", node.rule)
+    return tuple(found)
+
+
+def merged(graph: Graph) -> Graph:
+    """The graph with as few axes as its operations tell apart; values list them in order."""
+    count = len(graph.sizes)
+    together = [
+        graph.sizes[i] > 0 and graph.sizes[i + 1] > 0 and all(_beside(x, i) for x in graph.nodes)
+        for i in range(count - 1)
+    ]
+    new, sizes = [0] * count, list(graph.sizes[:1])
+    for i in range(1, count):
+        if together[i - 1]:
+            new[i] = new[i - 1]
+            sizes[-1] *= graph.sizes[i]
+        else:
+            new[i] = len(sizes)
+            sizes.append(graph.sizes[i])
+    for node in graph.nodes:
+        node.axes = tuple(sorted({new[i] for i in node.axes}))
+    graph.parts = tuple([tuple([i for i in range(count) if new[i] == k]) for k in range(len(sizes))])
+    graph.sizes = tuple(sizes)
+    return graph
+
+
+def _beside(node: Node, i: int) -> bool:
+    """Whether a value has two neighbouring axes one behind the other, or neither."""
+    axes = node.axes
+    if i not in axes and i + 1 not in axes:
+        return True
+    return i in axes and axes[axes.index(i) + 1 :][:1] == (i + 1,)

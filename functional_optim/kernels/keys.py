@@ -1,0 +1,70 @@
+"""What a function is known by inside of a process."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+from torch import Tensor
+
+
+def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
+    """A hashable stand-in for a function: its code, and the constants that it closes over.
+
+    Args:
+        fn: the function, or a constant.
+        above: ids of what is being described, for functions that call themselves.
+
+    Raises:
+        TypeError: if it closes over a tensor, whose value a kernel would freeze.
+    """
+    if isinstance(fn, Tensor):
+        raise TypeError(
+            "the update of a rule closes over a tensor, which a compiled kernel would freeze; "
+            "return it from scalars instead, and take it as a number."
+        )
+    if isinstance(fn, float):
+        return (type(fn), repr(fn))  # 0.0 and -0.0 are equal
+    if id(fn) in above:
+        return (_Keep, above.index(id(fn)))
+    inside = (*above, id(fn))
+    if isinstance(fn, types.FunctionType):
+        cells = tuple(map(_content, fn.__closure__ or ()))
+        constants = (cells, fn.__defaults__, fn.__kwdefaults__, vars(fn))
+        own = [static_key(x, inside) if x else None for x in constants]
+        return (fn.__code__, _Keep(fn.__globals__), *own)
+    if type(fn) is types.MethodType:
+        return (types.MethodType, *[static_key(x, inside) for x in (fn.__func__, fn.__self__)])
+    if type(fn) is functools.partial:
+        parts = (fn.func, fn.args, fn.keywords)
+        return (functools.partial, *[static_key(x, inside) for x in parts])
+    if type(fn) is dict:
+        return (dict, *[static_key(pair, inside) for pair in fn.items()])
+    if type(fn) is list or isinstance(fn, tuple):
+        return (type(fn), *[static_key(x, inside) for x in fn])
+    try:
+        hash(fn)
+    except TypeError:
+        return (type(fn), _Keep(fn))
+    return (type(fn), fn)
+
+
+class _Keep:
+    """Stands for an object itself, and holds it, so that its id stays its own."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keep) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that was never set, in a branch that is never taken
+        return types.CellType
