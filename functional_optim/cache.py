@@ -6,9 +6,9 @@
     python -m functional_optim.cache --clear        # remove all
 
 Nobody has to call this: whenever a kernel is kept, those that were not used for 90 days are
-removed, and above 512 MiB those that were used least recently. Kernels of other versions of the
-package or of torch are among them; nothing finds them any more. What is removed is compiled again
-when it is needed.
+removed, and above 512 MiB those that were used least recently. Kernels that other versions of the
+package or of the compiler have left are among them. What is removed is compiled again when it is
+needed.
 """
 
 from __future__ import annotations

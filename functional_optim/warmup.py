@@ -1,11 +1,12 @@
-"""Filling the folder of compiled kernels ahead of time: in a CI image, or as a container is built.
+"""Compile kernels ahead of time: in a CI image, or while a container is built.
 
 `python -m functional_optim.warmup adamw sgd --dtype float32 bfloat16` compiles the kernels of these
-algorithms, or finds them compiled. A later process with the same versions and processor then steps
-without a compiler. For users other than the one who fills it, name a folder that they can read:
-`FUNCTIONAL_OPTIM_CACHE=/srv/kernels`, and `chmod -R a+rX /srv/kernels` afterwards. For other
-processors, set `FUNCTIONAL_OPTIM_LEVEL` to a level that all of them have, `x86-64-v3` or
-`x86-64-v4`: those kernels are found where none was compiled for the processor itself.
+algorithms, or finds them compiled. A later process on the same kind of processor then steps without
+a compiler, with any version of torch and of Python. For users other than the one who fills it, name
+a folder that they can read: `FUNCTIONAL_OPTIM_CACHE=/srv/kernels`, and
+`chmod -R a+rX /srv/kernels` afterwards. For other processors, set `FUNCTIONAL_OPTIM_LEVEL` to a
+level that all of them have, `x86-64-v3` or `x86-64-v4`: those kernels are used if none was compiled
+for the processor itself.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from functional_optim.kernels import levels
 
 
 class Warmed(NamedTuple):
-    """What became of the kernels of a transformation for one dtype.
+    """How many kernels a transformation has for one dtype.
 
-    built: how many were compiled, and kept. found: had been kept before. unkept: work here, but not
-    from the folder in the next process.
+    built: compiled, and kept. found: kept before. unkept: compiled, but there is no folder to keep
+    them in.
 
     Example::
 
@@ -53,19 +54,17 @@ def warm(
 ) -> list[Warmed]:
     """Compile and keep the kernels of a transformation, by a step on a throwaway tensor.
 
-    `compile(tx)` and the optimizer objects in `functional_optim.adapters` use the same ones, for
-    every size of tensor and every value of the numbers. What chooses the code counts: flags, and
-    which rules there are.
+    `compile(tx)` and the optimizer objects in `functional_optim.adapters` use the same kernels, for
+    every size of tensor and every value of the hyperparameters, except those that choose the code:
+    flags, and which transforms there are.
 
     Args:
         tx: a transformation made of one-tensor rules, such as `adamw()` or a chain.
         dtypes: of the parameters that it will step.
 
     Returns:
-        For each dtype how many kernels were built, found, and could not be kept: where there is no
-        folder to keep them in, where a rule reads an object that may be another in the next
-        process, and where it compares sizes, so that there is no kernel for all shapes.
-        Rules that look at rows or columns have kernels for vectors and matrices.
+        For each dtype how many kernels were built, found, and could not be kept. Rules that look at
+        rows or columns have kernels for vectors and for matrices. Rules that run eagerly have none.
 
     Raises:
         TypeError: for a transformation that is not made of one-tensor rules.
@@ -90,15 +89,15 @@ def warm(
 
 def _warm(step: FusedStep, tx: GradientTransformation, dtype: torch.dtype) -> Warmed:
     used = _kernels(step, tx, torch.ones(4, 4, dtype=dtype))
-    if any(x is not None and x.layout for x in used):  # one for each number of dimensions
+    if any(x.source.axes > 1 for x in used):  # one for each number of dimensions
         used += _kernels(step, tx, torch.ones(4, dtype=dtype))
-    kept = [x for x in used if x is not None and kernels.is_kept(x)]
+    kept = [x for x in dict.fromkeys(used) if kernels.is_kept(x)]
     found = sum(x.found for x in kept)
-    return Warmed(dtype, len(kept) - found, found, len(used) - len(kept))
+    return Warmed(dtype, len(kept) - found, found, len({*used} - {*kept}))
 
 
-def _kernels(step: FusedStep, tx: GradientTransformation, p: Tensor) -> list[Any]:
-    """The libraries of a step on one tensor; None for a kernel that is not in one."""
+def _kernels(step: FusedStep, tx: GradientTransformation, p: Tensor) -> list[kernels.Native]:
+    """The kernels of a step on one tensor."""
     params = {"w": p}
     step({"w": torch.ones_like(p)}, tx.init(params), params)
     assert step.plan is not None
@@ -215,8 +214,6 @@ def _report(name: str, tx: GradientTransformation, dtypes: Sequence[torch.dtype]
         counts = {"built": built, "found": found, "compiled, but not kept": unkept}
         told = [f"{count} {what}" for what, count in counts.items() if count]
         _say(f"{name}, {str(dtype).removeprefix('torch.')}: {', '.join(told) or 'no kernels'}")
-        if unkept and kernels.folder() is not None:
-            _say("  Kernels of rules that compare sizes, or read objects, are not kept.")
     return not any(result.unkept for result in results)
 
 

@@ -4,8 +4,9 @@
     python release/wheel.py --out dist --levels x86-64-v3
 
 The second wheel has the kernels of usual recipes (`release/recipes.py`) for each level of
-processors, so that a first step needs no compiler. They fit this Python and this release of torch;
-with another torch the wheel works as the first one does. pip prefers it where both are offered.
+processors, so that a first step needs no compiler, with any version of Python and of torch. The
+library that looks over objects is for this version of Python. pip prefers the second wheel where
+both are offered.
 """
 
 from __future__ import annotations
@@ -66,8 +67,7 @@ def with_kernels(plain: Path, names: list[str], recipes: Path, scratch: Path, ou
             shutil.copyfile(path, kernels / path.name)
     run("-m", "wheel", "pack", str(root), "--dest-dir", str(scratch))
     (packed,) = scratch.glob("*.whl")
-    tags = ["--python-tag", f"cp{sys.version_info.major}{sys.version_info.minor}"]
-    run("-m", "wheel", "tags", *tags, "--platform-tag", platform_tag(), str(packed))
+    run("-m", "wheel", "tags", "--platform-tag", platform_tag(), str(packed))
     (tagged,) = scratch.glob(f"*{platform_tag()}.whl")
     return Path(shutil.copy(tagged, out))
 
@@ -75,7 +75,7 @@ def with_kernels(plain: Path, names: list[str], recipes: Path, scratch: Path, ou
 def compile_for(level: str, recipes: Path, root: Path, made: Path) -> None:
     """Compile the kernels of recipes, in a process that sees the unpacked wheel alone."""
     environment = {
-        **{k: x for k, x in os.environ.items() if not k.startswith("TORCHINDUCTOR_")},
+        **os.environ,
         "PYTHONPATH": str(root),
         "FUNCTIONAL_OPTIM_LEVEL": level,
         "FUNCTIONAL_OPTIM_CACHE": str(made),

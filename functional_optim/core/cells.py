@@ -161,20 +161,16 @@ class Companded(NamedTuple):
         else:
             code = torch.maximum(code, _below(-size, 0) & 1)
         if self.bits == 4:
-            half = code.shape[-1] // 2
-            code = code[..., :half] & 15 | code[..., half:] << 4
+            halves = code.unflatten(-1, (2, code.shape[-1] // 2)) & 15
+            code = (halves << self._shifts(code)).sum(-2, dtype=torch.int32)
         return code.to(torch.int8 if self.signed else torch.uint8), scale
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         codes, scale = stored
         code = codes.to(torch.int32)
-        if self.bits == 4:
-            low = (code << 28) >> 28 if self.signed else code & 15
-            return torch.cat([self._opened(x, scale) for x in (low, code >> 4)], -1)
-        return self._opened(code, scale)
-
-    def _opened(self, code: Tensor, scale: Tensor) -> Tensor:
-        """The numbers of codes, in int32."""
+        if self.bits == 4:  # the bits of a half of the block, up to the sign and down again
+            high = code.unsqueeze(-2) << (28 - self._shifts(code))
+            code = (high >> 28 if self.signed else (high >> 28) & 15).flatten(-2)
         sign = code >> 31 if self.signed else 0
         known = (code ^ sign) - sign if self.signed else code
         z = (known + (ONE >> (23 - self.steps))) << (23 - self.steps)
@@ -182,6 +178,10 @@ class Companded(NamedTuple):
         if self.signed:
             size = (_bits(size) | sign & ~SIZE).view(torch.float32)
         return torch.where(known == self.nan, math.nan, size)
+
+    def _shifts(self, code: Tensor) -> Tensor:
+        """Where the codes of both halves of a block are in a byte."""
+        return torch.arange(2, dtype=torch.int32, device=code.device).unsqueeze(-1) * 4
 
 
 NUMBERS = {3: 126, 2: 123}

@@ -124,8 +124,8 @@ class InBlocks(NamedTuple):
     ) -> Tensor:
         if self.entrywise:
             return self.cells.decode(stored).to(dtype)
-        found = self.cells.decode(stored).reshape(-1)
-        return found[: math.prod(shape)].reshape(shape).to(dtype)
+        found, size = self.cells.decode(stored).reshape(-1), math.prod(shape)
+        return (found if found.numel() == size else found[:size]).reshape(shape).to(dtype)
 
     def local(self, stored: tuple[Any, ...], shape: Sequence[int]) -> tuple[Tensor, ...]:
         """What a process has of a packed DTensor, as a plain tensor of its part's shape has it.

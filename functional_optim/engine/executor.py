@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels
+from functional_optim.core.recording import Goal
 from functional_optim.core.rule import Numbers, Placement, flat_numbers
 from functional_optim.core.storage import Slots
 
@@ -24,10 +25,6 @@ How = Literal["compiled", "strict", "eager", "apart"]
 """Which executors a group may use: those with kernels; the same, with an error where one cannot be
 compiled; those without kernels; or only the one that takes every tensor as it is, so that it can be
 traced."""
-
-Goal = Literal["step", "reduce", "stage"]
-"""What executors do with rules: make their step, in place; measure with the last of them; or write
-the slots of the last one alone, as a stage of a step."""
 
 Write = Callable[[], object]
 """A write that is ready to be made: all that may fail or take long has been done. Those of a usual

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.ownership import Shared
+from functional_optim.core.recording import Goal
 from functional_optim.core.rule import Numbers, Placement, Rule, settled
 from functional_optim.core.storage import Slots
-from functional_optim.engine.executor import BoundScalars, Executor, Goal, How, Write
+from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.joined import JoinedExecutor
 from functional_optim.engine.native import NativeExecutor
 from functional_optim.engine.per_tensor import PerTensorExecutor

@@ -19,7 +19,7 @@ from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, laid_out_like, present, with_holes
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.core.turns import takes_turns
-from functional_optim.engine.kernel_body import KernelBody
+from functional_optim.core.recording import Body
 from functional_optim.engine.native import in_memory, kind_of
 from functional_optim.kernels import Unsuitable
 
@@ -86,13 +86,10 @@ class JoinedExecutor(Executor):
         forms = tuple(map(form_of, scalars.numbers))
         count = len(scalars.placements)
         holes = [tuple(own) for own in self.holes[:count]]
-        body = KernelBody(scalars.placements, holes, forms, scalars.goal)
-        rows = [
-            (g, p, own[:count])
-            for g, p, own in zip(self.mine(grads), self.params, self.slots, strict=True)
-        ]
+        body = Body(scalars.placements, holes, forms, scalars.goal)
+        rows = zip(self.mine(grads), self.params, self.slots, strict=True)
         try:
-            return all(own.graph.by_element() for own in body.graphs(rows))
+            return all(body.find(g, p, own[:count]).graph.by_element() for g, p, own in rows)
         except Unsuitable:
             return False
 

@@ -7,22 +7,65 @@ memory at every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
+from functional_optim.core.recording import Body
 from functional_optim.core.rule import Keyed, Numbers, Placement, form_of
 from functional_optim.core.storage import Slots, laid_out_like, present
 from functional_optim.core.turns import takes_turns
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
-from functional_optim.engine.kernel_body import KernelBody, Recorded
+from functional_optim.kernels import record
+from functional_optim.kernels.graph import Graph
 
 GRAIN = 1 << 15
 """Elements from which threads share the work: torch's own grain size for CPU loops."""
+
+
+class Served:
+    """The tensors of an executor for which one graph holds.
+
+    body: what was recorded. like: the gradient, the parameter and the slots of one of them.
+    members: their indices. sizes: for each of them those of the graph's axes. constants: those of
+    the graph that depend on its shape.
+    """
+
+    def __init__(self, body: Body, graph: Graph, like: Any) -> None:
+        self.body = body
+        self.graph = graph
+        self.like = like
+        self.members: list[int] = []
+        self.sizes: list[list[int]] = []
+        self.constants: list[tuple[float, ...]] = []
+
+    def check(self, native: kernels.Native) -> None:
+        """Raise Unsuitable unless a library does to small tensors what the rules do."""
+        g, p, slots = self.like
+        if self.graph.block:
+            shapes: Any = [(3 * self.graph.block,), (2 * self.graph.block + 41,), (5,)]
+        else:
+            shapes = record.SIZES[p.dim() if p.is_complex() else max(p.dim(), 1)]
+        for shape in shapes:
+            given = self.body.tensors(g, p, slots, shape)
+            numbers = torch.linspace(0.3, 0.7, max(self.body.count, 1), dtype=torch.float64)
+            numbers = numbers[: self.body.count]
+            with torch.no_grad():
+                new, found = self.body.made(None, [x.clone() for x in given], numbers)
+            real = [x.clone() for x in given]
+            rows = [list(map(Tensor.data_ptr, real[1:]))]
+            sizes = [self.graph.sizes_of(tuple(real[1].shape) or (1,))]
+            constants = [self.body.constants(self.graph, g, p, slots, shape)]
+            launch = kernels.Launch(native, sizes, rows, constants, 1, chunk=16)
+            totals = launch.ready([real[0]], [tuple(numbers.tolist())])()
+            for x, y in zip(real, new, strict=True):
+                if y is not None:
+                    kernels.compare(x, y.to(x.dtype))
+            for x, y in zip(totals, found, strict=True):
+                kernels.compare(torch.tensor(x), y.to(torch.float32))
 
 
 class KernelExecutor(Executor):
@@ -39,7 +82,7 @@ class KernelExecutor(Executor):
         # can have the parameter's strides
         self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
         self.apart = any(grads[i].stride() != group.params[i].stride() for i in members)
-        self.recorded: dict[Any, list[Recorded]] = {}
+        self.served: dict[Any, list[Served]] = {}
         self.kernels: dict[Any, Any] = {}
 
     @classmethod
@@ -53,22 +96,34 @@ class KernelExecutor(Executor):
             return None  # random numbers go by the place in the tensor, not in memory
         return (*kind_of(g, p, slots), p.is_contiguous())
 
-    def graphs(self, grads: list[Tensor], scalars: BoundScalars) -> list[Recorded]:
+    def graphs(self, grads: list[Tensor], scalars: BoundScalars) -> list[Served]:
         """The graphs of a task, each with the tensors for which it holds.
 
         Raises:
             Unsuitable: if there is none for one of them.
+            RuleError: if a rule does what no step may.
         """
-        if scalars.task not in self.recorded:
+        if scalars.task not in self.served:
+            used = len(scalars.placements)
             forms = tuple(map(form_of, scalars.numbers))
-            holes = self.holes[: len(scalars.placements)]
-            body = KernelBody(scalars.placements, holes, forms, scalars.goal)
-            rows = [
-                (g, p, own[: len(scalars.placements)])
-                for g, p, own in zip(self.mine(grads), self.params, self.slots, strict=True)
-            ]
-            self.recorded[scalars.task] = body.graphs(rows)
-        return self.recorded[scalars.task]
+            body = Body(scalars.placements, self.holes[:used], forms, scalars.goal)
+            found: dict[Any, Served] = {}
+            rows = zip(self.mine(grads), self.params, self.slots, strict=True)
+            for i, (g, p, slots) in enumerate(rows):
+                graph, constants = body.find(g, p, slots[:used])
+                key = self.text_of(graph)
+                if key not in found:
+                    found[key] = Served(body, graph, (g, p, slots[:used]))
+                own = found[key]
+                own.members.append(i)
+                own.sizes.append(graph.sizes_of(seen_shape(p)))
+                own.constants.append(constants)
+            self.served[scalars.task] = list(found.values())
+        return self.served[scalars.task]
+
+    def text_of(self, graph: Graph) -> Hashable:
+        """What graphs have in common that share a kernel."""
+        raise NotImplementedError
 
     def call(
         self, kernel: Any, grads: list[Tensor], scalars: BoundScalars
@@ -118,15 +173,22 @@ class NativeExecutor(KernelExecutor):
         if takes_turns(scalars.placements):
             return []
         try:
-            return [own.request for own in self.graphs(grads, scalars)]
+            return [
+                kernels.Request(kernels.source_of(own.graph), own.check)
+                for own in self.graphs(grads, scalars)
+            ]
         except kernels.Unsuitable:
             return []
+
+    def text_of(self, graph: Graph) -> Hashable:
+        """The text of its library."""
+        return kernels.source_of(graph).text
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile the libraries of a task; False if one of them cannot be had."""
         requests = self.wanted(grads, scalars)
         found: list[tuple[list[int], kernels.Launch]] = []
-        for own, request in zip(self.recorded.get(scalars.task, ()), requests, strict=True):
+        for own, request in zip(self.served.get(scalars.task, ()), requests, strict=True):
             native = kernels.library(request, strict=self.group.strict)
             if native is None:
                 return False
@@ -134,10 +196,10 @@ class NativeExecutor(KernelExecutor):
         self.kernels[scalars.task] = found
         return bool(found)
 
-    def _launch(self, native: kernels.Native, own: Recorded) -> kernels.Launch:
-        params = [self.params[i] for i in own.members]
+    def _launch(self, native: kernels.Native, own: Served) -> kernels.Launch:
+        params, used = [self.params[i] for i in own.members], len(own.body.placements)
         rows = [
-            list(map(Tensor.data_ptr, (p, *present(self.slots[i][: own.rules]))))
+            list(map(Tensor.data_ptr, (p, *present(self.slots[i][:used]))))
             for i, p in zip(own.members, params, strict=True)
         ]
         large = sum(map(kernel_size, params)) >= GRAIN
@@ -193,6 +255,12 @@ def in_memory(g: Tensor, tensors: list[Tensor]) -> bool:
             for x in tensors
         )
     )
+
+
+def seen_shape(p: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor as kernels see it: a number as one of one element, complex numbers as
+    pairs."""
+    return (*p.shape, 2) if p.is_complex() else tuple(p.shape) or (1,)
 
 
 def kernel_size(p: Tensor) -> int:

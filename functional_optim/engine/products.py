@@ -20,12 +20,13 @@ from functional_optim import kernels
 from functional_optim.core import memory
 from functional_optim.core.execution import Leaf, batches, run, run_batch, run_batched
 from functional_optim.core.ownership import Shared, Sharing, run_owned
+from functional_optim.core.recording import Goal
 from functional_optim.core.rule import Numbers, Placement, form_of, in_turn
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
-from functional_optim.engine.executor import BoundScalars, Executor, Goal, How, Write
-from functional_optim.engine.kernel_body import KernelBody
+from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.core.recording import Body
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of
 
 
@@ -96,15 +97,13 @@ class ProductExecutor(Executor):
         first = self.slots[0][i]
         holes = [tuple([x is None for x in first])]
         placement = placement._replace(gate=0, owners=None)
-        body = KernelBody([placement], holes, (form_of(own),), "step")
-        rows = [
-            (torch.empty_like(p, dtype=compute_dtype(p)), p, [mine[i]])
-            for p, mine in zip(self.params, self.slots, strict=True)
-        ]
+        body = Body([placement], holes, (form_of(own),), "step")
         try:
-            return bool(body.graphs(rows))
+            for p, mine in zip(self.params, self.slots, strict=True):
+                body.find(torch.empty_like(p, dtype=compute_dtype(p)), p, [mine[i]])
         except kernels.Unsuitable:
             return False
+        return True
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last of the rules measures, behind the products before it."""

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from functional_optim.kernels import compiler, disk_cache, watch
-from functional_optim.kernels.compiler import NoCompiler
+from functional_optim.kernels import disk_cache, toolchain, watch
 from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.drivers import DRIVERS
 from functional_optim.kernels.failures import (
+    NoCompiler,
     cause,
     is_compile_error,
     is_limit,
@@ -31,6 +31,7 @@ from functional_optim.kernels.graph import Graph, Unsuitable
 from functional_optim.kernels.keys import static_key
 from functional_optim.kernels.launches import READER, Launch, Native, compare
 from functional_optim.kernels.libraries import Request, count, library, prefetch
+from functional_optim.kernels.print_cpp import source_of
 from functional_optim.kernels.record import RuleError
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "refusal",
     "require_compiler",
     "same_entries",
+    "source_of",
     "static_key",
     "tell",
     "tell_failed",
@@ -95,10 +97,10 @@ def require_compiler(device: torch.device) -> None:
     """Go on only if what a device needs for compiled steps is there.
 
     Raises:
-        NoCompiler: if there is no C++ compiler, which the CPU needs.
+        NoCompiler: if there is no C++ compiler that works, which the CPU needs.
     """
     if device.type == "cpu":
-        compiler.require()
+        toolchain.require()
 
 
 def own_code(function: FunctionType) -> FunctionType:

@@ -3,8 +3,9 @@
 The first axis of a tensor is gone through in chunks, which several threads may share. What an
 operation reads decides when it can run. A sum that keeps the first axis is complete within a row. A
 sum over the first one is complete after all chunks, so a new phase begins there: a phase is a
-prelude, once a tensor, and a pass over the chunks. Values of all axes are computed again wherever
-they are read; smaller ones, such as sums, are kept.
+prelude, once a tensor, and a pass over the chunks. What several passes need is computed again, or
+kept in memory where that takes less time. New values are written as soon as nobody reads the old
+ones, so that a pass reads as little as can be.
 """
 
 from __future__ import annotations
@@ -14,40 +15,47 @@ from typing import NamedTuple
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph, Node
 
+WORD = 16
+"""What it costs to read an element from memory, in sums of two. Writing one costs twice as much."""
 
-class When(NamedTuple):
-    """When a value is computed; values are ordered by it. chunked: in the pass over the chunks.
-    step: of several in the same pass, row by row."""
+CACHED = 1
+"""What it costs where it is in the cache: within a row."""
+
+
+class Time(NamedTuple):
+    """When a value is computed. chunked: in the pass over the chunks, behind the prelude. step: of
+    several in the same pass, row by row."""
 
     phase: int
     chunked: bool
     step: int
 
 
-class Nest(NamedTuple):
-    """Loops over some axes.
+class Nest:
+    """Loops over some axes, at one time.
 
-    axes: over which they go; without the first one, where they run row by row. kept: the values
-    that they leave. reduced: the reductions that they add to. stores: the inputs that they write.
+    kept: the values that they leave in memory. reduced: the reductions that they add to. stores:
+    the inputs that they write.
     """
 
-    axes: tuple[int, ...]
-    kept: list[Node]
-    reduced: list[Node]
-    stores: list[tuple[int, Node]]
+    def __init__(self, time: Time, axes: tuple[int, ...]) -> None:
+        self.time = time
+        self.axes = axes
+        self.kept: list[Node] = []
+        self.reduced: list[Node] = []
+        self.stores: list[tuple[int, Node]] = []
 
-
-class Phase(NamedTuple):
-    """A part of a step of one tensor, in its order. prelude: once. rows: for each row."""
-
-    prelude: list[Nest]
-    rows: list[Nest]
+    def goals(self) -> list[Node]:
+        """What is computed for each element."""
+        values = [value for _, value in self.stores]
+        return [*self.kept, *[next(x.operands()) for x in self.reduced], *values]
 
 
 class Plan:
-    """The phases of a graph.
+    """The loops of a graph.
 
-    known: when each value can be read. kept: the values that are kept in memory.
+    nests: in their order. kept: the values that are kept in memory, when each is known. local:
+    those of them that are read in the row that makes them only.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -57,13 +65,23 @@ class Plan:
         for node in graph.nodes:
             for x in node.operands():
                 self.users.setdefault(x, []).append(node)
-        self.when: dict[Node, When] = {}
-        self.known: dict[Node, When] = {}
-        self.kept = [x for x in graph.nodes if self.reduces(x) or self._is_shared(x)]
-        self._kept = set(self.kept)
+        self.when: dict[Node, Time] = {}
+        self.known: dict[Node, Time] = {}
+        self.kept = {x: None for x in graph.nodes if self.reduces(x) or self._is_shared(x)}
         for node in graph.nodes:
             self._schedule(node)
-        self.phases = self._phases()
+        self.nests: list[Nest] = []
+        for node in self.kept:
+            axes = next(node.operands()).axes if self.reduces(node) else node.axes
+            nest = self._nest(self.when[node], axes)
+            (nest.reduced if self.reduces(node) else nest.kept).append(node)
+        self._store_last()
+        self._keep()
+        self._store_sooner()
+        self.local = self._locals()
+        self.phases = 1 + max([x.time.phase for x in self.nests], default=0)
+        if graph.results:
+            self.phases = max(self.phases, 1 + max(self.known[x].phase for x in graph.results))
 
     def reduces(self, node: Node) -> bool:
         """Whether a value is made of several others of the tensor."""
@@ -73,11 +91,27 @@ class Plan:
         """Whether a reduction is complete after all chunks only."""
         return 0 in next(node.operands()).axes and 0 not in node.axes
 
+    def at(self, phase: int, *, chunked: bool) -> list[Nest]:
+        """The loops of a prelude, or of a pass over the chunks."""
+        return [x for x in self.nests if x.time[:2] == (phase, chunked)]
+
+    def needed(self, nest: Nest) -> dict[Node, None]:
+        """What loops read or compute, but not what is behind values that others have kept."""
+        found: dict[Node, None] = {}
+        waiting = nest.goals()
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found[node] = None
+                if node not in self.kept or (node in nest.kept and not self.reduces(node)):
+                    waiting += node.operands()
+        return found
+
     def _is_shared(self, node: Node) -> bool:
         """Whether a value of fewer axes is worth keeping: it is read by operations on more."""
         if node.op == "input" or not node.axes or node.axes == self.every:
             return False
-        if ops.kind(node.op) in ("fill", "const", "number", "row"):
+        if ops.kind(node.op) in ("fill", "const", "number", "row", "iota"):
             return False
         return any(len(x.axes) > len(node.axes) for x in self.users.get(node, []))
 
@@ -91,71 +125,113 @@ class Plan:
         step = 0
         for x in given:
             if self.known[x][:2] == (phase, chunked):
-                apart = x in self._kept and not self.reduces(x) and x.axes != domain
+                apart = x in self.kept and not self.reduces(x) and x.axes != domain
                 step = max(step, self.known[x].step + apart)
-        self.when[node] = self.known[node] = When(phase, chunked, step)
+        self.when[node] = self.known[node] = Time(phase, chunked, step)
         if self.reduces(node):
             self.known[node] = (
-                When(phase + 1, False, 0) if self.ends(node) else When(phase, chunked, step + 1)
+                Time(phase + 1, False, 0) if self.ends(node) else Time(phase, chunked, step + 1)
             )
 
-    def _phases(self) -> list[Phase]:
-        graph = self.graph
-        goals = [*self.kept, *graph.results, *[value for _, value in graph.stores]]
-        last = max([self.known[x].phase for x in goals], default=0)
-        inside = [(i, x) for i, x in graph.stores if 0 in graph.inputs[i].axes]
-        behind = [(i, x) for i, x in graph.stores if 0 not in graph.inputs[i].axes]
-        times = {self.when[x] for x in self.kept}
-        passes = [t for t in times if t.chunked] + [self.known[x] for _, x in inside]
-        most = max([t.phase for t in passes], default=0)
-        found = [Phase([], []) for _ in range(max(last, most) + 1)]
-        for when in sorted(times):
-            phase = found[when.phase]
-            nests = phase.rows if when.chunked else phase.prelude
-            nests += self._nests([x for x in self.kept if self.when[x] == when], when.chunked)
-        if inside:  # after all that reads what is written; those of fewer axes at last
-            own = found[most].rows
-            for axes in sorted({graph.inputs[i].axes for i, _ in inside}, key=len, reverse=True):
-                mine = [(i, x) for i, x in inside if graph.inputs[i].axes == axes]
-                own.append(Nest(axes, [], [], mine))
-            _joined(own)
-        if behind:
-            first = max(most + 1 if found[most].rows else 0, last)
-            while len(found) <= first:
-                found.append(Phase([], []))
-            for axes in {graph.inputs[i].axes: None for i, _ in behind}:
-                mine = [(i, x) for i, x in behind if graph.inputs[i].axes == axes]
-                found[first].prelude.append(Nest(axes, [], [], mine))
-        if graph.results and (found[-1].rows or not found):
-            found.append(Phase([], []))
+    def _nest(self, time: Time, axes: tuple[int, ...]) -> Nest:
+        """The loops over some axes at a time; those over fewer axes come first."""
+        for nest in self.nests:
+            if nest.time == time and nest.axes == axes:
+                return nest
+        nest = Nest(time, axes)
+        self.nests.append(nest)
+        self.nests.sort(key=lambda x: (x.time, len(x.axes)))
+        return nest
+
+    def _keep(self) -> None:
+        """Keep values of all axes that a second nest would compute again at a higher cost."""
+        seen: dict[Node, Nest] = {}
+        for nest in self.nests:
+            if nest.axes != self.every:
+                continue
+            fresh = [x for x in self.needed(nest) if x not in seen]
+            free = {y for x in fresh for y in x.operands() if y.op == "input"}
+            waiting, looked = nest.goals(), set[Node]()
+            while waiting:
+                node = waiting.pop()
+                if node in looked or (node in self.kept and node not in nest.kept):
+                    continue
+                looked.add(node)
+                first = seen.get(node)
+                if first is not None and self._is_dear(node, first, nest, free):
+                    self.kept[node] = None
+                    first.kept.append(node)
+                    self.when[node], self.known[node] = first.time, first.time
+                    continue
+                waiting += [x for x in node.operands() if x.axes == self.every]
+            for node in self.needed(nest):
+                if node.axes == self.every and node.op != "input":
+                    seen.setdefault(node, nest)
+
+    def _is_dear(self, node: Node, first: Nest, again: Nest, free: set[Node]) -> bool:
+        """Whether it costs more to compute a value again than to keep it."""
+        inside = first.time[:2] == again.time[:2] and len(self.every) > 1
+        word = CACHED if inside else WORD
+        cost, waiting, looked = 0, [node], set[Node]()
+        while waiting:
+            x = waiting.pop()
+            if x in looked or x in free:
+                continue
+            looked.add(x)
+            if x.op == "input" or (x in self.kept and x is not node):
+                cost += word if x.axes == self.every else CACHED
+            elif x.axes == self.every:
+                cost += ops.cost(x)
+                waiting += x.operands()
+        return cost > 3 * word
+
+    def _store_last(self) -> None:
+        """Write all inputs behind everything else: those of all axes, then those of fewer, then
+        those without the first axis."""
+        inputs, stores = self.graph.inputs, self.graph.stores
+        inside = [(i, x) for i, x in stores if 0 in inputs[i].axes]
+        known = [self.known[x] for _, x in inside] + [x.time for x in self.nests if x.time.chunked]
+        phase = max([time.phase for time in known], default=0)
+        step = max([x.step for x in known if x.chunked and x.phase == phase], default=0)
+        for i, value in inside:
+            later = inputs[i].axes != self.every
+            nest = self._nest(Time(phase, True, step + later), inputs[i].axes)
+            nest.stores.append((i, value))
+        known = [self.known[x] for _, x in stores] + [x.time for x in self.nests]
+        phase = max([x.phase + x.chunked for x in known], default=0)
+        step = max([x.step for x in known if x.phase == phase], default=0)
+        for i, value in stores:
+            if 0 not in inputs[i].axes:
+                nest = self._nest(Time(phase, False, step + 1), inputs[i].axes)
+                nest.stores.append((i, value))
+
+    def _store_sooner(self) -> None:
+        """Write inputs where their new value is computed anyway, if nobody reads the old one
+        behind that."""
+        needed = [self.needed(x) for x in self.nests]
+        for k, nest in enumerate(self.nests):
+            for i, value in [*nest.stores]:
+                nest.stores.remove((i, value))
+                needed[k] = self.needed(nest)
+                target = self.graph.inputs[i]
+                last = max([j for j, own in enumerate(needed) if target in own], default=0)
+                fit = (
+                    j
+                    for j in range(last, k)
+                    if self.nests[j].axes == target.axes and value in needed[j]
+                )
+                at = next(fit, k)
+                self.nests[at].stores.append((i, value))
+                needed[k] = self.needed(nest)
+        self.nests = [x for x in self.nests if x.kept or x.reduced or x.stores]
+
+    def _locals(self) -> set[Node]:
+        """The kept values that are read only in the row that makes them."""
+        found = {x for x in self.kept if 0 in x.axes and self.when[x].chunked and not self.ends(x)}
+        if len(self.every) == 1:
+            return set()
+        for nest in self.nests:
+            for node in self.needed(nest):
+                if node in found and nest.time[:2] != self.when[node][:2]:
+                    found.discard(node)
         return found
-
-    def _nests(self, values: list[Node], chunked: bool) -> list[Nest]:
-        """Loops that compute values of one time, those over fewer axes first."""
-        found: dict[tuple[int, ...], Nest] = {}
-        for node in values:
-            reduced = self.reduces(node)
-            axes = next(node.operands()).axes if reduced else node.axes
-            nest = found.setdefault(axes, Nest(axes, [], [], []))
-            (nest.reduced if reduced else nest.kept).append(node)
-        return sorted(found.values(), key=lambda nest: len(nest.axes))
-
-
-def _joined(nests: list[Nest]) -> None:
-    """Write in the last loops that go over the same axes, where nothing is read behind them."""
-    for k in range(len(nests) - 1, 0, -1):
-        a, b = nests[k - 1], nests[k]
-        if a.axes == b.axes and not a.stores and not a.kept and b.stores and k == len(nests) - 1:
-            needs = {x for _, value in b.stores for x in _behind(value)}
-            if needs.isdisjoint(a.reduced):
-                nests[k - 1 : k + 1] = [a._replace(stores=b.stores)]
-
-
-def _behind(node: Node) -> set[Node]:
-    found, waiting = set(), [node]
-    while waiting:
-        x = waiting.pop()
-        if x not in found:
-            found.add(x)
-            waiting += x.operands()
-    return found

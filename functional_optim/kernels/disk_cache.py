@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -15,30 +16,30 @@ import stat
 import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
-from functional_optim.kernels import levels
+from functional_optim.kernels.failures import tell
+from functional_optim.kernels.levels import PREBUILT
 
 try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None
 
+log = logging.getLogger("functional_optim")
+
 VARIABLE = "FUNCTIONAL_OPTIM_CACHE"
-NAME = re.compile(r"[0-9a-f]{40}(\.\w+)?")
+NAME = re.compile(r"[0-9a-f]{40}(-[0-9a-f]{8})?(\.\w+)?")
 """What is kept has such a name; all else in the folder is left alone."""
 
 DIGEST = 32
 """Bytes of the checksum behind a kept library."""
 
-PATIENCE = 60.0
-"""Seconds to wait for another process that builds the same kernel."""
+PATIENCE, NOTICED = 60.0, 2.0
+"""Seconds to wait for another process that builds the same kernel, and until the log says so."""
 
 ABANDONED = 3600.0
 """Seconds after which a file that was not finished is taken for a killed process's."""
@@ -51,8 +52,6 @@ OLDEST = 90 * 86400.0
 
 NOTED = 86400.0
 """Seconds until a use is noted again, as the time of the last change."""
-
-_refused: set[Path] = set()
 
 
 def folder() -> Path | None:
@@ -103,82 +102,41 @@ def _is_private(found: os.stat_result) -> bool:
 
 
 def _refuse(path: Path, why: str) -> None:
-    if path in _refused:
-        return
-    _refused.add(path)
-    warnings.warn(
-        f"functional_optim: compiled kernels are not kept in {path}: {why}. Every process compiles "
-        f"its own; set {VARIABLE} to another folder, or to off.",
-        RuntimeWarning,
-        stacklevel=2,
+    tell(
+        f"compiled kernels are not kept in {path}: {why}. Every process compiles its own; set "
+        f"{VARIABLE} to another folder, or to off"
     )
 
 
-def told() -> list[str]:
-    """What the environment tells Inductor that its code may depend on: nothing of caches."""
-    return sorted(
-        f"{name}={value}"
-        for name, value in os.environ.items()
-        if name.startswith("TORCHINDUCTOR_")
-        and "CACHE" not in name
-        and name != "TORCHINDUCTOR_COMPILE_THREADS"
-    )
-
-
-@functools.cache
-def machine() -> str:
-    """What makes a library fit here: versions, the processor that it was compiled for, and what the
-    environment tells Inductor."""
-    level = levels.chosen()
-    if level is not None:
-        return levels.described(level) + "".join(told())
-    versions = torch.__version__, torch.version.git_version, sys.implementation.cache_tag
-    capability = torch.backends.cpu.get_cpu_capability()
-    here = sys.platform, platform.machine(), capability, levels.processor(), told()
-    return repr((*versions, *here))
-
-
-def name_of(*parts: str, suffix: str = ".so") -> str:
-    """The file name of a library with these fingerprints, for this machine."""
-    return _named(machine(), parts, suffix)
-
-
-def names_of(*parts: str, suffix: str = ".so") -> list[str]:
-    """The file names under which such a library may be kept, the best first: for this machine, and
-    for levels of processors, unless the environment tells Inductor something."""
-    own = name_of(*parts, suffix=suffix)
-    if told() or levels.chosen():
-        return [own]
-    return [own, *[_named(levels.described(x), parts, suffix) for x in levels.fitting()]]
-
-
-def _named(machine: str, parts: Sequence[str], suffix: str) -> str:
-    whole = "\n".join([machine, str(torch.get_default_dtype()), *parts])
+def name_of(*parts: str, suffix: str) -> str:
+    """A file name for what these parts say, on machines of this kind."""
+    whole = "\n".join([sys.platform, platform.machine(), *parts])
     return hashlib.sha256(whole.encode()).hexdigest()[:40] + suffix
 
 
 def find(name: str) -> Path | None:
-    """The kept library of a name, or the package's own, if there is one and it is whole."""
+    """The kept file of a name, or the package's own, if there is one and it is whole.
+
+    name: may be a pattern, of which any file will do.
+    """
     if _is_off():
         return None
     here = folder()
-    kept = None if here is None else _found(here / name)
-    shipped = levels.PREBUILT / name
-    return kept or (shipped if _is_whole(shipped) else None)
+    kept = [] if here is None else [x for x in here.glob(name) if _is_ours(x)]
+    shipped = PREBUILT.glob(name)
+    return next((x for x in (*kept, *shipped) if _is_whole(x)), None)
 
 
-def _found(path: Path) -> Path | None:
-    """A library of the folder, if nobody else can have put it there; its use is noted."""
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else can have put a file into the folder; its use is noted."""
     try:
         found = path.stat()
-    except OSError:
-        return None
-    if not _is_private(found) or not _is_whole(path):
-        return None
-    with suppress(OSError):  # a folder that is only read
-        if found.st_mtime < time.time() - NOTED:
+    except OSError:  # another process removed it
+        return False
+    if found.st_mtime < time.time() - NOTED:
+        with suppress(OSError):  # a folder that is only read
             os.utime(path)
-    return path
+    return _is_private(found)
 
 
 def _is_whole(path: Path) -> bool:
@@ -286,14 +244,18 @@ def turn(name: str | None, *, wait: bool = True) -> Iterator[bool]:
 
 def _locked(handle: int, patience: float) -> bool:
     assert fcntl is not None
-    until = time.monotonic() + patience
+    begun, quiet = time.monotonic(), True
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() >= until:
+            waited = time.monotonic() - begun
+            if waited >= patience:
                 return False
+            if quiet and waited > NOTICED:
+                quiet = False
+                log.info("waiting for another process, which is compiling the same kernel")
             time.sleep(0.02)
         except OSError:  # a file system without locks
             return False

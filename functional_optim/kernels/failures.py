@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from types import FrameType
 
 from functional_optim.core.private import of_compiler
-from functional_optim.kernels.compiler import NoCompiler
 
 _told: set[str] = set()
+
+
+class NoCompiler(Exception):
+    """Nothing can be compiled on this machine; the text says why, and what to do."""
 
 
 def refusal(what: str) -> RuntimeError:
     """The error of a strict step."""
     return RuntimeError(
-        f"functional_optim: a strict step must be compiled, but {what}. Nothing was stepped; put "
-        "this right, or compile without strict, which falls back with a warning."
+        f"functional_optim: a strict step must be compiled, but {what}. No parameter was changed. "
+        "Fix this, or compile without strict, which falls back with a warning."
     )
 
 
@@ -24,17 +29,30 @@ def cause(what: str, error: Exception) -> str:
 
 
 def tell(message: str) -> None:
-    """Warn, once a process."""
+    """Warn, once a process, at the line that has called this package."""
     if message not in _told:
         _told.add(message)
-        warnings.warn(f"functional_optim: {message}.", RuntimeWarning, stacklevel=4)
+        text = f"functional_optim: {message}."
+        warnings.warn(text, RuntimeWarning, stacklevel=1 + _depth(sys._getframe(1)))
+
+
+def _depth(frame: FrameType | None) -> int:
+    """How many frames down to the first one that is neither this package's nor torch's."""
+    depth = 1
+    while frame is not None and _is_inner(frame.f_globals.get("__name__", "")):
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+def _is_inner(module: str) -> bool:
+    return module.partition(".")[0] in ("functional_optim", "torch", "contextlib", "functools")
 
 
 def tell_failed(what: str, error: Exception, then: str = "") -> None:
     """Warn that something failed, and what is done `then`; without a compiler there is one warning
     for all of that."""
     if isinstance(error, NoCompiler):
-        tell(f"steps run eagerly, and take longer, where no compiled kernel is kept: {error}")
+        tell(f"steps without a kept kernel run eagerly, which is slower: {error}")
     else:
         tell(cause(what, error) + then)
 

@@ -34,13 +34,27 @@ class Node:
 
     op: ATen's name of the operation, without `aten.`; or `input` and `number` (with an index),
     `const` (with a value), `row` (with an index: a constant that depends on the shape), `iota` (the
-    place of an element in its tensor). shape: as recorded. host: whether it follows from numbers of
+    place of an element in its tensor), `inside` (whether a tensor in blocks has that element: the
+    last block may have fewer). shape: as recorded. host: whether it follows from numbers of
     the step alone, which are Python floats where a rule runs eagerly. rule: the index of the rule
-    that asked for it. dims: for each dimension the axes that it consists of, see `laid_out`. axes:
-    all of them.
+    that asked for it. within: the operation that the rule has called, where that was recorded as
+    several. dims: for each dimension the axes that it consists of, see `laid_out`. axes: all of
+    them.
     """
 
-    __slots__ = ("args", "axes", "dims", "dtype", "host", "index", "kwargs", "op", "rule", "shape")
+    __slots__ = (
+        "args",
+        "axes",
+        "dims",
+        "dtype",
+        "host",
+        "index",
+        "kwargs",
+        "op",
+        "rule",
+        "shape",
+        "within",
+    )
 
     def __init__(
         self,
@@ -52,6 +66,7 @@ class Node:
         *,
         host: bool = False,
         rule: int | None = None,
+        within: str = "",
     ) -> None:
         self.op = op
         self.args = args
@@ -60,12 +75,20 @@ class Node:
         self.shape = tuple(shape)
         self.host = host
         self.rule = rule
+        self.within = within
         self.index = -1
         self.dims: tuple[tuple[int, ...], ...] = ()
         self.axes: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"v{self.index}"
+
+    @property
+    def what(self) -> str:
+        """The operation in words, for texts."""
+        if self.op == "iota":
+            return "the places of elements"
+        return f"the operation {(self.within or self.op).partition('.')[0].strip('_')}"
 
     def operands(self) -> Iterator[Node]:
         """The values that it reads."""
@@ -81,7 +104,8 @@ class Graph:
     inputs: the gradient, the parameter, and the slots. stores: which inputs get which new values.
     results: what it measures. sizes: of the axes, as recorded; a negative one is a constant.
     places: the constants that depend on the shape. parts: once axes are `merged`, of which dimensions
-    each consists.
+    each consists. block: for tensors that are seen as 1-D and in blocks of so many elements, these;
+    else 0. The first axis then counts the blocks.
     """
 
     def __init__(self) -> None:
@@ -92,6 +116,7 @@ class Graph:
         self.sizes: tuple[int, ...] = ()
         self.places: list[Place] = []
         self.parts: tuple[tuple[int, ...], ...] = ()
+        self.block = 0
         self.reads_sizes = False
         """Whether a rule has asked for the size of a tensor."""
 
@@ -120,7 +145,11 @@ class Graph:
         return next((x for x in self.nodes if ops.kind(x.op) is None), None)
 
     def sizes_of(self, shape: Sequence[int]) -> list[int]:
-        """The sizes of the axes for a parameter of a shape, once they are `merged`."""
+        """The sizes of the axes for a parameter of a shape, once they are `merged`; for one in
+        blocks, behind these how many elements it has."""
+        if self.block:
+            count = math.prod(shape)
+            return [max(1, -(-count // self.block)), *map(abs, self.sizes[1:]), count]
         return [math.prod([shape[i] for i in own]) for own in self.parts]
 
     def by_element(self) -> bool:
@@ -129,7 +158,12 @@ class Graph:
         sums = [x for x in self.nodes if ops.kind(x.op) == "reduce"]
         read = {y for x in self.nodes for y in x.operands()}
         plain = all(ops.REDUCE[x.op] == "sum" and x not in read for x in sums)
-        return plain and len(self.sizes) == 1 and not self.places
+        return plain and len(self.sizes) == 1 and not self.places and not self.reads_places
+
+    @property
+    def reads_places(self) -> bool:
+        """Whether a value depends on where an element is in its tensor."""
+        return any(x.op == "iota" for x in self.nodes)
 
 
 def same(a: Graph, b: Graph, *, dims: bool = True) -> bool:
@@ -152,7 +186,7 @@ def _alike(a: Node, b: Node, dims: bool) -> bool:
         and a.kwargs.keys() == b.kwargs.keys()
         and [x.index for x in a.operands()] == [x.index for x in b.operands()]
         and (
-            kind in ("view", "fill", "iota", "const", "point")
+            kind in ("view", "fill", "iota", "inside", "const", "point")
             or (kind == "reduce" and not dims)
             or (_plain(a.args) == _plain(b.args) and _plain(a.kwargs) == _plain(b.kwargs))
         )
@@ -258,7 +292,7 @@ def _dims(graph: Graph, node: Node) -> tuple[tuple[int, ...], ...]:
     kind = ops.kind(node.op)
     if kind in ("number", "const", "row") or not node.shape:
         return ()
-    if kind == "iota":
+    if kind in ("iota", "inside"):
         return (_run_of(graph, node.shape[0]),)
     if kind == "fill":
         like = next(node.operands(), None)
@@ -356,7 +390,8 @@ def merged(graph: Graph) -> Graph:
             sizes.append(graph.sizes[i])
     for node in graph.nodes:
         node.axes = tuple(sorted({new[i] for i in node.axes}))
-    graph.parts = tuple([tuple([i for i in range(count) if new[i] == k]) for k in range(len(sizes))])
+    ends = range(len(sizes))
+    graph.parts = tuple([tuple([i for i in range(count) if new[i] == k]) for k in ends])
     graph.sizes = tuple(sizes)
     return graph
 

@@ -12,18 +12,14 @@ from torch import Tensor
 def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
     """A hashable stand-in for a function: its code, and the constants that it closes over.
 
+    A tensor is known by itself; a rule that reads one it closes over is refused when it is recorded.
+
     Args:
         fn: the function, or a constant.
         above: ids of what is being described, for functions that call themselves.
-
-    Raises:
-        TypeError: if it closes over a tensor, whose value a kernel would freeze.
     """
     if isinstance(fn, Tensor):
-        raise TypeError(
-            "the update of a rule closes over a tensor, which a compiled kernel would freeze; "
-            "return it from scalars instead, and take it as a number."
-        )
+        return _Keep(fn)
     if isinstance(fn, float):
         return (type(fn), repr(fn))  # 0.0 and -0.0 are equal
     if id(fn) in above:

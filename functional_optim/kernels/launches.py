@@ -17,7 +17,7 @@ from torch import Tensor
 
 from functional_optim.kernels import watch
 from functional_optim.kernels.graph import Unsuitable
-from functional_optim.kernels.print_cpp import BLOCK, PARTS, Source
+from functional_optim.kernels.print_cpp import BLOCK, LOCAL, PARTS, SYMBOL, Source
 
 CHUNK = 1 << 13
 """Elements of a chunk of a tensor of several axes: few enough to stay in a core's cache."""
@@ -33,13 +33,13 @@ class Native:
     what it was built from, which says how it is to be called.
     """
 
-    def __init__(self, path: Path, symbol: str, source: Source, name: str, *, found: bool) -> None:
+    def __init__(self, path: Path, source: Source, name: str, *, found: bool) -> None:
         self.name = name
         self.found = found
         self.source = source
         self.outputs = source.outputs
         library = ctypes.CDLL(str(path))
-        self.call = getattr(library, symbol)
+        self.call = getattr(library, SYMBOL)
         self.call.restype = None
         self.call.argtypes = [ctypes.c_void_p]
         self.address: Any = ctypes.cast(self.call, ctypes.c_void_p).value
@@ -74,7 +74,7 @@ class Launch:
             self.rows.extend(row)
             self.rows.extend([struct.unpack("<q", struct.pack("<d", x))[0] for x in own])
         self.totals = array.array("d", bytes(8 * native.outputs))
-        self.call = array.array("q", bytes(8 * 14))
+        self.call = array.array("q", bytes(8 * 15))
         self.call[2], self.call[4] = self.rows.buffer_info()[0], count
         self.call[6], self.call[7] = threads, self.totals.buffer_info()[0]
         self.call[8] = READER
@@ -86,40 +86,41 @@ class Launch:
             self._set_table(sizes, threads, chunk)
 
     def _set_table(self, sizes: Sequence[Sequence[int]], threads: int, chunk: int) -> None:
-        entries = list(map(math.prod, sizes))
+        entries = [math.prod(own[: len(self.native.source.graph.sizes)]) for own in sizes]
         # a thread that steps a large tensor alone is waited for
         limit = max(sum(entries) // (2 * threads), chunk) if threads > 1 else max(entries)
         order = sorted(range(len(sizes)), key=lambda i: -entries[i])
         large = sum(size > limit for size in entries)
-        needed, self.table = [0], array.array("q")
-        for own in sizes:
-            row, last = self._row(own, chunk)
-            self.table.extend(row)
-            needed.append(last)
-        alone = max([needed[1 + i] for i in order[large:]], default=0)
-        together = max([needed[1 + i] for i in order[:large]], default=0)
-        self.scratch = torch.empty(max(alone * threads, together) + ALIGNED, dtype=torch.uint8)
-        at = -(-self.scratch.data_ptr() // ALIGNED) * ALIGNED
+        rows = [self._row(own, chunk) for own in sizes]
+        self.table = array.array("q", [x for row, _, _ in rows for x in row])
+        alone = max([rows[i][1] for i in order[large:]], default=0)
+        together = max([rows[i][1] for i in order[:large]], default=0)
+        own = max([row[2] for row in rows])
+        needed = own * threads + max(alone * threads, together) + ALIGNED
+        self.scratch = torch.empty(needed, dtype=torch.uint8)
         self.order = array.array("q", order)
         self.call[0], self.call[1] = self.table.buffer_info()[0], large
-        self.call[11], self.call[12] = self.order.buffer_info()[0], at
-        self.call[13] = alone
+        self.call[11] = self.order.buffer_info()[0]
+        self.call[12] = -(-self.scratch.data_ptr() // ALIGNED) * ALIGNED
+        self.call[13], self.call[14] = alone, own
 
-    def _row(self, sizes: Sequence[int], chunk: int) -> tuple[list[int], int]:
+    def _row(self, sizes: Sequence[int], chunk: int) -> tuple[list[int], int, int]:
         """A row of the table of tensors: sizes, rows of a chunk, chunks, and where each value lies
-        in scratch memory; and how much of that there is."""
-        first, inner = sizes[0], math.prod(sizes[1:])
+        in scratch memory; how much of that the tensor needs, and how much each thread."""
+        axes = len(self.native.source.graph.sizes)
+        first, inner = sizes[0], math.prod(sizes[1:axes])
         chunks = min(first, -(-first * inner // chunk))
         rows = -(-first // max(chunks, 1))
         chunks = -(-first // max(rows, 1))
-        at, offsets = 0, []
-        for width, axes, parts in self.native.source.layout:
-            offsets.append(at)
-            size = width * math.prod([n for i, n in enumerate(sizes) if axes >> i & 1])
-            if parts == PARTS:
+        used, offsets = [0, 0], []
+        for width, mask, kind in self.native.source.layout:
+            local = kind == LOCAL
+            offsets.append(used[local])
+            size = width * math.prod([n for i, n in enumerate(sizes[:axes]) if mask >> i & 1])
+            if kind == PARTS:
                 size *= chunks
-            at += -(-size // ALIGNED) * ALIGNED
-        return [*sizes, rows, chunks, *offsets], at
+            used[local] += -(-size // ALIGNED) * ALIGNED
+        return [*sizes, rows, chunks, *offsets], *used
 
     def ready(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
@@ -132,7 +133,7 @@ class Launch:
         """
         if READER and watch.module is not None:
             launch, function = watch.module.launch, self.native.address
-            return partial(launch, function, self.address, grads, numbers, True, self.native.outputs)
+            return partial(launch, function, self.address, grads, numbers, self.native.outputs)
         return partial(self._through_ctypes, grads, numbers)
 
     def _through_ctypes(
@@ -169,6 +170,13 @@ READER = _reader()
 
 def compare(x: Tensor, expected: Tensor) -> None:
     """Raise Unsuitable unless a library has done what the rules do."""
-    loose = 1e-2 if x.element_size() <= 2 else 1e-4
-    if not torch.allclose(x, expected.reshape(x.shape), rtol=loose, atol=loose, equal_nan=True):
+    expected = expected.reshape(x.shape)
+    if x.dtype.is_floating_point and x.element_size() > 1:
+        loose = 1e-2 if x.element_size() == 2 else 1e-4
+        same = torch.allclose(x, expected, rtol=loose, atol=loose, equal_nan=True)
+    else:  # codes may be neighbours where a number was between them
+        codes = x.view(torch.uint8) if x.dtype.is_floating_point else x
+        others = expected.view(torch.uint8) if x.dtype.is_floating_point else expected
+        same = bool((codes != others).float().mean() < 0.02) if x.numel() else True
+    if not same:
         raise Unsuitable("a library that does something else than the rule")

@@ -9,11 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 PREBUILT = Path(__file__).parent.parent / "prebuilt"
 """Where a wheel has the kernels that it brings; only wheels for one kind of machine have any."""
@@ -25,36 +22,36 @@ VARIABLE = "FUNCTIONAL_OPTIM_LEVEL"
 class Level(NamedTuple):
     """What a processor must have.
 
-    name: as the compiler's -march knows it. flags: as Linux lists them. vectors: as Inductor calls
-    the vector units that its code uses. capabilities: what torch may say that it uses itself.
+    name: as the compiler's -march knows it. features: as Linux lists them.
     """
 
     name: str
-    flags: frozenset[str]
-    vectors: str
-    capabilities: tuple[str, ...]
+    features: frozenset[str]
 
 
 _V3 = frozenset("abm avx avx2 bmi1 bmi2 f16c fma movbe xsave".split())  # noqa: SIM905
 _V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())  # noqa: SIM905
 
-LEVELS = (
-    Level("x86-64-v4", _V4, "avx512", ("AVX512",)),
-    Level("x86-64-v3", _V3, "avx2", ("AVX512", "AVX2")),
-)
+LEVELS = (Level("x86-64-v4", _V4), Level("x86-64-v3", _V3))
 """The best first (x86-64 psABI, https://gitlab.com/x86-psABIs/x86-64-ABI, table 3.1)."""
 
 
-def processor() -> str:
+@functools.cache
+def features() -> frozenset[str]:
     """The instructions that this processor has."""
     try:
         with Path("/proc/cpuinfo").open() as lines:
-            return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+            found = next((x for x in lines if x.startswith(("flags", "Features"))), "")
     except OSError:
-        return platform.processor()
+        found = platform.processor()
+    return frozenset(found.partition(":")[2].split() or [found])
 
 
-@functools.cache
+def fitting() -> list[Level]:
+    """The levels that this processor has, the best first."""
+    return [x for x in LEVELS if x.features <= features()]
+
+
 def chosen() -> Level | None:
     """The level that this process compiles for; None for its own processor.
 
@@ -62,29 +59,14 @@ def chosen() -> Level | None:
         ValueError: if there is no such level, or this processor cannot try its kernels.
     """
     name = os.environ.get(VARIABLE, "")
-    if not name:
-        return None
     for level in fitting():
         if level.name == name:
             return level
+    if not name:
+        return None
     known = ", ".join([level.name for level in LEVELS])
     here = ", ".join([level.name for level in fitting()]) or "none of them"
     raise ValueError(
         f"{VARIABLE} is {name!r}, which is no level that this machine has. The levels are {known}; "
         f"this machine has {here}, and must have a level to try the kernels that it builds."
     )
-
-
-@functools.cache
-def fitting() -> list[Level]:
-    """The levels that this processor has, and torch uses, the best first."""
-    has = set(processor().split())
-    used = torch.backends.cpu.get_cpu_capability()
-    return [x for x in LEVELS if x.flags <= has and used.startswith(x.capabilities)]
-
-
-def described(level: Level) -> str:
-    """What makes a library fit on all machines of a level: the versions, but not how torch was
-    built."""
-    release = torch.__version__.partition("+")[0]
-    return repr((release, sys.implementation.cache_tag, sys.platform, level.name))

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
-from torch import Tensor
-
-from functional_optim.kernels import compiler, disk_cache, watch
-from functional_optim.kernels import shim as toolchain
-from functional_optim.kernels.failures import cause, refusal, tell_failed
+from functional_optim.kernels import disk_cache, toolchain, watch
+from functional_optim.kernels.failures import NoCompiler, cause, refusal, tell_failed
 from functional_optim.kernels.graph import Unsuitable
 from functional_optim.kernels.interrupts import let_through
 from functional_optim.kernels.launches import Native
-from functional_optim.kernels.print_cpp import SYMBOL, Source
+from functional_optim.kernels.print_cpp import Source
 
 _built: dict[str, Native | None] = {}
-"""Libraries by their texts; None for one that cannot be had."""
-_begun: dict[str, Begun] = {}
+"""Libraries by their texts; None for one that is not available."""
+_pending: dict[str, PendingBuild] = {}
 """Libraries that are being built."""
-_gave_way: set[str] = set()
-"""Texts of libraries that could not be built."""
 _lock = threading.RLock()
 
 
@@ -34,16 +30,17 @@ class Request(NamedTuple):
     check: Callable[[Native], None]
 
 
-class Begun:
-    """Libraries that are being built. turns: in which nobody else builds them."""
+class PendingBuild:
+    """Libraries that are being built. beside: what is built beside them."""
 
-    def __init__(self, requests: Sequence[Request], names: Sequence[str], turns: Any) -> None:
+    def __init__(self, requests: Sequence[Request], beside: Sequence[toolchain.Job]) -> None:
         self.requests = requests
-        self.names = names
-        self.turns = turns
-        texts = [text_of(x.source, name) for x, name in zip(requests, names, strict=True)]
-        self.build = toolchain.build(texts)
-        _begun.update({x.source.text: self for x in requests})
+        self.turns = ExitStack()
+        """In which nobody else builds them."""
+        jobs = [*[toolchain.kernel(x.source.text) for x in requests], *beside]
+        count = len(requests)
+        self.build = toolchain.Build(jobs, f"{count} kernel{'s' * (count != 1)}")
+        _pending.update({x.source.text: self for x in requests})
 
     def finish(self) -> None:
         """Wait for them, try them, and keep those that pass.
@@ -52,49 +49,43 @@ class Begun:
             Exception: if the compiler fails.
         """
         try:
-            for request, name, path in zip(
-                self.requests, self.names, self.build.finish(), strict=True
-            ):
-                native = Native(path, symbol_of(name), request.source, name, found=False)
-                try:
-                    request.check(native)
-                except Unsuitable:
-                    _built[request.source.text] = None
-                    continue
-                disk_cache.keep(name, path.read_bytes())
-                _built[request.source.text] = native
+            for i, request in enumerate(self.requests):
+                _built[request.source.text] = self._tried(self.build.finish(i), request)
+            if len(self.build.jobs) > len(self.requests):
+                with suppress(RuntimeError, OSError):  # nobody has to have it
+                    watch.take(self.build.finish(len(self.requests)), keep=True)
         finally:
             for request in self.requests:
-                _begun.pop(request.source.text, None)
+                _pending.pop(request.source.text, None)
             self.build.close()
             self.turns.close()
 
-
-def symbol_of(name: str) -> str:
-    """The symbol of a library's function."""
-    return f"functional_optim_{name.partition('.')[0]}"
-
-
-def text_of(source: Source, name: str) -> str:
-    """The C++ of a library under a name."""
-    return source.text.replace(SYMBOL, symbol_of(name))
+    def _tried(self, path: Path, request: Request) -> Native | None:
+        name = toolchain.name_of(request.source.text)
+        native = Native(path, request.source, name, found=False)
+        try:
+            request.check(native)
+        except Unsuitable:
+            return None
+        disk_cache.keep(name, path.read_bytes())
+        return native
 
 
 def library(wanted: Request, *, strict: bool = False) -> Native | None:
-    """A library; None if it cannot be had.
+    """A library; None if it is not available.
 
-    strict: raise where it cannot.
+    strict: raise if it cannot be built, also if that has failed before.
 
     Raises:
         RuntimeError: if `strict`, and building it fails.
     """
     text = wanted.source.text
-    if text not in _built or (strict and text in _gave_way):
+    if text not in _built or (strict and _built[text] is None):
         with _lock:
-            if text in _begun:
+            if text in _pending:
                 with suppress(Exception):
-                    let_through(_begun[text].finish)
-            if text not in _built or (strict and text in _gave_way):
+                    let_through(_pending[text].finish)
+            if text not in _built or (strict and _built[text] is None):
                 _built[text] = let_through(partial(_made, wanted, strict))
     return _built[text]
 
@@ -102,17 +93,18 @@ def library(wanted: Request, *, strict: bool = False) -> Native | None:
 def prefetch(every: Sequence[Request], *, wait: bool = True) -> None:
     """Build what is missing of some libraries at once, for `library`.
 
-    Nothing is said of what cannot be built: `library` tries it again.
+    Nothing is said of what cannot be built: `library` tries it again. What another process is
+    building is left to it, until `library` asks.
 
     wait: until they are there. False: until `library` asks for one of them.
     """
-    missing = {x.source.text: x for x in every}
-    missing = {k: x for k, x in missing.items() if k not in _built and k not in _begun}
+    missing = {x.source.text: x for x in every if x.source.text not in _built}
     if len(missing) >= (2 if wait else 1):
         with _lock, suppress(Exception):
-            begun = let_through(partial(_begin, list(missing.values())))
-            if wait and begun is not None:
-                let_through(begun.finish)
+            left = [x for text, x in missing.items() if text not in {*_built, *_pending}]
+            pending = let_through(partial(_begin, left, wait=False))
+            if wait and pending is not None:
+                let_through(pending.finish)
 
 
 def count() -> int:
@@ -121,50 +113,53 @@ def count() -> int:
 
 
 def _made(wanted: Request, strict: bool) -> Native | None:
-    text = wanted.source.text
     try:
-        begun = _begin([wanted])
-        if begun is not None:
-            begun.finish()
+        pending = _begin([wanted], wait=True)
+        if pending is not None:
+            pending.finish()
     except Exception as error:
-        what, why = "no kernel can be built here", compiler.explained(error)
+        why = toolchain.trouble()
+        found = NoCompiler(why) if why else error
         if strict:
-            raise refusal(cause(what, why)) from error
-        _gave_way.add(text)
-        tell_failed(what, why)
+            raise refusal(cause("no kernel can be built here", found)) from error
+        tell_failed("no kernel can be built here", found)
         return None
-    _gave_way.discard(text)
-    return _built.get(text)
+    return _built[wanted.source.text]
 
 
-def _begin(requests: Sequence[Request]) -> Begun | None:
-    """Begin to build libraries, but those that are kept."""
-    from contextlib import ExitStack
+def _begin(requests: Sequence[Request], *, wait: bool) -> PendingBuild | None:
+    """Begin to build libraries, but those that are kept.
 
+    wait: for other processes that build one of them.
+    """
     with ExitStack() as turns:
-        missing: list[tuple[Request, str]] = []
+        missing: list[Request] = []
         for request in requests:
-            name = toolchain.digest(request.source.text)
-            native = _kept(request, name)
+            native = _kept(request)
             if native is None:
-                turns.enter_context(disk_cache.turn(name))
-                native = _kept(request, name)
+                name = toolchain.name_of(request.source.text)
+                if not turns.enter_context(disk_cache.turn(name, wait=wait)) and not wait:
+                    continue
+                native = _kept(request)
             if native is None:
-                missing.append((request, name))
+                missing.append(request)
             else:
                 _built[request.source.text] = native
-        if not missing:
-            return None
-        return Begun([x for x, _ in missing], [y for _, y in missing], turns.pop_all())
+        beside = list(filter(None, [watch.missing()]))
+        if missing:
+            pending = PendingBuild(missing, beside)
+            pending.turns = turns.pop_all()
+            return pending
+    if beside:
+        with suppress(OSError, NoCompiler):
+            PendingBuild([], beside).finish()
+    return None
 
 
-def _kept(request: Request, name: str) -> Native | None:
-    path = disk_cache.find(name)
-    if path is None:
-        return None
-    try:
-        native = Native(path, symbol_of(name), request.source, name, found=True)
-    except (OSError, AttributeError):
-        return None
-    watch.load()
-    return native
+def _kept(request: Request) -> Native | None:
+    for pattern in toolchain.names_of(request.source.text):
+        path = disk_cache.find(pattern)
+        if path is not None:
+            with suppress(OSError, AttributeError):  # one that this system cannot load
+                return Native(path, request.source, path.name, found=True)
+    return None

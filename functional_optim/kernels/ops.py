@@ -16,7 +16,9 @@ import torch
 if TYPE_CHECKING:
     from functional_optim.kernels.graph import Node
 
-Kind = Literal["input", "number", "const", "row", "iota", "point", "view", "fill", "reduce"]
+Kind = Literal[
+    "input", "number", "const", "row", "iota", "inside", "point", "view", "fill", "reduce"
+]
 
 Writer = Callable[..., str]
 
@@ -91,7 +93,7 @@ FILLED = "value"
 
 def kind(op: str) -> Kind | None:
     """What an operation does; None for one that no kernel has."""
-    if op in ("input", "number", "const", "row", "iota"):
+    if op in ("input", "number", "const", "row", "iota", "inside"):
         return op
     if op in POINT or op in SAME or op in (CAST, BITS):
         return "point"
@@ -151,6 +153,24 @@ def squeezed(node: Node) -> list[int]:
         return list(range(count))
     given = node.args[1]
     return [i % count for i in ((given,) if isinstance(given, int) else given)]
+
+
+def cost(node: Node) -> int:
+    """About what an operation costs, in sums of two elements."""
+    name = node.op.partition(".")[0]
+    if name in ("div", "reciprocal", "sqrt", "addcdiv"):
+        return 9
+    if name == "rsqrt" or (name == "pow" and node.args[1] in (0.5, -0.5, -1, -2)):
+        return 18
+    return 60 if name in CALLS else 1
+
+
+CALLS = {
+    *("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf", "tan", "atan", "exp2", "log2"),
+    *("sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos", "erfc", "lgamma", "atan2", "hypot"),
+    *("sigmoid", "pow"),
+}
+"""Operations that are functions of a mathematical library."""
 
 
 def computed_in(node: Node) -> torch.dtype:

@@ -57,6 +57,10 @@ class Recorder(TorchDispatchMode):
         self.keep = keep
         self.given_storages: set[int] = set()
         self.rule: int | None = None
+        self.within = ""
+        """The operation that is being recorded as several."""
+        self.indexing = False
+        """Whether a tensor is being indexed."""
         self.storages: dict[int, int] = {}
         """How many values have been seen in each memory."""
         self.alive: list[Tensor] = []
@@ -71,7 +75,9 @@ class Recorder(TorchDispatchMode):
         host: bool = False,
     ) -> Node:
         """A new node, whose value is x."""
-        node = Node(op, args, kwargs or {}, x.dtype, x.shape, host=host, rule=self.rule)
+        node = Node(
+            op, args, kwargs or {}, x.dtype, x.shape, host=host, rule=self.rule, within=self.within
+        )
         self.graph.add(node)
         x._functional_optim_node = node  # pyright: ignore[reportAttributeAccessIssue]
         key = x.untyped_storage().data_ptr()
@@ -104,8 +110,12 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         op = str(func).removeprefix("aten.")
         if op in DECOMPOSED:
-            with self:
-                return DECOMPOSED[op](*args, **kwargs)
+            outer, self.within = self.within, self.within or op
+            try:
+                with self:
+                    return DECOMPOSED[op](*args, **kwargs)
+            finally:
+                self.within = outer
         self._check(func, op, args)
         if op == "div.Tensor" and _is_host(args[0]) and not _is_host(args[1]):
             with self:  # what Python makes of a float and a tensor
@@ -149,6 +159,8 @@ class Recorder(TorchDispatchMode):
         """Raise RuleError for what a rule may not do."""
         reads = op in ("_local_scalar_dense.default", "equal.default", "is_nonzero.default")
         if reads and any(_depends(x) for x in args):
+            if self.indexing:  # by a tensor of one bool, whose value torch itself reads
+                raise Unsuitable("an index that depends on values", self.rule)
             raise RuleError(
                 f"{self._who()} reads a value of a tensor (by item(), float(), bool() or an if), "
                 "which a compiled step does not know; use torch.where, and tensors instead of "
@@ -196,8 +208,9 @@ class Recorder(TorchDispatchMode):
         self.storages[whose] = 0
         if plain == "copy.default" and target.dtype != args[1].dtype:
             raise Unsuitable("a copy into another dtype", self.rule)
-        self._take("clone.default" if plain == "copy.default" else plain,
-                   args[1:2] if plain == "copy.default" else args, kwargs, target)
+        if plain == "copy.default":
+            plain, args = "clone.default", args[1:2]
+        self._take(plain, args, kwargs, target)
         return out
 
     def _constant(self, x: Tensor) -> None:
@@ -227,18 +240,22 @@ def _is_host(x: Any) -> bool:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes that a rule reads the sizes of a tensor."""
+    """Notes that a rule reads the sizes of a tensor, or indexes one."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self.graph = graph
+        self.recorder = recorder
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in SIZED:
-            self.graph.reads_sizes = True
-        return func(*args, **(kwargs or {}))
+            self.recorder.graph.reads_sizes = True
+        self.recorder.indexing = func is Tensor.__getitem__
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.recorder.indexing = False
 
 
 SIZED = {
@@ -269,7 +286,7 @@ class Inside:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.recorder.rule = self.index
         try:
-            with _Watch(self.recorder.graph):
+            with _Watch(self.recorder):
                 return self.function(*args, **kwargs)
         finally:
             self.recorder.rule = None

@@ -3,14 +3,17 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <vector>
+#include <stdint.h>
+#include <string.h> /* headers of C++ would take longer to compile than all of this */
 
 typedef void* (*Reader)(void*);
-typedef void (*Sweep)(const int64_t*);
-typedef std::vector<int64_t> Column;
+typedef void (*Kernel)(const int64_t*);
+
+/* Integers that an object owns. */
+struct Column {
+    int64_t* x;
+    Py_ssize_t count;
+};
 
 static PyObject *GRAD, *OFFSET, *PARAMS, *FUNC, *PARTIAL;
 
@@ -23,20 +26,21 @@ struct Guard {
     PyObject* given;  /* a dict of the arguments, which owns all objects below */
     PyObject *kinds, *checker, *wide, *tensors, *params, *states, *values;
     PyCFunctionWithKeywords check;
-    Column *places, *reaches, *starts, *stops;
-    Column* last;     /* where the gradients lay when they were last found to be apart */
+    Column places, reaches, starts, stops;
+    Column last;      /* where the gradients lay when they were last found to be apart */
     Reader read;
 };
 
-static int copied(PyObject* array, Column** out)
+static int copied(PyObject* array, Column* out)
 {
     Py_buffer view;
     if (PyObject_GetBuffer(array, &view, PyBUF_SIMPLE) < 0) return -1;
-    const int64_t* first = (const int64_t*)view.buf;
-    delete *out;
-    *out = new Column(first, first + view.len / sizeof(int64_t));
+    PyMem_Free(out->x);
+    out->x = (int64_t*)PyMem_Malloc(view.len);
+    out->count = out->x ? view.len / (Py_ssize_t)sizeof(int64_t) : 0;
+    if (out->x) memcpy(out->x, view.buf, view.len);
     PyBuffer_Release(&view);
-    return 0;
+    return out->x ? 0 : (PyErr_NoMemory(), -1);
 }
 
 static int guard_init(Guard* self, PyObject*, PyObject* named)
@@ -49,16 +53,16 @@ static int guard_init(Guard* self, PyObject*, PyObject* named)
     int done = none && given &&
         PyArg_ParseTupleAndKeywords(
             none, given, "$O!O!O!O!OOOOLO!O!O!", (char**)names, &PyTuple_Type, &self->kinds,
-            &PyCFunction_Type, &check, &PyTuple_Type, &self->wide, &PyTuple_Type, &self->tensors, &places, &reaches,
-            &starts, &stops, &read, &PyTuple_Type, &self->params, &PyTuple_Type, &self->states,
+            &PyCFunction_Type, &check, &PyTuple_Type, &self->wide, &PyTuple_Type, &self->tensors,
+            &places, &reaches, &starts, &stops, &read, &PyTuple_Type, &self->params, &PyTuple_Type, &self->states,
             &PyTuple_Type, &self->values);
     Py_XDECREF(none);
     Py_XSETREF(self->given, given);
     if (!done || copied(places, &self->places) < 0 || copied(reaches, &self->reaches) < 0 ||
-        copied(starts, &self->starts) < 0 || copied(stops, &self->stops) < 0)
+        copied(starts, &self->starts) < 0 || copied(stops, &self->stops) < 0 ||
+        copied(reaches, &self->last) < 0)
         return -1;
-    delete self->last;
-    self->last = new Column(self->reaches->size());
+    memset(self->last.x, 0, self->last.count * sizeof(int64_t));
     self->read = (Reader)read;
     self->checker = PyCFunction_GET_SELF(check); /* one without keywords ignores the third argument */
     self->check = (PyCFunctionWithKeywords)(void*)PyCFunction_GET_FUNCTION(check);
@@ -81,11 +85,11 @@ static void guard_dealloc(Guard* self)
 {
     PyObject_GC_UnTrack(self);
     Py_CLEAR(self->given);
-    delete self->places;
-    delete self->reaches;
-    delete self->starts;
-    delete self->stops;
-    delete self->last;
+    PyMem_Free(self->places.x);
+    PyMem_Free(self->reaches.x);
+    PyMem_Free(self->starts.x);
+    PyMem_Free(self->stops.x);
+    PyMem_Free(self->last.x);
     Py_TYPE(self)->tp_free((PyObject*)self);
 }
 
@@ -99,14 +103,26 @@ static int64_t place(Reader read, PyObject* tensor)
     }
 }
 
+/* How many of ascending integers are below x, or, if `equal`, not above it. */
+static Py_ssize_t below(const Column& column, int64_t x, bool equal)
+{
+    Py_ssize_t first = 0, last = column.count;
+    while (first < last) {
+        const Py_ssize_t middle = (first + last) / 2;
+        if (column.x[middle] < x || (equal && column.x[middle] == x)) first = middle + 1;
+        else last = middle;
+    }
+    return first;
+}
+
 /* Has a gradient memory, of its own? 1, 0, or -1 for an exception. */
 static int is_apart(Guard* self, PyObject* grad, Py_ssize_t at)
 {
-    const int64_t reach = (*self->reaches)[at];
+    const int64_t reach = self->reaches.x[at];
     if (!reach) return 1; /* its address means nothing */
     const int64_t start = place(self->read, grad);
     if (!start) return 0;
-    if (start == (*self->last)[at]) return 1;
+    if (start == self->last.x[at]) return 1;
     if (start < LOWEST) { /* of a storage that was freed, there is the offset left */
         PyObject* found = PyObject_CallMethodNoArgs(grad, OFFSET);
         if (!found) return -1;
@@ -114,11 +130,8 @@ static int is_apart(Guard* self, PyObject* grad, Py_ssize_t at)
         Py_DECREF(found);
         if (offset && start <= 16 * offset) return 0;
     }
-    const Column &starts = *self->starts, &stops = *self->stops;
-    const auto begun = std::lower_bound(starts.begin(), starts.end(), start + reach) - starts.begin();
-    const auto ended = std::upper_bound(stops.begin(), stops.end(), start) - stops.begin();
-    if (begun != ended) return 0;
-    (*self->last)[at] = start;
+    if (below(self->starts, start + reach, false) != below(self->stops, start, true)) return 0;
+    self->last.x[at] = start;
     return 1;
 }
 
@@ -157,8 +170,8 @@ static int look_same(Guard* self, PyObject* grads)
 static PyObject* answer(Guard* self, int same, PyObject* grads)
 {
     if (same == 1) same = look_same(self, grads);
-    for (size_t i = 0; same == 1 && i < self->places->size(); ++i)
-        same = place(self->read, PyTuple_GET_ITEM(self->tensors, i)) == (*self->places)[i];
+    for (Py_ssize_t i = 0; same == 1 && i < self->places.count; ++i)
+        same = place(self->read, PyTuple_GET_ITEM(self->tensors, i)) == self->places.x[i];
     if (same == 1) return grads;
     Py_DECREF(grads);
     return same < 0 ? NULL : Py_NewRef(Py_None);
@@ -266,43 +279,44 @@ static PyObject* same_entries(PyObject*, PyObject* const* given, Py_ssize_t)
     Py_RETURN_TRUE;
 }
 
-template <typename T>
-static int unpack(PyObject* numbers, std::vector<T>& out)
+/* The numbers of all rules, one after another, which the caller frees; NULL for an exception. */
+static double* unpacked(PyObject* numbers)
 {
+    Py_ssize_t count = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(numbers); ++i)
+        count += PyTuple_GET_SIZE(PyList_GET_ITEM(numbers, i));
+    double *found = (double*)PyMem_Malloc(8 * count), *next = found;
+    if (!found) return (double*)PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(numbers); ++i) {
         PyObject* own = PyList_GET_ITEM(numbers, i);
         for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(own); ++j) {
-            double x = PyFloat_AsDouble(PyTuple_GET_ITEM(own, j));
-            if (x == -1.0 && PyErr_Occurred()) return -1;
-            out.push_back((T)x);
+            *next = PyFloat_AsDouble(PyTuple_GET_ITEM(own, j));
+            if (*next++ == -1.0 && PyErr_Occurred()) {
+                PyMem_Free(found);
+                return NULL;
+            }
         }
     }
-    return 0;
+    return found;
 }
 
 /* Run a library; the sums that it returns. Of its function and its record of a call, the addresses;
-   gradients, a list of tensors that nobody else changes; numbers, a list of tuples; whether these are
-   read as doubles; how many sums. */
+   gradients, a list of tensors that nobody else changes; numbers, a list of tuples; how many sums. */
 static PyObject* launch(PyObject*, PyObject* const* given, Py_ssize_t)
 {
-    Sweep run = (Sweep)PyLong_AsLongLong(given[0]);
+    Kernel run = (Kernel)PyLong_AsLongLong(given[0]);
     int64_t* call = (int64_t*)PyLong_AsLongLong(given[1]);
-    std::vector<double> wide;
-    std::vector<float> narrow;
-    if (given[4] == Py_True) {
-        if (unpack(given[3], wide) < 0) return NULL;
-        call[5] = (int64_t)wide.data();
-    } else {
-        if (unpack(given[3], narrow) < 0) return NULL;
-        call[5] = (int64_t)narrow.data();
-    }
+    double* numbers = unpacked(given[3]);
+    if (!numbers) return NULL;
     call[3] = (int64_t)((PyListObject*)given[2])->ob_item;
-    const Py_ssize_t outputs = PyLong_AsSsize_t(given[5]);
+    call[5] = (int64_t)numbers;
+    const Py_ssize_t outputs = PyLong_AsSsize_t(given[4]);
     double* totals = (double*)call[7];
-    std::fill(totals, totals + outputs, 0.0);
+    memset(totals, 0, 8 * outputs);
     Py_BEGIN_ALLOW_THREADS
     run(call);
     Py_END_ALLOW_THREADS
+    PyMem_Free(numbers);
     PyObject* sums = PyTuple_New(outputs);
     for (Py_ssize_t i = 0; sums && i < outputs; ++i)
         PyTuple_SET_ITEM(sums, i, PyFloat_FromDouble(totals[i]));

@@ -1,34 +1,33 @@
-"""How often the C++ compiler is called, and by whom."""
+"""How often the C++ compiler is called, and what becomes of what it builds."""
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compilers import Compiler, answer, forget, request
 from helpers import clone
 
 import functional_optim as fo
-from functional_optim import adapters, kernels
-from functional_optim.kernels import building, cpu, disk_cache
+from functional_optim import adapters
+from functional_optim.kernels import Unsuitable, disk_cache, libraries, toolchain
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the compiler is a shell script")
 
 
 @pytest.fixture
-def built(monkeypatch: Any, tmp_path: Any) -> list[int]:
-    """How many kernels each call of the compiler has had, in a process that has built nothing."""
-    found: list[int] = []
-    real = building.start
-
-    def count(source: str, scratch: Any) -> Any:
-        found.append(source.count("namespace part"))
-        return real(source, scratch)
-
-    monkeypatch.setattr(building, "start", count)
-    monkeypatch.setattr(kernels, "_built", {})
+def compiler(monkeypatch: Any, tmp_path: Any) -> Compiler:
+    """That of this process, which has built nothing."""
+    forget(monkeypatch)
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "kernels"))
-    disk_cache._checked.cache_clear()
+    found = Compiler(tmp_path)
+    monkeypatch.setenv("CXX", str(found.path))
     return found
 
 
@@ -56,66 +55,140 @@ def check(recipe: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe",
-    [
-        clipped,
-        lambda: fo.chain(fo.scale_by_adam(), fo.scale_by_trust_ratio(), fo.scale_by_lr(0.1)),
-        lambda: fo.adafactor(0.1),
-    ],
-    ids=["a norm of all, then the step", "a norm of each, then the step", "vectors and matrices"],
+    "recipe", [clipped, lambda: fo.adafactor(0.1)], ids=["a norm, then the step", "rows"]
 )
-def test_all_kernels_of_a_recipe_are_one_call_of_the_compiler(recipe, built, monkeypatch):
+def test_the_kernels_of_a_recipe_are_built_once(recipe, compiler, monkeypatch):
     check(recipe)
-    assert built == [2]
-    monkeypatch.setattr(kernels, "_built", {})
+    assert compiler.kernels() == 2
+    forget(monkeypatch)
     check(recipe)  # both are kept, each under its own name
-    assert built == [2]
+    assert compiler.kernels() == 2
 
 
-def test_one_kernel_that_is_not_right_leaves_the_others_as_they_are(built, monkeypatch):
-    real = cpu._try
-
-    def refuse(native: Any, body: Any, signature: Any) -> None:
-        if native.outputs:
-            raise building.Unsuitable("for a test")
-        real(native, body, signature)
-
-    monkeypatch.setattr(cpu, "_try", refuse)
-    check(clipped)
-    assert built == [2]
-    natives = [x for x in kernels._built.values() if isinstance(x, kernels.Native)]
-    assert [x.outputs for x in natives] == [0]
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
+def test_kernels_that_are_asked_for_together_are_built_at_once(compiler):
+    Compiler(compiler.path.parent, "sleep 0.5")
+    libraries.prefetch([request(1), request(2)])
+    words = [line.split()[0] for line in compiler.log.read_text().splitlines()]
+    assert words[:2] == ["begin", "begin"]
+    assert [answer(libraries.library(request(n))) for n in (1, 2)] == [1, 2]
+    assert compiler.kernels() == 2
 
 
-def test_what_another_process_is_building_is_left_to_it(built, monkeypatch):
-    """The kernel for the norm is locked, until it is asked for by itself."""
-    names, real = [], disk_cache.turn
-
-    def turn(name: Any, *, wait: bool = True) -> Any:
-        names.append((name, wait))
-        return real("taken.so" if len(names) == 1 else name, wait=wait)
-
-    monkeypatch.setattr(disk_cache, "turn", turn)
-    with real("taken.so"):
-        check(clipped)
-    (first, _), (second, _), (again, waits) = names
-    assert (first, waits) == (again, True)
-    assert second != first
-    assert built == [1, 1]
+def test_more_kernels_than_cores(compiler, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    wanted = [request(n) for n in range(5)]
+    libraries.prefetch(wanted)
+    assert [answer(libraries.library(x)) for x in wanted] == list(range(5))
+    assert compiler.kernels() == 5
 
 
-MUON = """
+def test_a_new_kernel_is_tried_and_a_kept_one_is_not_tried_again(compiler, monkeypatch):
+    tried = []
+    wanted = request(7, lambda native: tried.append(answer(native)))
+    assert not libraries.library(wanted).found
+    forget(monkeypatch)
+    assert libraries.library(wanted).found
+    assert tried == [7]
+
+
+def test_one_kernel_that_is_not_right_leaves_the_others_as_they_are(compiler):
+    def refuse(native: Any) -> None:
+        raise Unsuitable("for a test")
+
+    wrong, right = request(1, refuse), request(2)
+    libraries.prefetch([wrong, right])
+    assert libraries.library(wrong) is None
+    assert answer(libraries.library(right)) == 2
+    assert disk_cache.find(toolchain.name_of(wrong.source.text)) is None
+    assert compiler.kernels() == 2
+
+
+def test_what_another_process_is_building_is_left_to_it(compiler, monkeypatch):
+    taken, other = request(1), request(2)
+    with disk_cache.turn(toolchain.name_of(taken.source.text)):
+        libraries.prefetch([taken, other])
+        assert compiler.kernels() == 1
+    assert answer(libraries.library(other)) == 2
+    assert answer(libraries.library(taken)) == 1
+    assert compiler.kernels() == 2
+
+
+def test_a_build_of_a_few_seconds_is_told_while_it_lasts(compiler):
+    Compiler(compiler.path.parent, "sleep 3")
+    heard: list[tuple[str, str, list[str]]] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append((record.levelname, record.getMessage(), compiler.runs("end")))
+
+    logger, listener = logging.getLogger("functional_optim"), Listener()
+    level = logger.level
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    try:
+        libraries.prefetch([request(n) for n in range(3)])
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+    ((name, said, ended),) = heard
+    assert name == "INFO"
+    assert said.startswith(f"compiling 3 kernels, kept in {compiler.path.parent / 'kernels'}")
+    assert ended == []
+
+
+def test_a_compiler_that_does_not_answer_is_given_up(compiler, monkeypatch, caplog):
+    Compiler(compiler.path.parent, "sleep 60")
+    monkeypatch.setattr(toolchain, "WAITED", ((0.1, logging.INFO), (0.2, logging.WARNING)))
+    monkeypatch.setattr(toolchain, "LONGEST", 0.4)
+    with pytest.warns(RuntimeWarning, match=r"compiler has not answered for 0 s"):
+        assert libraries.library(request(1)) is None
+    assert [x.levelname for x in caplog.records] == ["WARNING"]
+    libraries.library(request(2))  # nobody waits for it again, and nothing more is said
+    assert len(compiler.runs()) == 1
+
+
+IMPORTED = """
 import sys, torch
 from functional_optim import adapters
 p = torch.nn.Parameter(torch.ones(3, 4))
 p.grad = torch.ones(3, 4)
-adapters.Muon([p]).step()
-print([name for name in ("torch._inductor", "torch._dynamo") if name in sys.modules])
+adapters.{}([p]).step()
+print([name for name in ("torch._inductor", "torch._dynamo", "sympy") if name in sys.modules])
 """
 
 
-def test_products_import_no_compiler_where_their_kernels_are_kept(built):
-    for expected in (["torch._inductor", "torch._dynamo"], []):
-        done = subprocess.run([sys.executable, "-c", MUON], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == str(expected)
+@pytest.mark.parametrize("name", ["AdamW", "Muon"])
+def test_a_first_step_imports_no_compiler_of_torch(name, compiler):
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED.format(name)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+    assert compiler.kernels()
+
+
+def test_the_compiler_is_the_one_that_is_named_or_the_first_that_is_there(monkeypatch, tmp_path):
+    def there(*names: str) -> None:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        for name in names:
+            (tmp_path / name).touch(0o700)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    for names, chosen in (
+        (("c++", "clang++", "g++"), "g++"),
+        (("c++", "clang++"), "clang++"),
+        (("c++",), "c++"),
+    ):
+        there(*names)
+        assert toolchain.command() == [str(tmp_path / chosen)]
+    there("g++", "ccache")
+    monkeypatch.setenv("CXX", "ccache g++ -m64")
+    assert toolchain.command() == [str(tmp_path / "ccache"), "g++", "-m64"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "./g++")  # it is run in another folder
+    assert Path(toolchain.command()[0]).is_absolute()
+    monkeypatch.setenv("CXX", "clang++")
+    assert toolchain.command() == []

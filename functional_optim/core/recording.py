@@ -1,0 +1,496 @@
+"""What rules do to one tensor, as a graph; and what that says of a rule.
+
+A rule is recorded on tensors of a few elements, of two sizes. What both recordings have in common
+holds for every size: see `kernels/graph.py`. Graphs are known by the code of their rules, so a
+recipe that is built anew, with other hyperparameters, is not recorded again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core import base
+from functional_optim.core.codecs import InBlocks
+from functional_optim.core.execution import Leaf, measure, run_all_stored
+from functional_optim.core.rule import Form, Placement, form_of, with_forms
+from functional_optim.core.scalars import StepScalars, nothing_measured
+from functional_optim.core.storage import Slots, init_slots_as, stored_slots, with_holes
+from functional_optim.kernels import graph as graphs
+from functional_optim.kernels import ops, record
+from functional_optim.kernels.graph import Graph, Unsuitable
+from functional_optim.kernels.keys import static_key
+from functional_optim.kernels.record import RuleError
+
+Goal = Literal["step", "reduce", "stage"]
+"""What is done with rules: make their step, in place; measure with the last of them; or write the
+slots of the last one alone, as a stage of a step."""
+
+
+class Recorded(NamedTuple):
+    """A graph, and the constants in it that depend on the shape of a tensor."""
+
+    graph: Graph
+    constants: tuple[float, ...]
+
+
+class _Known:
+    """What has been recorded for one kind of tensors. constants: by shape."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.constants: dict[tuple[int, ...], tuple[float, ...]] = {}
+
+
+_known: dict[Any, _Known | tuple[str, int | None]] = {}
+"""By the code of the rules and by what their tensors have in common; the reason, and whose it is,
+where there is no graph."""
+
+
+class Body:
+    """What rules do to a leaf.
+
+    holes: for each rule, which of its slots are missing. forms: how its numbers are put together.
+    """
+
+    def __init__(
+        self,
+        placements: Sequence[Placement],
+        holes: Sequence[tuple[bool, ...]],
+        forms: tuple[Form, ...],
+        goal: Goal,
+    ) -> None:
+        self.placements = placements
+        self.holes = holes
+        self.forms = forms
+        self.goal: Goal = goal
+        self.count = sum([form.total for form in forms])
+        """How many numbers it reads."""
+        self.key = (goal, forms, tuple(holes), tuple([_key_of(x) for x in placements]))
+
+    def find(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Recorded:
+        """The graph for tensors like these: it holds for all sizes of so many dimensions.
+
+        Raises:
+            Unsuitable: if there can be no kernel for it.
+            RuleError: if a rule does what no step may.
+        """
+        block = self._block(p, slots)
+        key = (self.key, block, _pattern(g, p, slots, shapes=not block))
+        known = _known.get(key)
+        if known is None:
+            try:
+                known = _Known(self._graph(g, p, slots, block))
+            except Unsuitable as error:
+                known = (str(error), error.rule)
+            _known[key] = known
+        if isinstance(known, tuple):
+            raise Unsuitable(*known)
+        if not known.graph.reads_sizes:
+            return Recorded(known.graph, ())
+        shape = tuple(p.shape)
+        if shape not in known.constants:
+            real = self._real(g, p, slots)
+            places = _places(self._first(g, p, slots), real)
+            if not {*places} <= {*known.graph.places}:
+                places = sorted({*places, *known.graph.places}, key=str)
+                known = _known[key] = _Known(self._with_rows(g, p, slots, places))
+            known.constants[shape] = graphs.values_at(real, known.graph.places)
+        return Recorded(known.graph, known.constants[shape])
+
+    def _graph(self, g: Tensor, p: Tensor, slots: Sequence[Slots], block: int) -> Graph:
+        if block:
+            return self._in_blocks(g, p, slots, block)
+        shapes = _shapes(p.dim())
+        first = self._recorded(g, p, slots, shapes[0])
+        if p.dim():
+            second = self._recorded(g, p, slots, shapes[1])
+            if not graphs.same(first, second):
+                raise Unsuitable("another graph for another shape")
+            if graphs.differing(first, second) and not first.reads_sizes:
+                raise Unsuitable("a constant that depends on the shape")
+        elif not p.is_complex():  # a vector of one element, if that is all the same
+            vector = self._recorded(g, p, slots, _shapes(1)[0])
+            if not graphs.same(first, vector, dims=False) or graphs.differing(first, vector):
+                raise Unsuitable("another graph for a single number")
+            first = vector
+        found = graphs.merged(first)
+        if not p.is_contiguous() and (len(found.sizes) > 1 or found.reads_places):
+            raise Unsuitable("rows of a tensor that is not contiguous")
+        return found
+
+    def _first(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
+        return self._recorded(g, p, slots, _shapes(p.dim())[0])
+
+    def _with_rows(
+        self, g: Tensor, p: Tensor, slots: Sequence[Slots], places: Sequence[graphs.Place]
+    ) -> Graph:
+        return graphs.with_rows(graphs.merged(self._first(g, p, slots)), places)
+
+    def _real(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
+        """A recording on tensors of the real shape, for rules that read sizes."""
+        every = [g, p, *[x for own in slots for x in own if x is not None]]
+        mine = [_filled(x.shape, x.dtype) for x in every]
+        return self._run([torch.view_as_real(x) if x.is_complex() else x for x in mine], keep=False)
+
+    def _block(self, p: Tensor, slots: Sequence[Slots]) -> int:
+        """The elements of a block, where slots are packed in blocks; 0 where none is.
+
+        Raises:
+            Unsuitable: if they are not all packed alike.
+        """
+        codecs = {
+            own.codec
+            for placement, mine in zip(self.placements, slots, strict=True)
+            if any(placement.rule.codecs)
+            for own in stored_slots(placement.rule, mine)
+            if own.codec is not None
+        }
+        blocks = {x.block for x in codecs if isinstance(x, InBlocks) and not x.entrywise}
+        if len(blocks) > 1 or (blocks and p.is_complex()):
+            raise Unsuitable("slots in blocks of several sizes")
+        return next(iter(blocks), 0)
+
+    def _in_blocks(self, g: Tensor, p: Tensor, slots: Sequence[Slots], block: int) -> Graph:
+        """The graph for a tensor that is seen as 1-D, and in blocks."""
+        plain = Body(
+            [x._replace(rule=x.rule.without_codecs()) for x in self.placements],
+            [_holes_of(x, own) for x, own in zip(self.placements, slots, strict=True)],
+            self.forms,
+            self.goal,
+        )
+        whole = p.new_empty((), dtype=torch.float32).expand(p.shape)
+        rows = [
+            tuple([None if hole else whole for hole in own])
+            if any(x.rule.codecs)
+            else mine
+            for x, own, mine in zip(self.placements, plain.holes, slots, strict=True)
+        ]
+        if not plain.find(g, p, rows).graph.by_element():
+            raise Unsuitable("packed slots of a rule that is not element-wise")
+        found: list[Graph] = []
+        for count in (7, 11):
+            inner = (-2, -block // 2) if self._halves(slots) else (-block,)
+            seen = self.tensors(g, p, slots, (count * block,))
+            found.append(self._laid_out(seen, (count, *inner), block))
+        if not graphs.same(*found) or graphs.differing(*found):
+            raise Unsuitable("another graph for another shape")
+        made = graphs.merged(found[0])
+        made.block = block
+        return made
+
+    def _halves(self, slots: Sequence[Slots]) -> bool:
+        """Whether a byte holds two elements, from both halves of a block."""
+        return any(
+            getattr(codec.cells, "bits", 8) == 4
+            for placement in self.placements
+            for codec in placement.rule.codecs
+            if isinstance(codec, InBlocks)
+        )
+
+    def _recorded(
+        self, g: Tensor, p: Tensor, slots: Sequence[Slots], shape: tuple[int, ...]
+    ) -> Graph:
+        """A recording on tensors of a shape, with the axes of each value."""
+        sizes = (*shape, 2) if p.is_complex() else shape
+        return self._laid_out(self.tensors(g, p, slots, shape), sizes, 0)
+
+    def _laid_out(self, seen: list[Tensor], sizes: Sequence[int], block: int) -> Graph:
+        found = self._run(seen, keep=True, block=block)
+        return graphs.laid_out(found, [axes_of(x.shape, sizes) for x in seen], sizes)
+
+    def constants(
+        self, graph: Graph, g: Tensor, p: Tensor, slots: Sequence[Slots], shape: tuple[int, ...]
+    ) -> tuple[float, ...]:
+        """Those of a small tensor of a shape."""
+        if not graph.places:
+            return ()
+        return graphs.values_at(self._recorded(g, p, slots, shape), graph.places)
+
+    def _run(self, tensors: list[Tensor], *, keep: bool, block: int = 0) -> Graph:
+        made = partial(self.made, block=block)
+        try:
+            found = record.record(made, tensors, self.count, self._name, keep=keep)
+        except (RuleError, Unsuitable):
+            raise
+        except Exception as error:  # of a rule that does not take tensors of this shape
+            raise Unsuitable(f"{type(error).__name__}: {error}") from error
+        node = found.opaque()
+        if node is not None:
+            raise Unsuitable(node.what, node.rule)
+        return found
+
+    def tensors(
+        self, g: Tensor, p: Tensor, slots: Sequence[Slots], shape: tuple[int, ...]
+    ) -> list[Tensor]:
+        """Small tensors like these: the gradient, the parameter and the slots, as rules see them.
+
+        shape: of the parameter.
+        """
+        tiny = _filled(shape, p.dtype)
+        pairs = zip(self.placements, slots, strict=True)
+        mine = [x for placement, own in pairs for x in _like(placement, tiny, p, own)]
+        every = [_filled(shape, g.dtype), tiny, *mine]
+        return [torch.view_as_real(x) if x.is_complex() else x for x in every]
+
+    def made(
+        self,
+        recorder: record.Recorder | None,
+        tensors: list[Tensor],
+        vector: Tensor,
+        *,
+        block: int = 0,
+    ) -> record.Made:
+        """What the rules make of a leaf; recorded, if there is a recorder. block: of one in blocks,
+        their size."""
+        g, p, *rest = tensors
+        placements = self.placements
+        if recorder is not None:
+            inside = None
+            if block:
+                inside = torch.ones(p.shape, dtype=torch.bool)
+                recorder.note(inside, "inside")
+            placements = [_watched(x, recorder, k, inside) for k, x in enumerate(placements)]
+        flat = vector.tolist() if recorder is None else vector.unbind()
+        numbers = with_forms(iter(flat), self.forms)
+        leaf = Leaf(g, p, with_holes(rest, self.holes), numbers)
+        kept: list[Tensor | None] = [None] * len(tensors)
+        if self.goal == "reduce":
+            return kept, [_number(x) for x in measure(placements, leaf)]
+        ((u, new),) = run_all_stored(placements, [leaf])
+        fresh = [
+            x
+            for own, old in zip(new, leaf.slots, strict=True)
+            for x, y in zip(own, old, strict=True)
+            if y is not None
+        ]
+        if self.goal == "stage":
+            last = len([x for x in leaf.slots[-1] if x is not None])
+            return [*kept[: len(kept) - last], *fresh[len(fresh) - last :]], ()
+        return [None, base.add(p, u), *fresh], ()
+
+    def _name(self, rule: int | None) -> str:
+        if rule is None:
+            return " or ".join(dict.fromkeys([repr(x.name) for x in self.placements]))
+        return repr(self.placements[rule].name)
+
+
+def _key_of(placement: Placement) -> Any:
+    rule = placement.rule
+    functions = (*rule.updates, rule.init, rule.reduce, rule.measure, rule.codecs)
+    kind = (rule.slots, rule.view, rule.weight_codec, rule.reads_new_params, rule.home is None)
+    return (static_key(functions), kind, placement.lookback, placement.name)
+
+
+def _places(first: Graph, real: Graph) -> list[graphs.Place]:
+    if not graphs.same(first, real):
+        raise Unsuitable("another graph for another shape")
+    return graphs.differing(first, real)
+
+
+def _number(x: Any) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.full((), float(x), dtype=torch.float64)
+
+
+class _Masked:
+    """A codec whose last block may be larger than what is left of its tensor: the rest is zeros."""
+
+    def __init__(self, codec: InBlocks, inside: Tensor) -> None:
+        self.codec = codec
+        self.fields = codec.fields
+        self.decode = codec.decode
+        self.inside = inside
+
+    def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
+        return self.codec.encode(torch.where(self.inside, x, 0.0), key)
+
+
+def _watched(
+    placement: Placement, recorder: record.Recorder, k: int, inside: Tensor | None
+) -> Placement:
+    """The same rule, whose functions tell the recorder that they run."""
+    rule = placement.rule
+
+    def watched(function: Any) -> Any:
+        return None if function is None else record.Inside(recorder, k, function)
+
+    if inside is not None:
+        rule = rule._replace(codecs=tuple([_masked(x, inside) for x in rule.codecs]))
+    rule = rule._replace(
+        updates=tuple(map(watched, rule.updates)),
+        reduce=watched(rule.reduce),
+        measure=watched(rule.measure),
+    )
+    return placement._replace(rule=rule)
+
+
+def _masked(codec: Any, inside: Tensor) -> Any:
+    packs = isinstance(codec, InBlocks) and not codec.entrywise
+    return _Masked(codec, inside) if packs else codec
+
+
+def _holes_of(placement: Placement, slots: Slots) -> tuple[bool, ...]:
+    """Which of its slots a rule lacks, as it sees them."""
+    if not any(placement.rule.codecs):
+        return tuple([x is None for x in slots])
+    found = stored_slots(placement.rule, slots)
+    return tuple([own.codec is None and own.whole is None for own in found])
+
+
+def _pattern(g: Tensor, p: Tensor, slots: Sequence[Slots], *, shapes: bool) -> Any:
+    """What tensors have in common that share a graph. shapes: whether those of slots matter."""
+
+    def look(x: Tensor) -> Any:
+        if not shapes:
+            return x.dtype
+        if x.dim() == p.dim():
+            return x.dtype, tuple([n == m for n, m in zip(x.shape, p.shape, strict=True)])
+        return x.dtype, tuple(x.shape)
+
+    looks = tuple([None if x is None else look(x) for own in slots for x in own])
+    return p.dim(), g.dtype, p.dtype, p.is_contiguous(), looks
+
+
+def _shapes(dims: int) -> Sequence[tuple[int, ...]]:
+    if dims >= len(record.SIZES):
+        raise Unsuitable(f"a tensor of {dims} dimensions")
+    return record.SIZES[dims]
+
+
+def _filled(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor of small positive numbers, all different."""
+    count = math.prod(shape)
+    values = torch.arange(1, 1 + count, dtype=torch.float64).mul_(0.7548776662).frac_().add_(0.1)
+    return values.reshape(shape).to(dtype)
+
+
+def _like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> list[Tensor]:
+    """Slots of a small tensor, as those of a parameter.
+
+    Raises:
+        Unsuitable: if it is not known which sizes of the parameter theirs are.
+    """
+    present = [x for x in slots if x is not None]
+    made = _first_slots(placement, tiny, slots)
+    found = [None if x is None else _real_shape(x, tiny, p) for x in made]
+    real = [None if x is None else tuple(x.shape) for x in slots]
+    if p.dim() == 0 and tiny.dim():  # a number as a vector of one element
+        found = [None if x is None else () for x in found]
+    if found == real or any(placement.rule.codecs):
+        return [_filled(x.shape, y.dtype) for x, y in zip(made, slots, strict=True) if y is not None]
+    return [_filled(_aligned(x, tiny, p), x.dtype) for x in present]
+
+
+def _first_slots(placement: Placement, tiny: Tensor, slots: Slots) -> Slots:
+    """The first slots of a small tensor; none if its rule does not make any for it."""
+    rule = placement.rule
+    if rule.init is None:
+        return ()
+    try:
+        return init_slots_as(rule._replace(home=None), tiny, slots)
+    except Exception:  # a rule that takes only some shapes
+        return ()
+
+
+def _real_shape(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...] | None:
+    """The shape of a small tensor's slot for a large one."""
+    try:
+        axes = axes_of(x.shape, tiny.shape)
+    except Unsuitable:
+        return None
+    shape = p.shape or (1,)
+    return tuple([math.prod([shape[i] for i in own]) for own in axes])
+
+
+def _aligned(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...]:
+    if x.shape == p.shape:
+        return tuple(tiny.shape)  # of a number, too, where that is seen as a vector
+    if x.dim() and x.dim() != p.dim():
+        raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
+    found: list[int] = []
+    for mine, whole, small in zip(x.shape, p.shape, tiny.shape, strict=False):
+        if mine not in (1, whole):
+            raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
+        found.append(small if mine == whole else 1)
+    return tuple(found)
+
+
+def axes_of(shape: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each dimension of a recorded tensor the axes that it consists of. sizes: of the axes."""
+    found: list[tuple[int, ...]] = []
+    for size in shape:
+        own = [
+            tuple(range(a, b))
+            for a in range(len(sizes))
+            for b in range(a + 1, len(sizes) + 1)
+            if abs(math.prod(sizes[a:b])) == size
+        ]
+        if size != 1 and not own:
+            raise Unsuitable(f"a tensor of shape {tuple(shape)}")
+        found.append(() if size == 1 else own[0])
+    return found
+
+
+# ---------------------------------------------------------------- what a rule is
+
+
+def graph_of(placement: Placement, p: Tensor) -> Graph:
+    """What a single rule does to a parameter like p, whatever its numbers.
+
+    Raises:
+        Unsuitable: if there is no graph for it.
+        RuleError: if it does what no step may.
+    """
+    alone = placement._replace(gate=0, owners=None, rule=placement.rule._replace(home=None))
+    if alone.lookback is not None:
+        alone = alone.looking_back(0)
+    step = StepScalars([alone], 1.0, [tuple(alone.rule.carry or ())], _Anything())
+    while step.proceed():
+        step.advance(nothing_measured(alone))
+    (own,) = step.numbers
+    tiny = _filled(_shapes(max(p.dim(), 1))[0], p.dtype)
+    slots = () if alone.rule.init is None else init_slots_as(alone.rule, tiny, ())
+    holes = tuple([x is None for x in slots])
+    return Body([alone], [holes], (form_of(own),), "step").find(tiny, tiny, [slots]).graph
+
+
+class _Anything(dict[str, Any]):
+    """Extra arguments of any name, for a rule whose numbers do not matter."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> float:
+        return 1.0
+
+
+def variants(placement: Placement) -> list[Placement]:
+    """A rule with each of its variants alone."""
+    count = len(placement.rule.updates)
+    return [placement] if count < 2 else [placement.variant(k + 1) for k in range(count)]
+
+
+def is_elementwise(placement: Placement, p: Tensor) -> bool:
+    """Whether what a rule does to an element of a parameter like p depends on that element alone."""
+    return why_not_elementwise(placement, p) is None
+
+
+def why_not_elementwise(placement: Placement, p: Tensor) -> str | None:
+    """The operation by which a rule is not element-wise; None if it is."""
+    if placement.rule.batched:
+        return "products of matrices"
+    plain = placement._replace(rule=placement.rule.without_codecs())
+    for one in variants(plain):
+        try:
+            graph = graph_of(one, p)
+        except Unsuitable as error:
+            return str(error)
+        if not graph.by_element():
+            found = [x for x in graph.nodes if ops.kind(x.op) == "reduce" or x.op == "iota"]
+            return found[0].what if found else "the size of its tensor"
+    return None

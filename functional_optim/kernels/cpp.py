@@ -1,0 +1,287 @@
+"""C++ for the operations of a graph: types, primitives, and what every library begins with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+STORED = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "uint16_t",
+    torch.float16: "uint16_t",
+    torch.bool: "uint8_t",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+    torch.int16: "int16_t",
+    torch.int32: "int32_t",
+    torch.int64: "int64_t",
+    torch.float8_e4m3fn: "uint8_t",
+    torch.float8_e5m2: "uint8_t",
+}
+"""The C++ type of an element in memory."""
+
+VALUE = {**STORED, torch.bfloat16: "float", torch.float16: "float", torch.bool: "bool"}
+"""That of a value: half types are floats that are rounded."""
+
+HALF = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Cpp:
+    """A printer: primitives as C++, and the lines that give names to texts."""
+
+    def __init__(self, lines: list[str], names: Iterable[int]) -> None:
+        self.lines = lines
+        self.names = iter(names)
+        self.dtype = torch.float32
+
+    add, sub, mul, div = (lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in "+-*/")
+    lt, le, gt, ge, eq, ne = (
+        lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in ("<", "<=", ">", ">=", "==", "!=")
+    )
+    bitand, bitor, bitxor, shl, shr = (
+        lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in ("&", "|", "^", "<<", ">>")
+    )
+
+    def neg(self, x: str) -> str:
+        return f"(-{x})"
+
+    def not_(self, x: str) -> str:
+        return f"(!{x})" if self.dtype is torch.bool else f"(~{x})"
+
+    def abs(self, x: str) -> str:
+        if self.dtype.is_floating_point:
+            return f"__builtin_fabs{self._f()}({x})"
+        return f"({x} < 0 ? -{x} : {x})"
+
+    def sqrt(self, x: str) -> str:
+        return f"__builtin_sqrt{self._f()}({x})"
+
+    def fma(self, x: str, y: str, z: str) -> str:
+        return f"__builtin_fma{self._f()}({x}, {y}, {z})"
+
+    def maximum(self, x: str, y: str) -> str:
+        if not self.dtype.is_floating_point:
+            return f"({x} > {y} ? {x} : {y})"
+        return f"({x} > {y} || {x} != {x} ? {x} : {y})"
+
+    def minimum(self, x: str, y: str) -> str:
+        if not self.dtype.is_floating_point:
+            return f"({x} < {y} ? {x} : {y})"
+        return f"({x} < {y} || {x} != {x} ? {x} : {y})"
+
+    def select(self, c: str, x: str, y: str) -> str:
+        return f"({c} ? {x} : {y})"
+
+    def call(self, name: str, *x: str) -> str:
+        return f"__builtin_{name}{self._f()}({', '.join(x)})"
+
+    def const(self, x: Any) -> str:
+        return self.constant(x, self.dtype)
+
+    def let(self, x: str) -> str:
+        name = f"s{next(self.names)}"
+        self.lines.append(f"const auto {name} = {x};")
+        return name
+
+    def _f(self) -> str:
+        return "" if self.dtype is torch.float64 else "f"
+
+    @staticmethod
+    def cast(x: str, old: torch.dtype, new: torch.dtype) -> str:
+        """A value in another dtype."""
+        if old is new or (old in HALF and new is torch.float32):
+            return x
+        if new in HALF:
+            return f"to_{HALF[new]}((float){x})"
+        if new is torch.bool:
+            return f"({x} != 0)"
+        return f"({VALUE[new]}){x}"
+
+    @staticmethod
+    def constant(x: Any, dtype: torch.dtype) -> str:
+        """A number in a dtype."""
+        if dtype is torch.bool:
+            return "true" if x else "false"
+        if not dtype.is_floating_point:
+            return f"({VALUE[dtype]}){int(x)}LL"
+        value, kind = float(x), VALUE[dtype]
+        if dtype is not torch.float64 and math.isfinite(value):
+            value = float(torch.tensor(value, dtype=dtype))
+        if value != value:
+            return f'({kind})__builtin_nan("")'
+        if math.isinf(value):
+            return f"({kind}){'-' if value < 0 else ''}__builtin_inf()"
+        return f"({kind}){value.hex()}"
+
+    @staticmethod
+    def bits(x: str, old: torch.dtype, new: torch.dtype) -> str:
+        """The bits of a value as a value of another dtype."""
+        raw = stored(x, old)
+        return f"from_{HALF[new]}({raw})" if new in HALF else f"as<{VALUE[new]}>({raw})"
+
+
+def load(text: str, dtype: torch.dtype) -> str:
+    """An element in memory as a value."""
+    return f"from_{HALF[dtype]}({text})" if dtype in HALF else text
+
+
+def stored(text: str, dtype: torch.dtype) -> str:
+    """A value as an element in memory."""
+    return f"{HALF[dtype]}_bits({text})" if dtype in HALF else text
+
+
+HEAD = r"""
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static inline int omp_get_thread_num() { return 0; }
+#endif
+
+typedef void* (*Reader)(void*);
+
+template <class A, class B> static inline A as(B x)
+{ static_assert(sizeof(A) == sizeof(B), ""); A a; memcpy(&a, &x, sizeof(A)); return a; }
+static inline float from_bf16(uint16_t x) { return as<float>((uint32_t)x << 16); }
+static inline uint16_t bf16_bits(float x) { return (uint16_t)(as<uint32_t>(x) >> 16); }
+static inline float to_bf16(float x)
+{
+    const uint32_t u = as<uint32_t>(x), r = (u + 0x7fffu + ((u >> 16) & 1)) & 0xffff0000u;
+    return as<float>(x != x ? 0x7fc00000u : r);
+}
+static inline float from_fp16(uint16_t x)
+{
+    const uint32_t sign = (uint32_t)(x & 0x8000u) << 16, rest = (uint32_t)(x & 0x7fffu) << 13;
+    const uint32_t scaled = as<uint32_t>(as<float>(rest) * 0x1p112f);
+    return as<float>(sign | (rest >= 0x0f800000u ? rest | 0x7f800000u : scaled));
+}
+static inline uint16_t fp16_bits(float x)
+{
+    const uint32_t u = as<uint32_t>(x), sign = (u >> 16) & 0x8000u, size = u & 0x7fffffffu;
+    const uint32_t small = as<uint32_t>(as<float>(size) + 0.5f) - 0x3f000000u;
+    const uint32_t usual = (size + 0xc8000fffu + ((size >> 13) & 1)) >> 13;
+    const uint32_t large = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    return (uint16_t)(sign | (size >= 0x47800000u ? large : size < 0x38800000u ? small : usual));
+}
+static inline float to_fp16(float x) { return from_fp16(fp16_bits(x)); }
+
+struct Tensor {
+    const int64_t* size;      /* of the axes, the rows of a chunk, and how many chunks there are */
+    const int64_t* at;        /* where kept values lie in the scratch memory */
+    const int64_t* row;       /* addresses of the parameter and its slots */
+    const double* numbers;
+    char* scratch;
+    void* grad;
+};
+
+struct Sum { static double of(double a, double b) { return a + b; } };
+struct Max { static double of(double a, double b) { return a > b || a != a ? a : b; } };
+struct Min { static double of(double a, double b) { return a < b || a != a ? a : b; } };
+
+/* Put together what the chunks have left, in their order. */
+template <class How, class T>
+static void combine(T* total, const T* parts, int64_t chunks, int64_t length)
+{
+    for (int64_t j = 0; j < length; ++j) total[j] = parts[j];
+    for (int64_t k = 1; k < chunks; ++k)
+        for (int64_t j = 0; j < length; ++j)
+            total[j] = (T)How::of((double)total[j], (double)parts[k * length + j]);
+}
+"""
+
+BLOCKS = """
+extern "C" void {symbol}(const int64_t* call)
+{{
+    const int64_t* blocks = (const int64_t*)call[0];
+    const int64_t count = call[1], tensors = call[4], threads = call[6], apart = call[10];
+    const int64_t* rows = (const int64_t*)call[2];
+    const int64_t* given = (const int64_t*)call[3];
+    double* totals = (double*)call[7];
+    const Reader read = (Reader)call[8];
+    int64_t* grads = (int64_t*)malloc(8 * tensors + 8);
+    for (int64_t i = 0; i < tensors; ++i)
+        grads[i] = read ? (int64_t)read((void*)given[i]) : given[i];
+    double* parts = (double*)calloc({outputs} * count + 1, 8);
+    auto block = [&](int64_t b) {{
+        const int64_t i = blocks[3 * b];
+        const Tensor t = {{nullptr, nullptr, rows + {width} * i, (const double*)call[5], nullptr,
+                          (void*)grads[i]}};
+        chunk0(t, blocks[3 * b + 1], blocks[3 * b + 2], parts + {outputs} * b);
+    }};
+    if (threads > 1) {{
+        const int64_t least = count < 1024 ? 1 : 8; /* of few blocks, eight are a long wait */
+        #pragma omp parallel for num_threads(threads) schedule(guided, least)
+        for (int64_t b = 0; b < count; ++b) block(b);
+    }} else {{
+        for (int64_t b = 0; b < count; ++b) block(b);
+    }}
+    for (int64_t b = 0; b < count; ++b)
+        for (int64_t i = 0; i < {outputs}; ++i)
+            totals[apart * blocks[3 * b] + i] += parts[{outputs} * b + i];
+    free(parts);
+    free(grads);
+}}
+"""
+"""Goes over blocks of tensors, each of which is computed by itself."""
+
+PHASES = """
+extern "C" void {symbol}(const int64_t* call)
+{{
+    const int64_t* table = (const int64_t*)call[0];
+    const int64_t large = call[1], count = call[4], threads = call[6];
+    const int64_t* given = (const int64_t*)call[3];
+    const int64_t apart = call[10], alone = call[13], own = call[14];
+    double* totals = (double*)call[7];
+    const int64_t* order = (const int64_t*)call[11];
+    char* const scratch = (char*)call[12];
+    const Reader read = (Reader)call[8];
+    int64_t* grads = (int64_t*)malloc(8 * count + 8);
+    for (int64_t i = 0; i < count; ++i)
+        grads[i] = read ? (int64_t)read((void*)given[i]) : given[i];
+    double* parts = (double*)calloc({outputs} * count + 1, 8);
+    auto tensor = [&](int64_t i, char* memory) {{
+        const int64_t* mine = table + {columns} * i;
+        return Tensor{{mine, mine + {places}, (const int64_t*)call[2] + {width} * i,
+                      (const double*)call[5], memory, (void*)grads[i]}};
+    }};
+    auto step = [&](const Tensor& t, double* found, auto each) {{
+        {steps}
+    }};
+    /* scratch memory: for each thread what belongs to rows, then that of tensors */
+    char* const shared = scratch + own * threads;
+    for (int64_t b = 0; b < large; ++b) {{
+        const Tensor t = tensor(order[b], shared);
+        const int64_t chunks = t.size[{sizes} + 1];
+        step(t, parts + {outputs} * order[b], [&](auto chunk) {{
+            #pragma omp parallel for num_threads(threads) schedule(dynamic, 2)
+            for (int64_t k = 0; k < chunks; ++k) chunk(k, scratch + own * omp_get_thread_num());
+        }});
+    }}
+    auto whole = [&](int64_t b) {{
+        const int64_t thread = omp_get_thread_num();
+        const Tensor t = tensor(order[b], shared + alone * thread);
+        const int64_t chunks = t.size[{sizes} + 1];
+        step(t, parts + {outputs} * order[b], [&](auto chunk) {{
+            for (int64_t k = 0; k < chunks; ++k) chunk(k, scratch + own * thread);
+        }});
+    }};
+    if (threads > 1) {{
+        #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+        for (int64_t b = large; b < count; ++b) whole(b);
+    }} else {{
+        for (int64_t b = large; b < count; ++b) whole(b);
+    }}
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t j = 0; j < {outputs}; ++j) totals[apart * i + j] += parts[{outputs} * i + j];
+    free(parts);
+    free(grads);
+}}
+"""
+"""Goes over tensors, through all of their phases: large ones by all threads, then small ones by one
+each."""
