@@ -19,7 +19,6 @@ from functional_optim.core.rule import (
     Placement,
     Rule,
     Selected,
-    check_dense_only,
     in_turn,
     master_of,
     number_of,
@@ -445,22 +444,3 @@ def rows_of(leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:
             )
     slots = [tuple([None if s is None else s[at] for s in own]) for own in leaf.slots]
     return at, leaf._replace(g=g.values(), p=p[at], slots=slots)
-
-
-def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[Slots]]:
-    """`run_stored` for a sparse COO gradient: only its rows move; the update is sparse, too."""
-    check_dense_only(placements)
-    at, rows = rows_of(leaf)
-    u, new = run_stored(placements, rows)
-    full = [
-        tuple(
-            [
-                None if old is None else old.index_put(at, s)
-                for s, old in zip(fresh, own, strict=True)
-            ]
-        )
-        for fresh, own in zip(new, leaf.slots, strict=True)
-    ]
-    # torch.sparse_coo_tensor warns under torch 2.11, whatever it is told of checks
-    made = torch.ops.aten._sparse_coo_tensor_unsafe
-    return made(torch.stack(at), u, leaf.p.shape, is_coalesced=True), full

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.core import base, sharding
+from functional_optim.core import base, modes, sharding
 from functional_optim.core.paths import check_choices, chosen
 from functional_optim.core.private import keep_numbers_open
+from functional_optim.core.recording import check_part, check_rules
 from functional_optim.core.rows import (
     Kind,
     Row,
@@ -22,7 +23,7 @@ from functional_optim.core.rows import (
     stepped,
     summed_elsewhere,
 )
-from functional_optim.core.rule import Numbers, Placement, check_part
+from functional_optim.core.rule import Numbers, Placement
 from functional_optim.core.scalars import Caster, StepScalars, given_totals
 from functional_optim.core.state_keys import Layout
 from functional_optim.core.storage import init_slots, stands_beside
@@ -98,6 +99,7 @@ def lift(
     every = tuple(range(len(placements)))
     meets = any(x.reduce_groups for x in placements)
     spread = takes_turns(placements)
+    checked: set[Any] = set()
 
     def kind_of(places: tuple[int, ...]) -> Kind:
         mine, names = part_of(placements, layout, places) if routed else (placements, layout)
@@ -168,6 +170,13 @@ def lift(
             return grads, base.replaced(state, step=state.step + 1)
 
         groups = grouped(rows)
+        if not modes.traced():
+            for group in groups:
+                for row in group.rows:
+                    kind = (row.p.dim(), row.p.dtype, group.kind.at)
+                    if kind not in checked:
+                        check_rules(group.kind.placements, row.p)
+                        checked.add(kind)
         used, names, at = placements, layout, every
         if meets or (totals and totals.everyone):  # there may be gradients elsewhere
             used = everywhere(placements, layout)

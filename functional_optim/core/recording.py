@@ -8,17 +8,19 @@ recipe that is built anew, with other hyperparameters, is not recorded again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim.core import base
+from functional_optim.core import base, modes, sharding
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.execution import Leaf, measure, run_all_stored
-from functional_optim.core.rule import Form, Placement, form_of, with_forms
+from functional_optim.core.rule import Form, Placement, Rule, form_of, told, with_forms
 from functional_optim.core.scalars import StepScalars, nothing_measured
 from functional_optim.core.storage import Slots, init_slots_as, stored_slots, with_holes
 from functional_optim.kernels import graph as graphs
@@ -71,7 +73,7 @@ class Body:
         self.goal: Goal = goal
         self.count = sum([form.total for form in forms])
         """How many numbers it reads."""
-        self.key = (goal, forms, tuple(holes), tuple([_key_of(x) for x in placements]))
+        self.key = (goal, forms, tuple(holes), tuple([key_of(x) for x in placements]))
 
     def find(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Recorded:
         """The graph for tensors like these: it holds for all sizes of so many dimensions.
@@ -102,6 +104,26 @@ class Body:
                 known = _known[key] = _Known(self._with_rows(g, p, slots, places))
             known.constants[shape] = graphs.values_at(real, known.graph.places)
         return Recorded(known.graph, known.constants[shape])
+
+    def is_flat(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> bool:
+        """Whether rules do to each element what they do to that of a vector, wherever it is.
+
+        Raises:
+            RuleError: if a rule does what no step may.
+        """
+        def flat(x: Any) -> Any:
+            if x is None or x.shape != p.shape:
+                return x
+            return x.new_empty(()).expand(x.numel())
+
+        try:
+            mine = self.find(g, p, slots).graph
+            rows = [tuple(map(flat, own)) for own in slots]
+            others = self.find(flat(g), flat(p), rows).graph
+        except Unsuitable:
+            return False
+        same = graphs.same(mine, others, dims=False) and not graphs.differing(mine, others)
+        return mine.by_element() and same
 
     def _graph(self, g: Tensor, p: Tensor, slots: Sequence[Slots], block: int) -> Graph:
         if block:
@@ -135,7 +157,7 @@ class Body:
     def _real(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
         """A recording on tensors of the real shape, for rules that read sizes."""
         every = [g, p, *[x for own in slots for x in own if x is not None]]
-        mine = [_filled(x.shape, x.dtype) for x in every]
+        mine = [filled(x.shape, x.dtype) for x in every]
         return self._run([torch.view_as_real(x) if x.is_complex() else x for x in mine], keep=False)
 
     def _block(self, p: Tensor, slots: Sequence[Slots]) -> int:
@@ -232,10 +254,10 @@ class Body:
 
         shape: of the parameter.
         """
-        tiny = _filled(shape, p.dtype)
+        tiny = filled(shape, p.dtype)
         pairs = zip(self.placements, slots, strict=True)
         mine = [x for placement, own in pairs for x in _like(placement, tiny, p, own)]
-        every = [_filled(shape, g.dtype), tiny, *mine]
+        every = [filled(shape, g.dtype), tiny, *mine]
         return [torch.view_as_real(x) if x.is_complex() else x for x in every]
 
     def made(
@@ -280,7 +302,8 @@ class Body:
         return repr(self.placements[rule].name)
 
 
-def _key_of(placement: Placement) -> Any:
+def key_of(placement: Placement) -> Any:
+    """What a rule is known by: its code, without its numbers."""
     rule = placement.rule
     functions = (*rule.updates, rule.init, rule.reduce, rule.measure, rule.codecs)
     kind = (rule.slots, rule.view, rule.weight_codec, rule.reads_new_params, rule.home is None)
@@ -362,7 +385,7 @@ def _shapes(dims: int) -> Sequence[tuple[int, ...]]:
     return record.SIZES[dims]
 
 
-def _filled(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def filled(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor of small positive numbers, all different."""
     count = math.prod(shape)
     values = torch.arange(1, 1 + count, dtype=torch.float64).mul_(0.7548776662).frac_().add_(0.1)
@@ -382,8 +405,8 @@ def _like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> list[T
     if p.dim() == 0 and tiny.dim():  # a number as a vector of one element
         found = [None if x is None else () for x in found]
     if found == real or any(placement.rule.codecs):
-        return [_filled(x.shape, y.dtype) for x, y in zip(made, slots, strict=True) if y is not None]
-    return [_filled(_aligned(x, tiny, p), x.dtype) for x in present]
+        return [filled(x.shape, y.dtype) for x, y in zip(made, slots, strict=True) if y is not None]
+    return [filled(_aligned(x, tiny, p), x.dtype) for x in present]
 
 
 def _first_slots(placement: Placement, tiny: Tensor, slots: Slots) -> Slots:
@@ -439,26 +462,6 @@ def axes_of(shape: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]
 # ---------------------------------------------------------------- what a rule is
 
 
-def graph_of(placement: Placement, p: Tensor) -> Graph:
-    """What a single rule does to a parameter like p, whatever its numbers.
-
-    Raises:
-        Unsuitable: if there is no graph for it.
-        RuleError: if it does what no step may.
-    """
-    alone = placement._replace(gate=0, owners=None, rule=placement.rule._replace(home=None))
-    if alone.lookback is not None:
-        alone = alone.looking_back(0)
-    step = StepScalars([alone], 1.0, [tuple(alone.rule.carry or ())], _Anything())
-    while step.proceed():
-        step.advance(nothing_measured(alone))
-    (own,) = step.numbers
-    tiny = _filled(_shapes(max(p.dim(), 1))[0], p.dtype)
-    slots = () if alone.rule.init is None else init_slots_as(alone.rule, tiny, ())
-    holes = tuple([x is None for x in slots])
-    return Body([alone], [holes], (form_of(own),), "step").find(tiny, tiny, [slots]).graph
-
-
 class _Anything(dict[str, Any]):
     """Extra arguments of any name, for a rule whose numbers do not matter."""
 
@@ -467,6 +470,31 @@ class _Anything(dict[str, Any]):
 
     def __missing__(self, name: str) -> float:
         return 1.0
+
+
+def _alone(placement: Placement, p: Tensor) -> tuple[Body, Tensor, Slots]:
+    """A single rule, whatever its numbers, with a small tensor like p and its slots."""
+    rule = placement.rule.without_codecs()._replace(home=None)
+    lookback = None if placement.lookback is None else 0
+    alone = Placement(rule, placement.name, lookback=lookback)
+    step = StepScalars([alone], 1.0, [tuple(rule.carry or ())], _Anything())
+    while step.proceed():
+        step.advance(nothing_measured(alone))
+    tiny = filled(_shapes(max(p.dim(), 1))[0], p.dtype)
+    slots = init_slots_as(rule, tiny, ())
+    holes = [tuple([x is None for x in slots])]
+    return Body([alone], holes, (form_of(step.numbers[0]),), "step"), tiny, slots
+
+
+def graph_of(placement: Placement, p: Tensor) -> Graph:
+    """What a single rule does to a parameter like p, whatever its numbers.
+
+    Raises:
+        Unsuitable: if there is no graph for it.
+        RuleError: if it does what no step may.
+    """
+    body, tiny, slots = _alone(placement, p)
+    return body.find(tiny, tiny, [slots]).graph
 
 
 def variants(placement: Placement) -> list[Placement]:
@@ -480,17 +508,171 @@ def is_elementwise(placement: Placement, p: Tensor) -> bool:
     return why_not_elementwise(placement, p) is None
 
 
+_reasons: dict[Any, str | None] = {}
+
+
 def why_not_elementwise(placement: Placement, p: Tensor) -> str | None:
-    """The operation by which a rule is not element-wise; None if it is."""
+    """The operation by which a rule is not element-wise; None if it is.
+
+    Inside a transform of torch.func, and where torch.compile is tracing, rules are not recorded:
+    one that nobody has looked at before is taken for element-wise.
+    """
     if placement.rule.batched:
-        return "products of matrices"
-    plain = placement._replace(rule=placement.rule.without_codecs())
-    for one in variants(plain):
+        return "a product of matrices"
+    key = (key_of(placement), p.dim(), p.dtype)
+    if key not in _reasons:
+        if modes.traced():
+            return None
+        found = [_why(x, p) for x in variants(placement) if x.rule.updates]
+        _reasons[key] = next((x for x in found if x is not None), None)
+    return _reasons[key]
+
+
+def _why(placement: Placement, p: Tensor) -> str | None:
+    try:
+        body, tiny, slots = _alone(placement, p)
+        graph = body.find(tiny, tiny, [slots]).graph
+    except Unsuitable as error:
+        return str(error)
+    if body.is_flat(tiny, tiny, [slots]):
+        return None
+    found = [x for x in graph.nodes if ops.kind(x.op) == "reduce" or x.op == "iota"]
+    return found[0].what if found else "the size of its tensor"
+
+
+def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> None:
+    """Raise ValueError where a rule would take a part of the model for all of it, or sum it twice.
+
+    flat: whether p is this process's part of what FSDP1 has flattened.
+    """
+    rule, name = placement.rule, placement.name or "a rule"
+    if flat and not is_elementwise(placement, p):
+        raise ValueError(
+            f"{name} looks at whole tensors, but FullyShardedDataParallel has flattened the "
+            f"parameter {path!r}, and this process has a part of it; use fully_shard, which leaves "
+            "shapes as they are."
+        )
+    if flat and rule.reduce is not None and not placement.reduce_groups:
+        raise ValueError(
+            f"{name} measures the whole model, but FullyShardedDataParallel has left this process "
+            f"a part of it (parameter {path!r}); put the recipe into fo.sharded_over(...), which "
+            "sums over the processes, or use fully_shard."
+        )
+    if placement.reduce_groups and rule.reduce is not None and sharding.is_sharded(p):
+        raise ValueError(
+            f"{name} is inside of sharded_over, but the parameter {path!r} is a DTensor, which is "
+            "measured as a whole in every process; leave sharded_over out."
+        )
+
+
+_checked: set[Any] = set()
+
+
+def check_rules(placements: Sequence[Placement], p: Tensor) -> None:
+    """Raise ValueError for a rule that does what no step may, or something else than it says.
+
+    Rules of this package are not looked at: tests have done that.
+    """
+    for placement in placements:
+        if _is_own(placement.rule):
+            continue
+        key = (key_of(placement), placement.rule.elementwise, p.dim(), p.dtype)
+        if key not in _checked:
+            _check(placement, p)
+            _checked.add(key)
+
+
+def _is_own(rule: Rule) -> bool:
+    waiting: list[Any] = [*rule.updates, rule.reduce, rule.measure]
+    while waiting:
+        fn = waiting.pop()
+        if isinstance(fn, partial):
+            waiting += [fn.func, *fn.args, *fn.keywords.values()]
+        elif isinstance(fn, (tuple, list)):
+            waiting += fn
+        elif isinstance(fn, FunctionType):
+            if not fn.__module__.startswith("functional_optim."):
+                return False
+            waiting += [cell.cell_contents for cell in fn.__closure__ or () if _is_set(cell)]
+    return True
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _check(placement: Placement, p: Tensor) -> None:
+    rule, who = placement.rule, f"the rule {placement.name!r}"
+    for one in variants(placement):
+        with suppress(Unsuitable):  # it runs eagerly, whatever it does
+            body, tiny, slots = _alone(one, p)
+            body.find(tiny, tiny, [slots])
+            if rule.reduce is not None:
+                given = rule.numbers_before(1.0, rule.carry or ())
+                measures = Body(body.placements, body.holes, (form_of(given),), "reduce")
+                measures.find(tiny, tiny, [slots])
+        if rule.batched:
+            _check_batched(one, p, who)
+    if rule.measure is not None:
+        _check_measure(placement, p, who)
+    if rule.elementwise and (why := why_not_elementwise(placement, p)) is not None:
+        raise ValueError(
+            f"{who} was passed elementwise=True, but its update is not element-wise because of "
+            f"{why}; leave elementwise out, since what a rule is follows from its operations."
+        )
+
+
+def _check_measure(placement: Placement, p: Tensor, who: str) -> None:
+    measure = placement.rule.measure
+    body, tiny, slots = _alone(placement, p)
+    seen = Placement(placement.rule._replace(reduce=measure, measure=None), placement.name)
+    with suppress(Unsuitable):
+        graph = Body([seen], body.holes, body.forms, "reduce").find(tiny, tiny, [slots]).graph
+        for node in graph.results:
+            if ops.kind(node.op) == "reduce" and ops.REDUCE[node.op] != "sum":
+                raise ValueError(
+                    f"{who} was passed measure=, which returns sums over the elements of a tensor, "
+                    f"but {node.what} makes no sum; compute it in update, where any reduction may be."
+                )
+
+
+def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
+    """Raise ValueError unless a rule does to each of several tensors what it does to one."""
+    if p.dim() < 2:
+        return
+    body, tiny, slots = _alone(placement, p)
+    plain = Placement(placement.rule._replace(batched=False, view=None), placement.name)
+    numbers = with_forms(iter([0.5] * body.count), body.forms)
+    pairs = [tiny, tiny.flip(-1)]
+    advice = "; leave batched out: tensors then come one by one, with p."
+    with torch.no_grad():
         try:
-            graph = graph_of(one, p)
-        except Unsuitable as error:
-            return str(error)
-        if not graph.by_element():
-            found = [x for x in graph.nodes if ops.kind(x.op) == "reduce" or x.op == "iota"]
-            return found[0].what if found else "the size of its tensor"
-    return None
+            run = partial(_run_update, plain.rule, numbers[0])
+            one = [run(x, slots) for x in pairs]
+            several = [None if x is None else torch.stack([x, x]) for x in slots]
+            both = run(torch.stack(pairs), several)
+        except AttributeError as error:
+            if "'NoneType'" not in str(error):
+                return
+            raise ValueError(
+                f"{who} was passed batched=True, but its update reads p, which is None for a batch"
+                + advice
+            ) from error
+        except Exception:  # of a rule that does not take matrices of this size
+            return
+    if not all(torch.allclose(x, y, 1e-3, 1e-4, equal_nan=True) for x, y in zip(both, one, strict=True)):
+        with suppress(Unsuitable):
+            graph = graph_of(plain, p)
+            found = [x.what for x in graph.nodes if ops.kind(x.op) == "reduce"]
+            why = f" because of {found[0]}" if found else ""
+            raise ValueError(
+                f"{who} was passed batched=True, but treats the tensors of a batch as one{why}" + advice
+            )
+
+
+def _run_update(rule: Rule, numbers: Any, u: Tensor, slots: Sequence[Any]) -> Tensor:
+    own = () if rule.slots is None else rule.slots(*slots)
+    return rule.updates[0](u, own, None, *told(numbers))[0]

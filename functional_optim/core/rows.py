@@ -12,7 +12,6 @@ from functional_optim.core.execution import (
     Leaf,
     measure,
     run_all_stored,
-    run_rows,
     slots_without_gradient,
 )
 from functional_optim.core.rule import Numbers, Placement
@@ -26,6 +25,7 @@ from functional_optim.core.scalars import (
     over_groups,
     sum_parts,
 )
+from functional_optim.core.sparse import run_rows
 from functional_optim.core.storage import Slots
 from functional_optim.core.turns import turns_of
 

@@ -425,38 +425,3 @@ def times(u: Tensor, slots: Any, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
 def squares(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
     """The `reduce` of a rule that measures the Euclidean norm: its square."""
     return ((u * u).sum(),)
-
-
-def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> None:
-    """Raise ValueError where a rule would take a part of the model for all of it, or sum it twice.
-
-    flat: whether p is this process's part of what FSDP1 has flattened.
-    """
-    rule, name = placement.rule, placement.name or "a rule"
-    if flat and (rule.measure or not rule.elementwise):
-        raise ValueError(
-            f"{name} looks at whole tensors, but FullyShardedDataParallel has flattened the "
-            f"parameter {path!r}, and this process has a part of it; use fully_shard, which leaves "
-            "shapes as they are."
-        )
-    if flat and rule.reduce is not None and not placement.reduce_groups:
-        raise ValueError(
-            f"{name} measures the whole model, but FullyShardedDataParallel has left this process "
-            f"a part of it (parameter {path!r}); put the recipe into fo.sharded_over(...), which "
-            "sums over the processes, or use fully_shard."
-        )
-    if placement.reduce_groups and rule.reduce is not None and sharding.is_sharded(p):
-        raise ValueError(
-            f"{name} is inside of sharded_over, but the parameter {path!r} is a DTensor, which is "
-            "measured as a whole in every process; leave sharded_over out."
-        )
-
-
-def check_dense_only(placements: Sequence[Placement]) -> None:
-    """Raise RuntimeError if a rule cannot act on the rows of a sparse gradient alone."""
-    for placement in placements:
-        if placement.rule.dense_only:
-            raise RuntimeError(
-                f"{placement.name} does not take sparse gradients, since it must see all rows of a "
-                "tensor; pass dense ones, e.g. from Embedding(..., sparse=False)."
-            )

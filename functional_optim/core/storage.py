@@ -326,19 +326,25 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor) -> bool:
     """Whether the k-th stored slot of a rule has, or should have, the shape of a parameter."""
     if rule.init is None or any(rule.codecs):
         return False
-    if isinstance(slot, Tensor) and slot.shape == p.shape:
-        return True  # without a look at what `init` makes, for which torch imports its compiler
-    return _shaped_as(rule.init, rule.view, tuple(p.shape), p.dtype)[k]
+    fits = isinstance(slot, Tensor) and slot.shape == p.shape
+    shape = TINY[p.dim()] if fits and p.dim() < len(TINY) else tuple(p.shape)
+    return _shaped_as(rule.init, rule.view, shape, p.dtype)[k]
+
+
+TINY = ((2,), (5,), (5, 3), (5, 3, 2), (5, 3, 2, 2), (5, 3, 2, 2, 2))
+"""By numbers of dimensions, small shapes with which slots are tried: a slot may have the shape of
+one parameter by chance."""
 
 
 @functools.lru_cache(maxsize=4096)
 def _shaped_as(
     init: Any, view: Any, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[bool, ...]:
-    empty = torch.empty(shape, dtype=dtype, device="meta")
+    device = "cpu" if shape in TINY else "meta"  # whose operations may import torch's compiler
+    empty = torch.zeros(shape, dtype=dtype, device=device)
     try:
         made = init(empty) if view is None else seen_init(view, init, empty)
-    except Exception:  # of an init that reads values
+    except Exception:  # of an init that reads values, or takes other shapes only
         return (False,) * 64
     return tuple([x is not None and tuple(x.shape) == shape for x in made])
 

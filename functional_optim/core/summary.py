@@ -16,6 +16,7 @@ from functional_optim.core.chain import Sequence as Chained
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State
 from functional_optim.core.paths import Choice, unfit
+from functional_optim.core.recording import is_elementwise
 from functional_optim.core.rule import Rule
 from functional_optim.core.storage import slots_like, stored_slots
 from functional_optim.core.tables import Table, drawn, plain
@@ -414,8 +415,9 @@ def _moves_no_more(tx: base.GradientTransformation) -> bool:
     """Whether a step goes over each tensor once."""
     if not all(isinstance(part, Leafwise) for part in _parts_of(tx)):
         return False
-    rules = [x.rule for own in _leafwise_in(tx) for x in own.placements]
-    return all(rule.elementwise and not (rule.reduce or rule.measure) for rule in rules)
+    like = torch.empty((2, 2))
+    every = [x for own in _leafwise_in(tx) for x in own.placements]
+    return all(x.rule.reduce is None and is_elementwise(x, like) for x in every)
 
 
 def _kept_by(tx: Any, state: Any, known: dict[str, Tensor]) -> Iterator[StateTensor]:

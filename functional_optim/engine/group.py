@@ -12,7 +12,7 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.ownership import Shared
-from functional_optim.core.recording import Goal
+from functional_optim.core.recording import Goal, check_rules
 from functional_optim.core.rule import Numbers, Placement, Rule, settled
 from functional_optim.core.storage import Slots
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
@@ -94,6 +94,9 @@ class TensorGroup:
         self.parts = parts
         self.replace = replace
         kinds: dict[Any, list[int]] = {}
+        if how != "apart":
+            for p in {(p.dim(), p.dtype): p for p in params}.values():
+                check_rules(placements, p)
         for i, p in enumerate(params):
             kind = self._kind(grads[i], p, slots[i], EXECUTORS)
             kinds.setdefault(kind, []).append(i)

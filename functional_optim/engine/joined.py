@@ -21,7 +21,6 @@ from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.core.turns import takes_turns
 from functional_optim.core.recording import Body
 from functional_optim.engine.native import in_memory, kind_of
-from functional_optim.kernels import Unsuitable
 
 PIECE = 1 << 17
 """Elements that are stepped at once. From 2^16 to 2^18 a step takes the same time within 5 %:
@@ -88,10 +87,7 @@ class JoinedExecutor(Executor):
         holes = [tuple(own) for own in self.holes[:count]]
         body = Body(scalars.placements, holes, forms, scalars.goal)
         rows = zip(self.mine(grads), self.params, self.slots, strict=True)
-        try:
-            return all(body.find(g, p, own[:count]).graph.by_element() for g, p, own in rows)
-        except Unsuitable:
-            return False
+        return all(body.is_flat(g, p, own[:count]) for g, p, own in rows)
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of every tensor.

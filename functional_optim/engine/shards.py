@@ -17,6 +17,7 @@ from functional_optim import tree
 from functional_optim.core import sharding
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.ownership import Shared, Sharing, slot_parts_of
+from functional_optim.core.recording import is_elementwise
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.storage import Slots, present, stored_slots
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
@@ -77,7 +78,7 @@ class ShardExecutor(Executor):
         for own, some, x in zip(slots, batched, placements, strict=True):
             if some and (any(x.rule.codecs) or slot_parts_of(own) is None):
                 return None
-            if not some and not _beside(x.rule, own, p, spec):
+            if not some and not (_beside(x.rule, own, p, spec) and is_elementwise(x, p)):
                 return None
         return (spec, any(batched))
 

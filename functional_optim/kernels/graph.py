@@ -158,7 +158,7 @@ class Graph:
         sums = [x for x in self.nodes if ops.kind(x.op) == "reduce"]
         read = {y for x in self.nodes for y in x.operands()}
         plain = all(ops.REDUCE[x.op] == "sum" and x not in read for x in sums)
-        return plain and len(self.sizes) == 1 and not self.places and not self.reads_places
+        return plain and len(self.sizes) == 1 and not (self.reads_sizes or self.reads_places)
 
     @property
     def reads_places(self) -> bool:

@@ -161,17 +161,21 @@ class Recorder(TorchDispatchMode):
         if reads and any(_depends(x) for x in args):
             if self.indexing:  # by a tensor of one bool, whose value torch itself reads
                 raise Unsuitable("an index that depends on values", self.rule)
-            raise RuleError(
-                f"{self._who()} reads a value of a tensor (by item(), float(), bool() or an if), "
-                "which a compiled step does not know; use torch.where, and tensors instead of "
-                "Python numbers."
-            )
+            raise self.reading()
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise RuleError(
                 f"{self._who()} draws random numbers ({op.partition('.')[0]}) from torch's "
                 "generator, so a step could be neither resumed nor compiled; draw them by "
                 "functional_optim.add_noise, or from a seed and the step in the rule."
             )
+
+    def reading(self) -> RuleError:
+        """The error of a rule that reads a value."""
+        return RuleError(
+            f"{self._who()} reads a value of a tensor (by item(), float(), bool(), tolist() or an "
+            "if), which a compiled step does not know; use torch.where, and tensors instead of "
+            "Python numbers."
+        )
 
     def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Numbers of the step beside tensors in the dtype of these, as Python numbers would be."""
@@ -251,6 +255,8 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         if func in SIZED:
             self.recorder.graph.reads_sizes = True
+        if func in READING and _depends(args[0]):
+            raise self.recorder.reading()
         self.recorder.indexing = func is Tensor.__getitem__
         try:
             return func(*args, **(kwargs or {}))
@@ -271,6 +277,9 @@ SIZED = {
 }
 """Functions from a tensor to its sizes."""
 
+READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+"""Functions that read values and call no operation."""
+
 
 class Inside:
     """A function of a rule, whose operations are those of this rule.
@@ -285,6 +294,10 @@ class Inside:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.recorder.rule = self.index
+        flat = [y for x in args for y in (x if isinstance(x, tuple) else (x,))]
+        given = [x for x in flat if isinstance(x, Tensor)]
+        self.recorder.given_storages.update([x.untyped_storage().data_ptr() for x in given])
+        self.recorder.alive += given
         try:
             with _Watch(self.recorder):
                 return self.function(*args, **kwargs)

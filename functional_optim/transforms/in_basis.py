@@ -16,6 +16,7 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.recording import is_elementwise
 from functional_optim.core.rule import Placement, Rule, Several, Update, told
 from functional_optim.transforms.bases import Basis, Sides
 
@@ -186,12 +187,17 @@ _NO_PARAMETERS = _NoParameters()
 
 
 def _fits(placement: Placement) -> bool:
-    """Whether a rule is element-wise and needs nothing but gradient, slots and numbers."""
+    """Whether a rule is element-wise and needs nothing but gradient, slots and numbers.
+
+    One that reads the parameter raises when it is run (`_NO_PARAMETERS`).
+    """
     rule: Rule = placement.rule
     uses = rule.reduce or rule.before or rule.measure or rule.choose or rule.absent or rule.extra
     kind = rule.reads_new_params or rule.shared or rule.carry is not None or any(rule.codecs)
     placed = placement.where or placement.gate or placement.lookback is not None
-    return rule.elementwise and len(rule.updates) == 1 and not (uses or kind or placed)
+    if len(rule.updates) > 1 or uses or kind or placed:
+        return False
+    return is_elementwise(placement, torch.empty((2, 2)))
 
 
 def _once(names: list[str], what: str) -> list[str]:

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from functional_optim.kernels import disk_cache, failures, libraries, toolchain
 from functional_optim.kernels.print_cpp import SYMBOL
 
+REAL = (toolchain.command() or [""])[0]
+"""The compiler of this machine."""
+
 
 class Text(NamedTuple):
     """What a library is built from."""
@@ -49,9 +52,8 @@ class Compiler:
         self.path = folder / "compiler"
         self.log = folder / "runs"
         self.log.touch()
-        real = toolchain.command()[0]
         self.path.write_text(
-            f'#!/bin/sh\necho "begin $$ $*" >> {self.log}\n{does}\n{real} "$@"\ncode=$?\n'
+            f'#!/bin/sh\necho "begin $$ $*" >> {self.log}\n{does}\n{REAL} "$@"\ncode=$?\n'
             f'echo "end $$" >> {self.log}\nexit $code\n'
         )
         self.path.chmod(0o700)

@@ -1,0 +1,100 @@
+"""Sparse gradients: rules that act on the rows that have one, and on no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.execution import Leaf, measure, rows_of, run_stored
+from functional_optim.core.recording import filled, key_of
+from functional_optim.core.rule import Placement
+from functional_optim.core.storage import Slots, init_slots, present
+from functional_optim.kernels.record import SIZES
+
+
+def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[Slots]]:
+    """`run_stored` for a sparse COO gradient: only its rows move; the update is sparse, too.
+
+    Raises:
+        RuntimeError: for rules that need all rows.
+    """
+    check_rows(placements, leaf)
+    at, rows = rows_of(leaf)
+    u, new = run_stored(placements, rows)
+    full = [
+        tuple(
+            [
+                None if old is None else old.index_put(at, s)
+                for s, old in zip(fresh, own, strict=True)
+            ]
+        )
+        for fresh, own in zip(new, leaf.slots, strict=True)
+    ]
+    # torch.sparse_coo_tensor warns under torch 2.11, whatever it is told of checks
+    made = torch.ops.aten._sparse_coo_tensor_unsafe
+    return made(torch.stack(at), u, leaf.p.shape, is_coalesced=True), full
+
+
+_apart: dict[Any, str | None] = {}
+"""The rule that needs all rows, of rules that have been tried; None if none does."""
+
+
+def check_rows(placements: Sequence[Placement], leaf: Leaf) -> None:
+    """Raise RuntimeError unless rules do to rows alone what they do to these among others.
+
+    It is tried on a small tensor, most of whose rows have no gradient. A rule that takes a norm of
+    the parameter, or its mean over the rows, would take that of a few rows for it.
+    """
+    dims = leaf.g.sparse_dim()
+    looks = tuple([x.dim() for x in present(leaf.slots)])
+    key = (tuple(map(key_of, placements)), leaf.p.dim(), leaf.p.dtype, dims, looks)
+    if key not in _apart:
+        found = (k for k in range(len(placements)) if not _by_rows(placements[: k + 1], leaf, dims))
+        at = next(found, None)
+        _apart[key] = None if at is None else placements[at].name or "a rule"
+    name = _apart[key]
+    if name is not None:
+        raise RuntimeError(
+            f"{name} does not take sparse gradients, since it must see all rows of a tensor; pass "
+            "dense ones, e.g. from Embedding(..., sparse=False)."
+        )
+
+
+def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
+    """Whether the last of some rules acts on rows alone as among others, after those before it."""
+    rule = placements[-1].rule
+    if rule.batched or any(rule.codecs):
+        return False
+    p = filled(SIZES[leaf.p.dim()][0], leaf.p.dtype).to(leaf.p.device)
+    at = tuple([torch.tensor([1, 4], device=p.device)[: p.shape[i]] for i in range(dims)])
+    values = filled(p.shape, leaf.g.dtype).to(p.device)[at]
+    g = torch.zeros_like(p, dtype=leaf.g.dtype).index_put(at, values)
+    sparse = torch.ops.aten._sparse_coo_tensor_unsafe(torch.stack(at), values, p.shape)
+    count = len(placements)
+    numbers = leaf.numbers[:count]
+    try:
+        slots = [init_slots(x.rule, p) for x in placements]
+        mine = leaf._replace(p=p, slots=slots, numbers=numbers, measured=())
+        _, rows = rows_of(mine._replace(g=sparse))
+        both = (mine._replace(g=g), rows)
+        if rule.reduce is not None:
+            before = rule.numbers_before(1.0, rule.carry or ())
+            own = [*numbers[:-1], before]
+            pairs = [measure(placements, x._replace(numbers=own)) for x in both]
+            if not all(map(_close, *pairs)):
+                return False
+        (u, new), (v, fresh) = [run_stored(placements, x) for x in both]
+    except RuntimeError:  # of slots that have other rows
+        raise
+    except Exception:  # of a rule that takes other tensors only
+        return False
+    pairs = zip(present(new), present(fresh), strict=True)
+    return _close(u[at], v) and all(_close(x[at], y) for x, y in pairs)
+
+
+def _close(x: Any, y: Any) -> bool:
+    a, b = torch.as_tensor(x), torch.as_tensor(y)
+    return a.shape == b.shape and torch.allclose(a, b.to(a.dtype), 1e-4, 1e-6, equal_nan=True)
