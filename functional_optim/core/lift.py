@@ -12,7 +12,6 @@ from functional_optim import numeric, tree
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.paths import check_choices, chosen
 from functional_optim.core.private import keep_numbers_open
-from functional_optim.core.recording import check_part, check_rules
 from functional_optim.core.rows import (
     Kind,
     Row,
@@ -27,6 +26,7 @@ from functional_optim.core.rule import Numbers, Placement
 from functional_optim.core.scalars import Caster, StepScalars, given_totals
 from functional_optim.core.state_keys import Layout
 from functional_optim.core.storage import init_slots, stands_beside
+from functional_optim.core.traits import check_part, check_rules
 from functional_optim.core.turns import takes_turns
 
 

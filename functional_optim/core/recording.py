@@ -1,4 +1,4 @@
-"""What rules do to one tensor, as a graph; and what that says of a rule.
+"""What rules do to one tensor, as a graph.
 
 A rule is recorded on tensors of a few elements, of two sizes. What both recordings have in common
 holds for every size: see `kernels/graph.py`. Graphs are known by the code of their rules, so a
@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
-from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim.core import base, modes, sharding
+from functional_optim.core import base
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.execution import Leaf, measure, run_all_stored
-from functional_optim.core.rule import Form, Placement, Rule, form_of, told, with_forms
-from functional_optim.core.scalars import StepScalars, nothing_measured
+from functional_optim.core.rule import Form, Placement, with_forms
 from functional_optim.core.storage import Slots, init_slots_as, stored_slots, with_holes
 from functional_optim.kernels import graph as graphs
-from functional_optim.kernels import ops, record
+from functional_optim.kernels import record
 from functional_optim.kernels.graph import Graph, Unsuitable
 from functional_optim.kernels.keys import static_key
 from functional_optim.kernels.record import RuleError
@@ -111,6 +108,7 @@ class Body:
         Raises:
             RuleError: if a rule does what no step may.
         """
+
         def flat(x: Any) -> Any:
             if x is None or x.shape != p.shape:
                 return x
@@ -128,7 +126,7 @@ class Body:
     def _graph(self, g: Tensor, p: Tensor, slots: Sequence[Slots], block: int) -> Graph:
         if block:
             return self._in_blocks(g, p, slots, block)
-        shapes = _shapes(p.dim())
+        shapes = small_shapes(p.dim())
         first = self._recorded(g, p, slots, shapes[0])
         if p.dim():
             second = self._recorded(g, p, slots, shapes[1])
@@ -137,7 +135,7 @@ class Body:
             if graphs.differing(first, second) and not first.reads_sizes:
                 raise Unsuitable("a constant that depends on the shape")
         elif not p.is_complex():  # a vector of one element, if that is all the same
-            vector = self._recorded(g, p, slots, _shapes(1)[0])
+            vector = self._recorded(g, p, slots, small_shapes(1)[0])
             if not graphs.same(first, vector, dims=False) or graphs.differing(first, vector):
                 raise Unsuitable("another graph for a single number")
             first = vector
@@ -147,7 +145,7 @@ class Body:
         return found
 
     def _first(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
-        return self._recorded(g, p, slots, _shapes(p.dim())[0])
+        return self._recorded(g, p, slots, small_shapes(p.dim())[0])
 
     def _with_rows(
         self, g: Tensor, p: Tensor, slots: Sequence[Slots], places: Sequence[graphs.Place]
@@ -188,9 +186,7 @@ class Body:
         )
         whole = p.new_empty((), dtype=torch.float32).expand(p.shape)
         rows = [
-            tuple([None if hole else whole for hole in own])
-            if any(x.rule.codecs)
-            else mine
+            tuple([None if hole else whole for hole in own]) if any(x.rule.codecs) else mine
             for x, own, mine in zip(self.placements, plain.holes, slots, strict=True)
         ]
         if not plain.find(g, p, rows).graph.by_element():
@@ -379,7 +375,8 @@ def _pattern(g: Tensor, p: Tensor, slots: Sequence[Slots], *, shapes: bool) -> A
     return p.dim(), g.dtype, p.dtype, p.is_contiguous(), looks
 
 
-def _shapes(dims: int) -> Sequence[tuple[int, ...]]:
+def small_shapes(dims: int) -> Sequence[tuple[int, ...]]:
+    """The two shapes with which tensors of so many dimensions are recorded."""
     if dims >= len(record.SIZES):
         raise Unsuitable(f"a tensor of {dims} dimensions")
     return record.SIZES[dims]
@@ -457,222 +454,3 @@ def axes_of(shape: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]
             raise Unsuitable(f"a tensor of shape {tuple(shape)}")
         found.append(() if size == 1 else own[0])
     return found
-
-
-# ---------------------------------------------------------------- what a rule is
-
-
-class _Anything(dict[str, Any]):
-    """Extra arguments of any name, for a rule whose numbers do not matter."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __missing__(self, name: str) -> float:
-        return 1.0
-
-
-def _alone(placement: Placement, p: Tensor) -> tuple[Body, Tensor, Slots]:
-    """A single rule, whatever its numbers, with a small tensor like p and its slots."""
-    rule = placement.rule.without_codecs()._replace(home=None)
-    lookback = None if placement.lookback is None else 0
-    alone = Placement(rule, placement.name, lookback=lookback)
-    step = StepScalars([alone], 1.0, [tuple(rule.carry or ())], _Anything())
-    while step.proceed():
-        step.advance(nothing_measured(alone))
-    tiny = filled(_shapes(max(p.dim(), 1))[0], p.dtype)
-    slots = init_slots_as(rule, tiny, ())
-    holes = [tuple([x is None for x in slots])]
-    return Body([alone], holes, (form_of(step.numbers[0]),), "step"), tiny, slots
-
-
-def graph_of(placement: Placement, p: Tensor) -> Graph:
-    """What a single rule does to a parameter like p, whatever its numbers.
-
-    Raises:
-        Unsuitable: if there is no graph for it.
-        RuleError: if it does what no step may.
-    """
-    body, tiny, slots = _alone(placement, p)
-    return body.find(tiny, tiny, [slots]).graph
-
-
-def variants(placement: Placement) -> list[Placement]:
-    """A rule with each of its variants alone."""
-    count = len(placement.rule.updates)
-    return [placement] if count < 2 else [placement.variant(k + 1) for k in range(count)]
-
-
-def is_elementwise(placement: Placement, p: Tensor) -> bool:
-    """Whether what a rule does to an element of a parameter like p depends on that element alone."""
-    return why_not_elementwise(placement, p) is None
-
-
-_reasons: dict[Any, str | None] = {}
-
-
-def why_not_elementwise(placement: Placement, p: Tensor) -> str | None:
-    """The operation by which a rule is not element-wise; None if it is.
-
-    Inside a transform of torch.func, and where torch.compile is tracing, rules are not recorded:
-    one that nobody has looked at before is taken for element-wise.
-    """
-    if placement.rule.batched:
-        return "a product of matrices"
-    key = (key_of(placement), p.dim(), p.dtype)
-    if key not in _reasons:
-        if modes.traced():
-            return None
-        found = [_why(x, p) for x in variants(placement) if x.rule.updates]
-        _reasons[key] = next((x for x in found if x is not None), None)
-    return _reasons[key]
-
-
-def _why(placement: Placement, p: Tensor) -> str | None:
-    try:
-        body, tiny, slots = _alone(placement, p)
-        graph = body.find(tiny, tiny, [slots]).graph
-    except Unsuitable as error:
-        return str(error)
-    if body.is_flat(tiny, tiny, [slots]):
-        return None
-    found = [x for x in graph.nodes if ops.kind(x.op) == "reduce" or x.op == "iota"]
-    return found[0].what if found else "the size of its tensor"
-
-
-def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> None:
-    """Raise ValueError where a rule would take a part of the model for all of it, or sum it twice.
-
-    flat: whether p is this process's part of what FSDP1 has flattened.
-    """
-    rule, name = placement.rule, placement.name or "a rule"
-    if flat and not is_elementwise(placement, p):
-        raise ValueError(
-            f"{name} looks at whole tensors, but FullyShardedDataParallel has flattened the "
-            f"parameter {path!r}, and this process has a part of it; use fully_shard, which leaves "
-            "shapes as they are."
-        )
-    if flat and rule.reduce is not None and not placement.reduce_groups:
-        raise ValueError(
-            f"{name} measures the whole model, but FullyShardedDataParallel has left this process "
-            f"a part of it (parameter {path!r}); put the recipe into fo.sharded_over(...), which "
-            "sums over the processes, or use fully_shard."
-        )
-    if placement.reduce_groups and rule.reduce is not None and sharding.is_sharded(p):
-        raise ValueError(
-            f"{name} is inside of sharded_over, but the parameter {path!r} is a DTensor, which is "
-            "measured as a whole in every process; leave sharded_over out."
-        )
-
-
-_checked: set[Any] = set()
-
-
-def check_rules(placements: Sequence[Placement], p: Tensor) -> None:
-    """Raise ValueError for a rule that does what no step may, or something else than it says.
-
-    Rules of this package are not looked at: tests have done that.
-    """
-    for placement in placements:
-        if _is_own(placement.rule):
-            continue
-        key = (key_of(placement), placement.rule.elementwise, p.dim(), p.dtype)
-        if key not in _checked:
-            _check(placement, p)
-            _checked.add(key)
-
-
-def _is_own(rule: Rule) -> bool:
-    waiting: list[Any] = [*rule.updates, rule.reduce, rule.measure]
-    while waiting:
-        fn = waiting.pop()
-        if isinstance(fn, partial):
-            waiting += [fn.func, *fn.args, *fn.keywords.values()]
-        elif isinstance(fn, (tuple, list)):
-            waiting += fn
-        elif isinstance(fn, FunctionType):
-            if not fn.__module__.startswith("functional_optim."):
-                return False
-            waiting += [cell.cell_contents for cell in fn.__closure__ or () if _is_set(cell)]
-    return True
-
-
-def _is_set(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
-def _check(placement: Placement, p: Tensor) -> None:
-    rule, who = placement.rule, f"the rule {placement.name!r}"
-    for one in variants(placement):
-        with suppress(Unsuitable):  # it runs eagerly, whatever it does
-            body, tiny, slots = _alone(one, p)
-            body.find(tiny, tiny, [slots])
-            if rule.reduce is not None:
-                given = rule.numbers_before(1.0, rule.carry or ())
-                measures = Body(body.placements, body.holes, (form_of(given),), "reduce")
-                measures.find(tiny, tiny, [slots])
-        if rule.batched:
-            _check_batched(one, p, who)
-    if rule.measure is not None:
-        _check_measure(placement, p, who)
-    if rule.elementwise and (why := why_not_elementwise(placement, p)) is not None:
-        raise ValueError(
-            f"{who} was passed elementwise=True, but its update is not element-wise because of "
-            f"{why}; leave elementwise out, since what a rule is follows from its operations."
-        )
-
-
-def _check_measure(placement: Placement, p: Tensor, who: str) -> None:
-    measure = placement.rule.measure
-    body, tiny, slots = _alone(placement, p)
-    seen = Placement(placement.rule._replace(reduce=measure, measure=None), placement.name)
-    with suppress(Unsuitable):
-        graph = Body([seen], body.holes, body.forms, "reduce").find(tiny, tiny, [slots]).graph
-        for node in graph.results:
-            if ops.kind(node.op) == "reduce" and ops.REDUCE[node.op] != "sum":
-                raise ValueError(
-                    f"{who} was passed measure=, which returns sums over the elements of a tensor, "
-                    f"but {node.what} makes no sum; compute it in update, where any reduction may be."
-                )
-
-
-def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
-    """Raise ValueError unless a rule does to each of several tensors what it does to one."""
-    if p.dim() < 2:
-        return
-    body, tiny, slots = _alone(placement, p)
-    plain = Placement(placement.rule._replace(batched=False, view=None), placement.name)
-    numbers = with_forms(iter([0.5] * body.count), body.forms)
-    pairs = [tiny, tiny.flip(-1)]
-    advice = "; leave batched out: tensors then come one by one, with p."
-    with torch.no_grad():
-        try:
-            run = partial(_run_update, plain.rule, numbers[0])
-            one = [run(x, slots) for x in pairs]
-            several = [None if x is None else torch.stack([x, x]) for x in slots]
-            both = run(torch.stack(pairs), several)
-        except AttributeError as error:
-            if "'NoneType'" not in str(error):
-                return
-            raise ValueError(
-                f"{who} was passed batched=True, but its update reads p, which is None for a batch"
-                + advice
-            ) from error
-        except Exception:  # of a rule that does not take matrices of this size
-            return
-    if not all(torch.allclose(x, y, 1e-3, 1e-4, equal_nan=True) for x, y in zip(both, one, strict=True)):
-        with suppress(Unsuitable):
-            graph = graph_of(plain, p)
-            found = [x.what for x in graph.nodes if ops.kind(x.op) == "reduce"]
-            why = f" because of {found[0]}" if found else ""
-            raise ValueError(
-                f"{who} was passed batched=True, but treats the tensors of a batch as one{why}" + advice
-            )
-
-
-def _run_update(rule: Rule, numbers: Any, u: Tensor, slots: Sequence[Any]) -> Tensor:
-    own = () if rule.slots is None else rule.slots(*slots)
-    return rule.updates[0](u, own, None, *told(numbers))[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core import base, sharding
+from functional_optim.core import base
 from functional_optim.core.ownership import Owners
 from functional_optim.core.paths import Choice
 from functional_optim.core.storage import Codec, Home, WeightCodec

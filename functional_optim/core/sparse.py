@@ -49,13 +49,14 @@ def check_rows(placements: Sequence[Placement], leaf: Leaf) -> None:
     the parameter, or its mean over the rows, would take that of a few rows for it.
     """
     dims = leaf.g.sparse_dim()
+    refused = [x.name for x in placements if x.rule.dense_only]
     looks = tuple([x.dim() for x in present(leaf.slots)])
     key = (tuple(map(key_of, placements)), leaf.p.dim(), leaf.p.dtype, dims, looks)
-    if key not in _apart:
+    if key not in _apart and not refused:
         found = (k for k in range(len(placements)) if not _by_rows(placements[: k + 1], leaf, dims))
         at = next(found, None)
         _apart[key] = None if at is None else placements[at].name or "a rule"
-    name = _apart[key]
+    name = refused[0] if refused else _apart[key]
     if name is not None:
         raise RuntimeError(
             f"{name} does not take sparse gradients, since it must see all rows of a tensor; pass "
@@ -66,8 +67,6 @@ def check_rows(placements: Sequence[Placement], leaf: Leaf) -> None:
 def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
     """Whether the last of some rules acts on rows alone as among others, after those before it."""
     rule = placements[-1].rule
-    if rule.batched or any(rule.codecs):
-        return False
     p = filled(SIZES[leaf.p.dim()][0], leaf.p.dtype).to(leaf.p.device)
     at = tuple([torch.tensor([1, 4], device=p.device)[: p.shape[i]] for i in range(dims)])
     values = filled(p.shape, leaf.g.dtype).to(p.device)[at]

@@ -16,10 +16,10 @@ from functional_optim.core.chain import Sequence as Chained
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State
 from functional_optim.core.paths import Choice, unfit
-from functional_optim.core.recording import is_elementwise
 from functional_optim.core.rule import Rule
 from functional_optim.core.storage import slots_like, stored_slots
 from functional_optim.core.tables import Table, drawn, plain
+from functional_optim.core.traits import is_elementwise
 
 
 class SummaryRow(NamedTuple):

@@ -51,7 +51,7 @@ class BoundScalars:
         self.placements = placements
         self.numbers = numbers
         self.goal: Goal = goal
-        self.sources: tuple[kernels.Source, ...] = ()
+        self.sources: tuple[kernels.NumberSource, ...] = ()
         if placed:
             self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
         self.task = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
@@ -83,7 +83,7 @@ class BoundScalars:
         return found
 
 
-def _source(x: Any) -> kernels.Source:
+def _source(x: Any) -> kernels.NumberSource:
     """Where a number of a step comes from: the CPU's go with a launch."""
     return "tensor" if isinstance(x, Tensor) and x.device.type != "cpu" else "value"
 

@@ -1,4 +1,4 @@
-"""Element-wise rules on a card: one launch of a Triton kernel goes over all tensors of a kind.
+"""Rules on a GPU: launches of Triton kernels go over all tensors of a kind.
 
 Nothing here waits for the device. Numbers that the host knows go with the launch, and the kernel
 reads those that are only known on the device, as a global norm, or a step count that is captured.
@@ -8,169 +8,127 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.rule import Placement
-from functional_optim.core.storage import Slots
-from functional_optim.engine import unpacked
+from functional_optim.core.storage import Slots, present
+from functional_optim.core.turns import takes_turns
 from functional_optim.engine.executor import BoundScalars, How
-from functional_optim.engine.native import UnpackingExecutor, kernel_size
-from functional_optim.engine.staged import KernelPart, measuring, parts_of
+from functional_optim.engine.native import KernelExecutor, Served
+from functional_optim.kernels.graph import Graph
 
 
-class TritonExecutor(UnpackingExecutor):
-    """Element-wise rules on plain tensors of a device that has a driver, whatever their sizes.
-
-    A rule that measures each tensor has a launch of its own before the step, which reads the sums.
-    """
+class TritonExecutor(KernelExecutor):
+    """Rules of any kind but products of matrices, on tensors of a device that has a driver."""
 
     skips = True
-
-    def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
-        super().__init__(group, members, grads)
-        self.sizes = list(map(kernel_size, self.params))
-        self.given = kernels.Gradients(self.device, len(self.params))
 
     @classmethod
     def accepts(
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
-        """Tensors of a card, none of whose slots is packed by a codec of a user's own."""
-        on_card = p.device.type in kernels.DRIVERS
-        known = on_card and unpacked.all_in_blocks(placements, p)
-        return super().accepts(placements, g, p, slots, how) if known else None
+        """Tensors of a GPU."""
+        fit = p.device.type in kernels.DRIVERS and not any(x.rule.batched for x in placements)
+        return super().accepts(placements, g, p, slots, how) if fit else None
+
+    def text_of(self, graph: Graph) -> Hashable:
+        """The text of its kernels."""
+        from functional_optim.kernels.print_triton import source_of
+
+        return source_of(graph).text
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Write and compile the kernels of a task; False, with a warning, if one cannot be had."""
+        """Compile the kernels of a task; False, with a warning, if one of them cannot be had."""
         missing = kernels.DRIVERS[self.device.type].missing()
         if missing is not None:
             return self._gave_way(f"no Triton kernels can be built here ({missing})")
-        stages = self._stages(scalars)
-        if stages is None:
+        if takes_turns(scalars.placements):
             return False
         try:
-            stages.ready(self._readable(grads), scalars)
-        except kernels.CaptureError:
-            raise
-        except Exception as error:  # of a compiler, or of the comparison with the rule
-            return self._gave_way(f"a Triton kernel cannot be used ({kernels.line(error)})")
-        self.kernels[scalars.task] = stages
-        return True
+            every = self.graphs(grads, scalars)
+        except kernels.Unsuitable:
+            return False
+        found: list[tuple[list[int], TableLaunch]] = []
+        mine = self._readable(grads)
+        for own in every:
+            launch = self._launch(own)
+            try:
+                launch.ready([mine[i] for i in own.members], scalars)
+            except kernels.CaptureError:
+                raise
+            except Exception as error:  # of a compiler, or of the comparison with the rule
+                return self._gave_way(f"a Triton kernel cannot be used ({kernels.line(error)})")
+            found.append((own.members, launch))
+        self.kernels[scalars.task] = found
+        return bool(found)
 
     def _gave_way(self, what: str) -> bool:
         if self.group.strict:
             raise kernels.refusal(what)
-        kernels.tell(f"{what}; steps on {self.device.type} go through torch.compile")
+        kernels.tell(f"{what}; steps on {self.device.type} run eagerly, which is slower")
         return False
 
-    def _stages(self, scalars: BoundScalars) -> StagedTables | None:
-        """The launches of a task, none of which writes before the last; None if a rule cannot be
-        written."""
-        parts = [KernelPart(self.body(scalars), [*range(len(self.holes))], 0, 0)]
-        if measuring(scalars):
-            parts = parts_of(scalars, self.holes, self.params[0], cut=False)
-        stages: list[TableStage] = []
-        for part in parts:
-            kernel = self._kernel(part)
-            if kernel is None:
-                return None
-            launch = kernels.TableLaunch(
-                kernel, self.sizes, self._rows(part), each=part is not parts[-1]
-            )
-            stages.append(TableStage(launch, part.before, part.body.count - part.before))
-        return StagedTables(stages, self.given)
-
-    def _kernel(self, part: KernelPart) -> Any:
-        here = torch.device("cpu")  # where the rule is traced
-        wanted = self.request(part.body, part.entries(self.entries[0], None), here)
-        return kernels.table_kernel(wanted, self.device, strict=self.group.strict)
-
-    def _rows(self, part: KernelPart) -> list[list[int]]:
-        """The addresses of each parameter and its slots."""
-        return [
-            unpacked.addresses([(p,), *part.entries(own, None)])
-            for p, own in zip(self.weights, self.entries, strict=True)
+    def _launch(self, own: Served) -> TableLaunch:
+        used = len(own.body.placements)
+        rows = [
+            list(map(Tensor.data_ptr, (self.params[i], *present(self.slots[i][:used]))))
+            for i in own.members
         ]
+        return TableLaunch(own, rows, self.device)
 
     def call(
-        self, kernel: StagedTables, grads: list[Tensor], scalars: BoundScalars
+        self, kernel: TableLaunch, grads: list[Tensor], scalars: BoundScalars
     ) -> Callable[[], Sequence[Any]]:
         """All launches of a task, with what they need on the device."""
         return kernel.ready(grads, scalars)
 
 
-class TableStage(NamedTuple):
-    """A launch of a task. before: how many sums of each tensor it reads. numbers: how many of the
-    step's numbers it reads then."""
+class TableLaunch:
+    """The launches of a task over some tensors, which must outlive it."""
 
-    launch: kernels.TableLaunch
-    before: int
-    numbers: int
+    def __init__(self, own: Served, rows: list[list[int]], device: torch.device) -> None:
+        from functional_optim.kernels import print_triton, triton_builds, triton_launch
 
-    def sources(self, step: tuple[kernels.Source, ...]) -> tuple[kernels.Source, ...]:
-        """Where its numbers come from. step: where those of the step do."""
-        rows: list[kernels.Source] = ["row"] * self.before
-        return (*rows, *step[: self.numbers])
-
-
-class StagedTables:
-    """The launches of a task in their order: all but the last one measure each tensor."""
-
-    def __init__(self, stages: Sequence[TableStage], given: kernels.Gradients) -> None:
-        self.stages = stages
-        self.given = given
-        self.device = given.device
-        kernel = stages[-1].launch.kernel
-        self.outputs = kernel.outputs
-        self.width = sum([stage.launch.kernel.outputs for stage in stages[:-1]])
-        shape = (len(stages[0].launch.sizes), self.width)
-        self.table = torch.empty(shape, dtype=torch.float64, device=self.device)
+        source = print_triton.source_of(own.graph)
+        self.device = device
+        self.kernel = triton_builds.kernel_of(source, device)
+        self.tables = triton_launch.Tables(source, device, own.sizes, rows, own.constants)
+        self.given = triton_launch.Gradients(device, len(rows))
+        p = own.like[1]
+        shapes = triton_builds.trial_shapes(source, p.dim() + p.is_complex())
+        self.check = partial(own.compare, shapes=shapes, device=device)
+        self.variant = print_triton.KernelVariant
 
     def ready(self, grads: list[Tensor], scalars: BoundScalars) -> Callable[[], Sequence[Any]]:
-        """The call of all launches, which returns the sums of the last one as tensors.
+        """The call of all launches, which returns what they measure, summed over the tensors.
 
         Raises:
+            CaptureError: in a capture, if kernels have to be compiled or the work divided anew.
             Exception: if a kernel cannot be compiled.
         """
         addresses = list(map(Tensor.data_ptr, grads))
-        sources, numbers, skip = scalars.sources, scalars.on(self.device), scalars.skip
+        skip = scalars.skip
         if skip is not None:
             skip = skip.to(self.device, torch.float32, non_blocking=True)
-        launchers = [
-            stage.launch.ready(
-                addresses,
-                stage.sources(sources),
-                skips=skip is not None and stage is self.stages[-1],
-            )
-            for stage in self.stages
-        ]
+        self.tables.divide(addresses)
+        launchers: dict[bool, Any] = {}
+        for even in self.tables.alignments:
+            variant = self.variant(scalars.sources, even, skip is not None)
+            launchers[even] = self.kernel.launchers(variant, self.check)
         given = self.given.address(addresses)
-        return partial(self._run, launchers, given, numbers, skip, grads)
+        return partial(self._run, launchers, given, scalars.on(self.device), skip, grads)
 
     def _run(
         self,
-        launchers: list[Any],
+        launchers: Any,
         given: int,
         numbers: list[Any],
         skip: Tensor | None,
         grads: list[Tensor],
     ) -> Sequence[Tensor]:
         args = [x.data_ptr() if isinstance(x, Tensor) else x for x in numbers]
-        totals: Tensor | None = None
-        for stage, own in zip(self.stages, launchers, strict=True):
-            first = self.width - stage.before
-            found = self.table[:, first:] if stage.before else None
-            outputs = stage.launch.kernel.outputs
-            if stage is not self.stages[-1]:
-                totals = self.table[:, first - outputs : first]
-            elif outputs:
-                totals = torch.empty(1, outputs, dtype=torch.float64, device=self.device)
-            else:
-                totals = None
-            last = skip if stage is self.stages[-1] else None
-            stage.launch.run(own, given, args[: stage.numbers], found, totals, last)
-        return () if totals is None else totals[0].unbind()
+        return self.tables.run(launchers, given, args, None if skip is None else skip.data_ptr())

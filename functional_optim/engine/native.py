@@ -44,28 +44,45 @@ class Served:
 
     def check(self, native: kernels.Native) -> None:
         """Raise Unsuitable unless a library does to small tensors what the rules do."""
-        g, p, slots = self.like
+        g, p, _ = self.like
         if self.graph.block:
             shapes: Any = [(3 * self.graph.block,), (2 * self.graph.block + 41,), (5,)]
         else:
             shapes = record.SIZES[p.dim() if p.is_complex() else max(p.dim(), 1)]
-        for shape in shapes:
-            given = self.body.tensors(g, p, slots, shape)
-            numbers = torch.linspace(0.3, 0.7, max(self.body.count, 1), dtype=torch.float64)
-            numbers = numbers[: self.body.count]
-            with torch.no_grad():
-                new, found = self.body.made(None, [x.clone() for x in given], numbers)
-            real = [x.clone() for x in given]
-            rows = [list(map(Tensor.data_ptr, real[1:]))]
-            sizes = [self.graph.sizes_of(tuple(real[1].shape) or (1,))]
-            constants = [self.body.constants(self.graph, g, p, slots, shape)]
+
+        def run(leaves: Any, sizes: Any, constants: Any, numbers: tuple[float, ...]) -> Any:
+            rows = [list(map(Tensor.data_ptr, leaf[1:])) for leaf in leaves]
             launch = kernels.Launch(native, sizes, rows, constants, 1, chunk=16)
-            totals = launch.ready([real[0]], [tuple(numbers.tolist())])()
-            for x, y in zip(real, new, strict=True):
+            return launch.ready([leaf[0] for leaf in leaves], [numbers])()
+
+        self.compare(run, shapes, torch.device("cpu"))
+
+    def compare(
+        self, run: Callable[..., Sequence[Any]], shapes: Sequence[Any], device: torch.device
+    ) -> None:
+        """Raise Unsuitable unless a call does to tensors what the rules do.
+
+        run: gets for each tensor the gradient, the parameter and the slots, the sizes of the axes,
+        and the constants; and the numbers of the step. It returns what is measured.
+        """
+        g, p, slots = self.like
+        given = [self.body.tensors(g, p, slots, shape) for shape in shapes]
+        count = self.body.count
+        numbers = torch.linspace(0.3, 0.7, max(count, 1), dtype=torch.float64, device="cpu")
+        numbers = numbers[:count]
+        with torch.no_grad():
+            made = [self.body.made(None, [x.clone() for x in own], numbers) for own in given]
+        real = [[x.to(device, copy=True) for x in own] for own in given]
+        sizes = [self.graph.sizes_of(tuple(own[1].shape) or (1,)) for own in given]
+        constants = [self.body.constants(self.graph, g, p, slots, x) for x in shapes]
+        totals = run(real, sizes, constants, tuple(numbers.tolist()))
+        for own, (new, _) in zip(real, made, strict=True):
+            for x, y in zip(own, new, strict=True):
                 if y is not None:
-                    kernels.compare(x, y.to(x.dtype))
-            for x, y in zip(totals, found, strict=True):
-                kernels.compare(torch.tensor(x), y.to(torch.float32))
+                    kernels.compare(x.cpu(), y.to(x.dtype))
+        for k, x in enumerate(totals):
+            y = torch.stack([found[k].double() for _, found in made]).sum()
+            kernels.compare(torch.as_tensor(x).cpu().float(), y.float())
 
 
 class KernelExecutor(Executor):

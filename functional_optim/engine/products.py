@@ -77,9 +77,7 @@ class ProductExecutor(Executor):
         """The indices of the rules that ATen runs: those that take batches or turns, and all with
         an operation that no kernel has. None if one of them looks back, or reads new parameters."""
         found: list[int] = []
-        for i, (placement, own) in enumerate(
-            zip(scalars.placements, scalars.numbers, strict=True)
-        ):
+        for i, (placement, own) in enumerate(zip(scalars.placements, scalars.numbers, strict=True)):
             rule = placement.rule
             if not rule.updates:
                 continue

@@ -16,7 +16,7 @@ import torch
 
 from functional_optim.kernels import disk_cache, toolchain, watch
 from functional_optim.kernels.disk_cache import folder
-from functional_optim.kernels.drivers import DRIVERS
+from functional_optim.kernels.drivers import DRIVERS, CaptureError, NumberSource
 from functional_optim.kernels.failures import (
     NoCompiler,
     cause,
@@ -37,10 +37,12 @@ from functional_optim.kernels.record import RuleError
 __all__ = [
     "DRIVERS",
     "READER",
+    "CaptureError",
     "Graph",
     "Launch",
     "Native",
     "NoCompiler",
+    "NumberSource",
     "Request",
     "RuleError",
     "Unsuitable",

@@ -120,7 +120,9 @@ class Plan:
         domain = next(node.operands()).axes if self.reduces(node) else node.axes
         chunked = 0 in domain
         phase = max([self.known[x].phase for x in given], default=0)
-        if not chunked and any(self.known[x].phase == phase and self.known[x].chunked for x in given):
+        if not chunked and any(
+            self.known[x].phase == phase and self.known[x].chunked for x in given
+        ):
             phase += 1
         step = 0
         for x in given:

@@ -5,35 +5,43 @@ A driver for another kind of device is a class here, and an entry in `DRIVERS`.
 
 from __future__ import annotations
 
-import array
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from functional_optim.kernels.triton_primitives import KernelText
+
 Launcher = Callable[[int, Sequence[Any]], None]
 """A loaded kernel: called with the number of programs and the arguments, addresses as integers."""
 
+NumberSource = Literal["value", "tensor"]
+"""Where a number of a step comes from: an argument of the launch, or a float64 tensor of no
+dimensions on the device."""
+
+
+class CaptureError(RuntimeError):
+    """What cannot be done while a CUDA graph is captured."""
+
 
 class Driver(Protocol):
-    """What a kind of device can do."""
+    """What a kind of device can do. timed: whether `seconds` can measure it."""
+
+    timed: bool
 
     def missing(self) -> str | None:
         """What is missing for Triton kernels, for a warning; None if nothing is."""
         ...
 
-    def target(self, device: torch.device) -> Any:
-        """What kernels for a device are compiled for (a `GPUTarget`)."""
-        ...
-
     def name(self, device: torch.device) -> str:
-        """The model of a device, by which measured configurations are kept."""
+        """The model of a device and the version of its compiler, by which kernels are kept."""
         ...
 
-    def loaded(self, compiled: Any, device: torch.device) -> Launcher:
-        """A compiled kernel, which is from now on this device's."""
+    def load(self, text: KernelText, device: torch.device) -> Launcher:
+        """A kernel, compiled for a device and loaded there."""
         ...
 
     def capturing(self) -> bool:
@@ -44,13 +52,15 @@ class Driver(Protocol):
         """Memory of the host for so many integers, which is copied to a device without waiting."""
         ...
 
-    def seconds(self, run: Callable[[], None], device: torch.device) -> float | None:
-        """How long the operations of a call take; None where that cannot be measured."""
+    def seconds(self, run: Callable[[], object], device: torch.device) -> float:
+        """How long the operations of a call take."""
         ...
 
 
 class Cuda:
-    """NVIDIA's cards, through torch.cuda."""
+    """NVIDIA's GPUs, through torch.cuda."""
+
+    timed = True
 
     def missing(self) -> str | None:
         if torch.version.hip is not None:
@@ -61,20 +71,24 @@ class Cuda:
             return "Triton is not installed"
         return None
 
-    def target(self, device: torch.device) -> Any:
+    def name(self, device: torch.device) -> str:
+        import triton
+
+        capability = torch.cuda.get_device_capability(device)
+        return f"{torch.cuda.get_device_name(device)} {capability} triton {triton.__version__}"
+
+    def load(self, text: KernelText, device: torch.device) -> Launcher:
         from triton.backends.compiler import GPUTarget
 
+        from functional_optim.kernels.triton_builds import compiled
+
         major, minor = torch.cuda.get_device_capability(device)
-        return GPUTarget("cuda", 10 * major + minor, 32)
+        kernel = compiled(text, GPUTarget("cuda", 10 * major + minor, 32))
 
-    def name(self, device: torch.device) -> str:
-        return torch.cuda.get_device_name(device)
-
-    def loaded(self, compiled: Any, device: torch.device) -> Launcher:
         def launch(programs: int, arguments: Sequence[Any]) -> None:
             here = torch.cuda.current_device() == device.index
             with nullcontext() if here else torch.cuda.device(device):
-                compiled[programs, 1, 1](*arguments)
+                kernel[programs, 1, 1](*arguments)
 
         return launch
 
@@ -84,7 +98,7 @@ class Cuda:
     def pinned(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=True)
 
-    def seconds(self, run: Callable[[], None], device: torch.device) -> float | None:
+    def seconds(self, run: Callable[[], object], device: torch.device) -> float:
         with torch.cuda.device(device):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             run()
@@ -94,13 +108,6 @@ class Cuda:
             end.record()
             end.synchronize()
             return begin.elapsed_time(end) / 1000 / TRIALS
-
-
-def uploaded(here: Tensor, values: array.array[int], device: torch.device) -> Tensor:
-    """Integers as a tensor on a device, by way of pinned memory that holds nothing else until the
-    copy is done."""
-    here.copy_(torch.tensor(values, dtype=torch.int64, device="cpu"))
-    return here.to(device, non_blocking=True)
 
 
 TRIALS = 5

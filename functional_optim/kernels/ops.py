@@ -167,7 +167,19 @@ def cost(node: Node) -> int:
 
 CALLS = {
     *("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf", "tan", "atan", "exp2", "log2"),
-    *("sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos", "erfc", "lgamma", "atan2", "hypot"),
+    *(
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "asin",
+        "acos",
+        "erfc",
+        "lgamma",
+        "atan2",
+        "hypot",
+    ),
     *("sigmoid", "pow"),
 }
 """Operations that are functions of a mathematical library."""

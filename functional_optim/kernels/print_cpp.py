@@ -235,7 +235,9 @@ class Function:
         """The function."""
         sizes = []
         for i, size in enumerate(self.graph.sizes if not self.source.blocks else ()):
-            own = f"enum {{ n{i} = {-size} }};" if size < 0 else f"const int64_t n{i} = t.size[{i}];"
+            own = (
+                f"enum {{ n{i} = {-size} }};" if size < 0 else f"const int64_t n{i} = t.size[{i}];"
+            )
             sizes.append(own)
         lines = [*sizes, *self.pointers.values(), *self.scalars, *self.before, *self.lines]
         body = "\n    ".join(lines)
@@ -260,7 +262,9 @@ class Function:
         kept = self.source.kept[node]
         length = " * ".join(["(int64_t)1", *[f"n{i}" for i in node.axes]])
         name = self._memory(f"a{node.index}", kept.kind, f"t.scratch + t.at[{kept.parts}]")
-        self.before.append(f"{kept.kind}* __restrict__ const b{node.index} = {name} + k * ({length});")
+        self.before.append(
+            f"{kept.kind}* __restrict__ const b{node.index} = {name} + k * ({length});"
+        )
         self.before.append(
             f"for (int64_t j = 0; j < {length}; ++j) b{node.index}[j] = {_identity(kept)};"
         )
@@ -365,7 +369,9 @@ class Function:
             return
         self.before.append(spare)
         self._row(f"{kind}* __restrict__ q{i} = ({kind}*)({own});")
-        fill = f"memset(spare{i}, 0, sizeof(spare{i})); memcpy(spare{i}, q{i}, rest * sizeof({kind}));"
+        fill = (
+            f"memset(spare{i}, 0, sizeof(spare{i})); memcpy(spare{i}, q{i}, rest * sizeof({kind}));"
+        )
         self._row(f"if (rest < {block}) {{ {fill} q{i} = spare{i}; }}")
         if i in self.source.written:
             back = f"if (rest < {block}) memcpy({own}, spare{i}, rest * sizeof({kind}));"
@@ -468,7 +474,7 @@ class Function:
             loops.inside[inner].append(f"{local}n |= ({loops.names[x]} != {loops.names[x]});")
             loops.clauses.append(f" reduction(|:{local}n)")
             loops.before.append(f"int32_t {local}n = 0;")
-            end = f"({local}n ? ({kept.kind})__builtin_nan(\"\") : {local})"
+            end = f'({local}n ? ({kept.kind})__builtin_nan("") : {local})'
         loops.behind.append(f"{target} = {end if alone else _put(kept, target, end)};")
 
 
@@ -490,7 +496,11 @@ def _put(kept: Kept, a: str, b: str, *, nan: bool = False) -> str:
         return f"{a} + {b}"
     sign = ">" if kept.how in ("max", "any") else "<"
     floating = kept.kind in ("float", "double") and not nan
-    return f"({a} {sign} {b} || {a} != {a} ? {a} : {b})" if floating else f"({a} {sign} {b} ? {a} : {b})"
+    return (
+        f"({a} {sign} {b} || {a} != {a} ? {a} : {b})"
+        if floating
+        else f"({a} {sign} {b} ? {a} : {b})"
+    )
 
 
 def _deeper(lines: Sequence[str]) -> list[str]:

@@ -370,11 +370,15 @@ def _vector_norm(
     return x.abs().pow(ord).sum(dims, keepdim=keepdim).pow(1.0 / ord)
 
 
-def _variance(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+def _variance(
+    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Tensor:
     dims = list(range(x.dim())) if dim is None else dim
     off = x - x.mean(dims, keepdim=True)
     count = torch.ones_like(x).sum(dims, keepdim=keepdim)
-    return (off * off).sum(dims, keepdim=keepdim) / (count - (1 if correction is None else correction))
+    return (off * off).sum(dims, keepdim=keepdim) / (
+        count - (1 if correction is None else correction)
+    )
 
 
 def _deviation(x: Tensor, dim: Any = None, **options: Any) -> Tensor:

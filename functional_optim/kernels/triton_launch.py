@@ -1,28 +1,32 @@
-"""One launch of a Triton kernel for all tensors of a group, and the sums that it leaves."""
+"""The tables on a device that Triton kernels go over, and the launches of a step."""
 
 from __future__ import annotations
 
 import array
-import itertools
+import functools
+import math
+import struct
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim.kernels.drivers import DRIVERS, Launcher, uploaded
-from functional_optim.kernels.triton_builds import (
-    CaptureError,
-    KernelVariant,
-    TritonKernel,
-    chunks_at,
-    compiled,
-)
-from functional_optim.kernels.triton_source import KernelText, Source
+from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher
+from functional_optim.kernels.print_triton import Pass, TritonSource, how
+from functional_optim.kernels.triton_primitives import DEEP, WIDE, join_text
+from functional_optim.kernels.triton_spaces import tile_of
 
 ALIGNMENT = 16
-"""Bytes at a multiple of which a tensor begins whose entries can be read several at once."""
+"""Bytes at a multiple of which a tensor begins whose elements can be read several at once."""
+
+
+def uploaded(values: array.array[int], device: torch.device, here: Tensor | None = None) -> Tensor:
+    """Integers as a tensor on a device, by way of pinned memory that holds nothing else until the
+    copy is done. here: that memory."""
+    here = DRIVERS[device.type].pinned(len(values)) if here is None else here
+    here.copy_(torch.tensor(values, dtype=torch.int64, device="cpu"))
+    return here.to(device, non_blocking=True)
 
 
 class Gradients:
@@ -49,8 +53,7 @@ class Gradients:
         if self.spare is None:
             self.spare = self.driver.pinned(self.count)
         if self.there is None or addresses != self.known:
-            here = self.driver.pinned(self.count)
-            self.there = uploaded(here, array.array("q", addresses), self.device)
+            self.there = uploaded(array.array("q", addresses), self.device)
             self.known = addresses
         return self.there.data_ptr()
 
@@ -63,139 +66,198 @@ class Gradients:
         if not self.recorded or self.recorded[-1][0] != addresses:
             here, self.spare = self.spare, None
             here = self.driver.pinned(self.count) if here is None else here
-            there = uploaded(here, array.array("q", addresses), self.device)
+            there = uploaded(array.array("q", addresses), self.device, here)
             self.recorded.append((addresses, here, there))
         return self.recorded[-1][2]
 
 
-class TableLaunch:
-    """A kernel, and the tensors that it goes over.
+class Join(NamedTuple):
+    """A launch that puts together what programs have left. how: sum, max or min. tile: of
+    `join_text`. entries: of source, target, and the sizes of both axes; the target of a result of
+    the step is an offset."""
 
-    sizes: of the tensors. rows: for each one the addresses of the parameter and its slots. each:
-    whether it sums over each tensor by itself. All tensors must outlive it.
+    how: str
+    tile: tuple[int, int]
+    entries: list[tuple[int, int, int, int]]
+
+
+class Stage(NamedTuple):
+    """Where the work of a launch is on the device. parts: for each kernel whether it takes aligned
+    tensors, its programs' table, and how many they are. joins: what follows it, in the same way,
+    and where its entries are."""
+
+    parts: list[tuple[bool, int, int]]
+    joins: list[tuple[Launcher, int, int, int]]
+
+
+class Tables:
+    """Tensors that the launches of a graph go over.
+
+    Args:
+        source: the launches.
+        device: of the tensors, which must outlive this.
+        sizes: of each tensor the sizes of the graph's axes.
+        rows: for each tensor the addresses of the parameter and its slots.
+        constants: for each tensor the constants that depend on its shape.
     """
 
     def __init__(
-        self, kernel: TritonKernel, sizes: Sequence[int], rows: Sequence[list[int]], *, each: bool
+        self,
+        source: TritonSource,
+        device: torch.device,
+        sizes: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int]],
+        constants: Sequence[Sequence[float]],
     ) -> None:
-        self.kernel = kernel
+        self.source = source
+        self.device = device
         self.sizes = sizes
-        self.each = each
         self.even = [not any(x % ALIGNMENT for x in row) for row in rows]
-        table = [[size, *row] for size, row in zip(sizes, rows, strict=True)]
-        self.rows = self._there(array.array("q", itertools.chain(*table)))
         self.odd: list[int] | None = None
-        self.parts: list[tuple[bool, int, int]] = []
+        self.stages: list[Stage] = []
+        self.alignments: set[bool] = set()
+        """Whether there are aligned tensors, and whether there are others."""
+        self.counts = [
+            [self._across(own, i) * self._parts(own, i) for i in range(len(sizes))]
+            for own in source.passes
+        ]
+        places, joins, needed = self._laid_out()
+        self.scratch = torch.zeros(needed, dtype=torch.float64, device=device)
+        base = self.scratch.data_ptr()
+        table = array.array("q")
+        for size, row, some, at in zip(sizes, rows, constants, places, strict=True):
+            table.extend([*size, *row, *map(_bits, some), *[base + 8 * x for x in at]])
+        self.joins: list[list[tuple[Join, int]]] = []
+        """For each launch those that follow it, and where their entries are in the table."""
+        for own, found in zip(source.passes, joins, strict=True):
+            self.joins.append([])
+            for join in found:
+                self.joins[-1].append((join, len(table)))
+                for parts, target, count, length in join.entries:
+                    at = 8 * target + (0 if own.found else base)
+                    table.extend([base + 8 * parts, at, count, length])
+        self.table = uploaded(table, device)
 
-    def _there(self, values: array.array[int]) -> Tensor:
-        return uploaded(self.kernel.driver.pinned(len(values)), values, self.kernel.device)
+    def _elements(self, i: int, axes: Sequence[int]) -> int:
+        """How many elements a tensor has on some axes."""
+        if self.source.graph.block and axes:
+            return self.sizes[i][-1]
+        return math.prod([self.sizes[i][axis] for axis in axes])
 
-    def ready(
-        self, grads: Sequence[int], sources: tuple[Source, ...], *, skips: bool = False
-    ) -> list[Launcher]:
-        """Have all ready that a launch needs, and give its kernels.
+    def _across(self, own: Pass, i: int) -> int:
+        """How many programs go over what is kept."""
+        if not own.kept:
+            return 1
+        return -(-self._elements(i, own.kept) // tile_of(own.domain, own.kept).kept)
 
-        grads: the addresses of the gradients. skips: whether a number says that all is left out.
+    def _parts(self, own: Pass, i: int) -> int:
+        """How many programs share what is put together."""
+        gone = [axis for axis in own.domain if axis not in own.kept]
+        chunk = tile_of(own.domain, own.kept).chunk if own.kept else self.source.chunk
+        return -(-self._elements(i, gone) // chunk)
+
+    def _laid_out(self) -> tuple[list[list[int]], list[list[Join]], int]:
+        """Where what is reduced lies in the scratch memory, for each tensor; the joins of each
+        launch; and the size of that memory, in numbers."""
+        places: list[list[int]] = [[] for _ in self.sizes]
+        every: list[list[Join]] = []
+        size = 0
+        for own, counts in zip(self.source.passes, self.counts, strict=True):
+            joins: dict[str, Join] = {}
+            for node in own.reduced:
+                for i, mine in enumerate(places):
+                    parts, length = self._parts(own, i), self._elements(i, node.axes)
+                    target = source = size
+                    size += length
+                    if parts > 1:
+                        source, size = size, size + parts * length
+                        join = Join(how(node), WIDE if own.kept else DEEP, [])
+                        entry = (source, target, parts, length)
+                        joins.setdefault(join.how, join).entries.append(entry)
+                    mine += [target, source]
+            for i, _ in own.found:
+                join = joins.setdefault("sum", Join("sum", DEEP, []))
+                join.entries.append((size, i, sum(counts), 1))
+                for mine, count in zip(places, counts, strict=True):
+                    mine.append(size)
+                    size += count
+            every.append(list(joins.values()))
+        return places, every, size
+
+    def divide(self, grads: Sequence[int]) -> None:
+        """Divide the work: tensors that begin anywhere have kernels of their own. grads: the
+        addresses of the gradients.
 
         Raises:
-            CaptureError: in a capture, if the work has to be divided anew.
-            Exception: if a kernel cannot be compiled.
+            CaptureError: in a capture, if that would be another division than before.
         """
         odd = [i for i, even in enumerate(self.even) if not even or grads[i] % ALIGNMENT]
-        if odd != self.odd:
-            if self.kernel.driver.capturing():
-                raise CaptureError(
-                    "a step is being captured whose gradients begin at other multiples of bytes "
-                    "than those of the step before, which divides the work anew; make a step with "
-                    "gradients like these before."
-                )
-            self._divide(odd)
-        return [
-            self.kernel.launcher(KernelVariant(sources, even, skips)) for even, *_ in self.parts
-        ]
-
-    def _divide(self, odd: list[int]) -> None:
-        """Divide the work: tensors that begin anywhere have a kernel of their own."""
-        chunk, among = self.kernel.config.chunk, set(odd)
-        chunks, ranges = array.array("q"), array.array("q", bytes(16 * len(self.sizes)))
-        self.parts = []
-        for even in (True, False):
-            first = len(chunks)
-            for i, size in enumerate(self.sizes):
-                if (i not in among) is even:
-                    ranges[2 * i] = len(chunks)
-                    chunks.extend(chunks_at(i, size, chunk))
-                    ranges[2 * i + 1] = len(chunks)
-            if len(chunks) > first:
-                self.parts.append((even, first, len(chunks) - first))
-        self.count = len(chunks)
-        self.chunks = self._there(chunks)
-        self.ranges = self._there(ranges if self.each else array.array("q", [0, self.count]))
+        if odd == self.odd:
+            return
+        if DRIVERS[self.device.type].capturing():
+            raise CaptureError(
+                "a step is being captured whose gradients begin at other multiples of bytes than "
+                "those of the step before, which divides the work anew; make a step with gradients "
+                "like these before."
+            )
+        among, values = set(odd), array.array("q")
+        stages: list[Stage] = []
+        for own, counts, joins in zip(self.source.passes, self.counts, self.joins, strict=True):
+            stages.append(Stage([], []))
+            for even in (True, False):
+                first = len(values)
+                for i, count in enumerate(counts):
+                    if (bool(own.kept) or i not in among) is even:
+                        values.extend(range(i << 32, (i << 32) + count))
+                if len(values) > first:
+                    stages[-1].parts.append((even, first, len(values) - first))
+            for join, entries in joins:
+                first = len(values)
+                for i, (_, _, _, length) in enumerate(join.entries):
+                    values.extend(range(i << 32, (i << 32) + -(-length // join.tile[1])))
+                launch = joining(join.how, join.tile, self.device)
+                stages[-1].joins.append((launch, first, len(values) - first, entries))
+        self.chunks = uploaded(values, self.device)
+        self.stages = stages
+        self.alignments = {even for stage in stages for even, _, _ in stage.parts}
         self.odd = odd
 
     def run(
         self,
-        launchers: Sequence[Launcher],
+        launchers: dict[bool, list[Launcher]],
         grads: int,
         numbers: Sequence[Any],
-        found: Tensor | None,
-        totals: Tensor | None,
-        skip: Tensor | None = None,
-    ) -> None:
-        """Launch the kernels.
+        skip: int | None,
+    ) -> Sequence[Tensor]:
+        """Make all launches; returns the results, summed over all tensors.
 
         Args:
-            launchers: as `ready` gave them.
+            launchers: the kernels of aligned tensors, and those of others.
             grads: where the addresses of the gradients are on the device.
-            numbers: those that are no rows, as values or addresses.
-            found: for each tensor a row of the numbers that come first.
-            totals: gets the sums, a row for each tensor or one for all; in float64.
-            skip: the number that says whether all is left out, in float32.
+            numbers: those of the step, as values or addresses.
+            skip: where a float32 is that says whether all is left out.
         """
-        outputs, device = self.kernel.outputs, self.kernel.device
-        partials: Tensor | None = None
-        if totals is not None:
-            partials = torch.empty(self.count, outputs, dtype=torch.float64, device=device)
-        rows = [] if found is None else [found.data_ptr(), found.stride(0)]
-        for launch, (_, first, count) in zip(launchers, self.parts, strict=True):
-            own = [self.chunks.data_ptr() + 8 * first, self.rows.data_ptr(), grads, *rows, *numbers]
-            if partials is not None:
-                own.append(partials.data_ptr() + 8 * outputs * first)
-            if skip is not None:
-                own.append(skip.data_ptr())
-            launch(count, own)
-        if totals is not None and partials is not None:
-            programs = totals.shape[0] * outputs
-            arguments = [partials, self.ranges, totals]
-            launch = adder(device)
-            launch(programs, [*map(Tensor.data_ptr, arguments), outputs, totals.stride(0)])
+        count = len(self.source.graph.results)
+        totals = torch.empty(count, dtype=torch.float64, device=self.device) if count else None
+        chunks, rows = self.chunks.data_ptr(), self.table.data_ptr()
+        for k, (own, stage) in enumerate(zip(self.source.kernels, self.stages, strict=True)):
+            given = [rows, grads, *[numbers[i] for i in own.numbers]]
+            if skip is not None and own.own.stores:
+                given.append(skip)
+            for even, first, programs in stage.parts:
+                launchers[even][k](programs, [chunks + 8 * first, *given])
+            base = totals.data_ptr() if own.own.found and totals is not None else 0
+            for launch, first, programs, entries in stage.joins:
+                launch(programs, [chunks + 8 * first, rows + 8 * entries, base])
+        return () if totals is None else totals.unbind()
 
 
-SUMS = """import triton
-import triton.language as tl
+def _bits(x: float) -> int:
+    """A float64 as an integer."""
+    return struct.unpack("<q", struct.pack("<d", x))[0]
 
 
-@triton.jit
-def sum_kernel(partials, ranges, totals, outputs, stride):
-    program = tl.program_id(0).to(tl.int64)
-    tensor = program // outputs
-    output = program % outputs
-    first = tl.load(ranges + 2 * tensor)
-    stop = tl.load(ranges + 2 * tensor + 1)
-    offsets = tl.arange(0, 1024)
-    total = tl.zeros([1024], tl.float64)
-    for at in range(first, stop, 1024):
-        rows = at + offsets
-        total += tl.load(partials + rows * outputs + output, mask=rows < stop, other=0.0)
-    tl.store(totals + tensor * stride + output, tl.sum(total, axis=0))
-"""
-"""Adds up what programs have left, in an order that depends on sizes alone."""
-
-
-@cache
-def adder(device: torch.device) -> Launcher:
-    """The kernel that adds up, on a device."""
-    driver = DRIVERS[device.type]
-    types = {"partials": "*fp64", "ranges": "*i64", "totals": "*fp64"}
-    text = KernelText(SUMS, {**types, "outputs": "i64", "stride": "i64"})
-    return driver.loaded(compiled(text, "sum_kernel", driver.target(device), 4), device)
+@functools.cache
+def joining(how: str, tile: tuple[int, int], device: torch.device) -> Launcher:
+    """The kernel that puts parts together, on a device."""
+    return DRIVERS[device.type].load(join_text(how, tile), device)

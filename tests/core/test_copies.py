@@ -268,7 +268,7 @@ def test_steps_of_all_kinds_are_copied_without_what_they_have_seen():
         wanted = step(g, state, params, **extra)
         for twin in (copy.deepcopy(step), pickled(step)):
             assert type(twin) is type(step)
-            assert (twin.donate, twin.strict) == (False, True)
+            assert (twin.donate, twin.options.strict) == (False, True)
             assert_same(twin(g, state, params, **extra), wanted)
 
 

@@ -103,7 +103,7 @@ def test_a_state_of_a_smaller_matrix_is_not_spread_over_a_larger_one(name, way):
     grads = {"first": torch.eye(3, 5), "second": torch.eye(4, 6)}
     state = tx.init({"first": first, "second": torch.ones(1, 6)})
     step = tx.update if way == "pure" else fo.compile(tx)
-    with pytest.raises(ValueError, match=r"step makes one of shape .* own init returned"):
+    with pytest.raises(ValueError, match="own init returned"):
         step(grads, state, params)
     assert torch.equal(params["first"], first)
 

@@ -387,16 +387,11 @@ def test_copies_and_checkpoints_go_on_with_the_same_turns():
     assert_same(ends[2], ends[0])
 
 
-def test_a_rule_without_products_runs_eagerly_and_says_so(monkeypatch):
-    monkeypatch.setattr(kernels.failures, "_told", set())
+def test_a_rule_without_products_takes_turns_too():
     tx = renewing(products=False, batched=False)
     params, grads = random_tree(0, torch.float64, SHAPES), trees(4)
-    state, step = tx.init(params), fo.compile(tx)
-    with pytest.raises(RuntimeError, match="must be compiled, but renewing has turns"):
-        fo.compile(tx, strict=True)(grads[0], state, params)
-    with pytest.warns(RuntimeWarning, match="renewing has turns without products"):
-        params, state = step(grads[0], state, params)
-    for g in grads[1:]:
+    state, step = tx.init(params), fo.compile(tx, strict=True)
+    for g in grads:
         params, state = step(g, state, params)
     expected, _ = purely(tx, 4, torch.float64, SHAPES)
     assert_close(params, expected, 1e-12)
@@ -420,8 +415,6 @@ def test_turns_that_do_not_suit_their_rule_are_refused():
         make(hyper={"turn": 1.0})
     with pytest.raises(ValueError, match="takes a turn, but there are no turns"):
         make(turns=None)
-    with pytest.raises(ValueError, match="is element-wise"):
-        make(elementwise=True)
     with pytest.raises(ValueError, match="has `absent` and turns"):
         make(absent=lambda slots: slots)
     with pytest.raises(ValueError, match="has turns=2 and no choose"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import functional_optim as fo
-from functional_optim.kernels import disk_cache, levels
+from functional_optim.kernels import levels, toolchain
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,17 +143,16 @@ def test_kernels_for_a_level_are_found_in_the_folder_too(dist, tmp_path):
 
 
 @needs_a_level
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"FUNCTIONAL_OPTIM_CACHE": "off"},
-        {"ATEN_CPU_CAPABILITY": "default"},
-        {"TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"},
-    ],
-)
-def test_who_wants_other_code_gets_none_that_was_compiled_before(dist, tmp_path, environment):
+def test_who_keeps_no_kernels_gets_none_that_was_compiled_before(dist, tmp_path):
     root = unpacked(dist, "_x86_64", tmp_path)
-    assert "there is no C++ compiler" in run(root, "strict", **environment)
+    assert "there is no C++ compiler" in run(root, "strict", FUNCTIONAL_OPTIM_CACHE="off")
+
+
+@needs_a_level
+def test_who_has_a_compiler_takes_them_too(dist, tmp_path):
+    root = unpacked(dist, "_x86_64", tmp_path)
+    assert run(root, "strict", PATH=os.environ["PATH"]) == "stepped"
+    assert not list((root / "kernels").glob("*.so"))
 
 
 @needs_a_level
@@ -171,36 +170,29 @@ def test_a_level_that_does_not_exist_is_told(monkeypatch, name):
     monkeypatch.setenv("FUNCTIONAL_OPTIM_LEVEL", name)
     words = rf"FUNCTIONAL_OPTIM_LEVEL is '{name}', which is no level.* are x86-64-v4, x86-64-v3"
     with pytest.raises(ValueError, match=words):
-        levels.chosen.__wrapped__()
+        levels.chosen()
 
 
-def test_settings_of_inductor_are_in_the_name_of_a_kernel_for_a_level(monkeypatch):
-    """So that no other process takes it."""
-    level = levels.LEVELS[1]
-    monkeypatch.setattr(levels, "fitting", lambda: [level])
-    monkeypatch.setattr(disk_cache, "machine", disk_cache.machine.__wrapped__)
-    _, found = disk_cache.names_of("rule")
-    monkeypatch.setattr(levels, "chosen", lambda: level)
-    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")  # changes no code
-    assert disk_cache.names_of("rule") == [found]
-    monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "1")
-    assert found not in disk_cache.names_of("rule")
+def test_a_kernel_for_a_level_has_one_name_on_all_its_processors(monkeypatch):
+    best, other = levels.LEVELS
+    monkeypatch.delenv("FUNCTIONAL_OPTIM_LEVEL", raising=False)
+    monkeypatch.setattr(levels, "features", lambda: best.features | {"amx"})
+    own, *found = toolchain.names_of("text")
+    assert len({own.partition("-")[0], *found}) == 3
+    monkeypatch.setattr(levels, "features", lambda: best.features)
+    assert toolchain.names_of("text")[1:] == found
+    assert toolchain.names_of("text")[0] != own
+    monkeypatch.setattr(levels, "features", lambda: other.features)
+    assert toolchain.names_of("text")[1:] == found[1:]
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_LEVEL", other.name)  # as the process that compiles it
+    (name,) = toolchain.names_of("text")
+    assert name.partition("-")[0] == found[1].partition("-")[0]
 
 
 @pytest.mark.parametrize(
-    ("lacking", "capability", "left"),
-    [
-        ("", "AVX512", ["x86-64-v4", "x86-64-v3"]),
-        ("", "AVX2", ["x86-64-v3"]),
-        ("", "DEFAULT", []),
-        ("avx512bw", "AVX512", ["x86-64-v3"]),
-        ("movbe", "AVX512", []),
-    ],
+    ("lacking", "left"),
+    [("", ["x86-64-v4", "x86-64-v3"]), ("avx512bw", ["x86-64-v3"]), ("movbe", [])],
 )
-def test_a_level_needs_all_its_instructions_and_torchs_consent(
-    monkeypatch, lacking, capability, left
-):
-    has = sorted(levels.LEVELS[0].flags - {lacking})
-    monkeypatch.setattr(levels, "processor", lambda: f"flags : {' '.join(has)}")
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
-    assert [level.name for level in levels.fitting.__wrapped__()] == left
+def test_a_level_needs_all_its_instructions(monkeypatch, lacking, left):
+    monkeypatch.setattr(levels, "features", lambda: levels.LEVELS[0].features - {lacking})
+    assert [level.name for level in levels.fitting()] == left

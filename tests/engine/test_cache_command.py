@@ -18,11 +18,10 @@ MEBIBYTE = 2**20
 def here(monkeypatch, tmp_path):
     """A folder of three kernels, used 100, 10 and 0 days ago, and of a file that is not ours."""
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path))
-    monkeypatch.setattr(disk_cache, "_refused", set())
     disk_cache._checked.cache_clear()
     tmp_path.chmod(0o700)
     for digit, days in (("a", 100), ("b", 10), ("c", 0)):
-        path = tmp_path / f"{40 * digit}.so"
+        path = tmp_path / f"{40 * digit}-0123abcd.so"
         path.write_bytes(bytes(MEBIBYTE))
         used = time.time() - days * DAY
         os.utime(path, (used, used))

@@ -1,23 +1,16 @@
-"""What a kernel is known by: everything that a rule computes with counts, and nothing else."""
+"""What a rule is known by inside of a process: everything that it computes with counts."""
 
 from __future__ import annotations
 
 import functools
-import math
-import os
-import subprocess
-import sys
 import types
-from pathlib import Path
 from typing import NamedTuple
 
-import cases
 import pytest
 import torch
 
 import functional_optim as fo
-from functional_optim.kernels import fingerprints
-from functional_optim.kernels.fingerprints import fingerprint, static_key
+from functional_optim.kernels import static_key
 
 PRELUDE = "import functools, math, torch\nfrom typing import NamedTuple\n"
 
@@ -143,14 +136,6 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("pair", DIFFERENT.values(), ids=DIFFERENT)
 def test_all_that_a_rule_computes_with_counts(pair):
-    one, other = fingerprint(pair.one), fingerprint(pair.other)
-    assert one is not None
-    assert other is not None
-    assert one != other
-
-
-@pytest.mark.parametrize("pair", DIFFERENT.values(), ids=DIFFERENT)
-def test_it_counts_within_a_process(pair):
     assert static_key(pair.one) != static_key(pair.other)
     assert static_key(pair.one) == static_key(pair.one)
     assert hash(static_key(pair.one)) == hash(static_key(pair.one))
@@ -162,55 +147,9 @@ def test_the_same_rule_made_twice_is_one_rule():
     assert static_key(functools.partial(make(0.5), x=1)) == static_key(
         functools.partial(make(0.5), x=1)
     )
-    assert fingerprint(make(0.5)) == fingerprint(make(0.5))
 
 
-def test_where_and_when_a_rule_was_written_does_not_count():
-    assert fingerprint(helper("u * 2")) == fingerprint(
-        rule("\n\nother = 3\ndef helper(u):\n    return u * 2\n" + UPDATE.format("helper(u)"))
-    )
-
-
-class Numbers:
-    """Somebody's object."""
-
-    x = 0.5
-
-
-INDESCRIBABLE = {
-    "an object": rule(UPDATE.format("numbers.x * u"), numbers=Numbers()),
-    "a class": rule(UPDATE.format("Numbers.x * u"), Numbers=Numbers),
-    "a module": rule(UPDATE.format("os.getpid() * u"), os=os),
-    "an import": rule(
-        "def update(u, slots, p):\n    import os\n    return u * os.getpid(), slots\n"
-    ),
-    "a relative import": rule(
-        "def update(u, slots, p):\n    from .math import x\n    return u * x, slots\n"
-    ),
-    "a tensor": rule(UPDATE.format("x * u"), x=torch.ones(2)),
-    "a tensor's method": rule(UPDATE.format("x(u)"), x=torch.ones(2).add),
-    "anybody's operator": rule(UPDATE.format("torch.ops.somebodys.op(u)")),
-    "anybody's operators": rule(UPDATE.format("x.op(u)"), x=torch.ops.aten),
-    "a global by its name": rule(UPDATE.format("globals()['x'] * u"), x=1),
-    "evaluated text": rule(UPDATE.format("eval('u')")),
-    "a hash": rule(UPDATE.format("hash('x') * u")),
-    "a method of somebody's object": closed("x(u)", Numbers().__init__),
-}
-
-
-@pytest.mark.parametrize("f", INDESCRIBABLE.values(), ids=INDESCRIBABLE)
-def test_what_cannot_be_described_has_no_fingerprint(f):
-    assert fingerprint(f) is None
-
-
-def test_functions_that_call_themselves_and_each_other():
-    source = (
-        "def even(u, n):\n    return u if n == 0 else odd(u, n - 1)\n"
-        "def odd(u, n):\n    return -u if n == 0 else {}even(u, n - 1)\n"
-        + UPDATE.format("odd(u, 3)")
-    )
-    assert fingerprint(rule(source.format(""))) != fingerprint(rule(source.format("2 * ")))
-
+def test_a_function_that_calls_itself():
     def make():
         def power(u, n):
             return u if n == 0 else u * power(u, n - 1)
@@ -218,7 +157,6 @@ def test_functions_that_call_themselves_and_each_other():
         return lambda u, slots, p: (power(u, 2), slots)
 
     assert static_key(make()) == static_key(make())
-    assert fingerprint(make()) == fingerprint(make()) is not None
 
 
 def test_a_list_that_holds_itself():
@@ -236,7 +174,6 @@ def unset(nesterov):
 
 
 def test_a_variable_that_was_never_set_is_no_error():
-    assert fingerprint(unset(False)) is not None
     params = {"w": torch.ones(3)}
     tx = fo.leafwise(None, unset(False), name="unset")
     got, _ = fo.compile(tx)({"w": torch.ones(3)}, tx.init(params), params)
@@ -298,61 +235,3 @@ def test_the_dtype_that_new_tensors_get_counts():
     finally:
         torch.set_default_dtype(before)
     assert seen == [-4, -8]
-
-
-@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
-def test_every_rule_of_this_package_has_a_fingerprint(case):
-    links = case.tx().placements
-    found = [fingerprint(link.rule.updates, link.rule.slots, link.rule.reduce) for link in links]
-    assert None not in found
-    codes = [static_key((link.rule.updates, link.rule.slots, link.rule.reduce)) for link in links]
-    assert len(set(found)) == len(set(codes))
-
-
-def test_a_source_that_has_changed_since_it_was_imported_has_no_fingerprint(monkeypatch):
-    monkeypatch.setattr(fingerprints, "own_source", fingerprints.own_source.__wrapped__)
-    monkeypatch.setattr(fingerprints, "LOADED", float("inf"))
-    assert fingerprint(1) is not None
-    monkeypatch.setattr(fingerprints, "LOADED", 0.0)
-    assert fingerprint(1) is None
-
-
-def test_a_source_that_is_not_there_has_no_fingerprint(monkeypatch, tmp_path):
-    monkeypatch.setattr(fingerprints, "own_source", fingerprints.own_source.__wrapped__)
-    monkeypatch.setattr(fingerprints, "__file__", str(tmp_path / "a" / "b" / "fingerprints.py"))
-    assert fingerprint(1) is None
-
-
-SCRIPT = """
-import functional_optim as fo
-from functional_optim.kernels.fingerprints import fingerprint
-
-def update(u, slots, p):
-    return u * (str(p.dim()) in {"1", "2", "three", "four"}), slots
-
-links = fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(), fo.leafwise(None, update)).placements
-print([fingerprint(link.rule.updates, link.rule.slots, link.rule.reduce) for link in links])
-"""
-
-
-def test_fingerprints_are_the_same_in_every_process(tmp_path):
-    said = set()
-    for seed in ("0", "1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        said.add(done.stdout)
-    assert len(said) == 1
-    assert "None" not in said.pop()
-
-
-def test_math_is_known_and_a_neighbour_of_its_name_is_not():
-    assert fingerprint(rule(UPDATE.format("math.pi * u"), math=math)) is not None
-    stranger = types.ModuleType("mathematics")
-    assert fingerprint(rule(UPDATE.format("x.pi * u"), x=stranger)) is None
-    assert Path(fingerprints.__file__).name == "fingerprints.py"

@@ -16,30 +16,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_same, clone, run
+from compilers import answer, forget, request
+from helpers import clone, run
 
 import functional_optim as fo
 from functional_optim import kernels
-from functional_optim.kernels import (
-    building,
-    cpu,
-    disk_cache,
-    dynamic_shapes,
-    failures,
-    levels,
-    watch,
-)
+from functional_optim.kernels import disk_cache, levels, libraries, toolchain
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="about modes, owners and signals")
-
-
-def forget(monkeypatch):
-    """As if this process had built, found, and warned of nothing."""
-    monkeypatch.setattr(kernels, "_built", {})
-    monkeypatch.setattr(kernels, "_gave_way", set())
-    monkeypatch.setattr(failures, "_told", set())
-    monkeypatch.setattr(disk_cache, "_refused", set())
-    disk_cache._checked.cache_clear()
 
 
 @pytest.fixture
@@ -52,23 +36,16 @@ def here(monkeypatch, tmp_path):
     disk_cache._checked.cache_clear()
 
 
-def rule(u, slots, p):
-    return -0.25 * u, slots
+def library(number=1):
+    """A library that must be right."""
+    found = libraries.library(request(number), strict=True)
+    assert found is not None
+    assert answer(found) == number
+    return found
 
 
-def step(update=rule):
-    """A compiled step that must be right; its kernel."""
-    tx, params = fo.leafwise(None, update, name="rule"), {"w": torch.randn(5)}
-    grads, before = {"w": torch.randn(5)}, clone(params)
-    stepper = fo.compile(tx, strict=True)
-    assert_same(stepper(grads, tx.init(params), params), run(tx, before, [grads]))
-    (bank,) = stepper.plan.entries[0].tensors.executors
-    (kernel,) = bank.kernels.values()
-    return kernel.native
-
-
-def libraries(folder):
-    """The kernels in a folder."""
+def names(folder):
+    """The names of the kernels in a folder."""
     return sorted(path.name for path in folder.glob("*") if path.suffix != ".watch")
 
 
@@ -84,41 +61,39 @@ def refusals(call):
 
 
 def test_a_kernel_is_kept_once_and_found_by_the_next_process(here, monkeypatch):
-    assert not step().found
-    (name,) = libraries(here)
+    assert not library().found
+    (name,) = names(here)
     forget(monkeypatch)
-    monkeypatch.setattr(cpu, "draft", None)
-    kernel = step()
-    assert kernel.found
-    assert kernel.name == name
-    assert kernels.is_kept(kernel)
+    found = library()
+    assert found.found
+    assert found.name == name
+    assert kernels.is_kept(found)
 
 
-def test_a_kernel_for_all_shapes_of_a_number_of_dimensions_is_kept(here, monkeypatch):
-    """With what the next process must know of it: which memory it needs for a shape."""
-
+@pytest.mark.parametrize("tx", [fo.adamw(0.1), fo.adafactor(0.1)], ids=["elements", "rows"])
+def test_a_kernel_that_is_found_serves_other_shapes(here, monkeypatch, tx):
     def moved(shape):
-        tx, params = fo.adafactor(0.1), {"w": torch.linspace(0, 1, shape.numel()).reshape(shape)}
+        params = {"w": torch.linspace(0, 1, shape.numel()).reshape(shape)}
         grads, before = {"w": torch.ones(shape)}, clone(params)
         found, _ = fo.compile(tx, strict=True)(grads, tx.init(params), params)
         torch.testing.assert_close(found, run(tx, before, [grads])[0])
 
     moved(torch.Size([3, 5]))
     forget(monkeypatch)
-    monkeypatch.setattr(dynamic_shapes, "draft", None)
+    monkeypatch.setenv("CXX", "/nowhere/compiler")
     moved(torch.Size([70, 900]))
-    assert len(libraries(here)) == 1
+    assert len(names(here)) == 1
 
 
 def test_the_folder_and_what_lies_in_it_are_the_users_own(here):
     before = os.umask(0)
     try:
-        step()
+        library()
     finally:
         os.umask(before)
-    assert libraries(here)
+    assert names(here)
     assert stat.S_IMODE(here.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(library.stat().st_mode) for library in here.iterdir()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in here.iterdir()} == {0o600}
 
 
 def whole(name="a.so", content=b"code"):
@@ -140,25 +115,25 @@ def test_a_damaged_library_is_not_found(here, damage):
 
 
 def test_a_damaged_library_is_built_again(here, monkeypatch):
-    step()
-    (name,) = libraries(here)
+    library()
+    (name,) = names(here)
     good = (here / name).read_bytes()
     (here / name).write_bytes(good[:1000])
     forget(monkeypatch)
-    assert not step().found
-    assert libraries(here) == [name]
+    assert not library().found
+    assert names(here) == [name]
     assert disk_cache.find(name)
 
 
 def test_a_library_that_cannot_be_loaded_is_built_again(here, monkeypatch):
     """One that needs what this system lacks has a good checksum, too."""
-    step()
-    (name,) = libraries(here)
+    library()
+    (name,) = names(here)
     whole(name, b"no library")
     forget(monkeypatch)
-    assert not step().found
+    assert not library().found
     forget(monkeypatch)
-    assert step().found
+    assert library().found
 
 
 def test_a_library_that_others_can_write_to_is_not_found(here):
@@ -181,7 +156,7 @@ with store.turn("a.so"):
 def test_a_killed_writer_leaves_nothing_to_load_and_no_lock(here, tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL
-    assert len(libraries(here)) == 2  # the lock's file, and what was written
+    assert len(names(here)) == 2  # the lock's file, and what was written
     assert disk_cache.find("a.so") is None
     begun = time.monotonic()
     with disk_cache.turn("a.so"):
@@ -191,65 +166,7 @@ def test_a_killed_writer_leaves_nothing_to_load_and_no_lock(here, tmp_path):
     assert left.exists()  # another process may be writing it
     os.utime(left, (0, 0))
     assert whole("c.so")
-    assert libraries(here) == ["b.so", "c.so"]
-
-
-class Anything:
-    factor = -0.5
-
-
-ANYTHING = Anything()
-
-
-def test_a_rule_that_reads_an_object_is_compiled_but_not_kept(here):
-    kernel = step(lambda u, slots, p: (ANYTHING.factor * u, slots))
-    assert isinstance(kernel, kernels.Native)
-    assert not kernels.is_kept(kernel)
-    assert not libraries(here)
-
-
-def test_a_kernel_of_unusual_settings_is_not_kept(here):
-    from torch._inductor import config
-
-    with config.patch({"cpp.min_chunk_size": 1}):
-        assert not step().found
-    assert libraries(here) == []
-
-
-@pytest.mark.parametrize(("built", "there", "used"), [(0, False, 0), (0, True, 1), (3, False, 1)])
-def test_a_precompiled_header_is_used_where_it_is_there_or_pays(
-    built, there, used, monkeypatch, tmp_path
-):
-    from torch._inductor import codecache
-
-    asked = []
-    monkeypatch.setattr(building, "_builds", iter([built]))
-    monkeypatch.setattr(building, "_header", lambda: asked.append("a header"))
-    monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
-    if there:
-        (tmp_path / f"prefix{building.NOTE}").touch()
-    scratch = watch.Scratch()
-    process, library = building.start('extern "C" int one() { return 1; }', scratch)
-    assert process.communicate() == ("", None)
-    assert library.exists()
-    scratch.remove()
-    assert len(asked) == used
-
-
-def test_the_compiler_takes_the_precompiled_header(monkeypatch):
-    """It ignores one that was compiled with other flags, and says so only when asked."""
-    from torch._inductor.cpp_builder import is_gcc
-
-    if not is_gcc():
-        pytest.skip("only GCC tells which header it takes")
-    monkeypatch.setattr(building, "_builds", iter([building.FEW]))
-    scratch = watch.Scratch()
-    process, _ = building.start("int one() { return 1; }", scratch)
-    command = [*process.args, "-fsyntax-only", "-H"]
-    assert process.communicate() == ("", None)
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    scratch.remove()
-    assert found.startswith("! ")
+    assert names(here) == ["b.so", "c.so"]
 
 
 def test_off_keeps_nothing(here, monkeypatch):
@@ -260,45 +177,60 @@ def test_off_keeps_nothing(here, monkeypatch):
 
 
 def test_nothing_is_left_open_or_lying_about(here, monkeypatch, tmp_path):
-    step()  # what is opened once stays: the compiler's own
+    library(1)  # what is opened once stays
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     before = sorted(map(os.path.realpath, Path("/proc/self/fd").iterdir()))
-    step(lambda u, slots, p: (-2 * u, slots))
+    library(2)
     assert sorted(map(os.path.realpath, Path("/proc/self/fd").iterdir())) == before
-    assert not list((tmp_path / "scratch").glob("functional_optim-*"))
-    assert all(name.endswith(".so") for name in libraries(here))
+    assert not list((tmp_path / "scratch").iterdir())
+    assert all(name.endswith(".so") for name in names(here))
 
 
 # ---------------------------------------------------------------- names
 
-
-@pytest.mark.parametrize(
-    ("where", "name"),
-    [
-        (torch, "__version__"),
-        (torch.version, "git_version"),
-        (torch.backends.cpu, "get_cpu_capability"),
-        (levels, "processor"),
-        (sys.implementation, "cache_tag"),
-    ],
-)
-def test_another_torch_python_or_processor_is_another_name(monkeypatch, where, name):
-    monkeypatch.setattr(disk_cache, "machine", disk_cache.machine.__wrapped__)
-    before = disk_cache.name_of("rule")
-    assert disk_cache.name_of("rule") == before
-    real = getattr(where, name)
-    monkeypatch.setattr(where, name, (lambda: "another") if callable(real) else "another")
-    assert disk_cache.name_of("rule") != before
+TEXT = request(1).source.text
 
 
-def test_what_the_environment_tells_inductor_is_in_the_name(monkeypatch):
-    monkeypatch.setattr(disk_cache, "machine", disk_cache.machine.__wrapped__)
-    before = disk_cache.name_of("rule")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")  # launchers set one per process
-    assert disk_cache.name_of("rule") == before
-    monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "1")
-    assert disk_cache.name_of("rule") != before
+def test_another_text_is_another_name():
+    assert toolchain.name_of(TEXT) == toolchain.name_of(TEXT)
+    assert toolchain.name_of(TEXT) != toolchain.name_of(TEXT + " ")
+
+
+def test_another_processor_is_another_name(monkeypatch):
+    before = toolchain.name_of(TEXT)
+    monkeypatch.setattr(levels, "features", lambda: frozenset(["avx2"]))
+    assert toolchain.name_of(TEXT).partition("-")[0] != before.partition("-")[0]
+
+
+def test_another_compiler_is_another_name(monkeypatch, tmp_path):
+    before = toolchain.name_of(TEXT)
+    other = tmp_path / "g++"
+    other.touch(0o700)
+    monkeypatch.setenv("CXX", str(other))
+    new = toolchain.name_of(TEXT)
+    assert new != before
+    assert new.partition("-")[0] == before.partition("-")[0]
+    other.write_text("a later version")
+    assert toolchain.name_of(TEXT) not in (new, before)
+
+
+def test_versions_of_torch_and_python_are_not_in_the_name(monkeypatch):
+    before = toolchain.name_of(TEXT)
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
+    assert toolchain.name_of(TEXT) == before
+
+
+def test_a_kernel_of_another_compiler_is_not_taken_where_there_is_one(here, monkeypatch, tmp_path):
+    library()
+    (other := tmp_path / "g++").write_text(f'#!/bin/sh\nexec {toolchain.command()[0]} "$@"\n')
+    other.chmod(0o700)
+    for compiler, found in ((other, False), ("/nowhere/g++", True)):
+        forget(monkeypatch)
+        monkeypatch.setenv("CXX", str(compiler))
+        assert library().found == found
+    assert len(names(here)) == 2
 
 
 # ---------------------------------------------------------------- the folder
@@ -341,12 +273,12 @@ def test_a_folder_that_cannot_be_made_is_refused(here):
 def test_a_folder_that_others_can_write_to_is_refused_with_one_warning(here, mode):
     here.mkdir(parents=True)
     here.chmod(mode)
-    kernel, heard = refusals(step)
+    kernel, heard = refusals(library)
     assert isinstance(kernel, kernels.Native)
     assert not kernels.is_kept(kernel)
     assert len(heard) == 1
     assert f"not kept in {here}: others can write to it" in heard[0]
-    assert libraries(here) == []
+    assert names(here) == []
 
 
 def test_a_folder_that_others_can_replace_is_refused(here):
@@ -415,8 +347,7 @@ with warnings.catch_warnings(record=True) as heard:
         error = str(raised)
 kernel = None
 if error is None:
-    (launch,) = step.plan.entries[0].tensors.executors[0].kernels.values()
-    kernel = launch.native
+    (kernel,) = step.plan.entries[0].tensors.executors[0].libraries()
 print(json.dumps({
     "w": params["w"].tolist(),
     "found": kernel and kernel.found,
@@ -472,14 +403,14 @@ def test_another_folder_is_another_cache(filled, tmp_path):
 
 def test_a_folder_that_is_read_only_serves_what_it_holds(filled):
     """As an image that an administrator has filled."""
-    for library in filled.iterdir():
-        library.chmod(0o444)
+    for path in filled.iterdir():
+        path.chmod(0o444)
+        os.utime(path, (0, 0))
     filled.chmod(0o555)
     try:
         got = said(start(filled, compiler=False))
     finally:
         filled.chmod(0o700)
-        library.chmod(0o600)
     assert got["error"] is None
     assert got["found"]
     assert got["heard"] == []
@@ -491,4 +422,4 @@ def test_of_processes_that_start_at_once_one_compiles(tmp_path):
     assert [got["w"] for got in results] == [[-0.125] * 4] * 6
     assert [got["heard"] for got in results] == [[]] * 6
     assert sorted(got["found"] for got in results) == [False] + [True] * 5
-    assert [Path(name).suffix for name in libraries(tmp_path / "kernels")] == [".so"]
+    assert [Path(name).suffix for name in names(tmp_path / "kernels")] == [".so"]

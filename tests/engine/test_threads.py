@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
 import torch
+from compilers import Compiler, forget
 from helpers import assert_same, copy_of
 
 import functional_optim as fo
-from functional_optim import adapters, kernels
+from functional_optim import adapters
 
 STEPS = 200
 
@@ -61,15 +63,11 @@ def test_two_optimizers_step_at_once_as_each_would_alone():
     assert_same(both(lambda seed: train(seed, turn)), alone)
 
 
-def test_two_threads_that_need_a_new_kernel_build_it_once(monkeypatch):
-    built, real, turn = [], kernels.cpu.draft, threading.Barrier(2)
-
-    def counted(*args):
-        built.append(threading.get_ident())
-        return real(*args)
-
-    monkeypatch.setattr(kernels.cpu, "draft", counted)
-    monkeypatch.setattr(kernels, "_built", {})
+@pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
+def test_two_threads_that_need_a_new_kernel_build_it_once(monkeypatch, tmp_path):
+    turn, compiler = threading.Barrier(2), Compiler(tmp_path)
+    forget(monkeypatch)
+    monkeypatch.setenv("CXX", str(compiler.path))
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
 
     def rule(u, slots, p):
@@ -82,4 +80,4 @@ def test_two_threads_that_need_a_new_kernel_build_it_once(monkeypatch):
         return got["w"].tolist()
 
     assert both(work) == [[-0.375] * 3] * 2
-    assert len(built) == 1
+    assert compiler.kernels() == 1

@@ -1,92 +1,106 @@
-"""Builds that nobody waits for, or that are interrupted."""
+"""Builds that nobody waits for, that are interrupted, or whose process is killed."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+from compilers import Compiler, answer, forget, gone, request
+
+from functional_optim.kernels import libraries
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="about signals and process groups")
+
 BEGUN = """
-import torch, functional_optim as fo
-def failing(params):
-    raise ValueError("mine")
-def begin(tx):
-    params = {"w": torch.ones(3)}
-    try:
-        fo.compile_train_step(failing, tx)(params, tx.init(params))
-    except ValueError:
-        pass
+import sys
+sys.path.insert(0, {support!r})
+from compilers import request
+from functional_optim.kernels import libraries
+libraries.prefetch([request(1), request(2)], wait={wait})
 """
 
 
-def run(code: str, folder: Any) -> tuple[str, list[str]]:
-    """What a process printed that had built nothing before, and what it left."""
-    scratch, kept = folder / "scratch", folder / "kept"
-    scratch.mkdir()
-    told = {"TMPDIR": str(scratch), "FUNCTIONAL_OPTIM_CACHE": str(kept)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BEGUN + code],
+@pytest.fixture
+def compiler(tmp_path: Path) -> Compiler:
+    """One that takes long."""
+    (tmp_path / "scratch").mkdir()
+    return Compiler(tmp_path, "sleep 300")
+
+
+def start(compiler: Compiler, *, wait: bool) -> subprocess.Popen[str]:
+    """A process that builds two kernels, or begins to."""
+    folder = compiler.path.parent
+    told = {
+        "CXX": str(compiler.path),
+        "TMPDIR": str(folder / "scratch"),
+        "FUNCTIONAL_OPTIM_CACHE": str(folder / "kernels"),
+    }
+    code = BEGUN.format(support=str(Path(__file__).parents[1] / "support"), wait=wait)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
         env={**os.environ, **told},
-        capture_output=True,
+        stderr=subprocess.PIPE,
         text=True,
-        check=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    time.sleep(0.5)  # a compiler that outlives its process would still write
-    left = [x.name for x in scratch.iterdir() if not x.name.startswith("torchinductor_")]
-    return done.stdout, left
 
 
-def running(groups: set[int]) -> list[int]:
-    """The processes of these groups that still run; one that nobody has waited for does not."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
-        except OSError:  # it ended while we looked
-            continue
-        if int(group) in groups and state not in "ZX":
-            found.append(int(stat.parent.name))
-    return found
+def left(compiler: Compiler) -> list[str]:
+    """What lies in the folder for what is temporary."""
+    return [path.name for path in (compiler.path.parent / "scratch").iterdir()]
 
 
-def test_a_process_that_ends_leaves_neither_folders_nor_compilers(tmp_path):
-    code = """
-begin(fo.adamw(0.1))
-from functional_optim import kernels
-(run,) = {x.build for x in kernels._begun.values()}
-print(run.process.pid, run.beside.process.pid)
-"""
-    said, left = run(code, tmp_path)
-    assert left == []
-    groups, until = set(map(int, said.split())), time.monotonic() + 30
-    while running(groups) and time.monotonic() < until:
-        time.sleep(0.1)  # who is killed on a busy machine may need a while to go
-    assert running(groups) == []
+def test_a_process_that_ends_leaves_neither_folders_nor_compilers(compiler):
+    process = start(compiler, wait=False)
+    _, said = process.communicate()
+    assert (process.returncode, said) == (0, "")
+    assert left(compiler) == []
+    assert gone(compiler.wait(2))
 
 
-def test_a_rule_with_the_code_of_one_that_is_being_built_does_not_wait_for_itself(tmp_path):
-    code = """
-text = '''
-def rule(u, slots, p, lr):
-    return -1.2345 * lr * u, slots
-'''
-from functional_optim.kernels import disk_cache
-disk_cache.PATIENCE = 0.0
-def made(line):
-    names = {}
-    exec(compile(line * chr(10) + text, "<cell>", "exec"), names)
-    return fo.leafwise(None, names["rule"], lambda t, *, lr: (lr,), hyper={"lr": 0.1}, name="own")
-begin(made(0))
-from functional_optim.kernels import building
-starts, real = [], building.start
-building.start = lambda *args: starts.append(1) or real(*args)
-tx, params = made(1), {"w": torch.ones(3)}
-params, _ = fo.compile(tx, strict=True)({"w": torch.ones(3)}, tx.init(params), params)
-print(len(starts), params["w"][0].item())
-"""
-    said, _ = run(code, tmp_path)
-    count, value = said.split()
-    assert (count, round(float(value), 5)) == ("0", 0.87655)
+def test_an_interrupted_build_ends_at_once_and_leaves_nothing(compiler):
+    process = start(compiler, wait=True)
+    groups = compiler.wait(2)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert time.monotonic() - begun < 10
+    assert said.strip().endswith("KeyboardInterrupt")
+    assert left(compiler) == []
+    assert gone(groups)
+
+
+def test_a_killed_process_is_in_nobodys_way(compiler, monkeypatch):
+    """Its lock goes with it. What it has left is the compilers', which end by themselves."""
+    process = start(compiler, wait=True)
+    groups = compiler.wait(2)
+    process.kill()
+    process.communicate()
+    forget(monkeypatch)
+    monkeypatch.setenv("CXX", str(compiler.path))
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(compiler.path.parent / "kernels"))
+    Compiler(compiler.path.parent)
+    begun = time.monotonic()
+    libraries.prefetch([request(1), request(2)])
+    assert time.monotonic() - begun < 20
+    assert [answer(libraries.library(request(n))) for n in (1, 2)] == [1, 2]
+    for group in groups:
+        os.killpg(group, signal.SIGKILL)
+
+
+def test_what_was_begun_before_is_waited_for(tmp_path: Any, monkeypatch: Any):
+    forget(monkeypatch)
+    compiler = Compiler(tmp_path)
+    monkeypatch.setenv("CXX", str(compiler.path))
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "kernels"))
+    libraries.prefetch([request(1)], wait=False)
+    libraries.prefetch([request(1)], wait=False)
+    compiler.wait()
+    assert answer(libraries.library(request(1))) == 1
+    assert compiler.kernels() == 1

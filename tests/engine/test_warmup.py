@@ -8,9 +8,11 @@ import sys
 
 import pytest
 import torch
+from compilers import forget
 
 import functional_optim as fo
 from functional_optim import warmup
+from functional_optim.kernels import levels
 
 LATER = """
 import sys, torch
@@ -69,12 +71,32 @@ def test_the_kernels_around_products_are_kept():
     assert (result.built + result.found, result.unkept) == (2, 0)
 
 
-def test_rules_that_compare_sizes_are_not_kept():
-    def update(u, slots, p):
-        return (u if u.shape[0] == 7 else -u), slots
+def test_what_cannot_be_compiled_has_no_kernels(capsys, monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
+    forget(monkeypatch)
+    with pytest.raises(RuntimeError, match=r"there is no C\+\+ compiler"):
+        warmup.warm(fo.sgd())
+    assert warmup.main(["sgd"]) == 1
+    assert "sgd: functional_optim: a strict step must be compiled" in capsys.readouterr().out
 
-    (result,) = warmup.warm(fo.leafwise(None, update, elementwise=False))
-    assert (result.built + result.found, result.unkept) == (0, 1)
+
+def test_a_level_that_does_not_exist_is_told(capsys, monkeypatch):
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_LEVEL", "x86-64-v9")
+    with pytest.raises(SystemExit):
+        warmup.main(["sgd"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "FUNCTIONAL_OPTIM_LEVEL is 'x86-64-v9', which is no level that this machine has" in said
+
+
+@pytest.mark.skipif(not levels.fitting(), reason="levels are x86-64's")
+def test_kernels_for_a_level_serve_a_process_without_a_compiler(tmp_path):
+    level = levels.fitting()[-1].name
+    told = {"FUNCTIONAL_OPTIM_CACHE": str(tmp_path / "kernels")}
+    done = python("-m", "functional_optim.warmup", "adamw", **told, FUNCTIONAL_OPTIM_LEVEL=level)
+    assert done.returncode == 0, done.stderr
+    done = python("-c", LATER, **told, PATH="/nowhere")
+    assert done.returncode == 0, done.stderr
 
 
 def test_rules_that_look_at_rows_have_kernels_for_vectors_and_matrices():

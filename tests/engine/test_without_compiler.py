@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from torch._inductor import config
-from torch._inductor.cpp_builder import cpp_compiler_search
-from torch._inductor.exc import InductorError
+import torch
+from compilers import forget, request
 
-from functional_optim.kernels import compiler
+from functional_optim import kernels
+from functional_optim.kernels import libraries, toolchain
 
 STEPS = """
 import sys, warnings
@@ -85,9 +85,9 @@ def steps(tmp_path: Path, **environment: str) -> str:
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [
-        ({}, "(g++ was looked for)"),
+        ({}, "(looked for g++, clang++, c++)"),
         ({"CXX": ""}, "(CXX is empty)"),
-        full({"CXX": "/nowhere/clang++"}, "(/nowhere/clang++ was looked for)"),
+        full({"CXX": "/nowhere/clang++"}, "(looked for /nowhere/clang++)"),
     ],
 )
 def test_without_a_compiler_steps_are_eager_and_one_warning_says_what_to_do(
@@ -95,71 +95,114 @@ def test_without_a_compiler_steps_are_eager_and_one_warning_says_what_to_do(
 ):
     (tmp_path / "bin").mkdir()
     said = steps(tmp_path, PATH=str(tmp_path / "bin"), **environment)
-    assert said.startswith("RuntimeWarning functional_optim: steps run eagerly, and take longer")
+    assert said.startswith(
+        "RuntimeWarning functional_optim: steps without a kept kernel run eagerly"
+    )
     assert f"there is no C++ compiler {reason}; install g++" in said
     assert said.count("\n") == 1
 
 
-OMP = "echo \"x.h:2:10: fatal error: 'omp.h' file not found\"; exit 1"
 EMPTY = 'while [ "$1" != -o ]; do shift; done; : > "$2"'
 NOISE = "printf 'error: \\377\\376 no'; exit 1"
 NO_CC1 = "echo \"cc: error: cannot execute 'cc1plus': compilation terminated\"; exit 1"
+
+
+def broken(folder: Path, does: str) -> str:
+    """A compiler that does something else."""
+    path = folder / "broken++"
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o700)
+    return str(path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the compiler that fails is a shell script")
 @pytest.mark.parametrize(
     ("does", "reason"),
     [
-        (OMP, "(x.h:2:10: fatal error: 'omp.h' file not found); clang needs OpenMP's header"),
-        (EMPTY, "(error: what it builds is no library: "),
+        (EMPTY, "(what it builds is no library)"),
         full(NOISE, "(error: \ufffd\ufffd no)."),
         full(NO_CC1, "(cc: error: cannot execute 'cc1plus': compilation terminated)."),
-        full(":", "(error: what it builds is no library: "),
+        full(":", "(what it builds is no library)"),
+        full("exit 3", "(exit 3)"),
     ],
-    ids=["clang without OpenMP", "an empty file", "no text", "gcc without g++", "nothing"],
+    ids=["an empty file", "no text", "gcc without g++", "nothing", "no reason"],
 )
 def test_a_compiler_that_builds_nothing_is_one_warning_too(tmp_path, does, reason):
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    compiler = folder / "clang++"
-    compiler.write_text(
-        f'#!/bin/sh\nif [ "$1" = --version ]; then echo "clang version 14"; exit 0; fi\n{does}\n'
-    )
-    compiler.chmod(0o700)
-    said = steps(tmp_path, CXX=str(compiler))
-    assert f"the C++ compiler does not work here {reason}" in said
+    said = steps(tmp_path, CXX=(path := broken(tmp_path, does)))
+    assert f"the C++ compiler {path} does not work here {reason}" in said
     assert said.count("\n") == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the program is a shell script")
-def test_a_program_that_is_no_compiler_is_told(tmp_path, monkeypatch):
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(compiler, "_trouble", [])
-    with config.patch({"cpp.cxx": (str(program),)}):
-        cpp_compiler_search.cache_clear()
-        try:
-            with pytest.raises(compiler.NoCompiler, match=r"program is not a C\+\+ compiler"):
-                compiler.require()
-        finally:
-            cpp_compiler_search.cache_clear()
+def test_the_warning_names_the_users_line(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import torch\nfrom functional_optim import adapters\n"
+        "w = torch.nn.Parameter(torch.ones(3))\nw.grad = torch.ones(3)\n"
+        "adapters.AdamW([w]).step()\n"
+    )
+    told = {"CXX": "", "FUNCTIONAL_OPTIM_CACHE": "off"}
+    done = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, **told}, capture_output=True, text=True
+    )
+    assert done.stderr.startswith(f"{script}:5: RuntimeWarning: functional_optim: steps without")
 
 
-def test_a_full_disk_is_told_as_what_it_is(monkeypatch):
-    """Inductor wraps the error of the operating system."""
-    monkeypatch.setattr(compiler, "_trouble", [])
-    full = InductorError(OSError(errno.ENOSPC, "No space left on device"), None)
-    found = compiler.explained(full)
-    assert isinstance(found, compiler.NoCompiler)
-    assert str(found).startswith("the compiler's files cannot be written ([Errno 28] No space left")
-    assert "TMPDIR and TORCHINDUCTOR_CACHE_DIR" in str(found)
-    with pytest.raises(compiler.NoCompiler, match="No space left"):
-        compiler.require()
+def told(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    """The one warning about two kernels that cannot be built."""
+    forget(monkeypatch)
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", None)  # where it was found before
+    with pytest.warns(RuntimeWarning) as heard:
+        found = [libraries.library(request(n)) for n in (1, 2)]
+    monkeypatch.undo()
+    assert found == [None, None]
+    (one,) = heard
+    return str(one.message)
 
 
-def test_an_error_that_is_not_the_compilers_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(compiler, "_trouble", [])
-    error = RuntimeError("the interface has moved")
-    assert compiler.explained(error) is error
-    compiler.require()
+@pytest.mark.skipif(sys.platform == "win32", reason="the compiler that fails is a shell script")
+def test_what_is_no_program_is_told_as_what_it_is(tmp_path, monkeypatch):
+    path = broken(tmp_path, "")
+    Path(path).write_text("#!/nowhere/sh\n")
+    assert f"{path} does not work here ([Errno 2]" in told(monkeypatch, CXX=path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_full_disk_is_told_as_what_it_is(tmp_path, monkeypatch):
+    def full(path: Path, text: str) -> None:
+        with Path("/dev/full").open("w") as out:
+            out.write(text)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    said = told(monkeypatch)
+    assert "the compiler's files cannot be written ([Errno 28] No space left on device" in said
+    assert "the environment variable TMPDIR" in said
+
+
+def test_without_a_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [])
+    assert "cannot be written ([Errno 2] No usable temporary" in told(monkeypatch)
+
+
+def test_a_kernel_that_does_not_compile_is_told_as_what_it_is(monkeypatch):
+    """The compiler works: it is tried with another text."""
+    forget(monkeypatch)
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
+    wanted = request(1)
+    wanted = wanted._replace(source=wanted.source._replace(text="no C++;"))
+    with pytest.warns(RuntimeWarning, match="no kernel can be built here .*'no' does not name"):
+        assert libraries.library(wanted) is None
+    toolchain.require()
+    with pytest.raises(RuntimeError, match="a strict step must be compiled, but no kernel can"):
+        libraries.library(wanted, strict=True)
+
+
+def test_what_needs_a_compiler_asks_for_one_that_works(monkeypatch, tmp_path):
+    forget(monkeypatch)
+    kernels.require_compiler(torch.device("cpu"))
+    monkeypatch.setenv("CXX", broken(tmp_path, EMPTY))
+    with pytest.raises(kernels.NoCompiler, match="what it builds is no library"):
+        kernels.require_compiler(torch.device("cpu"))
+    kernels.require_compiler(torch.device("meta"))

@@ -35,7 +35,7 @@ def answer(native: Any) -> int:
 
 
 def forget(monkeypatch: Any) -> None:
-    """As if this process had built and found no library, tried no compiler, and warned of nothing."""
+    """As if this process had built no library, tried no compiler, and warned of nothing."""
     monkeypatch.setattr(libraries, "_built", {})
     monkeypatch.setattr(failures, "_told", set())
     monkeypatch.setattr(toolchain, "_known", {})

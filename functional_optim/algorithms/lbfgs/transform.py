@@ -31,6 +31,7 @@ from functional_optim.algorithms.lbfgs.quasi_newton import (
 from functional_optim.core.base import GradientTransformation, check_grads, replaced
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
+from functional_optim.engine.graphs import Graph
 from functional_optim.transforms.scaling import check_lr
 
 ValueAndGrad = Callable[[Any], tuple[Tensor, Any]]
@@ -320,32 +321,37 @@ def run_eagerly(settings: Settings, run: Run, evaluate: Evaluate, *, early_exit:
 
 
 def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) -> Run:
-    """Until the last problem is done, each transition one call of a kernel."""
+    """Until the last problem is done, each transition one call of a graph of torch.compile."""
     whole: Any = run  # optree's types do not know that a NamedTuple is a tree
     state, spec = optree.tree_flatten(whole)
 
-    def transition(leaves: list[list[Tensor]], lr: Tensor) -> list[Tensor]:
-        *before, f, g = leaves[0]
+    def transition(leaves: list[Tensor], lr: Tensor) -> list[Tensor]:
+        *before, f, g = leaves
         now = settings._replace(lr=lr.reshape(1, 1))
         old: Any = optree.tree_unflatten(spec, before)
         after: Any = advance(now, old, f, g)
         return [*optree.tree_leaves(after), aim(now, after), after.done.all()]
 
-    inputs = [x.contiguous() for x in (*state, run.line.origin.f, run.line.origin.g)]
-    signature = kernels.Signature(
-        leaves=(tuple([x.dtype for x in inputs]),),
-        shapes=(tuple([(tuple(x.shape), x.stride()) for x in inputs]),),
-        numbers=(1, run.x.dtype),
-        device=run.x.device,
-        threads=1,
-    )
-    kernel = kernels.build(("lbfgs", settings[1:-1], spec, layout), transition, signature)
+    looks = tuple([(x.shape, x.dtype, x.device) for x in state])
+    key = (settings[1:-1], spec, layout, looks)
+    if key not in _transitions:
+        _transitions[key] = Graph(transition)
     lr, point, over = settings.lr.reshape(1), aim(settings, run), is_over(run.done)
     while not over:
-        inputs = [x.detach().contiguous() for x in (*state, *evaluate(point), lr)]
-        *state, point, over = kernel(inputs)
+        inputs = [x.detach().contiguous() for x in (*state, *evaluate(point))]
+        try:
+            *state, point, over = _transitions[key](inputs, lr)
+        except Exception as error:
+            if not kernels.is_compile_error(error):
+                raise
+            kernels.tell_failed("a transition of lbfgs cannot be compiled", error)
+            return run_eagerly(settings, run, evaluate, early_exit=True)
     ended: Any = optree.tree_unflatten(spec, state)
     return ended
+
+
+_transitions: dict[Any, Graph] = {}
+"""The graphs of transitions, by their settings and shapes."""
 
 
 def is_over(done: Any) -> bool:

@@ -1,0 +1,223 @@
+"""Triton for the operations of a graph: types, primitives, and the kernels that add up partial
+results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from functional_optim.kernels.graph import Unsuitable
+
+TYPES = {
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float16: "tl.float16",
+    torch.bool: "tl.int1",
+    torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
+    torch.int16: "tl.int16",
+    torch.int32: "tl.int32",
+    torch.int64: "tl.int64",
+    torch.float8_e4m3fn: "tl.uint8",
+    torch.float8_e5m2: "tl.uint8",
+}
+"""The Triton type of each dtype. Of floats of 8 bits kernels see the bits."""
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+class KernelText(NamedTuple):
+    """A kernel. types: of its arguments, in Triton's words. warps: of a program."""
+
+    name: str
+    text: str
+    types: dict[str, str]
+    warps: int
+
+
+class Triton:
+    """A printer: primitives as Triton, and the lines that give names to texts."""
+
+    def __init__(self, lines: list[str], names: Iterable[int]) -> None:
+        self.lines = lines
+        self.names = iter(names)
+        self.dtype = torch.float32
+
+    add, sub, mul = (lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in "+-*")
+    lt, le, gt, ge, eq, ne = (
+        lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in ("<", "<=", ">", ">=", "==", "!=")
+    )
+    bitand, bitor, bitxor, shl, shr = (
+        lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in ("&", "|", "^", "<<", ">>")
+    )
+
+    def div(self, x: str, y: str) -> str:
+        """Correctly rounded, which Triton's own `/` is in float64 alone."""
+        return f"({x} / {y})" if self.dtype is torch.float64 else f"tl.div_rn({x}, {y})"
+
+    def neg(self, x: str) -> str:
+        """Triton's own minus is 0 - x, which makes 0 of 0, and not -0."""
+        return f"({x} * -1.0)" if self.dtype.is_floating_point else f"(-{x})"
+
+    def not_(self, x: str) -> str:
+        return f"({x} == 0)" if self.dtype is torch.bool else f"(~{x})"
+
+    def abs(self, x: str) -> str:
+        return f"tl.abs({x})"
+
+    def sqrt(self, x: str) -> str:
+        return f"tl.sqrt({x})" if self.dtype is torch.float64 else f"tl.sqrt_rn({x})"
+
+    def fma(self, x: str, y: str, z: str) -> str:
+        return f"tl.fma({x}, {y}, {z})"
+
+    def maximum(self, x: str, y: str) -> str:
+        """NaN of either; of two zeros the second one, as ATen's vectors have it."""
+        if not self.dtype.is_floating_point:
+            return f"tl.maximum({x}, {y})"
+        return f"tl.where(({x} > {y}) | ({x} != {x}), {x}, {y})"
+
+    def minimum(self, x: str, y: str) -> str:
+        if not self.dtype.is_floating_point:
+            return f"tl.minimum({x}, {y})"
+        return f"tl.where(({x} < {y}) | ({x} != {x}), {x}, {y})"
+
+    def select(self, c: str, x: str, y: str) -> str:
+        return f"tl.where({c}, {x}, {y})"
+
+    def call(self, name: str, *x: str) -> str:
+        own = name in ("floor", "ceil")
+        return f"{'tl' if own else 'libdevice'}.{name}({', '.join(x)})"
+
+    def const(self, x: Any) -> str:
+        return self.constant(x, self.dtype)
+
+    def let(self, x: str) -> str:
+        name = f"s{next(self.names)}"
+        self.lines.append(f"{name} = {x}")
+        return name
+
+    @staticmethod
+    def cast(x: str, old: torch.dtype, new: torch.dtype) -> str:
+        """A value in another dtype."""
+        if old is new:
+            return x
+        if new is torch.bool:
+            return f"({x} != 0)"
+        if old is torch.float64 and new in HALF:  # as the CPU rounds, by way of float32
+            x = f"{x}.to(tl.float32)"
+        return f"{x}.to({type_of(new)})"
+
+    @staticmethod
+    def constant(x: Any, dtype: torch.dtype) -> str:
+        """A number in a dtype."""
+        if not dtype.is_floating_point:
+            return f"tl.full((), {int(x)}, {type_of(dtype)})"
+        value = float(x)
+        if dtype is not torch.float64:
+            value = float(torch.tensor(value, dtype=dtype, device="cpu"))
+        text = repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+        return f"tl.full((), {text}, {type_of(dtype)})"
+
+    @staticmethod
+    def bits(x: str, old: torch.dtype, new: torch.dtype) -> str:
+        """The bits of a value as a value of another dtype."""
+        return f"{x}.to({type_of(new)}, bitcast=True)"
+
+
+def type_of(dtype: torch.dtype) -> str:
+    """The Triton type of a dtype."""
+    if dtype not in TYPES:
+        raise Unsuitable(f"a value in {dtype}")
+    return TYPES[dtype]
+
+
+def pointer(address: str, kind: str, *, aligned: bool) -> str:
+    """The pointer that is stored at an address.
+
+    The hint is on the pointer: on the integer that it is made of, it would be lost.
+    """
+    text = f"tl.load({address}).to(tl.pointer_type({kind}))"
+    return f"tl.multiple_of({text}, 16)" if aligned else text
+
+
+def identity(how: str) -> str:
+    """What changes nothing in a sum, a maximum or a minimum."""
+    return {"sum": "0.0", "max": "float('-inf')", "min": "float('inf')"}[how]
+
+
+def put(how: str, a: str, b: str) -> str:
+    """Two parts of a reduction together."""
+    return f"({a} + {b})" if how == "sum" else f"{how}_of({a}, {b})"
+
+
+def folded(how: str, x: str, axis: int | None, *, integer: bool = False) -> str:
+    """The reduction of a block over an axis, or of all of it. An axis stays, of size 1."""
+    end = f"axis={axis}, keep_dims={axis is not None}"
+    if how == "sum" or integer:
+        return f"tl.{how}({x}, {end})"
+    return f"tl.reduce({x}, {end}, combine_fn={how}_of)"
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """Lines of a block."""
+    return [f"    {line}" for line in lines]
+
+
+HEAD = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def max_of(a, b):
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def min_of(a, b):
+    return tl.where((a < b) | (a != a), a, b)
+
+"""
+
+JOIN = """
+@triton.jit
+def {how}_kernel(chunks, entries, base):
+    at = tl.load(chunks + tl.program_id(0).to(tl.int64))
+    entry = entries + (at >> 32) * 4
+    source = tl.load(entry).to(tl.pointer_type(tl.float64))
+    target = (tl.load(entry + 1) + base).to(tl.pointer_type(tl.float64))
+    count = tl.load(entry + 2)
+    length = tl.load(entry + 3)
+    j = (at & 0xFFFFFFFF) * {across} + tl.arange(0, {across})
+    total = tl.full([{deep}, {across}], {identity}, tl.float64)
+    for first in range(0, count, {deep}):
+        k = first + tl.arange(0, {deep})
+        mask = (k < count)[:, None] & (j < length)[None, :]
+        own = tl.load(source + k[:, None] * length + j[None, :], mask=mask, other={identity})
+        total = {put}
+    tl.store(target + j[None, :], {folded}, mask=(j < length)[None, :])
+"""
+
+WIDE, DEEP = (8, 128), (1024, 1)
+"""How many parts, and of how many elements each, a program of `JOIN` takes at once: for reductions
+that keep axes, and for those that leave one element."""
+
+
+def join_text(how: str, tile: tuple[int, int]) -> KernelText:
+    """The kernel that puts together what programs have left of a tensor, in an order that depends
+    on sizes alone. An entry of its table has source, target, and the size of both axes."""
+    text = JOIN.format(
+        how=how,
+        deep=tile[0],
+        across=tile[1],
+        identity=identity(how),
+        put=put(how, "total", "own"),
+        folded=folded(how, "total", 0),
+    )
+    types = {"chunks": "*i64", "entries": "*i64", "base": "i64"}
+    return KernelText(f"{how}_kernel", HEAD + text, types, 4)
