@@ -27,7 +27,7 @@ from functional_optim.transforms import (
     scale_by_lr,
     scale_by_trust_ratio,
 )
-from functional_optim.transforms.normalizing import both_squares, trust_ratio
+from functional_optim.transforms.normalizing import trust_ratio
 
 
 class LarsScalars(NamedTuple):
@@ -73,13 +73,12 @@ def scale_by_lars(
     def scalars(t: Any, *, weight_decay: Any, trust_coefficient: Any, eps: Any) -> LarsScalars:
         return LarsScalars(weight_decay, trust_coefficient, eps)
 
-    def update(
-        g: Tensor, slots: Any, p: Tensor, s: LarsScalars, P: Tensor, G: Tensor
-    ) -> tuple[Tensor, Any]:
+    def update(g: Tensor, slots: Any, p: Tensor, s: LarsScalars) -> tuple[Tensor, Any]:
+        P, G = (p * p).sum(), (g * g).sum()
         ratio = trust_ratio(P, G, s.coefficient, s.weight_decay, s.eps)
         return (g + s.weight_decay * p) * ratio, slots
 
-    return leafwise(None, update, scalars, hyper=hyper, measure=both_squares, name="scale_by_lars")
+    return leafwise(None, update, scalars, hyper=hyper, name="scale_by_lars")
 
 
 @factory

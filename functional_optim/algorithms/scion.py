@@ -176,19 +176,14 @@ def _of_vectors(eps: numeric.Hyper) -> Leafwise:
     def scalars(t: Any, *, eps: Any) -> tuple[Any]:
         return (eps,)
 
-    def measure(u: Tensor, slots: Any, p: Tensor, eps: Any) -> tuple[Tensor, Tensor]:
-        return (u * u).sum(), torch.ones_like(u).sum()
-
-    def update(
-        u: Tensor, slots: Any, p: Tensor, eps: Any, S: Tensor, count: Tensor
-    ) -> tuple[Tensor, Any]:
-        null = S == 0
-        rms = (S / count).masked_fill(null, 1.0).sqrt()  # the root of 0 has no derivative
+    def update(u: Tensor, slots: Any, p: Tensor, eps: Any) -> tuple[Tensor, Any]:
+        S = (u * u).mean()
+        rms = S.masked_fill(S == 0, 1.0).sqrt()  # the root of 0 has no derivative
         return u / (rms + eps), slots
 
     real = real_only("scale_by_scion")
     hyper = {"eps": eps}
-    return leafwise(real, update, scalars, hyper=hyper, measure=measure, name="scale_by_scion")
+    return leafwise(real, update, scalars, hyper=hyper, name="scale_by_scion")
 
 
 @factory

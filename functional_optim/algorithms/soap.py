@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -97,14 +96,11 @@ def adam_in(basis: Basis, betas: Betas, eps: numeric.Hyper, normalize_grads: boo
 def unit_rms() -> Leafwise:
     """Divide each tensor's update by its root mean square."""
 
-    def measure(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Tensor]:
-        return (u * u).sum(), torch.ones_like(u).sum()
+    def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
+        square = (u * u).mean()
+        return u / square.masked_fill(square == 0, 1.0).sqrt(), slots  # 0 has no derivative
 
-    def update(u: Tensor, slots: Any, p: Tensor, total: Tensor, n: Tensor) -> tuple[Tensor, Any]:
-        null = total == 0  # the root of 0 has no derivative
-        return u / (total / n).masked_fill(null, 1.0).sqrt(), slots
-
-    return leafwise(None, update, measure=measure, name="unit_rms")
+    return leafwise(None, update, name="unit_rms")
 
 
 @factory

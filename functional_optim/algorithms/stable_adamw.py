@@ -71,18 +71,13 @@ def scale_by_stable_adam(
         b1, b2 = betas
         return StableAdamScalars((1 - b1) / (1 - b1**t), (1 - b2) / (1 - b2**t), eps, weight_decay)
 
-    def measure(
-        g: Tensor, slots: AdamSlots, p: Tensor, s: StableAdamScalars
-    ) -> tuple[Tensor, Tensor]:
-        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
-        return (g * g / v.clamp(min=s.eps * s.eps)).sum(), torch.ones_like(g).sum()
-
     def update(
-        g: Tensor, slots: AdamSlots, p: Tensor, s: StableAdamScalars, squares: Any, size: Any
+        g: Tensor, slots: AdamSlots, p: Tensor, s: StableAdamScalars
     ) -> tuple[Tensor, AdamSlots]:
         m = slots.exp_avg.lerp(g, s.weight1)
         v = slots.exp_avg_sq.lerp(g * g, s.weight2)
-        excess = (squares / size).clamp(min=1.0)  # the root of 0 has no derivative
+        excess = (g * g / v.clamp(min=s.eps * s.eps)).mean()
+        excess = excess.clamp(min=1.0)  # the root of 0 has no derivative
         u = m / (v.sqrt() + s.eps) + s.weight_decay * p
         return u * excess.rsqrt(), AdamSlots(m, v)
 
@@ -91,7 +86,6 @@ def scale_by_stable_adam(
         update,
         scalars,
         hyper=hyper,
-        measure=measure,
         nonnegative=("exp_avg_sq",),
         name="scale_by_stable_adam",
     )

@@ -64,23 +64,15 @@ def cautious(
 
     if not isinstance(tx, Leafwise):
         return _around(tx, eps)
-    (last,) = leafwise(
-        None, agreeing, scalars, hyper={"eps": eps}, measure=agreement, name="cautious"
-    ).placements
+    hyper = {"eps": eps}
+    (last,) = leafwise(None, agreeing, scalars, hyper=hyper, name="cautious").placements
     return Leafwise((*tx.placements, last.looking_back(len(tx.placements))))
 
 
-def agreement(u: Tensor, slots: Any, p: Any, g: Tensor, eps: Any) -> tuple[Tensor, Tensor]:
-    """How many entries of u have the sign of g, and how many there are."""
-    return (u * g > 0).to(u.dtype).sum(), torch.ones_like(u).sum()
-
-
-def agreeing(
-    u: Tensor, slots: Any, p: Any, g: Tensor, eps: Any, kept: Tensor, size: Tensor
-) -> tuple[Tensor, Any]:
+def agreeing(u: Tensor, slots: Any, p: Any, g: Tensor, eps: Any) -> tuple[Tensor, Any]:
     """The part of u that has the sign of g, scaled up."""
     mask = (u * g > 0).to(u.dtype)
-    return u * (mask * (kept / size).clamp(min=eps).reciprocal()), slots
+    return u * (mask * mask.mean().clamp(min=eps).reciprocal()), slots
 
 
 def _runs(tx: base.GradientTransformation) -> list[Leafwise]:
@@ -113,8 +105,7 @@ def _around(tx: base.GradientTransformation, eps: numeric.Hyper) -> base.Gradien
             if u is None:
                 return None
             dtype = compute_dtype(g)
-            given = as_real(u, dtype), (), None, as_real(g, dtype), least
-            kept, _ = agreeing(*given, *agreement(*given))
+            kept, _ = agreeing(as_real(u, dtype), (), None, as_real(g, dtype), least)
             return as_update(kept, g)
 
         return tree.map(leaf, grads, updates), CautiousState(state.step + 1, inner)

@@ -46,8 +46,6 @@ class Leaf(NamedTuple):
     p: Tensor
     slots: Sequence[Slots]
     numbers: Sequence[Numbers]
-    measured: Sequence[Numbers | None] = ()
-    """What each rule has measured on this tensor, where that is known; empty: nothing is."""
     turns: Sequence[int] = ()
     """Its turn for each rule; empty where no rule has several."""
 
@@ -86,14 +84,13 @@ def run(
                 mine.append(own)
             continue
         for i, leaf in zip(range(len(leaves)), leaves, strict=True):
-            _, p, slots, _, measured, _ = leaf
+            p, slots = leaf.p, leaf.slots
             if rule.reads_new_params and master_of(placements, p) is None:
                 xs[i] = as_real(base.add(p, as_update(us[i], p)), dtypes[i])
             elif rule.reads_new_params:
                 xs[i] = weights_of(placements, leaf) + us[i]
             given = (xs[i],) if lookback is None else (xs[i], passed[k - lookback][i])
-            known = measured[k] if measured else None
-            us[i], mine = _run_one(rule, us[i], slots[k], p, given, leaf.own(k), known)
+            us[i], mine = _run_one(rule, us[i], slots[k], p, given, leaf.own(k))
             new[i].append(mine)
     return list(zip(us, new, strict=True))
 
@@ -148,21 +145,18 @@ def _run_one(
     p: Tensor,
     given: tuple[Any, ...],
     numbers: Numbers,
-    measured: Numbers | None = None,
     variant: int = 0,
 ) -> tuple[Tensor, Slots]:
     """One rule on one tensor. given: the arguments between slots and numbers."""
     if type(numbers) is Selected:
-        return _run_selected(rule, u, stored, p, given, numbers, measured)
+        return _run_selected(rule, u, stored, p, given, numbers)
     if not rule.updates:
         return u, stored
     key, numbers = numbers if type(numbers) is Keyed else (None, numbers)
     slots = () if rule.slots is None else opened(rule, stored, p)
     arguments = (*given, *numbers) if type(numbers) is tuple else (*given, numbers)
     if rule.measure is not None:
-        found = measured
-        if found is None:
-            found = checked_sums("measure", rule.measure(u, slots, *arguments))
+        found = checked_sums("measure", rule.measure(u, slots, *arguments))
         arguments = (*arguments, *told(found))
     update, shape = rule.updates[variant], u.shape
     if rule.view is None:
@@ -184,16 +178,15 @@ def _run_selected(
     p: Tensor,
     given: tuple[Any, ...],
     numbers: Selected,
-    measured: Numbers | None,
 ) -> tuple[Tensor, Slots]:
     which, own = numbers
     if not isinstance(which, Tensor):
         k = number_of(rule, which)
-        return _run_one(rule, u, stored, p, given, own, measured, k - 1) if k else (u, stored)
+        return _run_one(rule, u, stored, p, given, own, k - 1) if k else (u, stored)
     new_u, new = u, stored
     for k in range(len(rule.updates)):
         here = which == k + 1 if len(rule.updates) > 1 else which > 0
-        its_u, its = _run_one(rule, u, stored, p, given, own, measured, k)
+        its_u, its = _run_one(rule, u, stored, p, given, own, k)
         new_u = torch.where(here, its_u, new_u)
         new = tuple([_where(here, x, old) for x, old in zip(its, new, strict=True)])
     return new_u, new
@@ -389,20 +382,6 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
 def _after(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
     """The update of one tensor after some rules, in compute dtype."""
     return run(placements, [leaf])[0][0] if placements else as_real(leaf.g, compute_dtype(leaf.p))
-
-
-def measured_by_last(placements: Sequence[Placement], leaf: Leaf) -> tuple[Numbers, list[Slots]]:
-    """What the last rule measures on one tensor for itself, after the rules before it have run; and
-    the new slots of these."""
-    measure, found = placements[-1].rule.measure, []
-    assert measure is not None
-
-    def look(u: Tensor, slots: Any, *given: Any) -> tuple[Tensor, Any]:
-        found.append(checked_sums("measure", measure(u, slots, *given)))
-        return u, slots
-
-    ((_, new),) = run([*placements[:-1], placements[-1].observed_by(look)], [leaf])
-    return found[0], new
 
 
 def slots_without_gradient(rule: Rule, p: Tensor, slots: Slots, numbers: Numbers) -> Slots:

@@ -102,8 +102,12 @@ class Body:
             known.constants[shape] = graphs.values_at(real, known.graph.places)
         return Recorded(known.graph, known.constants[shape])
 
-    def is_flat(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> bool:
+    def is_flat(
+        self, g: Tensor, p: Tensor, slots: Sequence[Slots], *, whole: bool = False
+    ) -> bool:
         """Whether rules do to each element what they do to that of a vector, wherever it is.
+
+        whole: also if they look at reductions of the whole tensor, or at the place in it.
 
         Raises:
             RuleError: if a rule does what no step may.
@@ -112,7 +116,7 @@ class Body:
         def flat(x: Any) -> Any:
             if x is None or x.shape != p.shape:
                 return x
-            return x.new_empty(()).expand(x.numel())
+            return x.new_empty(x.numel(), device="meta")
 
         try:
             mine = self.find(g, p, slots).graph
@@ -121,7 +125,8 @@ class Body:
         except Unsuitable:
             return False
         same = graphs.same(mine, others, dims=False) and not graphs.differing(mine, others)
-        return mine.by_element() and same
+        along = whole and len(mine.sizes) == 1 and not mine.places
+        return same and (along or mine.by_element())
 
     def _graph(self, g: Tensor, p: Tensor, slots: Sequence[Slots], block: int) -> Graph:
         if block:
@@ -184,12 +189,12 @@ class Body:
             self.forms,
             self.goal,
         )
-        whole = p.new_empty((), dtype=torch.float32).expand(p.shape)
+        whole = torch.empty_like(p, dtype=torch.float32, device="meta")
         rows = [
             tuple([None if hole else whole for hole in own]) if any(x.rule.codecs) else mine
             for x, own, mine in zip(self.placements, plain.holes, slots, strict=True)
         ]
-        if not plain.find(g, p, rows).graph.by_element():
+        if not plain.is_flat(g, p, rows, whole=True):
             raise Unsuitable("packed slots of a rule that is not element-wise")
         found: list[Graph] = []
         for count in (7, 11):

@@ -259,11 +259,6 @@ class Placement(NamedTuple):
             view = view._replace(block=known.block)
         return self._replace(rule=self.rule._replace(view=view))
 
-    def observed_by(self, look: Update) -> Placement:
-        """What leaves a tensor as it is, and calls a function with the arguments of `update`."""
-        rule = self.rule._replace(updates=(look,), measure=None, choose=None, turns=0)
-        return self._replace(rule=rule)
-
     def variant(self, which: int) -> Placement:
         """The same with one variant of the rule, by the number in `Selected`; 0: with none."""
         updates = self.rule.updates[which - 1 : which]

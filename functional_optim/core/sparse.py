@@ -76,7 +76,7 @@ def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
     numbers = leaf.numbers[:count]
     try:
         slots = [init_slots(x.rule, p) for x in placements]
-        mine = leaf._replace(p=p, slots=slots, numbers=numbers, measured=())
+        mine = leaf._replace(p=p, slots=slots, numbers=numbers)
         _, rows = rows_of(mine._replace(g=sparse))
         both = (mine._replace(g=g), rows)
         if rule.reduce is not None:

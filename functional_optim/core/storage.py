@@ -324,7 +324,7 @@ def _misfit(rule: Rule, new: Slots, stored: Slots) -> ValueError:
 
 def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor) -> bool:
     """Whether the k-th stored slot of a rule has, or should have, the shape of a parameter."""
-    if rule.init is None or any(rule.codecs):
+    if rule.init is None or rule.batched or any(rule.codecs):
         return False
     fits = isinstance(slot, Tensor) and slot.shape == p.shape
     if torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""What a rule is, as its graph says: whether it is element-wise, and whether it may be run at all."""
+"""What a rule is, as its graph says: whether it is element-wise, and whether it may be run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def variants(placement: Placement) -> list[Placement]:
 
 
 def is_elementwise(placement: Placement, p: Tensor) -> bool:
-    """Whether what a rule does to an element of a parameter like p depends on that element alone."""
+    """Whether what a rule does to an element depends on that element alone. p: a parameter."""
     return why_not_elementwise(placement, p) is None
 
 

@@ -55,8 +55,8 @@ class TritonExecutor(KernelExecutor):
         found: list[tuple[list[int], TableLaunch]] = []
         mine = self._readable(grads)
         for own in every:
-            launch = self._launch(own)
             try:
+                launch = self._launch(own)
                 launch.ready([mine[i] for i in own.members], scalars)
             except kernels.CaptureError:
                 raise

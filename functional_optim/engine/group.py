@@ -13,9 +13,9 @@ from torch import Tensor
 from functional_optim import kernels
 from functional_optim.core.ownership import Shared
 from functional_optim.core.recording import Goal
-from functional_optim.core.traits import check_rules
 from functional_optim.core.rule import Numbers, Placement, Rule, settled
 from functional_optim.core.storage import Slots
+from functional_optim.core.traits import check_rules
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.gpu import TritonExecutor
 from functional_optim.engine.joined import JoinedExecutor

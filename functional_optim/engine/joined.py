@@ -14,12 +14,12 @@ from torch import Tensor
 
 from functional_optim.core import base
 from functional_optim.core.execution import Leaf, measure, run_stored
+from functional_optim.core.recording import Body
 from functional_optim.core.rule import Numbers, Placement, form_of
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, laid_out_like, present, with_holes
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.core.turns import takes_turns
-from functional_optim.core.recording import Body
+from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.native import in_memory, kind_of
 
 PIECE = 1 << 17

@@ -20,13 +20,12 @@ from functional_optim import kernels
 from functional_optim.core import memory
 from functional_optim.core.execution import Leaf, batches, run, run_batch, run_batched
 from functional_optim.core.ownership import Shared, Sharing, run_owned
-from functional_optim.core.recording import Goal
+from functional_optim.core.recording import Body, Goal
 from functional_optim.core.rule import Numbers, Placement, form_of, in_turn
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
-from functional_optim.core.recording import Body
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of
 
 
@@ -315,7 +314,7 @@ class OwnedStacks:
 
         def run_some(some: list[int], us: list[Tensor], slots: list[Slots]) -> list[Any]:
             rows = zip(some, us, slots, strict=True)
-            leaves = [Leaf(u, u, [own], [numbers], (), [self.turns[i]]) for i, u, own in rows]
+            leaves = [Leaf(u, u, [own], [numbers], [self.turns[i]]) for i, u, own in rows]
             return run_batched(placement.rule, us, leaves, 0)
 
         found = run_owned(

@@ -17,9 +17,9 @@ from functional_optim import tree
 from functional_optim.core import sharding
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.ownership import Shared, Sharing, slot_parts_of
-from functional_optim.core.traits import is_elementwise
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.storage import Slots, present, stored_slots
+from functional_optim.core.traits import is_elementwise
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.guards import TensorGuard
 

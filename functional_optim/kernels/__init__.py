@@ -1,7 +1,7 @@
 """From a rule to machine code.
 
 `record` runs a rule on small tensors, and gives its operations as a `graph`; `ops` has what each
-operation is; `cuts` says in which order a kernel computes them; `print_cpp` and the `triton_…` files
+operation is; `cuts` says in which order a kernel computes them; `print_cpp` and `print_triton`
 write it; `libraries` builds C++, keeps it on disk (`disk_cache`) and loads it (`launches`).
 """
 

@@ -45,7 +45,7 @@ ABANDONED = 3600.0
 """Seconds after which a file that was not finished is taken for a killed process's."""
 
 LARGEST = 512 * 2**20
-"""Bytes that may be kept: above, what was used least recently is removed. A kernel has 0.1 MB."""
+"""Bytes that may be kept: above, what was used least recently is removed. A kernel has 20 kB."""
 
 OLDEST = 90 * 86400.0
 """Seconds without use after which a kernel is removed."""

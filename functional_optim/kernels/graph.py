@@ -103,8 +103,8 @@ class Graph:
 
     inputs: the gradient, the parameter, and the slots. stores: which inputs get which new values.
     results: what it measures. sizes: of the axes, as recorded; a negative one is a constant.
-    places: the constants that depend on the shape. parts: once axes are `merged`, of which dimensions
-    each consists. block: for tensors that are seen as 1-D and in blocks of so many elements, these;
+    places: the constants that depend on the shape. parts: once axes are `merged`, of which
+    dimensions each consists. block: for tensors that are seen as 1-D and in blocks of so many elements, these;
     else 0. The first axis then counts the blocks.
     """
 
@@ -171,7 +171,7 @@ def same(a: Graph, b: Graph, *, dims: bool = True) -> bool:
     float, see `differing`. dims: their values also have as many dimensions."""
     return (
         len(a.nodes) == len(b.nodes)
-        and all([_alike(x, y, dims) for x, y in zip(a.nodes, b.nodes, strict=True)])
+        and all(_alike(x, y, dims) for x, y in zip(a.nodes, b.nodes, strict=True))
         and [(i, x.index) for i, x in a.stores] == [(i, x.index) for i, x in b.stores]
         and [x.index for x in a.results] == [x.index for x in b.results]
     )

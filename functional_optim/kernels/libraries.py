@@ -12,7 +12,7 @@ from typing import NamedTuple
 from functional_optim.kernels import disk_cache, toolchain, watch
 from functional_optim.kernels.failures import NoCompiler, cause, refusal, tell_failed
 from functional_optim.kernels.graph import Unsuitable
-from functional_optim.kernels.interrupts import let_through
+from functional_optim.kernels.interrupts import held, let_through
 from functional_optim.kernels.launches import Native
 from functional_optim.kernels.print_cpp import Source
 
@@ -39,7 +39,8 @@ class PendingBuild:
         """In which nobody else builds them."""
         jobs = [*[toolchain.kernel(x.source.text) for x in requests], *beside]
         count = len(requests)
-        self.build = toolchain.Build(jobs, f"{count} kernel{'s' * (count != 1)}")
+        # an interrupt that is held back until then leaves no compiler that nobody knows
+        self.build = held(toolchain.Build, jobs, f"{count} kernel{'s' * (count != 1)}")
         _pending.update({x.source.text: self for x in requests})
 
     def finish(self) -> None:
@@ -52,7 +53,7 @@ class PendingBuild:
             for i, request in enumerate(self.requests):
                 _built[request.source.text] = self._tried(self.build.finish(i), request)
             if len(self.build.jobs) > len(self.requests):
-                with suppress(RuntimeError, OSError):  # nobody has to have it
+                with suppress(RuntimeError, OSError, NoCompiler):  # nobody has to have it
                     watch.take(self.build.finish(len(self.requests)), keep=True)
         finally:
             for request in self.requests:

@@ -1,4 +1,4 @@
-"""The operations that kernels know: what kind each is, and how it is made of a printer's primitives.
+"""The operations that kernels know: of what kind each is, and how it is made of primitives.
 
 A printer writes C++ or Triton. Its primitives are infix (`add sub mul div lt le gt ge eq ne bitand
 bitor bitxor shl shr`), functions (`neg not_ abs sqrt fma select floor call const`), and `let`,
@@ -438,8 +438,8 @@ for _name, _call in {
     "lgamma": "lgamma",
 }.items():
     POINT[f"{_name}.default"] = lambda b, n, x, _call=_call: b.call(_call, x)
-for _name in ("atan2.default", "hypot.default", "copysign.Tensor"):
-    POINT[_name] = lambda b, n, x, y, _call=_name.partition(".")[0]: b.call(_call, x, y)
+for _name, _call in (("atan2", "default"), ("hypot", "default"), ("copysign", "Tensor")):
+    POINT[f"{_name}.{_call}"] = lambda b, n, x, y, _name=_name: b.call(_name, x, y)
 
 
 @_op("sigmoid.default")

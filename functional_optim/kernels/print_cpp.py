@@ -313,7 +313,10 @@ class Function:
         text = self._home(node)
         if kept.how == "mean":
             gone = [i for i in next(node.operands()).axes if i not in node.axes]
-            text = f"({text} / (double)({' * '.join([f'(int64_t)n{i}' for i in gone])}))"
+            count = " * ".join([f"(int64_t)n{i}" for i in gone])
+            if self.graph.block and 0 in gone:
+                count = f"t.size[{self.source.sizes - 1}]"
+            text = f"({text} / (double)({count}))"
         if node.dtype in HALF:
             return f"to_{HALF[node.dtype]}((float){text})"
         if node.dtype is torch.bool:

@@ -90,13 +90,13 @@ def crosses(graph: Graph, node: Node) -> bool:
 def passes(graph: Graph) -> list[Pass]:
     """The launches of a graph, in their order."""
     read = {y for x in graph.nodes for y in x.operands()} | {x for _, x in graph.stores}
-    crossing = [x for x in graph.nodes if crosses(graph, x)]
-    direct = [x for x in crossing if x not in read and ops.REDUCE[x.op] == "sum"]
+    crossing = {x for x in graph.nodes if crosses(graph, x)}
+    direct = {x for x in crossing if x not in read and ops.REDUCE[x.op] == "sum"}
     level: dict[Node, int] = {}
     groups: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[Node]] = {}
     for node in graph.nodes:
         level[node] = max([level[x] for x in node.operands()], default=0)
-        if node in crossing and node not in direct:
+        if node in crossing - direct:
             key = (level[node], next(node.operands()).axes, node.axes)
             groups.setdefault(key, []).append(node)
             level[node] += 1
@@ -130,8 +130,6 @@ class TritonSource:
     def __init__(self, graph: Graph) -> None:
         for node in graph.nodes:
             type_of(node.dtype)
-        if graph.block & (graph.block - 1):
-            raise Unsuitable(f"blocks of {graph.block} elements")
         self.graph = graph
         self.passes = passes(graph)
         self.sizes = len(graph.sizes) + (graph.block > 0)
@@ -177,12 +175,12 @@ class KernelSource:
         self.source = source
         self.graph = source.graph
         self.own = own
-        outputs = [(how(x), next(x.operands()), source.places[x] + 1) for x in own.reduced]
-        outputs += [("sum", x, source.found[i]) for i, x in own.found]
-        self.outputs = outputs
-        """What is reduced: how, of what, and where in a row is the address of the parts."""
-        self.needed = self._needed([x for _, x, _ in outputs] + [x for _, x in own.stores])
-        self.numbers = sorted({x.args[0] for x in self.needed if x.op == "number"})
+        self.outputs = [(how(x), source.places[x] + 1) for x in own.reduced]
+        self.outputs += [("sum", source.found[i]) for i, _ in own.found]
+        """What is reduced: how, and where in a row is the address of the parts."""
+        operands = [next(x.operands()) for x in own.reduced] + [x for _, x in own.found]
+        needed = self._needed(operands + [x for _, x in own.stores])
+        self.numbers = sorted({x.args[0] for x in needed if x.op == "number"})
         self.pointers: dict[str, Node] = {}
         self.once: list[str] = []
         self.lines: list[str] = []
@@ -190,11 +188,15 @@ class KernelSource:
         self.leaves: list[Node] = []
         self.given: dict[str, None] = {}
         self.counter = iter(range(1 << 30))
-        for node in self.needed:
+        for node in needed:
             self._take(node)
         for i, _ in own.stores:
             self.pointers[f"p{i}"] = self.graph.inputs[i]
-        self.returned = [self._reduced(kind, x) for kind, x, _ in outputs]
+        self.returned: list[str] = []
+        for node in own.reduced:
+            truth = ops.REDUCE[node.op] in ("any", "all")
+            self.returned.append(self._masked(how(node), next(node.operands()), truth=truth))
+        self.returned += [self._masked("sum", x, truth=False) for _, x in own.found]
         for i, x in own.stores:
             self.returned.append(Triton.cast(self._name(x), x.dtype, self.graph.inputs[i].dtype))
 
@@ -251,19 +253,19 @@ class KernelSource:
         if node.op == "input":
             return text
         if ops.REDUCE[node.op] == "mean":
-            gone = [f"n_{i}" for i in next(node.operands()).axes if i not in node.axes]
-            text = f"({text} / ({' * '.join(gone)}).to(tl.float64))"
+            gone = [i for i in next(node.operands()).axes if i not in node.axes]
+            count = [self.source.sizes - 1] if self.graph.block else gone
+            text = f"({text} / ({' * '.join([f'n_{i}' for i in count])}).to(tl.float64))"
         return Triton.cast(text, torch.float64, node.dtype)
 
     def _within(self, node: Node) -> str:
         """A reduction within blocks: integers as they are, all else in float64."""
         x = next(node.operands())
-        integer = not x.dtype.is_floating_point
         gone = [i for i in x.axes if i not in node.axes]
-        text = self._name(x)
-        if ops.REDUCE[node.op] in ("any", "all"):
-            text = f"({text} != 0).to(tl.int32)"
-        elif not integer:
+        truth = ops.REDUCE[node.op] in ("any", "all")
+        integer = truth or not x.dtype.is_floating_point
+        text = f"({self._name(x)} != 0).to(tl.int32)" if truth else self._name(x)
+        if not integer:
             text = f"{text}.to(tl.float64)"
         for axis in gone:
             text = folded(how(node), text, axis, integer=integer)
@@ -271,10 +273,10 @@ class KernelSource:
             text = f"({text} / {math.prod([-self.graph.sizes[i] for i in gone])}.0)"
         return f"{text}.to({type_of(node.dtype)})"
 
-    def _reduced(self, kind: str, x: Node) -> str:
+    def _masked(self, kind: str, x: Node, *, truth: bool) -> str:
         """What is put together, in float64; for elements that a tensor lacks, what changes
-        nothing."""
-        name = f"({self._name(x)} != 0)" if x.dtype is torch.bool else self._name(x)
+        nothing. truth: of a number, whether it is 0."""
+        name = f"({self._name(x)} != 0)" if truth else self._name(x)
         return f"tl.where(mask, {name}.to(tl.float64), {identity(kind)})"
 
     def text(self, variant: KernelVariant, config: LaunchConfig) -> KernelText:
@@ -305,7 +307,7 @@ class KernelSource:
             *self._advanced(space),
             *[
                 f"t{k} = tl.full({space.shape}, {identity(kind)}, tl.float64)"
-                for k, (kind, _, _) in enumerate(self.outputs)
+                for k, (kind, _) in enumerate(self.outputs)
             ],
             *space.loops(lambda whole: self._block(space, whole=whole)),
             *self._left(space),
@@ -376,5 +378,5 @@ class KernelSource:
         return [
             f"tl.store({pointer(f'row + {place}', 'tl.float64', aligned=False)} + {offset}, "
             f"{folded(kind, f't{k}', space.axis)}{end})"
-            for k, (kind, _, place) in enumerate(self.outputs)
+            for k, (kind, place) in enumerate(self.outputs)
         ]

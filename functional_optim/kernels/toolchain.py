@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from functional_optim.kernels import disk_cache, levels
 from functional_optim.kernels.failures import NoCompiler
+from functional_optim.kernels.interrupts import held
 
 NAMES = ("g++", "clang++", "c++")
 """The compilers that are looked for, unless the environment variable CXX names another."""
@@ -226,10 +227,10 @@ class Build:
             RuntimeError: if the compiler fails.
         """
         while len(self.processes) <= i:
-            self._start()
+            held(self._start)
         process = self.processes[i]
         said = self._said(process)
-        self._start()
+        held(self._start)
         if process.returncode:
             lines = [x for x in said.splitlines() if "error" in x.lower()] or said.splitlines()
             raise RuntimeError(lines[0].strip()[:200] if lines else f"exit {process.returncode}")

@@ -93,13 +93,13 @@ class TritonKernel:
     def _fastest(
         self, variant: KernelVariant, configs: Sequence[LaunchConfig]
     ) -> LaunchConfig | None:
-        """The configuration that takes the least time; None where none can be timed, or where it
-        does not matter."""
-        graph, device = self.source.graph, self.device
-        plain = len(self.source.passes) == 1 and (graph.block or len(graph.sizes) == 1)
+        """The configuration that takes the least time; None where none can be timed. Sums are
+        always taken in the same one, as their order is that of its blocks."""
+        graph, device, (first, *rest) = self.source.graph, self.device, self.source.kernels
+        plain = not rest and not first.outputs and (graph.block or len(graph.sizes) == 1)
         if not (plain and self.driver.timed) or len(configs) == 1:
             return None
-        sizes = graph.sizes_of((TIMED,))
+        sizes = graph.sizes_of((TIMED,)) if graph.block else [TIMED]
         shapes = [[sizes[axis] for axis in x.axes] for x in graph.inputs]
         try:
             pairs = zip(shapes, graph.inputs, strict=True)
@@ -144,7 +144,7 @@ def trial_shapes(source: TritonSource, dims: int) -> list[tuple[int, ...]]:
     if source.graph.block or dims < 2:
         return [(source.chunk + source.configs()[0].block + 41,), (5,)]
     between = [3] * (dims - 2)
-    return [(600 >> (dims - 2), *between, 17), (5, *between, 2100)]
+    return [(1 + 520 // 3 ** (dims - 2), *between, 17), (2, *between, 2100)]
 
 
 def kernel_of(source: TritonSource, device: torch.device) -> TritonKernel:

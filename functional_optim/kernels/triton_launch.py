@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher
+from functional_optim.kernels.graph import Unsuitable
 from functional_optim.kernels.print_triton import Pass, TritonSource, how
 from functional_optim.kernels.triton_primitives import DEEP, WIDE, join_text
 from functional_optim.kernels.triton_spaces import tile_of
+
+LIMIT = (1 << 31) - 4096
+"""Elements that kernels count in 32 bits."""
 
 ALIGNMENT = 16
 """Bytes at a multiple of which a tensor begins whose elements can be read several at once."""
@@ -113,6 +117,8 @@ class Tables:
         self.device = device
         self.sizes = sizes
         self.even = [not any(x % ALIGNMENT for x in row) for row in rows]
+        if any(self._largest(own, i) >= LIMIT for own in source.passes for i in range(len(sizes))):
+            raise Unsuitable("a dimension of more than 2³¹ elements")
         self.odd: list[int] | None = None
         self.stages: list[Stage] = []
         self.alignments: set[bool] = set()
@@ -143,6 +149,14 @@ class Tables:
         if self.source.graph.block and axes:
             return self.sizes[i][-1]
         return math.prod([self.sizes[i][axis] for axis in axes])
+
+    def _largest(self, own: Pass, i: int) -> int:
+        """The most elements of a tensor that a kernel counts in 32 bits."""
+        if own.kept:
+            gone = [axis for axis in own.domain if axis not in own.kept]
+            return max(self._elements(i, own.kept), self._elements(i, gone))
+        several = len(own.domain) > 1 and not self.source.graph.block
+        return max([self.sizes[i][axis] for axis in own.domain]) if several else 0
 
     def _across(self, own: Pass, i: int) -> int:
         """How many programs go over what is kept."""

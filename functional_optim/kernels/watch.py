@@ -31,7 +31,7 @@ def name() -> str:
     """The library's name in the folder of kernels: its text, and what binary modules of Python
     depend on."""
     return disk_cache.name_of(
-        SOURCE.read_text(), sysconfig.get_config_var("SOABI"), suffix=".watch"
+        SOURCE.read_text(), str(sysconfig.get_config_var("SOABI")), suffix=".watch"
     )
 
 

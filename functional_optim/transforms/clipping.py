@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -113,18 +112,12 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
     def scalars(t: Any, *, threshold: Any) -> tuple[Any]:
         return (threshold,)
 
-    def measure(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Tensor]:
-        return (u * u).sum(), torch.ones_like(u).sum()
-
-    def update(
-        u: Tensor, slots: Any, p: Tensor, d: Any, squares: Any, size: Any
-    ) -> tuple[Tensor, Any]:
-        # the root of 0 has no derivative, nor has a mean over nothing
-        excess = (squares / (size.clamp(min=1.0) * d * d)).clamp(min=1.0)
+    def update(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Any]:
+        excess = ((u * u).mean() / (d * d)).clamp(min=1.0)  # the root of 0 has no derivative
         return u * excess.rsqrt(), slots
 
     hyper = {"threshold": threshold}
-    return leafwise(None, update, scalars, hyper=hyper, measure=measure, name="clip_by_block_rms")
+    return leafwise(None, update, scalars, hyper=hyper, name="clip_by_block_rms")
 
 
 @factory

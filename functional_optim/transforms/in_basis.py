@@ -16,8 +16,8 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.traits import is_elementwise
 from functional_optim.core.rule import Placement, Rule, Several, Update, told
+from functional_optim.core.traits import is_elementwise
 from functional_optim.transforms.bases import Basis, Sides
 
 

@@ -153,15 +153,11 @@ def scale_by_trust_ratio(
     def scalars(t: Any, *, min_norm: Any, trust_coefficient: Any, eps: Any) -> TrustRatioScalars:
         return TrustRatioScalars(min_norm * min_norm, trust_coefficient, eps)
 
-    def update(
-        u: Tensor, slots: Any, p: Tensor, s: TrustRatioScalars, P: Tensor, U: Tensor
-    ) -> tuple[Tensor, Any]:
-        P, U = P.clamp(min=s.min_square), U.clamp(min=s.min_square)
+    def update(u: Tensor, slots: Any, p: Tensor, s: TrustRatioScalars) -> tuple[Tensor, Any]:
+        P, U = [(x * x).sum().clamp(min=s.min_square) for x in (p, u)]
         return u * trust_ratio(P, U, s.coefficient, 0.0, s.eps), slots
 
-    return leafwise(
-        None, update, scalars, hyper=hyper, measure=both_squares, name="scale_by_trust_ratio"
-    )
+    return leafwise(None, update, scalars, hyper=hyper, name="scale_by_trust_ratio")
 
 
 @factory
@@ -198,20 +194,12 @@ def clip_by_trust_ratio(trust_coefficient: numeric.Hyper = 1.0) -> Leafwise:
     def scalars(t: Any, *, trust_coefficient: Any) -> tuple[Any]:
         return (trust_coefficient,)
 
-    def update(
-        u: Tensor, slots: Any, p: Tensor, c: Any, P: Tensor, U: Tensor
-    ) -> tuple[Tensor, Any]:
+    def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
+        P, U = (p * p).sum(), (u * u).sum()
         return u * trust_ratio(P, U, c, 0.0, 0.0).clamp(max=1.0), slots
 
     hyper = {"trust_coefficient": trust_coefficient}
-    return leafwise(
-        None, update, scalars, hyper=hyper, measure=both_squares, name="clip_by_trust_ratio"
-    )
-
-
-def both_squares(u: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
-    """The `measure` of a rule that compares the norms of parameter and update: their squares."""
-    return (p * p).sum(), (u * u).sum()
+    return leafwise(None, update, scalars, hyper=hyper, name="clip_by_trust_ratio")
 
 
 def trust_ratio(P: Tensor, U: Tensor, coefficient: Any, decay: Any, eps: Any) -> Tensor:

@@ -59,16 +59,12 @@ def variance_reduction(
     def scalars(t: Any, *, gamma: Any, beta1: Any, max_norm: Any) -> tuple[Any, Any]:
         return gamma * beta1 / (1 - beta1), max_norm
 
-    def measure(g: Tensor, slots: PreviousGrad, p: Tensor, a: Any, most: Any) -> tuple[Tensor]:
-        c = g + a * (g - slots.previous_grad)
-        return ((c * c).sum(),)
-
     def update(
-        g: Tensor, slots: PreviousGrad, p: Tensor, a: Any, most: Any, C: Tensor
+        g: Tensor, slots: PreviousGrad, p: Tensor, a: Any, most: Any
     ) -> tuple[Tensor, PreviousGrad]:
         c = g + a * (g - slots.previous_grad)
-        excess = (C / (most * most)).clamp(min=1.0)
+        excess = ((c * c).sum() / (most * most)).clamp(min=1.0)
         return c * excess.rsqrt(), PreviousGrad(g.clone())
 
     hyper = {"gamma": gamma, "beta1": beta1, "max_norm": max_norm}
-    return leafwise(init, update, scalars, measure=measure, hyper=hyper, name="variance_reduction")
+    return leafwise(init, update, scalars, hyper=hyper, name="variance_reduction")

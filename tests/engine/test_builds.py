@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,30 @@ def test_a_first_step_imports_no_compiler_of_torch(name, compiler):
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
     assert compiler.kernels()
+
+
+SHARED = """
+import os, torch, functional_optim as fo
+threads = lambda: len(os.listdir("/proc/self/task"))
+torch.set_num_threads(1)
+params, grads, tx = {"w": torch.zeros(1 << 20)}, {"w": torch.ones(1 << 20)}, fo.sgd(0.5)
+step, state = fo.compile(tx, strict=True), tx.init(params)
+torch.set_num_threads(2)
+before = threads()
+params, _ = step(grads, state, params)
+between = threads()
+grads["w"].add(1)
+print(between - before, threads() - between, params["w"].unique().tolist())
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux lists threads there")
+def test_kernels_and_torchs_operations_share_their_threads(monkeypatch):
+    """Two pools of threads would wait for each other's cores."""
+    monkeypatch.setenv("CXX", "g++")
+    done = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True)
+    assert done.stdout.strip() == "1 0 [-0.5]", done.stderr
 
 
 def test_the_compiler_is_the_one_that_is_named_or_the_first_that_is_there(monkeypatch, tmp_path):

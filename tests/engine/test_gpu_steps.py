@@ -1,5 +1,5 @@
-"""Steps on a card, as far as that goes without one: kernels that are simulated on a device whose
-transfers are counted."""
+"""Steps on a GPU, as far as that goes without one: interpreted kernels on a device whose transfers
+are counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 from gpu import device as fake
-from gpu.simulated import simulated
+from gpu.drivers import on_device
 from gpu.stepped import (
     LAUNCHES,
     MAKE,
@@ -29,61 +29,62 @@ from gpu.stepped import (
 )
 
 import functional_optim as fo
-from functional_optim import adapters, kernels
-from functional_optim.kernels import disk_cache, drivers, failures, triton_builds, triton_ops
+from functional_optim import adapters
+from functional_optim.kernels import disk_cache, drivers, failures, print_triton, triton_builds
+from functional_optim.kernels.triton_spaces import CONFIGS
 
 pytestmark = pytest.mark.own_process
 
 
 @pytest.fixture(scope="module")
-def simulation():
-    with simulated() as driver:
+def whole():
+    with on_device() as driver:
         yield driver
 
 
 @pytest.fixture
-def card(simulation):
-    simulation.launches.clear()
-    return simulation
+def gpu(whole):
+    whole.launches.clear()
+    return whole
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", MAKE)
-def test_steps_are_those_of_the_cpu(card, name, dtype):
+def test_steps_are_those_of_the_cpu(gpu, name, dtype):
     # sums are added up in another order, and torch's own root on the CPU may be an ulp off
     alike(train(MAKE[name], fake.DEVICE, dtype), train(MAKE[name], "cpu", dtype), ulps=16)
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_a_steady_step_waits_for_nothing_and_launches_once(card, name):
+def test_a_steady_step_waits_for_nothing_and_launches_once(gpu, name):
     params = params_on(fake.DEVICE)
     opt = MAKE[name](params)
     for i, grads in enumerate(tensors(STEPS + 1)[1:]):
         give(params, grads)
         opt.param_groups[0]["lr"] = 0.01 / (1 + i)
-        card.launches.clear()
+        gpu.launches.clear()
         if not i:
             opt.step()
-            compiled = card.compiled
+            compiled = len(gpu.texts)
             continue
         with fake.raising():
             opt.step()
-        assert [name for name, _ in card.launches] == LAUNCHES.get(name, ["step_kernel"])
-    assert card.compiled == compiled  # a new learning rate is no new kernel
+        assert [name for name, _ in gpu.launches] == LAUNCHES.get(name, ["step_kernel"])
+    assert len(gpu.texts) == compiled  # a new learning rate is no new kernel
 
 
-def test_another_model_needs_no_new_kernel(card):
+def test_another_model_needs_no_new_kernel(gpu):
     train(adapters.RAdam, fake.DEVICE)
-    compiled = card.compiled
+    compiled = len(gpu.texts)
     params = [torch.randn(5, 7, device="cpu").to(fake.DEVICE).requires_grad_()]
     opt = adapters.RAdam(params)
     params[0].grad = torch.ones_like(params[0])
     opt.step()
-    assert card.compiled == compiled
+    assert len(gpu.texts) == compiled
 
 
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_compiled_step_of_trees_waits_for_nothing(card, capturable):
+def test_a_compiled_step_of_trees_waits_for_nothing(gpu, capturable):
     results = []
     for device in ("cpu", fake.DEVICE):
         tx = composed(fo.schedules.linear(0.1, 0.01, 3))
@@ -101,7 +102,7 @@ def test_a_compiled_step_of_trees_waits_for_nothing(card, capturable):
     alike(*results, ulps=16)
 
 
-def test_a_count_that_somebody_else_has_written_is_read_again(card):
+def test_a_count_that_somebody_else_has_written_is_read_again(gpu):
     tx = fo.adam(0.1)
     params = {"w": torch.ones(3).to(fake.DEVICE)}
     state, step = tx.init(params), fo.compile(tx)
@@ -144,7 +145,7 @@ CAPTURED = {
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_a_captured_step_goes_on_when_it_is_replayed(card, name):
+def test_a_captured_step_goes_on_when_it_is_replayed(gpu, name):
     make = CAPTURED[name]
     lr = name != "prodigy"
     mine, counts = captured(partial(make, capturable=True), fake.DEVICE, lr)
@@ -153,7 +154,7 @@ def test_a_captured_step_goes_on_when_it_is_replayed(card, name):
     alike(mine, theirs, ulps=64)
 
 
-def test_a_captured_step_of_trees_goes_on_when_it_is_replayed(card):
+def test_a_captured_step_of_trees_goes_on_when_it_is_replayed(gpu):
     results = []
     for device in ("cpu", fake.DEVICE):
         tx = fo.chain(fo.clip_by_global_norm(0.1), fo.nadam(fo.schedules.linear(0.1, 0.01, 5)))
@@ -175,7 +176,7 @@ def test_a_captured_step_of_trees_goes_on_when_it_is_replayed(card):
     alike(*results, ulps=64)
 
 
-def test_a_capture_that_could_not_be_replayed_is_refused(card):
+def test_a_capture_that_could_not_be_replayed_is_refused(gpu):
     params = params_on(fake.DEVICE)
     opt = adapters.AdamW(params)
     give(params, tensors(1)[0])
@@ -192,7 +193,7 @@ def test_a_capture_that_could_not_be_replayed_is_refused(card):
     alike(state_of(opt, params), before)
 
 
-def test_a_capture_before_the_first_step_is_refused(card):
+def test_a_capture_before_the_first_step_is_refused(gpu):
     params = params_on(fake.DEVICE)
     opt = adapters.AdamW(params, capturable=True)
     give(params, tensors(1)[0])
@@ -201,7 +202,7 @@ def test_a_capture_before_the_first_step_is_refused(card):
     assert not any(opt.state.values())
 
 
-def test_a_global_norm_over_two_devices(card):
+def test_a_global_norm_over_two_devices(gpu):
     results = []
     for first, second in (("cpu", "cpu"), ("fake:0", "fake:1")):
         torch.manual_seed(0)
@@ -217,11 +218,11 @@ def test_a_global_norm_over_two_devices(card):
             with fake.raising():
                 opt.step()
         results.append(state_of(opt, params))
-    assert {name for name, _ in card.launches} == {"measure_kernel", "sum_kernel", "step_kernel"}
+    assert {name for name, _ in gpu.launches} == {"measure_kernel", "sum_kernel", "step_kernel"}
     alike(*results, ulps=16)
 
 
-def test_tensors_that_begin_anywhere_are_stepped_alike(card):
+def test_tensors_that_begin_anywhere_are_stepped_alike(gpu):
     results = []
     for device in ("cpu", fake.DEVICE):
         torch.manual_seed(0)
@@ -237,7 +238,7 @@ def test_tensors_that_begin_anywhere_are_stepped_alike(card):
     alike(*results)
 
 
-def test_checkpoints_go_from_one_device_to_the_other(card):
+def test_checkpoints_go_from_one_device_to_the_other(gpu):
     straight = train(adapters.AdamW, "cpu", steps=4)
     for first, second in (("cpu", fake.DEVICE), (fake.DEVICE, "cpu")):
         every = tensors(5)[1:]
@@ -256,7 +257,7 @@ def test_checkpoints_go_from_one_device_to_the_other(card):
         alike(state_of(other, moved), straight, ulps=16)
 
 
-def test_a_matrix_optimizer_is_kernels_around_products(card):
+def test_a_matrix_optimizer_is_kernels_around_products(gpu):
     results = []
     for device in ("cpu", fake.DEVICE):
         torch.manual_seed(0)
@@ -264,18 +265,18 @@ def test_a_matrix_optimizer_is_kernels_around_products(card):
         opt = adapters.Optimizer(params, fo.muon, lr=0.1)
         for i in range(3):
             give(params, [p.cpu() + 1 for p in params])
-            card.launches.clear()
+            gpu.launches.clear()
             if device == "cpu" or not i:
                 opt.step()
                 continue
             with fake.raising():
                 opt.step()
         results.append(state_of(opt, params))
-    assert [name for name, _ in card.launches] == ["step_kernel", "step_kernel"]
+    assert [name for name, _ in gpu.launches] == ["step_kernel", "step_kernel"]
     alike(*results, ulps=64)
 
 
-def test_complex_tensors_are_pairs(card):
+def test_complex_tensors_are_pairs(gpu):
     results = []
     for device in ("cpu", fake.DEVICE):
         torch.manual_seed(0)
@@ -285,6 +286,13 @@ def test_complex_tensors_are_pairs(card):
         opt.step()
         results.append(state_of(opt, params)[:1])
     assert (results[0][0] - results[1][0]).abs().max() < 1e-6
+
+
+def nothing_loaded(monkeypatch):
+    """Inside, kernels are written, compiled and tried as in a first process."""
+    monkeypatch.setattr(triton_builds, "_kernels", {})
+    monkeypatch.setattr(disk_cache, "read", lambda name: None)
+    print_triton.source_of.cache_clear()
 
 
 class Without:
@@ -299,26 +307,21 @@ def told(monkeypatch):
     monkeypatch.setattr("functional_optim.kernels.failures._told", set())
 
 
-def fails_to_compile(monkeypatch):
-    def compiled(*args):
+def fails_to_compile(gpu, monkeypatch):
+    def load(*args):
         raise RuntimeError("ptxas died")
 
-    monkeypatch.setattr(triton_builds, "compiled", compiled)
+    monkeypatch.setattr(gpu, "load", load)
 
 
-def does_something_else(monkeypatch):
-    real = triton_builds.kernel_text
+def does_something_else(gpu, monkeypatch):
+    real = print_triton.KernelSource.text
 
-    def text(*args, **more):
-        found = real(*args, **more)
+    def text(*args):
+        found = real(*args)
         return found._replace(text=found.text.replace("tl.store(p1 + (k", "tl.store(p1 + (0 * k"))
 
-    monkeypatch.setattr(triton_builds, "kernel_text", text)
-
-
-def cannot_be_written(monkeypatch):
-    monkeypatch.setattr(triton_ops, "ELEMENTWISE", {})
-    monkeypatch.setattr(disk_cache, "read", lambda name: None)
+    monkeypatch.setattr(print_triton.KernelSource, "text", text)
 
 
 @pytest.mark.parametrize(
@@ -326,14 +329,13 @@ def cannot_be_written(monkeypatch):
     [
         (fails_to_compile, "ptxas died"),
         (does_something_else, "does something else than the rule"),
-        (cannot_be_written, "no Triton kernel is known for a rule with aten"),
     ],
 )
 def test_a_kernel_that_cannot_be_had_falls_back_before_anything_is_written(
-    card, told, monkeypatch, fault, says
+    gpu, told, monkeypatch, fault, says
 ):
-    fault(monkeypatch)
-    monkeypatch.setattr("functional_optim.kernels._built", {})
+    fault(gpu, monkeypatch)
+    nothing_loaded(monkeypatch)
     params = params_on(fake.DEVICE)
     strict = adapters.AdamW(params, compile="strict")
     give(params, tensors(1)[0])
@@ -343,7 +345,6 @@ def test_a_kernel_that_cannot_be_had_falls_back_before_anything_is_written(
         with pytest.raises(RuntimeError, match="a strict step must be compiled"):
             strict.step()
     failures._told.clear()
-    kernels._built.clear()
     alike(state_of(strict, params), before)
     opt = adapters.AdamW(params)
     with warnings.catch_warnings(record=True) as found:
@@ -358,7 +359,7 @@ def test_a_kernel_that_cannot_be_had_falls_back_before_anything_is_written(
     alike(state_of(opt, params), state_of(theirs, other), ulps=16)
 
 
-def test_without_triton_there_is_one_warning(card, told, monkeypatch):
+def test_without_triton_there_is_one_warning(gpu, told, monkeypatch):
     monkeypatch.setitem(drivers.DRIVERS, fake.DEVICE, Without())
     monkeypatch.setattr(Without, "capturing", lambda self: False, raising=False)
     with warnings.catch_warnings(record=True) as found:
@@ -385,7 +386,7 @@ def scaled(cls, device, **hyper):
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad"])
-def test_a_step_that_a_scaler_refuses_is_left_out_on_the_device(card, name):
+def test_a_step_that_a_scaler_refuses_is_left_out_on_the_device(gpu, name):
     more = {"lr": 0.1, "momentum": 0.9} if name == "SGD" else {}
     for device in (fake.DEVICE, "cpu"):
         mine, scale = scaled(getattr(adapters, name), device, **more)
@@ -394,7 +395,7 @@ def test_a_step_that_a_scaler_refuses_is_left_out_on_the_device(card, name):
         alike(mine, theirs, ulps=16)
 
 
-def test_found_inf_that_is_set_by_hand_leaves_a_step_out(card):
+def test_found_inf_that_is_set_by_hand_leaves_a_step_out(gpu):
     params = params_on(fake.DEVICE)
     opt = adapters.AdamW(params, fused=True)
     give(params, tensors(1)[0])
@@ -409,10 +410,10 @@ def test_found_inf_that_is_set_by_hand_leaves_a_step_out(card):
     assert opt.state[params[0]]["step"].item() == 2
 
 
-def test_the_fastest_configuration_is_measured_once_and_kept(card, monkeypatch, tmp_path):
-    monkeypatch.setattr("functional_optim.kernels._built", {})
+def test_the_fastest_configuration_is_measured_once_and_kept(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path)
     monkeypatch.setattr(triton_builds, "TIMED", 5000)
+    monkeypatch.setattr(gpu, "timed", True)
     times = [3.0, 1.0, 2.0]
     asked = []
 
@@ -421,21 +422,22 @@ def test_the_fastest_configuration_is_measured_once_and_kept(card, monkeypatch, 
         asked.append(device)
         return times[len(asked) - 1]
 
-    monkeypatch.setattr(card, "seconds", seconds)
+    monkeypatch.setattr(gpu, "seconds", seconds)
+    wider = [f"tl.arange(0, {CONFIGS[1].block})", CONFIGS[1].warps]
     for _ in range(2):
+        monkeypatch.setattr(triton_builds, "_kernels", {})  # as in a new process
         train(adapters.AdamW, fake.DEVICE, steps=1)
-        (kernel,) = [x for x in kernels._built.values() if isinstance(x, kernels.TritonKernel)]
-        assert kernel.config == triton_builds.CONFIGS[1]
-        assert len(asked) == len(triton_builds.CONFIGS)
-        kernels._built.clear()  # as in the next process
+        assert len(asked) == len(CONFIGS)
+        assert wider[0] in gpu.texts[-1].text
+        assert gpu.texts[-1].warps == wider[1]
 
 
-def test_the_device_may_be_the_default_one(card):
+def test_the_device_may_be_the_default_one(gpu):
     with torch.device(fake.DEVICE):
         assert all(x.isfinite().all() for x in train(MAKE["composed"], fake.DEVICE))
 
 
-def test_a_captured_step_has_gradients_of_its_own(card):
+def test_a_captured_step_has_gradients_of_its_own(gpu):
     """Made in the capture, as of a whole captured iteration; steps of before go on beside it."""
     params = params_on(fake.DEVICE)
     opt = adapters.AdamW(params, capturable=True)

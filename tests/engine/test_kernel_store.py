@@ -393,6 +393,20 @@ def test_the_second_process_needs_no_compiler(filled):
     }  # fmt: skip
 
 
+def test_what_is_missing_beside_a_kept_kernel_is_built(tmp_path):
+    """As for another version of Python, whose first step finds the kernel of the first one."""
+    here = tmp_path / "kernels"
+    said(start(here))
+    (beside,) = here.glob("*.watch")
+    beside.unlink()
+    assert said(start(here))["found"]
+    assert beside.exists()
+    beside.unlink()
+    got = said(start(here, compiler=False))
+    assert got["found"]
+    assert got["heard"] == []
+
+
 def test_another_folder_is_another_cache(filled, tmp_path):
     got = said(start(tmp_path / "other", compiler=False))
     assert "a strict step must be compiled" in got["error"]

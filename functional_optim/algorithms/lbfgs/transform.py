@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import optree
 import torch
 from torch import Tensor
 
@@ -322,32 +321,27 @@ def run_eagerly(settings: Settings, run: Run, evaluate: Evaluate, *, early_exit:
 
 def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) -> Run:
     """Until the last problem is done, each transition one call of a graph of torch.compile."""
-    whole: Any = run  # optree's types do not know that a NamedTuple is a tree
-    state, spec = optree.tree_flatten(whole)
 
-    def transition(leaves: list[Tensor], lr: Tensor) -> list[Tensor]:
-        *before, f, g = leaves
+    def transition(old: Run, f: Any, g: Tensor, lr: Tensor) -> tuple[Run, Tensor, Tensor]:
         now = settings._replace(lr=lr.reshape(1, 1))
-        old: Any = optree.tree_unflatten(spec, before)
-        after: Any = advance(now, old, f, g)
-        return [*optree.tree_leaves(after), aim(now, after), after.done.all()]
+        after = advance(now, old, f, g)
+        return after, aim(now, after), after.done.all()
 
-    looks = tuple([(x.shape, x.dtype, x.device) for x in state])
-    key = (settings[1:-1], spec, layout, looks)
+    looks = tuple([(x.shape, x.dtype, x.device) for x in tree.leaves(run)])
+    key = (settings[1:-1], tree.structure(run), layout, looks)
     if key not in _transitions:
         _transitions[key] = Graph(transition)
     lr, point, over = settings.lr.reshape(1), aim(settings, run), is_over(run.done)
     while not over:
-        inputs = [x.detach().contiguous() for x in (*state, *evaluate(point))]
+        inputs = tree.map(lambda x: x.detach().contiguous(), (run, *evaluate(point)))
         try:
-            *state, point, over = _transitions[key](inputs, lr)
+            run, point, over = _transitions[key](*inputs, lr)
         except Exception as error:
             if not kernels.is_compile_error(error):
                 raise
             kernels.tell_failed("a transition of lbfgs cannot be compiled", error)
             return run_eagerly(settings, run, evaluate, early_exit=True)
-    ended: Any = optree.tree_unflatten(spec, state)
-    return ended
+    return run
 
 
 _transitions: dict[Any, Graph] = {}

@@ -1,4 +1,4 @@
-"""Triton's kernels compiled for a card that is not there, and what their machine code says."""
+"""Triton kernels compiled for a GPU that is not there, and what their machine code says."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
+from triton.compiler import ASTSource
+from triton.compiler.compiler import CompiledKernel, make_backend
 
-from functional_optim.kernels.tracing import quiet
+from functional_optim.kernels.triton_builds import OPTIONS, compiled, function_of
+from functional_optim.kernels.triton_primitives import KernelText
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -25,30 +27,27 @@ FORBIDDEN = re.compile(r"^\s*(?:@!?%\w+\s+)?(div\.full[.\w]*|\w+[.\w]*\.(?:ftz|a
 """Arithmetic that is not rounded as IEEE 754 has it, or takes small numbers for zeros."""
 
 
-def compile_ahead(
-    function: Any,
-    types: Mapping[str, str],
-    constants: Mapping[str, Any],
-    capability: int = 90,
-    aligned: Collection[str] = (),
-    **options: Any,
-) -> CompiledKernel:
-    """Compiles a `triton.jit` function for a capability: 80 for an A100, 90 for an H100.
+def target(capability: int) -> GPUTarget:
+    """80 for an A100, 90 for an H100."""
+    return GPUTarget("cuda", capability, 32)
 
-    `types` has Triton's name for the type of each argument ("*fp32", "i64"), `constants` the values
-    of the `tl.constexpr` ones. The arguments in `aligned` are multiples of 16. `options` are
-    Triton's: `num_warps`, `enable_fp_fusion`, `enable_reflect_ftz`.
-    """
-    signature = {name: types.get(name, "constexpr") for name in function.arg_names}
-    missing = signature.keys() - types.keys() - constants.keys()
-    if missing:
-        raise TypeError(f"Neither type nor value given of: {', '.join(sorted(missing))}.")
-    order = list(function.arg_names)
-    attributes = {(order.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    source = ASTSource(function, signature, dict(constants), attributes)
-    target = GPUTarget("cuda", capability, 32)
-    with own_cache(), quiet():
-        return triton.compile(source, target=target, options=options)
+
+def compile_ahead(text: KernelText, capability: int = 90) -> CompiledKernel:
+    """A kernel for a GPU of a capability."""
+    with own_cache():
+        return compiled(text, target(capability))
+
+
+def check_types(text: KernelText) -> None:
+    """Have Triton read a kernel and write it in its own language, which checks types and shapes."""
+    source = ASTSource(function_of(text), text.types, {}, {})
+    backend = make_backend(target(90))
+    options = backend.parse_options({"num_warps": text.warps, **OPTIONS})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(options)
+    source.make_ir(target(90), options, functions, backend.get_module_map(), context)
 
 
 @contextmanager
@@ -70,49 +69,35 @@ class Facts:
 
     registers: int
     """Of each thread."""
-    stack: int
-    """Bytes of each thread; more than 0 where registers were spilled."""
-    local: int
-    shared: int
-    """Bytes of each block that are fixed; what is asked for at the launch is not among them."""
-    loads: int
-    stores: int
-    """Of global memory, of any width."""
+    spilled: int
+    """Bytes of each thread's stack, and accesses to it."""
     loads128: int
     stores128: int
-    """Those of 16 bytes."""
+    """Of global memory, of 16 bytes."""
     loads64: int
     stores64: int
-    local_loads: int
-    local_stores: int
-    """Of the stack: registers that were spilled, or arrays of libdevice."""
-    instructions: int
+    doubles: int
+    """Arithmetic in float64."""
     forbidden: dict[str, int]
     """Instructions of the PTX that round otherwise than IEEE 754, and how many there are."""
 
 
-def facts(compiled: CompiledKernel) -> Facts:
+def facts(kernel: CompiledKernel) -> Facts:
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
-        binary.write_bytes(compiled.asm["cubin"])
+        binary.write_bytes(kernel.asm["cubin"])
         usage = _tool("cuobjdump", "-res-usage", binary)
         machine = _tool("nvdisasm", "-c", binary)
-    found = dict(re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", usage))
+    found = dict(re.findall(r"\b(REG|STACK):(\d+)", usage))
     return Facts(
         registers=int(found["REG"]),
-        stack=int(found["STACK"]),
-        local=int(found["LOCAL"]),
-        shared=int(found["SHARED"]),
-        loads=_count(r"\bLDG\b", machine),
-        stores=_count(r"\bSTG\b", machine),
+        spilled=int(found["STACK"]) + _count(r"\b(?:LDL|STL)\b", machine),
         loads128=_count(r"\bLDG[.\w]*\.128", machine),
         stores128=_count(r"\bSTG[.\w]*\.128", machine),
         loads64=_count(r"\bLDG[.\w]*\.64", machine),
         stores64=_count(r"\bSTG[.\w]*\.64", machine),
-        local_loads=_count(r"\bLDL\b", machine),
-        local_stores=_count(r"\bSTL\b", machine),
-        instructions=_count(r"/\*[0-9a-f]{4,}\*/", machine),
-        forbidden=forbidden(compiled.asm["ptx"]),
+        doubles=_count(r"\bD(?:ADD|MUL|FMA|SETP)\b", machine),
+        forbidden=forbidden(kernel.asm["ptx"]),
     )
 
 

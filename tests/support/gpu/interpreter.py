@@ -1,13 +1,11 @@
-"""Generated Triton kernels run by Triton's interpreter, on addresses of the host's memory.
+"""Generated Triton kernels run by Triton's interpreter, on the host's memory.
 
 Triton decides at its import whether `triton.jit` interprets (TRITON_INTERPRET), for the whole
-process. Here the interpreter is put together for one launch, so that other kernels are compiled in
+process. Here the interpreter is put together for one launch, so that kernels are also compiled in
 the same process. What it gets wrong is replaced: casts to bfloat16, which it cuts off; products and
-sums that are fused, which it rounds twice; reductions by functions of a kernel's own, which take it
-seconds; and the functions of libdevice, which it lacks and which are torch's here.
-
-An address outside of the memory that a launch may touch, and a false hint of alignment, raise a
-MemoryError.
+sums that are fused, which it rounds twice; reductions by functions of a kernel's own, which take
+it seconds; and the functions of libdevice, which it lacks and which are torch's here. A false hint
+of alignment is an error.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from triton.runtime import JITFunction, interpreter
 from functional_optim.kernels.triton_builds import function_of
 from functional_optim.kernels.triton_primitives import KernelText
 
-Owned = Callable[[np.ndarray], bool]
-"""Whether addresses are of memory that a launch may touch."""
+Access = Callable[[np.ndarray, int, bool], None]
+"""Raises an error if addresses may not be read, or written to. They get the size of an element."""
 
 
 class Interpreted:
@@ -37,19 +35,15 @@ class Interpreted:
 
     def __init__(self, text: KernelText) -> None:
         self.types = [tl.str_to_ty(x, None) for x in text.types.values()]
-        kernel = function_of(text)
-        space = kernel.fn.__globals__
-        space["libdevice"] = Library()
-        self.function = kernel.fn
-        self.run = interpreter.FunctionRewriter(kernel.fn).rewrite_ast()
+        self.function = function_of(text).fn
+        self.function.__globals__["libdevice"] = Library()
+        self.run = interpreter.FunctionRewriter(self.function).rewrite_ast()
 
-    def __call__(self, programs: int, arguments: Sequence[Any], owned: Owned) -> None:
-        given = [
-            tl.tensor(interpreter.TensorHandle(np.array([x], _numpy(kind)), kind), kind)
-            for x, kind in zip(arguments, self.types, strict=True)
-        ]
+    def __call__(self, programs: int, arguments: Sequence[Any], access: Access) -> None:
+        pairs = zip(arguments, self.types, strict=True)
+        given = [_tensor(np.array([x], _numpy(kind)), kind) for x, kind in pairs]
         builder = interpreter.interpreter_builder
-        with _installed(self.function, owned):
+        with _installed(self.function, access):
             builder.set_grid_dim(programs, 1, 1)
             for i in range(programs):
                 builder.set_grid_idx(i, 0, 0)
@@ -57,28 +51,31 @@ class Interpreted:
 
 
 def _numpy(kind: Any) -> Any:
-    if kind.is_ptr():
-        return np.uint64
-    return {"fp64": np.float64, "int64": np.int64}[kind.name]
+    return np.uint64 if kind.is_ptr() else interpreter._get_np_dtype(kind)
+
+
+def _tensor(data: np.ndarray, kind: Any) -> tl.tensor:
+    return tl.tensor(interpreter.TensorHandle(data, kind.scalar), kind)
 
 
 @contextmanager
-def _installed(function: Any, owned: Owned) -> Iterator[None]:
+def _installed(function: Any, access: Access) -> Iterator[None]:
     builder = interpreter.InterpreterBuilder
     with ExitStack() as stack:
-        for own in (function, tl.standard.max.fn):  # which see two modules of the language
+
+        def replace(target: Any, name: str, made: Callable[..., Any]) -> None:
+            stack.enter_context(mock.patch.object(target, name, made(getattr(target, name))))
+
+        for own in (function, tl.standard.max.fn):  # they see two modules of the language
             scope = interpreter._patch_lang(own)
             stack.callback(scope.restore)
-        stack.enter_context(mock.patch.object(JITFunction, "__call__", _called))
-        for name in ("cast_impl", "create_fp_to_fp"):
-            cast = _rounding(getattr(builder, name))
-            stack.enter_context(mock.patch.object(builder, name, cast))
-        stack.enter_context(mock.patch.object(builder, "create_fma", _fused))
-        for name in ("create_masked_load", "create_masked_store"):
-            checked = _checked(getattr(builder, name), owned)
-            stack.enter_context(mock.patch.object(builder, name, checked))
-        reduced = _reduced(interpreter.ReduceOps.apply_impl)
-        stack.enter_context(mock.patch.object(interpreter.ReduceOps, "apply_impl", reduced))
+        replace(JITFunction, "__call__", lambda real: _called)
+        replace(builder, "cast_impl", _rounding)
+        replace(builder, "create_fp_to_fp", _rounding)
+        replace(builder, "create_fma", lambda real: _fused)
+        replace(builder, "create_masked_load", lambda real: _seen(real, access, 1, writes=False))
+        replace(builder, "create_masked_store", lambda real: _seen(real, access, 2, writes=True))
+        replace(interpreter.ReduceOps, "apply_impl", _reduced)
         scope.set_attr(tl, "multiple_of", _multiple_of)
         scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.item()))
         stack.enter_context(np.errstate(all="ignore"))
@@ -101,7 +98,7 @@ def _rounding(real: Any) -> Any:
         if of == tl.bfloat16:
             x = x.view(torch.bfloat16).float()
         if to != tl.bfloat16:
-            return interpreter.TensorHandle(x.numpy().astype(interpreter._get_np_dtype(to)), to)
+            return interpreter.TensorHandle(x.numpy().astype(_numpy(to)), to)
         bits = x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
         return interpreter.TensorHandle(bits, to)
 
@@ -112,14 +109,15 @@ def _fused(self: Any, x: Any, y: Any, z: Any) -> Any:
     """x y + z, rounded once."""
     kind = z.dtype.scalar
     if kind == tl.float64:
-        return interpreter.TensorHandle(_fma()(x.data, y.data, z.data).astype(np.float64), kind)
-    product, z = x.data.astype(np.float64) * y.data, z.data.astype(np.float64)
-    total = np.asarray(product + z)
+        exact = _fma()(x.data, y.data, z.data)
+        return interpreter.TensorHandle(np.asarray(exact, np.float64), kind)
+    product, last = x.data.astype(np.float64) * y.data, z.data.astype(np.float64)
+    total = np.asarray(product + last)
     part = total - product
-    error = (product - (total - part)) + (z - part)
-    bits = total.view(np.int64).copy()  # to odd, so that another rounding does not matter
-    odd = np.isfinite(total) & (error != 0) & (bits & 1 == 0)
-    bits += np.where(odd, np.where((error > 0) == (total > 0), 1, -1), 0)
+    error = (product - (total - part)) + (last - part)
+    bits = total.view(np.int64).copy()  # rounded to odd, so that rounding again does not matter
+    even = np.isfinite(total) & (error != 0) & (bits & 1 == 0)
+    bits += np.where(even, np.where((error > 0) == (total > 0), 1, -1), 0)
     return interpreter.TensorHandle(bits.view(np.float64).astype(np.float32), kind)
 
 
@@ -130,19 +128,15 @@ def _fma() -> Any:
     return np.frompyfunc(function, 3, 1)
 
 
-def _checked(real: Any, owned: Owned) -> Any:
-    """The builder's method of the same name, which looks at addresses before it uses them."""
-    stores = "store" in real.__name__
+def _seen(real: Any, access: Access, at: int, *, writes: bool) -> Any:
+    """The builder's method of the same name, behind a look at the addresses. at: of the mask."""
 
-    def access(self: Any, pointers: Any, *rest: Any) -> Any:
-        mask = rest[1 if stores else 0]
-        at = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]
-        if at.size and not owned(at):
-            what = "write" if stores else "read"
-            raise MemoryError(f"A {what} between {at.min():#x} and {at.max():#x} is outside.")
+    def moved(self: Any, pointers: Any, *rest: Any) -> Any:
+        mask = np.broadcast_to(rest[at - 1].data, pointers.data.shape)
+        access(pointers.data[mask], pointers.get_element_ty().primitive_bitwidth // 8 or 1, writes)
         return real(self, pointers, *rest)
 
-    return access
+    return moved
 
 
 def _multiple_of(x: Any, values: Any, **more: Any) -> Any:
@@ -170,7 +164,6 @@ class Library:
         def call(*given: Any) -> Any:
             data = np.broadcast_arrays(*[x.handle.data for x in given])
             made = function(*[torch.from_numpy(np.ascontiguousarray(x)) for x in data]).numpy()
-            kind = next((x.type for x in given if x.type.is_block()), given[0].type)
-            return tl.tensor(interpreter.TensorHandle(made, kind.scalar), kind)
+            return _tensor(made, next((x.type for x in given if x.type.is_block()), given[0].type))
 
         return call

@@ -1,211 +1,228 @@
-"""A Triton kernel in the simulator, next to its rule's graph run by torch."""
+"""Triton kernels of recipes in the interpreter, beside the C++ of the same graphs."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
+from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
 
-from functional_optim.kernels.triton_builds import KernelVariant, chunks_of, compiled
-from functional_optim.kernels.triton_source import KernelText, LaunchConfig, kernel_text
-from gpu.ahead import own_cache
-from gpu.kernel_cases import Traced
-from gpu.memory import Memory, Range
-from gpu.ptx import Program
-from gpu.trials import SPECIAL
+import functional_optim as fo
+from functional_optim import kernels
+from functional_optim.engine import group
+from functional_optim.engine.executor import BoundScalars
+from functional_optim.engine.gpu import TritonExecutor
+from functional_optim.engine.native import Served
+from functional_optim.engine.per_tensor import PerTensorExecutor
+from functional_optim.kernels.print_triton import KernelVariant, source_of
+from functional_optim.kernels.triton_launch import Gradients, Tables
+from functional_optim.kernels.triton_primitives import KernelText
+from functional_optim.kernels.triton_spaces import LaunchConfig
+from gpu.drivers import Host, Memory, installed
+from gpu.interpreter import Interpreted
 
-aten = torch.ops.aten
-ROOTS = (aten.sqrt.default, aten.rsqrt.default)
-LARGER = (aten.maximum.default, aten.clamp_min.default, aten.clamp_min.Tensor)
-SMALLER = (aten.minimum.default, aten.clamp_max.default, aten.clamp_max.Tensor)
+SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-41, -1e-41, 65520.0, 3e38, 1.0, -1.0]
+KEY = 11_234_567.0
+"""Of 24 bits, of which a half would lose some."""
 
-NAME = "kernel"
 GAP = 64
 """Bytes on each side of a tensor that belong to nobody."""
 
 
-def text_of(kernel: Traced, variant: KernelVariant, config: LaunchConfig) -> KernelText:
-    return kernel_text(kernel.rule, variant.sources, config, aligned=variant.aligned, name=NAME)
+class Asked(TritonExecutor):
+    """Notes which kernels are asked for; the steps are eager."""
+
+    found: dict[Any, Served]
+
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
+        try:
+            every = self.graphs(grads, scalars)
+        except kernels.Unsuitable:
+            return False
+        for own in every:
+            self.found.setdefault(self.text_of(own.graph), own)
+        return True
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> Any:
+        return PerTensorExecutor(self.group, self.members, grads).measure(grads, scalars)
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> Any:
+        return PerTensorExecutor(self.group, self.members, grads).step(grads, scalars)
 
 
-@cache
-def compile_text(text: str, arguments: tuple[tuple[str, str], ...], warps: int, of: int) -> Any:
-    """A kernel, compiled for a capability: 80 for an A100, 90 for an H100."""
-    with own_cache():
-        target = GPUTarget("cuda", of, 32)
-        return compiled(KernelText(text, dict(arguments)), NAME, target, warps)
-
-
-def compile_for(text: KernelText, config: LaunchConfig, of: int = 90) -> Any:
-    return compile_text(text.text, tuple(text.arguments.items()), config.warps, of)
-
-
-class Reference(torch.fx.Interpreter):
-    """A graph run by torch, with roots that are rounded correctly, sums in float64, and 0 larger
-    than −0, which torch's CPU leaves to the order of the operands.
-
-    scales: the sum of the magnitudes of what each sum adds up.
-    """
-
-    def __init__(self, graph: Any) -> None:
-        super().__init__(graph)
-        self.scales: list[float] = []
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target in ROOTS:
-            wide = args[0].float() if args[0].element_size() == 2 else args[0]
-            with np.errstate(invalid="ignore"):
-                root = torch.as_tensor(np.sqrt(wide.numpy()))
-            inverse = target is aten.rsqrt.default
-            return (1 / root if inverse else root).to(args[0].dtype)
-        if target is aten.sum.default:
-            self.scales.append(float(args[0].double().abs().nan_to_num(0.0, 0.0).sum()))
-            return args[0].double().sum()
-        found = super().call_function(target, args, kwargs)
-        if target in LARGER or target in SMALLER:
-            x, y = map(torch.as_tensor, args)
-            zero = x + y if target in LARGER else -(-x + -y)
-            found = torch.where((x == 0) & (y == 0), zero, found)
-        return found
+def asked(tx: Any, params: dict[str, Tensor]) -> list[Served]:
+    """What the first steps of a transform ask kernels for."""
+    Asked.found = {}
+    step, state = fo.compile(tx), tx.init(params)
+    executors = [Asked, PerTensorExecutor]
+    with installed("cpu", Host()), mock.patch.object(group, "EXECUTORS", executors):
+        for _ in range(2):
+            grads = {name: torch.randn_like(p) for name, p in params.items()}
+            params, state = step(grads, state, params)
+    return list(Asked.found.values())
 
 
 class Table:
-    """Tensors as a kernel goes over them.
+    """Tensors of some shapes for a graph, and the numbers of a step.
 
-    sources: where each number comes from. offset: by how many entries each tensor begins after a
-    multiple of 16 bytes. skipped: chunks of each tensor before those that are there; none of them
-    is launched. Some entries are infinite, NaN, zero, or very small.
+    special: whether some elements are infinite, NaN, zero or very small. offset: by how many
+    elements each tensor begins after a multiple of 16 bytes.
     """
 
     def __init__(
-        self,
-        kernel: Traced,
-        sizes: Sequence[int],
-        sources: Sequence[str],
-        config: LaunchConfig,
-        *,
-        offset: int = 0,
-        skipped: int = 0,
+        self, own: Served, shapes: Sequence[Any], *, special: bool = False, offset: int = 0
     ) -> None:
-        self.kernel, self.sizes, self.config = kernel, sizes, config
-        self.sources = tuple(sources)
-        self.random = torch.Generator().manual_seed(0)
+        self.own = own
         self.offset = offset
-        (dtypes,) = kernel.signature.leaves
-        self.leaves = [
-            [self._drawn(size, dtype, i > 1) for i, dtype in enumerate(dtypes)] for size in sizes
-        ]
-        count, wide = kernel.signature.numbers
-        shape = (len(sizes), count)
-        rows = 0.1 + 0.8 * torch.rand(shape, generator=self.random)
-        of_all = torch.tensor([source != "row" for source in self.sources], dtype=torch.bool)
-        self.numbers = torch.where(of_all, rows[:1], rows).to(wide)
-        before = [skipped * config.chunk * dtype.itemsize for dtype in dtypes]
-        places = [
-            [x.data_ptr() - gone for x, gone in zip(leaf, before, strict=True)]
-            for leaf in self.leaves
-        ]
-        lines = [
-            [size + skipped * config.chunk, *place[1:]]
-            for size, place in zip(sizes, places, strict=True)
-        ]
-        self.chunks = torch.tensor(chunks_of(sizes, config.chunk), dtype=torch.int64) + skipped
-        self.rows = torch.tensor(lines, dtype=torch.int64)
-        self.grads = torch.tensor([place[0] for place in places], dtype=torch.int64)
-        self.programs = len(self.chunks)
-        shape = (self.programs, kernel.outputs)
-        self.partials = torch.full(shape, -7.0, dtype=torch.float64)
-        self.ranges: list[list[Range | None]] = []
+        self.special = special
+        self.random = torch.Generator().manual_seed(0)
+        g, p, slots = own.like
+        every = [own.body.tensors(g, p, slots, shape) for shape in shapes]
+        self.leaves = [[self._drawn(x, i) for i, x in enumerate(leaf)] for leaf in every]
+        self.sizes = [own.graph.sizes_of(tuple(leaf[1].shape) or (1,)) for leaf in every]
+        self.constants = [own.body.constants(own.graph, g, p, slots, x) for x in shapes]
+        count = own.body.count
+        self.numbers = (0.1 + 0.8 * torch.rand(count, generator=self.random)).double().tolist()
+        at = 0
+        for form in own.body.forms:
+            if form.keyed:
+                self.numbers[at + form.selected] = KEY
+            at += form.total
+        self.memory = Memory()
+        """What the last kernels might touch, and how much they did."""
 
-    def _drawn(self, size: int, dtype: torch.dtype, slot: bool) -> Tensor:
-        """A tensor in memory of its own; slots are rarely negative."""
-        random = self.random
-        x = torch.randn(size, generator=random, dtype=torch.float64)
-        x *= torch.exp(2 * torch.randn(size, generator=random, dtype=torch.float64))
-        if slot:
-            x = torch.where(torch.rand(size, generator=random) < 0.9, x.abs(), x)
-        special = torch.tensor(SPECIAL, dtype=torch.float64)
-        some = torch.randint(len(SPECIAL), (size,), generator=random)
-        x = torch.where(torch.rand(size, generator=random) < 0.05, special[some], x)
-        width = dtype.itemsize
-        memory = torch.zeros(2 * GAP + (size + self.offset) * width, dtype=torch.uint8)
-        start = GAP - memory.data_ptr() % 16 + self.offset * width
-        return memory[start : start + size * width].view(dtype).copy_(x)
+    def _drawn(self, like: Tensor, i: int) -> Tensor:
+        """A tensor's values; slots are rarely negative, and codes are any."""
+        shape, random = like.shape, self.random
+        if like.element_size() < 3 and (like.element_size() == 1 or not like.is_floating_point()):
+            last = (*shape[:-1], shape[-1] * like.element_size())
+            return torch.randint(0, 256, last, generator=random, dtype=torch.uint8).view(like.dtype)
+        if not like.is_floating_point():
+            return like.clone()
+        x = torch.randn(shape, generator=random, dtype=torch.float64)
+        x *= torch.exp(2 * torch.randn(shape, generator=random, dtype=torch.float64))
+        if i > 1:
+            few = 0.0 if self.own.graph.block else 0.1
+            x = torch.where(torch.rand(shape, generator=random) < few, x, x.abs())
+        if self.special and not (self.own.graph.block and i > 1):
+            special = torch.tensor(SPECIAL, dtype=torch.float64)
+            some = torch.randint(len(SPECIAL), shape, generator=random)
+            x = torch.where(torch.rand(shape, generator=random) < 0.05, special[some], x)
+        return x.to(like.dtype)
 
-    def arguments(self) -> list[Any]:
-        """Those of a launch: tensors, whose addresses a kernel gets, and numbers."""
-        wide = self.wide = self.numbers.double()
-        found: list[Any] = [self.chunks, self.rows, self.grads]
-        if "row" in self.sources:
-            found += [wide, wide.stride(0)]
-        for i, source in enumerate(self.sources):
-            if source == "value":
-                found.append(float(wide[0, i]))
-            elif source == "tensor":
-                found.append(wide[0, i])
-        return [*found, self.partials] if self.kernel.outputs else found
+    def copies(self) -> list[list[Tensor]]:
+        """The tensors in memory of their own, which is all that kernels may touch."""
+        stored = {i for i, _ in self.own.graph.stores}
+        found: list[list[Tensor]] = []
+        for leaf in self.leaves:
+            found.append([])
+            for i, x in enumerate(leaf):
+                memory = torch.zeros(2 * GAP + x.nbytes + 16, dtype=torch.uint8)
+                start = GAP - memory.data_ptr() % 16 + self.offset * x.element_size()
+                mine = memory[start : start + x.nbytes].view(x.dtype).view(x.shape)
+                found[-1].append(mine.copy_(x))
+                self.memory.allow(mine, writable=i in stored)
+        return found
 
-    def run(self, ptx: str) -> Program:
-        """Launch a kernel, which may touch nothing but the tensors and the tables."""
-        memory = Memory()
-        written = {i for i, _ in self.kernel.rule.stored}
-        self.ranges = [
-            [memory.allow_tensor(x, writable=i in written) for i, x in enumerate(leaf)]
-            for leaf in self.leaves
-        ]
-        arguments = self.arguments()
-        for table in (self.chunks, self.rows, self.grads, self.wide):
-            memory.allow_tensor(table, writable=False)
-        memory.allow_tensor(self.partials)
-        given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
-        program = Program(ptx)
-        program.run(self.programs, given, memory)
-        return program
+    def by_cpp(self) -> tuple[list[list[Tensor]], list[float]]:
+        """What the C++ makes of the tensors, and what it measures."""
+        leaves = self.copies()
+        own = self.own
+        native = kernels.library(kernels.Request(kernels.source_of(own.graph), own.check))
+        assert native is not None
+        rows = [list(map(Tensor.data_ptr, leaf[1:])) for leaf in leaves]
+        launch = kernels.Launch(native, self.sizes, rows, self.constants, 1)
+        totals = launch.ready([leaf[0] for leaf in leaves], [tuple(self.numbers)])()
+        return leaves, list(totals)
 
-    def expected(self) -> tuple[list[list[Tensor]], list[list[float]], list[float]]:
-        """What the graph makes of the tensors; the sums of each, and the scale of them."""
-        leaves = [[x.clone() for x in leaf] for leaf in self.leaves]
-        sums, scales = [], []
-        for leaf, numbers in zip(leaves, self.numbers, strict=True):
-            reference = Reference(self.kernel.graph)
-            with torch.no_grad():
-                found = reference.run(leaf[0].numel(), *leaf, numbers)
-            sums.append([float(x) for x in found])
-            scales.append(max(reference.scales, default=0.0))
-        return leaves, sums, scales
+    def by_triton(
+        self,
+        sources: Sequence[Any] | None = None,
+        *,
+        aligned: bool = True,
+        skip: float | None = None,
+        change: Callable[[str], str] = str,
+        config: LaunchConfig | None = None,
+        ahead: int = 0,
+    ) -> tuple[list[list[Tensor]], list[float]]:
+        """The same of the Triton kernels, whose text may be changed.
 
-    def check(self, run: Callable[[], object], loose: float = 0.0) -> None:
-        """Assert that a call does what the graph does.
-
-        loose: how far parameters may part, of the largest number in their place.
+        sources: of the numbers; None for one from the launch and one from a tensor, in turns. skip:
+        the number that leaves all out if it is not 0. ahead: chunks of each tensor that come before
+        those that are there, and are not launched.
         """
-        leaves, sums, scales = self.expected()
-        before = [[x.clone() for x in leaf] for leaf in self.leaves]
-        run()
-        for olds, mine, theirs in zip(before, self.leaves, leaves, strict=True):
-            for i, (x, y) in enumerate(zip(mine, theirs, strict=True)):
-                far = torch.zeros_like(x)
-                if i == 1 and loose:
-                    every = torch.stack([own.double().abs().nan_to_num() for own in (*olds, y)])
-                    far = loose * every.amax(0)
-                _alike(x, y, far, f"tensor {i} of {len(x)} entries")
-        if self.kernel.outputs:
-            counts = [-(-size // self.config.chunk) for size in self.sizes]
-            for own, want, scale in zip(self.partials.split(counts), sums, scales, strict=True):
-                wanted = torch.tensor(want, dtype=torch.float64)
-                torch.testing.assert_close(
-                    own.sum(0), wanted, rtol=0, atol=1e-6 * scale, equal_nan=True
-                )
+        cpu, source = torch.device("cpu"), source_of(self.own.graph)
+        own = sources or [("value", "tensor")[i % 2] for i in range(len(self.numbers))]
+        variant = KernelVariant(tuple(own), aligned, skip is not None)
+        texts = source.texts(variant, config or source.configs()[0])
+        launchers = [self._launcher(x._replace(text=change(x.text))) for x in texts]
+        with installed("cpu", Host()):
+            self.memory = Memory()
+            leaves = self.copies()
+            before = ahead * source.chunk
+            places = [[x.data_ptr() - before * x.element_size() for x in leaf] for leaf in leaves]
+            grads, rows = [own[0] for own in places], [own[1:] for own in places]
+            sizes = [[size + before for size in own] for own in self.sizes] if ahead else self.sizes
+            tables = Tables(source, cpu, sizes, rows, self.constants)
+            tables.divide(grads)
+            if ahead:
+                ends = itertools.accumulate(tables.counts[0])
+                pairs = zip(ends, [count - ahead for count in tables.counts[0]], strict=True)
+                tables.stages[0].parts[:] = [(True, end - count, count) for end, count in pairs]
+            given = Gradients(cpu, len(rows))
+            at = given.address(grads)
+            assert given.there is not None
+            wide = torch.tensor(self.numbers, dtype=torch.float64)
+            off = torch.tensor(skip or 0.0)
+            for x in (tables.table, tables.chunks, given.there, wide, off):
+                self.memory.allow(x, writable=False)
+            self.memory.allow(tables.scratch)
+            numbers = [
+                x if kind == "value" else wide.data_ptr() + 8 * i
+                for i, (x, kind) in enumerate(zip(self.numbers, own, strict=True))
+            ]
+            both = dict.fromkeys((True, False), launchers)
+            totals = tables.run(both, at, numbers, None if skip is None else off.data_ptr())
+        return leaves, [float(x) for x in totals]
+
+    def _launcher(self, text: KernelText) -> Any:
+        kernel = Interpreted(text)
+        return lambda programs, given: kernel(programs, given, self.memory.access)
 
 
-def _alike(x: Tensor, y: Tensor, far: Tensor, what: str) -> None:
-    """Assert that numbers are the same bits, or any NaN, or at most so far from each other."""
-    apart = ((x != y) | (x.signbit() != y.signbit())) & ~(x.isnan() & y.isnan())
-    apart &= ~((x.double() - y.double()).abs() <= far) | (far == 0)
-    pairs = list(zip(x[apart].tolist(), y[apart].tolist(), strict=True))
-    assert not pairs, f"{what}: {pairs[:4]} …"
+def alike(x: Tensor, y: Tensor, loose: float = 0.0) -> bool:
+    """Whether tensors are the same bits, or any NaN, or as near to each other, relatively, as
+    rounding takes them."""
+    if loose and x.is_floating_point() and x.element_size() > 1:
+        return torch.allclose(x.double(), y.double(), rtol=loose, atol=loose, equal_nan=True)
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    same = x.view(kind) == y.view(kind)
+    if x.is_floating_point():
+        same |= x.isnan() & y.isnan()
+    return bool(same.all())
+
+
+def check(own: Served, shapes: Sequence[Any], *, loose: float = 0.0, **options: Any) -> Table:
+    """Assert that Triton kernels do what the C++ of the same graph does.
+
+    loose: see `alike`; sums may part by a millionth. options: of `Table` and of its `by_triton`.
+    """
+    mine = {key: options.pop(key) for key in ("special", "offset") if key in options}
+    table = Table(own, shapes, **mine)
+    expected, sums = table.by_cpp()
+    found, totals = table.by_triton(**options)
+    for leaf, wanted, shape in zip(found, expected, shapes, strict=True):
+        for i, (x, y) in enumerate(zip(leaf, wanted, strict=True)):
+            assert alike(x, y, loose), f"tensor {i} of shape {shape}: {_apart(x, y)}"
+    torch.testing.assert_close(totals, sums, rtol=1e-6, atol=1e-9, equal_nan=True)
+    return table
+
+
+def _apart(x: Tensor, y: Tensor) -> str:
+    other = (x != y) & ~((x != x) & (y != y))
+    pairs = list(zip(x[other].tolist(), y[other].tolist(), strict=True))
+    return f"{len(pairs)} of {x.numel()}, such as {pairs[:4]}"

@@ -11,7 +11,7 @@ from gpu import device as fake
 
 
 class FakePlatform(Platform):
-    """Of two devices; its kernels are run by a driver that must be there (`simulated`)."""
+    """Of two devices; its kernels are run by a driver that must be there (`gpu.drivers.on_device`)."""
 
     captures = True
 

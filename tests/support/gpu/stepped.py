@@ -1,4 +1,4 @@
-"""Optimizers that are stepped on the simulated card and on the CPU, and what they end with."""
+"""Optimizers that are stepped on the device for tests and on the CPU, and what they end with."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MAKE = {
 }
 LAUNCHES = {
     "composed": ["measure_kernel", "sum_kernel", "step_kernel"],
-    "lamb": ["measure_kernel", "sum_kernel", "measure_kernel", "sum_kernel", "step_kernel"],
-    "prodigy": ["measure_kernel", "sum_kernel", "step_kernel"],
+    "lamb": ["measure_kernel", "sum_kernel", "measure_kernel", "step_kernel"],
+    "prodigy": ["measure_kernel", "measure_kernel", "sum_kernel", "step_kernel"],
 }
 
 
