@@ -35,7 +35,8 @@ from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.adapters.summary import text_of_groups
-from functional_optim.core import base, modes, private
+from functional_optim.core import base, modes
+from functional_optim.kernels import private
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise

@@ -12,7 +12,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core import memory, modes, sharding
 from functional_optim.core.factory import Made
-from functional_optim.core.private import set_grad_enabled
+from functional_optim.kernels.private import set_grad_enabled
 
 if TYPE_CHECKING:
     from functional_optim.core.rule import Placement

@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.paths import check_choices, chosen
-from functional_optim.core.private import keep_numbers_open
+from functional_optim.kernels.private import keep_numbers_open
 from functional_optim.core.rows import (
     Kind,
     Row,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from functional_optim.core.private import dispatch_modes as _modes
-from functional_optim.core.private import early_dispatch_modes as _early_modes
-from functional_optim.core.private import transform as _transform
+from functional_optim.kernels.private import dispatch_modes as _modes
+from functional_optim.kernels.private import early_dispatch_modes as _early_modes
+from functional_optim.kernels.private import transform as _transform
 
 _plain = (torch.empty(0, device="cpu"),)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import functional_optim as fo
 from functional_optim import adapters, kernels, tree
 from functional_optim.core.base import GradientTransformation
-from functional_optim.engine.native import elementwise
+from functional_optim.core.traits import is_elementwise
 from functional_optim.gpu_check.platform import NotHere, Platform, Step
 from functional_optim.gpu_check.recipes import CheckedRecipe
 
@@ -149,10 +149,9 @@ def check_executors(plan: Any, platform: Platform) -> None:
     if wanted == "TritonExecutor" and platform.device.type not in kernels.DRIVERS:
         return
     for entry in () if plan is None else plan.entries:
-        placements = entry.tensors.placements
-        packed = any(x.rule.codecs or x.rule.weight_codec for x in placements)
+        placements, first = entry.tensors.placements, entry.tensors.params[0]
         names = {type(x).__name__ for x in entry.tensors.executors}
-        if elementwise(placements) and not packed and names - {wanted}:
+        if all(is_elementwise(x, first) for x in placements) and names - {wanted}:
             rules = ", ".join([x.name for x in placements])
             raise AssertionError(f"{rules}: stepped by {', '.join(sorted(names))}, not {wanted}.")
 

@@ -64,20 +64,31 @@ class Cpp:
         return f"__builtin_fma{self._f()}({x}, {y}, {z})"
 
     def maximum(self, x: str, y: str) -> str:
-        if not self.dtype.is_floating_point:
-            return f"({x} > {y} ? {x} : {y})"
-        return f"({x} > {y} || {x} != {x} ? {x} : {y})"
+        """NaN of either; of two zeros the second one, as ATen's vectors have it."""
+        return self._larger(x, y, ">")
 
     def minimum(self, x: str, y: str) -> str:
+        return self._larger(x, y, "<")
+
+    def _larger(self, x: str, y: str, sign: str) -> str:
+        plain = f"({x} {sign} {y} ? {x} : {y})"
         if not self.dtype.is_floating_point:
-            return f"({x} < {y} ? {x} : {y})"
-        return f"({x} < {y} || {x} != {x} ? {x} : {y})"
+            return plain
+        return f"({x} != {x} ? {x} : {self.let(plain)})"  # two choices, or g++ writes no vectors
 
     def select(self, c: str, x: str, y: str) -> str:
         return f"({c} ? {x} : {y})"
 
     def call(self, name: str, *x: str) -> str:
+        if name in ("exp", "log") and self.dtype is not torch.float64:
+            return f"{name}_of({x[0]})"
         return f"__builtin_{name}{self._f()}({', '.join(x)})"
+
+    def power(self, x: str, e: float) -> str:
+        """x to a power that is no whole number."""
+        if self.dtype is torch.float64:
+            return self.call("pow", x, self.const(e))
+        return f"pow_of({x}, {e.hex()})"
 
     def const(self, x: Any) -> str:
         return self.constant(x, self.dtype)
@@ -188,10 +199,54 @@ struct Min { static double of(double a, double b) { return a < b || a != a ? a :
 template <class How, class T>
 static void combine(T* total, const T* parts, int64_t chunks, int64_t length)
 {
-    for (int64_t j = 0; j < length; ++j) total[j] = parts[j];
+    for (int64_t j = 0; j < length; ++j) total[j] = chunks ? parts[j] : (T)0; /* of an empty tensor */
     for (int64_t k = 1; k < chunks; ++k)
         for (int64_t j = 0; j < length; ++j)
             total[j] = (T)How::of((double)total[j], (double)parts[k * length + j]);
+}
+"""
+
+MATH = r"""
+/* Functions of floats, worked out in double: loops over them become vectors, which those over calls
+   of a library do not. All but about one result in 10^5 are rounded correctly. */
+static inline double series(double x, double a) { return a; }
+template <class... More> static inline double series(double x, double a, double b, More... more)
+{ return series(x, __builtin_fma(a, x, b), more...); }
+static inline double log2_of(float x) /* x > 0 */
+{
+    const float wide = x < 0x1p-126f ? x * 0x1p24f : x;
+    const int32_t bits = as<int32_t>(wide), up = (bits & 0x7fffff) > 0x3504f3;
+    const int32_t e = (bits >> 23) - 127 + up - (x < 0x1p-126f ? 24 : 0);
+    const double m = as<float>((bits & 0x7fffff) | (up ? 0x3f000000 : 0x3f800000));
+    const double t = (m - 1) / (m + 1), s = t * t;
+    const double p = series(s, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7, 1.0 / 5, 1.0 / 3, 1.0);
+    return e + 0x1.71547652b82fep+1 * t * p;
+}
+static inline float exp2_of(double y)
+{
+    const double z = y > 200 ? 200 : y < -200 ? -200 : y, n = __builtin_rint(z);
+    const double f = (z - n) * 0x1.62e42fefa39efp-1;
+    const double p = series(f, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
+                            1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0);
+    return (float)(p * as<double>((int64_t)((int32_t)n + 1023) << 52));
+}
+static inline float exp_of(float x)
+{
+    const float y = exp2_of(x * 0x1.71547652b82fep+0);
+    return x != x ? x : y;
+}
+static inline float log_of(float x)
+{
+    const float y = (float)(log2_of(x) * 0x1.62e42fefa39efp-1);
+    const float z = x == __builtin_inff() ? x : y;
+    return x > 0 ? z : x == 0 ? -__builtin_inff() : __builtin_nanf("");
+}
+static inline float pow_of(float x, double e) /* e is no whole number */
+{
+    const float y = exp2_of(e * log2_of(x));
+    const float low = e > 0 ? 0 : __builtin_inff(), high = e > 0 ? __builtin_inff() : 0;
+    const float z = x == __builtin_inff() ? high : y;
+    return x > 0 ? z : x == 0 ? low : x == -__builtin_inff() ? high : __builtin_nanf("");
 }
 """
 

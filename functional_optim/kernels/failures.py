@@ -6,7 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
-from functional_optim.core.private import of_compiler
+from functional_optim.kernels.private import of_compiler
 
 _told: set[str] = set()
 

@@ -466,6 +466,8 @@ def _power(b: Any, n: Node, x: str, e: str) -> str:
             return b.sqrt(x)
         if known == -0.5:
             return b.div(b.const(1.0), b.sqrt(x))
+        if not float(known).is_integer() and math.isfinite(known):
+            return b.power(x, float(known))
     return b.call("pow", x, e)
 
 

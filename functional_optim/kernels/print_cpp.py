@@ -19,6 +19,7 @@ from functional_optim.kernels.cpp import (
     BLOCKS,
     HALF,
     HEAD,
+    MATH,
     PHASES,
     STORED,
     VALUE,
@@ -86,7 +87,9 @@ class Source:
         for node in self.plan.kept:
             self._place(node)
         steps = self._steps()
-        self.text = HEAD + "\n".join(self.functions) + self._driver(steps)
+        functions = "\n".join(self.functions)
+        math_used = MATH if "_of(" in functions else ""
+        self.text = HEAD + math_used + functions + self._driver(steps)
 
     def _is_plain(self) -> bool:
         """Whether all chunks are computed by themselves, but for sums that are results."""

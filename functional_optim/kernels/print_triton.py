@@ -15,7 +15,6 @@ float64, in an order that depends on sizes alone.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,8 +39,8 @@ from functional_optim.kernels.triton_spaces import (
     CONFIGS,
     Blocks,
     Flat,
-    Kept,
     LaunchConfig,
+    Tiles,
 )
 
 
@@ -259,18 +258,13 @@ class KernelSource:
         return Triton.cast(text, torch.float64, node.dtype)
 
     def _within(self, node: Node) -> str:
-        """A reduction within blocks: integers as they are, all else in float64."""
+        """A sum, maximum or minimum within blocks."""
         x = next(node.operands())
-        gone = [i for i in x.axes if i not in node.axes]
-        truth = ops.REDUCE[node.op] in ("any", "all")
-        integer = truth or not x.dtype.is_floating_point
-        text = f"({self._name(x)} != 0).to(tl.int32)" if truth else self._name(x)
-        if not integer:
-            text = f"{text}.to(tl.float64)"
-        for axis in gone:
+        integer, text = not x.dtype.is_floating_point, self._name(x)
+        if ops.REDUCE[node.op] not in ("sum", "max", "min"):
+            raise Unsuitable(node.what, node.rule)
+        for axis in [i for i in x.axes if i not in node.axes]:
             text = folded(how(node), text, axis, integer=integer)
-        if ops.REDUCE[node.op] == "mean":
-            text = f"({text} / {math.prod([-self.graph.sizes[i] for i in gone])}.0)"
         return f"{text}.to({type_of(node.dtype)})"
 
     def _masked(self, kind: str, x: Node, *, truth: bool) -> str:
@@ -323,9 +317,9 @@ class KernelSource:
         ]
         return KernelText(name, "\n".join(parts), types, space.warps)
 
-    def _space(self, config: LaunchConfig) -> Flat | Kept:
+    def _space(self, config: LaunchConfig) -> Flat | Tiles:
         if self.own.kept:
-            return Kept(self.own.domain, self.own.kept)
+            return Tiles(self.own.domain, self.own.kept)
         in_blocks = self.graph.block and self.own.domain
         return Blocks(self.graph, config) if in_blocks else Flat(self.own.domain, config)
 
@@ -343,12 +337,12 @@ class KernelSource:
         at = "grads + tensor" if i == 0 else f"row + {self.source.sizes + i - 1}"
         return f"{name} = {pointer(at, type_of(node.dtype), aligned=aligned)}"
 
-    def _advanced(self, space: Flat | Kept) -> list[str]:
+    def _advanced(self, space: Flat | Tiles) -> list[str]:
         """The lines by which pointers are those of a chunk."""
         pairs = [(name, space.ahead(x.axes)) for name, x in self.pointers.items()]
         return [f"{name} = {name} + {ahead}" for name, ahead in pairs if ahead is not None]
 
-    def _block(self, space: Flat | Kept, *, whole: bool) -> list[str]:
+    def _block(self, space: Flat | Tiles, *, whole: bool) -> list[str]:
         """The lines of one block. whole: whether the tensor has all of it."""
         lines: list[str] = []
         named = {node: name for name, node in self.pointers.items()}
@@ -372,7 +366,7 @@ class KernelSource:
             lines.append(f"tl.store(p{i} + {space.at(node.axes)}, y{i}{mask})")
         return lines
 
-    def _left(self, space: Flat | Kept) -> list[str]:
+    def _left(self, space: Flat | Tiles) -> list[str]:
         """The lines that store what a program has put together."""
         offset, end = space.parts
         return [

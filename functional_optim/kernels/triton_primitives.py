@@ -4,30 +4,21 @@ results."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from functional_optim.kernels.cpp import HALF, STORED, Cpp
 from functional_optim.kernels.graph import Unsuitable
 
 TYPES = {
-    torch.float32: "tl.float32",
-    torch.float64: "tl.float64",
-    torch.bfloat16: "tl.bfloat16",
-    torch.float16: "tl.float16",
+    **{x: f"tl.{str(x).removeprefix('torch.')}" for x in STORED},
     torch.bool: "tl.int1",
-    torch.int8: "tl.int8",
-    torch.uint8: "tl.uint8",
-    torch.int16: "tl.int16",
-    torch.int32: "tl.int32",
-    torch.int64: "tl.int64",
     torch.float8_e4m3fn: "tl.uint8",
     torch.float8_e5m2: "tl.uint8",
 }
 """The Triton type of each dtype. Of floats of 8 bits kernels see the bits."""
-
-HALF = (torch.bfloat16, torch.float16)
 
 
 class KernelText(NamedTuple):
@@ -39,21 +30,8 @@ class KernelText(NamedTuple):
     warps: int
 
 
-class Triton:
-    """A printer: primitives as Triton, and the lines that give names to texts."""
-
-    def __init__(self, lines: list[str], names: Iterable[int]) -> None:
-        self.lines = lines
-        self.names = iter(names)
-        self.dtype = torch.float32
-
-    add, sub, mul = (lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in "+-*")
-    lt, le, gt, ge, eq, ne = (
-        lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in ("<", "<=", ">", ">=", "==", "!=")
-    )
-    bitand, bitor, bitxor, shl, shr = (
-        lambda self, x, y, _s=s: f"({x} {_s} {y})" for s in ("&", "|", "^", "<<", ">>")
-    )
+class Triton(Cpp):
+    """A printer: the primitives as Triton."""
 
     def div(self, x: str, y: str) -> str:
         """Correctly rounded, which Triton's own `/` is in float64 alone."""
@@ -75,16 +53,8 @@ class Triton:
     def fma(self, x: str, y: str, z: str) -> str:
         return f"tl.fma({x}, {y}, {z})"
 
-    def maximum(self, x: str, y: str) -> str:
-        """NaN of either; of two zeros the second one, as ATen's vectors have it."""
-        if not self.dtype.is_floating_point:
-            return f"tl.maximum({x}, {y})"
-        return f"tl.where(({x} > {y}) | ({x} != {x}), {x}, {y})"
-
-    def minimum(self, x: str, y: str) -> str:
-        if not self.dtype.is_floating_point:
-            return f"tl.minimum({x}, {y})"
-        return f"tl.where(({x} < {y}) | ({x} != {x}), {x}, {y})"
+    def _larger(self, x: str, y: str, sign: str) -> str:
+        return f"tl.where(({x} {sign} {y}) | ({x} != {x}), {x}, {y})"
 
     def select(self, c: str, x: str, y: str) -> str:
         return f"tl.where({c}, {x}, {y})"
@@ -93,8 +63,9 @@ class Triton:
         own = name in ("floor", "ceil")
         return f"{'tl' if own else 'libdevice'}.{name}({', '.join(x)})"
 
-    def const(self, x: Any) -> str:
-        return self.constant(x, self.dtype)
+    def power(self, x: str, e: float) -> str:
+        """x to a power that is no whole number."""
+        return self.call("pow", x, self.const(e))
 
     def let(self, x: str) -> str:
         name = f"s{next(self.names)}"
@@ -103,7 +74,6 @@ class Triton:
 
     @staticmethod
     def cast(x: str, old: torch.dtype, new: torch.dtype) -> str:
-        """A value in another dtype."""
         if old is new:
             return x
         if new is torch.bool:
@@ -114,18 +84,14 @@ class Triton:
 
     @staticmethod
     def constant(x: Any, dtype: torch.dtype) -> str:
-        """A number in a dtype."""
         if not dtype.is_floating_point:
             return f"tl.full((), {int(x)}, {type_of(dtype)})"
-        value = float(x)
-        if dtype is not torch.float64:
-            value = float(torch.tensor(value, dtype=dtype, device="cpu"))
-        text = repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+        value = float(torch.tensor(float(x), dtype=dtype, device="cpu"))
+        text = repr(value) if math.isfinite(value) else f"float('{value}')"
         return f"tl.full((), {text}, {type_of(dtype)})"
 
     @staticmethod
     def bits(x: str, old: torch.dtype, new: torch.dtype) -> str:
-        """The bits of a value as a value of another dtype."""
         return f"{x}.to({type_of(new)}, bitcast=True)"
 
 

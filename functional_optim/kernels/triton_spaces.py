@@ -154,7 +154,7 @@ class Blocks(Flat):
         return "" if whole else f", mask={'mask' if flat else 'there'}"
 
 
-class Kept:
+class Tiles:
     """Some of the elements that are kept, and of those that are not a part, tile by tile."""
 
     warps = TILE_WARPS

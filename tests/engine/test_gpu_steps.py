@@ -30,6 +30,7 @@ from gpu.stepped import (
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.engine.native import Served
 from functional_optim.kernels import disk_cache, drivers, failures, print_triton, triton_builds
 from functional_optim.kernels.triton_spaces import CONFIGS
 
@@ -276,6 +277,39 @@ def test_a_matrix_optimizer_is_kernels_around_products(gpu):
     alike(*results, ulps=64)
 
 
+def stored_in_many_ways(lr):
+    ways = {
+        "int8": fo.stored(fo.adamw(lr), "int8", where="*", seed=5),
+        "int4": fo.stored(fo.lion(lr), "int4", where="*", seed=None),
+        "split16": fo.master_weights(fo.adamw(lr), "split16"),
+    }
+    return fo.partition(ways, {f"{name}.*": name for name in ways})
+
+
+def test_packed_slots_are_stepped_in_one_launch_a_kind(gpu):
+    """As on the CPU, to the last code and bit."""
+    results = []
+    for device in ("cpu", fake.DEVICE):
+        torch.manual_seed(0)
+        dtypes = {"int8": torch.float32, "int4": torch.float32, "split16": torch.bfloat16}
+        named = {
+            f"{name}.{i}": torch.randn(shape).to(device, dtype).requires_grad_()
+            for name, dtype in dtypes.items()
+            for i, shape in enumerate([(71, 61), (64, 65)])
+        }
+        params = list(named.values())
+        opt = adapters.Optimizer(list(named.items()), stored_in_many_ways, lr=0.01)
+        for i in range(3):
+            give(params, [torch.randn(p.shape) * torch.rand(p.shape) ** 3 for p in params])
+            gpu.launches.clear()
+            with fake.raising() if i and device != "cpu" else nullcontext():
+                opt.step()
+        results.append(state_of(opt, params))
+    assert [name for name, _ in gpu.launches] == ["step_kernel"] * 3
+    for x, y in zip(*results, strict=True):
+        assert torch.equal(x, y)
+
+
 def test_complex_tensors_are_pairs(gpu):
     results = []
     for device in ("cpu", fake.DEVICE):
@@ -430,6 +464,21 @@ def test_the_fastest_configuration_is_measured_once_and_kept(gpu, monkeypatch, t
         assert len(asked) == len(CONFIGS)
         assert wider[0] in gpu.texts[-1].text
         assert gpu.texts[-1].warps == wider[1]
+
+
+def test_what_is_kept_is_not_tried_again(gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path)
+    tried = []
+    real = Served.compare
+    monkeypatch.setattr(Served, "compare", lambda *own, **more: tried.append(real(*own, **more)))
+    for _ in range(2):
+        monkeypatch.setattr(triton_builds, "_kernels", {})  # as in a new process
+        train(adapters.AdamW, fake.DEVICE, steps=1)
+        assert len(tried) == 1
+    monkeypatch.setattr(gpu, "name", lambda device: "another model")
+    monkeypatch.setattr(triton_builds, "_kernels", {})
+    train(adapters.AdamW, fake.DEVICE, steps=1)
+    assert len(tried) == 2
 
 
 def test_the_device_may_be_the_default_one(gpu):

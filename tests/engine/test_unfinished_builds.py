@@ -23,6 +23,7 @@ sys.path.insert(0, {support!r})
 from compilers import request
 from functional_optim.kernels import libraries
 libraries.prefetch([request(1), request(2)], wait={wait})
+sys.stdin.read()
 """
 
 
@@ -45,6 +46,7 @@ def start(compiler: Compiler, *, wait: bool) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, **told},
+        stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -58,10 +60,11 @@ def left(compiler: Compiler) -> list[str]:
 
 def test_a_process_that_ends_leaves_neither_folders_nor_compilers(compiler):
     process = start(compiler, wait=False)
+    groups = compiler.wait(2)
     _, said = process.communicate()
     assert (process.returncode, said) == (0, "")
     assert left(compiler) == []
-    assert gone(compiler.wait(2))
+    assert gone(groups)
 
 
 def test_an_interrupted_build_ends_at_once_and_leaves_nothing(compiler):

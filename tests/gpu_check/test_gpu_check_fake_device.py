@@ -1,4 +1,4 @@
-"""The checks for whoever has a card, on the device for tests with simulated kernels."""
+"""The checks for whoever has a GPU, on the device for tests with interpreted kernels."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from gpu.drivers import on_device
 from gpu.platform import FakePlatform
-from gpu.simulated import simulated
 
 from functional_optim.adapters import Optimizer
 from functional_optim.gpu_check import command, results, steady
@@ -15,7 +15,7 @@ from functional_optim.gpu_check.results import Check, Outcome
 
 pytestmark = [
     pytest.mark.own_process,
-    # the simulated driver names the device whose host memory it asks for
+    # the driver names the device whose host memory it asks for
     pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor:DeprecationWarning"),
 ]
 
@@ -29,7 +29,7 @@ ABSENT = {"waits/busy", "tensors/huge"}
 
 @pytest.fixture(scope="module")
 def platform() -> Iterator[FakePlatform]:
-    with simulated():
+    with on_device():
         yield FakePlatform()
 
 

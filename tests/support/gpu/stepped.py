@@ -32,11 +32,18 @@ MAKE = {
     "composed": by_recipe(composed, lr=0.01),
     "lamb": by_recipe(fo.lamb, lr=0.01),
     "prodigy": by_recipe(fo.prodigy, lr=1.0),
+    "adafactor": by_recipe(fo.adafactor, lr=0.01),
+    "sm3": by_recipe(fo.sm3, lr=0.01),
 }
 LAUNCHES = {
     "composed": ["measure_kernel", "sum_kernel", "step_kernel"],
     "lamb": ["measure_kernel", "sum_kernel", "measure_kernel", "step_kernel"],
     "prodigy": ["measure_kernel", "measure_kernel", "sum_kernel", "step_kernel"],
+    "adafactor": [
+        *["step_kernel", *["measure_kernel"] * 5, *["step_kernel"] * 3],  # a number; matrices
+        *["measure_kernel", "step_kernel", "step_kernel"],  # vectors; the number
+    ],
+    "sm3": [*["measure_kernel"] * 2, *["step_kernel"] * 4],
 }
 
 
