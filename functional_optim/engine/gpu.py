@@ -2,6 +2,7 @@
 
 Nothing here waits for the device. Numbers that the host knows go with the launch, and the kernel
 reads those that are only known on the device, as a global norm, or a step count that is captured.
+What writes and compiles Triton is imported with the first tensor of a GPU.
 """
 
 from __future__ import annotations
@@ -42,18 +43,16 @@ class TritonExecutor(KernelExecutor):
         return source_of(graph).text
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Compile the kernels of a task; False, with a warning, if one of them cannot be had."""
+        """Compile the kernels of a task; False, with a warning, if one of them cannot be used."""
         missing = kernels.DRIVERS[self.device.type].missing()
         if missing is not None:
             return self._gave_way(f"no Triton kernels can be built here ({missing})")
-        if takes_turns(scalars.placements):
-            return False
         try:
-            every = self.graphs(grads, scalars)
+            every = [] if takes_turns(scalars.placements) else self.graphs(grads, scalars)
         except kernels.Unsuitable:
             return False
-        found: list[tuple[list[int], TableLaunch]] = []
         mine = self._readable(grads)
+        found: list[tuple[list[int], TableLaunch]] = []
         for own in every:
             try:
                 launch = self._launch(own)
@@ -88,7 +87,10 @@ class TritonExecutor(KernelExecutor):
 
 
 class TableLaunch:
-    """The launches of a task over some tensors, which must outlive it."""
+    """The launches of a task over some tensors, which must outlive it.
+
+    rows: for each tensor the addresses of the parameter and its slots.
+    """
 
     def __init__(self, own: Served, rows: list[list[int]], device: torch.device) -> None:
         from functional_optim.kernels import print_triton, triton_builds, triton_launch
@@ -98,10 +100,8 @@ class TableLaunch:
         self.kernel = triton_builds.kernel_of(source, device)
         self.tables = triton_launch.Tables(source, device, own.sizes, rows, own.constants)
         self.given = triton_launch.Gradients(device, len(rows))
-        p = own.like[1]
-        shapes = triton_builds.trial_shapes(source, p.dim() + p.is_complex())
+        shapes = triton_builds.trial_shapes(source, own.like[0].dim() + own.like[0].is_complex())
         self.check = partial(own.compare, shapes=shapes, device=device)
-        self.variant = print_triton.KernelVariant
 
     def ready(self, grads: list[Tensor], scalars: BoundScalars) -> Callable[[], Sequence[Any]]:
         """The call of all launches, which returns what they measure, summed over the tensors.
@@ -110,15 +110,14 @@ class TableLaunch:
             CaptureError: in a capture, if kernels have to be compiled or the work divided anew.
             Exception: if a kernel cannot be compiled.
         """
-        addresses = list(map(Tensor.data_ptr, grads))
-        skip = scalars.skip
+        addresses, skip = list(map(Tensor.data_ptr, grads)), scalars.skip
         if skip is not None:
             skip = skip.to(self.device, torch.float32, non_blocking=True)
         self.tables.divide(addresses)
-        launchers: dict[bool, Any] = {}
-        for even in self.tables.alignments:
-            variant = self.variant(scalars.sources, even, skip is not None)
-            launchers[even] = self.kernel.launchers(variant, self.check)
+        launchers = {
+            aligned: self.kernel.launchers(scalars.sources, aligned, skip is not None, self.check)
+            for aligned in self.tables.alignments
+        }
         given = self.given.address(addresses)
         return partial(self._run, launchers, given, scalars.on(self.device), skip, grads)
 
@@ -130,5 +129,6 @@ class TableLaunch:
         skip: Tensor | None,
         grads: list[Tensor],
     ) -> Sequence[Tensor]:
+        """Make the launches. grads: the tensors that are read."""
         args = [x.data_ptr() if isinstance(x, Tensor) else x for x in numbers]
         return self.tables.run(launchers, given, args, None if skip is None else skip.data_ptr())

@@ -54,8 +54,8 @@ class Nest:
 class Plan:
     """The loops of a graph.
 
-    nests: in their order. kept: the values that are kept in memory, when each is known. local:
-    those of them that are read in the row that makes them only.
+    nests: in their order. kept: the values that are kept in memory. mirrors: those of them that are
+    kept in an input. local: those that are read in the row that makes them only.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -70,6 +70,8 @@ class Plan:
         self.kept = {x: None for x in graph.nodes if self.reduces(x) or self._is_shared(x)}
         for node in graph.nodes:
             self._schedule(node)
+        self.written = {x: i for i, x in graph.stores if x.dtype is graph.inputs[i].dtype}
+        """The values that are new values of inputs as they are, and of which."""
         self.nests: list[Nest] = []
         for node in self.kept:
             axes = next(node.operands()).axes if self.reduces(node) else node.axes
@@ -78,6 +80,7 @@ class Plan:
         self._store_last()
         self._keep()
         self._store_sooner()
+        self.mirrors = self._mirrored()
         self.local = self._locals()
         self.phases = 1 + max([x.time.phase for x in self.nests], default=0)
         if graph.results:
@@ -151,41 +154,66 @@ class Plan:
         for nest in self.nests:
             if nest.axes != self.every:
                 continue
-            fresh = [x for x in self.needed(nest) if x not in seen]
-            free = {y for x in fresh for y in x.operands() if y.op == "input"}
-            waiting, looked = nest.goals(), set[Node]()
-            while waiting:
-                node = waiting.pop()
-                if node in looked or (node in self.kept and node not in nest.kept):
-                    continue
-                looked.add(node)
-                first = seen.get(node)
-                if first is not None and self._is_dear(node, first, nest, free):
-                    self.kept[node] = None
-                    first.kept.append(node)
-                    self.when[node], self.known[node] = first.time, first.time
-                    continue
-                waiting += [x for x in node.operands() if x.axes == self.every]
+            chosen: dict[Node, Nest] = {}
+            cost, met = self._cost(nest, seen, chosen)
+            while True:
+                more = [x for x in met if x in seen and x.op != "input" and x not in chosen]
+                fresh = [x for x in more if x not in self.kept]
+                tried = [(self._cost(nest, seen, {**chosen, x: seen[x]})[0], x) for x in fresh]
+                best = min(tried, key=lambda own: own[0], default=None)
+                if best is None or best[0] >= cost:
+                    break
+                chosen[best[1]] = seen[best[1]]
+                cost, met = self._cost(nest, seen, chosen)
+            for node, first in chosen.items():
+                self.kept[node] = None
+                first.kept.append(node)
+                self.when[node] = self.known[node] = first.time
             for node in self.needed(nest):
-                if node.axes == self.every and node.op != "input":
+                if node.axes == self.every:
                     seen.setdefault(node, nest)
 
-    def _is_dear(self, node: Node, first: Nest, again: Nest, free: set[Node]) -> bool:
-        """Whether it costs more to compute a value again than to keep it."""
-        inside = first.time[:2] == again.time[:2] and len(self.every) > 1
-        word = CACHED if inside else WORD
-        cost, waiting, looked = 0, [node], set[Node]()
+    def _cost(
+        self, nest: Nest, seen: dict[Node, Nest], chosen: dict[Node, Nest]
+    ) -> tuple[int, list[Node]]:
+        """What a nest costs for each element if some values are kept for it, and the values of all
+        axes that it reads or computes. seen: the first nests that do so.
+
+        What it writes of these may be written there, unless it reads the old value itself.
+        """
+        late = {value for _, value in nest.stores if value in seen}
+        goals = [x for x in nest.goals() if x not in late]
+        while True:
+            cost, met = self._cost_of(nest, goals, seen, chosen)
+            read = {x.args[0] for x in met if x.op == "input"}
+            stay = [x for i, x in nest.stores if i in read and x in late]
+            if not stay:
+                return cost, met
+            late.difference_update(stay)
+            goals += stay
+
+    def _cost_of(
+        self, nest: Nest, goals: list[Node], seen: dict[Node, Nest], chosen: dict[Node, Nest]
+    ) -> tuple[int, list[Node]]:
+        def word(node: Node) -> int:
+            near = node in seen and seen[node].time[:2] == nest.time[:2] and len(self.every) > 1
+            return CACHED if near else WORD
+
+        cost, met, looked, waiting = 0, list[Node](), set[Node](), [*goals]
         while waiting:
-            x = waiting.pop()
-            if x in looked or x in free:
+            node = waiting.pop()
+            if node in looked or node.axes != self.every:
                 continue
-            looked.add(x)
-            if x.op == "input" or (x in self.kept and x is not node):
-                cost += word if x.axes == self.every else CACHED
-            elif x.axes == self.every:
-                cost += ops.cost(x)
-                waiting += x.operands()
-        return cost > 3 * word
+            looked.add(node)
+            met.append(node)
+            if node in chosen:
+                cost += (1 if node in self.written else 3) * word(node)
+            elif node.op == "input" or (node in self.kept and node not in nest.kept):
+                cost += word(node)
+            else:
+                cost += ops.cost(node)
+                waiting += node.operands()
+        return cost, met
 
     def _store_last(self) -> None:
         """Write all inputs behind everything else: those of all axes, then those of fewer, then
@@ -226,6 +254,16 @@ class Plan:
                 self.nests[at].stores.append((i, value))
                 needed[k] = self.needed(nest)
         self.nests = [x for x in self.nests if x.kept or x.reduced or x.stores]
+
+    def _mirrored(self) -> dict[Node, int]:
+        """The values that are kept in an input whose new value they are."""
+        found: dict[Node, int] = {}
+        for nest in self.nests:
+            for node in nest.kept:
+                i = self.written.get(node, -1)
+                if node.axes == self.every and (i, node) in nest.stores:
+                    found[node] = i
+        return found
 
     def _locals(self) -> set[Node]:
         """The kept values that are read only in the row that makes them."""

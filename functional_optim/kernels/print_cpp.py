@@ -85,7 +85,8 @@ class Source:
         self.counter = iter(range(1 << 30))
         self.blocks = self.axes == 1 and self._is_plain()
         for node in self.plan.kept:
-            self._place(node)
+            if node not in self.plan.mirrors:
+                self._place(node)
         steps = self._steps()
         functions = "\n".join(self.functions)
         math_used = MATH if "_of(" in functions else ""
@@ -294,7 +295,10 @@ class Function:
             return self._place_in_tensor(node)
         if node.op == "inside":
             return f"({self._index(node.axes[1:])} < rest)"
-        if node in self.source.kept and node not in self.computed:
+        if node in self.plan.kept and node not in self.computed:
+            mirror = self.plan.mirrors.get(node)
+            if mirror is not None:
+                return load(self._element(self.graph.inputs[mirror]), node.dtype)
             return self._kept(node)
         for x in node.operands():
             name(x)
@@ -406,7 +410,7 @@ class Function:
             name(node)
         for node in nest.reduced:
             self._reduce(node, loops)
-        for node in nest.kept:
+        for node in [x for x in nest.kept if x not in self.plan.mirrors]:
             line = f"{self._home(node)} = ({self.source.kept[node].kind}){loops.names[node]};"
             loops.inside[max(node.axes)].append(line)
         for i, value in nest.stores:

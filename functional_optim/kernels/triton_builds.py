@@ -12,14 +12,13 @@ import json
 import linecache
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim.kernels import disk_cache
-from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher
+from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher, NumberSource
 from functional_optim.kernels.print_triton import KernelVariant, TritonSource
 from functional_optim.kernels.triton_launch import Gradients, Tables
 from functional_optim.kernels.triton_primitives import KernelText
@@ -52,16 +51,25 @@ class TritonKernel:
         self.driver = DRIVERS[device.type]
         self.known: dict[KernelVariant, list[Launcher]] = {}
 
-    def launchers(self, variant: KernelVariant, check: Callable[[Run], None]) -> list[Launcher]:
+    def launchers(
+        self,
+        sources: tuple[NumberSource, ...],
+        aligned: bool,
+        skips: bool,
+        check: Callable[[Run], None],
+    ) -> list[Launcher]:
         """A kernel for each launch of the graph.
 
-        check: raises an exception unless kernels that are new do what the rules do.
+        Args:
+            sources, aligned, skips: which variant, see `KernelVariant`.
+            check: raises an exception unless kernels that are new do what the rules do.
 
         Raises:
             CaptureError: if they would be compiled in the middle of a capture.
             Unsuitable: if they do something else than the rule.
             Exception: whatever goes wrong in Triton.
         """
+        variant = KernelVariant(sources, aligned, skips)
         if variant not in self.known:
             if self.driver.capturing():
                 raise CaptureError(
@@ -83,7 +91,7 @@ class TritonKernel:
                 return self._loaded(variant, LaunchConfig(*json.loads(kept)))
             config = self._fastest(variant, configs) or configs[0]
             found = self._loaded(variant, config)
-            check(partial(self._run, variant, found))
+            check(lambda *given: self._bound(variant, found, *given)())
             disk_cache.keep(name, json.dumps(config).encode())
         return found
 
@@ -109,11 +117,11 @@ class TritonKernel:
         given = ([leaf], [sizes], [(0.5,) * len(graph.places)], (0.5,) * len(variant.sources))
         times: dict[LaunchConfig, float] = {}
         for config in configs:
-            run = partial(self._run, variant, self._loaded(variant, config), *given)
+            run = self._bound(variant, self._loaded(variant, config), *given)
             times[config] = self.driver.seconds(run, device)
         return min(times, key=times.__getitem__)
 
-    def _run(
+    def _bound(
         self,
         variant: KernelVariant,
         launchers: list[Launcher],
@@ -121,22 +129,25 @@ class TritonKernel:
         sizes: list[list[int]],
         constants: list[tuple[float, ...]],
         numbers: tuple[float, ...],
-    ) -> Sequence[Any]:
-        """Step leaves on the device."""
+    ) -> Callable[[], Sequence[Any]]:
+        """The launches that step leaves on the device."""
         rows = [list(map(Tensor.data_ptr, leaf[1:])) for leaf in leaves]
         tables = Tables(self.source, self.device, sizes, rows, constants)
-        grads = [leaf[0].data_ptr() for leaf in leaves]
-        tables.divide(grads)
+        addresses = [leaf[0].data_ptr() for leaf in leaves]
+        tables.divide(addresses)
+        grads, nothing = Gradients(self.device, len(leaves)), torch.zeros((), device=self.device)
         wide = torch.tensor(numbers, dtype=torch.float64, device="cpu").to(self.device)
-        given = [
-            x if source == "value" else wide.data_ptr() + 8 * i
-            for i, (x, source) in enumerate(zip(numbers, variant.sources, strict=True))
-        ]
-        nothing = torch.zeros((), device=self.device)
-        table = Gradients(self.device, len(leaves))
-        skip = nothing.data_ptr() if variant.skips else None
         both = dict.fromkeys((True, False), launchers)
-        return tables.run(both, table.address(grads), given, skip)
+
+        def run() -> Sequence[Any]:
+            given = [
+                x if source == "value" else wide.data_ptr() + 8 * i
+                for i, (x, source) in enumerate(zip(numbers, variant.sources, strict=True))
+            ]
+            skip = nothing.data_ptr() if variant.skips else None
+            return tables.run(both, grads.address(addresses), given, skip)
+
+        return run
 
 
 def trial_shapes(source: TritonSource, dims: int) -> list[tuple[int, ...]]:
