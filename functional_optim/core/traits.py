@@ -181,6 +181,7 @@ def _check(placement: Placement, p: Tensor) -> None:
                 given = rule.numbers_before(1.0, rule.carry or ())
                 measures = Body(body.placements, body.holes, (form_of(given),), "reduce")
                 measures.find(tiny, tiny, [slots])
+        with suppress(Unsuitable):
             if rule.batched:
                 _check_batched(one, p, who)
     with suppress(Unsuitable):

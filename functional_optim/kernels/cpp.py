@@ -149,13 +149,37 @@ HEAD = r"""
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static inline int omp_get_thread_num() { return 0; }
-#endif
 
 typedef void* (*Reader)(void*);
+typedef void (*Team)(void (*)(void*), void*, unsigned, unsigned); /* GOMP_parallel */
+
+template <class F> struct Work { const F& each; int64_t count, least, parts, next, threads; };
+
+template <class F> static void work(void* given)
+{
+    Work<F>& own = *(Work<F>*)given;
+    const int64_t thread = __atomic_fetch_add(&own.threads, 1, __ATOMIC_RELAXED);
+    for (;;) {
+        const int64_t left = own.count - __atomic_load_n(&own.next, __ATOMIC_RELAXED);
+        const int64_t some = left / own.parts > own.least ? left / own.parts : own.least;
+        int64_t i = __atomic_fetch_add(&own.next, some, __ATOMIC_RELAXED);
+        const int64_t stop = i + some < own.count ? i + some : own.count;
+        if (i >= stop) return;
+        for (; i < stop; ++i) own.each(i, thread);
+    }
+}
+
+/* Call a function with each of 0, ..., count - 1, and with the index of the thread. Threads of
+   torch's own OpenMP runtime, if it has one, each take at least `least` at a time, or a `parts`-th
+   of what is left. */
+template <class F>
+static void share(
+    Team team, int64_t threads, int64_t count, int64_t least, int64_t parts, const F& each)
+{
+    Work<F> own = {each, count, least, parts, 0, 0};
+    if (team && threads > 1) team(work<F>, &own, (unsigned)threads, 0);
+    else work<F>(&own);
+}
 
 template <class A, class B> static inline A as(B x)
 { static_assert(sizeof(A) == sizeof(B), ""); A a; memcpy(&a, &x, sizeof(A)); return a; }
@@ -263,19 +287,14 @@ extern "C" void {symbol}(const int64_t* call)
     for (int64_t i = 0; i < tensors; ++i)
         grads[i] = read ? (int64_t)read((void*)given[i]) : given[i];
     double* parts = (double*)calloc({outputs} * count + 1, 8);
-    auto block = [&](int64_t b) {{
+    auto block = [&](int64_t b, int64_t) {{
         const int64_t i = blocks[3 * b];
         const Tensor t = {{nullptr, nullptr, rows + {width} * i, (const double*)call[5], nullptr,
                           (void*)grads[i]}};
         chunk0(t, blocks[3 * b + 1], blocks[3 * b + 2], parts + {outputs} * b);
     }};
-    if (threads > 1) {{
-        const int64_t least = count < 1024 ? 1 : 8; /* of few blocks, eight are a long wait */
-        #pragma omp parallel for num_threads(threads) schedule(guided, least)
-        for (int64_t b = 0; b < count; ++b) block(b);
-    }} else {{
-        for (int64_t b = 0; b < count; ++b) block(b);
-    }}
+    const int64_t least = count < 1024 ? 1 : 8; /* of few blocks, eight are a long wait */
+    share((Team)call[9], threads, count, least, 2 * threads, block);
     for (int64_t b = 0; b < count; ++b)
         for (int64_t i = 0; i < {outputs}; ++i)
             totals[apart * blocks[3 * b] + i] += parts[{outputs} * b + i];
@@ -296,6 +315,7 @@ extern "C" void {symbol}(const int64_t* call)
     const int64_t* order = (const int64_t*)call[11];
     char* const scratch = (char*)call[12];
     const Reader read = (Reader)call[8];
+    const Team team = (Team)call[9];
     int64_t* grads = (int64_t*)malloc(8 * count + 8);
     for (int64_t i = 0; i < count; ++i)
         grads[i] = read ? (int64_t)read((void*)given[i]) : given[i];
@@ -314,24 +334,19 @@ extern "C" void {symbol}(const int64_t* call)
         const Tensor t = tensor(order[b], shared);
         const int64_t chunks = t.size[{sizes} + 1];
         step(t, parts + {outputs} * order[b], [&](auto chunk) {{
-            #pragma omp parallel for num_threads(threads) schedule(dynamic, 2)
-            for (int64_t k = 0; k < chunks; ++k) chunk(k, scratch + own * omp_get_thread_num());
+            share(team, threads, chunks, 2, chunks, [&](int64_t k, int64_t thread) {{
+                chunk(k, scratch + own * thread);
+            }});
         }});
     }}
-    auto whole = [&](int64_t b) {{
-        const int64_t thread = omp_get_thread_num();
+    share(team, threads, count - large, 1, count, [&](int64_t i, int64_t thread) {{
+        const int64_t b = large + i;
         const Tensor t = tensor(order[b], shared + alone * thread);
         const int64_t chunks = t.size[{sizes} + 1];
         step(t, parts + {outputs} * order[b], [&](auto chunk) {{
             for (int64_t k = 0; k < chunks; ++k) chunk(k, scratch + own * thread);
         }});
-    }};
-    if (threads > 1) {{
-        #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-        for (int64_t b = large; b < count; ++b) whole(b);
-    }} else {{
-        for (int64_t b = large; b < count; ++b) whole(b);
-    }}
+    }});
     for (int64_t i = 0; i < count; ++i)
         for (int64_t j = 0; j < {outputs}; ++j) totals[apart * i + j] += parts[{outputs} * i + j];
     free(parts);

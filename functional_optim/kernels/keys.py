@@ -29,7 +29,7 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
         cells = tuple(map(_content, fn.__closure__ or ()))
         constants = (cells, fn.__defaults__, fn.__kwdefaults__, vars(fn))
         own = [static_key(x, inside) if x else None for x in constants]
-        return (fn.__code__, _Keep(fn.__globals__), *own)
+        return (fn.__code__, _Keep(fn.__globals__), *own, *_globals_of(fn, inside))
     if type(fn) is types.MethodType:
         return (types.MethodType, *[static_key(x, inside) for x in (fn.__func__, fn.__self__)])
     if type(fn) is functools.partial:
@@ -39,11 +39,39 @@ def static_key(fn: Any, above: tuple[int, ...] = ()) -> Any:
         return (dict, *[static_key(pair, inside) for pair in fn.items()])
     if type(fn) is list or isinstance(fn, tuple):
         return (type(fn), *[static_key(x, inside) for x in fn])
+    known = vars(fn).items() if hasattr(fn, "__dict__") and not _is_fixed(fn) else ()
+    numbers = [(name, static_key(x)) for name, x in known if type(x) in PLAIN]
     try:
         hash(fn)
     except TypeError:
-        return (type(fn), _Keep(fn))
-    return (type(fn), fn)
+        return (type(fn), _Keep(fn), *numbers)
+    return (type(fn), fn, *numbers)
+
+
+PLAIN = (bool, int, float, str)
+"""The types of numbers and words that a rule may read from an object."""
+
+
+def _is_fixed(x: Any) -> bool:
+    """Whether an object is a module, a class, or a part of one of those packages that do not
+    change."""
+    if isinstance(x, (type, types.ModuleType)):
+        return True
+    home = getattr(x, "__module__", None) or ""
+    return home.partition(".")[0] in ("functional_optim", "torch", "math", "builtins")
+
+
+def _globals_of(fn: types.FunctionType, above: tuple[int, ...]) -> list[Any]:
+    """What a function and those inside of it read by name, which may be bound anew."""
+    if _is_fixed(fn):
+        return []
+    names, waiting = dict[str, None](), [fn.__code__]
+    while waiting:
+        code = waiting.pop()
+        names.update(dict.fromkeys(code.co_names))
+        waiting += [x for x in code.co_consts if isinstance(x, types.CodeType)]
+    found = [fn.__globals__[name] for name in names if name in fn.__globals__]
+    return [static_key(x, above) for x in found if not _is_fixed(x)]
 
 
 class _Keep:

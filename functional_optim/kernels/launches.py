@@ -77,7 +77,7 @@ class Launch:
         self.call = array.array("q", bytes(8 * 15))
         self.call[2], self.call[4] = self.rows.buffer_info()[0], count
         self.call[6], self.call[7] = threads, self.totals.buffer_info()[0]
-        self.call[8] = READER
+        self.call[8], self.call[9] = READER, TEAM
         self.address = self.call.buffer_info()[0]
         if native.source.blocks:
             self.table = _blocks([own[0] for own in sizes])
@@ -166,6 +166,16 @@ def _reader() -> int:
 
 
 READER = _reader()
+
+
+def _team() -> int:
+    """The address of the function that runs another one in threads of torch's own OpenMP runtime,
+    whose library is among those that any other one sees; 0 where there is none."""
+    found = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    return ctypes.cast(found, ctypes.c_void_p).value or 0 if found is not None else 0
+
+
+TEAM = _team()
 
 
 def compare(x: Tensor, expected: Tensor) -> None:

@@ -61,15 +61,7 @@ class Job(NamedTuple):
 
 def kernel(text: str) -> Job:
     """The library of a kernel."""
-    return Job(text, (*FLAGS, *_threads(), *target(levels.chosen())))
-
-
-def _threads() -> list[str]:
-    """The flag for loops that threads share, where the compiler calls the runtime that torch has
-    loaded. Clang calls another one, whose threads would wait for a core beside torch's."""
-    words = command()
-    ours = bool(words) and "clang" not in Path(words[0]).resolve().name
-    return ["-fopenmp"] if ours and hasattr(ctypes.CDLL(None), "GOMP_parallel") else []
+    return Job(text, (*FLAGS, *target(levels.chosen())))
 
 
 def target(level: levels.Level | None) -> list[str]:

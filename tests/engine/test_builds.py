@@ -184,11 +184,11 @@ print(between - before, threads() - between, params["w"].unique().tolist())
 """
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("name", [x for x in toolchain.NAMES if shutil.which(x)])
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux lists threads there")
-def test_kernels_and_torchs_operations_share_their_threads(monkeypatch):
+def test_kernels_and_torchs_operations_share_their_threads(name, monkeypatch):
     """Two pools of threads would wait for each other's cores."""
-    monkeypatch.setenv("CXX", "g++")
+    monkeypatch.setenv("CXX", name)
     done = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True)
     assert done.stdout.strip() == "1 0 [-0.5]", done.stderr
 

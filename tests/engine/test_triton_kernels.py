@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import undeclared
 from torch import Tensor
 
 pytest.importorskip("triton")
 
 from cases import CASES
 from gpu.ahead import check_types, compile_ahead, facts, forbidden
-from gpu.kernel_runs import KEY, Table, alike, asked, check
+from gpu.drivers import Host, on_host
+from gpu.kernel_runs import Table, alike, asked, check
 
 import functional_optim as fo
-from functional_optim.core.rule import Keyed
 from functional_optim.engine.native import Served
 from functional_optim.kernels import triton_builds
 from functional_optim.kernels.print_triton import KernelVariant, source_of
@@ -111,6 +112,17 @@ def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
 def test_the_recipes_without_kernels_are_those_of_the_list() -> None:
     assert BY_NAME.keys() >= OF_MATRICES
     assert not any(served(name) for name in OF_MATRICES)
+
+
+@pytest.mark.parametrize("name", undeclared.ROWS)
+def test_rules_without_flags_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they have kernels or not; a kernel that cannot be used would be told."""
+    told: list[str] = []
+    monkeypatch.setattr("functional_optim.kernels.tell", told.append)
+    with on_host(Host()):
+        outcomes = undeclared.outcomes(undeclared.ROWS[name], ["together"], ["fo.compile"])
+        assert {x.kind for x in outcomes} == {"equal"}
+    assert not told
 
 
 # ---------------------------------------------------------------- where things are
@@ -211,18 +223,11 @@ def test_packed_slots_are_those_of_the_cpp(name: str) -> None:
     assert every
     for own in every:
         last = max(own.graph.block, BLOCK)
-        body = own.body
         shapes = [(x, 1) for x in (CHUNK + last + 37, 1, 255, 513)]
         check(own, shapes, loose=SUMMED[recipe.dtype] if name == "lamb" else 0.0)
-        if not any(x.rule.reduce for x in body.placements) and name != "lamb":
-            assert len(source_of(own.graph).kernels) == 1
-
-
-def test_a_key_is_a_number_of_24_bits() -> None:
-    (own,) = asked(stored("int8", 3)(), {"matrix": torch.randn(71, 61)})
-    assert KEY in Table(own, [(5, 1)]).numbers
-    assert any(form.keyed for form in own.body.forms)
-    assert Keyed
+        assert len(source_of(own.graph).kernels) == (
+            2 if name == "lamb" and not own.graph.results else 1
+        )
 
 
 # ---------------------------------------------------------------- operations
