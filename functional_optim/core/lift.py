@@ -11,11 +11,11 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.paths import check_choices, chosen
-from functional_optim.kernels.private import keep_numbers_open
 from functional_optim.core.rows import (
     Kind,
     Row,
     absent_slots,
+    check_groups,
     grouped,
     in_turns,
     measured,
@@ -26,8 +26,9 @@ from functional_optim.core.rule import Numbers, Placement
 from functional_optim.core.scalars import Caster, StepScalars, given_totals
 from functional_optim.core.state_keys import Layout
 from functional_optim.core.storage import init_slots, stands_beside
-from functional_optim.core.traits import check_part, check_rules
+from functional_optim.core.traits import check_part
 from functional_optim.core.turns import takes_turns
+from functional_optim.kernels.private import keep_numbers_open
 
 
 class State(NamedTuple):
@@ -99,7 +100,6 @@ def lift(
     every = tuple(range(len(placements)))
     meets = any(x.reduce_groups for x in placements)
     spread = takes_turns(placements)
-    checked: set[Any] = set()
 
     def kind_of(places: tuple[int, ...]) -> Kind:
         mine, names = part_of(placements, layout, places) if routed else (placements, layout)
@@ -170,13 +170,6 @@ def lift(
             return grads, base.replaced(state, step=state.step + 1)
 
         groups = grouped(rows)
-        if not modes.traced():
-            for group in groups:
-                for row in group.rows:
-                    kind = (row.p.dim(), row.p.dtype, group.kind.at)
-                    if kind not in checked:
-                        check_rules(group.kind.placements, row.p)
-                        checked.add(kind)
         used, names, at = placements, layout, every
         if meets or (totals and totals.everyone):  # there may be gradients elsewhere
             used = everywhere(placements, layout)
@@ -185,6 +178,8 @@ def lift(
             used, names = part_of(placements, layout, at)
             groups = [group.among(at) for group in groups]
         step = StepScalars(used, t, carry_of(names, state.carry), extra)
+        if not modes.traced():
+            check_groups(groups, step)
         while step.proceed():
             if totals is None or before is None or totals.alone:
                 step.advance(measured(groups, step))

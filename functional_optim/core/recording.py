@@ -38,6 +38,10 @@ class Recorded(NamedTuple):
     constants: tuple[float, ...]
 
 
+class OddLayout(Unsuitable):
+    """A tensor that must be contiguous for a kernel."""
+
+
 class _Known:
     """What has been recorded for one kind of tensors. constants: by shape."""
 
@@ -90,21 +94,24 @@ class Body:
             _known[key] = known
         if isinstance(known, tuple):
             raise Unsuitable(*known)
+        if not p.is_contiguous() and (len(known.graph.sizes) > 1 or known.graph.reads_places):
+            raise OddLayout("rows of a tensor that is not contiguous")
         if not known.graph.reads_sizes:
             return Recorded(known.graph, ())
         shape = tuple(p.shape)
         if shape not in known.constants:
             real = self._real(g, p, slots)
-            places = _places(self._first(g, p, slots), real)
+            first = self._first(g, p, slots)
+            if not graphs.same(first, real, dims=p.dim() > 0):
+                raise Unsuitable("another graph for another shape")
+            places = graphs.differing(first, real)
             if not {*places} <= {*known.graph.places}:
                 places = sorted({*places, *known.graph.places}, key=str)
                 known = _known[key] = _Known(self._with_rows(g, p, slots, places))
             known.constants[shape] = graphs.values_at(real, known.graph.places)
         return Recorded(known.graph, known.constants[shape])
 
-    def is_flat(
-        self, g: Tensor, p: Tensor, slots: Sequence[Slots], *, whole: bool = False
-    ) -> bool:
+    def is_flat(self, g: Tensor, p: Tensor, slots: Sequence[Slots], *, whole: bool = False) -> bool:
         """Whether rules do to each element what they do to that of a vector, wherever it is.
 
         whole: also if they look at reductions of the whole tensor, or at the place in it.
@@ -131,26 +138,23 @@ class Body:
     def _graph(self, g: Tensor, p: Tensor, slots: Sequence[Slots], block: int) -> Graph:
         if block:
             return self._in_blocks(g, p, slots, block)
-        shapes = small_shapes(p.dim())
-        first = self._recorded(g, p, slots, shapes[0])
-        if p.dim():
-            second = self._recorded(g, p, slots, shapes[1])
-            if not graphs.same(first, second):
-                raise Unsuitable("another graph for another shape")
-            if graphs.differing(first, second) and not first.reads_sizes:
-                raise Unsuitable("a constant that depends on the shape")
+        dims = p.dim()
+        first = self._recorded(g, p, slots, small_shapes(dims)[0])
+        second = first
+        if dims:
+            second = self._recorded(g, p, slots, small_shapes(dims)[1])
         elif not p.is_complex():  # a vector of one element, if that is all the same
-            vector = self._recorded(g, p, slots, small_shapes(1)[0])
-            if not graphs.same(first, vector, dims=False) or graphs.differing(first, vector):
-                raise Unsuitable("another graph for a single number")
-            first = vector
-        found = graphs.merged(first)
-        if not p.is_contiguous() and (len(found.sizes) > 1 or found.reads_places):
-            raise Unsuitable("rows of a tensor that is not contiguous")
-        return found
+            first = self._recorded(g, p, slots, small_shapes(1)[0])
+        if not graphs.same(first, second, dims=dims > 0):
+            raise Unsuitable("another graph for another shape")
+        places = graphs.differing(first, second)
+        if places and not first.reads_sizes:
+            raise Unsuitable("a constant that depends on the shape")
+        return graphs.with_rows(graphs.merged(first), places)
 
     def _first(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
-        return self._recorded(g, p, slots, small_shapes(p.dim())[0])
+        dims = p.dim() if p.is_complex() else max(p.dim(), 1)
+        return self._recorded(g, p, slots, small_shapes(dims)[0])
 
     def _with_rows(
         self, g: Tensor, p: Tensor, slots: Sequence[Slots], places: Sequence[graphs.Place]
@@ -309,12 +313,6 @@ def key_of(placement: Placement) -> Any:
     functions = (*rule.updates, rule.init, rule.reduce, rule.measure, rule.codecs)
     kind = (rule.slots, rule.view, rule.weight_codec, rule.reads_new_params, rule.home is None)
     return (static_key(functions), kind, placement.lookback, placement.name)
-
-
-def _places(first: Graph, real: Graph) -> list[graphs.Place]:
-    if not graphs.same(first, real):
-        raise Unsuitable("another graph for another shape")
-    return graphs.differing(first, real)
 
 
 def _number(x: Any) -> Tensor:

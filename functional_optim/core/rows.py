@@ -27,6 +27,7 @@ from functional_optim.core.scalars import (
 )
 from functional_optim.core.sparse import run_rows
 from functional_optim.core.storage import Slots
+from functional_optim.core.traits import check_rules, trial_of, unchecked
 from functional_optim.core.turns import turns_of
 
 
@@ -128,6 +129,22 @@ def grouped(rows: Sequence[Row | None]) -> list[RowGroup]:
             groups[kind.at].at.append(k)
             groups[kind.at].rows.append(row)
     return list(groups.values())
+
+
+def check_groups(groups: list[RowGroup], step: StepScalars) -> None:
+    """Raise ValueError for a rule that does what no step may, the first time that it is run.
+
+    step: before its first number.
+    """
+    numbers: list[Numbers] | None = None
+    for group in groups:
+        kinds = {(row.p.dim(), row.p.dtype): row.p for row in group.rows}
+        for p in kinds.values():
+            if unchecked(group.kind.placements, p):
+                if numbers is None:
+                    trial = (step.placements, step.time, step.carry, step.extra, step.together)
+                    numbers = trial_of(StepScalars(*trial))
+                check_rules(group.kind.placements, [numbers[i] for i in group.kind.at], p)
 
 
 def measured(groups: list[RowGroup], step: StepScalars) -> Numbers:

@@ -21,8 +21,7 @@ def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[
     Raises:
         RuntimeError: for rules that need all rows.
     """
-    check_rows(placements, leaf)
-    at, rows = rows_of(leaf)
+    at, rows = checked_rows(placements, leaf)
     u, new = run_stored(placements, rows)
     full = [
         tuple(
@@ -42,26 +41,32 @@ _apart: dict[Any, str | None] = {}
 """The rule that needs all rows, of rules that have been tried; None if none does."""
 
 
-def check_rows(placements: Sequence[Placement], leaf: Leaf) -> None:
-    """Raise RuntimeError unless rules do to rows alone what they do to these among others.
+def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:
+    """Where a sparse gradient has values, and the leaf of these rows.
 
-    It is tried on a small tensor, most of whose rows have no gradient. A rule that takes a norm of
-    the parameter, or its mean over the rows, would take that of a few rows for it.
+    Whether rules do to rows alone what they do to these among others is tried on a small tensor,
+    most of whose rows have no gradient. A rule that takes a norm of the parameter, or its mean over
+    the rows, would take that of a few rows for it.
+
+    Raises:
+        RuntimeError: for a rule that needs all rows, or whose slots have others.
     """
-    dims = leaf.g.sparse_dim()
-    refused = [x.name for x in placements if x.rule.dense_only]
-    looks = tuple([x.dim() for x in present(leaf.slots)])
-    key = (tuple(map(key_of, placements)), leaf.p.dim(), leaf.p.dtype, dims, looks)
-    if key not in _apart and not refused:
-        found = (k for k in range(len(placements)) if not _by_rows(placements[: k + 1], leaf, dims))
-        at = next(found, None)
-        _apart[key] = None if at is None else placements[at].name or "a rule"
-    name = refused[0] if refused else _apart[key]
-    if name is not None:
+    name = next((x.name or "a rule" for x in placements if x.rule.dense_only), None)
+    found = None if name else rows_of(leaf)
+    if found is not None:
+        dims = leaf.g.sparse_dim()
+        key = (tuple(map(key_of, placements)), leaf.p.dim(), leaf.p.dtype, dims)
+        if key not in _apart:
+            several = range(len(placements))
+            k = next((k for k in several if not _by_rows(placements[: k + 1], leaf, dims)), None)
+            _apart[key] = None if k is None else placements[k].name or "a rule"
+        name = _apart[key]
+    if found is None or name:
         raise RuntimeError(
             f"{name} does not take sparse gradients, since it must see all rows of a tensor; pass "
             "dense ones, e.g. from Embedding(..., sparse=False)."
         )
+    return found
 
 
 def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
@@ -86,9 +91,7 @@ def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
             if not all(map(_close, *pairs)):
                 return False
         (u, new), (v, fresh) = [run_stored(placements, x) for x in both]
-    except RuntimeError:  # of slots that have other rows
-        raise
-    except Exception:  # of a rule that takes other tensors only
+    except Exception:  # of a rule that takes other tensors only, or makes slots with other rows
         return False
     pairs = zip(present(new), present(fresh), strict=True)
     return _close(u[at], v) and all(_close(x[at], y) for x, y in pairs)

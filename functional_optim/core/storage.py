@@ -326,6 +326,8 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor) -> bool:
     """Whether the k-th stored slot of a rule has, or should have, the shape of a parameter."""
     if rule.init is None or rule.batched or any(rule.codecs):
         return False
+    if isinstance(slot, Tensor) and slot.is_nested:
+        return True  # which is refused
     fits = isinstance(slot, Tensor) and slot.shape == p.shape
     if torch.compiler.is_compiling():
         return fits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -13,7 +13,15 @@ from torch import Tensor
 
 from functional_optim.core import modes, sharding
 from functional_optim.core.recording import Body, filled, key_of, small_shapes
-from functional_optim.core.rule import Placement, Rule, form_of, told, with_forms
+from functional_optim.core.rule import (
+    Numbers,
+    Placement,
+    Rule,
+    Selected,
+    form_of,
+    told,
+    with_forms,
+)
 from functional_optim.core.scalars import StepScalars, nothing_measured
 from functional_optim.core.storage import Slots, init_slots_as
 from functional_optim.kernels import ops
@@ -30,8 +38,12 @@ class _Anything(dict[str, Any]):
         return 1.0
 
 
-def _alone(placement: Placement, p: Tensor) -> tuple[Body, Tensor, Slots]:
+def _alone(
+    placement: Placement, p: Tensor, numbers: Numbers | None = None
+) -> tuple[Body, Tensor, Slots]:
     """A single rule, whatever its numbers, with a small tensor like p and its slots.
+
+    numbers: such as it reads; None: those of a first step in which all measurements are 1.
 
     Raises:
         Unsuitable: if it does not take such a tensor, or such numbers.
@@ -39,16 +51,24 @@ def _alone(placement: Placement, p: Tensor) -> tuple[Body, Tensor, Slots]:
     rule = placement.rule.without_codecs()._replace(home=None)
     lookback = None if placement.lookback is None else 0
     alone = Placement(rule, placement.name, lookback=lookback)
-    step = StepScalars([alone], 1.0, [tuple(rule.carry or ())], _Anything())
     try:
-        while step.proceed():
-            step.advance(tuple([1.0 for _ in nothing_measured(alone)]))
+        if numbers is None:
+            step = StepScalars([alone], 1.0, [tuple(rule.carry or ())], _Anything())
+            (numbers,) = trial_of(step)
         tiny = filled(small_shapes(max(p.dim(), 1))[0], p.dtype)
         slots = init_slots_as(rule, tiny, ())
     except Exception as error:
         raise Unsuitable(f"{type(error).__name__}: {error}") from error
     holes = [tuple([x is None for x in slots])]
-    return Body([alone], holes, (form_of(step.numbers[0]),), "step"), tiny, slots
+    return Body([alone], holes, (form_of(numbers),), "step"), tiny, slots
+
+
+def trial_of(step: StepScalars) -> list[Numbers]:
+    """The numbers of a step in which all measurements are 1."""
+    while step.proceed():
+        placement = step.placements[len(step.numbers)]
+        step.advance(None if step.is_shut() else tuple([1.0 for _ in nothing_measured(placement)]))
+    return step.numbers
 
 
 def graph_of(placement: Placement, p: Tensor) -> Graph:
@@ -135,22 +155,37 @@ def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> Non
 _checked: set[Any] = set()
 
 
-def check_rules(placements: Sequence[Placement], p: Tensor) -> None:
+def unchecked(placements: Sequence[Placement], p: Tensor) -> list[int]:
+    """The rules that were not looked at on a parameter like p, by their indices.
+
+    Rules of this package were looked at by its tests.
+    """
+    own = [k for k, x in enumerate(placements) if x.rule.updates and not _is_own(x.rule)]
+    return [k for k in own if _looks(placements[k], p) not in _checked]
+
+
+def check_rules(placements: Sequence[Placement], numbers: Sequence[Numbers], p: Tensor) -> None:
     """Raise ValueError for a rule that does what no step may, or something else than it says.
 
-    Rules of this package are not looked at: tests have done that.
+    numbers: such as the rules read.
     """
-    for placement in placements:
-        if _is_own(placement.rule):
-            continue
-        key = (key_of(placement), placement.rule.elementwise, p.dim(), p.dtype)
-        if key not in _checked:
-            _check(placement, p)
-            _checked.add(key)
+    for k in unchecked(placements, p):
+        _check(placements[k], numbers[k], p)
+        _checked.add(_looks(placements[k], p))
+
+
+def _looks(placement: Placement, p: Tensor) -> Any:
+    return (key_of(placement), placement.rule.elementwise, p.dim(), p.dtype)
 
 
 def _is_own(rule: Rule) -> bool:
-    waiting: list[Any] = [*rule.updates, rule.reduce, rule.measure]
+    return _are_own((*rule.updates, rule.reduce, rule.measure))
+
+
+@lru_cache(maxsize=1024)
+def _are_own(functions: tuple[Any, ...]) -> bool:
+    """Whether functions, and those that they close over, are of this package."""
+    waiting: list[Any] = [*functions]
     while waiting:
         fn = waiting.pop()
         if isinstance(fn, partial):
@@ -171,11 +206,12 @@ def _is_set(cell: Any) -> bool:
         return False
 
 
-def _check(placement: Placement, p: Tensor) -> None:
+def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
     rule, who = placement.rule, f"the rule {placement.name!r}"
+    numbers = numbers.numbers if type(numbers) is Selected else numbers
     for one in variants(placement):
         with suppress(Unsuitable):  # it runs eagerly, whatever it does
-            body, tiny, slots = _alone(one, p)
+            body, tiny, slots = _alone(one, p, numbers)
             body.find(tiny, tiny, [slots])
             if rule.reduce is not None:
                 given = rule.numbers_before(1.0, rule.carry or ())

@@ -104,6 +104,9 @@ class Executor:
     skips: ClassVar[bool] = False
     """Whether a step can be left out by a number on the device."""
 
+    why = ""
+    """Why there is no kernel for its tensors, where `prepare` has found that."""
+
     def __init__(self, group: TensorGroup, members: list[int], grads: list[Tensor]) -> None:
         self.group = group
         self.members = members

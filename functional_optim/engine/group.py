@@ -97,9 +97,6 @@ class TensorGroup:
         self.parts = parts
         self.replace = replace
         kinds: dict[Any, list[int]] = {}
-        if how != "apart":
-            for p in {(p.dim(), p.dtype): p for p in params}.values():
-                check_rules(placements, p)
         for i, p in enumerate(params):
             kind = self._kind(grads[i], p, slots[i], EXECUTORS)
             kinds.setdefault(kind, []).append(i)
@@ -162,6 +159,9 @@ class TensorGroup:
         """Have each executor ready; what one cannot compile goes to the next that accepts it."""
         if scalars.task in self.prepared:
             return
+        if self.how != "apart":
+            for p in {(p.dim(), p.dtype): p for p in self.params}.values():
+                check_rules(scalars.placements, scalars.numbers, p)
         kernels.prefetch(self.wanted(grads, [scalars]))
         ready: list[Executor] = []
         waiting = [*self.executors]
@@ -189,6 +189,10 @@ class TensorGroup:
         for i in members:
             kind = self._kind(grads[i], self.params[i], self.slots[i], rest)
             kinds.setdefault(kind, []).append(i)
+        if executor.why and any(made is PerTensorExecutor for made, _ in kinds):
+            if self.strict:
+                raise kernels.refusal(executor.why)
+            kernels.tell(f"{executor.why}; it runs eagerly, which is slower")
         return [made(self, some, grads) for (made, _), some in kinds.items()]
 
 

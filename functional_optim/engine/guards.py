@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels, tree
-from functional_optim.kernels import private
 from functional_optim.core.memory import Written, has_address, is_there, reach
+from functional_optim.kernels import private
 
 
 class TensorGuard:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
-from functional_optim.core.recording import Body
+from functional_optim.core.recording import Body, OddLayout
 from functional_optim.core.rule import Keyed, Numbers, Placement, form_of
 from functional_optim.core.storage import Slots, laid_out_like, present
 from functional_optim.core.turns import takes_turns
@@ -194,7 +194,8 @@ class NativeExecutor(KernelExecutor):
                 kernels.Request(kernels.source_of(own.graph), own.check)
                 for own in self.graphs(grads, scalars)
             ]
-        except kernels.Unsuitable:
+        except kernels.Unsuitable as error:
+            self.why = reason(scalars.placements, error)
             return []
 
     def text_of(self, graph: Graph) -> Hashable:
@@ -232,6 +233,14 @@ class NativeExecutor(KernelExecutor):
     def libraries(self) -> list[Any]:
         """The native libraries that it calls."""
         return [launch.native for found in self.kernels.values() for _, launch in found]
+
+
+def reason(placements: Sequence[Placement], error: kernels.Unsuitable) -> str:
+    """Why rules have no kernel; nothing where only the layout of their tensors is odd."""
+    if isinstance(error, OddLayout):
+        return ""
+    name = "" if error.rule is None else f"the rule {placements[error.rule].name!r} has "
+    return f"{name}{error}, for which there is no kernel"
 
 
 def plain(own: Numbers) -> Numbers:

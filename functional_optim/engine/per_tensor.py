@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import base, sharding
-from functional_optim.core.execution import Leaf, measure, rows_of, run_all_stored, run_stored
+from functional_optim.core.execution import Leaf, measure, run_all_stored, run_stored
 from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import Caster
-from functional_optim.core.sparse import check_rows
+from functional_optim.core.sparse import checked_rows
 from functional_optim.core.storage import Slots
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write, write
 
@@ -98,8 +98,7 @@ def _now(step: Callable[[], list[Write]]) -> None:
 
 def _rows_stepped(placements: tuple[Placement, ...], leaf: Leaf) -> Write:
     """The step of the rows that have a sparse gradient, in place."""
-    check_rows(placements, leaf)
-    at, rows = rows_of(leaf)
+    at, rows = checked_rows(placements, leaf)
     u, new = run_stored(placements, rows)
     new_p = base.add(rows.p, u)
 

@@ -26,7 +26,7 @@ from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
-from functional_optim.engine.native import KernelExecutor, in_memory, kind_of
+from functional_optim.engine.native import KernelExecutor, in_memory, kind_of, reason
 
 
 class ProductExecutor(Executor):
@@ -67,12 +67,13 @@ class ProductExecutor(Executor):
         if scalars.task not in self.staged:
             at = self._by_aten(scalars)
             last = len(scalars.placements) - 1
-            if not at or (scalars.goal == "reduce" and last in at):
+            none = not at and not any(x.rule.batched for x in self.group.placements)
+            if at is None or none or (scalars.goal == "reduce" and last in at):
                 return None
             self.staged[scalars.task] = StagedStep(self, self.mine(grads), scalars, at)
         return self.staged[scalars.task]
 
-    def _by_aten(self, scalars: BoundScalars) -> list[int]:
+    def _by_aten(self, scalars: BoundScalars) -> list[int] | None:
         """The indices of the rules that ATen runs: those that take batches or turns, and all with
         an operation that no kernel has. None if one of them looks back, or reads new parameters."""
         found: list[int] = []
@@ -83,7 +84,7 @@ class ProductExecutor(Executor):
             alone = rule.batched or (rule.turns and len(rule.updates) > 1)
             if alone or not self._has_kernel(placement, own, i):
                 if placement.lookback is not None or rule.reads_new_params:
-                    return []
+                    return None
                 found.append(i)
         return found
 
@@ -98,7 +99,8 @@ class ProductExecutor(Executor):
         try:
             for p, mine in zip(self.params, self.slots, strict=True):
                 body.find(torch.empty_like(p, dtype=compute_dtype(p)), p, [mine[i]])
-        except kernels.Unsuitable:
+        except kernels.Unsuitable as error:
+            self.why = reason([placement], error)
             return False
         return True
 

@@ -223,7 +223,7 @@ struct Min { static double of(double a, double b) { return a < b || a != a ? a :
 template <class How, class T>
 static void combine(T* total, const T* parts, int64_t chunks, int64_t length)
 {
-    for (int64_t j = 0; j < length; ++j) total[j] = chunks ? parts[j] : (T)0; /* of an empty tensor */
+    for (int64_t j = 0; j < length; ++j) total[j] = chunks ? parts[j] : (T)0; /* 0: it is empty */
     for (int64_t k = 1; k < chunks; ++k)
         for (int64_t j = 0; j < length; ++j)
             total[j] = (T)How::of((double)total[j], (double)parts[k * length + j]);

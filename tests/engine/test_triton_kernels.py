@@ -4,9 +4,7 @@ their machine code says, compiled for a GPU that is not there."""
 from __future__ import annotations
 
 import re
-from collections import namedtuple
 from collections.abc import Callable, Collection
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,16 +15,22 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from cases import CASES
-from gpu.ahead import check_types, compile_ahead, facts, forbidden
 from gpu.drivers import Host, on_host
-from gpu.kernel_runs import Table, alike, asked, check
+from gpu.kernel_runs import (
+    BY_NAME,
+    EVERY,
+    LOGARITHMIC,
+    OF_MATRICES,
+    Table,
+    alike,
+    asked,
+    check,
+    recorded,
+    served,
+)
 
 import functional_optim as fo
-from functional_optim.engine.native import Served
-from functional_optim.kernels import triton_builds
 from functional_optim.kernels.print_triton import KernelVariant, source_of
-from functional_optim.kernels.triton_primitives import KernelText
 from functional_optim.kernels.triton_spaces import CHUNK, CONFIGS, LaunchConfig
 
 BLOCK = CONFIGS[0].block
@@ -38,32 +42,9 @@ SHAPES: dict[int, list[Any]] = {
 }
 """By dimensions, for rules with reductions: several programs share rows, columns and chunks."""
 
-BY_NAME = {case.name: case for case in CASES}
-OF_MATRICES = {
-    *("muon", "normuon", "adamuon", "dion2", "scion-row", "scion-col", "scion-sign", "psgd_kron"),
-    *("psgd_kron-seldom", "soap", "soap-both-sides", "kl_soap", "kl_shampoo", "shampoo"),
-    "shampoo-blocks",
-}
-"""Recipes whose steps are products: these are tested in `test_gpu_steps`."""
-LOGARITHMIC = {"madgrad"}
-"""Recipes with a logarithm, where libraries differ."""
 LITTLE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 SUMMED = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """How far elements may part that depend on sums, which are taken in another order."""
-FROM_LIBRARY = {"ex2.approx.ftz.f32", "rcp.approx.ftz.f64"}
-"""Instructions that do not round as IEEE 754 has it: in libdevice's `exp`, and its `log` of
-float64, for numbers that are not small."""
-
-
-@cache
-def served(name: str, dtype: torch.dtype = torch.float32, mixed: bool = False) -> list[Served]:
-    """What a recipe asks kernels for, on a vector, a matrix and a tensor of three dimensions."""
-    case = BY_NAME[name]
-    tx: Any = case.tx()
-    if mixed:
-        tx = fo.slot_dtypes(tx, **dict.fromkeys(tx.layout.keys, torch.float32))
-    every = case.params(dtype)
-    return asked(tx, {key: every[key] for key in ("vector", "matrix", "cube") if key in every})
 
 
 def check_all(name: str, dtype: torch.dtype, mixed: bool = False, **options: Any) -> None:
@@ -82,7 +63,6 @@ def late(every: Collection[str], first: Collection[str]) -> list[Any]:
     return [pytest.param(name, marks=marks[name in first], id=name) for name in every]
 
 
-EVERY = [case.name for case in CASES if case.name not in OF_MATRICES]
 MIXED = ("sgd-momentum", "adamw", "lion", "adan", "prodigy", "lamb", "composed", "madgrad", "sm3")
 HALF = (*MIXED, "adabelief", "asgd", "cocob", "rprop", "mechanize", "adam_mini", "novograd")
 
@@ -233,21 +213,6 @@ def test_packed_slots_are_those_of_the_cpp(name: str) -> None:
 # ---------------------------------------------------------------- operations
 
 
-def recorded(functions: dict[str, Callable[[Tensor, Tensor], Tensor]], dtype: Any) -> Served:
-    """A rule that puts functions of the gradient and the parameter into slots."""
-    fields = namedtuple("Slots", [f"f{i}" for i in range(len(functions))])
-
-    def init(p: Tensor) -> Any:
-        return fields(*[torch.zeros_like(p) for _ in functions])
-
-    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
-        return u, fields(*[function(u, p).to(p.dtype) for function in functions.values()])
-
-    tx = fo.leafwise(init, update)
-    (own,) = asked(tx, {"vector": torch.ones(5, dtype=dtype)})
-    return own
-
-
 def by_numpy(name: str) -> Any:
     """The root, rounded correctly, which torch's on the CPU may not be."""
 
@@ -287,12 +252,6 @@ EXACT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """Operations of two tensors that are rounded correctly."""
 
-OF_LIBRARY = (
-    *("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "erf", "tanh", "atan", "cosh"),
-    *("sinh", "atanh", "asinh", "asin", "acos", "sigmoid", "tan", "acosh", "hypot", "atan2"),
-    *("erfc", "lgamma", "pow"),
-)
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_operations_that_are_rounded_correctly(dtype: torch.dtype) -> None:
@@ -307,17 +266,6 @@ def test_operations_that_are_rounded_correctly(dtype: torch.dtype) -> None:
             both = (x == 0) & (y == 0)
             mine, want = mine.masked_fill(both, 0.0), want.masked_fill(both, 0.0)
         assert alike(mine, want), name
-
-
-def test_functions_of_the_library_are_those_of_libdevice() -> None:
-    def function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-        two = name in ("hypot", "atan2", "pow")
-        return lambda x, y: getattr(torch, name)(x, y) if two else getattr(torch, name)(x)
-
-    own = recorded({name: function(name) for name in OF_LIBRARY}, torch.float32)
-    Table(own, [(BLOCK + 5,)]).by_triton()
-    (text,) = texts_of(own)
-    assert ".extern .func" not in compile_ahead(text).asm["ptx"]  # libdevice has all of them
 
 
 # ---------------------------------------------------------------- mutants
@@ -403,98 +351,3 @@ def test_a_wrong_reduction_is_found(name: str, change: Callable[[str], str]) -> 
     check(own, shapes, loose=1e-6)
     with pytest.raises((AssertionError, MemoryError)):
         check(own, shapes, loose=1e-6, change=change)
-
-
-# ---------------------------------------------------------------- ahead of time
-
-
-def texts_of(own: Served, config: LaunchConfig | None = None) -> list[KernelText]:
-    source = source_of(own.graph)
-    variant = KernelVariant(("value",) * own.body.count, True)
-    return source.texts(variant, config or source.configs()[0])
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_triton_takes_the_kernels(name: str) -> None:
-    for own in served(name):
-        for text in texts_of(own):
-            check_types(text)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", EVERY)
-def test_kernels_round_as_they_should(name: str) -> None:
-    for text in [text for own in served(name) for text in texts_of(own)]:
-        found = facts(compile_ahead(text))
-        allowed = FROM_LIBRARY if name in LOGARITHMIC else set()
-        assert found.forbidden.keys() <= allowed
-        assert not found.spilled
-
-
-REGISTERS = {
-    **{"adamw": 48, "nadam": 48, "radam": 48, "lion": 32, "sgd-momentum": 32, "rmsprop": 48},
-    **{"composed": 64, "prodigy": 64, "madgrad": 64},
-}
-
-
-@pytest.mark.parametrize("of", [pytest.param(80, marks=pytest.mark.full), 90])
-@pytest.mark.parametrize("name", REGISTERS)
-def test_float32_goes_by_16_bytes_in_few_registers(name: str, of: int) -> None:
-    (own,) = [x for x in served(name) if x.graph.stores]
-    (text,) = texts_of(own)
-    found = facts(compile_ahead(text, of))
-    assert found.registers <= REGISTERS[name]
-    assert (found.spilled, found.doubles) == (0, 0)
-    assert found.forbidden.keys() == ({"ex2.approx.ftz.f32"} if name in LOGARITHMIC else set())
-    read = {x for node in own.graph.nodes for x in node.operands() if x.op == "input"}
-    unrolled, rest = divmod(found.loads128, len(read))
-    assert (rest, found.stores128) == (0, unrolled * len(own.graph.stores))
-    assert unrolled
-
-
-def test_bfloat16_goes_by_8_bytes_or_needs_more_registers() -> None:
-    (own,) = served("adamw", torch.bfloat16)
-    first, _, larger = CONFIGS
-    (text,) = texts_of(own, first)
-    found = facts(compile_ahead(text))
-    assert found.registers <= 64
-    assert (found.loads128, found.stores64) == (0, 3)
-    (text,) = texts_of(own, larger)
-    found = facts(compile_ahead(text))
-    assert 64 < found.registers <= 128
-    assert (found.loads128, found.stores128) == (4, 3)
-
-
-@pytest.mark.parametrize(("kind", "registers"), [("int8", 128), ("int4", 128)])
-def test_packed_slots_need_no_stack(kind: str, registers: int) -> None:
-    tx = fo.stored(fo.adamw(0.1), kind, where="*", seed=5)
-    (own,) = asked(tx, {"matrix": torch.randn(71, 61)})
-    (text,) = texts_of(own)
-    found = facts(compile_ahead(text))
-    assert found.registers <= registers
-    assert (found.spilled, found.forbidden, found.doubles) == (0, {}, 0)
-    assert (found.loads128, found.stores128) == (2, 1)  # gradient and parameter
-
-
-@pytest.mark.parametrize("name", ["adafactor", "sm3", "lamb"])
-def test_reductions_need_no_stack(name: str) -> None:
-    for text in texts_of(served(name)[0]):
-        found = facts(compile_ahead(text))
-        assert found.registers <= 128
-        assert (found.spilled, found.forbidden) == (0, {})
-
-
-def test_a_fused_product_and_sum_is_not_made_by_the_compiler(monkeypatch: Any) -> None:
-    (own,) = asked(fo.sgd(0.1, weight_decay=0.1), {"vector": torch.ones(5)})
-    (text,) = texts_of(own)
-    assert "fma.rn.f32" not in compile_ahead(text).asm["ptx"]
-    monkeypatch.setitem(triton_builds.OPTIONS, "enable_fp_fusion", True)
-    assert "fma.rn.f32" in compile_ahead(text).asm["ptx"]
-
-
-def test_instructions_that_round_otherwise_are_seen() -> None:
-    (own,) = served("adamw")
-    (text,) = texts_of(own)
-    rough = re.sub(r"tl\.div_rn\((\w+), (\w+)\)", r"(\1 / \2)", text.text)
-    found = forbidden(compile_ahead(text._replace(text=rough)).asm["ptx"])
-    assert found.keys() == {"div.full.f32"}

@@ -1,8 +1,8 @@
 """A device for tests that is not the CPU: its memory is the host's, and all it is asked is counted.
 
 `load()` makes the device "fake" known to torch, with two indices, "fake:0" and "fake:1". Operations
-run as the CPU's on the same memory: results are the CPU's bit for bit, and an interpreted kernel may
-read a tensor at its `data_ptr()`. As on CUDA:
+run as the CPU's on the same memory: results are the CPU's bit for bit, and an interpreted kernel
+may read a tensor at its `data_ptr()`. As on CUDA:
 
 * Tensors of two indices, or of the device and the CPU, are refused in one operation. A CPU tensor
   of no dimensions is a number.

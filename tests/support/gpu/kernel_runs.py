@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import namedtuple
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import torch
+from cases import CASES
 from torch import Tensor
 
 import functional_optim as fo
@@ -64,6 +67,45 @@ def asked(tx: Any, params: dict[str, Tensor]) -> list[Served]:
             grads = {name: torch.randn_like(p) for name, p in params.items()}
             params, state = step(grads, state, params)
     return list(Asked.found.values())
+
+
+BY_NAME = {case.name: case for case in CASES}
+OF_MATRICES = {
+    *("muon", "normuon", "adamuon", "dion2", "scion-row", "scion-col", "scion-sign", "psgd_kron"),
+    *("psgd_kron-seldom", "soap", "soap-both-sides", "kl_soap", "kl_shampoo", "shampoo"),
+    "shampoo-blocks",
+}
+"""Recipes whose steps are products: these are tested in `test_gpu_steps`."""
+LOGARITHMIC = {"madgrad"}
+"""Recipes with a logarithm, where libraries differ."""
+
+EVERY = [case.name for case in CASES if case.name not in OF_MATRICES]
+
+
+@cache
+def served(name: str, dtype: torch.dtype = torch.float32, mixed: bool = False) -> list[Served]:
+    """What a recipe asks kernels for, on a vector, a matrix and a tensor of three dimensions."""
+    case = BY_NAME[name]
+    tx: Any = case.tx()
+    if mixed:
+        tx = fo.slot_dtypes(tx, **dict.fromkeys(tx.layout.keys, torch.float32))
+    every = case.params(dtype)
+    return asked(tx, {key: every[key] for key in ("vector", "matrix", "cube") if key in every})
+
+
+def recorded(functions: dict[str, Callable[[Tensor, Tensor], Tensor]], dtype: Any) -> Served:
+    """A rule that puts functions of the gradient and the parameter into slots."""
+    fields = namedtuple("Slots", [f"f{i}" for i in range(len(functions))])
+
+    def init(p: Tensor) -> Any:
+        return fields(*[torch.zeros_like(p) for _ in functions])
+
+    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
+        return u, fields(*[function(u, p).to(p.dtype) for function in functions.values()])
+
+    tx = fo.leafwise(init, update)
+    (own,) = asked(tx, {"vector": torch.ones(5, dtype=dtype)})
+    return own
 
 
 class Table:

@@ -11,7 +11,7 @@ from gpu import device as fake
 
 
 class FakePlatform(Platform):
-    """Of two devices; its kernels are run by a driver that must be there (`gpu.drivers.on_device`)."""
+    """Of two devices; its kernels are run by a driver that must be installed (`on_device`)."""
 
     captures = True
 

@@ -1,0 +1,145 @@
+"""The machine code of Triton kernels, compiled for a GPU that is not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from gpu.ahead import check_types, compile_ahead, facts, forbidden
+from gpu.kernel_runs import EVERY, LOGARITHMIC, Table, asked, recorded, served
+
+import functional_optim as fo
+from functional_optim.engine.native import Served
+from functional_optim.kernels import triton_builds
+from functional_optim.kernels.cpp import Cpp
+from functional_optim.kernels.print_triton import KernelVariant, source_of
+from functional_optim.kernels.triton_primitives import KernelText, Triton
+from functional_optim.kernels.triton_spaces import CONFIGS, LaunchConfig
+
+FROM_LIBRARY = {"ex2.approx.ftz.f32", "rcp.approx.ftz.f64"}
+"""Instructions that do not round as IEEE 754 has it: in libdevice's `exp`, and its `log` of
+float64, for numbers that are not small."""
+
+
+def texts_of(own: Served, config: LaunchConfig | None = None) -> list[KernelText]:
+    source = source_of(own.graph)
+    variant = KernelVariant(("value",) * own.body.count, True)
+    return source.texts(variant, config or source.configs()[0])
+
+
+def test_no_primitive_is_written_as_cpp() -> None:
+    """But for those that are the same text in both, or made of others."""
+    shared = {"const", "maximum", "minimum", "__init__", "_f"}
+    own = {name for name, x in vars(Cpp).items() if getattr(x, "__name__", "") == name}
+    assert {name for name in own - shared if callable(getattr(Cpp, name))} <= vars(Triton).keys()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_triton_takes_the_kernels(name: str) -> None:
+    for own in served(name):
+        for text in texts_of(own):
+            check_types(text)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", EVERY)
+def test_kernels_round_as_they_should(name: str) -> None:
+    for text in [text for own in served(name) for text in texts_of(own)]:
+        found = facts(compile_ahead(text))
+        allowed = FROM_LIBRARY if name in LOGARITHMIC else set()
+        assert found.forbidden.keys() <= allowed
+        assert not found.spilled
+
+
+REGISTERS = {
+    **{"adamw": 48, "nadam": 48, "radam": 48, "lion": 32, "sgd-momentum": 32, "rmsprop": 48},
+    **{"composed": 64, "prodigy": 64, "madgrad": 64},
+}
+
+
+@pytest.mark.parametrize("of", [pytest.param(80, marks=pytest.mark.full), 90])
+@pytest.mark.parametrize("name", REGISTERS)
+def test_float32_goes_by_16_bytes_in_few_registers(name: str, of: int) -> None:
+    (own,) = [x for x in served(name) if x.graph.stores]
+    (text,) = texts_of(own)
+    found = facts(compile_ahead(text, of))
+    assert found.registers <= REGISTERS[name]
+    assert (found.spilled, found.doubles) == (0, 0)
+    assert found.forbidden.keys() == ({"ex2.approx.ftz.f32"} if name in LOGARITHMIC else set())
+    read = {x for node in own.graph.nodes for x in node.operands() if x.op == "input"}
+    unrolled, rest = divmod(found.loads128, len(read))
+    assert (rest, found.stores128) == (0, unrolled * len(own.graph.stores))
+    assert unrolled
+
+
+def test_bfloat16_goes_by_8_bytes_or_needs_more_registers() -> None:
+    (own,) = served("adamw", torch.bfloat16)
+    first, _, larger = CONFIGS
+    (text,) = texts_of(own, first)
+    found = facts(compile_ahead(text))
+    assert found.registers <= 64
+    assert (found.loads128, found.stores64) == (0, 3)
+    (text,) = texts_of(own, larger)
+    found = facts(compile_ahead(text))
+    assert 64 < found.registers <= 128
+    assert (found.loads128, found.stores128) == (4, 3)
+
+
+@pytest.mark.parametrize(("kind", "registers"), [("int8", 128), ("int4", 128)])
+def test_packed_slots_need_no_stack(kind: str, registers: int) -> None:
+    tx = fo.stored(fo.adamw(0.1), kind, where="*", seed=5)
+    (own,) = asked(tx, {"matrix": torch.randn(71, 61)})
+    (text,) = texts_of(own)
+    found = facts(compile_ahead(text))
+    assert found.registers <= registers
+    assert (found.spilled, found.forbidden, found.doubles) == (0, {}, 0)
+    assert (found.loads128, found.stores128) == (2, 1)  # gradient and parameter
+
+
+@pytest.mark.parametrize("name", ["adafactor", "sm3", "lamb"])
+def test_reductions_need_no_stack(name: str) -> None:
+    for text in texts_of(served(name)[0]):
+        found = facts(compile_ahead(text))
+        assert found.registers <= 128
+        assert (found.spilled, found.forbidden) == (0, {})
+
+
+def test_a_fused_product_and_sum_is_not_made_by_the_compiler(monkeypatch: Any) -> None:
+    (own,) = asked(fo.sgd(0.1, weight_decay=0.1), {"vector": torch.ones(5)})
+    (text,) = texts_of(own)
+    assert "fma.rn.f32" not in compile_ahead(text).asm["ptx"]
+    monkeypatch.setitem(triton_builds.OPTIONS, "enable_fp_fusion", True)
+    assert "fma.rn.f32" in compile_ahead(text).asm["ptx"]
+
+
+def test_instructions_that_round_otherwise_are_seen() -> None:
+    (own,) = served("adamw")
+    (text,) = texts_of(own)
+    rough = re.sub(r"tl\.div_rn\((\w+), (\w+)\)", r"(\1 / \2)", text.text)
+    found = forbidden(compile_ahead(text._replace(text=rough)).asm["ptx"])
+    assert found.keys() == {"div.full.f32"}
+
+
+OF_LIBRARY = (
+    *("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "erf", "tanh", "atan", "cosh"),
+    *("sinh", "atanh", "asinh", "asin", "acos", "sigmoid", "tan", "acosh", "hypot", "atan2"),
+    *("erfc", "lgamma", "pow"),
+)
+
+
+def test_functions_of_the_library_are_those_of_libdevice() -> None:
+    def function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+        two = name in ("hypot", "atan2", "pow")
+        return lambda x, y: getattr(torch, name)(x, y) if two else getattr(torch, name)(x)
+
+    own = recorded({name: function(name) for name in OF_LIBRARY}, torch.float32)
+    Table(own, [(67,)]).by_triton()
+    (text,) = texts_of(own)
+    assert ".extern .func" not in compile_ahead(text).asm["ptx"]  # libdevice has all of them
