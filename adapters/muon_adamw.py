@@ -13,7 +13,7 @@ from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.summary import text_of_groups
 from functional_optim.combinators.hidden_matrices import HiddenMatrices
 from functional_optim.core.paths import partial
-from functional_optim.core.summary import folded, summary
+from functional_optim.tuning.summary import folded, summary
 
 if TYPE_CHECKING:
     from functional_optim import numeric

@@ -10,7 +10,7 @@ from functional_optim.adapters.state.names import named
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import partial
-from functional_optim.core.summary import Summary, summary_of
+from functional_optim.tuning.summary import Summary, summary_of
 
 if TYPE_CHECKING:
     from functional_optim.adapters.optimizer import OptimizerBase

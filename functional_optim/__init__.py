@@ -244,7 +244,7 @@ if TYPE_CHECKING:
     from functional_optim import replicas as replicas
     from functional_optim import schedules as schedules
     from functional_optim import search as search
-    from functional_optim.core.summary import summary as summary
+    from functional_optim.tuning.summary import summary as summary
     from functional_optim.estimators import es_gradient as es_gradient
     from functional_optim.estimators import forward_gradient as forward_gradient
     from functional_optim.estimators import mezo as mezo
@@ -318,7 +318,7 @@ else:
             "functional_optim.algorithms.stable_adamw": ("scale_by_stable_adam", "stable_adamw"),
             "functional_optim.algorithms.yogi": ("scale_by_yogi", "yogi"),
             # end: algorithms
-            "functional_optim.core.summary": ("summary",),
+            "functional_optim.tuning.summary": ("summary",),
             "functional_optim.estimators": (
                 "es_gradient",
                 "forward_gradient",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import modes, sharding
+from functional_optim.kernels import levels
 
 Triple = tuple[float, float, float]
 """The numbers (a, b, c) of a step X ← a X + (b A + c A²) X, where A = X Xᵀ."""
@@ -168,7 +169,7 @@ def newton_schulz(
     return (X.mT if tall else X).to(dtype)
 
 
-IN_HARDWARE = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+IN_HARDWARE = not levels.features().isdisjoint(("avx512_bf16", "amx_tile"))
 """Whether this processor multiplies bfloat16."""
 
 SMALL = 1 << 10

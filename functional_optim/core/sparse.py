@@ -32,9 +32,12 @@ def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[
         )
         for fresh, own in zip(new, leaf.slots, strict=True)
     ]
-    # torch.sparse_coo_tensor warns under torch 2.11, whatever it is told of checks
-    made = torch.ops.aten._sparse_coo_tensor_unsafe
-    return made(torch.stack(at), u, leaf.p.shape, is_coalesced=True), full
+    return _sparse(at, u, leaf.p.shape), full
+
+
+def _sparse(at: Sequence[Tensor], values: Tensor, shape: Sequence[int]) -> Tensor:
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        return torch.sparse_coo_tensor(torch.stack([*at]), values, shape, is_coalesced=True)
 
 
 _apart: dict[Any, str | None] = {}
@@ -76,7 +79,7 @@ def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
     at = tuple([torch.tensor([1, 4], device=p.device)[: p.shape[i]] for i in range(dims)])
     values = filled(p.shape, leaf.g.dtype).to(p.device)[at]
     g = torch.zeros_like(p, dtype=leaf.g.dtype).index_put(at, values)
-    sparse = torch.ops.aten._sparse_coo_tensor_unsafe(torch.stack(at), values, p.shape)
+    sparse = _sparse(at, values, p.shape)
     count = len(placements)
     numbers = leaf.numbers[:count]
     try:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from functional_optim import kernels
 from functional_optim.core.ownership import Shared
@@ -33,9 +34,6 @@ EXECUTORS: list[type[Executor]] = [
     PerTensorExecutor,
 ]
 """In the order in which they are asked; the last one takes everything."""
-
-increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
-"""torch's function in C, as `commit` wants it."""
 
 Compile = bool | Literal["strict"]
 """What a user says of kernels."""
@@ -138,7 +136,7 @@ class TensorGroup:
         self.prepare(grads, scalars)
         writes = [one for x in self.executors for one in x.step(grads, scalars)]
         if self.written:  # through memory alone, or through views made without autograd
-            writes.append(partial(increment_version, self.written))
+            increment_version(self.written)
         return writes
 
     def bound(self, numbers: list[Numbers], goal: Goal) -> BoundScalars:

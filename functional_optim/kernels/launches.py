@@ -17,6 +17,7 @@ from torch import Tensor
 
 from functional_optim.kernels import watch
 from functional_optim.kernels.graph import Unsuitable
+from functional_optim.kernels.private import data_reader as READER
 from functional_optim.kernels.print_cpp import BLOCK, LOCAL, PARTS, SYMBOL, Source
 
 CHUNK = 1 << 13
@@ -155,17 +156,6 @@ def _blocks(sizes: Sequence[int]) -> array.array[int]:
         for at in range(0, size, BLOCK):
             blocks.extend((i, at, min(BLOCK, size - at)))
     return blocks
-
-
-def _reader() -> int:
-    """The address of torch's function from a tensor object to its data; 0 where this torch has
-    none."""
-    dynamo = getattr(torch._C, "_dynamo", None)
-    guards = getattr(dynamo, "guards", None)
-    return getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", 0)
-
-
-READER = _reader()
 
 
 def _team() -> int:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph, Node, Unsuitable
+from functional_optim.kernels.private import DispatchMode
 
 Made = tuple[Sequence[Tensor | None], Sequence[Tensor]]
 """What a body makes of a leaf: new values of its tensors, None for one that stays as it is, and
@@ -38,17 +38,12 @@ class RuleError(ValueError):
     """A rule that does what no step may: the text says what to do instead."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode or object):
     """Records the operations that run under it.
 
     name: of the rule at an index, for texts. keep: hold on to all values, so that no memory is used
     twice.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: for True the first operation would import torch._dynamo, which takes a second."""
-        return False
 
     def __init__(self, name: Callable[[int | None], str], *, keep: bool) -> None:
         super().__init__()
@@ -104,9 +99,8 @@ class Recorder(TorchDispatchMode):
     def _who(self) -> str:
         return f"the rule {self.name(self.rule)}"
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def see(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Run an operation, and record it."""
         kwargs = kwargs or {}
         op = str(func).removeprefix("aten.")
         if op in DECOMPOSED:
@@ -226,6 +220,10 @@ class Recorder(TorchDispatchMode):
                 self.note(x, "const", (x.item(),))
 
 
+# not in the class statement: torch would wrap it, so that the first operation imports its compiler
+Recorder.__torch_dispatch__ = Recorder.see  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _depends(x: Any) -> bool:
     """Whether a tensor follows from what a step is given, not from constants alone."""
     waiting = [getattr(x, "_functional_optim_node", None)]
@@ -325,6 +323,8 @@ def record(
         RuleError: if a rule does what no step may.
         Exception: whatever a rule raises.
     """
+    if DispatchMode is None:
+        raise Unsuitable("operations that this torch does not show")
     recorder = Recorder(name, keep=keep)
     mine = [x.detach().clone() for x in tensors]
     for i, x in enumerate(mine):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.tables import Table, drawn, plain
+from functional_optim.tuning.tables import Table, drawn, plain
 
 TOLERANCE = 0.02
 """Which part of the best value's progress a value may lack to count as good as it."""

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import functional_optim as fo
 from functional_optim import adapters
 from functional_optim.core.cells import CELLS
-from functional_optim.core.tables import WIDTH
+from functional_optim.tuning.tables import WIDTH
 
 
 def network(layers=3):

@@ -40,8 +40,8 @@ LAUNCHES = {
     "lamb": ["measure_kernel", "sum_kernel", "measure_kernel", "step_kernel"],
     "prodigy": ["measure_kernel", "measure_kernel", "sum_kernel", "step_kernel"],
     "adafactor": [
-        *["step_kernel", *["measure_kernel"] * 5, *["step_kernel"] * 3],  # a number; matrices
-        *["measure_kernel", "step_kernel", "step_kernel"],  # vectors; the number
+        *(*["measure_kernel"] * 5, *["step_kernel"] * 3),  # matrices
+        *("measure_kernel", "step_kernel"),  # vectors, and a number
     ],
     "sm3": [*["measure_kernel"] * 2, *["step_kernel"] * 4],
 }
