@@ -34,7 +34,6 @@ from functional_optim.adapters.stepping.columns import owned
 from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
-from functional_optim.adapters.summary import text_of_groups
 from functional_optim.core import base, modes
 from functional_optim.kernels import private
 from functional_optim.core.chain import choices_of
@@ -315,6 +314,8 @@ class OptimizerBase(torch.optim.Optimizer):
         check_loaded(self, given, before)
 
     def __str__(self) -> str:
+        from functional_optim.adapters.summary import text_of_groups  # which no step needs
+
         return f"{self!r}\n{text_of_groups(self)}"
 
     def __getstate__(self) -> dict[str, Any]:

@@ -243,15 +243,16 @@ static inline double log2_of(float x) /* x > 0 */
     const int32_t e = (bits >> 23) - 127 + up - (x < 0x1p-126f ? 24 : 0);
     const double m = as<float>((bits & 0x7fffff) | (up ? 0x3f000000 : 0x3f800000));
     const double t = (m - 1) / (m + 1), s = t * t;
-    const double p = series(s, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7, 1.0 / 5, 1.0 / 3, 1.0);
+    const double p = series(s, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7, 1.0 / 5, 1.0 / 3,
+                            1.0);
     return e + 0x1.71547652b82fep+1 * t * p;
 }
 static inline float exp2_of(double y)
 {
     const double z = y > 200 ? 200 : y < -200 ? -200 : y, n = __builtin_rint(z);
     const double f = (z - n) * 0x1.62e42fefa39efp-1;
-    const double p = series(f, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
-                            1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0);
+    const double p = series(f, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+                            1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0);
     return (float)(p * as<double>((int64_t)((int32_t)n + 1023) << 52));
 }
 static inline float exp_of(float x)

@@ -104,8 +104,8 @@ class Graph:
     inputs: the gradient, the parameter, and the slots. stores: which inputs get which new values.
     results: what it measures. sizes: of the axes, as recorded; a negative one is a constant.
     places: the constants that depend on the shape. parts: once axes are `merged`, of which
-    dimensions each consists. block: for tensors that are seen as 1-D and in blocks of so many elements, these;
-    else 0. The first axis then counts the blocks.
+    dimensions each consists. block: of tensors that are seen as 1-D and in blocks, the elements of
+    a block, and the first axis counts the blocks; else 0.
     """
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from functional_optim.kernels import watch
 from functional_optim.kernels.graph import Unsuitable
-from functional_optim.kernels.private import data_reader as READER
 from functional_optim.kernels.print_cpp import BLOCK, LOCAL, PARTS, SYMBOL, Source
+from functional_optim.kernels.private import data_reader as READER
 
 CHUNK = 1 << 13
 """Elements of a chunk of a tensor of several axes: few enough to stay in a core's cache."""

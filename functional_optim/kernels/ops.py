@@ -231,60 +231,10 @@ def _mul(b: Any, n: Node, x: str, y: str) -> str:
     return b.bitand(x, y) if b.dtype is torch.bool else b.mul(x, y)
 
 
-@_op("div.Tensor", "div.Scalar")
-def _div(b: Any, n: Node, x: str, y: str) -> str:
-    return b.div(x, y)
-
-
-@_op("reciprocal.default")
-def _reciprocal(b: Any, n: Node, x: str) -> str:
-    return b.div(b.const(1.0), x)
-
-
-@_op("rsqrt.default")
-def _rsqrt(b: Any, n: Node, x: str) -> str:
-    return b.div(b.const(1.0), b.sqrt(x))
-
-
-@_op("sqrt.default")
-def _sqrt(b: Any, n: Node, x: str) -> str:
-    return b.sqrt(x)
-
-
-@_op("neg.default")
-def _neg(b: Any, n: Node, x: str) -> str:
-    return b.neg(x)
-
-
-@_op("abs.default")
-def _abs(b: Any, n: Node, x: str) -> str:
-    return b.abs(x)
-
-
-@_op("square.default")
-def _square(b: Any, n: Node, x: str) -> str:
-    return b.mul(x, x)
-
-
 @_op("sign.default", "sgn.default")
 def _sign(b: Any, n: Node, x: str) -> str:
     zero, one = b.const(0.0), b.const(1.0)
     return b.sub(b.select(b.gt(x, zero), one, zero), b.select(b.lt(x, zero), one, zero))
-
-
-@_op("relu.default")
-def _relu(b: Any, n: Node, x: str) -> str:
-    return b.select(b.lt(x, b.const(0.0)), b.const(0.0), x)
-
-
-@_op("maximum.default")
-def _maximum(b: Any, n: Node, x: str, y: str) -> str:
-    return b.maximum(x, y)
-
-
-@_op("minimum.default")
-def _minimum(b: Any, n: Node, x: str, y: str) -> str:
-    return b.minimum(x, y)
 
 
 @_op("clamp.default", "clamp.Tensor")
@@ -303,16 +253,6 @@ def _clamp(
     return x if hi is None else b.minimum(x, hi)
 
 
-@_op("clamp_min.default", "clamp_min.Tensor")
-def _clamp_min(b: Any, n: Node, x: str, lo: str) -> str:
-    return b.maximum(x, lo)
-
-
-@_op("clamp_max.default", "clamp_max.Tensor")
-def _clamp_max(b: Any, n: Node, x: str, hi: str) -> str:
-    return b.minimum(x, hi)
-
-
 @_op("lerp.Tensor", "lerp.Scalar")
 def _lerp(b: Any, n: Node, x: str, y: str, w: str) -> str:
     """From the nearer end, and fused, as ATen's vectors do it."""
@@ -329,20 +269,6 @@ def _addcmul(b: Any, n: Node, x: str, y: str, z: str, value: str | None = None) 
 @_op("addcdiv.default")
 def _addcdiv(b: Any, n: Node, x: str, y: str, z: str, value: str | None = None) -> str:
     return b.add(x, b.div(y if value is None else b.mul(value, y), z))
-
-
-CHOICES = {"where.self": 0, "masked_fill.Scalar": 1, "masked_fill.Tensor": 1}
-"""Operations with a condition, and which operand that is."""
-
-
-@_op("where.self")
-def _where(b: Any, n: Node, c: str, x: str, y: str) -> str:
-    return b.select(c, x, y)
-
-
-@_op("masked_fill.Scalar", "masked_fill.Tensor")
-def _masked_fill(b: Any, n: Node, x: str, c: str, y: str) -> str:
-    return b.select(c, y, x)
 
 
 def _plain(name: str) -> Writer:
@@ -365,21 +291,6 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     POINT[f"{_name}.Scalar"] = POINT[f"{_name}.Tensor"] = _plain(_name)
 
 
-@_op("isnan.default")
-def _isnan(b: Any, n: Node, x: str) -> str:
-    return b.ne(x, x)
-
-
-@_op("isinf.default")
-def _isinf(b: Any, n: Node, x: str) -> str:
-    return b.eq(b.abs(x), b.const(math.inf))
-
-
-@_op("isfinite.default")
-def _isfinite(b: Any, n: Node, x: str) -> str:
-    return b.lt(b.abs(x), b.const(math.inf))
-
-
 def _logical(name: str) -> Writer:
     def write(b: Any, n: Node, x: str, y: str) -> str:
         return getattr(b, name)(b.ne(x, b.const(0)), b.ne(y, b.const(0)))
@@ -390,11 +301,6 @@ def _logical(name: str) -> Writer:
 POINT["logical_and.default"] = _logical("bitand")
 POINT["logical_or.default"] = _logical("bitor")
 POINT["logical_xor.default"] = _logical("ne")
-
-
-@_op("logical_not.default")
-def _logical_not(b: Any, n: Node, x: str) -> str:
-    return b.eq(x, b.const(0))
 
 
 for _name, _primitive in {
@@ -411,11 +317,6 @@ for _name, _primitive in {
 }.items():
     for _kind in ("Scalar", "Tensor", "Tensor_Scalar"):
         POINT[f"{_name}.{_kind}"] = _plain(_primitive)
-
-
-@_op("bitwise_not.default")
-def _bitwise_not(b: Any, n: Node, x: str) -> str:
-    return b.not_(x)
 
 
 for _name in ("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf", "tan", "atan"):
@@ -442,11 +343,6 @@ for _name, _call in (("atan2", "default"), ("hypot", "default"), ("copysign", "T
     POINT[f"{_name}.{_call}"] = lambda b, n, x, y, _name=_name: b.call(_name, x, y)
 
 
-@_op("sigmoid.default")
-def _sigmoid(b: Any, n: Node, x: str) -> str:
-    return b.div(b.const(1.0), b.add(b.const(1.0), b.call("exp", b.neg(x))))
-
-
 @_op("pow.Tensor_Scalar")
 def _power(b: Any, n: Node, x: str, e: str) -> str:
     """The squares and roots among powers, as ATen computes them."""
@@ -471,10 +367,41 @@ def _power(b: Any, n: Node, x: str, e: str) -> str:
     return b.call("pow", x, e)
 
 
-@_op("pow.Tensor_Tensor", "pow.Scalar")
-def _pow(b: Any, n: Node, x: str, y: str) -> str:
-    return b.call("pow", x, y)
+def _one(b: Any) -> str:
+    return b.const(1.0)
 
+
+POINT |= {
+    "div.Tensor": lambda b, n, x, y: b.div(x, y),
+    "div.Scalar": lambda b, n, x, y: b.div(x, y),
+    "reciprocal.default": lambda b, n, x: b.div(_one(b), x),
+    "sqrt.default": lambda b, n, x: b.sqrt(x),
+    "rsqrt.default": lambda b, n, x: b.div(_one(b), b.sqrt(x)),
+    "neg.default": lambda b, n, x: b.neg(x),
+    "abs.default": lambda b, n, x: b.abs(x),
+    "square.default": lambda b, n, x: b.mul(x, x),
+    "relu.default": lambda b, n, x: b.select(b.lt(x, b.const(0.0)), b.const(0.0), x),
+    "maximum.default": lambda b, n, x, y: b.maximum(x, y),
+    "minimum.default": lambda b, n, x, y: b.minimum(x, y),
+    "clamp_min.default": lambda b, n, x, lo: b.maximum(x, lo),
+    "clamp_min.Tensor": lambda b, n, x, lo: b.maximum(x, lo),
+    "clamp_max.default": lambda b, n, x, hi: b.minimum(x, hi),
+    "clamp_max.Tensor": lambda b, n, x, hi: b.minimum(x, hi),
+    "where.self": lambda b, n, c, x, y: b.select(c, x, y),
+    "masked_fill.Scalar": lambda b, n, x, c, y: b.select(c, y, x),
+    "masked_fill.Tensor": lambda b, n, x, c, y: b.select(c, y, x),
+    "isnan.default": lambda b, n, x: b.ne(x, x),
+    "isinf.default": lambda b, n, x: b.eq(b.abs(x), b.const(math.inf)),
+    "isfinite.default": lambda b, n, x: b.lt(b.abs(x), b.const(math.inf)),
+    "logical_not.default": lambda b, n, x: b.eq(x, b.const(0)),
+    "bitwise_not.default": lambda b, n, x: b.not_(x),
+    "sigmoid.default": lambda b, n, x: b.div(_one(b), b.add(_one(b), b.call("exp", b.neg(x)))),
+    "pow.Tensor_Tensor": lambda b, n, x, y: b.call("pow", x, y),
+    "pow.Scalar": lambda b, n, x, y: b.call("pow", x, y),
+}
+
+CHOICES = {"where.self": 0, "masked_fill.Scalar": 1, "masked_fill.Tensor": 1}
+"""Operations with a condition, and which operand that is."""
 
 NAMED = ("alpha", "value", "min", "max")
 """The operands that operations get by name."""

@@ -1,0 +1,363 @@
+"""The functions of a library in C++: the loops of a prelude, or of a pass over some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from functional_optim.kernels import ops
+from functional_optim.kernels.cpp import HALF, STORED, VALUE, Cpp, load, stored
+from functional_optim.kernels.cuts import Nest
+from functional_optim.kernels.graph import Node
+
+if TYPE_CHECKING:
+    from functional_optim.kernels.print_cpp import Source
+
+
+class Kept:
+    """A value in memory.
+
+    kind: its C++ type. how: by what it is reduced, if it is. place, parts: in the table of places;
+    None for one on the stack. local: whether it belongs to a row.
+    """
+
+    def __init__(self, node: Node, how: str, *, local: bool) -> None:
+        self.node = node
+        self.how = how
+        self.kind = _accumulator(node, how)
+        self.local = local
+        self.axes = node.axes[1:] if local else node.axes
+        self.place: int | None = None
+        self.parts: int | None = None
+
+
+def _accumulator(node: Node, how: str) -> str:
+    """The C++ type in which a value is kept."""
+    if how in ("sum", "mean"):
+        return "double" if node.dtype.is_floating_point else "int64_t"
+    if how in ("any", "all"):
+        return "int32_t"
+    kind = VALUE[node.dtype]
+    if not how:
+        return "uint8_t" if kind == "bool" else kind
+    small = ("bool", "int16_t", "int8_t", "uint8_t")
+    return "int32_t" if kind in small else kind
+
+
+class Loops:
+    """The lines of a nest: `first` before all loops, `before` and `behind` the innermost one, and
+    those inside of each loop, by its axis; under -1 what no loop repeats."""
+
+    def __init__(self, nest: Nest, axes: Sequence[int]) -> None:
+        self.nest = nest
+        self.axes = axes
+        self.first: list[str] = []
+        self.before: list[str] = []
+        self.behind: list[str] = []
+        self.clauses: list[str] = []
+        self.inside: dict[int, list[str]] = {-1: [], **{axis: [] for axis in nest.axes}}
+        self.names: dict[Node, str] = {}
+
+
+class Function:
+    """The lines of a prelude, or of a pass over some rows.
+
+    scalars: what is the same for all elements. row: what is done for each row before its loops, and
+    after them. lines: the loops.
+    """
+
+    def __init__(self, source: Source, *, chunked: bool) -> None:
+        self.source = source
+        self.graph = source.graph
+        self.plan = source.plan
+        self.chunked = chunked
+        self.by_rows = chunked and source.axes > 1
+        self.scalars: list[str] = []
+        self.before: list[str] = []
+        self.row: tuple[list[str], list[str]] = ([], [])
+        self.lines: list[str] = []
+        self.names: dict[Node, str] = {}
+        self.pointers: dict[str, str] = {}
+
+    def text(self, name: str, arguments: str) -> str:
+        """The function."""
+        sizes = []
+        for i, size in enumerate(self.graph.sizes if not self.source.blocks else ()):
+            own = (
+                f"enum {{ n{i} = {-size} }};" if size < 0 else f"const int64_t n{i} = t.size[{i}];"
+            )
+            sizes.append(own)
+        lines = [*sizes, *self.pointers.values(), *self.scalars, *self.before, *self.lines]
+        body = "\n    ".join(lines)
+        return f"static __attribute__((noinline)) void {name}({arguments})\n{{\n    {body}\n}}\n"
+
+    def write(self, nests: Sequence[Nest]) -> None:
+        """Loops, one after the other; row by row in a pass over several axes."""
+        for node in [x for nest in nests for x in nest.reduced]:
+            if self.plan.ends(node) and not self.source.blocks:
+                self._begun(node)
+        lines: list[str] = []
+        for nest in nests:
+            lines += self._loops(nest)
+        if not self.by_rows:
+            self.lines += lines
+            return
+        body = [*self.row[0], *lines, *self.row[1]]
+        self.lines += ["for (int64_t i0 = start; i0 < start + length; ++i0) {", *_deeper(body), "}"]
+
+    def _begun(self, node: Node) -> None:
+        """The part of a reduction that a chunk adds to, and its first value."""
+        kept = self.source.kept[node]
+        length = " * ".join(["(int64_t)1", *[f"n{i}" for i in node.axes]])
+        name = self._memory(f"a{node.index}", kept.kind, f"t.scratch + t.at[{kept.parts}]")
+        self.before.append(
+            f"{kept.kind}* __restrict__ const b{node.index} = {name} + k * ({length});"
+        )
+        self.before.append(
+            f"for (int64_t j = 0; j < {length}; ++j) b{node.index}[j] = {_identity(kept)};"
+        )
+
+    def scalar(self, node: Node) -> str:
+        """The name of a value without axes."""
+        if node not in self.names:
+            lines: list[str] = []
+            text = self._value(node, lines, self.scalar)
+            self.scalars += lines
+            self.scalars.append(f"const {VALUE[node.dtype]} v{node.index} = {text};")
+            self.names[node] = f"v{node.index}"
+        return self.names[node]
+
+    def _value(self, node: Node, lines: list[str], name: Any) -> str:
+        """The text of a value where its loops are. name: of its operands."""
+        if node.op == "input":
+            return load(self._element(node), node.dtype)
+        if node.op == "number":
+            return f"t.numbers[{node.args[0]}]"
+        if node.op == "row":
+            return f"as<double>(t.row[{len(self.graph.inputs) - 1 + node.args[0]}])"
+        if node.op == "iota":
+            return self._place_in_tensor(node)
+        if node.op == "inside":
+            return f"({self._index(node.axes[1:])} < rest)"
+        if node in self.plan.kept and node not in self.computed:
+            mirror = self.plan.mirrors.get(node)
+            if mirror is not None:
+                return load(self._element(self.graph.inputs[mirror]), node.dtype)
+            return self._kept(node)
+        for x in node.operands():
+            name(x)
+        return ops.expression(Cpp(lines, self.source.counter), node, name)
+
+    computed: frozenset[Node] = frozenset()
+    """The kept values that the loops at hand compute themselves."""
+
+    def _place_in_tensor(self, node: Node) -> str:
+        kind = VALUE[node.dtype]
+        if not self.graph.block or 0 not in node.axes:
+            return f"({kind}){self._index(node.axes)}"
+        self._row(f"const {kind} at = ({kind})(i0 * {self.graph.block});")
+        return f"(at + ({kind}){self._index(node.axes[1:])})"
+
+    def _kept(self, node: Node) -> str:
+        """A value that was kept."""
+        kept = self.source.kept[node]
+        text = self._home(node)
+        if kept.how == "mean":
+            gone = [i for i in next(node.operands()).axes if i not in node.axes]
+            count = " * ".join([f"(int64_t)n{i}" for i in gone])
+            if self.graph.block and 0 in gone:
+                count = f"t.size[{self.source.sizes - 1}]"
+            text = f"({text} / (double)({count}))"
+        if node.dtype in HALF:
+            return f"to_{HALF[node.dtype]}((float){text})"
+        if node.dtype is torch.bool:
+            return f"({text} != 0)"
+        return f"({VALUE[node.dtype]}){text}"
+
+    def _home(self, node: Node) -> str:
+        """Where a value is kept, of the element at hand."""
+        kept = self.source.kept[node]
+        name = f"k{node.index}"
+        if not kept.local:
+            self._memory(name, kept.kind, f"t.scratch + t.at[{kept.place}]")
+            return f"{name}[{self._index(kept.axes)}]"
+        if not kept.axes:
+            self._row(f"{kept.kind} {name};")
+            return name
+        count = self.source.fixed(kept.axes)
+        if count:
+            line = f"alignas(64) {kept.kind} {name}[{count}];"
+            self.before += [] if line in self.before else [line]
+        else:
+            self._memory(name, kept.kind, f"local + t.at[{kept.place}]")
+        return f"{name}[{self._index(kept.axes)}]"
+
+    def _memory(self, name: str, kind: str, address: str) -> str:
+        self.pointers[name] = f"{kind}* __restrict__ const {name} = ({kind}*)({address});"
+        return name
+
+    def _row(self, line: str) -> None:
+        if line not in self.row[0]:
+            self.row[0].append(line)
+
+    def _element(self, node: Node) -> str:
+        """An element of a tensor, in memory."""
+        i = node.args[0]
+        kind = STORED[node.dtype]
+        const = "" if i in self.source.written else "const "
+        at = "t.grad" if i == 0 else f"t.row[{i - 1}]"
+        self.pointers[f"p{i}"] = f"{const}{kind}* __restrict__ const p{i} = ({kind}*){at};"
+        flat = len(node.dims) == 1 and node.axes == self.plan.every  # else it has whole blocks
+        if not (self.graph.block and self.by_rows and flat):
+            return f"p{i}[{self._index(node.axes)}]"
+        self._block(i, kind)
+        return f"q{i}[{self._index(node.axes[1:])}]"
+
+    def _block(self, i: int, kind: str) -> None:
+        """A pointer to a block of a tensor; the last one is copied where it may be a whole one."""
+        block, own = self.graph.block, f"p{i} + i0 * {self.graph.block}"
+        at = f"t.size[{self.source.sizes - 1}] - i0 * {block}"
+        self._row(f"const int64_t rest = {at} < {block} ? {at} : {block};")
+        spare = f"alignas(64) {kind} spare{i}[{block}];"
+        if spare in self.before:
+            return
+        self.before.append(spare)
+        self._row(f"{kind}* __restrict__ q{i} = ({kind}*)({own});")
+        fill = (
+            f"memset(spare{i}, 0, sizeof(spare{i})); memcpy(spare{i}, q{i}, rest * sizeof({kind}));"
+        )
+        self._row(f"if (rest < {block}) {{ {fill} q{i} = spare{i}; }}")
+        if i in self.source.written:
+            back = f"if (rest < {block}) memcpy({own}, spare{i}, rest * sizeof({kind}));"
+            self.row[1].append(back)
+
+    def _loops(self, nest: Nest) -> list[str]:
+        """The lines of one nest."""
+        axes = nest.axes[1:] if self.by_rows else nest.axes
+        loops = Loops(nest, axes)
+        self.computed = frozenset(nest.kept)
+
+        def name(node: Node) -> str:
+            if node not in loops.names:
+                if not node.axes:
+                    loops.names[node] = self.scalar(node)
+                    return loops.names[node]
+                level = loops.inside[max(node.axes)]
+                own: list[str] = []
+                text = self._value(node, own, name)
+                level += own
+                level.append(f"const {VALUE[node.dtype]} v{node.index} = {text};")
+                loops.names[node] = f"v{node.index}"
+            return loops.names[node]
+
+        for node in nest.goals():
+            name(node)
+        for node in nest.reduced:
+            self._reduce(node, loops)
+        for node in [x for x in nest.kept if x not in self.plan.mirrors]:
+            line = f"{self._home(node)} = ({self.source.kept[node].kind}){loops.names[node]};"
+            loops.inside[max(node.axes)].append(line)
+        for i, value in nest.stores:
+            target = self.graph.inputs[i]
+            text = Cpp.cast(loops.names[value], value.dtype, target.dtype)
+            line = f"{self._element(target)} = {stored(text, target.dtype)};"
+            loops.inside[max(target.axes, default=-1)].append(line)
+        self.computed = frozenset()
+        lines: list[str] = []
+        for depth in reversed(axes):
+            own = [*loops.inside[depth], *lines]
+            first, count = "0", f"n{depth}"
+            if depth == 0 and self.chunked:
+                first, count = "start", "start + length"
+            kind = "int" if self.graph.sizes[depth] < 0 else "int64_t"
+            head = f"for ({kind} i{depth} = {first}; i{depth} < {count}; ++i{depth}) {{"
+            body = [head, *_deeper(own), "}"]
+            if depth == axes[-1]:
+                pragma = f"#pragma omp simd{''.join(loops.clauses)}"
+                body = [*loops.before, pragma, *body, *loops.behind]
+            lines = body
+        outer = [x for depth in (-1, *nest.axes) if depth not in axes for x in loops.inside[depth]]
+        return ["{", *_deeper([*loops.first, *outer, *lines]), "}"]
+
+    def _index(self, axes: Sequence[int]) -> str:
+        text = "0"
+        for k, axis in enumerate(axes):
+            text = f"i{axis}" if k == 0 else f"({text}) * n{axis} + i{axis}"
+        return f"({text})" if len(axes) > 1 else text
+
+    def _reduce(self, node: Node, loops: Loops) -> None:
+        """Lines that add a value to a reduction."""
+        kept, axes = self.source.kept[node], loops.axes
+        x = next(node.operands())
+        value = f"({kept.kind}){loops.names[x]}"
+        if kept.how in ("any", "all"):
+            value = f"({kept.kind})({loops.names[x]} != 0)"
+        ends = self.plan.ends(node)
+        if ends and self.graph.block:  # of the last block what there is
+            self._block(1, STORED[self.graph.inputs[1].dtype])
+            value = f"({self._index(x.axes[1:])} < rest ? {value} : {_identity(kept)})"
+        if self.source.blocks:
+            target = f"found[{self.graph.results.index(node)}]"
+        elif ends:
+            target = f"b{node.index}[{self._index(node.axes)}]"
+        else:
+            target = self._home(node)
+        gone = [i for i in x.axes if i not in node.axes]
+        if not axes:
+            loops.inside[0].append(f"{target} = {_put(kept, target, value)};")
+            return
+        inner = axes[-1]
+        alone = [i for i in axes if i in gone] == [inner] and not ends
+        if not ends and not alone:
+            line = f"{target} = {_identity(kept)};"
+            for i in reversed([i for i in node.axes if i in axes]):
+                line = f"for (int64_t i{i} = 0; i{i} < n{i}; ++i{i}) {line}"
+            loops.first.append(line)
+        if inner not in gone:
+            loops.inside[inner].append(f"{target} = {_put(kept, target, value)};")
+            return
+        local = f"r{node.index}"
+        floating = kept.kind in ("float", "double")
+        nan = kept.how in ("max", "min") and floating
+        loops.inside[inner].append(f"{local} = {_put(kept, local, value, nan=nan)};")
+        sign = {"max": "max", "min": "min", "any": "max", "all": "min"}.get(kept.how, "+")
+        loops.clauses.append(f" reduction({sign}:{local})")
+        loops.before.append(f"{kept.kind} {local} = {_identity(kept)};")
+        end = local
+        if nan:
+            loops.inside[inner].append(f"{local}n |= ({loops.names[x]} != {loops.names[x]});")
+            loops.clauses.append(f" reduction(|:{local}n)")
+            loops.before.append(f"int32_t {local}n = 0;")
+            end = f'({local}n ? ({kept.kind})__builtin_nan("") : {local})'
+        loops.behind.append(f"{target} = {end if alone else _put(kept, target, end)};")
+
+
+def _identity(kept: Kept) -> str:
+    if kept.how in ("sum", "mean", "any"):
+        return "0"
+    if kept.how == "all":
+        return "1"
+    if kept.kind in ("float", "double"):
+        return f"{'-' if kept.how == 'max' else ''}__builtin_inf()"
+    bits = 63 if kept.kind == "int64_t" else 31
+    low = f"(-(({kept.kind})1 << {bits - 1}) * 2)"
+    return low if kept.how == "max" else f"(-({low} + 1))"
+
+
+def _put(kept: Kept, a: str, b: str, *, nan: bool = False) -> str:
+    """Two parts of a reduction together. nan: those are counted apart."""
+    if kept.how in ("sum", "mean"):
+        return f"{a} + {b}"
+    sign = ">" if kept.how in ("max", "any") else "<"
+    floating = kept.kind in ("float", "double") and not nan
+    return (
+        f"({a} {sign} {b} || {a} != {a} ? {a} : {b})"
+        if floating
+        else f"({a} {sign} {b} ? {a} : {b})"
+    )
+
+
+def _deeper(lines: Sequence[str]) -> list[str]:
+    return [line if line.startswith("#") else f"    {line}" for line in lines]

@@ -1,0 +1,335 @@
+"""Whatever steps a tensor does what the pure update does: kernels, ATen around them, joined tensors,
+one after the other, and shards; for every case, all dtypes and layouts, and all that is measured."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from cases import CASES
+from helpers import assert_close, assert_same, clone, run
+from sampling import some
+from soap_by_hand import soap
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim import kernels
+from functional_optim.adapters import Optimizer
+
+STEPS = 4
+BIG = 8192
+"""Elements of a chunk of a tensor with rows."""
+
+SHAPES = {
+    **{"b.empty": (0, 3), "b.one": (1, 1), "b.scalar": (), "b.vector": (70,)},
+    **{"w.cube": (3, 5, 7), "w.kernel": (4, 3, 2, 2), "w.matrix": (6, 9), "w.row": (1, 9)},
+    **{"w.strided": (5, 4), "w.transposed": (4, 6), "w.twin": (6, 9)},
+}
+LARGE = {"w.tall": (501, 33), "w.wide": (3, 2 * BIG + 11)}
+"""Several chunks; both together are shared by threads."""
+
+
+class Row(NamedTuple):
+    """A recipe, from a learning rate.
+
+    takes: which shapes. real: whether it refuses complex parameters. rounding: in float64. large:
+    whether it has no products, so that large tensors cost little.
+    """
+
+    make: Callable[[Any], Any]
+    lr: float = 1e-2
+    takes: Callable[[tuple[int, ...]], bool] = lambda shape: True
+    real: bool = False
+    rounding: float = 1e-12
+    large: bool = True
+
+
+def of_case(case: Any) -> Row:
+    """A row of the case table."""
+
+    def takes(shape: tuple[int, ...]) -> bool:
+        return case.dim is None or len(shape) == case.dim
+
+    real = not case.cannot.isdisjoint(["complex"])
+    large = case.dim is None and not case.both_sides and case.name not in PRODUCTS
+    return Row(lambda lr: case.tx(lr=lr), case.hyper["lr"], takes, real, case.rounding, large)
+
+
+PRODUCTS = ("shampoo", "shampoo-blocks", "galore", "apollo", "apollo-mini", "muon_adamw", "scion")
+
+
+class Sides(NamedTuple):
+    rows: Tensor
+    columns: Tensor
+    largest: Tensor
+
+
+def sides(lr: Any) -> Any:
+    """A rule with slots like the rows, the columns and the whole of a tensor, each a sum of it."""
+
+    def init(p: Tensor) -> Sides:
+        whole = p.shape if p.dim() else (1,)
+        rows, columns = (*whole[:-1], 1), (1, *whole[1:])
+        return Sides(*[p.new_zeros(shape[: p.dim()]) for shape in (rows, columns, ())])
+
+    def update(u: Tensor, slots: Sides, p: Tensor, weight: Any, lr: Any) -> tuple[Tensor, Sides]:
+        if u.dim() == 0 or u.numel() == 0:
+            return u, slots
+        rows = slots.rows.lerp(u.mean(-1, keepdim=True), weight)
+        columns = slots.columns.lerp((u - rows).square().sum(0, keepdim=True), weight)
+        largest = torch.maximum(slots.largest, (columns * p).abs().amax())
+        u = (u - rows) / (1 + columns) * (largest / (1 + rows.square().sum())) / u.shape[0]
+        return -lr * u, Sides(rows, columns, largest)
+
+    return fo.leafwise(init, update, lambda t, *, lr: (1 / t, lr), hyper={"lr": lr}, name="sides")
+
+
+class Shapes(NamedTuple):
+    rows: Tensor
+    columns: Tensor
+    gram: Tensor
+
+
+def shaped(lr: Any) -> Any:
+    """A rule for matrices whose slots have three shapes and two dtypes, and a product."""
+
+    def init(p: Tensor) -> Shapes:
+        m, n = p.shape
+        return Shapes(p.new_zeros(m), p.new_zeros(n), torch.zeros(m, m, dtype=torch.float64))
+
+    def update(u: Tensor, slots: Shapes, p: Tensor, lr: Any) -> tuple[Tensor, Shapes]:
+        rows, columns = slots.rows + u.square().mean(1), slots.columns + u.square().mean(0)
+        gram = slots.gram.lerp(u @ u.mT, 0.1)
+        scale = rows[:, None].sqrt() + columns.sqrt() + gram.diagonal()[:, None].sqrt()
+        return -lr * u / (scale + 1e-3), Shapes(rows, columns, gram)
+
+    return fo.leafwise(init, update, lambda t, *, lr: (lr,), hyper={"lr": lr}, name="shaped")
+
+
+class Basis(NamedTuple):
+    basis: Tensor
+    seen: Tensor
+
+
+def refreshing(lr: Any) -> Any:
+    """Two variants, of which one has an operation without a kernel."""
+
+    def init(p: Tensor) -> Basis:
+        return Basis(torch.eye(p.shape[0], dtype=p.dtype), p.new_zeros(()))
+
+    def cheap(u: Tensor, slots: Basis, p: Tensor, lr: Any) -> tuple[Tensor, Basis]:
+        return -lr * slots.basis.to(u.dtype) @ u, slots
+
+    def dear(u: Tensor, slots: Basis, p: Tensor, lr: Any) -> tuple[Tensor, Basis]:
+        basis, _ = torch.linalg.qr(u @ u.mT + torch.eye(len(u), dtype=u.dtype))
+        return -lr * basis @ u, Basis(basis, slots.seen + 1)
+
+    def every_third(t: Any) -> Any:
+        return t % 3 == 1
+
+    options: dict[str, Any] = {"choose": every_third, "hyper": {"lr": lr}, "name": "refreshing"}
+    return fo.leafwise(init, (cheap, dear), lambda t, *, lr: (lr,), **options)
+
+
+def cumulated(lr: Any) -> Any:
+    """A rule without a kernel, between others."""
+    rule = fo.leafwise(None, lambda u, slots, p: (u.cumsum(0) if u.dim() else u, slots), name="sum")
+    return fo.chain(fo.trace(0.9), rule, fo.clip_by_global_norm(1.0), fo.scale_by_lr(lr))
+
+
+def by_shape(lr: Any) -> Any:
+    """A rule that asks which side of a matrix is longer."""
+
+    def update(u: Tensor, slots: Any, p: Tensor, lr: Any) -> tuple[Tensor, Any]:
+        return (-lr if u.shape[0] > u.shape[-1] else lr) * u, slots
+
+    return fo.leafwise(None, update, lambda t, *, lr: (lr,), hyper={"lr": lr}, name="by_shape")
+
+
+def around(make: Callable[[], Any]) -> Callable[[Any], Any]:
+    """Rules of each kind around one."""
+    return lambda lr: fo.chain(
+        fo.clip_by_global_norm(1.0),
+        fo.trace(0.9),
+        make(),
+        fo.add_decayed_weights(0.1),
+        fo.clip_by_block_rms(0.5),
+        fo.scale_by_lr(lr),
+        fo.params_ema(0.9),
+    )
+
+
+def on_some(lr: Any) -> Any:
+    parts = {"muon": fo.muon(lr), "soap": soap(lr), "lamb": fo.lamb(lr), "plain": fo.adamw(lr)}
+    labels = {"w.twin": "muon", "w.matrix": "soap", "w.cube": "lamb", "*": "plain"}
+    return fo.partition(parts, labels)
+
+
+def matrices(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2
+
+
+def full_matrices(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and 0 not in shape
+
+
+def with_rows(shape: tuple[int, ...]) -> bool:
+    return len(shape) > 0
+
+
+MATRICES: dict[str, Any] = {"takes": full_matrices, "real": True, "large": False}
+SOAP = {**MATRICES, "rounding": 1e-9}
+RECIPES = {
+    "sides": Row(sides, real=True),
+    "shaped": Row(shaped, **MATRICES),
+    "refreshing": Row(refreshing, **MATRICES),
+    "cumulated": Row(cumulated, real=True),
+    "by shape": Row(by_shape, takes=with_rows, real=True),
+    "adaptive clip": Row(lambda lr: fo.chain(fo.adaptive_grad_clip(0.1), fo.adamw(lr)), real=True),
+    "centralize": Row(
+        lambda lr: fo.chain(
+            fo.clip_by_global_norm(0.5), fo.centralize(), fo.clip_by_global_norm(0.3), fo.sgd(lr)
+        ),
+        real=True,
+    ),
+    "a look back": Row(
+        lambda lr: fo.chain(fo.trace(0.9), fo.cautious(fo.scale_by_adam()), fo.scale_by_lr(lr))
+    ),
+    "sums behind a gate": Row(
+        lambda lr: fo.accumulate(
+            fo.chain(fo.trace(0.9), fo.clip_by_block_rms(0.3), fo.scale_by_lr(lr)), 2
+        )
+    ),
+    "soap": Row(lambda lr: fo.chain(soap(lr), fo.add_decayed_weights(0.1)), **SOAP),
+    "soap, one by one": Row(
+        lambda lr: fo.chain(fo.trace(0.5), soap(lr, batched=False)), **SOAP
+    ),
+    "soap in turns": Row(lambda lr: soap(lr, every=3, refresh="spread"), **SOAP),
+    "soap among others": Row(around(soap), **SOAP),
+    "turns behind a gate": Row(
+        lambda lr: fo.accumulate(soap(lr, every=3, refresh="spread"), 2), **SOAP
+    ),
+    "two products": Row(
+        around(lambda: fo.chain(soap(), fo.scale(2.0), fo.orthogonalize(ns_dtype=torch.float64))),
+        **SOAP,
+    ),
+    "a norm behind a product": Row(
+        lambda lr: fo.chain(fo.muon(lr, ns_dtype=torch.float64), fo.clip_by_global_norm(0.1)),
+        **MATRICES,
+    ),
+    "int8": Row(lambda lr: fo.stored(fo.adamw(lr), "int8", block_size=16, min_size=0), real=True),
+    "on some": Row(on_some, real=True, rounding=2e-2, large=False),
+}
+ROWS = {**{case.name: of_case(case) for case in CASES}, **RECIPES}
+
+TOLERANCES = {
+    torch.float64: None,
+    torch.float32: 2e-5,
+    torch.bfloat16: 2e-2,
+    torch.complex64: 2e-5,
+}
+"""None: the rounding of the row."""
+
+
+def tensors(row: Row, dtype: torch.dtype, seed: int, shapes: Any, *, more: int = 0) -> Any:
+    """A tensor of every kind, by name. more: longer by so much."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, shape in shapes.items():
+        if row.takes(shape):
+            shape = tuple([n + more if n > 1 else n for n in shape])
+            x = torch.randn((*shape, 2), generator=generator, dtype=torch.float64)
+            x = torch.view_as_complex(x) if dtype.is_complex else x[..., 0].contiguous()
+            found[name] = x.to(dtype)
+    return found
+
+
+def odd(trees: Any) -> Any:
+    """Parameters that do not lie in memory as their shapes say."""
+    found = clone(trees)
+    if "w.strided" in found:
+        found["w.strided"] = torch.stack([found["w.strided"]] * 2, -1)[..., 0]
+    if "w.transposed" in found:
+        found["w.transposed"] = found["w.transposed"].mT.contiguous().mT
+    if "w.kernel" in found:
+        found["w.kernel"] = found["w.kernel"].to(memory_format=torch.channels_last)
+    return found
+
+
+def gradients(row: Row, dtype: torch.dtype, shapes: Any, more: int = 0) -> list[Any]:
+    """Those of some steps; some tensors have none in the second."""
+    found = [tensors(row, dtype, k + 1, shapes, more=more) for k in range(STEPS)]
+    found[1] = {k: None if i % 3 == 1 else g for i, (k, g) in enumerate(found[1].items())}
+    return found
+
+
+def by_function(tx: Any, params: Any, grads: Any, **options: Any) -> Any:
+    step, state = fo.compile(tx, **options), tx.init(params)
+    for g in grads:
+        params, state = step(g, state, params)
+    return params, state.slots
+
+
+def by_object(tx: Any, params: Any, grads: Any, compile: Any) -> Any:
+    named = {name: torch.nn.Parameter(p) for name, p in params.items()}
+    opt = Optimizer(named.items(), lambda: tx, compile=compile)
+    for tree in grads:
+        for name, p in named.items():
+            p.grad = tree[name]
+        opt.step()
+    slots: dict[str, Any] = {}
+    for name, p in named.items():
+        for key, x in opt.state[p].items():
+            slots.setdefault(key, {})[name] = x
+    slots.pop("step", None)
+    return {name: p.detach() for name, p in named.items()}, slots
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "donated": lambda *given: by_function(*given),
+    "kept": lambda *given: by_function(*given, donate=False),
+    "object": lambda *given: by_object(*given, compile=True),
+    "eager object": lambda *given: by_object(*given, compile=False),
+}
+
+
+def check(row: Row, params: Any, grads: Any, tolerance: float, ways: Any = tuple(WAYS)) -> None:
+    """All ways end where the pure update does."""
+    tx = row.make(row.lr)
+    moved, state = run(tx, clone(params), clone(grads))
+    slots = {key: tree for key, tree in state.slots.items() if fo.tree.leaves(tree)}
+    for way in ways:
+        found, kept = WAYS[way](row.make(row.lr), clone(params), clone(grads))
+        kept = {key: kept[key] for key in slots}
+        assert_close((found, kept), (moved, slots), tolerance)
+
+
+@pytest.fixture(autouse=True)
+def two_threads(seed_and_thread: None) -> None:
+    """So that kernels of large tensors are parallel."""
+    torch.set_num_threads(2)
+
+
+def pairs() -> Iterator[tuple[str, torch.dtype]]:
+    for name, row in ROWS.items():
+        for dtype in TOLERANCES:
+            if not (dtype.is_complex and row.real):
+                yield name, dtype
+
+
+@pytest.mark.filterwarnings("ignore:functional_optim.* runs eagerly")
+@pytest.mark.parametrize(("name", "dtype"), [*pairs()])
+def test_every_way_ends_where_the_pure_update_does(name, dtype):
+    row = ROWS[name]
+    tolerance = max(TOLERANCES[dtype] or 0.0, row.rounding)
+    check(row, odd(tensors(row, dtype, 0, SHAPES)), gradients(row, dtype, SHAPES), tolerance)
+    if row.large:
+        large = tensors(row, dtype, 0, LARGE)
+        check(row, large, gradients(row, dtype, LARGE), tolerance, ["donated"])
+    before = kernels.count()
+    params = tensors(row, dtype, 0, SHAPES, more=2)
+    check(row._replace(lr=0.5 * row.lr), params, gradients(row, dtype, SHAPES, 2), tolerance)
+    assert kernels.count() == before
