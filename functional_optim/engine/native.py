@@ -44,7 +44,7 @@ class Served:
 
     def check(self, native: kernels.Native) -> None:
         """Raise Unsuitable unless a library does to small tensors what the rules do."""
-        g, p, _ = self.like
+        _, p, _ = self.like
         if self.graph.block:
             shapes: Any = [(3 * self.graph.block,), (2 * self.graph.block + 41,), (5,)]
         else:

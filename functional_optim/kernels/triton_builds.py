@@ -19,6 +19,7 @@ from torch import Tensor
 
 from functional_optim.kernels import disk_cache
 from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher, NumberSource
+from functional_optim.kernels.interrupts import let_through
 from functional_optim.kernels.print_triton import KernelVariant, TritonSource
 from functional_optim.kernels.triton_launch import Gradients, Tables
 from functional_optim.kernels.triton_primitives import KernelText
@@ -77,7 +78,7 @@ class TritonKernel:
                     "captured. Make a few steps of the same tensors before, on a side stream, as "
                     "torch.cuda.make_graphed_callables does it."
                 )
-            self.known[variant] = self._made(variant, check)
+            self.known[variant] = let_through(self._made, variant, check)
         return self.known[variant]
 
     def _made(self, variant: KernelVariant, check: Callable[[Run], None]) -> list[Launcher]:

@@ -67,9 +67,6 @@ class Triton(Cpp):
         """x to a power that is no whole number."""
         return self.call("pow", x, self.const(e))
 
-    def power(self, x: str, e: float) -> str:
-        return self.call("pow", x, self.const(e))
-
     def let(self, x: str) -> str:
         name = f"s{next(self.names)}"
         self.lines.append(f"{name} = {x}")

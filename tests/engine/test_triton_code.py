@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("triton")
-
 from gpu.ahead import check_types, compile_ahead, facts, forbidden
 from gpu.kernel_runs import EVERY, LOGARITHMIC, Table, asked, recorded, served
+from torch import Tensor
 
 import functional_optim as fo
 from functional_optim.engine.native import Served

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 import torch
 import undeclared
-from torch import Tensor
-
-pytest.importorskip("triton")
-
+from gpu.ahead import check_types
 from gpu.drivers import Host, on_host
 from gpu.kernel_runs import (
     BY_NAME,
@@ -28,6 +25,7 @@ from gpu.kernel_runs import (
     recorded,
     served,
 )
+from torch import Tensor
 
 import functional_optim as fo
 from functional_optim.kernels.print_triton import KernelVariant, source_of
@@ -99,10 +97,12 @@ def test_rules_without_flags_are_the_same(name: str, monkeypatch: pytest.MonkeyP
     """Whether they have kernels or not; a kernel that cannot be used would be told."""
     told: list[str] = []
     monkeypatch.setattr("functional_optim.kernels.tell", told.append)
-    with on_host(Host()):
+    with on_host(Host()) as host:
         outcomes = undeclared.outcomes(undeclared.ROWS[name], ["together"], ["fo.compile"])
         assert {x.kind for x in outcomes} == {"equal"}
     assert not told
+    for text in host.texts:
+        check_types(text)
 
 
 # ---------------------------------------------------------------- where things are
@@ -205,9 +205,11 @@ def test_packed_slots_are_those_of_the_cpp(name: str) -> None:
         last = max(own.graph.block, BLOCK)
         shapes = [(x, 1) for x in (CHUNK + last + 37, 1, 255, 513)]
         check(own, shapes, loose=SUMMED[recipe.dtype] if name == "lamb" else 0.0)
-        assert len(source_of(own.graph).kernels) == (
-            2 if name == "lamb" and not own.graph.results else 1
-        )
+        variant = KernelVariant(("value",) * own.body.count, True)
+        texts = source_of(own.graph).texts(variant, CONFIGS[0]._replace(block=last))
+        assert len(texts) == (2 if name == "lamb" and not own.graph.results else 1)
+        for text in texts:
+            check_types(text)
 
 
 # ---------------------------------------------------------------- operations

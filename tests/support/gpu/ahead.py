@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("triton")
+
 import triton
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
