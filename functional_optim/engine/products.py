@@ -66,9 +66,7 @@ class ProductExecutor(Executor):
         """A task in stages; None if it has none."""
         if scalars.task not in self.staged:
             at = self._by_aten(scalars)
-            last = len(scalars.placements) - 1
-            none = not at and not any(x.rule.batched for x in self.group.placements)
-            if at is None or none or (scalars.goal == "reduce" and last in at):
+            if at is None or not (at or any(x.rule.batched for x in self.group.placements)):
                 return None
             self.staged[scalars.task] = StagedStep(self, self.mine(grads), scalars, at)
         return self.staged[scalars.task]
@@ -77,8 +75,9 @@ class ProductExecutor(Executor):
         """The indices of the rules that ATen runs: those that take batches or turns, and all with
         an operation that no kernel has. None if one of them looks back, or reads new parameters."""
         found: list[int] = []
-        for i, (placement, own) in enumerate(zip(scalars.placements, scalars.numbers, strict=True)):
-            rule = placement.rule
+        run = len(scalars.placements) - (scalars.goal == "reduce")  # the last one only measures
+        for i, placement in enumerate(scalars.placements[:run]):
+            rule, own = placement.rule, scalars.numbers[i]
             if not rule.updates:
                 continue
             alone = rule.batched or (rule.turns and len(rule.updates) > 1)

@@ -24,14 +24,13 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 ATEN = {
-    **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "pow_half", "pow_minus_half"), 1),
-    **dict.fromkeys(("exp2", "log2", "log1p", "expm1", "sin", "cos", "tan", "tanh", "atan"), 1),
-    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos", "erf", "erfc"), 1),
-    **dict.fromkeys(("hypot", "atan2", "lgamma", "sigmoid", "pow_number", "pow_tensor"), 1),
-    **{"pow_base": 1, "pow_4": 1},
+    **dict.fromkeys(("sqrt", "pow_half", "exp", "log", "pow_number", "pow_tensor", "pow_base"), 1),
+    **dict.fromkeys(("pow_4", "exp2", "log2", "log1p", "expm1", "sin", "cos", "tan", "atan"), 1),
+    **dict.fromkeys(("sinh", "cosh", "asin", "acos", "asinh", "acosh", "erf", "hypot", "atan2"), 1),
+    **{"tanh": 2, "atanh": 2, "erfc": 3, "sigmoid": 4, "lgamma": 4},
 }
-"""By how many units in the last place at most ATen's functions, which are those of MKL and SLEEF,
-differ from those of kernels. All other operations have the same bits. docs/gotchas.md lists them."""
+"""By how many units in the last place, at most, kernels differ from ATen's functions, which are
+those of MKL and SLEEF; all other operations have the same bits. docs/gotchas.md repeats it."""
 
 
 def numbers(count: int, dtype: torch.dtype, seed: int, *, wild: bool) -> Tensor:
@@ -121,14 +120,16 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
         for name in (
             *("isnan", "isinf", "isfinite", "floor", "ceil", "trunc", "round", "exp", "log"),
             *("sin", "cos", "tan", "tanh", "log1p", "expm1", "erf", "erfc", "atan", "exp2"),
-            *("log2", "sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos", "sigmoid"),
-            *("lgamma", "logical_not"),
+            *("log2", "asinh", "acosh", "atanh", "asin", "acos", "sigmoid", "logical_not"),
         )
     },
     **{
         name: lambda x, y, c, name=name: getattr(torch, name)(x > 0, y > 0)
         for name in ("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or")
     },
+    "sinh": lambda x, y, c: x.clamp(-80, 80).sinh(),
+    "cosh": lambda x, y, c: x.clamp(-80, 80).cosh(),
+    "lgamma": lambda x, y, c: x.abs().clamp(3, 1e5).lgamma(),
     "bits_and": lambda x, y, c: bits(x) & bits(y),
     "bits_and_number": lambda x, y, c: bits(x) & 0x7FF,
     "bits_or": lambda x, y, c: bits(x) | bits(y),
@@ -168,14 +169,202 @@ def computed(names: Any, dtype: torch.dtype) -> Any:
 def test_every_operation_has_the_bits_of_aten(dtype):
     wide = torch.float32 if dtype is torch.bfloat16 else dtype
     tx = computed(tuple(OPERATIONS), wide)
-    wrong, most = [], {}
+    most = dict.fromkeys(OPERATIONS, 0)
     for wild in (False, True):
         x, y = (numbers(1037, dtype, seed, wild=wild) for seed in (0, 1))
         params = {"w": y.clone()}
-        _, state = fo.compile(tx, strict=True)({"w": x}, tx.init(params), params)
+        step = fo.compile(tx, strict=True)
+        _, state = step({"w": x}, tx.init(params), params)
+        assert executors(step) == {"NativeExecutor"}
         for name, operation in OPERATIONS.items():
             wanted = operation(x.to(wide), y.to(wide), 0.3)
-            found = int(apart(state.slots[name]["w"], wanted).max())
-            most[name] = max(found, most.get(name, 0))
-    print(dtype, {k: v for k, v in most.items() if v})
-    assert {k: v for k, v in most.items() if v > ATEN.get(k, 0)} == {}
+            found = apart(state.slots[name]["w"], wanted).max().item()
+            most[name] = max(found, most[name])
+    assert {name: found for name, found in most.items() if found > ATEN.get(name, 0)} == {}
+
+
+def executors(step: Any) -> set[str]:
+    return {type(x).__name__ for entry in step.plan.entries for x in entry.tensors.executors}
+
+
+def test_the_table_has_every_operation_of_kernels():
+    graph = traits.graph_of(computed(tuple(OPERATIONS), torch.float32).placements[0], torch.ones(3))
+    seen = {node.op.partition(".")[0] for node in graph.nodes}
+    same = {"sgn": "sign", **{f"__{x}__": f"bitwise_{x}" for x in ("and", "or", "xor")}}
+    every = {op.partition(".")[0] for op in ops.POINT}
+    others = {"bitwise_left_shift", "bitwise_right_shift", "isfinite", "square"}
+    """Names under which torch's dispatcher does not show what the table has."""
+    assert {x for x in every - others if x not in seen and same.get(x) not in seen} == set()
+
+
+# ---------------------------------------------------------------- every element-wise rule
+
+
+class Rounded(TorchFunctionMode):
+    """Functions for which ATen calls MKL are rounded once, as kernels do it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name not in ("sqrt", "exp", "log"):
+            return func(*args, **(kwargs or {}))
+        (x,) = args
+        if x.dtype is not torch.float64:
+            return func(x.double()).to(x.dtype)
+        if name == "sqrt":
+            return torch.from_numpy(np.sqrt(x.numpy()))
+        return x.clone().apply_({"exp": exp, "log": log}[name])
+
+
+def exp(x: float) -> float:
+    return math.exp(x) if x < 709.7 else math.inf * x / x
+
+
+def log(x: float) -> float:
+    return math.log(x) if x > 0 and x < math.inf else (-math.inf if x == 0 else x + 0 * x)
+
+
+def elementwise() -> list[Any]:
+    """The cases all of whose rules are element-wise, and measure nothing."""
+    found = []
+    for case in CASES:
+        rules = [x for x in case.tx().placements if x.rule.updates]
+        if case.dim is None and all(
+            x.rule.reduce is None and traits.is_elementwise(x, torch.ones(3)) for x in rules
+        ):
+            found.append(pytest.param(case, id=case.name))
+    return found
+
+
+@each_dtype
+@pytest.mark.parametrize("case", elementwise())
+def test_every_element_wise_rule_has_the_bits_of_aten(case, dtype):
+    for wild in (False, True):
+        params = [torch.nn.Parameter(numbers(1037, dtype, 0, wild=wild)) for _ in range(2)]
+        both = [
+            Optimizer([("w", p)], case.tx, compile=compile)
+            for p, compile in zip(params, ("strict", False), strict=True)
+        ]
+        for k in range(3):
+            for p in params:
+                p.grad = numbers(1037, dtype, k + 1, wild=wild)
+            both[0].step()
+            with Rounded():
+                both[1].step()
+            mine, theirs = (opt.state[p] for opt, p in zip(both, params, strict=True))
+            assert not apart(*[p.detach() for p in params]).any()
+            assert not any(apart(mine[key], theirs[key]).any() for key in mine)
+
+
+# ---------------------------------------------------------------- functions and sums of our own
+
+POWERS = (1 / 3, -0.25, 0.3, 0.75, 1.5, -1.7, 2.5)
+
+
+def test_functions_are_right_to_the_last_bit():
+    """On all kinds of numbers, and mostly rounded correctly."""
+
+    class Values(NamedTuple):
+        exp: Any
+        log: Any
+        powers: Any
+
+    count = 1 << 19
+
+    def init(p: Tensor) -> Values:
+        return Values(torch.zeros(count), torch.zeros(count), torch.zeros(count))
+
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(-(1 << 31), 1 << 31, (count,), generator=generator).to(torch.int32)
+    near = torch.randn(count, generator=generator) * 20
+    for k, x in enumerate((words.view(torch.float32), near, near.abs() / 20)):
+        for e in POWERS if k != 1 else POWERS[:1]:
+
+            def update(u: Tensor, slots: Values, p: Tensor, e: float = e) -> Any:
+                return u, Values(u.exp(), u.log(), u**e)
+
+            tx, params = fo.leafwise(init, update, name="functions"), {"w": torch.zeros(count)}
+            _, state = fo.compile(tx, strict=True)({"w": x}, tx.init(params), params)
+            wide = x.double()
+            for name, y in {"exp": wide.exp(), "log": wide.log(), "powers": wide**e}.items():
+                found = apart(state.slots[name]["w"], y.float())
+                assert found.max() <= 1, (name, e)
+                assert (found > 0).float().mean() < 1e-4, (name, e)
+
+
+class Sums(NamedTuple):
+    whole: Tensor
+    squares: Tensor
+    rows: Tensor
+    columns: Tensor
+    means: Tensor
+    largest: Tensor
+    row_largest: Tensor
+    column_least: Tensor
+    some: Tensor
+    every_row: Tensor
+
+
+def sums_of(u: Tensor) -> Sums:
+    """In the dtype of u."""
+    return Sums(
+        u.sum(),
+        (u * u).sum(),
+        u.sum(-1, keepdim=True),
+        u.sum(0, keepdim=True),
+        u.mean(0, keepdim=True),
+        u.amax(),
+        u.amax(-1, keepdim=True),
+        u.amin(0, keepdim=True),
+        (u > 300).any(),
+        (u > -300).all(-1, keepdim=True),
+    )
+
+
+ADDED = ("whole", "squares", "rows", "columns", "means")
+SUMMED = {"tall": (501, 33), "wide": (3, 20011), "cube": (11, 40, 90), "row": (1, 9), "one": (1, 1)}
+
+
+def summing() -> Any:
+    """Sums of all kinds, and one over all tensors, by which these are divided."""
+
+    def update(u: Tensor, slots: Sums, p: Tensor) -> Any:
+        return u, sums_of(u)
+
+    return fo.chain(fo.leafwise(sums_of, update, name="sums"), fo.clip_by_global_norm(1e-3))
+
+
+def summed(dtype: torch.dtype, threads: int, grads: Any) -> Any:
+    """The parameters and the sums after a step."""
+    torch.set_num_threads(threads)
+    tx, params = summing(), {name: torch.ones_like(g) for name, g in grads.items()}
+    step = fo.compile(tx, strict=True)
+    params, state = step(grads, tx.init(params), params)
+    assert executors(step) == {"NativeExecutor"}
+    return params, state.slots
+
+
+@each_dtype
+@pytest.mark.parametrize("nan", [False, True], ids=["finite", "nan"])
+def test_sums_do_not_depend_on_threads_and_are_right_to_two_bits(dtype, nan):
+    grads = {
+        name: numbers(math.prod(shape), dtype, i, wild=False).reshape(shape)
+        for i, (name, shape) in enumerate(SUMMED.items())
+    }
+    if nan:
+        for g in grads.values():
+            g.view(-1)[g.numel() // 2] = math.nan
+    alone = summed(dtype, 1, grads)
+    for threads in (2, 3):
+        shared = summed(dtype, threads, grads)
+        for x, y in zip(fo.tree.leaves(alone), fo.tree.leaves(shared), strict=True):
+            assert not apart(x, y).any()
+    wide = torch.float32 if dtype is torch.bfloat16 else dtype
+    for name, g in grads.items():
+        u = g.to(wide)
+        exact = Sums(*sums_of(u.double()))._replace(squares=(u * u).double().sum())
+        for key, x in exact._asdict().items():
+            found = alone[1][key][name]
+            most = apart(found, x.to(wide).to(found.dtype)).max()
+            assert most <= (2 if key in ADDED and dtype is not torch.float64 else 0) or (
+                key in ADDED and torch.allclose(found, x.to(found.dtype), 1e-12)
+            ), (name, key, most)

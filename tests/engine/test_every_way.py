@@ -1,17 +1,17 @@
-"""Whatever steps a tensor does what the pure update does: kernels, ATen around them, joined tensors,
-one after the other, and shards; for every case, all dtypes and layouts, and all that is measured."""
+"""Whatever steps a tensor does what the pure update does, for all cases, dtypes and layouts.
+
+That are kernels, ATen between them, joined tensors, one tensor after the other, and shards.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from cases import CASES
-from helpers import assert_close, assert_same, clone, run
-from sampling import some
+from helpers import assert_close, clone, run
 from soap_by_hand import soap
 from torch import Tensor
 
@@ -19,17 +19,14 @@ import functional_optim as fo
 from functional_optim import kernels
 from functional_optim.adapters import Optimizer
 
-STEPS = 4
-BIG = 8192
-"""Elements of a chunk of a tensor with rows."""
-
+STEPS = 3
 SHAPES = {
     **{"b.empty": (0, 3), "b.one": (1, 1), "b.scalar": (), "b.vector": (70,)},
-    **{"w.cube": (3, 5, 7), "w.kernel": (4, 3, 2, 2), "w.matrix": (6, 9), "w.row": (1, 9)},
-    **{"w.strided": (5, 4), "w.transposed": (4, 6), "w.twin": (6, 9)},
+    **{"w.column": (9, 1), "w.cube": (3, 5, 7), "w.kernel": (4, 3, 2, 2), "w.matrix": (6, 9)},
+    **{"w.row": (1, 9), "w.strided": (5, 4), "w.transposed": (4, 6), "w.twin": (6, 9)},
 }
-LARGE = {"w.tall": (501, 33), "w.wide": (3, 2 * BIG + 11)}
-"""Several chunks; both together are shared by threads."""
+LARGE = {"w.tall": (501, 33), "w.wide": (3, 16395)}
+"""Several chunks; threads share them."""
 
 
 class Row(NamedTuple):
@@ -134,6 +131,39 @@ def refreshing(lr: Any) -> Any:
     return fo.leafwise(init, (cheap, dear), lambda t, *, lr: (lr,), **options)
 
 
+class Bytes:
+    """A codec: 8-bit codes of a whole tensor, and one scale."""
+
+    fields = ("codes", "scale")
+
+    def encode(self, x: Tensor, key: Any = None) -> tuple[Tensor, ...]:
+        scale = x.abs().sum().clamp(min=1e-12) / 127
+        return ((x / scale).round() + 128).to(torch.uint8), scale
+
+    def decode(self, stored: tuple[Tensor, ...], spec: Any) -> Tensor:
+        codes, scale = stored
+        return (codes.to(spec.dtype) - 128) * scale.to(spec.dtype)
+
+
+class Momentum(NamedTuple):
+    exp_avg: Tensor
+    count: Tensor
+
+
+def packed(lr: Any) -> Any:
+    """Momentum that is stored in 8 bits, and a count in an integer."""
+
+    def init(p: Tensor) -> Momentum:
+        return Momentum(torch.zeros_like(p), p.new_zeros((), dtype=torch.int32))
+
+    def update(u: Tensor, slots: Momentum, p: Tensor, lr: Any) -> tuple[Tensor, Momentum]:
+        m = slots.exp_avg.lerp(u, 0.1)
+        return -lr * m, Momentum(m, slots.count + 1)
+
+    numbers, codecs = (lambda t, *, lr: (lr,)), {"exp_avg": Bytes()}
+    return fo.leafwise(init, update, numbers, hyper={"lr": lr}, codecs=codecs, name="packed")
+
+
 def cumulated(lr: Any) -> Any:
     """A rule without a kernel, between others."""
     rule = fo.leafwise(None, lambda u, slots, p: (u.cumsum(0) if u.dim() else u, slots), name="sum")
@@ -168,19 +198,16 @@ def on_some(lr: Any) -> Any:
     return fo.partition(parts, labels)
 
 
-def matrices(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2
-
-
-def full_matrices(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and 0 not in shape
+def broad(shape: tuple[int, ...]) -> bool:
+    """Matrices whose eigenvectors do not depend on the last bits."""
+    return len(shape) == 2 and min(shape) > 1
 
 
 def with_rows(shape: tuple[int, ...]) -> bool:
     return len(shape) > 0
 
 
-MATRICES: dict[str, Any] = {"takes": full_matrices, "real": True, "large": False}
+MATRICES: dict[str, Any] = {"takes": broad, "real": True, "large": False}
 SOAP = {**MATRICES, "rounding": 1e-9}
 RECIPES = {
     "sides": Row(sides, real=True),
@@ -204,9 +231,7 @@ RECIPES = {
         )
     ),
     "soap": Row(lambda lr: fo.chain(soap(lr), fo.add_decayed_weights(0.1)), **SOAP),
-    "soap, one by one": Row(
-        lambda lr: fo.chain(fo.trace(0.5), soap(lr, batched=False)), **SOAP
-    ),
+    "soap, one by one": Row(lambda lr: fo.chain(fo.trace(0.5), soap(lr, batched=False)), **SOAP),
     "soap in turns": Row(lambda lr: soap(lr, every=3, refresh="spread"), **SOAP),
     "soap among others": Row(around(soap), **SOAP),
     "turns behind a gate": Row(
@@ -220,50 +245,54 @@ RECIPES = {
         lambda lr: fo.chain(fo.muon(lr, ns_dtype=torch.float64), fo.clip_by_global_norm(0.1)),
         **MATRICES,
     ),
+    "packed": Row(packed, real=True),
     "int8": Row(lambda lr: fo.stored(fo.adamw(lr), "int8", block_size=16, min_size=0), real=True),
     "on some": Row(on_some, real=True, rounding=2e-2, large=False),
 }
 ROWS = {**{case.name: of_case(case) for case in CASES}, **RECIPES}
 
-TOLERANCES = {
-    torch.float64: None,
-    torch.float32: 2e-5,
-    torch.bfloat16: 2e-2,
-    torch.complex64: 2e-5,
-}
-"""None: the rounding of the row."""
+TOLERANCES = {torch.float64: 0.0, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.complex64: 2e-5}
+"""How far results may be apart, where the rounding of the row is not larger."""
 
 
-def tensors(row: Row, dtype: torch.dtype, seed: int, shapes: Any, *, more: int = 0) -> Any:
-    """A tensor of every kind, by name. more: longer by so much."""
+def tree(row: Row, dtype: torch.dtype, seed: int, shapes: Any, more: int = 0) -> Any:
+    """A tensor of every shape that a row takes, by name. more: longer by so much."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for name, shape in shapes.items():
         if row.takes(shape):
-            shape = tuple([n + more if n > 1 else n for n in shape])
-            x = torch.randn((*shape, 2), generator=generator, dtype=torch.float64)
+            own = (*[n + more if n > 1 else n for n in shape], 2)
+            x = torch.randn(own, generator=generator, dtype=torch.float64)
             x = torch.view_as_complex(x) if dtype.is_complex else x[..., 0].contiguous()
             found[name] = x.to(dtype)
     return found
 
 
-def odd(trees: Any) -> Any:
-    """Parameters that do not lie in memory as their shapes say."""
-    found = clone(trees)
-    if "w.strided" in found:
-        found["w.strided"] = torch.stack([found["w.strided"]] * 2, -1)[..., 0]
-    if "w.transposed" in found:
-        found["w.transposed"] = found["w.transposed"].mT.contiguous().mT
-    if "w.kernel" in found:
-        found["w.kernel"] = found["w.kernel"].to(memory_format=torch.channels_last)
-    return found
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "w.strided": lambda x: torch.stack([x, x], -1)[..., 0],
+    "w.transposed": lambda x: x.mT.contiguous().mT,
+    "w.kernel": lambda x: x.to(memory_format=torch.channels_last),
+}
+
+
+def laid_out(params: Any) -> Any:
+    """The same, where some do not lie in memory as their shapes say."""
+    return {name: LAYOUTS.get(name, Tensor.clone)(x) for name, x in params.items()}
 
 
 def gradients(row: Row, dtype: torch.dtype, shapes: Any, more: int = 0) -> list[Any]:
-    """Those of some steps; some tensors have none in the second."""
-    found = [tensors(row, dtype, k + 1, shapes, more=more) for k in range(STEPS)]
-    found[1] = {k: None if i % 3 == 1 else g for i, (k, g) in enumerate(found[1].items())}
+    """Those of some steps; one does not lie in memory as its parameter does."""
+    found = [tree(row, dtype, k + 1, shapes, more) for k in range(STEPS)]
+    for own in found:
+        if "w.twin" in own:
+            own["w.twin"] = LAYOUTS["w.transposed"](own["w.twin"])
     return found
+
+
+def with_gaps(grads: list[Any]) -> list[Any]:
+    """Some tensors have no gradient in the second step."""
+    some = {name: None if i % 3 == 1 else g for i, (name, g) in enumerate(grads[1].items())}
+    return [grads[0], some, *grads[2:]]
 
 
 def by_function(tx: Any, params: Any, grads: Any, **options: Any) -> Any:
@@ -276,60 +305,116 @@ def by_function(tx: Any, params: Any, grads: Any, **options: Any) -> Any:
 def by_object(tx: Any, params: Any, grads: Any, compile: Any) -> Any:
     named = {name: torch.nn.Parameter(p) for name, p in params.items()}
     opt = Optimizer(named.items(), lambda: tx, compile=compile)
-    for tree in grads:
+    for own in grads:
         for name, p in named.items():
-            p.grad = tree[name]
+            p.grad = own[name]
         opt.step()
     slots: dict[str, Any] = {}
     for name, p in named.items():
         for key, x in opt.state[p].items():
             slots.setdefault(key, {})[name] = x
-    slots.pop("step", None)
     return {name: p.detach() for name, p in named.items()}, slots
 
 
 WAYS: dict[str, Callable[..., Any]] = {
     "donated": lambda *given: by_function(*given),
     "kept": lambda *given: by_function(*given, donate=False),
+    "strict": lambda *given: by_function(*given, strict=True),
     "object": lambda *given: by_object(*given, compile=True),
     "eager object": lambda *given: by_object(*given, compile=False),
 }
 
 
-def check(row: Row, params: Any, grads: Any, tolerance: float, ways: Any = tuple(WAYS)) -> None:
-    """All ways end where the pure update does."""
-    tx = row.make(row.lr)
-    moved, state = run(tx, clone(params), clone(grads))
-    slots = {key: tree for key, tree in state.slots.items() if fo.tree.leaves(tree)}
-    for way in ways:
-        found, kept = WAYS[way](row.make(row.lr), clone(params), clone(grads))
-        kept = {key: kept[key] for key in slots}
-        assert_close((found, kept), (moved, slots), tolerance)
+def check(ways: str, row: Row, tolerance: float, params: Any, grads: Any) -> None:
+    """All of these ways end where the pure update does."""
+    moved, state = run(row.make(row.lr), clone(params), clone(grads))
+    for way in ways.split(", "):
+        found, slots = WAYS[way](row.make(row.lr), clone(params), clone(grads))
+        assert_close((found, present(slots)), (moved, present(state.slots)), tolerance)
 
 
-@pytest.fixture(autouse=True)
-def two_threads(seed_and_thread: None) -> None:
-    """So that kernels of large tensors are parallel."""
-    torch.set_num_threads(2)
+def present(slots: Any) -> Any:
+    """The slots that there are, by their keys and their parameters."""
+    found = {
+        key: {name: x for name, x in own.items() if isinstance(x, Tensor)}
+        for key, own in slots.items()
+        if key != "step"
+    }
+    return {key: own for key, own in found.items() if own}
 
 
-def pairs() -> Iterator[tuple[str, torch.dtype]]:
-    for name, row in ROWS.items():
-        for dtype in TOLERANCES:
-            if not (dtype.is_complex and row.real):
-                yield name, dtype
+def pairs() -> Iterator[Any]:
+    """Each row with each dtype; all but one of these in `make test-full`."""
+    for i, (name, row) in enumerate(ROWS.items()):
+        dtypes = [x for x in TOLERANCES if not (x.is_complex and row.real)]
+        for dtype in dtypes:
+            marks = [] if dtype is dtypes[i % len(dtypes)] else [pytest.mark.full]
+            yield pytest.param(name, dtype, marks=marks, id=f"{name}-{str(dtype)[6:]}")
 
 
-@pytest.mark.filterwarnings("ignore:functional_optim.* runs eagerly")
 @pytest.mark.parametrize(("name", "dtype"), [*pairs()])
+@pytest.mark.filterwarnings("ignore:functional_optim.* runs eagerly")
 def test_every_way_ends_where_the_pure_update_does(name, dtype):
-    row = ROWS[name]
-    tolerance = max(TOLERANCES[dtype] or 0.0, row.rounding)
-    check(row, odd(tensors(row, dtype, 0, SHAPES)), gradients(row, dtype, SHAPES), tolerance)
+    torch.set_num_threads(2)
+    row, tolerance = ROWS[name], max(TOLERANCES[dtype], ROWS[name].rounding)
+    params, grads = tree(row, dtype, 0, SHAPES), gradients(row, dtype, SHAPES)
+    check("donated, kept", row, tolerance, laid_out(params), with_gaps(grads))
+    check("object, eager object", row, tolerance, laid_out(params), grads)
+    check("strict", row, tolerance, params, grads)
     if row.large:
-        large = tensors(row, dtype, 0, LARGE)
-        check(row, large, gradients(row, dtype, LARGE), tolerance, ["donated"])
-    before = kernels.count()
-    params = tensors(row, dtype, 0, SHAPES, more=2)
-    check(row._replace(lr=0.5 * row.lr), params, gradients(row, dtype, SHAPES, 2), tolerance)
-    assert kernels.count() == before
+        check("donated", row, tolerance, tree(row, dtype, 0, LARGE), gradients(row, dtype, LARGE))
+    known, other = kernels.count(), row._replace(lr=0.5 * row.lr)
+    params, grads = tree(row, dtype, 0, SHAPES, 2), gradients(row, dtype, SHAPES, 2)
+    check("strict", other, tolerance, params, grads)
+    assert kernels.count() == known  # of another size, and at another rate
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    """A device mesh of this process alone."""
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def whole(x: Any) -> Tensor:
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+SHARDED = (
+    "adamw",
+    "composed",
+    "lamb",
+    "adafactor",
+    "muon",
+    "soap",
+    "nadam",
+    "stable_adamw",
+    "int8",
+)
+
+
+@pytest.mark.parametrize("compile", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("name", EXACT + NEAR)
+def test_a_shard_steps_as_the_plain_tensor_that_it_is(name, compile, mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    row = ROWS[name]
+    params, *grads = [
+        {k: x for k, x in own.items() if x.dim() and x.numel()}
+        for own in (tree(row, torch.float32, k, SHAPES) for k in range(STEPS + 1))
+    ]
+    ours, theirs = (
+        by_object(row.make(row.lr), *given, compile)
+        for given in (
+            [
+                {k: distribute_tensor(x, mesh, [Shard(0)]) for k, x in params.items()},
+                [{k: distribute_tensor(x, mesh, [Shard(0)]) for k, x in g.items()} for g in grads],
+            ],
+            [params, grads],
+        )
+    )
+    assert_close(fo.tree.map(whole, ours), theirs, 0.0 if name in EXACT else 1e-6)
