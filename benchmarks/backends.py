@@ -20,7 +20,7 @@ WORKLOADS = {own.key: own for own in (TWELVE, GPT)}
 EFFORT = Effort(seconds=10.0)
 
 
-def steps_of(workload: str, backend: str, quick: bool) -> Any:
+def steps_of(workload: str, backend: Any, quick: bool) -> Any:
     """A step of AdamW over trees of its own, to be called without arguments."""
     import functional_optim as fo
 
@@ -61,7 +61,8 @@ def first_steps(workload: str, effort: Effort) -> Measured:
         ]
         for backend in ("torch", "kernels")
     ]
-    return Measured(*[[x["seconds"] for x in side] for side in both], "our kernels")
+    ours, theirs = [[x["seconds"] for x in side] for side in both]
+    return Measured(ours, theirs, "our kernels")
 
 
 def steady_steps(workload: str, effort: Effort) -> Measured:

@@ -26,15 +26,15 @@ SILENT = {
 }
 
 
-def code_lines(text: str) -> int:
+def code_lines(source: str) -> int:
     """How many lines of a Python source hold code."""
     told: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                told.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for node in ast.walk(ast.parse(source)):
+        text = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(text, ast.Constant) and isinstance(text.value, str):
+            told.update(range(text.lineno, (text.end_lineno or text.lineno) + 1))
     found: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in SILENT:
             found.update(range(token.start[0], token.end[0] + 1))
     return len(found - told)

@@ -244,7 +244,6 @@ if TYPE_CHECKING:
     from functional_optim import replicas as replicas
     from functional_optim import schedules as schedules
     from functional_optim import search as search
-    from functional_optim.tuning.summary import summary as summary
     from functional_optim.estimators import es_gradient as es_gradient
     from functional_optim.estimators import forward_gradient as forward_gradient
     from functional_optim.estimators import mezo as mezo
@@ -254,6 +253,7 @@ if TYPE_CHECKING:
     from functional_optim.tuning.find_lr import find_lr as find_lr
     from functional_optim.tuning.lr_sweep import LRSweep as LRSweep
     from functional_optim.tuning.report import report as report
+    from functional_optim.tuning.summary import summary as summary
 else:
     __getattr__, __dir__, __all__ = _on_demand(
         __name__,

@@ -176,10 +176,6 @@ def l2_sphere(params: Any, scale: Number = 1.0) -> Any:
     return _divided(vector, vector * (scale / vector.square().sum().sqrt()), params)
 
 
-ELEMENTWISE = frozenset({non_negative, box, hypercube, linf_ball})
-"""Those that treat every entry by itself."""
-
-
 def _real(x: Tensor) -> Tensor:
     """A tensor itself; raises TypeError if it is complex."""
     if x.is_complex():

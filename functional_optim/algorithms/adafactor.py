@@ -127,7 +127,6 @@ def scale_by_adafactor(
         update,
         scalars,
         hyper=hyper,
-        elementwise=False,
         nonnegative=AdafactorSlots._fields,
         name="scale_by_adafactor",
     )

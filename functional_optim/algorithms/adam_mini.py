@@ -121,8 +121,6 @@ def scale_by_adam_mini(
         update,
         scalars,
         hyper=hyper,
-        elementwise=False,
-        dense_only=True,
         nonnegative=("exp_avg_sq",),
         name="scale_by_adam_mini",
     )

@@ -108,7 +108,6 @@ def scale_by_adamuon(
         update,
         scalars,
         hyper={"momentum": momentum, "eps": eps},
-        elementwise=False,
         batched=True,
         nonnegative=AdaMuonSlots._fields,
         name="scale_by_adamuon",

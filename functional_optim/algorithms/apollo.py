@@ -168,7 +168,6 @@ def scale_by_apollo(
         scalars,
         choose=due,
         hyper=hyper,
-        elementwise=False,
         batched=True,
         nonnegative=("exp_avg_sq",),
         name="scale_by_apollo",

@@ -140,7 +140,6 @@ def scale_by_came(
         update,
         scalars,
         hyper=hyper,
-        elementwise=False,
         nonnegative=CameSlots._fields[1:],
         name="scale_by_came",
     )

@@ -115,7 +115,6 @@ def scale_by_dion2(
         update,
         scalars,
         hyper={"ef_decay": ef_decay},
-        elementwise=False,
         batched=True,
         name="scale_by_dion2",
     )

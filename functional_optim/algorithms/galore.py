@@ -130,7 +130,6 @@ def scale_by_galore(
         scalars,
         choose=due,
         hyper=hyper,
-        elementwise=False,
         batched=True,
         nonnegative=("exp_avg_sq",),
         name="scale_by_galore",

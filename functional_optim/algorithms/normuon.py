@@ -116,7 +116,6 @@ def scale_by_normuon(
         update,
         scalars,
         hyper={"beta2": beta2, "eps": eps},
-        elementwise=False,
         batched=True,
         nonnegative=NorMuonSlots._fields,
         name="scale_by_normuon",

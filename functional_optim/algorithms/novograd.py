@@ -76,8 +76,6 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
         update,
         scalars,
         hyper=hyper,
-        elementwise=False,
-        dense_only=True,
         nonnegative=("exp_avg_sq",),
         name="scale_by_novograd",
     )

@@ -274,7 +274,6 @@ def scale_by_psgd_kron(
         carry=KronCount(0, 0),
         hyper=hyper,
         shared=True,
-        elementwise=False,
         batched=True,
         name=name,
     )

@@ -140,7 +140,6 @@ def _of_matrices(
         update,
         scalars,
         hyper={"eps": eps},
-        elementwise=False,
         batched=True,
         name="scale_by_scion",
     )
@@ -167,7 +166,7 @@ def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
         factor = math.sqrt(m / max(n, 1)) / max(math.prod(window), 1)
         return factor * polar(G.flatten(1)).reshape(G.shape), slots
 
-    return leafwise(init, update, elementwise=False, dense_only=True, name="scale_by_scion")
+    return leafwise(init, update, name="scale_by_scion")
 
 
 def _of_vectors(eps: numeric.Hyper) -> Leafwise:

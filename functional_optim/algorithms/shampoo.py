@@ -273,7 +273,6 @@ def scale_by_shampoo(
         choose=choose,
         turns=every if refresh == "spread" else None,
         hyper=hyper,
-        elementwise=False,
         batched=True,
         nonnegative=("exp_avg_sq",) if squares else (),
         name=name,

@@ -104,8 +104,6 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
         update,
         scalars,
         hyper={"eps": eps},
-        elementwise=False,
-        dense_only=True,
         nonnegative=Sm3Slots._fields,
         name="scale_by_sm3",
     )

@@ -367,7 +367,7 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     The last of the leaf's numbers are the result of that rule's `before`.
     """
     if leaf.g.layout is not torch.strided:
-        _, leaf = rows_of(leaf)
+        _, leaf = rows_of(placements, leaf)
     _, p, slots, numbers, *_ = leaf
     k = len(placements) - 1
     rule, own, lookback = placements[k].rule, numbers[k], placements[k].lookback
@@ -406,7 +406,7 @@ def _lacks(rule: Rule, slots: Slots) -> bool:
     return any(own.codec is None and own.whole is None for own in found)
 
 
-def rows_of(leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:
+def rows_of(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:
     """Where a sparse COO gradient has values, and the leaf of these rows: what lazy rules see.
 
     Raises:
@@ -414,12 +414,13 @@ def rows_of(leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:
     """
     g, p = leaf.g.coalesce(), leaf.p
     at = g.indices().unbind()
-    for s in present(leaf.slots):
-        if s.shape[: len(at)] != p.shape[: len(at)]:
-            raise RuntimeError(
-                f"a rule with a slot of shape {tuple(s.shape)} for a parameter of shape "
-                f"{tuple(p.shape)} does not take sparse gradients, since the slot has other rows; "
-                "pass dense ones, e.g. from Embedding(..., sparse=False)."
-            )
+    for placement, own in zip(placements, leaf.slots, strict=False):
+        for s in present([own]):
+            if s.shape[: len(at)] != p.shape[: len(at)]:
+                raise RuntimeError(
+                    f"{placement.name or 'a rule'} does not take sparse gradients, since its slot "
+                    f"of shape {tuple(s.shape)} has other rows than the parameter, whose shape is "
+                    f"{tuple(p.shape)}; pass dense ones, e.g. from Embedding(..., sparse=False)."
+                )
     slots = [tuple([None if s is None else s[at] for s in own]) for own in leaf.slots]
     return at, leaf._replace(g=g.values(), p=p[at], slots=slots)

@@ -37,7 +37,9 @@ def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[
 
 def _sparse(at: Sequence[Tensor], values: Tensor, shape: Sequence[int]) -> Tensor:
     with torch.sparse.check_sparse_tensor_invariants(False):
-        return torch.sparse_coo_tensor(torch.stack([*at]), values, shape, is_coalesced=True)
+        return torch.sparse_coo_tensor(
+            torch.stack([*at]), values, torch.Size(shape), is_coalesced=True
+        )
 
 
 _apart: dict[Any, str | None] = {}
@@ -55,7 +57,7 @@ def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Ten
         RuntimeError: for a rule that needs all rows, or whose slots have others.
     """
     name = next((x.name or "a rule" for x in placements if x.rule.dense_only), None)
-    found = None if name else rows_of(leaf)
+    found = None if name else rows_of(placements, leaf)
     if found is not None:
         dims = leaf.g.sparse_dim()
         key = (tuple(map(key_of, placements)), leaf.p.dim(), leaf.p.dtype, dims)
@@ -85,7 +87,7 @@ def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
     try:
         slots = [init_slots(x.rule, p) for x in placements]
         mine = leaf._replace(p=p, slots=slots, numbers=numbers)
-        _, rows = rows_of(mine._replace(g=sparse))
+        _, rows = rows_of(placements, mine._replace(g=sparse))
         both = (mine._replace(g=g), rows)
         if rule.reduce is not None:
             before = rule.numbers_before(1.0, rule.carry or ())

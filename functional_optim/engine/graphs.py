@@ -81,7 +81,7 @@ class Variant:
         try:
             with Called() as called:
                 updates, new = tx.update(grads, copies[1], copies[0], **extra)
-                wanted = base.apply_updates(copies[0], updates), new
+                wanted: Any = (base.apply_updates(copies[0], updates), new)
         except Exception:  # of wrong arguments, of which the step itself will speak
             return False
         olds, results = optree.tree_flatten(copies), optree.tree_flatten(wanted)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from types import FunctionType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 

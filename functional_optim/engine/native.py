@@ -154,7 +154,7 @@ class KernelExecutor(Executor):
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The calls of the kernels."""
-        return self._calls(grads, scalars)
+        return [*self._calls(grads, scalars)]
 
     def _calls(
         self, grads: list[Tensor], scalars: BoundScalars

@@ -113,7 +113,8 @@ class Launch:
         chunks = min(first, -(-first * inner // chunk))
         rows = -(-first // max(chunks, 1))
         chunks = -(-first // max(rows, 1))
-        used, offsets = [0, 0], []
+        offsets: list[int] = []
+        used = [0, 0]
         for width, mask, kind in self.native.source.layout:
             local = kind == LOCAL
             offsets.append(used[local])
@@ -121,7 +122,7 @@ class Launch:
             if kind == PARTS:
                 size *= chunks
             used[local] += -(-size // ALIGNED) * ALIGNED
-        return [*sizes, rows, chunks, *offsets], *used
+        return [*sizes, rows, chunks, *offsets], used[0], used[1]
 
     def ready(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]

@@ -38,7 +38,10 @@ class RuleError(ValueError):
     """A rule that does what no step may: the text says what to do instead."""
 
 
-class Recorder(DispatchMode or object):
+BASE: Any = DispatchMode or object
+
+
+class Recorder(BASE):
     """Records the operations that run under it.
 
     name: of the rule at an index, for texts. keep: hold on to all values, so that no memory is used
@@ -204,7 +207,7 @@ class Recorder(DispatchMode or object):
             raise Unsuitable(f"the operation {op} in place", self.rule)
         plain = op.replace("_.", ".", 1)
         self.storages[whose] = 0
-        if plain == "copy.default" and target.dtype != args[1].dtype:
+        if plain == "copy.default" and out.dtype != args[1].dtype:
             raise Unsuitable("a copy into another dtype", self.rule)
         if plain == "copy.default":
             plain, args = "clone.default", args[1:2]
@@ -221,7 +224,7 @@ class Recorder(DispatchMode or object):
 
 
 # not in the class statement: torch would wrap it, so that the first operation imports its compiler
-Recorder.__torch_dispatch__ = Recorder.see  # pyright: ignore[reportAttributeAccessIssue]
+Recorder.__torch_dispatch__ = Recorder.see
 
 
 def _depends(x: Any) -> bool:
@@ -262,9 +265,12 @@ class _Watch(TorchFunctionMode):
             self.recorder.indexing = False
 
 
+TENSOR: Any = Tensor
+"""The class, with the getters of its attributes."""
+
 SIZED = {
-    Tensor.shape.__get__,  # pyright: ignore[reportFunctionMemberAccess]
-    Tensor.nbytes.__get__,  # pyright: ignore[reportFunctionMemberAccess]
+    TENSOR.shape.__get__,
+    TENSOR.nbytes.__get__,
     Tensor.size,
     Tensor.numel,
     Tensor.nelement,

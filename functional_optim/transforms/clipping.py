@@ -169,7 +169,6 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
         update,
         scalars,
         hyper={"clipping": clipping, "eps": eps},
-        elementwise=False,
         name="adaptive_grad_clip",
     )
 

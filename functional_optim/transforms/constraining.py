@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import numeric, projections
+from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -101,8 +101,7 @@ def keep_params_in(
     Args:
         projection: a function of one tensor and of `numbers` by name: one of `fo.projections`, or
             your own, of tensor operations only.
-        elementwise: whether it treats every entry by itself, and may see a tensor as 1-D. Default:
-            True for `non_negative`, `box`, `hypercube` and `linf_ball`, False for all others.
+        elementwise: as in `leafwise`. Nothing needs to be passed.
         numbers: its arguments: numbers, 0-dim tensors, or schedules.
 
     Raises:
@@ -127,8 +126,6 @@ def keep_params_in(
             "fo.projections.box, and its numbers by name."
         )
     names = tuple(numbers)
-    if elementwise is None:
-        elementwise = projection in projections.ELEMENTWISE
 
     def scalars(t: Any) -> tuple[Any, ...]:
         return tuple([numeric.at(x, t) for x in numbers.values()])

@@ -139,7 +139,6 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         turns=basis.turns,
         hyper=hyper,
         nonnegative=[*sizes, *[key for key in basis.slots if key.endswith("eigenvalues")]],
-        elementwise=False,
         batched=True,
         name="in_basis",
     )

@@ -169,7 +169,7 @@ def _of_each(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> L
         found = [last(*row) for last, row in zip(finish, rows, strict=True)]
         return u, record(*_averaged(averages, slots, found, weights))
 
-    return leafwise(init, update, scalars, elementwise=False, dense_only=True, name="monitor")
+    return leafwise(init, update, scalars, name="monitor")
 
 
 def _unchanged(u: Tensor, slots: Any, p: Tensor, *g: Tensor) -> tuple[Tensor, Any]:

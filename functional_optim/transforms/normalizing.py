@@ -97,7 +97,7 @@ def centralize() -> Leafwise:
             return u, slots
         return u - u.mean(tuple(range(1, u.dim())), keepdim=True), slots
 
-    return leafwise(base.real_only("centralize"), update, elementwise=False, name="centralize")
+    return leafwise(base.real_only("centralize"), update, name="centralize")
 
 
 class TrustRatioScalars(NamedTuple):

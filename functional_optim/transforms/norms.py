@@ -77,8 +77,6 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
         update,
         scalars,
         hyper={"factor": factor},
-        elementwise=False,
-        dense_only=True,
         scales_step=True,
         name="keep_norms_within",
     )
@@ -137,8 +135,6 @@ def hyperball(lr: numeric.Hyper) -> Leafwise:
         update,
         scalars,
         hyper={"lr": lr},
-        elementwise=False,
-        dense_only=True,
         scales_step=True,
         name="hyperball",
     )

@@ -73,7 +73,6 @@ def orthogonalize(
     return leafwise(
         matrices_only("orthogonalize"),
         update,
-        elementwise=False,
         batched=True,
         name="orthogonalize",
     )

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base
-from functional_optim.tuning.progress import progress as showing
 from functional_optim.engine.train_step import Loss
 from functional_optim.tuning.lr_sweep import LRSweep
+from functional_optim.tuning.progress import progress as showing
 from functional_optim.tuning.runs import PROVIDED, Factory, RandomState, Runs
 
 MEMORY = 2**30

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from functional_optim.tuning.tables import Table, drawn
 from functional_optim.tuning.findings import USUAL, findings
 from functional_optim.tuning.history import History, Series, measure_of, median
 from functional_optim.tuning.picture import picture
+from functional_optim.tuning.tables import Table, drawn
 
 MOST = 30
 """How many parameters the text shows."""

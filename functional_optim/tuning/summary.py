@@ -18,8 +18,8 @@ from functional_optim.core.lift import State
 from functional_optim.core.paths import Choice, unfit
 from functional_optim.core.rule import Rule
 from functional_optim.core.storage import slots_like, stored_slots
-from functional_optim.tuning.tables import Table, drawn, plain
 from functional_optim.core.traits import is_elementwise
+from functional_optim.tuning.tables import Table, drawn, plain
 
 
 class SummaryRow(NamedTuple):

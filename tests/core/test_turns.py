@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import functional_optim as fo
-from functional_optim import adapters, kernels
+from functional_optim import adapters
 
 SHAPES = {
     "a": (6, 9),
