@@ -12,6 +12,9 @@ from functional_optim.core.execution import Leaf, measure, rows_of, run_stored
 from functional_optim.core.recording import filled, key_of
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots, init_slots, present
+from functional_optim.core.traits import graph_of, variants
+from functional_optim.kernels import ops
+from functional_optim.kernels.graph import Unsuitable
 from functional_optim.kernels.record import SIZES
 
 
@@ -49,9 +52,9 @@ _apart: dict[Any, str | None] = {}
 def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Tensor, ...], Leaf]:
     """Where a sparse gradient has values, and the leaf of these rows.
 
-    Whether rules do to rows alone what they do to these among others is tried on a small tensor,
-    most of whose rows have no gradient. A rule that takes a norm of the parameter, or its mean over
-    the rows, would take that of a few rows for it.
+    A rule that sums over the rows, such as for a norm of the tensor, would take a few rows for all
+    of them. So would one that sorts them, or asks for their number: whether a rule does to rows
+    alone what it does to these among others is also tried, on a small tensor.
 
     Raises:
         RuntimeError: for a rule that needs all rows, or whose slots have others.
@@ -77,6 +80,8 @@ def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Ten
 def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
     """Whether the last of some rules acts on rows alone as among others, after those before it."""
     rule = placements[-1].rule
+    if any(_joins_rows(x, leaf.p, dims) for x in variants(placements[-1]) if x.rule.updates):
+        return False
     p = filled(SIZES[leaf.p.dim()][0], leaf.p.dtype).to(leaf.p.device)
     at = tuple([torch.tensor([1, 4], device=p.device)[: p.shape[i]] for i in range(dims)])
     values = filled(p.shape, leaf.g.dtype).to(p.device)[at]
@@ -100,6 +105,17 @@ def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
         return False
     pairs = zip(present(new), present(fresh), strict=True)
     return _close(u[at], v) and all(_close(x[at], y) for x, y in pairs)
+
+
+def _joins_rows(placement: Placement, p: Tensor, dims: int) -> bool:
+    """Whether a rule makes one value of several rows, which the first `dims` dimensions count."""
+    try:
+        graph = graph_of(placement, p)
+    except Unsuitable:
+        return False
+    rows = {k for k, own in enumerate(graph.parts) if min(own) < dims}
+    sums = [x for x in graph.nodes if ops.kind(x.op) == "reduce"]
+    return any(rows & {*y.axes} - {*x.axes} for x in sums for y in x.operands())
 
 
 def _close(x: Any, y: Any) -> bool:

@@ -113,7 +113,8 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
         return (threshold,)
 
     def update(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Any]:
-        excess = ((u * u).mean() / (d * d)).clamp(min=1.0)  # the root of 0 has no derivative
+        # the root of 0 has no derivative, nor has a mean over nothing
+        excess = ((u * u).sum() / (max(u.numel(), 1) * d * d)).clamp(min=1.0)
         return u * excess.rsqrt(), slots
 
     hyper = {"threshold": threshold}
