@@ -15,17 +15,10 @@ from functional_optim.adapters.state.storage import KEY, Stored
 from functional_optim.core import base
 from functional_optim.engine.group import Compile, how_to
 
-try:  # torch's own checks, for the same refusals in the same words
-    from torch.optim.optimizer import _device_dtype_check_for_fused as _check_fused
-    from torch.optim.optimizer import (
-        _get_capturable_supported_devices as _capturable_devices,
-    )
-except ImportError:
-    _check_fused = None
-
-    def _capturable_devices(supports_xla: bool = True) -> list[str]:
-        return ["cuda"]
-
+CAPTURABLE, UNCAPTURABLE = ["cuda", "xpu", "hpu", "xla"], ("cpu", "meta", "mps", "mtia")
+FUSED, UNFUSED = ["mps", "cuda", "xpu", "hpu", "cpu", "mtia"], ("meta", "xla")
+"""The devices of torch that take an argument, for its words, and those that do not. Devices that
+other packages add are left to them."""
 
 DOC = """{summary}
 
@@ -121,12 +114,15 @@ class DropIn(OptimizerBase):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         if torch.compiler.is_compiling():
             return
-        if group.get("capturable") and p.device.type not in (devices := _capturable_devices()):
+        if group.get("capturable") and p.device.type in UNCAPTURABLE:
             raise AssertionError(
-                f"If capturable=True, {self.counted} must be on supported devices: {devices}."
+                f"If capturable=True, {self.counted} must be on supported devices: {CAPTURABLE}."
             )
-        if group.get("fused") and _check_fused is not None:
-            _check_fused(p)
+        if group.get("fused") and (p.device.type in UNFUSED or not p.is_floating_point()):
+            raise RuntimeError(
+                "`fused=True` requires all the params to be floating point Tensors of "
+                f"supported devices: {FUSED} but {p.dtype} and {p.device.type}"
+            )
 
 
 def _documented(drop_in: type[DropIn]) -> str:

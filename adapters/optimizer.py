@@ -35,13 +35,13 @@ from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.core import base, modes
-from functional_optim.kernels import private
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import check_parts
 from functional_optim.core.paths import check_choices
 from functional_optim.engine.group import Compile, how_to
+from functional_optim.kernels import private
 
 
 def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

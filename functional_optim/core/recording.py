@@ -84,7 +84,8 @@ class Body:
             RuleError: if a rule does what no step may.
         """
         block = self._block(p, slots)
-        key = (self.key, block, _pattern(g, p, slots, shapes=not block))
+        made_as = torch.get_default_dtype()  # of the tensors that a rule makes of Python's numbers
+        key = (self.key, block, made_as, _pattern(g, p, slots, shapes=not block))
         known = _known.get(key)
         if known is None:
             try:

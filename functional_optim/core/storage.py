@@ -267,6 +267,10 @@ def encoded_slots(
     return tuple(stored)
 
 
+SMALL = 1 << 15
+"""How many elements a tensor may have that is made for its shape alone; all recorded ones do."""
+
+
 def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
     """The slots of a tensor as its rule sees them. p: the tensor."""
     if rule.slots is None:
@@ -276,7 +280,8 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
         stored = beside(p, stored)
     if not (rule.codecs and any(rule.codecs)):  # `any` takes a trace long
         return rule.slots(*[None if s is None else as_real(s, dtype) for s in stored])
-    known = _made(rule, torch.empty(p.shape, dtype=p.dtype, device="meta"))
+    device = "cpu" if p.numel() <= SMALL else "meta"  # whose operations may import torch's compiler
+    known = _made(rule, torch.empty(p.shape, dtype=p.dtype, device=device))
     found: list[Any] = []
     for like, (codec, whole, packed) in zip(known, stored_slots(rule, stored), strict=True):
         if codec is None:
@@ -331,8 +336,11 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor) -> bool:
     fits = isinstance(slot, Tensor) and slot.shape == p.shape
     if torch.compiler.is_compiling():
         return fits
-    shape = TINY[p.dim()] if fits and p.dim() < len(TINY) else tuple(p.shape)
-    return _shaped_as(rule.init, rule.view, shape, p.dtype)[k]
+    if p.dim() < len(TINY):
+        usual = _shaped_as(rule.init, rule.view, TINY[p.dim()], p.dtype)[k]
+        if fits or not usual:
+            return usual
+    return _shaped_as(rule.init, rule.view, tuple(p.shape), p.dtype)[k]
 
 
 TINY = ((2,), (5,), (5, 3), (5, 3, 2), (5, 3, 2, 2), (5, 3, 2, 2, 2))

@@ -52,8 +52,8 @@ class Variant:
             tree.map(put, (params, state), results)
             return left
 
-        self.step = Graph(step)
-        self.writing = Graph(writing)
+        self.step = TorchCompiled(step)
+        self.writing = TorchCompiled(writing)
         self.ran = False
         self.broken = False
         self.inside: bool | None = None
@@ -100,7 +100,7 @@ class Variant:
         return all(map(_close, olds[0], wanted))
 
 
-class Graph:
+class TorchCompiled:
     """A function, compiled by torch.compile when it is first called."""
 
     def __init__(self, function: Any) -> None:

@@ -49,7 +49,7 @@ class Piece:
             if len(views) == 1:
                 views[0].copy_(result)
             else:
-                torch._foreach_copy_(views, result.split(self.sizes))  # pyright: ignore[reportPrivateImportUsage]
+                torch.split_with_sizes_copy(result, self.sizes, out=views)
 
 
 class JoinedExecutor(Executor):

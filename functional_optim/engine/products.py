@@ -1,8 +1,7 @@
 """Products and decompositions of matrices: by ATen, on stacks of equal shapes.
 
-Inductor has nothing to add to them, and would compile them once for each shape. The element-wise
-rules around them run in kernels as ever, before each product and after the last. Only the last of
-these kernels writes what is stepped: a product that raises leaves everything as it was.
+The rules around them run in kernels as ever, before each product and after the last. Only the last
+of these kernels writes what is stepped: a product that raises leaves everything as it was.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of, reason
+from functional_optim.kernels.private import DispatchMode
 
 
 class ProductExecutor(Executor):
@@ -46,6 +46,7 @@ class ProductExecutor(Executor):
     ) -> Hashable | None:
         """Contiguous real tensors of the CPU, or of a card."""
         fit = how in ("compiled", "strict") and not p.is_complex()
+        fit = fit and DispatchMode is not None  # without which nothing is recorded
         fit = fit and (p.device.type == "cpu" or p.device.type in kernels.DRIVERS)
         if not fit or not in_memory(g, [p, *present(slots)]):
             return None
@@ -63,10 +64,11 @@ class ProductExecutor(Executor):
         return step is not None and step.prepare(self.mine(grads), scalars)
 
     def _step(self, grads: list[Tensor], scalars: BoundScalars) -> StagedStep | None:
-        """A task in stages; None if it has none."""
+        """A task in stages; None if neither it nor an earlier one has any."""
         if scalars.task not in self.staged:
             at = self._by_aten(scalars)
-            if at is None or not (at or any(x.rule.batched for x in self.group.placements)):
+            products = at or self.staged or any(x.rule.batched for x in self.group.placements)
+            if at is None or not products:
                 return None
             self.staged[scalars.task] = StagedStep(self, self.mine(grads), scalars, at)
         return self.staged[scalars.task]

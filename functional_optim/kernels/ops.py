@@ -263,7 +263,7 @@ def _lerp(b: Any, n: Node, x: str, y: str, w: str) -> str:
 
 @_op("addcmul.default")
 def _addcmul(b: Any, n: Node, x: str, y: str, z: str, value: str | None = None) -> str:
-    return b.add(x, b.mul(y if value is None else b.mul(value, y), z))
+    return b.fma(y if value is None else b.mul(value, y), z, x)
 
 
 @_op("addcdiv.default")

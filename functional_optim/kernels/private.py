@@ -96,6 +96,8 @@ def keep_numbers_open() -> None:
 
     Seen with torch 2.13. Where something of this is missing, torch traces twice.
     """
+    if torch.compiler.is_dynamo_compiling():  # a torch that traces this function, too
+        return
     try:
         from torch._dynamo import symbolic_convert
 

@@ -59,6 +59,8 @@ class Recorder(BASE):
         """The operation that is being recorded as several."""
         self.indexing = False
         """Whether a tensor is being indexed."""
+        self.since = 0
+        """How many nodes there were when the function was called that now runs."""
         self.storages: dict[int, int] = {}
         """How many values have been seen in each memory."""
         self.alive: list[Tensor] = []
@@ -130,6 +132,11 @@ class Recorder(BASE):
         if op == "lift_fresh.default":
             self._constant(args[0])
         given = tuple([self.given(x) for x in args])
+        if op == "detach.default" and given[0].index >= self.since:
+            # of what torch has just made, which it returns so if somebody else holds it
+            out._functional_optim_node = given[0]
+            self.alive.append(out)
+            return
         own = {k: self.given(v) for k, v in kwargs.items() if v is not None}
         nodes = [x for x in (*given, *own.values()) if isinstance(x, Node)]
         host = bool(nodes) and all(x.host for x in nodes)
@@ -259,6 +266,7 @@ class _Watch(TorchFunctionMode):
         if func in READING and _depends(args[0]):
             raise self.recorder.reading()
         self.recorder.indexing = func is Tensor.__getitem__
+        self.recorder.since = len(self.recorder.graph.nodes)
         try:
             return func(*args, **(kwargs or {}))
         finally:

@@ -136,3 +136,36 @@ def test_a_compiled_function_may_be_the_first_to_read_it(tmp_path):
     )
     program = f"import runpy; runpy.run_path({str(path)!r})"
     assert printed(program) == ["[[10.25, 10.25], [10.25, 10.25]]"]
+
+
+STEPS = """
+import os, sys, torch, functional_optim as fo, functional_optim.adapters as adapters
+os.environ["FUNCTIONAL_OPTIM_CACHE"] = {folder!r}
+params = {{"w": torch.ones(4, 3), "b": torch.ones(3)}}
+recipes = {{
+    "AdamW": fo.adamw,
+    "Adafactor": fo.adafactor,
+    "LAMB": fo.lamb,
+    "Lion": fo.lion,
+    "int8 AdamW": lambda lr: fo.stored(fo.adamw(lr), "int8", min_size=0),
+    "SOAP": lambda lr: fo.soap(lr),
+    "MuonAdamW": lambda lr: fo.muon_adamw(lr, lr),
+}}
+for name, recipe in recipes.items():
+    tx, p = recipe(0.1), {{key: x.clone() for key, x in params.items()}}
+    fo.compile(tx, strict=True)(params, tx.init(p), p)
+    p = {{key: torch.nn.Parameter(x.clone()) for key, x in params.items()}}
+    for key, x in p.items():
+        x.grad = params[key]
+    made = getattr(adapters, name, None) or (lambda ps, lr: adapters.Optimizer(ps, recipe, lr=lr))
+    made(p.items(), lr=0.1, **({{"muon": "w"}} if name == "MuonAdamW" else {{}})).step()
+    late = [x for x in ("torch._dynamo", "torch._inductor", "sympy") if x in sys.modules]
+    if late:
+        break
+print(name, late, len(os.listdir({folder!r})) > len(recipes))
+"""
+
+
+def test_the_first_step_of_a_process_imports_no_compiler(tmp_path):
+    """Nor does it find a kernel that was compiled before."""
+    assert printed(STEPS.format(folder=str(tmp_path))) == ["MuonAdamW [] True"]

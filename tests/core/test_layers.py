@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from functional_optim.kernels import private
 
 ROOT = Path(__file__).parents[2]
 CORE, ADAPTERS = ROOT / "functional_optim", ROOT / "adapters"
@@ -82,20 +85,33 @@ def test_nothing_but_the_check_of_a_card_imports_the_adapters():
     assert not any("adapters" in name for name in imported(CORE / "__init__.py"))
 
 
+GRAPHS = {"graph", "keys", "ops", "private", "record"}
+"""What the core knows of kernels: the graphs of rules, and torch's private names."""
+
+
 @pytest.mark.parametrize("box", sorted(PURE))
 def test_the_core_is_pure(box):
-    assert arrows()[box] <= PURE
+    assert arrows()[box] <= (PURE | {"kernels"} if box == "core" else PURE)
+    for path in (CORE / "core").glob("*.py"):
+        below = [name.split(".")[1:] for name in imported(path) if name.startswith(CORE.name)]
+        assert {rest[1] for rest in below if rest[0] == "kernels"} <= GRAPHS, name_of(path)
 
 
 def test_a_listing_shows_the_architecture():
     assert len([x for x in CORE.iterdir() if x.name != "__pycache__"]) <= MOST
 
 
+HIDDEN = re.compile(r"torch(\.\w+)*\._(?!_)|torch\.fx\.experimental|make_fx")
+"""Names of torch that may go with any version."""
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_only_kernels_know_the_compiler_from_the_inside(path):
-    if path.parent.name != "kernels" and path != CORE / "core" / "one_trace.py":
-        for name in [*imported(path), *used(path)]:
-            assert not name.startswith(("torch._inductor", "torch._dynamo"))
+def test_only_one_file_has_private_names_of_torch(path):
+    names = {name for name in [*imported(path), *used(path)] if HIDDEN.match(name)}
+    if path == CORE / "kernels" / "private.py":
+        assert len(private.NAMES) <= 10
+        names = {x for x in names if not x.startswith(("torch._dynamo", *private.NAMES))}
+    assert names == set()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import functional_optim as fo
+from functional_optim.adapters import Optimizer
 from functional_optim.kernels import static_key
 
 PRELUDE = "import functools, math, torch\nfrom typing import NamedTuple\n"
@@ -209,7 +210,7 @@ def test_a_rule_that_is_a_method_takes_its_own_numbers():
             return self.sign * u, slots
 
     w = torch.nn.Parameter(torch.zeros(3))
-    opt = fo.adapters.Optimizer(
+    opt = Optimizer(
         [w], lambda sign: fo.leafwise(None, Rule(sign).update, name="method"), sign=-1.0
     )
     w.grad = torch.ones(3)

@@ -73,10 +73,10 @@ def test_slots_with_other_rows_take_no_sparse_gradients():
     def update(u: Tensor, slots: Columns, p: Tensor) -> Any:
         return u, Columns(slots.columns + u.sum(0))
 
-    tx = fo.leafwise(lambda p: Columns(p.new_zeros(p.shape[1:])), update, elementwise=False)
+    tx = fo.leafwise(lambda p: Columns(p.new_zeros(p.shape[1:])), update)
     p = torch.nn.Parameter(torch.zeros(2, 3))
     p.grad = torch.eye(2, 3).to_sparse(1)
     opt = adapters.Optimizer([p], lambda: tx, compile=False)
     for step in (opt.step, lambda: tx.update(p.grad, tx.init(p), p)):
-        with pytest.raises(RuntimeError, match=r"of shape \(3,\).* does not take sparse gradients"):
+        with pytest.raises(RuntimeError, match=r"not take sparse gradients, .* shape \(3,\)"):
             step()

@@ -1,6 +1,7 @@
 """Rules without flags: every way of running one steps it as `tx.update` does, or says why not.
 
-The table of rules, the sets of tensors and the naive loop are in `tests/support/undeclared.py`.
+The sets of tensors, the naive loop and the table are in `tests/support/undeclared.py`, which names
+the modules of the rules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import pytest
 import torch
 import undeclared
 from helpers import assert_same, clone
-from undeclared import CONTRADICTED, MODELS, REFUSED, ROWS, WAYS
+from undeclared import MODELS, ROWS, WAYS
+from undeclared_refused import CONTRADICTED, REFUSED
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer

@@ -30,7 +30,7 @@ from functional_optim.algorithms.lbfgs.quasi_newton import (
 from functional_optim.core.base import GradientTransformation, check_grads, replaced
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
-from functional_optim.engine.graphs import Graph
+from functional_optim.engine.graphs import TorchCompiled
 from functional_optim.transforms.scaling import check_lr
 
 ValueAndGrad = Callable[[Any], tuple[Tensor, Any]]
@@ -330,7 +330,7 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
     looks = tuple([(x.shape, x.dtype, x.device) for x in tree.leaves(run)])
     key = (settings[1:-1], tree.structure(run), layout, looks)
     if key not in _transitions:
-        _transitions[key] = Graph(transition)
+        _transitions[key] = TorchCompiled(transition)
     lr, point, over = settings.lr.reshape(1), aim(settings, run), is_over(run.done)
     while not over:
         inputs = tree.map(lambda x: x.detach().contiguous(), (run, *evaluate(point)))
@@ -344,7 +344,7 @@ def run_compiled(settings: Settings, run: Run, evaluate: Evaluate, layout: Any) 
     return run
 
 
-_transitions: dict[Any, Graph] = {}
+_transitions: dict[Any, TorchCompiled] = {}
 """The graphs of transitions, by their settings and shapes."""
 
 

@@ -1,0 +1,225 @@
+"""What a rule is by its graph: axes, reductions, constants of shapes, places; and what has none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim.core import traits
+from functional_optim.core.recording import Body
+from functional_optim.core.rule import form_of
+from functional_optim.kernels import ops
+from functional_optim.kernels.graph import Graph, Unsuitable
+from functional_optim.kernels.record import RuleError
+
+SHAPES = ((), (5,), (5, 4), (5, 4, 3), (5, 4, 3, 2))
+
+
+def said(graph: Graph) -> str:
+    """How many axes a graph has, each reduction with the axes over which it goes, how many
+    constants that depend on the shape, and whether it reads places."""
+    words = [str(len(graph.sizes))]
+    for node in graph.nodes:
+        if ops.kind(node.op) == "reduce":
+            gone = [str(i) for i in next(node.operands()).axes if i not in node.axes]
+            words.append(f"{ops.REDUCE[node.op]}[{''.join(gone)}]")
+    words += [f"shape:{len(graph.places)}"] * bool(graph.places)
+    return " ".join([*words, *["place"] * graph.reads_places])
+
+
+def look(update: Callable[[Tensor, Tensor], Tensor], p: Tensor) -> str:
+    """The same of a rule from its gradient and its parameter, or why it has no graph."""
+    tx = fo.leafwise(None, lambda u, slots, p: (update(u, p), slots), name="rule")
+    try:
+        return said(traits.graph_of(tx.placements[0], p))
+    except Unsuitable as error:
+        return str(error)
+
+
+def cloned(change: Callable[[Tensor], Any]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A rule that changes a copy of its gradient."""
+
+    def update(u: Tensor, p: Tensor) -> Tensor:
+        v = u.clone()
+        change(v)
+        return v
+
+    return update
+
+
+RULES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    # element-wise, whatever the number of dimensions
+    "plain": (lambda u, p: 2 * u - p, "1"),
+    "nothing": (lambda u, p: u, "1"),
+    "zeros": (lambda u, p: torch.zeros_like(u), "1"),
+    "a choice": (lambda u, p: torch.where(u > 0, u, p), "1"),
+    "a cast": (lambda u, p: u.double().sqrt().to(u.dtype), "1"),
+    "a constant": (lambda u, p: u * torch.tensor(0.5), "1"),
+    "views": (lambda u, p: u.flatten().view_as(u) + u.unsqueeze(0).squeeze(0), "1"),
+    "dimensions": (lambda u, p: u * u.dim(), "1"),
+    "unused": (lambda u, p: (u @ u.mT, u)[1], "1"),
+    # in place, on tensors of its own
+    "own tensor": (lambda u, p: u.clone().mul_(2).add_(p), "1"),
+    "copy_": (lambda u, p: torch.zeros_like(u).copy_(2 * u), "1"),
+    "copy_ into another dtype": (
+        lambda u, p: torch.zeros_like(u, dtype=torch.float64).copy_(u),
+        "a copy into another dtype",
+    ),
+    "behind a view": (cloned(lambda v: v.view(-1).mul_(2)), "the operation mul_.Tensor in place"),
+    "an element": (cloned(lambda v: v.__setitem__(0, 0.0)), "the operation fill_.Tensor in place"),
+    "out=": (
+        lambda u, p: torch.mul(u, 2, out=torch.empty_like(u)),
+        "the operation mul.out in place",
+    ),
+    # reductions, some of them in several operations
+    "norm": (lambda u, p: u / u.norm(), "1 sum[0]"),
+    "mean of a view": (lambda u, p: u - u.reshape(-1).mean(), "1 mean[0]"),
+    "maximum": (lambda u, p: u / u.abs().max(), "1 max[0]"),
+    "any": (lambda u, p: torch.where(u.isnan().any(), 0.0, u), "1 any[0]"),
+    "std": (lambda u, p: u / u.std(), "1 mean[0] sum[0] sum[0]"),
+    "rows": (lambda u, p: u - u.mean(-1, keepdim=True), "2 mean[1]"),
+    "columns": (lambda u, p: u - u.amin(0), "2 min[0]"),
+    "both": (lambda u, p: u - u.mean(0) - u.sum(-1, keepdim=True), "2 mean[0] sum[1]"),
+    "softmax": (lambda u, p: u.softmax(-1), "2 max[1] sum[1]"),
+    "transposed": (lambda u, p: u * u.mT.mean(0).unsqueeze(-1), "2 mean[1]"),
+    "expanded": (lambda u, p: u.sum(0, keepdim=True).expand_as(u), "2 sum[0]"),
+    # shapes and places
+    "size": (lambda u, p: u / u.numel(), "1 shape:1"),
+    "aspect ratio": (lambda u, p: u * max(1, u.shape[0] / u.shape[-1]) ** 0.5, "1 shape:1"),
+    "a filled tensor": (lambda u, p: u + torch.full_like(u, 1 / len(u)), "1 shape:1"),
+    "places": (lambda u, p: u * torch.arange(u.numel()).view_as(u), "1 place"),
+    "columns' places": (lambda u, p: u * torch.arange(u.shape[-1]), "2 place"),
+    "a branch": (lambda u, p: u if u.shape[0] > 15 else -u, "another graph for another shape"),
+    # no kernel
+    "product": (lambda u, p: u @ u.mT @ u, "the operation mm"),
+    "sort": (lambda u, p: u.sort(-1).values, "the operation sort"),
+    "index": (lambda u, p: u - u[0], "the operation select"),
+    "index of bools": (lambda u, p: u - u[u > 0].sum(), "the operation index"),
+    "triangle": (lambda u, p: u.tril(), "the operation tril"),
+    "a vector of constants": (
+        lambda u, p: u * torch.tensor([0.5, 1.0])[0],
+        "the operation constant_tensor",
+    ),
+    "an error": (
+        lambda u, p: u.reshape(7, -1),
+        "RuntimeError: shape '[7, -1]' is invalid for input of size 187",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_graph_says_what_a_rule_does_to_a_matrix(name):
+    update, expected = RULES[name]
+    assert look(update, torch.zeros(5, 4)) == expected
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_neighbouring_dimensions_are_one_axis_where_no_operation_tells_them_apart(shape):
+    p = torch.zeros(shape)
+    for name in ("plain", "own tensor", "views", "dimensions"):
+        assert look(RULES[name][0], p) == "1"
+    for name in ("norm", "softmax", "rows", "any"):
+        axes = min(len(shape), 2) if name in ("softmax", "rows") else 1
+        expected = RULES[name][1] if axes == 2 else RULES[name][1].replace("[1]", "[0]")
+        assert look(RULES[name][0], p) == f"{max(axes, 1)}{expected[1:]}"
+    if len(shape) == 4:
+        assert look(lambda u, p: u - u.mean((0, 2, 3), keepdim=True), p) == "3 mean[02]"
+        assert look(lambda u, p: u - u.mean((2, 3), keepdim=True), p) == "2 mean[1]"
+        assert look(lambda u, p: u - u.mean((1, 3), keepdim=True), p) == "4 mean[13]"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+def test_every_dtype_has_a_graph_and_complex_numbers_are_pairs(dtype):
+    p = torch.zeros(5, 4, dtype=dtype)
+    assert look(RULES["plain"][0], p) == "1"
+    assert look(RULES["norm"][0], p) == "1 sum[0]"
+    assert look(lambda u, p: u - u.mean(0, keepdim=True), p) == "2 mean[0]"
+
+
+def test_tensors_without_elements_and_of_one_have_the_graph_of_others():
+    for shape in ((0,), (0, 4), (1, 1), (1, 9)):
+        for name in ("plain", "norm", "size"):
+            assert look(RULES[name][0], torch.zeros(shape)) == RULES[name][1]
+
+
+FORBIDDEN: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "in place": (
+        lambda u, p: u.mul_(2),
+        r"writes in place \(mul_\) into a tensor that it was given",
+    ),
+    "in place, in a view": (lambda u, p: u.view(-1)[:1].zero_(), r"writes in place \(zero_\)"),
+    "a value": (lambda u, p: u * u.sum().item(), "reads a value"),
+    "a list": (lambda u, p: u * u.tolist()[0][0], "reads a value"),
+    "an if": (lambda u, p: u if u.sum() > 0 else -u, "reads a value"),
+    "random": (lambda u, p: u + torch.rand_like(u), r"draws random numbers \(rand_like\)"),
+    "a tensor": (
+        (lambda t: lambda u, p: u * t)(torch.ones(())),
+        r"closes over a tensor of shape \(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_what_no_step_may_do_is_an_error(name):
+    update, words = FORBIDDEN[name]
+    with pytest.raises(RuleError, match=f"the rule 'rule' {words}.*; "):
+        look(update, torch.zeros(5, 4))
+
+
+class Slots(NamedTuple):
+    rows: Any
+    whole: Any
+    bits: Any
+
+
+def test_slots_of_other_shapes_have_the_axes_of_their_parameter():
+    def init(p: Tensor) -> Slots:
+        return Slots(
+            p.new_zeros(p.shape[0]), p.new_zeros(()), torch.zeros_like(p, dtype=torch.int8)
+        )
+
+    def update(u: Tensor, slots: Slots, p: Tensor) -> Any:
+        rows = slots.rows + u.square().mean(1)
+        return u / rows[:, None], Slots(rows, slots.whole + u.sum(), slots.bits + 1)
+
+    (placement,) = fo.leafwise(init, update, name="rule").placements
+    graph = traits.graph_of(placement, torch.zeros(5, 4))
+    assert said(graph) == "2 mean[1] sum[01]"
+    assert [x.axes for x in graph.inputs] == [(0, 1), (0, 1), (0,), (), (0, 1)]
+    assert [i for i, _ in graph.stores] == [1, 2, 3, 4]
+
+
+def test_a_rule_is_recorded_once_for_all_sizes_of_so_many_dimensions():
+    runs = itertools.count()
+
+    def update(u: Tensor, slots: Any, p: Tensor, rate: Any) -> Any:
+        next(runs)
+        return -rate * u / u.norm(), slots
+
+    for rate in (0.1, 0.2):
+        (placement,) = fo.leafwise(None, update, lambda t, r=rate: (r,), name="rule").placements
+        body = Body([placement], [()], (form_of((rate,)),), "step")
+        for size in (3, 70, 3000):
+            x = torch.zeros(size)
+            body.find(x, x, [()])
+    assert next(runs) == 2  # small tensors of two sizes
+
+
+def advised(**options: Any) -> Any:
+    return fo.leafwise(None, lambda u, slots, p: (2 * u, slots), name="rule", **options)
+
+
+@pytest.mark.parametrize("option", ["elementwise", "batched", "dense_only"])
+@pytest.mark.parametrize("value", [True, False])
+def test_advice_that_the_graph_does_not_contradict_changes_nothing(option, value):
+    params, tx = {"w": torch.ones(4, 3)}, advised(**{option: value})
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert updates["w"].unique().tolist() == [2.0]
+    moved, _ = fo.compile(tx, strict=True)(params, tx.init(params), {"w": torch.ones(4, 3)})
+    assert moved["w"].unique().tolist() == [3.0]
