@@ -8,6 +8,7 @@
 # make compare   optimizers on small tasks, with equal budgets: writes benchmarks/COMPARISON.md; goes on where it stopped
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 # make memory   what ways to store weights and slots cost in bytes and in loss: figures of docs/memory.md
+# make lines   count lines of code without docstrings, comments and blank lines, by folder
 # make gpu     check a card: one page of results, and a file to send; ARGS="--device cpu" is a dry run
 # make wheel   dist/: a wheel for every machine, and one for this kind that brings compiled kernels
 # make clean   remove the virtual environment and what was built; ARGS="…" is handed to what a target runs
@@ -16,7 +17,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
 
-.PHONY: train gradient-free fault notebooks docs lists test test-full check bench compare memory gpu wheel clean
+.PHONY: train gradient-free fault notebooks docs lists test test-full check bench compare memory lines \
+	gpu wheel clean
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -59,6 +61,10 @@ compare: $(VENV)/.bench
 
 memory: $(VENV)/.bench
 	$(BIN)/python benchmarks/memory.py $(ARGS)
+
+# with any Python: it imports nothing of ours
+lines:
+	$(PYTHON) benchmarks/lines.py $(ARGS)
 
 wheel: $(VENV)/.release
 	$(BIN)/python release/wheel.py --out dist $(ARGS)

@@ -33,13 +33,26 @@ def import_both() -> dict[str, Any]:
     return {"ours": time.perf_counter() - theirs, "theirs": theirs - START}
 
 
-def first_step() -> dict[str, Any]:
-    """Seconds from the first import to the end of the first step of AdamW."""
+def first_step(kind: str = "adamw") -> dict[str, Any]:
+    """Seconds from the first import to the end of the first step. kind: torch's AdamW, or ours, or
+    a recipe's."""
     from workloads import MLP
 
-    from functional_optim.adapters import AdamW
+    params = MLP.parameters()
+    if kind == "torch":
+        import torch
 
-    AdamW(MLP.parameters()).step()
+        torch.optim.AdamW(params).step()
+    elif kind == "adamw":
+        from functional_optim.adapters import AdamW
+
+        AdamW(params).step()
+    else:
+        from recipes import FIRST
+
+        from functional_optim.adapters import Optimizer
+
+        Optimizer([(f"layer.{i}", p) for i, p in enumerate(params)], FIRST[kind][1]).step()
     return {"seconds": time.perf_counter() - START}
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipes import WHOLE
+from recipes import FIRST, WHOLE
 from rows import Effort, Measured, Row
 from workloads import GPT, MLP
 
@@ -102,20 +102,20 @@ def import_time(effort: Effort) -> Measured:
     return Measured([x["ours"] for x in found], [x["theirs"] for x in found], "import torch")
 
 
-def first_step(kept: bool, effort: Effort) -> Measured:
-    """Import to first step, beside importing torch alone.
+def first_step(kind: str, kept: bool, effort: Effort) -> Measured:
+    """Import to first step, beside torch.optim.AdamW in the same way.
 
     kept: in a second process, which finds the kernels of the first.
     """
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         if kept:
-            run("first_step", folder)
+            run("first_step", folder, kind=kind)
         for _ in processes(effort):
-            once = run("first_step", folder) if kept else fresh("first_step")
-            ours.append(once["seconds"])
-            theirs.append(seconds("import_torch"))
-    return Measured(ours, theirs, "import torch alone")
+            mine = partial(run, "first_step", folder) if kept else partial(fresh, "first_step")
+            ours.append(mine(kind=kind)["seconds"])
+            theirs.append(seconds("first_step", kind="torch"))
+    return Measured(ours, theirs, "torch.optim.AdamW, likewise")
 
 
 def new_kernels(which: str, effort: Effort) -> Measured:
@@ -175,18 +175,26 @@ def rows() -> list[Row]:
             "first-cold",
             "Import to first step of AdamW, nothing cached anywhere",
             mlp,
-            partial(first_step, False),
-            (5.0,),
-            "ours",
+            partial(first_step, "adamw", False),
+            (1.0,),
         ),
         Row(
             "first-kept",
             "Import to first step of AdamW, second process on a machine",
             mlp,
-            partial(first_step, True),
-            (1.0,),
-            "ours",
+            partial(first_step, "adamw", True),
+            (0.7,),
         ),
+        *[
+            Row(
+                f"first-{key}",
+                f"Import to first step, nothing cached: {what}",
+                mlp,
+                partial(first_step, key, False),
+                (1.25,),
+            )
+            for key, (what, _) in FIRST.items()
+        ],
         Row(
             "count-numbers",
             "New kernels in 1,000 steps of OneCycleLR",

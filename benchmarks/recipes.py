@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import functional_optim as fo
 
@@ -41,6 +42,25 @@ def unit_clipped(lr: float = 1e-3) -> fo.GradientTransformation:
     return fo.chain(fo.adaptive_grad_clip(0.1), fo.adamw(lr))
 
 
+def centred(lr: float = 1e-3) -> fo.GradientTransformation:
+    """AdamW behind gradients whose rows have the mean 0."""
+    return fo.chain(fo.centralize(), fo.adamw(lr))
+
+
+def plain_norm(lr: float = 1e-3) -> fo.GradientTransformation:
+    """A rule that a user writes: each update has the norm 1."""
+
+    def unit(u: Any, slots: Any, p: Any) -> Any:
+        return u / (u.norm() + 1e-6), slots
+
+    return fo.chain(fo.scale_by_adam(), fo.leafwise(None, unit, name="unit"), fo.scale_by_lr(lr))
+
+
+def int8(lr: float = 1e-3) -> fo.GradientTransformation:
+    """AdamW with slots of a byte."""
+    return fo.stored(fo.adamw(lr), "int8")
+
+
 def matrix_soap(lr: float = 1e-3) -> fo.GradientTransformation:
     """SOAP with decoupled decay, whose bases are renewed every ten steps."""
     return fo.soap(lr, precondition_frequency=CYCLE)
@@ -60,11 +80,28 @@ MEASURING: dict[str, tuple[str, Recipe]] = {
     "cautious": ("Cautious AdamW", cautious),
     "block": ("AdamW, clipped by block RMS", block_clipped),
     "agc": ("AdamW, rows clipped adaptively", unit_clipped),
+    "centralized": ("AdamW of centralised gradients", centred),
+    "lars": ("LARS", lambda lr=1e-3: fo.lars(lr)),
+    "stable": ("StableAdamW", fo.stable_adamw),
+    "came": ("CAME", fo.came),
+    "sm3": ("SM3", fo.sm3),
+    "unit": ("Adam divided by its norm, plainly", plain_norm),
 }
 """Recipes whose rules measure each tensor, or its rows."""
 
 MATRIX: dict[str, tuple[str, Recipe]] = {"muon": ("Muon", fo.muon), "soap": ("SOAP", matrix_soap)}
 """Recipes for matrices alone."""
+
+FIRST: dict[str, tuple[str, Recipe]] = {
+    "sgd": ("SGD", lambda lr=1e-3: fo.sgd(lr, momentum=0.9)),
+    "composed": ("clip, AdamW, average", averaged),
+    "lion": ("Lion", fo.lion),
+    "lamb": ("LAMB", lamb),
+    "adafactor": ("Adafactor", fo.adafactor),
+    "muon_adamw": ("MuonAdamW", lambda lr=1e-3: fo.muon_adamw(lr)),
+    "int8": ("AdamW, slots in int8", int8),
+}
+"""Recipes whose first step is measured, one of each kind."""
 
 WHOLE: dict[str, tuple[str, Recipe]] = {
     **MEASURING,
