@@ -41,7 +41,7 @@ def main() -> None:
     print("| --- | --- | --- |")
     for side, words in LOOPS.items():
         ratio, medians = steps[side]
-        print(f"| {words} | {compiling[side]:.0f} s | {ratio:.2f}; {medians:.2f} |")
+        print(f"| {words} | {compiling[side]:.1f} s | {ratio:.2f}; {medians:.2f} |")
     draw(compiling, {side: ratio for side, (ratio, *_) in steps.items()})
 
 
@@ -50,7 +50,7 @@ def draw(compiling: dict[str, float], steps: dict[str, float]) -> None:
     figure = Figure(figsize=(9, 2.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, values, words, form in (
-        (left, compiling, "first step, seconds", "%.0f"),
+        (left, compiling, "first step, seconds", "%.1f"),
         (right, steps, "each step / one of torch's loop", "%.2f"),
     ):
         shown = [values[side] for side in LOOPS]

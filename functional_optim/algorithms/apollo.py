@@ -167,6 +167,7 @@ def scale_by_apollo(
         [plain, renew],
         scalars,
         choose=due,
+        start=(renew, ["projector"]),
         hyper=hyper,
         batched=True,
         nonnegative=("exp_avg_sq",),

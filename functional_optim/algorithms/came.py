@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adafactor import mean, of_rank_one, rms
+from functional_optim.algorithms.adafactor import mean, rms
 from functional_optim.algorithms.adam import adam_chain, check_each_beta
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
@@ -120,11 +120,11 @@ def scale_by_came(
         if R is not None and C is not None:
             R = R.lerp(mean(square, -1), s.weight2)
             C = C.lerp(mean(square, -2), s.weight2)
-            V = of_rank_one(R, C, 0.0)
+            U = g * inverse_root(R, C)
         else:
             assert v is not None
-            V = v = v.lerp(square, s.weight2)
-        U = g * V.rsqrt()
+            v = v.lerp(square, s.weight2)
+            U = g * v.rsqrt()
         U = U / (rms(U) / s.threshold).clamp(min=1.0)
         m = m.lerp(U, s.weight1)
         if S is None or D is None:
@@ -132,7 +132,7 @@ def scale_by_came(
         distance = (U - m) * (U - m) + s.eps2
         S = S.lerp(mean(distance, -1), s.weight3)
         D = D.lerp(mean(distance, -2), s.weight3)
-        return m * of_rank_one(S, D, 0.0).rsqrt(), CameSlots(m, R, C, S, D, v)
+        return m * inverse_root(S, D), CameSlots(m, R, C, S, D, v)
 
     hyper = {"betas": betas, "eps": eps, "clip_threshold": clip_threshold}
     return leafwise(
@@ -143,6 +143,17 @@ def scale_by_came(
         nonnegative=CameSlots._fields[1:],
         name="scale_by_came",
     )
+
+
+def inverse_root(R: Tensor, C: Tensor) -> Tensor:
+    """1 / √V of the matrix V with these means of rows and of columns.
+
+    The two roots are taken apart: the product of two small means would be 0. Means are 0 where there
+    is nothing to average.
+    """
+    least = torch.finfo(R.dtype).tiny
+    rows = R.clamp(min=least) / mean(R, -2).clamp(min=least)
+    return rows.rsqrt() * C.clamp(min=least).rsqrt()
 
 
 @factory

@@ -129,6 +129,7 @@ def scale_by_galore(
         [plain, renew],
         scalars,
         choose=due,
+        start=(renew, ["projector"]),
         hyper=hyper,
         batched=True,
         nonnegative=("exp_avg_sq",),

@@ -289,11 +289,17 @@ def average_of(beta: Any, t: Any, corrected: bool) -> tuple[Any, Any, Any]:
 
 
 def inverse_root(A: Tensor, power: Any, eps: Any) -> tuple[Tensor, Tensor]:
-    """(A + ε I) to minus a power, with eigenvalues of at least ε; and whether A is finite."""
-    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    """(A + ε I) to minus a power; and whether A is finite.
+
+    Eigenvalues are at least ε, and no less than how exactly the largest one is known, λ n times the
+    spacing of numbers at 1: below that they are noise.
+    """
+    n = A.shape[-1]
+    identity = torch.eye(n, dtype=A.dtype, device=A.device)
     values, Q, finite = eigh(A + eps * identity)
-    least = values.amin(-1, keepdim=True)
-    values = torch.where(least < eps, values - least + eps, values)
+    least, floor = values[..., :1], values[..., -1:] * (torch.finfo(A.dtype).eps * n)
+    floor = floor.clamp(min=eps)
+    values = torch.where(least < floor, values - least + floor, values)
     return (Q * values.pow(-power)[..., None, :]) @ Q.mT, finite
 
 

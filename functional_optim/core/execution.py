@@ -5,6 +5,7 @@ The pure transform, the kernels and the eager executors all run rules through th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -148,6 +149,8 @@ def _run_one(
     variant: int = 0,
 ) -> tuple[Tensor, Slots]:
     """One rule on one tensor. given: the arguments between slots and numbers."""
+    if rule.start is not None:
+        return _run_started(rule, u, stored, p, given, numbers)
     if type(numbers) is Selected:
         return _run_selected(rule, u, stored, p, given, numbers)
     if not rule.updates:
@@ -190,6 +193,69 @@ def _run_selected(
         new_u = torch.where(here, its_u, new_u)
         new = tuple([_where(here, x, old) for x, old in zip(its, new, strict=True)])
     return new_u, new
+
+
+def _run_started(
+    rule: Rule,
+    u: Tensor,
+    stored: Slots,
+    p: Tensor,
+    given: tuple[Any, ...],
+    numbers: Numbers,
+) -> tuple[Tensor, Slots]:
+    """A rule that starts each tensor with its first gradient: on one tensor, or on a batch."""
+    assert rule.start is not None
+    plain, start = rule._replace(start=None), rule._replace(updates=rule.start[:1], start=None)
+    fresh = fresh_ones(rule, u, stored, p)
+    own, acts = numbers, 1.0
+    if type(numbers) is Selected:
+        own, acts = numbers.numbers, numbers.which
+    if fresh is None or (not isinstance(acts, Tensor) and not acts):
+        return _run_one(plain, u, stored, p, given, numbers)
+    known = None if isinstance(acts, Tensor) else _read(fresh)
+    if known is None:
+        both = (_run_one(x, u, stored, p, given, y) for x, y in ((start, own), (plain, numbers)))
+        (started, first), (update, later) = both
+        fresh = fresh & (acts > 0) if isinstance(acts, Tensor) else fresh
+        pairs = zip(first, later, strict=True)
+        new = tuple([x if x is None else _where(_over(fresh, x), x, y) for x, y in pairs])
+        return torch.where(_over(fresh, u), started, update), new
+    if len(set(known)) == 1:
+        runs, its = (start, own) if known[0] else (plain, numbers)
+        return _run_one(runs, u, stored, p, given, its)
+    results: list[tuple[Tensor, Slots]] = []
+    for i, one in enumerate(known):
+        mine = tuple([x if x is None else x[i : i + 1] for x in stored])
+        runs, its = (start, own) if one else (plain, numbers)
+        results.append(_run_one(runs, u[i : i + 1], mine, p, given, its))
+    columns = zip(*[new for _, new in results], strict=True)
+    new = tuple([None if x[0] is None else torch.cat(x) for x in columns])
+    return torch.cat([x for x, _ in results]), new
+
+
+def fresh_ones(rule: Rule, u: Tensor, stored: Slots, p: Tensor) -> Tensor | None:
+    """Which tensors of a batch a rule has not started yet; None if all need no start."""
+    if rule.start is None or not rule.updates:
+        return None
+    slots, first = opened(rule, stored, p), u.dim() - p.dim()
+    found = [getattr(slots, name) for name in rule.start[1]]
+    null = [(x == 0).flatten(first).all(-1) for x in found if x is not None and x.numel()]
+    return functools.reduce(torch.logical_and, null) if null else None
+
+
+def _read(flags: Tensor) -> list[bool] | None:
+    """Flags as Python knows them; None in a trace."""
+    if torch.compiler.is_compiling() or modes.recorded():
+        return None
+    try:
+        return flags.reshape(-1).tolist()
+    except RuntimeError:  # inside of vmap
+        return None
+
+
+def _over(flags: Tensor, x: Tensor) -> Tensor:
+    """Flags of a batch for the entries of its tensors."""
+    return flags.reshape(flags.shape + (1,) * (x.dim() - flags.dim()))
 
 
 def _where(condition: Tensor, new: Any, old: Any) -> Any:

@@ -101,6 +101,7 @@ def leafwise(
     before: Callable[..., Numbers] | None = None,
     measure: Callable[..., Numbers] | None = None,
     choose: Callable[..., Any] | None = None,
+    start: tuple[Update, Sequence[str]] | None = None,
     turns: int | None = None,
     carry: Any = None,
     hyper: Mapping[str, numeric.Hyper | tuple[numeric.Hyper, ...]] | None = None,
@@ -119,15 +120,19 @@ def leafwise(
 ) -> Leafwise:
     """Lift a rule for one tensor to a transformation of trees.
 
+    The operations of a rule say what it is: element-wise, with reductions over rows, columns or
+    whole tensors, or with products of matrices. They are recorded when the rule first runs. So
+    `measure`, `elementwise`, `batched` and `dense_only` are never needed for right results.
+
     Args:
         init: `init(p)` returns the tensor's slots, a NamedTuple of tensors of any shapes and
             dtypes (`None` for a slot that this tensor does not need). It is also called with
             tensors without data, to learn those shapes and dtypes. `None` for a rule without slots.
-        update: `update(u, slots, p, *numbers)` returns `(u, slots)`. Operations on tensors only, no
-            in-place ones. It may close over bools, strings and ints, never over a number that may
-            change: those come in as `numbers`. Half types arrive as float32, complex tensors as
-            real pairs; slots go back to their own dtype by themselves. Several of them, variants of
-            one rule, if there is `choose`.
+        update: `update(u, slots, p, *numbers)` returns `(u, slots)`. Operations on tensors only; in
+            place only on tensors that it has made. It may close over bools, strings and ints, never
+            over a number that may change: those come in as `numbers`. Half types arrive as float32,
+            complex tensors as real pairs; slots go back to their own dtype by themselves. Several
+            of them, variants of one rule, if there is `choose`.
         scalars: `scalars(t)` returns the numbers that all tensors share at step t, which is 1 at
             the first: a NamedTuple, which `update` gets as one argument, or a plain tuple, whose
             entries it gets one by one. `t` is a float, or a 0-dim float64 tensor; for functions of
@@ -140,14 +145,16 @@ def leafwise(
             Without `scalars`, `update` gets the totals themselves.
         before: `before(t[, carry])` returns the numbers that `reduce` needs; it may take
             hyperparameters by name.
-        measure: `measure(u, slots, p, *numbers)` measures the tensor itself: a NamedTuple, which
-            `update` gets as one more argument, or a tuple, whose entries it gets, of 0-dim tensors.
-            They must be sums over its entries, since kernels add them up over parts of a tensor;
-            for a mean also sum `torch.ones_like(u)`. With it a rule that needs the norm of its
-            tensor is element-wise otherwise, and is compiled once for all shapes.
+        measure: `measure(u, slots, p, *numbers)` returns sums over the elements of the tensor, as
+            0-dim tensors: a NamedTuple, which `update` gets as one more argument, or a tuple, whose
+            elements it gets one by one. Not needed, since `update` may compute these sums itself,
+            and any other reduction. Useful to write sums once that several variants read.
         choose: `choose(t[, carry])` returns the index of the variant for step t, from 0; it may
             take hyperparameters by name. Where the number is known, only that variant is run, or
             compiled; in a traced step all are, behind a condition.
+        start: an `update` and names of slots: for a tensor of which these slots are all zeros, it
+            runs in the place of the others. Its first gradient makes them, whenever that comes. For
+            rules that take batches.
         turns: how many turns to spread a dear variant over, ≥ 1, for a rule that is not
             element-wise. `choose` then also takes a keyword-only `turn`, and is asked for each,
             from 0 to turns - 1: `lambda t, *, turn: t % 10 == turn` renews a tenth of the tensors
@@ -168,9 +175,8 @@ def leafwise(
             matrices (`in_basis`) rotates them along.
         weights: the names of slots that are parameters of their own, such as averages or copies of
             them. `stored` keeps them in full.
-        elementwise: whether each element's update depends on that element alone. Nothing needs to
-            be passed: what a rule is follows from its operations. True is compared with these at
-            the first use, and raises a ValueError if they contradict it.
+        elementwise: True asserts that the update of each element depends on that element alone. Not
+            needed: it selects nothing. The first use compares it with the operations.
         reads_new_params: True for a rule that gets the parameter *after* the update as `p`, and
             returns `u` as it came. Only others of this kind may follow it.
         scales_step: True for a rule that changes the finished step, so that no learning rate may
@@ -183,10 +189,12 @@ def leafwise(
             step, with the numbers of `update`. Without it, they stay as they are. For a shared
             rule that carries numbers.
         batched: True for a rule that takes several tensors of one shape at once: `u` and the slots
-            may have one more dimension in front, and `p` is None. For products of matrices, which
-            are faster in batches. It cannot have codecs, nor measure its tensor.
-        dense_only: True for a rule that must see all rows of a tensor: sparse gradients raise. They
-            do so for rules with `batched` or `codecs` in any case.
+            may have one more dimension in front, and `p` is None. Not needed for products of
+            matrices, but these are faster in batches. `as_matrix` and `matrix_owners` change such
+            rules only. A batched rule cannot have codecs or `measure`.
+        dense_only: True refuses sparse gradients. Not needed for a rule that reduces over rows or
+            depends on their number: such a rule is found and refuses them. Rules with `batched` or
+            `codecs` always do.
         name: tells two rules with the same slot names apart.
 
     Returns:
@@ -195,6 +203,9 @@ def leafwise(
     Raises:
         TypeError: at once, if `init` returns something other than a NamedTuple, or for an argument
             that there is not.
+        ValueError: at the first use, if `update` writes into its arguments, reads a value of a
+            tensor, draws random numbers, or closes over a tensor, or if its operations contradict
+            `elementwise=True`, `batched` or `measure`.
         ValueError: at once, if a rule that takes batches has codecs, a measure or reads new
             parameters, one that has `absent` is not shared or carries nothing, there are variants
             without `choose` or the reverse, `turns` without a `choose` that takes a turn or the
@@ -248,6 +259,11 @@ def leafwise(
         )
     slots = None if init is None else _slots_of(name, init)
     fields: tuple[str, ...] = () if slots is None else slots._fields
+    if start is not None and not (batched and set(start[1]) <= set(fields) and start[1]):
+        raise ValueError(
+            f"the rule {name!r} has a start, which needs batched=True and names of slots; its "
+            f"slots are {', '.join(fields) or 'none'}."
+        )
     if batched and (codecs or measure is not None or reads_new_params):
         raise ValueError(
             f"the rule {name!r} takes batches of tensors, so it can have no codecs, no measure and "
@@ -285,6 +301,7 @@ def leafwise(
         before=before,
         measure=measure,
         choose=choose,
+        start=None if start is None else (start[0], tuple(start[1])),
         turns=turns or 0,
         absent=absent,
         carry=carry,

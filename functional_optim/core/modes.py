@@ -21,6 +21,11 @@ def transformed() -> bool:
     return _transform() is not None
 
 
+def recorded() -> bool:
+    """Whether a dispatch mode, such as make_fx's, is active."""
+    return _modes() > 0 or _early_modes() > 0
+
+
 def intercepted() -> bool:
     """Whether operations must go through torch's dispatcher.
 

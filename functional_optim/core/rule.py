@@ -92,6 +92,8 @@ class Rule(NamedTuple):
     before: Callable[..., Numbers] | None = None
     measure: Callable[..., Numbers] | None = None
     choose: Callable[..., Any] | None = None
+    start: tuple[Update, tuple[str, ...]] | None = None
+    """The update of a tensor whose slots of these names are all zeros."""
     turns: int = 0
     """For how many turns `choose` is asked; 0: once for all tensors."""
     absent: Callable[..., Any] | None = None
@@ -266,7 +268,12 @@ class Placement(NamedTuple):
         if which:
             return self._replace(rule=rule, gate=0)
         idle = rule._replace(
-            updates=(), measure=None, batched=False, elementwise=None, reads_new_params=False
+            updates=(),
+            start=None,
+            measure=None,
+            batched=False,
+            elementwise=None,
+            reads_new_params=False,
         )
         return self._replace(rule=idle, gate=0, lookback=None)
 

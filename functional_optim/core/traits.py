@@ -250,7 +250,7 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
     body, tiny, slots = _alone(placement, p)
     plain = Placement(placement.rule._replace(batched=False, view=None), placement.name)
     numbers = with_forms(iter([0.5] * body.count), body.forms)
-    pairs = [tiny, tiny.flip(-1)]
+    pairs = [tiny, 2 * tiny.flip(-1) + 0.5]
     advice = "; leave batched out: tensors then come one by one, with p."
     with torch.no_grad():
         try:

@@ -17,10 +17,17 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core import memory
-from functional_optim.core.execution import Leaf, batches, run, run_batch, run_batched
+from functional_optim.core.execution import (
+    Leaf,
+    batches,
+    fresh_ones,
+    run,
+    run_batch,
+    run_batched,
+)
 from functional_optim.core.ownership import Shared, Sharing, run_owned
 from functional_optim.core.recording import Body, Goal
-from functional_optim.core.rule import Numbers, Placement, form_of, in_turn
+from functional_optim.core.rule import Numbers, Placement, Rule, form_of, in_turn
 from functional_optim.core.scalars import Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
@@ -241,6 +248,8 @@ class Stacks:
         self.params = params
         self.slots = slots
         self.turns = turns
+        self.started = False
+        """Whether a rule with a `start` has started all of them."""
         self.batches: list[tuple[list[int], Tensor, list[StackedSlot]]] = []
         alike: dict[Any, list[int]] = {}
         for i in sorted(range(len(params)), key=turns.__getitem__):
@@ -260,6 +269,8 @@ class Stacks:
     def multiply(self, placement: Placement, numbers: Numbers) -> list[Write]:
         """Run the rule on all tensors. Returns the writes of its slots."""
         writes: list[Write] = []
+        if placement.rule.start is not None and self._has_started(placement.rule):
+            placement = placement._replace(rule=placement.rule._replace(start=None))
         for members, stack, own in self.batches:
             if placement.rule.batched and len(members) > 1:
                 for run_of, given in self._runs(members, numbers):
@@ -278,6 +289,17 @@ class Stacks:
                 writes += [partial(x.copy_, y) for x, y in pairs if x is not None and y is not x]
                 mine.copy_(update)
         return writes
+
+    def _has_started(self, rule: Rule) -> bool:
+        """Whether no tensor waits for its first gradient. Once this is so, nothing is read from a
+        device any more."""
+        if self.started:
+            return True
+        pairs = zip(self.params, self.slots, strict=True)
+        fresh = [x for x in [fresh_ones(rule, p, own, p) for p, own in pairs] if x is not None]
+        none = not fresh or not torch.stack(fresh).any().item()
+        self.started = none and self.params[0].device.type != "cpu"
+        return none
 
     def _runs(self, members: list[int], numbers: Numbers) -> list[tuple[slice, Numbers]]:
         """The parts of a batch that take one variant, with their numbers."""

@@ -110,6 +110,8 @@ class Cpp:
             return f"to_{HALF[new]}((float){x})"
         if new is torch.bool:
             return f"({x} != 0)"
+        if old is torch.bool:  # a choice, of which g++ makes vectors
+            return f"({x} ? ({VALUE[new]})1 : ({VALUE[new]})0)"
         return f"({VALUE[new]}){x}"
 
     @staticmethod

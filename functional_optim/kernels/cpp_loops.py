@@ -292,6 +292,8 @@ class Function:
         kept, axes = self.source.kept[node], loops.axes
         x = next(node.operands())
         value = f"({kept.kind}){loops.names[x]}"
+        if x.dtype is torch.bool and kept.kind != "uint8_t":
+            value = f"({loops.names[x]} ? ({kept.kind})1 : ({kept.kind})0)"
         if kept.how in ("any", "all"):
             value = f"({kept.kind})({loops.names[x]} != 0)"
         ends = self.plan.ends(node)
@@ -351,12 +353,9 @@ def _put(kept: Kept, a: str, b: str, *, nan: bool = False) -> str:
     if kept.how in ("sum", "mean"):
         return f"{a} + {b}"
     sign = ">" if kept.how in ("max", "any") else "<"
+    plain = f"({a} {sign} {b} ? {a} : {b})"
     floating = kept.kind in ("float", "double") and not nan
-    return (
-        f"({a} {sign} {b} || {a} != {a} ? {a} : {b})"
-        if floating
-        else f"({a} {sign} {b} ? {a} : {b})"
-    )
+    return f"({a} != {a} ? {a} : {plain})" if floating else plain
 
 
 def _deeper(lines: Sequence[str]) -> list[str]:

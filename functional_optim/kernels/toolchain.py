@@ -34,9 +34,10 @@ SHARED = ("-shared", "-fPIC", "-w")
 
 # Products and sums are rounded as the text says. What only tells of errors, such as errno, would
 # keep loops from being vectorised; what peels a loop for alignment makes its results depend on it.
+# Unswitching makes a loop for each case of a choice by a number, some of which g++ leaves scalar.
 FLAGS = (
     *("-O3", "-std=c++17", *SHARED, "-fno-exceptions", "-fopenmp-simd", "-ffp-contract=off"),
-    *("-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-unswitch-loops"),
     "--param=vect-max-peeling-for-alignment=0",
 )
 

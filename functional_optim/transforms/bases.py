@@ -41,6 +41,7 @@ class BasisFunctions(NamedTuple):
     renew: Callable[..., tuple[Any, Sides]]
     weigh: Callable[..., Tensor]
     turns: int | None
+    made_first: tuple[str, ...] = ()
 
 
 class Basis(Made, BasisFunctions):
@@ -62,6 +63,8 @@ class Basis(Made, BasisFunctions):
       columns continue the old ones; None where it is the old order.
     * weigh: `weigh(u, x, s)` is applied to the update in the basis.
     * turns: over how many steps the renewals are spread; None: they come together.
+    * made_first: the names of slots that are zeros until `first` has made them, so that a matrix
+      whose first gradient comes late is begun then; without any, step 1 alone begins.
 
     Example::
 
@@ -163,6 +166,7 @@ def shampoo_basis(
         renew=renew,
         weigh=_as_it_is,
         turns=_turns(name, precondition_frequency, refresh),
+        made_first=("left_basis", "right_basis"),
     )
 
 
@@ -298,6 +302,7 @@ def kl_basis(
         renew=renew,
         weigh=_as_it_is if eps is None else divide,
         turns=_turns(name, precondition_frequency, refresh),
+        made_first=("left_basis", "right_basis"),
     )
 
 

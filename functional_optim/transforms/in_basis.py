@@ -31,7 +31,8 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     such as second moments, are reordered as the columns of the basis are. With Adam inside, and
     `shampoo_basis`, this is SOAP.
 
-    The first step makes the basis and returns zeros. The rules count steps from the second on.
+    A matrix's first gradient makes its basis, and its update is zeros. The rules count the steps of
+    the transformation, from the second on.
 
     Args:
         basis: `shampoo_basis()`, `kl_basis()`, or your own `Basis`.
@@ -136,6 +137,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         [begin, step, turn],
         scalars,
         choose=together if basis.turns is None else spread,
+        start=(begin, basis.made_first) if basis.made_first else None,
         turns=basis.turns,
         hyper=hyper,
         nonnegative=[*sizes, *[key for key in basis.slots if key.endswith("eigenvalues")]],

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from undeclared_numbers import row_norm, row_trust_ratio, unit_norm
+from undeclared_numbers import centred, row_norm, row_trust_ratio, unit_norm
 from undeclared_places import sorted_rows
 from undeclared_slots import momentum
 
@@ -184,6 +184,11 @@ CONTRADICTED: dict[str, Refusal] = {
             "batched": True,
         },
         ("batched", "norm"),
+    ),
+    "batched_mean_of_all": Refusal(
+        "batched_mean_of_all",
+        lambda: {"init": None, "update": centred.update, "batched": True},
+        ("batched", "mean"),
     ),
     "measured_maximum": Refusal(
         "measured_maximum",
