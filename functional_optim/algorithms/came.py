@@ -148,8 +148,8 @@ def scale_by_came(
 def inverse_root(R: Tensor, C: Tensor) -> Tensor:
     """1 / √V of the matrix V with these means of rows and of columns.
 
-    The two roots are taken apart: the product of two small means would be 0. Means are 0 where there
-    is nothing to average.
+    The two roots are taken apart: the product of two small means would be 0. Means are 0 where
+    there is nothing to average.
     """
     least = torch.finfo(R.dtype).tiny
     rows = R.clamp(min=least) / mean(R, -2).clamp(min=least)

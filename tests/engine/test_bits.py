@@ -31,7 +31,8 @@ ATEN = {
     **{"tanh": 2, "atanh": 2, "erfc": 3, "sigmoid": 4, "lgamma": 4},
 }
 """By how many units in the last place, at most, kernels differ from ATen's functions, which are
-those of MKL and SLEEF; all other operations have the same bits. docs/training_loops.md repeats it."""
+those of MKL and SLEEF; all other operations have the same bits. docs/training_loops.md has the
+same list."""
 
 
 def numbers(count: int, dtype: torch.dtype, seed: int, *, wild: bool) -> Tensor:
