@@ -192,7 +192,7 @@ def items(tree: Any) -> Iterator[tuple[str, Any]]:
     """
     found, spec = optree.tree_flatten(tree)
     names: list[Any] = spec.flatten_up_to(paths(tree))
-    yield from zip(names, found, strict=True)
+    return zip(names, found, strict=True)
 
 
 def global_norm(tree: Any) -> Tensor:

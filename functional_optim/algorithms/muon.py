@@ -58,7 +58,8 @@ def scale_by_muon(
             own (a, b, c), or one such triple for each step. Fixed in the kernel.
         eps: least norm to divide by in it.
         ns_steps: its repetitions, below 100.
-        adjust_lr_fn: torch's name for `scale`: "original", "match_rms_adamw". None: `scale` counts.
+        adjust_lr_fn: torch's name for `scale`: "original", "match_rms_adamw", "spectral_unclamped".
+            None: `scale` counts.
         scale: factor for an m × n matrix (out, in). "original": √max(1, m/n); "match_rms_adamw":
             0.2 √max(m, n); "spectral": √(m/n); None: 1.
         accumulator: "ema": m ← μ m + (1 − μ) g, torch's; "sum": m ← μ m + g, the article's.
@@ -82,12 +83,20 @@ def scale_by_muon(
     """
     numeric.check(lambda x: x >= 0.0, momentum, "momentum should be >= 0 but is: {}")
     if adjust_lr_fn is not None:
-        if adjust_lr_fn not in ("original", "match_rms_adamw"):
+        if adjust_lr_fn not in TORCHS:
             raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
-        scale = adjust_lr_fn
+        scale = TORCHS[adjust_lr_fn]
     turn = orthogonalize(ns_coefficients, eps, ns_steps, scale, ns_dtype=ns_dtype)
     mix = matrix_momentum("scale_by_muon", momentum, nesterov, accumulator)
     return Leafwise((*mix.placements, *[x.initialized(_checked) for x in turn.placements]))
+
+
+TORCHS: dict[str, Scale] = {
+    "original": "original",
+    "match_rms_adamw": "match_rms_adamw",
+    "spectral_unclamped": "spectral",
+}
+"""torch.optim.Muon's words for scales; the last one came with torch 2.14."""
 
 
 def _checked(p: Tensor) -> EmptyState:
@@ -168,7 +177,8 @@ def muon(
             own (a, b, c), or one such triple for each step.
         eps: least norm to divide by in it.
         ns_steps: its repetitions, below 100.
-        adjust_lr_fn: torch's name for `scale`: "original", "match_rms_adamw". None: `scale` counts.
+        adjust_lr_fn: torch's name for `scale`: "original", "match_rms_adamw", "spectral_unclamped".
+            None: `scale` counts.
         scale: factor for an m × n matrix (out, in). "original": √max(1, m/n); "match_rms_adamw":
             0.2 √max(m, n), so that lr and decay tuned for AdamW can stay; "spectral": √(m/n);
             None: 1.
