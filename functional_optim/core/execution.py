@@ -163,15 +163,50 @@ def _run_one(
         arguments = (*arguments, *told(found))
     update, shape = rule.updates[variant], u.shape
     if rule.view is None:
-        u, record = update(u, slots, *arguments)
+        found = update(u, slots, *arguments)
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
+            raise _no_pair(rule, found)
     else:
-        u, record = seen_update(rule.view, rule.init, update, u, slots, p, arguments)
+        found = seen_update(rule.view, rule.init, update, u, slots, p, arguments)
+    u, record = found
     if u.shape != shape:
         raise ValueError(
-            f"update of a rule returned a tensor of shape {tuple(u.shape)} for an update of shape "
-            f"{tuple(shape)}; return one of the same shape, e.g. by expand_as(u)."
+            f"update of the rule {rule.name!r} returned a tensor of shape {tuple(u.shape)} for an "
+            f"update of shape {tuple(shape)}; return one of the same shape, e.g. by expand_as(u)."
         )
+    if not _are_slots(record, slots):
+        raise _no_slots(rule, record)
     return u, closed(rule, record, stored, p, key) if stored or record != () else ()
+
+
+def _no_pair(rule: Rule, found: Any) -> TypeError:
+    what = "a tensor" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    if isinstance(found, tuple):
+        what = f"a tuple of {len(found)}: {', '.join(type(x).__name__ for x in found)}"
+    return TypeError(
+        f"update of the rule {rule.name!r} returned {what}; return a pair, the update as a tensor "
+        "and the new slots: (u, slots)."
+    )
+
+
+def _are_slots(record: Any, slots: tuple[Any, ...]) -> bool:
+    """Whether an update has returned slots in the place of these."""
+    if not isinstance(record, tuple) or len(record) != len(slots):
+        return False
+    pairs = zip(record, slots, strict=True)
+    return all(old is None or isinstance(x, Tensor) for x, old in pairs)
+
+
+def _no_slots(rule: Rule, record: Any) -> TypeError:
+    what = "None" if record is None else f"a {type(record).__name__}"
+    if isinstance(record, tuple):
+        kinds = ", ".join([type(x).__name__ for x in record])
+        what = f"a tuple of {len(record)}{': ' * bool(record)}{kinds}"
+    names = ", ".join(() if rule.slots is None else rule.slots._fields)
+    own = f"tensors for {names}" if names else "the slots as they came, since it has no init"
+    return TypeError(
+        f"update of the rule {rule.name!r} returned as slots {what}; return {own}: (u, slots)."
+    )
 
 
 def _run_selected(

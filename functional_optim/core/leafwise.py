@@ -314,6 +314,7 @@ def leafwise(
         shared=shared,
         batched=batched,
         dense_only=dense_only or batched or len(used) > 0,
+        name=name,
         scales_step=scales_step,
     )
     return Leafwise((Placement(rule, name),))

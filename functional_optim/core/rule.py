@@ -115,6 +115,8 @@ class Rule(NamedTuple):
     """Whether it needs all rows of a tensor, so that sparse gradients are refused."""
     view: MatrixView | None = None
     """How a rule that takes batches sees a parameter as matrices; None: as it is."""
+    name: str = ""
+    """What errors call it."""
     scales_step: bool = False
     """Whether it changes the finished step, so that no learning rate may follow."""
 

@@ -323,7 +323,7 @@ def _misfit(rule: Rule, new: Slots, stored: Slots) -> ValueError:
     return ValueError(
         f"the slot {name!r} of the state has shape {tuple(old.shape)}, but the step makes one of "
         f"shape {tuple(x.shape)}; pass the state that this transformation's own init returned for "
-        "these parameters."
+        "these parameters, and if it is your own rule, let update return slots of init's shapes."
     )
 
 

@@ -1,0 +1,63 @@
+"""What an update may not return: one sentence in every way of running it, and nothing moves."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim.adapters import Optimizer
+
+
+class Slots(NamedTuple):
+    m: Any
+
+
+def init(p: Tensor) -> Slots:
+    return Slots(torch.zeros_like(p))
+
+
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "a tensor": (None, lambda u, s, p: -u, "returned a tensor; return a pair"),
+    "a list": (None, lambda u, s, p: [-u, s], "returned a list; return a pair"),
+    "a triple": (None, lambda u, s, p: (u, s, 1), "a tuple of 3: Tensor, tuple, int; return a"),
+    "a number": (None, lambda u, s, p: (0.5, s), "a tuple of 2: float, tuple; return a pair"),
+    "another shape": (
+        None,
+        lambda u, s, p: (-u.mean(), s),
+        r"a tensor of shape \(\) for an update of shape \(3, 2\); return one of the same",
+    ),
+    "None for none": (None, lambda u, s, p: (-u, None), "slots None; return the slots as they"),
+    "None": (init, lambda u, s, p: (-u, None), "slots None; return tensors for m"),
+    "too few": (init, lambda u, s, p: (-u, ()), "slots a tuple of 0; return tensors for m"),
+    "a slot": (init, lambda u, s, p: (-u, s.m), "slots a Tensor; return tensors for m"),
+    "a lost slot": (init, lambda u, s, p: (-u, Slots(None)), "a tuple of 1: NoneType; return"),
+    "a float": (init, lambda u, s, p: (-u, Slots(1.0)), "a tuple of 1: float; return tensors"),
+    "a slot's shape": (init, lambda u, s, p: (-u, Slots(u.sum())), r"makes one of shape \(\)"),
+}
+
+
+@pytest.mark.parametrize("way", ["update", "compile", "object", "eager object"])
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_update_is_told_before_anything_is_changed(name, way):
+    first, update, words = WRONG[name]
+
+    def recipe() -> Any:
+        return fo.leafwise(first, update, name="mine")
+
+    tx, w, g = recipe(), torch.ones(3, 2), torch.ones(3, 2)
+    state, p = tx.init(w), torch.nn.Parameter(w)
+    p.grad = g
+    steps = {
+        "update": lambda: tx.update(g, state, w),
+        "compile": lambda: fo.compile(tx)(g, state, w),
+        "object": lambda: Optimizer([("w", p)], recipe).step(),
+        "eager object": lambda: Optimizer([("w", p)], recipe, compile=False).step(),
+    }
+    with pytest.raises((TypeError, ValueError), match=words) as told:
+        steps[way]()
+    assert "'mine'" in str(told.value) or "'m'" in str(told.value)
+    assert w.eq(1).all()
