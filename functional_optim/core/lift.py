@@ -189,7 +189,7 @@ def lift(
             step.advance(summed_elsewhere(groups, step, key, totals))
         cast = Caster(step.numbers)
         found = stepped(groups, cast)
-        if any(x.rule.absent for x in used):
+        if any(x.rule.absent is not None for x in used):
             for k, row in enumerate(rows):
                 if row is not None and row.g is None:
                     found[k] = (None, absent_slots(row, at, cast(row.p)))

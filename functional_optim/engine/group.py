@@ -86,7 +86,7 @@ class TensorGroup:
         self.counts = counts
         self.how: How = how
         self.strict = how == "strict"
-        self.chooses = any(placement.gate or placement.rule.choose for placement in placements)
+        self.chooses = any(x.gate > 0 or x.rule.choose is not None for x in placements)
         self.params = params
         self.slots = slots
         self.turns = turns or [()] * len(params)

@@ -226,6 +226,8 @@ class StepContext(StepScalars):
     def prepare(self) -> None:
         """Have all ready that this step does: what measures in it is then what measures in the next
         one."""
+        if torch.compiler.is_compiling():  # which runs no kernels
+            return
         for own in reversed(self._tasks()):
             self.tensors.prepare(self.grads, own)
 

@@ -28,10 +28,10 @@ def without(name):
     import functional_optim.kernels.private
     setattr(home, last, kept)
 
-def refused(name, globals=None, *rest):
+def refused(name, globals=None, *rest, **more):
     if (globals or {}).get("__name__") == "functional_optim.kernels.private":
         raise ImportError
-    return imported(name, globals, *rest)
+    return imported(name, globals, *rest, **more)
 
 def steps(missing):
     global imported

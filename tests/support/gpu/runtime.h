@@ -52,7 +52,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     {
         return stream(to.device(), std::exchange(streams[to.device_index()], to.id()));
     }
-    void* getStreamNativeHandle(const c10::Stream stream) const override
+    void* getStreamNativeHandle(const c10::Stream stream) const
     {
         return reinterpret_cast<void*>(stream.id());
     }
