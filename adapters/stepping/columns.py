@@ -10,19 +10,23 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import repeat
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim import numeric
+from functional_optim.core import memory
 from functional_optim.engine.executor import Write
 
 
 def owned(x: Tensor) -> Tensor:
     """A copy of a 0-dim tensor as a view, the mark of those that may be replaced by other views."""
     return x.detach().clone().reshape(1)[0]
+
+
+EXACT = 1 << 24
+"""Up to which float32 has all whole numbers."""
 
 
 class Column:
@@ -46,7 +50,7 @@ class Column:
         if self.ours:
             self._hand_out(torch.stack([x.to(found[0].device) for x in found]))
         self.here = found[0].device.type == "cpu"
-        self.versions = list(map(_version, self.tensors))
+        self.versions = memory.versions(self.tensors)
         self.known: float | None = None if self.captured else value
         self.moved = False
 
@@ -59,6 +63,8 @@ class Column:
         """What sets all to one value."""
         if self.ours and isinstance(value, Tensor) and value.device != self.tensors[0].device:
             return [partial(self._move, value)]
+        if self.ours and self.key == "step" and not isinstance(value, Tensor) and value >= EXACT:
+            return [partial(self._widen, value)]
         return list(map(numeric.filling, self.tensors, repeat(value)))
 
     def _move(self, value: Tensor) -> None:
@@ -67,10 +73,17 @@ class Column:
         self.here = value.device.type == "cpu"
         self.moved = True
 
+    def _widen(self, value: float) -> None:
+        """Hold a count that float32 may not hold."""
+        if self.tensors[0].dtype is torch.float32:
+            self._hand_out(self.tensors[0].double())
+            self.moved = True
+        self.tensors[0].fill_(value)
+
     def written(self, value: Any) -> bool:
         """Note what was written; True if the states have new tensors for that."""
         moved, self.moved = self.moved, False
-        self.versions = list(map(_version, self.tensors))
+        self.versions = memory.versions(self.tensors)
         if not (self.here or self.captured):
             self.known = None if isinstance(value, Tensor) else self._rounded(value)
         return moved
@@ -87,10 +100,7 @@ class Column:
 
     def untouched(self) -> bool:
         """Has nobody else written to one?"""
-        return list(map(_version, self.tensors)) == self.versions
-
-
-_version = attrgetter("_version")
+        return memory.versions(self.tensors) == self.versions
 
 
 class Readings:

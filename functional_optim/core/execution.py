@@ -62,8 +62,18 @@ def run(
 
     A rule that reads the new parameters gets them rounded as they will be stored, but for bits in a
     slot. One that takes batches gets all updates of one shape at once. One that looks back also
-    gets the update as it came to an earlier rule.
+    gets the update as it came to an earlier rule. Nothing is cast inside of torch.autocast.
     """
+    device = leaves[0].p.device.type if leaves else "cpu"
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return _run(placements, leaves)
+    return _run(placements, leaves)
+
+
+def _run(
+    placements: Sequence[Placement], leaves: Sequence[Leaf]
+) -> list[tuple[Tensor, list[Slots]]]:
     dtypes = [compute_dtype(leaf.p) for leaf in leaves]
     us = [as_real(leaf.g, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
     xs = [weights_of(placements, leaf) for leaf in leaves]
@@ -451,11 +461,12 @@ def checked_sums(what: str, found: Any) -> Any:
     Raises:
         TypeError: unless it is a tuple of single numbers: a kernel has memory for these only.
     """
-    if isinstance(found, tuple) and not any(isinstance(x, Tensor) and x.dim() for x in found):
+    if isinstance(found, tuple) and all(isinstance(x, Tensor) and not x.dim() for x in found):
         return found
     shown = f"a {type(found).__name__}"
     if isinstance(found, tuple):
-        shown = f"tensors of the shapes {[tuple(x.shape) for x in found if isinstance(x, Tensor)]}"
+        each = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in found]
+        shown = f"a tuple of {', '.join(map(str, each)) or 'nothing'}"
     raise TypeError(
         f"{what} of a rule returned {shown}; it must return a tuple or a NamedTuple of 0-dim "
         "tensors, e.g. ((u * u).sum(),)."
@@ -477,6 +488,10 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     known = () if rule.slots is None else opened(rule, slots[k], p)
     earlier = () if lookback is None else (_after(placements[: k - lookback], leaf),)
     given = _after(placements[:k], leaf), known, weights_of(placements, leaf), *earlier, *told(own)
+    device = p.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return checked_sums("reduce", rule.reduce(*given))
     return checked_sums("reduce", rule.reduce(*given))
 
 

@@ -32,7 +32,7 @@ def wide_dtype(p: Tensor) -> torch.dtype:
 def as_real(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x as rules see it: complex numbers as pairs in a last dimension, and in `dtype`."""
     if x.is_complex():
-        x = torch.view_as_real(x)
+        x = torch.view_as_real(x.resolve_conj())
     return x if x.dtype is dtype else x.to(dtype)  # one operation less to trace
 
 

@@ -99,7 +99,7 @@ class TensorGroup:
         self.executors = [made(self, members, grads) for (made, _), members in kinds.items()]
         self.placed = any(p.device.type in kernels.DRIVERS for p in params)
         through = [x for x in self.executors if x.through_memory]
-        self.written: list[Tensor] = [p for x in through for p in x.params]
+        self.written = [p for x in through for p in x.params if not p.is_inference()]
         self.prepared: set[Any] = set()
         maybe = (ShardExecutor, PerTensorExecutor)
         self.divided = any(isinstance(x, maybe) for x in self.executors)

@@ -56,7 +56,7 @@ class TreeNumbers:
         if self.captured:
             return numeric.float64(x)
         tensor, version, value = self.known.get(key, UNKNOWN)
-        if tensor is not x or version != x._version:
+        if tensor is not x or [version] != memory.versions([x]):
             return float(x.item())
         return numeric.float64(x) if value is None else value
 
@@ -82,14 +82,15 @@ class TreeNumbers:
         if not self.captured:
             for key, value in self.written.items():
                 x = self.state.step if key is COUNT else self.state.carry[key]
-                self.known[key] = x, x._version, _stored(value, x)
+                (version,) = memory.versions([x])
+                self.known[key] = x, version, _stored(value, x)
 
 
 COUNT = ""
 """Stands for the step count among the keys of carried numbers."""
 
 
-Known = tuple[Tensor | None, int, float | None]
+Known = tuple[Tensor | None, Any, float | None]
 """A number that a step has written: its tensor, the version of that, and the value as it is stored,
 or None if only the device knows it. A plain tuple: one is made in each step."""
 

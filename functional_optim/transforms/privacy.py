@@ -113,7 +113,7 @@ def differentially_private_aggregate(
 
 def _norms(g: Tensor) -> Tensor:
     """The norm of each example, summed in float64."""
-    x = torch.view_as_real(g) if g.is_complex() else g
+    x = torch.view_as_real(g.resolve_conj()) if g.is_complex() else g
     flat = x.reshape(len(x), math.prod(x.shape[1:]))
     return torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
 
