@@ -15,6 +15,7 @@ from torch import Tensor
 
 from functional_optim import kernels, numeric, tree
 from functional_optim.checkpoint.lookup import get, keys
+from functional_optim.combinators.sharpness import SamState
 from functional_optim.core import base, memory, modes
 from functional_optim.core.factory import Made, factory
 from functional_optim.core.leafwise import Leafwise
@@ -153,7 +154,8 @@ class TrainStep(Made):
         if "value" in self.extra:
             extra.setdefault("value", loss)
         if "grad_fn" in self.extra:
-            extra.setdefault("grad_fn", lambda worse: base.recorded(find, worse, None, parts)[0])
+            later = scale if _scales_inside(state) else None
+            extra.setdefault("grad_fn", lambda worse: base.recorded(find, worse, later, parts)[0])
         with without_autocast(loss.device.type):
             if self.compiled and not traced:
                 params, state = self.update(grads, state, params, **extra)
@@ -336,6 +338,13 @@ def _kept(x: Any, taken: set[int]) -> Any:
 
 def _mean(losses: list[Tensor]) -> Tensor:
     return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+
+def _scales_inside(state: Any) -> bool:
+    """Whether a loss scale divides the second gradients of a step, those that `sam` asks for."""
+    if isinstance(state, SamState) and keys(state.inner, "loss_scale"):
+        return True
+    return isinstance(state, tuple) and any(map(_scales_inside, state))
 
 
 def micro_batches(batch: Any, parts: int) -> list[Any]:

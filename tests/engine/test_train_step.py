@@ -422,3 +422,29 @@ def test_losses_that_cannot_be_stepped_are_refused(error, said, loss, options):
     with pytest.raises(error, match=said):
         step(params, step.tx.init(params), *batches()[0])
     assert_same(params, before)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda tx: fo.sam(fo.dynamic_loss_scale(tx)),
+        lambda tx: fo.dynamic_loss_scale(fo.sam(tx)),
+        lambda tx: fo.sam(fo.chain(fo.dynamic_loss_scale(tx), fo.scale(1.0))),
+    ],
+    ids=["inside", "outside", "in a chain"],
+)
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.filterwarnings("ignore:functional_optim. torch.compile failed")  # outside, it says so
+def test_second_gradients_are_scaled_where_the_first_are(wrap, compile):
+    def loss(params: Any, x: Tensor) -> Tensor:
+        return (params["w"] * x).square().sum()
+
+    moved = []
+    for tx in (wrap(fo.sgd(0.1)), fo.sam(fo.sgd(0.1))):
+        params = {"w": torch.ones(3)}
+        step, state = fo.compile_train_step(loss, tx, compile=compile), tx.init(params)
+        for _ in range(2):
+            params, state, _ = step(params, state, torch.ones(3))
+        moved.append(params["w"])
+    assert (moved[0] - 1).abs().min() > 0.1
+    assert_close(moved[0], moved[1], 0.02)
