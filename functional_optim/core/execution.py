@@ -156,10 +156,11 @@ def _run_one(
     p: Tensor,
     given: tuple[Any, ...],
     numbers: Numbers,
-    variant: int = 0,
+    variant: int | None = None,
 ) -> tuple[Tensor, Slots]:
-    """One rule on one tensor. given: the arguments between slots and numbers."""
-    if rule.start is not None:
+    """One rule on one tensor. given: the arguments between slots and numbers. variant: of its
+    updates, or START; None: what the numbers and its slots say."""
+    if rule.start is not None and variant is None:
         return _run_started(rule, u, stored, p, given, numbers)
     if type(numbers) is Selected:
         return _run_selected(rule, u, stored, p, given, numbers)
@@ -171,7 +172,9 @@ def _run_one(
     if rule.measure is not None:
         found = checked_sums("measure", rule.measure(u, slots, *arguments))
         arguments = (*arguments, *told(found))
-    update, shape = rule.updates[variant], u.shape
+    update, shape = rule.updates[variant or 0], u.shape
+    if variant == START and rule.start is not None:
+        update = rule.start[0]
     if rule.view is None:
         found = update(u, slots, *arguments)
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
@@ -249,43 +252,48 @@ def _run_started(
     numbers: Numbers,
 ) -> tuple[Tensor, Slots]:
     """A rule that starts each tensor with its first gradient: on one tensor, or on a batch."""
-    assert rule.start is not None
-    plain, start = rule._replace(start=None), rule._replace(updates=rule.start[:1], start=None)
-    fresh = fresh_ones(rule, u, stored, p)
-    own, acts = numbers, 1.0
+    fresh, own, acts = fresh_ones(rule, u, stored, p), numbers, 1.0
     if type(numbers) is Selected:
         own, acts = numbers.numbers, numbers.which
     if fresh is None or (not isinstance(acts, Tensor) and not acts):
-        return _run_one(plain, u, stored, p, given, numbers)
+        return _run_one(rule, u, stored, p, given, numbers, 0)
     known = None if isinstance(acts, Tensor) else _read(fresh)
     if known is None:
-        both = (_run_one(x, u, stored, p, given, y) for x, y in ((start, own), (plain, numbers)))
-        (started, first), (update, later) = both
+        started, first = _run_one(rule, u, stored, p, given, own, START)
+        update, later = _run_one(rule, u, stored, p, given, numbers, 0)
         fresh = fresh & (acts > 0) if isinstance(acts, Tensor) else fresh
         pairs = zip(first, later, strict=True)
         new = tuple([x if x is None else _where(_over(fresh, x), x, y) for x, y in pairs])
         return torch.where(_over(fresh, u), started, update), new
     if len(set(known)) == 1:
-        runs, its = (start, own) if known[0] else (plain, numbers)
-        return _run_one(runs, u, stored, p, given, its)
+        which = (own, START) if known[0] else (numbers, 0)
+        return _run_one(rule, u, stored, p, given, *which)
     results: list[tuple[Tensor, Slots]] = []
     for i, one in enumerate(known):
         mine = tuple([x if x is None else x[i : i + 1] for x in stored])
-        runs, its = (start, own) if one else (plain, numbers)
-        results.append(_run_one(runs, u[i : i + 1], mine, p, given, its))
+        which = (own, START) if one else (numbers, 0)
+        results.append(_run_one(rule, u[i : i + 1], mine, p, given, *which))
     columns = zip(*[new for _, new in results], strict=True)
     new = tuple([None if x[0] is None else torch.cat(x) for x in columns])
     return torch.cat([x for x, _ in results]), new
 
 
+START = -1
+"""The variant of a rule that starts a tensor."""
+
+
 def fresh_ones(rule: Rule, u: Tensor, stored: Slots, p: Tensor) -> Tensor | None:
-    """Which tensors of a batch a rule has not started yet; None if all need no start."""
+    """Which tensors of a batch a rule has not started yet, by the first columns of the slots that
+    its start makes; None if all need no start."""
     if rule.start is None or not rule.updates:
         return None
     slots, first = opened(rule, stored, p), u.dim() - p.dim()
     found = [getattr(slots, name) for name in rule.start[1]]
-    null = [(x == 0).flatten(first).all(-1) for x in found if x is not None and x.numel()]
-    return functools.reduce(torch.logical_and, null) if null else None
+    columns = [x.select(-1, 0).flatten(first) for x in found if x is not None and x.numel()]
+    if not columns:
+        return None
+    made = [x.any(-1) for x in columns]
+    return (made[0] if len(made) == 1 else functools.reduce(torch.logical_or, made)).logical_not()
 
 
 def _read(flags: Tensor) -> list[bool] | None:

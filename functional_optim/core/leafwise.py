@@ -152,9 +152,9 @@ def leafwise(
         choose: `choose(t[, carry])` returns the index of the variant for step t, from 0; it may
             take hyperparameters by name. Where the number is known, only that variant is run, or
             compiled; in a traced step all are, behind a condition.
-        start: an `update` and names of slots: for a tensor of which these slots are all zeros, it
-            runs in the place of the others. Its first gradient makes them, whenever that comes. For
-            rules that take batches.
+        start: an `update` and names of slots: for a tensor of which these slots have zeros in the
+            first column, it runs in the place of the others, and makes them. So a tensor starts
+            with its first gradient, whenever that comes. For rules that take batches.
         turns: how many turns to spread a dear variant over, ≥ 1, for a rule that is not
             element-wise. `choose` then also takes a keyword-only `turn`, and is asked for each,
             from 0 to turns - 1: `lambda t, *, turn: t % 10 == turn` renews a tenth of the tensors

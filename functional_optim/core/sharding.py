@@ -57,6 +57,31 @@ def complete(x: Any) -> Any:
     )
 
 
+def amax(x: Any, dims: Sequence[int]) -> Any:
+    """The largest entries along dimensions, which are kept with size 1, of entries of 0 or more.
+
+    A process that has no entries of a DTensor has no largest one, for which torch raises, while the
+    others would wait for it. It adds a 0.
+    """
+    local = part(x)
+    if not is_sharded(x) or all(local.shape[i] for i in dims):
+        return x.amax(dims, keepdim=True)
+    from torch.distributed.tensor import DTensor, Partial
+
+    sizes, shape = ([1 if i in dims else n for i, n in enumerate(y.shape)] for y in (local, x))
+    placements = [
+        Partial("max") if getattr(where, "dim", None) in dims else where for where in x.placements
+    ]
+    return DTensor.from_local(
+        local.new_zeros(sizes),
+        x.device_mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+
+
 def by_rows(x: Any) -> Any:
     """A DTensor divided along its first dimension alone, so that it can be flattened; else x.
 

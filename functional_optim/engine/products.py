@@ -269,7 +269,8 @@ class Stacks:
     def multiply(self, placement: Placement, numbers: Numbers) -> list[Write]:
         """Run the rule on all tensors. Returns the writes of its slots."""
         writes: list[Write] = []
-        if placement.rule.start is not None and self._has_started(placement.rule):
+        away = self.params[0].device.type != "cpu"
+        if away and placement.rule.start is not None and self._has_started(placement.rule):
             placement = placement._replace(rule=placement.rule._replace(start=None))
         for members, stack, own in self.batches:
             if placement.rule.batched and len(members) > 1:
@@ -291,15 +292,13 @@ class Stacks:
         return writes
 
     def _has_started(self, rule: Rule) -> bool:
-        """Whether no tensor waits for its first gradient. Once this is so, nothing is read from a
-        device any more."""
-        if self.started:
-            return True
-        pairs = zip(self.params, self.slots, strict=True)
-        fresh = [x for x in [fresh_ones(rule, p, own, p) for p, own in pairs] if x is not None]
-        none = not fresh or not torch.stack(fresh).any().item()
-        self.started = none and self.params[0].device.type != "cpu"
-        return none
+        """Whether no tensor waits for its first gradient. Once this is so, nothing is read from
+        the device any more."""
+        if not self.started:
+            pairs = zip(self.params, self.slots, strict=True)
+            fresh = [x for x in [fresh_ones(rule, p, own, p) for p, own in pairs] if x is not None]
+            self.started = not fresh or not torch.stack(fresh).any().item()
+        return self.started
 
     def _runs(self, members: list[int], numbers: Numbers) -> list[tuple[slice, Numbers]]:
         """The parts of a batch that take one variant, with their numbers."""
