@@ -123,6 +123,14 @@ class OptimizerBase(torch.optim.Optimizer):
             )
         return forgetting_calls(in_step, with_storage, tx, storage_of(self, group))
 
+    def check_selections(self) -> None:
+        """Warn of patterns, of the recipe or of how slots are stored, that fit no parameter."""
+        if not torch.compiler.is_compiling():
+            groups = self.param_groups
+            check_choices(
+                *[(choices_of(self.checked_transform(x)), dict(named(x))) for x in groups]
+            )
+
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient.
 
@@ -438,11 +446,7 @@ class Optimizer(OptimizerBase):
         self.stored = stored
         self.capturable = capturable
         super().__init__(params, defaults)
-        if not torch.compiler.is_compiling():
-            groups = self.param_groups
-            check_choices(
-                *[(choices_of(self.checked_transform(x)), dict(named(x))) for x in groups]
-            )
+        self.check_selections()
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""

@@ -26,6 +26,9 @@ from pages import pages
 MARGIN = 1.3
 """A step may take this many times what its state's share of AdamW's would make it take."""
 
+ELSEWHERE = ("lbfgs", "dpsgd")
+"""Rows of its own, and gradients of single examples, which no workload has."""
+
 
 def stepping(name: str, params: list[Tensor]) -> Step:
     """The step of an algorithm as an optimizer object; one that asks for the loss gets a number."""
@@ -58,7 +61,9 @@ def measured() -> list[str]:
     ]
     arguments = {name: inspect.signature(getattr(fo, name)).parameters.values() for name in found}
     return [
-        n for n in found if all(x.default is not x.empty for x in arguments[n]) and n != "lbfgs"
+        name
+        for name in found
+        if name not in ELSEWHERE and all(x.default is not x.empty for x in arguments[name])
     ]
 
 

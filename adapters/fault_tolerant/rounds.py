@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.adapters.fault_tolerant.schedulers import Schedules
+from functional_optim.core import memory
 from functional_optim.replicas.coordinator import Coordinator, Decision
 
 _NAME = "_functional_optim_rounds"
@@ -36,7 +39,7 @@ class Member:
         """Did distributed checkpoint's empty step come, and not yet its zero_grad?"""
         self.scaled = False
         """Does a GradScaler leave the check for infinite gradients to this step?"""
-        self._zeroed: dict[int, tuple[int, int]] = {}
+        self._zeroed: dict[int, tuple[int, Any]] = {}
 
     def parameters(self) -> list[Tensor]:
         return [p for group in self.optim.param_groups for p in group["params"]]
@@ -49,10 +52,12 @@ class Member:
         """Were gradients made since zero_grad?"""
         return any(self._zeroed.get(p) != mark for p, mark in self._marks().items())
 
-    def _marks(self) -> dict[int, tuple[int, int]]:
+    def _marks(self) -> dict[int, tuple[int, Any]]:
         """By parameter, so that groups may be added and taken away meanwhile."""
-        grads = [(id(p), p.grad) for p in self.parameters()]
-        return {p: (id(g), g._version) for p, g in grads if g is not None}
+        grads = {id(p): p.grad for p in self.parameters() if p.grad is not None}
+        versions = memory.versions(list(grads.values()))
+        pairs = zip(grads.items(), versions, strict=True)
+        return {p: (id(g), version) for (p, g), version in pairs}
 
     def is_initialization(self) -> bool:
         """Is this the step by which torch.distributed.checkpoint makes the state of an optimizer?

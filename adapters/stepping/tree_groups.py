@@ -22,6 +22,7 @@ from functional_optim.core.rule import Numbers, Placement
 from functional_optim.core.scalars import Key, Missing, Totals
 from functional_optim.core.state_keys import indices_by_name
 from functional_optim.engine.executor import Write
+from functional_optim.engine.graphs import check_updates
 from functional_optim.engine.plan import ReductionOrder
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class TreeGroup:
 
         What the state remembers of the parameters, as `keep_snapshots` does, is copied.
         """
+        check_updates(self._tree(self.params), updates)
         rows = tree.rows(self._tree(self.params), updates)
         moved = [(p, base.add(p, u)) for p, u in rows if u is not None]
         here = Written(map(sharding.part, self.params))

@@ -17,6 +17,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import wide_dtype
 from functional_optim.transforms import add_decayed_weights, scale
 from functional_optim.transforms.scaling import check_lr
 
@@ -33,7 +34,7 @@ class MuCarry(NamedTuple):
 
 class AsgdSlots(NamedTuple):
     ax: Tensor
-    """Average of the parameter, like p."""
+    """Average of the parameter, like p; float32 for half types."""
 
 
 @factory
@@ -90,7 +91,8 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
     Args:
         t0: step after which averaging starts.
 
-    State: `mu`, a number; `ax`, like the parameters, 0 before the first step.
+    State: `mu`, a number; `ax`, like the parameters (float32 for half types), 0 before the first
+    step.
 
     Example::
 
@@ -103,7 +105,7 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
     """
 
     def init(p: Tensor) -> AsgdSlots:
-        return AsgdSlots(torch.zeros_like(p))
+        return AsgdSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
 
     def scalars(t: Any, carry: MuCarry, *, t0: Any) -> tuple[tuple[Any], MuCarry]:
         return (carry.mu,), MuCarry(1 / numeric.maximum(1.0, t - t0))
@@ -145,7 +147,7 @@ def asgd(
 
         Numbers may also be 0-dim tensors or schedules.
 
-    State: `eta` and `mu`, numbers; `ax`, like the parameters.
+    State: `eta` and `mu`, numbers; `ax`, like the parameters (float32 for half types).
 
     Raises:
         ValueError: torch.optim.ASGD's messages, for numbers out of range.

@@ -116,7 +116,7 @@ def largest(x: Tensor, dim: int) -> Tensor:
         return x
     if x.numel() == 0:
         return x.sum(others, keepdim=True)  # there is no largest of no entries
-    return sharding.complete(x.amax(others, keepdim=True))
+    return sharding.complete(sharding.amax(x, others))
 
 
 @factory

@@ -131,7 +131,10 @@ def _unreadable(saved: Mapping[str, Any], name: str, needed: Mapping[str, Any]) 
             return f"is packed in {kind}, but without its {absent[0]}"
     strange = [field for field in fields if f"{name}.{field}" not in needed]
     if not strange:
-        return None
+        wanted = [kind for kind in CELLS if f"{name}.{kind}" in needed]
+        if not wanted or not fields or any(field in CELLS for field in fields):
+            return None
+        return f"has its {fields[0]}, but not the {wanted[0]} codes to which that belongs"
     return (
         f"is stored as {' and '.join(strange)}, but it can be read only if it is whole or packed "
         f"in {', '.join(CELLS)}"

@@ -110,8 +110,8 @@ def stored(
     Raises:
         TypeError: if tx works on whole trees, or if storage or seed has the wrong type.
         ValueError: for an unknown kind, a pattern that fits no slot, weights in 8 bits or fewer, or
-            a size out of range. Also for second moments in bfloat16 that are rounded to the nearest
-            with a decay rate above 0.995: they would never fall.
+            a size out of range. Also for second moments and averages of weights in bfloat16 that
+            are rounded to the nearest with a decay rate above 0.995: they would stand still.
 
     Example::
 
@@ -158,8 +158,9 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
 
     Raises:
         TypeError: for a transformation of whole trees, or a dtype that is not floating-point.
-        ValueError: for a slot that tx does not have, weights in 8 bits, and second moments in
-            bfloat16 with a decay rate above 0.995, which would never fall; `stored` keeps these.
+        ValueError: for a slot that tx does not have, weights in 8 bits, and second moments and
+            averages of weights in bfloat16 with a decay rate above 0.995, which would stand still;
+            `stored` keeps these.
 
     Example::
 
@@ -304,19 +305,22 @@ def _check_slot(who: str, rule: Rule, field: str, name: str, kind: str, seed: in
             f"{who} cannot keep {name} in {kind}: it is an average or a copy of the parameters, "
             "which 8 bits would spoil; leave it out, or store it in bfloat16."
         )
-    rates = [x for key, value in rule.hyper for x in _rates(key, value)]
-    forgets = seed is None and kind == "bfloat16" and field in rule.nonnegative
-    if forgets and max(rates, default=0.0) > FORGETFUL:
+    decays = ("decay",) if field in rule.weights else MOMENTS if field in rule.nonnegative else ()
+    rates = [x for key, value in rule.hyper if key in decays for x in _rates(value)]
+    if seed is None and kind == "bfloat16" and max(rates, default=0.0) > FORGETFUL:
+        still = "stand still" if field in rule.weights else "never fall"
         raise ValueError(
             f"{who} cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate of "
-            f"{max(rates):g} it would never fall. Use stored with a seed, which rounds by chance, "
+            f"{max(rates):g} it would {still}. Use stored with a seed, which rounds by chance, "
             f"or a rate of at most {FORGETFUL}."
         )
 
 
-def _rates(key: str, value: Any) -> list[float]:
+MOMENTS = ("betas", "alpha", "beta", "beta2", "rho")
+"""Names of hyperparameters that are the decay rates of moments."""
+
+
+def _rates(value: Any) -> list[float]:
     """The decay rates that a hyperparameter holds, if they are numbers."""
-    if key not in ("betas", "alpha", "beta", "beta2", "rho"):
-        return []
     each = value if isinstance(value, tuple) else (value,)
     return [x for x in each if isinstance(x, float)]

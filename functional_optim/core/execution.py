@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim.core import base, modes, sharding
 from functional_optim.core.ownership import Sharing, run_owned, slot_parts_of
+from functional_optim.core.returned import are_slots, checked_sums, no_pair, no_slots
 from functional_optim.core.rule import (
     Keyed,
     Numbers,
@@ -65,10 +66,15 @@ def run(
     gets the update as it came to an earlier rule. Nothing is cast inside of torch.autocast.
     """
     device = leaves[0].p.device.type if leaves else "cpu"
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            return _run(placements, leaves)
-    return _run(placements, leaves)
+    return _uncast(device, _run, placements, leaves)
+
+
+def _uncast(device: str, fn: Any, *args: Any) -> Any:
+    """Call a function with torch.autocast switched off."""
+    if not torch.is_autocast_enabled(device):
+        return fn(*args)
+    with torch.autocast(device, enabled=False):
+        return fn(*args)
 
 
 def _run(
@@ -178,7 +184,7 @@ def _run_one(
     if rule.view is None:
         found = update(u, slots, *arguments)
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
-            raise _no_pair(rule, found)
+            raise no_pair(rule, found)
     else:
         found = seen_update(rule.view, rule.init, update, u, slots, p, arguments)
     u, record = found
@@ -187,39 +193,9 @@ def _run_one(
             f"update of the rule {rule.name!r} returned a tensor of shape {tuple(u.shape)} for an "
             f"update of shape {tuple(shape)}; return one of the same shape, e.g. by expand_as(u)."
         )
-    if not _are_slots(record, slots):
-        raise _no_slots(rule, record)
+    if not are_slots(record, slots):
+        raise no_slots(rule, record)
     return u, closed(rule, record, stored, p, key) if stored or record != () else ()
-
-
-def _no_pair(rule: Rule, found: Any) -> TypeError:
-    what = "a tensor" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-    if isinstance(found, tuple):
-        what = f"a tuple of {len(found)}: {', '.join(type(x).__name__ for x in found)}"
-    return TypeError(
-        f"update of the rule {rule.name!r} returned {what}; return a pair, the update as a tensor "
-        "and the new slots: (u, slots)."
-    )
-
-
-def _are_slots(record: Any, slots: tuple[Any, ...]) -> bool:
-    """Whether an update has returned slots in the place of these."""
-    if not isinstance(record, tuple) or len(record) != len(slots):
-        return False
-    pairs = zip(record, slots, strict=True)
-    return all(old is None or isinstance(x, Tensor) for x, old in pairs)
-
-
-def _no_slots(rule: Rule, record: Any) -> TypeError:
-    what = "None" if record is None else f"a {type(record).__name__}"
-    if isinstance(record, tuple):
-        kinds = ", ".join([type(x).__name__ for x in record])
-        what = f"a tuple of {len(record)}{': ' * bool(record)}{kinds}"
-    names = ", ".join(() if rule.slots is None else rule.slots._fields)
-    own = f"tensors for {names}" if names else "the slots as they came, since it has no init"
-    return TypeError(
-        f"update of the rule {rule.name!r} returned as slots {what}; return {own}: (u, slots)."
-    )
 
 
 def _run_selected(
@@ -263,11 +239,9 @@ def _run_started(
         update, later = _run_one(rule, u, stored, p, given, numbers, 0)
         fresh = fresh & (acts > 0) if isinstance(acts, Tensor) else fresh
         pairs = zip(first, later, strict=True)
-        new = tuple([x if x is None else _where(_over(fresh, x), x, y) for x, y in pairs])
-        return torch.where(_over(fresh, u), started, update), new
+        return _where(fresh, started, update), tuple([_where(fresh, x, y) for x, y in pairs])
     if len(set(known)) == 1:
-        which = (own, START) if known[0] else (numbers, 0)
-        return _run_one(rule, u, stored, p, given, *which)
+        return _run_one(rule, u, stored, p, given, *((own, START) if known[0] else (numbers, 0)))
     results: list[tuple[Tensor, Slots]] = []
     for i, one in enumerate(known):
         mine = tuple([x if x is None else x[i : i + 1] for x in stored])
@@ -306,13 +280,11 @@ def _read(flags: Tensor) -> list[bool] | None:
         return None
 
 
-def _over(flags: Tensor, x: Tensor) -> Tensor:
-    """Flags of a batch for the entries of its tensors."""
-    return flags.reshape(flags.shape + (1,) * (x.dim() - flags.dim()))
-
-
 def _where(condition: Tensor, new: Any, old: Any) -> Any:
-    return None if old is None else torch.where(condition, new, old)
+    """Per entry, or per tensor of a batch."""
+    if old is None:
+        return None
+    return torch.where(condition[(...,) + (None,) * (old.dim() - condition.dim())], new, old)
 
 
 def _run_owned(
@@ -463,24 +435,6 @@ def run_all_stored(
     return found
 
 
-def checked_sums(what: str, found: Any) -> Any:
-    """What `reduce` or `measure` of a rule has returned.
-
-    Raises:
-        TypeError: unless it is a tuple of single numbers: a kernel has memory for these only.
-    """
-    if isinstance(found, tuple) and all(isinstance(x, Tensor) and not x.dim() for x in found):
-        return found
-    shown = f"a {type(found).__name__}"
-    if isinstance(found, tuple):
-        each = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in found]
-        shown = f"a tuple of {', '.join(map(str, each)) or 'nothing'}"
-    raise TypeError(
-        f"{what} of a rule returned {shown}; it must return a tuple or a NamedTuple of 0-dim "
-        "tensors, e.g. ((u * u).sum(),)."
-    )
-
-
 def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     """The measurement of the last rule's `reduce` on one tensor, after the rules before it.
 
@@ -496,11 +450,7 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     known = () if rule.slots is None else opened(rule, slots[k], p)
     earlier = () if lookback is None else (_after(placements[: k - lookback], leaf),)
     given = _after(placements[:k], leaf), known, weights_of(placements, leaf), *earlier, *told(own)
-    device = p.device.type
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            return checked_sums("reduce", rule.reduce(*given))
-    return checked_sums("reduce", rule.reduce(*given))
+    return checked_sums("reduce", _uncast(p.device.type, rule.reduce, *given))
 
 
 def _after(placements: Sequence[Placement], leaf: Leaf) -> Tensor:

@@ -26,7 +26,7 @@ from functional_optim.core.scalars import (
     sum_parts,
 )
 from functional_optim.core.sparse import run_rows
-from functional_optim.core.storage import Slots
+from functional_optim.core.storage import Slots, explain
 from functional_optim.core.traits import check_rules, trial_of, unchecked
 from functional_optim.core.turns import turns_of
 
@@ -191,11 +191,22 @@ def stepped(groups: list[RowGroup], cast: Caster) -> dict[int, tuple[Any, list[S
     for group in groups:
         placements, leaves = group.kind.placements, group.leaves(cast)
         dense = [leaf for leaf in leaves if leaf.g.layout is torch.strided]
-        found = iter(run_all_stored(placements, dense))
+        run = run_all_stored if torch.compiler.is_compiling() else _explained
+        found = iter(run(placements, dense))
         for k, leaf in zip(group.at, leaves, strict=True):
             strided = leaf.g.layout is torch.strided
             results[k] = next(found) if strided else run_rows(placements, leaf)
     return results
+
+
+def _explained(placements: Sequence[Placement], leaves: Sequence[Leaf]) -> Any:
+    """`run_all_stored`, or a ValueError for slots of other parameters."""
+    try:
+        return run_all_stored(placements, leaves)
+    except Exception:
+        for leaf in leaves:
+            explain([x.rule for x in placements], leaf.p, leaf.slots)
+        raise
 
 
 def absent_slots(row: Row, at: tuple[int, ...], numbers: list[Numbers]) -> list[Slots]:

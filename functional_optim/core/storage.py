@@ -361,6 +361,25 @@ def _shaped_as(
     return tuple([x is not None and tuple(x.shape) == shape for x in made])
 
 
+def explain(rules: Sequence[Rule], p: Tensor, slots: Sequence[Slots]) -> None:
+    """Raise ValueError, after a step has failed, if a slot has another shape than init gives it.
+
+    To ask before each step would cost each step, for slots that are not like the parameter.
+    """
+    for rule, own in zip(rules, slots, strict=False):
+        try:
+            likes = slots_like(rule, p)
+        except Exception:  # of an init that reads values
+            continue
+        for name, x, like in zip(rule.keys, own, likes, strict=False):
+            if isinstance(x, Tensor) and like is not None and x.shape != like.shape:
+                raise ValueError(
+                    f"the slot {name!r} of the state has shape {tuple(x.shape)}, but {rule.name} "
+                    f"needs {tuple(like.shape)} beside a parameter of shape {tuple(p.shape)}; pass "
+                    "the state that this transformation's own init returned for these parameters."
+                )
+
+
 def _kept_as(x: Tensor, old: Tensor) -> Tensor:
     if type(old) is not Tensor or old.is_complex():
         return as_stored(x, old) if old.is_floating_point() or old.is_complex() else x.to(old.dtype)

@@ -267,6 +267,8 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
             ) from error
         except Exception:  # of a rule that does not take matrices of this size
             return
+    if any(not isinstance(x, Tensor) or x.shape != tiny.shape for x in one):
+        return  # of which the step speaks
     pairs = zip(both, one, strict=True)
     if not all(torch.allclose(x, y, 1e-3, 1e-4, equal_nan=True) for x, y in pairs):
         found = [x.what for x in graph_of(plain, p).nodes if ops.kind(x.op) == "reduce"]

@@ -173,10 +173,15 @@ def seen_update(
     slots: Any,
     p: Tensor,
     arguments: Sequence[Any],
+    name: str = "of matrices",
 ) -> tuple[Tensor, Any]:
     """A variant of a rule that takes batches, on the matrices of a parameter, or of several.
 
-    p: one of these parameters.
+    p: one of these parameters. name: of the rule, for an error.
+
+    Raises:
+        ValueError: for an update of another shape, which could be taken for one of this shape when
+            the matrices are joined.
     """
     if view.keeps(p.shape):
         return update(u, slots, *arguments)
@@ -190,6 +195,12 @@ def seen_update(
         columns = [_unpacked(x, [own[i] for own in known]) for i, x in enumerate(slots)]
         mine = [type(slots)(*own) for own in zip(*columns, strict=True)]
     done = [update(x, own, *arguments) for x, own in zip(parts, mine, strict=True)]
+    for (found, _), x in zip(done, parts, strict=True):
+        if found.shape != x.shape:
+            raise ValueError(
+                f"update of the rule {name!r} returned a tensor of shape {tuple(found.shape)} for "
+                f"matrices of shape {tuple(x.shape)}; return one of the same shape."
+            )
     new = ()
     if slots:
         columns = zip(*[own for _, own in done], strict=True)

@@ -18,6 +18,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State, check_state, check_trees
 from functional_optim.engine.executor import How
 from functional_optim.engine.graph_step import WholeStep, first_places, written
+from functional_optim.engine.graphs import check_updates
 from functional_optim.engine.plan import (
     commit,
 )
@@ -145,6 +146,7 @@ class Step(Made):
         if self.donate and not modes.traced():
             check_params_apart(params)
         updates, new_state = self.tx.update(grads, state, params, **extra)
+        check_updates(params, updates)
         new_params = base.apply_updates(params, updates)
         if not self.donate:
             return new_params, new_state

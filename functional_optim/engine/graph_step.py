@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels, tree
-from functional_optim.core import base, memory, modes
+from functional_optim.core import base, memory, modes, sharding
 from functional_optim.core.factory import Call, Made
-from functional_optim.engine.graphs import Variant, can_be_written
+from functional_optim.engine.graphs import Variant, can_be_written, check_updates
 from functional_optim.kernels.interrupts import held
 
 
@@ -203,6 +203,7 @@ class WholeStep:
             return self._by_update(grads, state, params, extra)
         # where the arguments are wrong this raises, and says so
         updates, new = self.tx.update(grads, state, params, **extra)
+        check_updates(params, updates)
         if self.strict:
             raise kernels.refusal(kernels.cause("torch.compile failed", failure)) from failure
         kernels.tell_failed(
@@ -216,6 +217,7 @@ class WholeStep:
         self, grads: Any, state: Any, params: Any, extra: dict[str, Any]
     ) -> tuple[Any, Any]:
         updates, new = self.tx.update(grads, state, params, **extra)
+        check_updates(params, updates)
         return self._settled(params, state, base.apply_updates(params, updates), new)
 
     def _settled(self, params: Any, state: Any, moved: Any, new: Any) -> tuple[Any, Any]:
@@ -339,7 +341,7 @@ def written(params: Any, state: Any, moved: Any, new: Any, firsts: Any) -> tuple
 
     traced = modes.traced()  # where nothing has an address
     olds = [x for x in tree.leaves((params, state)) if isinstance(x, Tensor)]
-    memory = set() if traced else {x.untyped_storage().data_ptr() for x in olds}
+    memory = set() if traced else set(map(_address, olds))
 
     def fits(old: Any, now: Any) -> bool:
         if not isinstance(old, Tensor) or (now.shape, now.dtype) != (old.shape, old.dtype):
@@ -349,7 +351,7 @@ def written(params: Any, state: Any, moved: Any, new: Any, firsts: Any) -> tuple
     def apart(old: Any, now: Any, first: bool) -> Any:
         if not isinstance(now, Tensor) or (now is old and first):
             return now
-        read = traced or now.untyped_storage().data_ptr() in memory
+        read = traced or _address(now) in memory
         return now.clone() if read or not (first and fits(old, now)) else now
 
     def write(old: Any, now: Any, first: bool) -> Any:
@@ -360,3 +362,8 @@ def written(params: Any, state: Any, moved: Any, new: Any, firsts: Any) -> tuple
     # first all values, then all writes: a result may be an old tensor, or a view of one
     results = tree.map(apart, (params, state), (moved, new), firsts)
     return tree.map(write, (params, state), results, firsts)
+
+
+def _address(x: Tensor) -> int:
+    """Where the memory of a tensor begins; of a DTensor, that of this process's part."""
+    return sharding.shard(x).untyped_storage().data_ptr()

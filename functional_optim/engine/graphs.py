@@ -30,6 +30,7 @@ class Variant:
             numbers: list[Tensor], grads: Any, state: Any, params: Any, extra: dict[str, Any]
         ) -> Any:
             updates, new = build(numbers).update(grads, state, params, **extra)
+            check_updates(params, updates)
             return base.apply_updates(params, updates), new
 
         def writing(
@@ -98,6 +99,23 @@ class Variant:
         wanted = [x.clone() if x is old else x for x, old in zip(results[0], olds[0], strict=True)]
         self.write(numbers, grads, copies[1], copies[0], extra)
         return all(map(_close, olds[0], wanted))
+
+
+def check_updates(params: Any, updates: Any) -> None:
+    """Raise ValueError, also in a trace, for an update of a whole tree that does not fit its
+    parameter: a sum would spread it over all entries."""
+
+    def check(p: Tensor, u: Any) -> None:
+        if isinstance(u, Tensor) and u.shape != p.shape:
+            raise ValueError(
+                f"the update of a transformation of whole trees returned a tensor of shape "
+                f"{tuple(u.shape)} for a parameter of shape {tuple(p.shape)}; return one of the "
+                "same shape, e.g. by expand_as, or None for a parameter that is to stay."
+            )
+
+    advice = "pass the updates computed for these"
+    tree.check_same(params, updates, "params", "updates", advice, shapes=False)
+    tree.map(check, params, updates)
 
 
 class TorchCompiled:

@@ -13,7 +13,7 @@ from functional_optim import kernels
 from functional_optim.core.ownership import Shared
 from functional_optim.core.recording import Goal
 from functional_optim.core.rule import Numbers, Placement, Rule, settled
-from functional_optim.core.storage import Slots
+from functional_optim.core.storage import Slots, explain
 from functional_optim.core.traits import check_rules
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
 from functional_optim.engine.gpu import TritonExecutor
@@ -126,16 +126,30 @@ class TensorGroup:
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last rule of the known numbers measures, in parts still to be summed."""
-        self.prepare(grads, scalars)
-        return [part for x in self.executors for part in x.measure(grads, scalars)]
+        try:
+            self.prepare(grads, scalars)
+            return [part for x in self.executors for part in x.measure(grads, scalars)]
+        except Exception:
+            self._explain()
+            raise
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of every tensor and its slots, in place, as writes that are ready to be made."""
-        self.prepare(grads, scalars)
-        writes = [one for x in self.executors for one in x.step(grads, scalars)]
+        try:
+            self.prepare(grads, scalars)
+            writes = [one for x in self.executors for one in x.step(grads, scalars)]
+        except Exception:
+            self._explain()
+            raise
         if self.written:  # through memory alone, or through views made without autograd
             increment_version(self.written)
         return writes
+
+    def _explain(self) -> None:
+        """Raise ValueError if a step has failed because slots are those of another tensor."""
+        rules = [x.rule for x in self.placements]
+        for p, slots in zip(self.params, self.slots, strict=True):
+            explain(rules, p, slots)
 
     def bound(self, numbers: list[Numbers], goal: Goal) -> BoundScalars:
         """The numbers of a step, with the rules that read them, each in the variant that acts."""

@@ -10,11 +10,12 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import wide_dtype
 
 
 class ParamsEmaSlots(NamedTuple):
     params_ema: Tensor
-    """Average of the parameter, like p; it starts from p."""
+    """Average of the parameter, like p; float32 for half types. It starts from p."""
 
 
 @factory
@@ -27,7 +28,8 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
         decay: weight of the old average, in [0, 1]: a number, a 0-dim tensor, or a schedule. 0.999
             remembers about a thousand steps.
 
-    State: `params_ema`, like the parameters, equal to them before the first step. This is what
+    State: `params_ema`, like the parameters (float32 for half types, where an average would stand
+    still), equal to them before the first step. This is what
     `torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))` holds
     when it is updated once before training and after every step.
 
@@ -52,7 +54,7 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
     )
 
     def init(p: Tensor) -> ParamsEmaSlots:
-        return ParamsEmaSlots(p.clone())
+        return ParamsEmaSlots(p.to(wide_dtype(p), copy=True))
 
     def scalars(t: Any, *, decay: Any) -> tuple[Any]:
         return (1 - decay,)

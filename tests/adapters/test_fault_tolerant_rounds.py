@@ -419,3 +419,16 @@ def test_zero_grad_of_a_closed_coordinator_takes_nothing_back():
             call()
     assert opt.coordinator.step == 1
     assert opt.decision.committed
+
+
+def test_gradients_that_were_made_in_inference_mode_count():
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = FaultTolerantOptimizer(Local(), torch.optim.SGD([w], lr=0.25))
+    for _ in range(2):
+        opt.zero_grad()
+        with torch.inference_mode():
+            w.grad = torch.ones(3)
+            opt.zero_grad()
+            w.grad = torch.ones(3)
+            opt.step()
+    assert torch.equal(w.detach(), torch.full((3,), 0.5))

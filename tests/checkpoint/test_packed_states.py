@@ -171,6 +171,10 @@ def without_scale(saved):
     del saved["state"][0]["exp_avg.scale"]
 
 
+def without_codes(saved):
+    del saved["state"][0]["exp_avg.int8"]
+
+
 def misplaced_scale(saved):
     saved["state"][0]["exp_avg.scale"] = torch.ones(7)
 
@@ -190,6 +194,7 @@ def transposed(saved):
         (lambda x: renamed(x, "codes"), r"'w' is stored as .*codes, but .* int8"),
         (cut, r"'w' (is packed in int8, in 31 blocks of 64|has shape \(31, 64\)), but it needs"),
         (without_scale, r"'w' is packed in int8, but without its scale"),
+        (without_codes, r"'w' (has its scale, but not the int.|is stored as scale)"),
         (misplaced_scale, r"scale (of parameter 'w' )?has shape \(7,\)"),
         (transposed, r"'w' (is whole, of|has) shape \(50, 40\), but it needs"),
     ],
@@ -205,6 +210,17 @@ def test_what_cannot_be_read_is_refused_and_nothing_is_loaded(spoil, text, make)
     assert_same(after["state"], before["state"])
     assert after["param_groups"] == before["param_groups"]
     go_on(opt, params, range(2, 3))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("lost", ["int8", "scale"])
+def test_half_a_packed_slot_is_refused_by_functions(lost, strict):
+    state, params = a_state(recipe()())
+    saved = fo.state_dict(state, params)
+    del saved[f"state.w.exp_avg.{lost}"]
+    for tx in (recipe()(), fo.adamw(1e-2)):
+        with pytest.raises(ValueError, match=r"exp_avg (has its|is stored as|is packed in) "):
+            fo.load_state_dict(tx.init(params), saved, params, strict=strict)
 
 
 def test_an_unknown_kind_is_refused_by_functions():

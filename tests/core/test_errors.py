@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import functional_optim as fo
-from functional_optim import schedules
+from functional_optim import adapters, schedules
 
 W = {"w": torch.ones(2)}
 
@@ -106,6 +106,42 @@ def test_a_state_of_a_smaller_matrix_is_not_spread_over_a_larger_one(name, way):
     with pytest.raises(ValueError, match="own init returned"):
         step(grads, state, params)
     assert torch.equal(params["first"], first)
+
+
+MATRIX_RULES = {
+    **OF_SHAPES,
+    "soap": lambda: fo.soap(0.1),
+    "kl_soap": lambda: fo.kl_soap(0.1),
+    "kl_shampoo": lambda: fo.kl_shampoo(0.1),
+    "apollo": lambda: fo.apollo(0.1, rank=2),
+    "psgd_kron": lambda: fo.psgd_kron(0.1),
+    "sm3": lambda: fo.sm3(0.1),
+    "normuon": lambda: fo.normuon(0.1),
+}
+
+
+@pytest.mark.parametrize("way", ["pure", "compiled", "object", "eager object"])
+@pytest.mark.parametrize("name", MATRIX_RULES)
+def test_a_state_of_another_matrix_is_named(name, way):
+    make, w = MATRIX_RULES[name], torch.ones(4, 6)
+    state = make().init({"w": torch.ones(3, 5)})
+    p = torch.nn.Parameter(w)
+    p.grad = torch.eye(4, 6)
+
+    def step() -> None:
+        if way == "pure":
+            make().update({"w": p.grad}, state, {"w": w})
+        elif way == "compiled":
+            fo.compile(make())({"w": p.grad}, state, {"w": w})
+        else:
+            opt = adapters.Optimizer([("w", p)], make, compile=way == "object")
+            slots = {key: x["w"] for key, x in state.slots.items() if x["w"] is not None}
+            opt.state[p].update({"step": torch.tensor(1.0), **state.carry, **slots})
+            opt.step()
+
+    with pytest.raises(ValueError, match=r"the slot '.* (own init|is a plain tensor of) "):
+        step()
+    assert torch.equal(w, torch.ones(4, 6))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import functional_optim as fo
+from functional_optim import adapters
 from functional_optim.adapters import Optimizer
 from functional_optim.core import paths
 
@@ -103,3 +104,17 @@ def test_a_traced_init_says_nothing(fresh_dynamo):
         warnings.simplefilter("always")
         torch.compile(RECIPES["masked"]().init, backend="eager", fullgraph=True)(tree())
     assert not [x for x in seen if "fits no leaf" in str(x.message)]
+
+
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("make", ["AdamW", "Adan"])
+def test_so_does_a_storage_that_packs_no_parameter(make, compile):
+    """Of a class of torch's, and of one of ours."""
+
+    def stored(tx):
+        return fo.stored(tx, "int8", where="head.*")
+
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(2, 1)})
+    with pytest.warns(UserWarning, match=r"'head\.\*' of the mask fits no leaf") as seen:
+        getattr(adapters, make)(model.named_parameters(), stored=stored, compile=compile)
+    assert len(seen) == 1

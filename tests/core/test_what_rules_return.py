@@ -61,3 +61,53 @@ def test_what_is_no_update_is_told_before_anything_is_changed(name, way):
         steps[way]()
     assert "'mine'" in str(told.value) or "'m'" in str(told.value)
     assert w.eq(1).all()
+
+
+WHOLE = {
+    "a number": lambda p, u: -u.mean(),
+    "rows": lambda p, u: -u.mean(-1, keepdim=True),
+    "more": lambda p, u: -torch.stack([u, u]),
+}
+
+
+@pytest.mark.parametrize("way", ["compile", "torch", "new", "object", "eager object", "train step"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_update_of_a_whole_tree_is_not_spread_over_a_parameter(name, way):
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return fo.tree.map(WHOLE[name], updates, updates), state
+
+    tx = fo.GradientTransformation(lambda params: (), update)
+    w = {"w": torch.ones(3, 2)}
+    g = {"w": torch.arange(6.0).reshape(3, 2)}
+    p = torch.nn.Parameter(w["w"])
+    p.grad = g["w"]
+    steps = {
+        "compile": lambda: fo.compile(tx)(g, (), w),
+        "torch": lambda: fo.compile(tx, backend="torch")(g, (), w),
+        "new": lambda: fo.compile(tx, donate=False)(g, (), w),
+        "object": lambda: Optimizer([("w", p)], lambda: tx).step(),
+        "eager object": lambda: Optimizer([("w", p)], lambda: tx, compile=False).step(),
+        "train step": lambda: fo.compile_train_step(lambda p: (p["w"] * g["w"]).sum(), tx)(w, ()),
+    }
+    with pytest.raises(
+        ValueError, match=r"tensor of shape \(.*\) for a parameter of shape \(3, 2\)"
+    ):
+        steps[way]()
+    assert w["w"].eq(1).all()
+
+
+@pytest.mark.parametrize("wrong", [lambda u: -u.mT, lambda u: -u.mean(), lambda u: -u.flatten()])
+def test_matrices_of_another_shape_are_not_joined(wrong):
+    rule = fo.leafwise(None, lambda u, s, p: (wrong(u), s), batched=True, name="mine")
+    w = torch.ones(3, 4, 2, 2)
+    for tx in (fo.as_matrix(rule), fo.as_matrix(rule, kernel="batch")):
+        for step in (tx.update, fo.compile(tx)):
+            with pytest.raises(ValueError, match=r"returned a tensor of shape .* shape \("):
+                step(torch.ones_like(w), tx.init(w), w)
+
+
+def test_a_rule_of_batches_says_what_its_update_returned():
+    tx = fo.leafwise(None, lambda u, s, p: (-u.mean(), s), batched=True, name="mine")
+    w = torch.ones(3, 2)
+    with pytest.raises(ValueError, match=r"'mine' returned a tensor of shape \(\)"):
+        tx.update(w, tx.init(w), w)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from helpers import assert_close
 from ranks import needs_gloo, results
-from ranks_links import ALL_REDUCES, HOWS, RUNS, SUMS, alone, summed_alone
+from ranks_links import (
+    ALL_REDUCES,
+    EMPTY,
+    HOWS,
+    RUNS,
+    SUMS,
+    alone,
+    summed_alone,
+    with_empty_parts,
+)
 
 pytestmark = needs_gloo
 every_how = pytest.mark.parametrize("how", HOWS)
@@ -17,6 +26,13 @@ every_how = pytest.mark.parametrize("how", HOWS)
 def test_a_link_steps_shards_as_whole_tensors(case, how, both):
     for mine in results(both, f"link-{case.name}-{how}"):
         assert_close(mine, alone(case), case.rounding)
+
+
+@pytest.mark.parametrize(("name", "how"), EMPTY)
+def test_a_process_that_has_nothing_of_a_tensor_steps_with_the_others(name, how, both):
+    expected = with_empty_parts(name, "update", lambda _, x: x)
+    for mine in results(both, f"empty-{name}-{how}"):
+        assert_close(mine, expected, 1e-9)
 
 
 @pytest.mark.parametrize(("name", "how", "way"), SUMS)

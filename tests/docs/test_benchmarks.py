@@ -92,6 +92,17 @@ def test_every_row_can_be_named_alone(run, capsys):
     assert {"adamw-many", "composed-big", "peer-optax-gpt", "train-compile"} <= set(names)
 
 
+def test_every_algorithm_that_has_a_row_makes_a_step_of_its_workload(run):
+    algorithms = importlib.import_module("algorithms")
+    names = algorithms.measured()
+    assert len(names) > 30
+    for name in names:
+        params = [torch.nn.Parameter(torch.randn(16, 8)), torch.nn.Parameter(torch.randn(8))]
+        for p in params:
+            p.grad = torch.randn_like(p)
+        algorithms.stepping(name, params)()
+
+
 def test_what_fails_in_a_row_is_said_in_the_table(run):
     def broken(effort):
         raise ValueError("no such thing\nat all")

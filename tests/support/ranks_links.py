@@ -79,6 +79,22 @@ SUMS = [
     *[("clipped", how, way) for how in HOWS for way in WAYS],
     *[("noisy", how, "Shard") for how in ("update", "object")],
 ]
+RECIPES |= {
+    "sm3": fo.sm3,
+    "adafactor": fo.adafactor,
+    "came": fo.came,
+    "lamb": fo.lamb,
+    "adam_mini": fo.adam_mini,
+    "novograd": fo.novograd,
+    "shampoo": fo.shampoo,
+}
+EMPTY = [
+    *[(name, "update") for name in RECIPES if name not in ("clipped", "watched", "finite")],
+    *[("sm3", how) for how in ("object", "compile")],
+    ("noisy", "compile"),
+]
+"""Recipes run on tensors of which one of the processes has nothing."""
+ONES = {"rows": (1, 4), "columns": (3, 1), "cube": (1, 2, 3)}
 
 
 def stepper(name, how, params):
@@ -116,6 +132,18 @@ def matrices(seed):
 def summed_alone(name):
     step = stepper(name, "update", matrices(0))
     return [step(matrices(i)) for i in (1, 2, 3)][-1]
+
+
+def ones(seed):
+    torch.manual_seed(seed)
+    return {name: torch.randn(shape, dtype=torch.float64) for name, shape in ONES.items()}
+
+
+def with_empty_parts(name, how, divide):
+    """The parameters after three steps."""
+    params, *grads = ({n: divide(n, x) for n, x in ones(i).items()} for i in range(4))
+    step = stepper(name, how, params)
+    return {n: whole(p) for n, p in [step(g) for g in grads][-1].items()}
 
 
 # ---------------------------------------------------------------- in the two processes
@@ -163,6 +191,10 @@ def count(name, how, mesh):
     return asked
 
 
+def divided_by_ones(mesh, name, x):
+    return distribute_tensor(x, mesh, [Shard(x.shape.index(1))])
+
+
 def load_elsewhere(mesh, to_shards):
     """State dicts of shards for whole tensors, and the other way: what is said, and what changed.
 
@@ -195,6 +227,9 @@ def parts(mesh, folder):
         f"link-{case.name}-{how}": functools.partial(run_divided, case, how, mesh)
         for case, how in RUNS
     }
+    divide = functools.partial(divided_by_ones, mesh)
+    for name, how in EMPTY:
+        found[f"empty-{name}-{how}"] = functools.partial(with_empty_parts, name, how, divide)
     for to_shards in (False, True):
         found[f"load-{to_shards}"] = functools.partial(load_elsewhere, mesh, to_shards)
     for name, how, way in SUMS:

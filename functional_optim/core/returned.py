@@ -1,0 +1,59 @@
+"""What the functions of a rule may return, and the errors for all else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.core.rule import Rule
+
+
+def no_pair(rule: Rule, found: Any) -> TypeError:
+    """The error for an update that returned no pair."""
+    what = "a tensor" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    if isinstance(found, tuple):
+        what = f"a tuple of {len(found)}: {', '.join(type(x).__name__ for x in found)}"
+    return TypeError(
+        f"update of the rule {rule.name!r} returned {what}; return a pair, the update as a tensor "
+        "and the new slots: (u, slots)."
+    )
+
+
+def are_slots(record: Any, slots: tuple[Any, ...]) -> bool:
+    """Whether an update has returned slots in the place of these."""
+    if not isinstance(record, tuple) or len(record) != len(slots):
+        return False
+    pairs = zip(record, slots, strict=True)
+    return all(old is None or isinstance(x, Tensor) for x, old in pairs)
+
+
+def no_slots(rule: Rule, record: Any) -> TypeError:
+    """The error for an update whose second result are no slots of its rule."""
+    what = "None" if record is None else f"a {type(record).__name__}"
+    if isinstance(record, tuple):
+        kinds = ", ".join([type(x).__name__ for x in record])
+        what = f"a tuple of {len(record)}{': ' * bool(record)}{kinds}"
+    names = ", ".join(() if rule.slots is None else rule.slots._fields)
+    own = f"tensors for {names}" if names else "the slots as they came, since it has no init"
+    return TypeError(
+        f"update of the rule {rule.name!r} returned as slots {what}; return {own}: (u, slots)."
+    )
+
+
+def checked_sums(what: str, found: Any) -> Any:
+    """What `reduce` or `measure` of a rule has returned.
+
+    Raises:
+        TypeError: unless it is a tuple of single numbers: a kernel has memory for these only.
+    """
+    if isinstance(found, tuple) and all(isinstance(x, Tensor) and not x.dim() for x in found):
+        return found
+    shown = f"a {type(found).__name__}"
+    if isinstance(found, tuple):
+        each = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in found]
+        shown = f"a tuple of {', '.join(map(str, each)) or 'nothing'}"
+    raise TypeError(
+        f"{what} of a rule returned {shown}; it must return a tuple or a NamedTuple of 0-dim "
+        "tensors, e.g. ((u * u).sum(),)."
+    )

@@ -1,0 +1,112 @@
+"""Averages of parameters in half precision: they move, and older ones are taken over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim.adapters import ASGD, Optimizer
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+def averaged(decay: float = 0.999) -> Any:
+    return fo.chain(fo.scale_by_lr(1.0), fo.params_ema(decay))
+
+
+def beside_master_weights() -> Any:
+    return fo.chain(fo.master_weights(fo.scale_by_lr(1.0)), fo.params_ema(0.999))
+
+
+def means() -> Any:
+    return fo.chain(fo.scale_by_lr(1.0), fo.polyak_average(0))
+
+
+def moved(tx: Any, dtype: torch.dtype, way: str, steps: int, still: int = 0) -> dict[str, Tensor]:
+    """The slots of a parameter that is 1 for some steps, and 0 after all others."""
+    zero = torch.zeros(3, dtype=dtype)
+    grads = [*[zero] * still, torch.ones(3, dtype=dtype), *[zero] * (steps - still - 1)]
+    if way == "object":
+        w = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+        opt = Optimizer([w], lambda: tx)
+        for w.grad in grads:
+            opt.step()
+        return dict(opt.state[w])
+    p = torch.ones(3, dtype=dtype)
+    state, step = tx.init(p), fo.compile(tx)
+    for g in grads:
+        if way == "compile":
+            p, state = step(g, state, p)
+        else:
+            u, state = tx.update(g, state, p)
+            p = fo.apply_updates(p, u)
+    return state.slots
+
+
+@pytest.mark.parametrize("way", ["update", "compile", "object"])
+@pytest.mark.parametrize("dtype", HALF)
+def test_an_average_of_half_precision_moves(dtype, way):
+    tx = beside_master_weights() if dtype is torch.bfloat16 else averaged()
+    for each in (tx, averaged()):
+        found = moved(each, dtype, way, 1000)["params_ema"]
+        assert found.dtype is torch.float32
+        torch.testing.assert_close(found, torch.full((3,), 0.999**1000), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("way", ["update", "compile", "object"])
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_mean_of_half_precision_moves(dtype, way):
+    """Of the parameters after all steps but the first: 1 once, and 0 ever after."""
+    found = moved(means(), dtype, way, 1000, still=2)["ax"]
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, torch.full((3,), 1 / 999), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_an_average_that_was_saved_in_half_precision_is_converted(dtype):
+    w, tx = torch.ones(3, dtype=dtype), averaged()
+    saved = fo.state_dict(tx.init({"w": w}), {"w": w})
+    saved["state.w.params_ema"] = torch.full((3,), 0.5, dtype=dtype)
+    state = fo.load_state_dict(tx.init({"w": w}), saved, {"w": w})
+    for _ in range(1000):
+        _, state = tx.update({"w": torch.zeros(3, dtype=dtype)}, state, {"w": w})
+    exact = torch.full((3,), 1 - 0.5 * 0.999**1000)
+    torch.testing.assert_close(state.slots["params_ema"]["w"], exact, rtol=1e-3, atol=0)
+
+    p = torch.nn.Parameter(w.clone())
+    opt = Optimizer([p], averaged)
+    p.grad = torch.zeros_like(p)
+    opt.step()
+    old = opt.state_dict()
+    old["state"][0]["params_ema"] = torch.full((3,), 0.5, dtype=dtype)
+    opt.load_state_dict(old)
+    assert opt.state[p]["params_ema"].dtype is torch.float32
+    for _ in range(1000):
+        opt.step()
+    torch.testing.assert_close(opt.state[p]["params_ema"], exact, rtol=1e-3, atol=0)
+
+
+def test_a_checkpoint_of_torchs_asgd_in_bfloat16_loads():
+    w, other = (torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2))
+    stock, opt = torch.optim.ASGD([w], t0=0), ASGD([other], t0=0)
+    for p in (w, other):
+        p.grad = torch.ones_like(p)
+    stock.step()
+    opt.load_state_dict(stock.state_dict())
+    assert opt.state[other]["ax"].dtype is torch.float32
+    opt.step()
+    torch.optim.ASGD([w]).load_state_dict(opt.state_dict())
+
+
+def test_averages_in_bfloat16_that_would_stand_still_are_refused():
+    with pytest.raises(ValueError, match=r"params_ema in bfloat16 .* it would stand still"):
+        fo.slot_dtypes(fo.params_ema(0.999), params_ema=torch.bfloat16)
+    kind = {"params_ema": "bfloat16"}
+    with pytest.raises(ValueError, match=r"params_ema in bfloat16 .* it would stand still"):
+        fo.stored(fo.params_ema(0.999), kind, seed=None)
+    fo.stored(fo.params_ema(0.999), kind)  # rounded by chance
+    fo.slot_dtypes(fo.params_ema(0.9), params_ema=torch.bfloat16)
