@@ -15,7 +15,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.scaling import signed
 
 
 class AdadeltaSlots(NamedTuple):
@@ -107,7 +108,7 @@ def adadelta(
         tensor([0.9980, 1.0020])
     """
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         add_decayed_weights(weight_decay),
         scale_by_adadelta(rho, eps),
         scale_by_lr(lr),

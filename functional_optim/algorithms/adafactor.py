@@ -19,7 +19,7 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import scale
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms.scaling import check_lr, signed
 
 
 class AdafactorSlots(NamedTuple):
@@ -185,7 +185,7 @@ def adafactor(
         tensor([0.9000, 1.1000])
     """
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         scale_by_adafactor(lr, beta2_decay, eps, d, weight_decay),
         scale(-1),
     )

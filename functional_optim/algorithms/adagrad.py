@@ -16,8 +16,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.scaling import check_lr, signed
 
 
 class AdagradSlots(NamedTuple):
@@ -110,7 +110,7 @@ def adagrad(
         return numeric.at(lr, count + 1) / (1 + count * numeric.at(lr_decay, count + 1))
 
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         add_decayed_weights(weight_decay),
         scale_by_adagrad(initial_accumulator_value, eps),
         scale_by_lr(lr if numeric.is_zero(lr_decay) else decayed),

@@ -18,7 +18,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.scaling import signed
 
 Betas = tuple[numeric.Hyper, numeric.Hyper]
 
@@ -207,7 +208,7 @@ def adam_chain(
     """An adaptive transform with what the whole family puts around it."""
     descend = scale_by_lr(lr)
     decay = add_decayed_weights(weight_decay)
-    sign = scale(-1 if maximize else 1)
+    sign = signed(maximize)
     if decoupled:
         return chain(sign, adapt, decay, descend)
     return chain(sign, decay, adapt, descend)

@@ -19,8 +19,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
-from functional_optim.transforms.scaling import after_the_first
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.scaling import after_the_first, signed
 
 
 class AdoptScalars(NamedTuple):
@@ -140,7 +140,7 @@ def adopt(
         >>> w
         tensor([0.9000, 1.1000])
     """
-    sign, adapt = scale(-1 if maximize else 1), scale_by_adopt(betas, eps, clip_exponent)
+    sign, adapt = signed(maximize), scale_by_adopt(betas, eps, clip_exponent)
     decay, descend = add_decayed_weights(weight_decay), scale_by_lr(lr)
     if not decoupled_weight_decay:
         return chain(sign, decay, adapt, descend)

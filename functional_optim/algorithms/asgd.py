@@ -18,8 +18,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import wide_dtype
-from functional_optim.transforms import add_decayed_weights, scale
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms import add_decayed_weights
+from functional_optim.transforms.scaling import check_lr, signed
 
 
 class EtaCarry(NamedTuple):
@@ -162,7 +162,7 @@ def asgd(
         tensor([0.7000, 1.2000])
     """
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         add_decayed_weights(weight_decay),
         scale_by_asgd(lr, lambd, alpha),
         polyak_average(t0),

@@ -16,7 +16,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, apply_delta, scale
+from functional_optim.transforms import add_decayed_weights, apply_delta
+from functional_optim.transforms.scaling import signed
 
 
 class CocobSlots(NamedTuple):
@@ -133,7 +134,7 @@ def cocob(
         True
     """
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         add_decayed_weights(weight_decay),
         scale_by_cocob(alpha, eps),
         apply_delta(lr),

@@ -19,7 +19,8 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import times
 from functional_optim.core.storage import wide_dtype
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.scaling import signed
 
 
 class StartSlots(NamedTuple):
@@ -146,7 +147,7 @@ def dog(
         True
     """
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         add_decayed_weights(weight_decay),
         scale_by_dog(reps_rel, eps, init_eta),
         scale_by_lr(lr),
@@ -233,7 +234,7 @@ def dowg(
         >>> bool(w.norm() < 1)
         True
     """
-    return chain(scale(-1 if maximize else 1), scale_by_dowg(eps), scale_by_lr(lr))
+    return chain(signed(maximize), scale_by_dowg(eps), scale_by_lr(lr))
 
 
 def _start(p: Tensor) -> StartSlots:

@@ -15,8 +15,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
-from functional_optim.transforms import keep_norms_within, scale, scale_by_trust_ratio
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms import keep_norms_within, scale_by_trust_ratio
+from functional_optim.transforms.scaling import check_lr, signed
 
 
 @factory
@@ -86,7 +86,7 @@ def fromage(
         tensor([-3.,  4.])
     """
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         scale_by_trust_ratio(),
         scale_by_fromage(lr),
         identity() if p_bound is None else keep_norms_within(p_bound),

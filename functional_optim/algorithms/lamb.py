@@ -23,11 +23,11 @@ from functional_optim.transforms import (
     add_decayed_weights,
     clip_by_global_norm,
     clip_by_trust_ratio,
-    scale,
     scale_by_lr,
     scale_by_trust_ratio,
 )
 from functional_optim.transforms.normalizing import trust_ratio
+from functional_optim.transforms.scaling import signed
 
 
 class LarsScalars(NamedTuple):
@@ -127,7 +127,7 @@ def lamb(
     adapts = always_adapt or not numeric.is_zero(weight_decay)
     adapt = clip_by_trust_ratio() if trust_clip else scale_by_trust_ratio()
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         identity() if max_grad_norm is None else clip_by_global_norm(max_grad_norm),
         scale_by_adam(betas, eps),
         add_decayed_weights(weight_decay),
@@ -184,7 +184,7 @@ def lars(
     adapts = always_adapt or not numeric.is_zero(weight_decay)
     adapt = scale_by_lars(weight_decay, trust_coefficient, eps)
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         adapt if adapts else identity(),
         sgd(lr, momentum, dampening, nesterov=nesterov),
     )

@@ -20,7 +20,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import compute_dtype
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr, trace
+from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
+from functional_optim.transforms.scaling import signed
 
 
 class NovogradSlots(NamedTuple):
@@ -119,7 +120,7 @@ def novograd(
     """
     b1, b2 = check_betas(betas)
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         scale_by_novograd(b2, eps),
         add_decayed_weights(weight_decay),
         trace(b1),

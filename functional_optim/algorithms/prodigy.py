@@ -20,8 +20,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import wide_dtype
-from functional_optim.transforms import add_decayed_weights, scale
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms import add_decayed_weights
+from functional_optim.transforms.scaling import check_lr, signed
 
 
 class ProdigySlots(NamedTuple):
@@ -276,7 +276,7 @@ def decayed_chain(
 ) -> GradientTransformation:
     """A step that decays the weights by itself, or a step behind L2 decay."""
     coupled = () if decouple else (add_decayed_weights(weight_decay),)
-    return chain(scale(-1 if maximize else 1), *coupled, step)
+    return chain(signed(maximize), *coupled, step)
 
 
 def grown(d: Any, goal: Any, growth_rate: Any) -> Any:

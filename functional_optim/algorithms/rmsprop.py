@@ -18,7 +18,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr, trace
+from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
+from functional_optim.transforms.scaling import signed
 
 
 class RmsSlots(NamedTuple):
@@ -125,7 +126,7 @@ def rmsprop(
         tensor([0.8000, 1.2000])
     """
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         add_decayed_weights(weight_decay),
         scale_by_rms(alpha, eps, centered=centered),
         identity() if numeric.is_zero(momentum) else trace(momentum),

@@ -18,7 +18,7 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import scale
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms.scaling import check_lr, signed
 
 
 class RpropSlots(NamedTuple):
@@ -123,4 +123,4 @@ def rprop(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    return chain(scale(-1 if maximize else 1), scale_by_rprop(lr, etas, step_sizes), scale(-1))
+    return chain(signed(maximize), scale_by_rprop(lr, etas, step_sizes), scale(-1))

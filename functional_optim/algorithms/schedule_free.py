@@ -19,8 +19,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
-from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.scaling import check_lr, signed
 
 
 class SecondMomentSlots(NamedTuple):
@@ -133,7 +133,7 @@ def schedule_free_sgd(
     check_lr(lr)
     numeric.check_count("schedule_free_sgd", 0, warmup_steps=warmup_steps)
     rate = _warmed(lr, warmup_steps)
-    direction = (scale(-1 if maximize else 1), add_decayed_weights(weight_decay))
+    direction = (signed(maximize), add_decayed_weights(weight_decay))
     inner = chain(*direction, scale_by_lr(rate))
     return schedule_free(inner, rate, momentum, r, weight_lr_power)
 
@@ -189,7 +189,7 @@ def schedule_free_adamw(
     numeric.check_count("schedule_free_adamw", 0, warmup_steps=warmup_steps)
     rate = _warmed(lr, warmup_steps)
     inner = chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         scale_by_second_moment(b2, eps),
         add_decayed_weights(weight_decay),
         scale_by_lr(rate),

@@ -12,7 +12,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import identity
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr, trace
+from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
+from functional_optim.transforms.scaling import signed
 
 
 @factory
@@ -57,7 +58,7 @@ def sgd(
     if nesterov and (numeric.is_zero(momentum) or not numeric.is_zero(dampening)):
         raise ValueError("Nesterov momentum requires a momentum and zero dampening")
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         decay,
         identity() if numeric.is_zero(momentum) else accumulate,
         descend,

@@ -17,7 +17,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
+from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.scaling import signed
 
 
 class SophiaSlots(NamedTuple):
@@ -132,7 +133,7 @@ def sophia(
         tensor([0., 0.])
     """
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         scale_by_sophia(betas, rho, eps),
         add_decayed_weights(weight_decay),
         scale_by_lr(lr),

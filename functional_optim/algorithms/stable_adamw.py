@@ -18,7 +18,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import scale, scale_by_lr
+from functional_optim.transforms import scale_by_lr
+from functional_optim.transforms.scaling import signed
 
 
 class StableAdamScalars(NamedTuple):
@@ -126,7 +127,7 @@ def stable_adamw(
         tensor([0.9000, 1.1000])
     """
     return chain(
-        scale(-1 if maximize else 1),
+        signed(maximize),
         scale_by_stable_adam(betas, eps, weight_decay),
         scale_by_lr(lr),
     )

@@ -33,6 +33,19 @@ def scale(factor: numeric.Hyper) -> Leafwise:
     return leafwise(None, times, _factor, hyper={"factor": factor}, name="scale")
 
 
+def signed(maximize: bool) -> Leafwise:
+    """Gradients as they are, or turned round to ascend.
+
+    Raises:
+        TypeError: for what is neither True nor False.
+    """
+    if not isinstance(maximize, int) or maximize not in (0, 1):
+        raise TypeError(
+            f"maximize must be True, to ascend, or False, to descend, but got {maximize!r}."
+        )
+    return scale(-1 if maximize else 1)
+
+
 @factory
 def scale_by_lr(lr: numeric.Hyper) -> Leafwise:
     """Multiply every update by −lr: the last transform of a descent method.
