@@ -28,6 +28,7 @@ from functional_optim.kernels.failures import (
     tell_failed,
 )
 from functional_optim.kernels.graph import Graph, Unsuitable
+from functional_optim.kernels.interrupts import held
 from functional_optim.kernels.keys import static_key
 from functional_optim.kernels.launches import READER, Launch, Native, compare
 from functional_optim.kernels.libraries import Request, count, library, prefetch
@@ -96,13 +97,18 @@ def is_kept(kernel: Native) -> bool:
 
 
 def require_compiler(device: torch.device) -> None:
-    """Go on only if what a device needs for compiled steps is there.
+    """Go on only if what a device needs for torch's compiler is there, which is then imported.
+
+    Ctrl-C waits for that import, which takes a second or two: a module that is left half-way stays
+    so, and every later compilation of the process would fail.
 
     Raises:
         NoCompiler: if there is no C++ compiler that works, which the CPU needs.
     """
     if device.type == "cpu":
         toolchain.require()
+    if not torch.compiler.is_compiling():
+        held(torch.compiler.list_backends)  # the public function that imports it
 
 
 def own_code(function: FunctionType) -> FunctionType:

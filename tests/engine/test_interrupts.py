@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -254,3 +255,32 @@ def test_a_rule_that_raises_leaves_all_parameters_as_they_were(how):
         opt.step()
     assert all(map(torch.equal, params, before))
     assert not opt.state
+
+
+IMPORTING = """
+import os, signal, sys
+import torch
+from functional_optim import kernels
+
+class Presses:
+    \"\"\"Ctrl-C in the middle of the import of torch's compiler.\"\"\"
+
+    def find_spec(self, name, *rest):
+        if name == "torch._dynamo.symbolic_convert":
+            os.kill(os.getpid(), signal.SIGINT)
+
+assert "torch._dynamo" not in sys.modules
+sys.meta_path.insert(0, Presses())
+try:
+    kernels.require_compiler(torch.device("cpu"))
+except KeyboardInterrupt:
+    print("interrupted")
+print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+"""
+
+
+def test_the_import_of_torchs_compiler_is_not_left_half_way():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["interrupted", "2.0"], done.stderr
