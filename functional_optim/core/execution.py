@@ -186,14 +186,14 @@ def _run_one(
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
             raise no_pair(rule, found)
     else:
-        found = seen_update(rule.view, rule.init, update, u, slots, p, arguments)
+        found = seen_update(rule.view, rule.init, update, u, slots, p, arguments, rule.name)
     u, record = found
     if u.shape != shape:
         raise ValueError(
             f"update of the rule {rule.name!r} returned a tensor of shape {tuple(u.shape)} for an "
             f"update of shape {tuple(shape)}; return one of the same shape, e.g. by expand_as(u)."
         )
-    if not are_slots(record, slots):
+    if not torch.compiler.is_compiling() and not are_slots(record, slots):
         raise no_slots(rule, record)
     return u, closed(rule, record, stored, p, key) if stored or record != () else ()
 

@@ -175,6 +175,11 @@ class WholeStep:
         leaves, look = self._look(grads, state, params)
         if any(isinstance(x, Tensor) and x.layout is not torch.strided for x in leaves):
             return self._by_update(grads, state, params, extra)
+        if any(map(sharding.is_sharded, leaves)):
+            if self.strict:
+                raise kernels.refusal(SHARED)
+            kernels.tell(f"{SHARED}; the steps of this transformation run eagerly")
+            return self._by_update(grads, state, params, extra)
         device = base.default_device([x for x in tree.leaves(params) if isinstance(x, Tensor)])
         failure: Exception | None = None
         for i, plan in enumerate(self.plans):
@@ -331,6 +336,14 @@ def first_places(params: Any, state: Any) -> Any:
         return not found
 
     return tree.map(first, (params, state))
+
+
+SHARED = (
+    "torch.compile is not used for DTensors, since its graphs on disk are found by the shape of "
+    "the whole, so that a process may get the graph of another one"
+)
+"""Seen with torch 2.13: that graph may cut another part out of a tensor, or is for a larger part,
+and reads and writes memory that is not its own."""
 
 
 def written(params: Any, state: Any, moved: Any, new: Any, firsts: Any) -> tuple[Any, Any]:

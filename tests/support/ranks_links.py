@@ -77,9 +77,10 @@ ALL_REDUCES = {"adamw": 0, "clipped": 1, "watched": 1, "finite": 1}
 WAYS = {"Shard": Shard(0), "Replicate": Replicate()}
 SUMS = [
     *[("clipped", how, way) for how in HOWS for way in WAYS],
-    *[("noisy", how, "Shard") for how in ("update", "object")],
+    *[("noisy", how, "Shard") for how in HOWS],
 ]
 RECIPES |= {
+    "by torch": lambda lr: fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr)),
     "sm3": fo.sm3,
     "adafactor": fo.adafactor,
     "came": fo.came,
@@ -91,7 +92,7 @@ RECIPES |= {
 EMPTY = [
     *[(name, "update") for name in RECIPES if name not in ("clipped", "watched", "finite")],
     *[("sm3", how) for how in ("object", "compile")],
-    ("noisy", "compile"),
+    *[(name, "compile") for name in ("noisy", "by torch")],
 ]
 """Recipes run on tensors of which one of the processes has nothing."""
 ONES = {"rows": (1, 4), "columns": (3, 1), "cube": (1, 2, 3)}
@@ -111,7 +112,8 @@ def stepper(name, how, params):
 
         return step
     tx = RECIPES[name](0.1)
-    step, kept = fo.compile(tx), [params, tx.init(params)]
+    backend = "torch" if name == "by torch" else "kernels"
+    step, kept = fo.compile(tx, backend=backend), [params, tx.init(params)]
 
     def by_functions(grads):
         if how == "compile":
