@@ -88,7 +88,7 @@ class DropIn(OptimizerBase):
         self.stored = arguments.pop("stored", None)
         super().__init__(**{k: x for k, x in arguments.items() if k != "self"})
         if callable(self.stored):
-            self.check_selections()
+            self._check_selections()
         if arguments.get("fused"):
             self._step_supports_amp_scaling = True  # torch 2.11's own Adagrad does not say so
 

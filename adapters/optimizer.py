@@ -123,7 +123,7 @@ class OptimizerBase(torch.optim.Optimizer):
             )
         return forgetting_calls(in_step, with_storage, tx, storage_of(self, group))
 
-    def check_selections(self) -> None:
+    def _check_selections(self) -> None:
         """Warn of patterns, of the recipe or of how slots are stored, that fit no parameter."""
         if not torch.compiler.is_compiling():
             groups = self.param_groups
@@ -446,7 +446,7 @@ class Optimizer(OptimizerBase):
         self.stored = stored
         self.capturable = capturable
         super().__init__(params, defaults)
-        self.check_selections()
+        self._check_selections()
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The recipe, called with a group's hyperparameters."""

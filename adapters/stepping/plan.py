@@ -40,6 +40,7 @@ from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
 from functional_optim.core import base, sharding
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
+from functional_optim.core.recording import kept_for
 from functional_optim.core.rule import Numbers
 from functional_optim.engine.executor import Write
 from functional_optim.engine.group import how_to, same_leaves
@@ -80,7 +81,8 @@ class ParamEntry(PlanEntry):
         written: set[int],
     ) -> None:
         self.sparse = any(leaf.g.layout is not torch.strided for leaf in leaves)
-        super().__init__(tx, leaves, places, "apart" if self.sparse else how_to(optimizer.compile))
+        how = "apart" if self.sparse else how_to(optimizer.compile)
+        super().__init__(tx, leaves, places, how, kept=kept_for(optimizer))
         self.group = group
         self.first = leaves[0] if leaves else None
         self.done = done

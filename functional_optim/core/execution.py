@@ -71,7 +71,7 @@ def run(
 
 def _uncast(device: str, fn: Any, *args: Any) -> Any:
     """Call a function with torch.autocast switched off."""
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return fn(*args)
     with torch.autocast(device, enabled=False):
         return fn(*args)

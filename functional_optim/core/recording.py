@@ -7,10 +7,10 @@ recipe that is built anew, with other hyperparameters, is not recorded again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,13 +18,20 @@ from torch import Tensor
 from functional_optim.core import base
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.execution import Leaf, measure, run_all_stored
-from functional_optim.core.rule import Form, Placement, with_forms
-from functional_optim.core.storage import Slots, init_slots_as, stored_slots, with_holes
+from functional_optim.core.rule import Form, Placement, Rule, with_forms
+from functional_optim.core.small import (
+    axes_of,
+    check_shapes,
+    filled,
+    sizes_of,
+    slots_like,
+    small_shapes,
+)
+from functional_optim.core.storage import Slots, stored_slots, with_holes
+from functional_optim.kernels import asked, record
 from functional_optim.kernels import graph as graphs
-from functional_optim.kernels import record
-from functional_optim.kernels.graph import Graph, Unsuitable
-from functional_optim.kernels.keys import static_key
-from functional_optim.kernels.record import RuleError
+from functional_optim.kernels.graph import Graph, RuleError, Unsuitable
+from functional_optim.kernels.keys import are_own, static_key
 
 Goal = Literal["step", "reduce", "stage"]
 """What is done with rules: make their step, in place; measure with the last of them; or write the
@@ -50,15 +57,25 @@ class _Known:
         self.constants: dict[tuple[int, ...], tuple[float, ...]] = {}
 
 
-_known: dict[Any, _Known | tuple[str, int | None]] = {}
-"""By the code of the rules and by what their tensors have in common; the reason, and whose it is,
-where there is no graph."""
+Kept = dict[Any, _Known | tuple[str, int | None]]
+"""What has been recorded, by the code of the rules and by what their tensors have in common; the
+reason, and whose it is, where there is no graph."""
+
+_known: Kept = {}
+_of_steps: WeakKeyDictionary[Any, Kept] = WeakKeyDictionary()
+
+
+def kept_for(step: Any) -> Kept:
+    """What a step, or an optimizer, has recorded of rules that are not of this package."""
+    return _of_steps.setdefault(step, {})
 
 
 class Body:
     """What rules do to a leaf.
 
     holes: for each rule, which of its slots are missing. forms: how its numbers are put together.
+    kept: where recordings are kept of rules that may read what changes, as the attributes of an
+    object: a new step records these anew. Rules of this package are recorded once for all steps.
     """
 
     def __init__(
@@ -67,8 +84,12 @@ class Body:
         holes: Sequence[tuple[bool, ...]],
         forms: tuple[Form, ...],
         goal: Goal,
+        kept: Kept | None = None,
     ) -> None:
         self.placements = placements
+        self.own = all(are_own(functions_of(x.rule)) for x in placements)
+        """Whether nothing that rules read by name, or draw, can change."""
+        self.kept = _known if kept is None or self.own else kept
         self.holes = holes
         self.forms = forms
         self.goal: Goal = goal
@@ -85,16 +106,18 @@ class Body:
         """
         block = self._block(p, slots)
         made_as = torch.get_default_dtype()  # of the tensors that a rule makes of Python's numbers
-        key = (self.key, block, made_as, _pattern(g, p, slots, shapes=not block))
-        known = _known.get(key)
+        key = (*self.looks(g, p, slots), block, made_as)
+        known = self.kept.get(key)
         if known is None:
             try:
                 known = _Known(self._graph(g, p, slots, block))
             except Unsuitable as error:
                 known = (str(error), error.rule)
-            _known[key] = known
+            self.kept[key] = known
         if isinstance(known, tuple):
             raise Unsuitable(*known)
+        if not block:
+            check_shapes(known.graph, p, slots)
         if not p.is_contiguous() and (len(known.graph.sizes) > 1 or known.graph.reads_places):
             raise OddLayout("rows of a tensor that is not contiguous")
         if not known.graph.reads_sizes:
@@ -103,14 +126,20 @@ class Body:
         if shape not in known.constants:
             real = self._real(g, p, slots)
             first = self._first(g, p, slots)
-            if not graphs.same(first, real, dims=p.dim() > 0):
+            if not graphs.fits(first, real, sizes_of(p)):
                 raise Unsuitable("another graph for another shape")
             places = graphs.differing(first, real)
+            if places and not self.own and graphs.differing(real, self._real(g, p, slots)):
+                raise self._changing()
             if not {*places} <= {*known.graph.places}:
                 places = sorted({*places, *known.graph.places}, key=str)
-                known = _known[key] = _Known(self._with_rows(g, p, slots, places))
+                known = self.kept[key] = _Known(self._with_rows(g, p, slots, places))
             known.constants[shape] = graphs.values_at(real, known.graph.places)
         return Recorded(known.graph, known.constants[shape])
+
+    def looks(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> tuple[Any, ...]:
+        """What these rules, and tensors like these, are known by."""
+        return self.key, _pattern(g, p, slots, shapes=not self._block(p, slots))
 
     def is_flat(self, g: Tensor, p: Tensor, slots: Sequence[Slots], *, whole: bool = False) -> bool:
         """Whether rules do to each element what they do to that of a vector, wherever it is.
@@ -132,7 +161,7 @@ class Body:
             others = self.find(flat(g), flat(p), rows).graph
         except Unsuitable:
             return False
-        same = graphs.same(mine, others, dims=False) and not graphs.differing(mine, others)
+        same = graphs.same_flat(mine, others) and not graphs.differing(mine, others)
         along = whole and len(mine.sizes) == 1 and not mine.places
         return same and (along or mine.by_element())
 
@@ -140,15 +169,14 @@ class Body:
         if block:
             return self._in_blocks(g, p, slots, block)
         dims = p.dim()
-        first = self._recorded(g, p, slots, small_shapes(dims)[0])
-        second = first
-        if dims:
-            second = self._recorded(g, p, slots, small_shapes(dims)[1])
-        elif not p.is_complex():  # a vector of one element, if that is all the same
-            first = self._recorded(g, p, slots, small_shapes(1)[0])
-        if not graphs.same(first, second, dims=dims > 0):
+        first = self._first(g, p, slots)
+        second = self._recorded(g, p, slots, small_shapes(dims)[1])
+        # a number is seen as a vector of one element, if that is all the same
+        if not (graphs.same(first, second) if dims else graphs.fits(first, second, sizes_of(p))):
             raise Unsuitable("another graph for another shape")
         places = graphs.differing(first, second)
+        if places and not self.own and graphs.differing(first, self._first(g, p, slots)):
+            raise self._changing()
         if places and not first.reads_sizes:
             raise Unsuitable("a constant that depends on the shape")
         return graphs.with_rows(graphs.merged(first), places)
@@ -162,11 +190,23 @@ class Body:
     ) -> Graph:
         return graphs.with_rows(graphs.merged(self._first(g, p, slots)), places)
 
+    def _changing(self) -> RuleError:
+        return RuleError(
+            f"the rule {self._name(None)} computes with other numbers when it is called again with "
+            "the same arguments, which a compiled step does not do; pass what changes from step to "
+            "step as a hyperparameter, keep it in a slot, or draw random numbers by "
+            "functional_optim.add_noise."
+        )
+
     def _real(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
         """A recording on tensors of the real shape, for rules that read sizes."""
+        return self._run(self.real_tensors(g, p, slots), keep=False)
+
+    def real_tensors(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> list[Tensor]:
+        """Other tensors like these, of the same shapes."""
         every = [g, p, *[x for own in slots for x in own if x is not None]]
         mine = [filled(x.shape, x.dtype) for x in every]
-        return self._run([torch.view_as_real(x) if x.is_complex() else x for x in mine], keep=False)
+        return [torch.view_as_real(x) if x.is_complex() else x for x in mine]
 
     def _block(self, p: Tensor, slots: Sequence[Slots]) -> int:
         """The elements of a block, where slots are packed in blocks; 0 where none is.
@@ -193,6 +233,7 @@ class Body:
             [_holes_of(x, own) for x, own in zip(self.placements, slots, strict=True)],
             self.forms,
             self.goal,
+            self.kept,
         )
         whole = torch.empty_like(p, dtype=torch.float32, device="meta")
         rows = [
@@ -242,12 +283,18 @@ class Body:
 
     def _run(self, tensors: list[Tensor], *, keep: bool, block: int = 0) -> Graph:
         made = partial(self.made, block=block)
-        try:
-            found = record.record(made, tensors, self.count, self._name, keep=keep)
-        except (RuleError, Unsuitable):
-            raise
-        except Exception as error:  # of a rule that does not take tensors of this shape
-            raise Unsuitable(f"{type(error).__name__}: {error}") from error
+        for _ in range(3):  # another thread may draw, too
+            before = None if self.own else record.drawn()
+            try:
+                found = record.record(made, tensors, self.count, self._name, keep=keep)
+            except (RuleError, Unsuitable):
+                raise
+            except Exception as error:  # of a rule that does not take tensors of this shape
+                raise Unsuitable(f"{type(error).__name__}: {error}") from error
+            if self.own or before == record.drawn():
+                break
+        else:
+            raise self._changing()
         node = found.opaque()
         if node is not None:
             raise Unsuitable(node.what, node.rule)
@@ -262,7 +309,7 @@ class Body:
         """
         tiny = filled(shape, p.dtype)
         pairs = zip(self.placements, slots, strict=True)
-        mine = [x for placement, own in pairs for x in _like(placement, tiny, p, own)]
+        mine = [x for placement, own in pairs for x in slots_like(placement, tiny, p, own)]
         every = [filled(shape, g.dtype), tiny, *mine]
         return [torch.view_as_real(x) if x.is_complex() else x for x in every]
 
@@ -308,10 +355,15 @@ class Body:
         return repr(self.placements[rule].name)
 
 
+def functions_of(rule: Rule) -> tuple[Any, ...]:
+    """What a rule does to tensors."""
+    return (*rule.updates, rule.reduce, rule.measure)
+
+
 def key_of(placement: Placement) -> Any:
     """What a rule is known by: its code, without its numbers."""
     rule = placement.rule
-    functions = (*rule.updates, rule.init, rule.reduce, rule.measure, rule.codecs)
+    functions = (*functions_of(rule), rule.init, rule.codecs)
     kind = (rule.slots, rule.view, rule.weight_codec, rule.reads_new_params, rule.home is None)
     return (static_key(functions), kind, placement.lookback, placement.name)
 
@@ -340,7 +392,7 @@ def _watched(
     rule = placement.rule
 
     def watched(function: Any) -> Any:
-        return None if function is None else record.Inside(recorder, k, function)
+        return None if function is None else asked.Inside(recorder, k, function)
 
     if inside is not None:
         rule = rule._replace(codecs=tuple([_masked(x, inside) for x in rule.codecs]))
@@ -372,89 +424,8 @@ def _pattern(g: Tensor, p: Tensor, slots: Sequence[Slots], *, shapes: bool) -> A
         if not shapes:
             return x.dtype
         if x.dim() == p.dim():
-            return x.dtype, tuple([n == m for n, m in zip(x.shape, p.shape, strict=True)])
+            return x.dtype, tuple([n == m or n for n, m in zip(x.shape, p.shape, strict=True)])
         return x.dtype, tuple(x.shape)
 
     looks = tuple([None if x is None else look(x) for own in slots for x in own])
     return p.dim(), g.dtype, p.dtype, p.is_contiguous(), looks
-
-
-def small_shapes(dims: int) -> Sequence[tuple[int, ...]]:
-    """The two shapes with which tensors of so many dimensions are recorded."""
-    if dims >= len(record.SIZES):
-        raise Unsuitable(f"a tensor of {dims} dimensions")
-    return record.SIZES[dims]
-
-
-def filled(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of small positive numbers, all different."""
-    count = math.prod(shape)
-    values = torch.arange(1, 1 + count, dtype=torch.float64).mul_(0.7548776662).frac_().add_(0.1)
-    return values.reshape(shape).to(dtype)
-
-
-def _like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> list[Tensor]:
-    """Slots of a small tensor, as those of a parameter.
-
-    Raises:
-        Unsuitable: if it is not known which sizes of the parameter theirs are.
-    """
-    present = [x for x in slots if x is not None]
-    made = _first_slots(placement, tiny, slots)
-    found = [None if x is None else _real_shape(x, tiny, p) for x in made]
-    real = [None if x is None else tuple(x.shape) for x in slots]
-    if p.dim() == 0 and tiny.dim():  # a number as a vector of one element
-        found = [None if x is None else () for x in found]
-    if found == real or any(placement.rule.codecs):
-        return [filled(x.shape, y.dtype) for x, y in zip(made, slots, strict=True) if y is not None]
-    return [filled(_aligned(x, tiny, p), x.dtype) for x in present]
-
-
-def _first_slots(placement: Placement, tiny: Tensor, slots: Slots) -> Slots:
-    """The first slots of a small tensor; none if its rule does not make any for it."""
-    rule = placement.rule
-    if rule.init is None:
-        return ()
-    try:
-        return init_slots_as(rule._replace(home=None), tiny, slots)
-    except Exception:  # a rule that takes only some shapes
-        return ()
-
-
-def _real_shape(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...] | None:
-    """The shape of a small tensor's slot for a large one."""
-    try:
-        axes = axes_of(x.shape, tiny.shape)
-    except Unsuitable:
-        return None
-    shape = p.shape or (1,)
-    return tuple([math.prod([shape[i] for i in own]) for own in axes])
-
-
-def _aligned(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...]:
-    if x.shape == p.shape:
-        return tuple(tiny.shape)  # of a number, too, where that is seen as a vector
-    if x.dim() and x.dim() != p.dim():
-        raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
-    found: list[int] = []
-    for mine, whole, small in zip(x.shape, p.shape, tiny.shape, strict=False):
-        if mine not in (1, whole):
-            raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
-        found.append(small if mine == whole else 1)
-    return tuple(found)
-
-
-def axes_of(shape: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """For each dimension of a recorded tensor the axes that it consists of. sizes: of the axes."""
-    found: list[tuple[int, ...]] = []
-    for size in shape:
-        own = [
-            tuple(range(a, b))
-            for a in range(len(sizes))
-            for b in range(a + 1, len(sizes) + 1)
-            if abs(math.prod(sizes[a:b])) == size
-        ]
-        if size != 1 and not own:
-            raise Unsuitable(f"a tensor of shape {tuple(shape)}")
-        found.append(() if size == 1 else own[0])
-    return found

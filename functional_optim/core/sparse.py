@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.execution import Leaf, measure, rows_of, run_stored
-from functional_optim.core.recording import filled, key_of
+from functional_optim.core.recording import key_of
 from functional_optim.core.rule import Placement
+from functional_optim.core.small import filled, small_shapes
 from functional_optim.core.storage import Slots, init_slots, present
 from functional_optim.core.traits import graph_of, variants
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Unsuitable
-from functional_optim.kernels.record import SIZES
 
 
 def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[Slots]]:
@@ -82,7 +82,7 @@ def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
     rule = placements[-1].rule
     if any(_joins_rows(x, leaf.p, dims) for x in variants(placements[-1]) if x.rule.updates):
         return False
-    p = filled(SIZES[leaf.p.dim()][0], leaf.p.dtype).to(leaf.p.device)
+    p = filled(small_shapes(leaf.p.dim())[0], leaf.p.dtype).to(leaf.p.device)
     at = tuple([torch.tensor([1, 4], device=p.device)[: p.shape[i]] for i in range(dims)])
     values = filled(p.shape, leaf.g.dtype).to(p.device)[at]
     g = torch.zeros_like(p, dtype=leaf.g.dtype).index_put(at, values)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
-from types import FunctionType
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim.core import modes, sharding
-from functional_optim.core.recording import Body, filled, key_of, small_shapes
+from functional_optim.core.recording import Body, functions_of, key_of
 from functional_optim.core.rule import (
     Numbers,
     Placement,
@@ -23,9 +22,11 @@ from functional_optim.core.rule import (
     with_forms,
 )
 from functional_optim.core.scalars import StepScalars, nothing_measured
+from functional_optim.core.small import filled, small_shapes
 from functional_optim.core.storage import Slots, init_slots_as
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph, Unsuitable
+from functional_optim.kernels.keys import are_own
 
 
 class _Anything(dict[str, Any]):
@@ -160,7 +161,9 @@ def unchecked(placements: Sequence[Placement], p: Tensor) -> list[int]:
 
     Rules of this package were looked at by its tests.
     """
-    own = [k for k, x in enumerate(placements) if x.rule.updates and not _is_own(x.rule)]
+    own = [
+        k for k, x in enumerate(placements) if x.rule.updates and not are_own(functions_of(x.rule))
+    ]
     return [k for k in own if _looks(placements[k], p) not in _checked]
 
 
@@ -176,34 +179,6 @@ def check_rules(placements: Sequence[Placement], numbers: Sequence[Numbers], p: 
 
 def _looks(placement: Placement, p: Tensor) -> Any:
     return (key_of(placement), placement.rule.elementwise, p.dim(), p.dtype)
-
-
-def _is_own(rule: Rule) -> bool:
-    return _are_own((*rule.updates, rule.reduce, rule.measure))
-
-
-@lru_cache(maxsize=1024)
-def _are_own(functions: tuple[Any, ...]) -> bool:
-    """Whether functions, and those that they close over, are of this package."""
-    waiting: list[Any] = [*functions]
-    while waiting:
-        fn = waiting.pop()
-        if isinstance(fn, partial):
-            waiting += [fn.func, *fn.args, *fn.keywords.values()]
-        elif isinstance(fn, (tuple, list)):
-            waiting += fn
-        elif isinstance(fn, FunctionType):
-            if not fn.__module__.startswith("functional_optim."):
-                return False
-            waiting += [cell.cell_contents for cell in fn.__closure__ or () if _is_set(cell)]
-    return True
-
-
-def _is_set(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:

@@ -16,6 +16,7 @@ from functional_optim.core import base, memory, modes
 from functional_optim.core.factory import Made, factory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State, check_state, check_trees
+from functional_optim.core.recording import kept_for
 from functional_optim.engine.executor import How
 from functional_optim.engine.graph_step import WholeStep, first_places, written
 from functional_optim.engine.graphs import check_updates
@@ -277,7 +278,7 @@ class FusedStep(Step):
             return
         with suppress(Exception):  # of tensors without such gradients, whose kernels can wait
             grads = tree.map(lambda p: p.new_zeros(()).expand(p.shape), params)
-            plan = TreePlan(self.tx, grads, state, params, self.how, captured=self.capturable)
+            plan = self._planned(grads, state, params)
             wanted = base.unrecorded(plan.wanted, plan.given, extra)
             kernels.prefetch(wanted, wait=False)
 
@@ -306,9 +307,7 @@ class FusedStep(Step):
         if plan is None or given is None:
             if self.donate:
                 check(self.tx, grads, state, params)
-            plan = self.plan = TreePlan(
-                self.tx, grads, state, params, self.how, captured=self.capturable
-            )
+            plan = self.plan = self._planned(grads, state, params)
             given = plan.given
         plan.numbers.read(state)
         _, writes = plan.writes(given, extra)
@@ -316,6 +315,10 @@ class FusedStep(Step):
         commit(writes)
         plan.numbers.finish()
         return params, state
+
+    def _planned(self, grads: Any, state: State, params: Any) -> TreePlan:
+        kept = kept_for(self)
+        return TreePlan(self.tx, grads, state, params, self.how, kept, captured=self.capturable)
 
     def _check_capture(self, planned: bool) -> None:
         """Raise RuntimeError unless a step that is being captured can be replayed."""

@@ -54,7 +54,8 @@ class BoundScalars:
         self.sources: tuple[kernels.NumberSource, ...] = ()
         if placed:
             self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
-        self.task = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
+        looks = tuple(map(type, numbers)), tuple(map(len, numbers))
+        self.task = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources, looks)
         self.made: dict[Any, Tensor] = {}
         self.skip: Tensor | None = None
         """Not 0 where the step is to be left out, known on the device alone; None: it is made."""
@@ -122,7 +123,7 @@ class Executor:
         """What a tensor has in common with those of one executor; None if it is not accepted."""
         raise NotImplementedError
 
-    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Source]:
         """The native libraries that `prepare` will ask for, as far as that is known."""
         return []
 

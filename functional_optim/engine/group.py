@@ -11,7 +11,7 @@ from torch.autograd.graph import increment_version
 
 from functional_optim import kernels
 from functional_optim.core.ownership import Shared
-from functional_optim.core.recording import Goal
+from functional_optim.core.recording import Goal, Kept
 from functional_optim.core.rule import Numbers, Placement, Rule, settled
 from functional_optim.core.storage import Slots, explain
 from functional_optim.core.traits import check_rules
@@ -67,6 +67,7 @@ class TensorGroup:
         parts: for each tensor, of what it is a part; none where tensors are whole.
         replace: put new tensors into `slots` instead of writing into the old ones, so that autograd
             can go back through the step.
+        kept: as in `Body`.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class TensorGroup:
         turns: Sequence[Sequence[int]] = (),
         parts: Sequence[Shared] = (),
         replace: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         self.placements = placements
+        self.kept = kept
         self.counts = counts
         self.how: How = how
         self.strict = how == "strict"
@@ -160,7 +163,7 @@ class TensorGroup:
             chosen, placements, numbers = settled(placements, numbers)
         return BoundScalars(placements, numbers, chosen, goal, placed=self.placed)
 
-    def wanted(self, grads: list[Tensor], tasks: Iterable[BoundScalars]) -> list[kernels.Request]:
+    def wanted(self, grads: list[Tensor], tasks: Iterable[BoundScalars]) -> list[kernels.Source]:
         """The native libraries that will be asked for, as far as that is known."""
         new = [own for own in tasks if own.task not in self.prepared]
         return [one for own in new for x in self.executors for one in x.wanted(grads, own)]
@@ -203,7 +206,10 @@ class TensorGroup:
             if self.strict:
                 raise kernels.refusal(executor.why)
             kernels.tell(f"{executor.why}; it runs eagerly, which is slower")
-        return [made(self, some, grads) for (made, _), some in kinds.items()]
+        found = [made(self, some, grads) for (made, _), some in kinds.items()]
+        for one in found:
+            one.why = executor.why
+        return found
 
 
 def _same_code(a: Placement, b: Placement) -> bool:

@@ -85,7 +85,7 @@ class JoinedExecutor(Executor):
         forms = tuple(map(form_of, scalars.numbers))
         count = len(scalars.placements)
         holes = [tuple(own) for own in self.holes[:count]]
-        body = Body(scalars.placements, holes, forms, scalars.goal)
+        body = Body(scalars.placements, holes, forms, scalars.goal, self.group.kept)
         rows = zip(self.mine(grads), self.params, self.slots, strict=True)
         return all(body.is_flat(g, p, own[:count]) for g, p, own in rows)
 

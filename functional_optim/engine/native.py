@@ -31,7 +31,7 @@ class Served:
 
     body: what was recorded. like: the gradient, the parameter and the slots of one of them.
     members: their indices. sizes: for each of them those of the graph's axes. constants: those of
-    the graph that depend on its shape.
+    the graph that depend on its shape. small: some that have few elements, by their shapes.
     """
 
     def __init__(self, body: Body, graph: Graph, like: Any) -> None:
@@ -41,9 +41,32 @@ class Served:
         self.members: list[int] = []
         self.sizes: list[list[int]] = []
         self.constants: list[tuple[float, ...]] = []
+        self.small: dict[Any, tuple[Any, list[int], tuple[float, ...]]] = {}
+
+    def add(self, i: int, leaf: Any, sizes: list[int], constants: tuple[float, ...]) -> None:
+        """Serve one more tensor. leaf: its gradient, parameter and slots."""
+        _, p, _ = leaf
+        self.members.append(i)
+        self.sizes.append(sizes)
+        self.constants.append(constants)
+        known = len(self.small) == TRIED or p.numel() > SMALL or p.shape in self.small
+        if not (known or self.graph.block):
+            self.small[p.shape] = leaf, sizes, constants
+
+    def does(self, native: kernels.Native) -> bool:
+        """Whether a library does to small tensors what the rules do."""
+        g, p, slots = self.like
+        key = (native.name, *self.body.looks(g, p, slots), *self.small)
+        if key not in _tried:
+            try:
+                self.check(native)
+                _tried[key] = True
+            except kernels.Unsuitable:
+                _tried[key] = False
+        return _tried[key]
 
     def check(self, native: kernels.Native) -> None:
-        """Raise Unsuitable unless a library does to small tensors what the rules do."""
+        """Raise Unsuitable unless it does."""
         _, p, _ = self.like
         if self.graph.block:
             shapes: Any = [(3 * self.graph.block,), (2 * self.graph.block + 41,), (5,)]
@@ -63,26 +86,39 @@ class Served:
         """Raise Unsuitable unless a call does to tensors what the rules do.
 
         run: gets for each tensor the gradient, the parameter and the slots, the sizes of the axes,
-        and the constants; and the numbers of the step. It returns what is measured.
+        and the constants; and the numbers of the step. It returns what is measured. shapes: with
+        which it is tried, beside those of the smallest tensors.
         """
         g, p, slots = self.like
-        given = [self.body.tensors(g, p, slots, shape) for shape in shapes]
-        count = self.body.count
-        numbers = torch.linspace(0.3, 0.7, max(count, 1), dtype=torch.float64, device="cpu")
-        numbers = numbers[:count]
+        body, graph = self.body, self.graph
+        given = [body.tensors(g, p, slots, shape) for shape in shapes]
+        constants = [body.constants(graph, g, p, slots, x) for x in shapes]
+        sizes = [graph.sizes_of(tuple(own[1].shape) or (1,)) for own in given]
+        for leaf, its, own in self.small.values():
+            given.append(body.real_tensors(*leaf))
+            sizes.append(its)
+            constants.append(own)
+        numbers = torch.linspace(0.3, 0.7, max(body.count, 1), dtype=torch.float64, device="cpu")
+        numbers = numbers[: body.count]
         with torch.no_grad():
-            made = [self.body.made(None, [x.clone() for x in own], numbers) for own in given]
+            made = [body.made(None, [x.clone() for x in own], numbers) for own in given]
         real = [[x.to(device, copy=True) for x in own] for own in given]
-        sizes = [self.graph.sizes_of(tuple(own[1].shape) or (1,)) for own in given]
-        constants = [self.body.constants(self.graph, g, p, slots, x) for x in shapes]
         totals = run(real, sizes, constants, tuple(numbers.tolist()))
-        for own, (new, _) in zip(real, made, strict=True):
-            for x, y in zip(own, new, strict=True):
+        for own, old, (new, _) in zip(real, given, made, strict=True):
+            for i, (x, y) in enumerate(zip(own, new, strict=True)):
                 if y is not None:
-                    kernels.compare(x.cpu(), y.to(x.dtype))
+                    steps = i == 1 and body.goal == "step"
+                    kernels.compare(x.cpu(), y.to(x.dtype), old[i] if steps else None)
         for k, x in enumerate(totals):
             y = torch.stack([found[k].double() for _, found in made]).sum()
             kernels.compare(torch.as_tensor(x).cpu().float(), y.float())
+
+
+_tried: dict[Any, bool] = {}
+"""Whether libraries do what rules do, by their names and what the rules are known by."""
+
+SMALL, TRIED = 1 << 11, 4
+"""Up to how many elements tensors have that are tried as they are, and how many of these."""
 
 
 class KernelExecutor(Executor):
@@ -123,7 +159,7 @@ class KernelExecutor(Executor):
         if scalars.task not in self.served:
             used = len(scalars.placements)
             forms = tuple(map(form_of, scalars.numbers))
-            body = Body(scalars.placements, self.holes[:used], forms, scalars.goal)
+            body = Body(scalars.placements, self.holes[:used], forms, scalars.goal, self.group.kept)
             found: dict[Any, Served] = {}
             rows = zip(self.mine(grads), self.params, self.slots, strict=True)
             for i, (g, p, slots) in enumerate(rows):
@@ -131,10 +167,8 @@ class KernelExecutor(Executor):
                 key = self.text_of(graph)
                 if key not in found:
                     found[key] = Served(body, graph, (g, p, slots[:used]))
-                own = found[key]
-                own.members.append(i)
-                own.sizes.append(graph.sizes_of(seen_shape(p)))
-                own.constants.append(constants)
+                sizes = graph.sizes_of(seen_shape(p))
+                found[key].add(i, (g, p, slots[:used]), sizes, constants)
             self.served[scalars.task] = list(found.values())
         return self.served[scalars.task]
 
@@ -185,15 +219,12 @@ class NativeExecutor(KernelExecutor):
         on_cpu = p.device.type == "cpu" and not any(x.rule.batched for x in placements)
         return super().accepts(placements, g, p, slots, how) if on_cpu else None
 
-    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Source]:
         """The libraries of a task; none for tensors that take different variants."""
         if takes_turns(scalars.placements):
             return []
         try:
-            return [
-                kernels.Request(kernels.source_of(own.graph), own.check)
-                for own in self.graphs(grads, scalars)
-            ]
+            return [kernels.source_of(own.graph) for own in self.graphs(grads, scalars)]
         except kernels.Unsuitable as error:
             self.why = reason(scalars.placements, error)
             return []
@@ -204,11 +235,14 @@ class NativeExecutor(KernelExecutor):
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile the libraries of a task; False if one of them cannot be had."""
-        requests = self.wanted(grads, scalars)
+        sources = self.wanted(grads, scalars)
         found: list[tuple[list[int], kernels.Launch]] = []
-        for own, request in zip(self.served.get(scalars.task, ()), requests, strict=True):
-            native = kernels.library(request, strict=self.group.strict)
+        for own, source in zip(self.served.get(scalars.task, ()), sources, strict=True):
+            native = kernels.library(source, strict=self.group.strict)
             if native is None:
+                return False
+            if not own.does(native):
+                self.why = "a kernel does something else than the rules do to small tensors"
                 return False
             found.append((own.members, self._launch(native, own)))
         self.kernels[scalars.task] = found

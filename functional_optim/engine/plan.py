@@ -20,6 +20,7 @@ from functional_optim.core import modes, sharding
 from functional_optim.core.execution import slots_without_gradient
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
+from functional_optim.core.recording import Kept
 from functional_optim.core.rule import Numbers, Placement
 from functional_optim.core.scalars import (
     Caster,
@@ -79,7 +80,7 @@ class PlanEntry:
         leaves: the leaves.
         places: their indices among the gradients of a step; None: they are all of them.
         how: which executors may be used.
-        replace: as in `TensorGroup`.
+        replace, kept: as in `TensorGroup`.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class PlanEntry:
         how: How,
         *,
         replace: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         self.tx = tx
         self.places = places
@@ -102,6 +104,7 @@ class PlanEntry:
             counts=tx.layout.counts,
             turns=[leaf.turns for leaf in leaves],
             replace=replace,
+            kept=kept,
         )
 
     def time(self) -> Any:
@@ -175,7 +178,7 @@ class StepPlan:
             writes += entry.writes(context)
         return contexts, writes
 
-    def wanted(self, grads: list[Tensor], extra: dict[str, Any]) -> list[kernels.Request]:
+    def wanted(self, grads: list[Tensor], extra: dict[str, Any]) -> list[kernels.Source]:
         """The native libraries that a step needs, as far as they are known before it."""
         contexts = self._contexts(grads, extra)
         return [one for context in contexts for one in context.wanted()]
@@ -217,7 +220,7 @@ class StepContext(StepScalars):
             if placement.rule.reduce is not None and i >= len(self.numbers)
         ]
 
-    def wanted(self) -> list[kernels.Request]:
+    def wanted(self) -> list[kernels.Source]:
         """The native libraries of all that this step does, as far as that is known."""
         if self.tensors.how not in ("compiled", "strict"):
             return []

@@ -59,7 +59,7 @@ class ProductExecutor(Executor):
             return None
         return kind_of(g, p, slots) if p.is_contiguous() else None
 
-    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Request]:
+    def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Source]:
         """The libraries of the kernels between the products."""
         step, mine = self._step(grads, scalars), self.mine(grads)
         pairs = [] if step is None else step.bound(scalars)
@@ -93,6 +93,8 @@ class ProductExecutor(Executor):
             if alone or not self._has_kernel(placement, own, i):
                 if placement.lookback is not None or rule.reads_new_params:
                     return None
+                if rule in (PUT.rule, TAKE.rule):  # there is no kernel for any rule
+                    return None
                 found.append(i)
         return found
 
@@ -103,7 +105,7 @@ class ProductExecutor(Executor):
         first = self.slots[0][i]
         holes = [tuple([x is None for x in first])]
         placement = placement._replace(gate=0, owners=None)
-        body = Body([placement], holes, (form_of(own),), "step")
+        body = Body([placement], holes, (form_of(own),), "step", self.group.kept)
         try:
             for p, mine in zip(self.params, self.slots, strict=True):
                 body.find(torch.empty_like(p, dtype=compute_dtype(p)), p, [mine[i]])
@@ -177,6 +179,7 @@ class StagedStep:
             how=owner.group.how,
             counts=(0,) * used,
             turns=owner.turns,
+            kept=owner.group.kept,
         )
 
     def groups(self) -> list[Any]:

@@ -58,6 +58,7 @@ class ShardExecutor(Executor):
             counts=self.group.counts,
             turns=self.turns,
             parts=[_shared(p, own) for p, own in zip(self.params, self.slots, strict=True)],
+            kept=self.group.kept,
         )
 
     @classmethod

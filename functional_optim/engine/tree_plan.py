@@ -15,6 +15,7 @@ from functional_optim.core import memory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State, count_keys
 from functional_optim.core.paths import chosen
+from functional_optim.core.recording import Kept
 from functional_optim.core.rule import Numbers
 from functional_optim.core.storage import present
 from functional_optim.engine.executor import How, Write
@@ -119,8 +120,9 @@ class TreeEntry(PlanEntry):
         places: list[int] | None,
         how: How,
         numbers: TreeNumbers,
+        kept: Kept,
     ) -> None:
-        super().__init__(tx, leaves, places, how)
+        super().__init__(tx, leaves, places, how, kept=kept)
         self.numbers = numbers
         self.idle: list[Numbers] = [()] * len(tx.layout.carry)
         self.changing: list[tuple[str, int, numeric.Hyper]] = []
@@ -167,9 +169,11 @@ class TreePlan(StepPlan):
         state: Any,
         params: Any,
         how: How,
+        kept: Kept,
         *,
         captured: bool = False,
     ) -> None:
+        self.kept = kept
         for key in count_keys(tx.placements, tx.layout):
             if state.carry[key].dtype is not torch.float64:
                 state.carry[key] = state.carry[key].to(torch.float64)
@@ -209,14 +213,14 @@ class TreePlan(StepPlan):
         for part, some in members.items():
             places = [i for i, _ in some] if len(some) < len(live) else None
             leaves = [leaf for _, leaf in some]
-            entry = TreeEntry(part, leaves, places, how, self.numbers)
+            entry = TreeEntry(part, leaves, places, how, self.numbers, self.kept)
             slots = [x for row in entry.tensors.slots for x in present(row)]
             self.numbers.recorded += [slot for slot in slots if slot.grad_fn is not None]
             if how != "apart":
                 entry.tensors.written += slots
             entries.append(entry)
         if tx.communicates:  # all numbers go on, those of rules that act on nothing here too
-            entries.append(TreeEntry(tx, [], [], how, self.numbers))
+            entries.append(TreeEntry(tx, [], [], how, self.numbers, self.kept))
         return entries
 
     def gradients(self, grads: Any, state: Any, params: Any) -> list[Tensor] | None:

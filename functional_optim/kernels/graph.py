@@ -29,6 +29,10 @@ class Unsuitable(Exception):
         self.rule = rule
 
 
+class RuleError(ValueError):
+    """A rule that does what no step may: the text says what to do instead."""
+
+
 class Node:
     """A value: the operation that makes it, and its operands.
 
@@ -166,31 +170,64 @@ class Graph:
         return any(x.op == "iota" for x in self.nodes)
 
 
-def same(a: Graph, b: Graph, *, dims: bool = True) -> bool:
-    """Whether two recordings are one graph, but for the shapes of views and constants of type
-    float, see `differing`. dims: their values also have as many dimensions."""
+def same(a: Graph, b: Graph) -> bool:
+    """Whether two recordings of other sizes are one graph, but for constants of operations on
+    elements, see `differing`: each value has the same axes in both."""
+    return _alike(a, b) and all(
+        x.dims == y.dims and _plain_of(x) == _plain_of(y)
+        for x, y in zip(a.nodes, b.nodes, strict=True)
+    )
+
+
+def same_flat(a: Graph, b: Graph) -> bool:
+    """The same for recordings with other numbers of dimensions, whose axes are `merged` into one:
+    each value is one number in both, or in none."""
+    return _alike(a, b) and all(
+        bool(x.axes) == bool(y.axes) for x, y in zip(a.nodes, b.nodes, strict=True)
+    )
+
+
+def fits(graph: Graph, real: Graph, sizes: Sequence[int]) -> bool:
+    """Whether a graph says what was recorded for tensors of one shape, but for constants.
+
+    graph: before its axes are merged. real: as recorded. sizes: of the axes for this shape.
+    """
+    if not _alike(graph, real):
+        return False
+    for x, y in zip(graph.nodes, real.nodes, strict=True):
+        expected = tuple([math.prod([sizes[i] for i in own]) for own in x.dims])
+        number = math.prod(y.shape) == 1 == math.prod(expected)
+        if not number and (y.shape != expected or _plain_of(x) != _plain_of(y)):
+            return False
+        if not number and ops.permutation(x, len(x.shape)) != ops.permutation(y, len(x.shape)):
+            return False
+    return True
+
+
+def _alike(a: Graph, b: Graph) -> bool:
+    """Whether two recordings have the same operations on the same operands."""
     return (
         len(a.nodes) == len(b.nodes)
-        and all(_alike(x, y, dims) for x, y in zip(a.nodes, b.nodes, strict=True))
+        and all(
+            x.op == y.op
+            and x.dtype is y.dtype
+            and x.kwargs.keys() == y.kwargs.keys()
+            and [z.index for z in x.operands()] == [z.index for z in y.operands()]
+            for x, y in zip(a.nodes, b.nodes, strict=True)
+        )
         and [(i, x.index) for i, x in a.stores] == [(i, x.index) for i, x in b.stores]
         and [x.index for x in a.results] == [x.index for x in b.results]
     )
 
 
-def _alike(a: Node, b: Node, dims: bool) -> bool:
-    kind = ops.kind(a.op)
-    return (
-        a.op == b.op
-        and a.dtype is b.dtype
-        and (len(a.shape) == len(b.shape) or not dims)
-        and a.kwargs.keys() == b.kwargs.keys()
-        and [x.index for x in a.operands()] == [x.index for x in b.operands()]
-        and (
-            kind in ("view", "fill", "iota", "inside", "const", "point")
-            or (kind == "reduce" and not dims)
-            or (_plain(a.args) == _plain(b.args) and _plain(a.kwargs) == _plain(b.kwargs))
-        )
-    )
+def _plain_of(node: Node) -> Any:
+    """What an operation is given beside tensors, but for what its axes or `constants` say."""
+    kind = ops.kind(node.op)
+    if kind == "point":
+        return [x is None for x in node.args]
+    if kind in ("view", "fill", "iota", "inside", "const"):
+        return None
+    return _plain(node.args), _plain(node.kwargs)
 
 
 def _plain(x: Any) -> Any:

@@ -58,7 +58,11 @@ def _is_fixed(x: Any) -> bool:
     if isinstance(x, (type, types.ModuleType)):
         return True
     home = getattr(x, "__module__", None) or ""
-    return home.partition(".")[0] in ("functional_optim", "torch", "math", "builtins")
+    return home.partition(".")[0] in OWN
+
+
+OWN = ("functional_optim", "torch", "math", "builtins")
+"""The packages whose functions read nothing that changes."""
 
 
 def _globals_of(fn: types.FunctionType, above: tuple[int, ...]) -> list[Any]:
@@ -72,6 +76,25 @@ def _globals_of(fn: types.FunctionType, above: tuple[int, ...]) -> list[Any]:
         waiting += [x for x in code.co_consts if isinstance(x, types.CodeType)]
     found = [fn.__globals__[name] for name in names if name in fn.__globals__]
     return [static_key(x, above) for x in found if not _is_fixed(x)]
+
+
+def are_own(functions: tuple[Any, ...]) -> bool:
+    """Whether functions, and those that they close over, are of this package or of torch."""
+    waiting: list[Any] = [*functions]
+    while waiting:
+        fn = waiting.pop()
+        if isinstance(fn, functools.partial):
+            waiting += [fn.func, *fn.args, *fn.keywords.values()]
+        elif isinstance(fn, (tuple, list)):
+            waiting += fn
+        elif isinstance(fn, types.MethodType):
+            waiting.append(fn.__func__)
+        elif callable(fn) and not isinstance(fn, type):
+            home = (fn if isinstance(fn, types.FunctionType) else type(fn)).__module__
+            if (home or "").partition(".")[0] not in OWN:
+                return False
+            waiting += [_content(cell) for cell in getattr(fn, "__closure__", None) or ()]
+    return True
 
 
 class _Keep:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from functional_optim.kernels import disk_cache, toolchain, watch
 from functional_optim.kernels.failures import NoCompiler, cause, refusal, tell_failed
-from functional_optim.kernels.graph import Unsuitable
 from functional_optim.kernels.interrupts import held, let_through
 from functional_optim.kernels.launches import Native
 from functional_optim.kernels.print_cpp import Source
@@ -23,56 +21,46 @@ _pending: dict[str, PendingBuild] = {}
 _lock = threading.RLock()
 
 
-class Request(NamedTuple):
-    """A library that is asked for. check: raises Unsuitable if it does not do what the rules do."""
-
-    source: Source
-    check: Callable[[Native], None]
-
-
 class PendingBuild:
     """Libraries that are being built. beside: what is built beside them."""
 
-    def __init__(self, requests: Sequence[Request], beside: Sequence[toolchain.Job]) -> None:
-        self.requests = requests
+    def __init__(self, sources: Sequence[Source], beside: Sequence[toolchain.Job]) -> None:
+        self.sources = sources
         self.turns = ExitStack()
         """In which nobody else builds them."""
-        jobs = [*[toolchain.kernel(x.source.text) for x in requests], *beside]
-        count = len(requests)
+        jobs = [*[toolchain.kernel(x.text) for x in sources], *beside]
+        count = len(sources)
         # an interrupt that is held back until then leaves no compiler that nobody knows
         self.build = held(toolchain.Build, jobs, f"{count} kernel{'s' * (count != 1)}")
-        _pending.update({x.source.text: self for x in requests})
+        _pending.update({x.text: self for x in sources})
 
     def finish(self) -> None:
-        """Wait for them, try them, and keep those that pass.
+        """Wait for them, and keep them.
 
         Raises:
             Exception: if the compiler fails.
         """
         try:
-            for i, request in enumerate(self.requests):
-                _built[request.source.text] = self._tried(self.build.finish(i), request)
-            if len(self.build.jobs) > len(self.requests):
+            for i, source in enumerate(self.sources):
+                _built[source.text] = _loaded(self.build.finish(i), source)
+            if len(self.build.jobs) > len(self.sources):
                 with suppress(RuntimeError, OSError, NoCompiler):  # nobody has to have it
-                    watch.take(self.build.finish(len(self.requests)), keep=True)
+                    watch.take(self.build.finish(len(self.sources)), keep=True)
         finally:
-            for request in self.requests:
-                _pending.pop(request.source.text, None)
+            for source in self.sources:
+                _pending.pop(source.text, None)
             self.build.close()
             self.turns.close()
 
-    def _tried(self, path: Path, request: Request) -> Native | None:
-        name = toolchain.name_of(request.source.text)
-        native = Native(path, request.source, name, found=False)
-        try:
-            request.check(native)
-        except Unsuitable:
-            return None
-        disk_cache.keep(name, path.read_bytes())
-        return native
+
+def _loaded(path: Path, source: Source) -> Native:
+    name = toolchain.name_of(source.text)
+    native = Native(path, source, name, found=False)
+    disk_cache.keep(name, path.read_bytes())
+    return native
 
 
-def library(wanted: Request, *, strict: bool = False) -> Native | None:
+def library(wanted: Source, *, strict: bool = False) -> Native | None:
     """A library; None if it is not available.
 
     strict: raise if it cannot be built, also if that has failed before.
@@ -80,7 +68,7 @@ def library(wanted: Request, *, strict: bool = False) -> Native | None:
     Raises:
         RuntimeError: if `strict`, and building it fails.
     """
-    text = wanted.source.text
+    text = wanted.text
     if text not in _built or (strict and _built[text] is None):
         with _lock:
             if text in _pending:
@@ -91,7 +79,7 @@ def library(wanted: Request, *, strict: bool = False) -> Native | None:
     return _built[text]
 
 
-def prefetch(every: Sequence[Request], *, wait: bool = True) -> None:
+def prefetch(every: Sequence[Source], *, wait: bool = True) -> None:
     """Build what is missing of some libraries at once, for `library`.
 
     Nothing is said of what cannot be built: `library` tries it again. What another process is
@@ -99,7 +87,7 @@ def prefetch(every: Sequence[Request], *, wait: bool = True) -> None:
 
     wait: until they are there. False: until `library` asks for one of them.
     """
-    missing = {x.source.text: x for x in every if x.source.text not in _built}
+    missing = {x.text: x for x in every if x.text not in _built}
     if len(missing) >= (2 if wait else 1):
         with _lock, suppress(Exception):
             left = [x for text, x in missing.items() if text not in {*_built, *_pending}]
@@ -113,7 +101,7 @@ def count() -> int:
     return len(_built)
 
 
-def _made(wanted: Request, strict: bool) -> Native | None:
+def _made(wanted: Source, strict: bool) -> Native | None:
     try:
         pending = _begin([wanted], wait=True)
         if pending is not None:
@@ -125,27 +113,27 @@ def _made(wanted: Request, strict: bool) -> Native | None:
             raise refusal(cause("no kernel can be built here", found)) from error
         tell_failed("no kernel can be built here", found)
         return None
-    return _built[wanted.source.text]
+    return _built[wanted.text]
 
 
-def _begin(requests: Sequence[Request], *, wait: bool) -> PendingBuild | None:
+def _begin(sources: Sequence[Source], *, wait: bool) -> PendingBuild | None:
     """Begin to build libraries, but those that are kept.
 
     wait: for other processes that build one of them.
     """
     with ExitStack() as turns:
-        missing: list[Request] = []
-        for request in requests:
-            native = _kept(request)
+        missing: list[Source] = []
+        for source in sources:
+            native = _kept(source)
             if native is None:
-                name = toolchain.name_of(request.source.text)
+                name = toolchain.name_of(source.text)
                 if not turns.enter_context(disk_cache.turn(name, wait=wait)) and not wait:
                     continue
-                native = _kept(request)
+                native = _kept(source)
             if native is None:
-                missing.append(request)
+                missing.append(source)
             else:
-                _built[request.source.text] = native
+                _built[source.text] = native
         beside = list(filter(None, [watch.missing()]))
         if missing:
             pending = PendingBuild(missing, beside)
@@ -157,10 +145,10 @@ def _begin(requests: Sequence[Request], *, wait: bool) -> PendingBuild | None:
     return None
 
 
-def _kept(request: Request) -> Native | None:
-    for pattern in toolchain.names_of(request.source.text):
+def _kept(source: Source) -> Native | None:
+    for pattern in toolchain.names_of(source.text):
         path = disk_cache.find(pattern)
         if path is not None:
             with suppress(OSError, AttributeError):  # one that this system cannot load
-                return Native(path, request.source, path.name, found=True)
+                return Native(path, source, path.name, found=True)
     return None

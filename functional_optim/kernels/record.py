@@ -7,15 +7,18 @@ shape. Nothing of torch's compiler is imported.
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from functional_optim.kernels import ops
-from functional_optim.kernels.graph import Graph, Node, Unsuitable
+from functional_optim.kernels.asked import Given, memory_of
+from functional_optim.kernels.decomposed import DECOMPOSED
+from functional_optim.kernels.graph import Graph, Node, RuleError, Unsuitable
 from functional_optim.kernels.private import DispatchMode
 
 Made = tuple[Sequence[Tensor | None], Sequence[Tensor]]
@@ -26,16 +29,14 @@ SIZES = (
     ((), ()),
     ((37,), (23,)),
     ((17, 11), (13, 19)),
-    ((11, 7, 5), (5, 7, 11)),
-    ((11, 7, 5, 3), (3, 5, 7, 11)),
-    ((7, 3, 5, 11, 13), (13, 11, 5, 3, 7)),
+    ((11, 7, 5), (5, 13, 17)),
+    ((11, 7, 5, 3), (3, 5, 13, 7)),
+    ((7, 3, 5, 11, 13), (3, 11, 7, 17, 5)),
+    ((7, 3, 5, 11, 13, 17), (3, 5, 11, 13, 19, 7)),
 )
 """The shapes with which rules are recorded, by their number of dimensions: tall ones and wide ones.
-All sizes are primes, so that a product of neighbouring ones tells which they are."""
-
-
-class RuleError(ValueError):
-    """A rule that does what no step may: the text says what to do instead."""
+All sizes are primes, so that a product of neighbouring ones tells which they are; and those of the
+same dimensions differ between both, so that no constant is taken for a size."""
 
 
 BASE: Any = DispatchMode or object
@@ -59,6 +60,9 @@ class Recorder(BASE):
         """The operation that is being recorded as several."""
         self.indexing = False
         """Whether a tensor is being indexed."""
+        self.named: tuple[str, Node] | None = None
+        """A number of the step that stands for a Python number in the operation to come, and under
+        which name."""
         self.since = 0
         """How many nodes there were when the function was called that now runs."""
         self.storages: dict[int, int] = {}
@@ -80,16 +84,22 @@ class Recorder(BASE):
         )
         self.graph.add(node)
         x._functional_optim_node = node  # pyright: ignore[reportAttributeAccessIssue]
-        key = x.untyped_storage().data_ptr()
+        key = memory_of(x)
         self.storages[key] = self.storages.get(key, 0) + 1
         if self.keep:
             self.alive.append(x)
         return node
 
+    def node_of(self, x: Any) -> Node | None:
+        """The node of a value; None for a tensor that this recording has not made."""
+        node = getattr(x, "_functional_optim_node", None) if isinstance(x, Tensor) else None
+        mine = node is not None and self.graph.nodes[node.index : node.index + 1] == [node]
+        return node if mine else None
+
     def given(self, x: Any) -> Any:
         """An argument of an operation, with nodes in the place of tensors."""
         if isinstance(x, Tensor):
-            node = getattr(x, "_functional_optim_node", None)
+            node = self.node_of(x)
             if node is None:
                 raise RuleError(
                     f"{self._who()} closes over a tensor of shape {tuple(x.shape)}, whose value a "
@@ -116,33 +126,41 @@ class Recorder(BASE):
             finally:
                 self.within = outer
         self._check(func, op, args)
-        if op == "div.Tensor" and _is_host(args[0]) and not _is_host(args[1]):
+        if op == "div.Tensor" and self._is_host(args[0]) and not self._is_host(args[1]):
             with self:  # what Python makes of a float and a tensor
                 return torch.reciprocal(args[1]) * args[0]
         args = self._cast(args, kwargs)
-        out = func(*args, **kwargs)
-        if not isinstance(out, (Tensor, tuple, list)):
-            return out
         if func._schema.is_mutable:
-            return self._mutated(func, op, args, kwargs, out)
-        self._take(op, args, kwargs, out)
+            return self._mutated(func, op, args, kwargs)
+        out = func(*args, **kwargs)
+        if isinstance(out, (Tensor, tuple, list)):
+            self._take(op, args, kwargs, out)
         return out
 
     def _take(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if op == "lift_fresh.default":
             self._constant(args[0])
         given = tuple([self.given(x) for x in args])
+        if op == ops.BITS and out.shape != args[0].shape:
+            op = "view as bits of another size"
+        if op in ("any.dims", "all.dims") and args[1:2] in (((),), ([],)):
+            op = f"{op.partition('.')[0]} over no dimension"
         if op == "detach.default" and given[0].index >= self.since:
             # of what torch has just made, which it returns so if somebody else holds it
             out._functional_optim_node = given[0]
             self.alive.append(out)
             return
         own = {k: self.given(v) for k, v in kwargs.items() if v is not None}
+        if self.named is not None:
+            given, own = self._with_number(op, given, own)
         nodes = [x for x in (*given, *own.values()) if isinstance(x, Node)]
         host = bool(nodes) and all(x.host for x in nodes)
         if not isinstance(out, (tuple, list)):
             if not isinstance(out, Tensor):
                 raise Unsuitable(f"the operation {op}", self.rule)
+            if op == ops.CAST and not isinstance(given[0], Node):  # of a number, inside of vmap
+                self._constant(out)
+                return
             if op == "arange.default" or op == "arange.start_step":
                 plain = out.numel() > 0 and torch.equal(out, torch.arange(len(out)).to(out.dtype))
                 self.note(out, "iota" if plain else op, () if plain else given)
@@ -159,10 +177,24 @@ class Recorder(BASE):
             elif isinstance(x, Tensor):
                 self.note(x, f"{op}[{i}]", given, own)
 
+    def _with_number(
+        self, op: str, given: tuple[Any, ...], own: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of an operation that a rule has given a number of the step where torch
+        takes a Python number."""
+        assert self.named is not None
+        name, node = self.named
+        if name in own:
+            own, self.named = {**own, name: node}, None
+        elif ops.kind(op) == "fill" and name == ops.FILLING:
+            at = ops.filled_at(op)
+            given, self.named = (*given[:at], node, *given[at + 1 :]), None
+        return given, own
+
     def _check(self, func: Any, op: str, args: tuple[Any, ...]) -> None:
         """Raise RuleError for what a rule may not do."""
         reads = op in ("_local_scalar_dense.default", "equal.default", "is_nonzero.default")
-        if reads and any(_depends(x) for x in args):
+        if reads and any(self.depends(x) for x in args):
             if self.indexing:  # by a tensor of one bool, whose value torch itself reads
                 raise Unsuitable("an index that depends on values", self.rule)
             raise self.reading()
@@ -177,18 +209,35 @@ class Recorder(BASE):
         """The error of a rule that reads a value."""
         return RuleError(
             f"{self._who()} reads a value of a tensor (by item(), float(), bool(), tolist() or an "
-            "if), which a compiled step does not know; use torch.where, and tensors instead of "
-            "Python numbers."
+            "if), which a compiled step does not know; use torch.where, and functions of torch on "
+            "tensors, e.g. torch.sqrt in the place of math.sqrt."
         )
+
+    def depends(self, x: Any) -> bool:
+        """Whether a tensor follows from what a step is given, not from constants alone."""
+        waiting = [self.node_of(x)]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node.op in ("input", "number"):
+                return True
+            waiting += [] if node is None else node.operands()
+        return False
+
+    def _is_host(self, x: Any) -> bool:
+        """Whether a tensor follows from numbers of the step alone."""
+        node = self.node_of(x)
+        return node is not None and node.host
 
     def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Numbers of the step beside tensors in the dtype of these, as Python numbers would be."""
         tensors = [x for x in args if isinstance(x, Tensor)]
-        own = [x for x in tensors if _is_host(x) and x.is_floating_point()]
-        others = [x.dtype for x in tensors if x.is_floating_point() and not _is_host(x)]
+        own = [x for x in tensors if self._is_host(x) and x.is_floating_point()]
+        others = [x.dtype for x in tensors if not self._is_host(x)]
         if not own or not others:
             return args
-        wide = ops.opmath(max(others, key=lambda d: d.itemsize))
+        default = torch.get_default_dtype()
+        floating = [x for x in others if x.is_floating_point]
+        wide = ops.opmath(max(floating, key=lambda d: d.itemsize)) if floating else default
         return tuple(
             [self._as(x, wide) if any(x is y for y in own) and x.dtype != wide else x for x in args]
         )
@@ -198,32 +247,39 @@ class Recorder(BASE):
         self.note(cast, ops.CAST, (self.given(x),), {"dtype": dtype}, host=True)
         return cast
 
-    def _mutated(
-        self, func: Any, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> Any:
+    def _mutated(self, func: Any, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation in place on a tensor that the rule has made, as one that makes another."""
-        target = kwargs.get("out", args[0] if args else None)
-        node = getattr(target, "_functional_optim_node", None)
-        whose = target.untyped_storage().data_ptr() if isinstance(target, Tensor) else 0
-        if whose in self.given_storages:
-            raise RuleError(
-                f"{self._who()} writes in place ({op.partition('.')[0]}) into a tensor that it was "
-                "given; return new tensors instead, e.g. m = m * 0.9 in the place of m.mul_(0.9)."
-            )
-        if node is None or self.storages[whose] > 1 or "out" in kwargs or not op.count("_."):
+        targets = _written(func, args, kwargs)
+        self.refuse_write(op.partition(".")[0], targets)
+        target = targets[0] if len(targets) == 1 else None
+        if target is None or self.node_of(target) is None or target is not args[0]:
+            raise Unsuitable(f"the operation {op} in place", self.rule)
+        whose = memory_of(target)
+        if self.storages[whose] > 1 or not op.count("_."):
             raise Unsuitable(f"the operation {op} in place", self.rule)
         plain = op.replace("_.", ".", 1)
-        self.storages[whose] = 0
-        if plain == "copy.default" and out.dtype != args[1].dtype:
-            raise Unsuitable("a copy into another dtype", self.rule)
         if plain == "copy.default":
+            if target.dtype != args[1].dtype or target.shape != args[1].shape:
+                raise Unsuitable("a copy into another dtype or shape", self.rule)
+            func(*args, **kwargs)
             plain, args = "clone.default", args[1:2]
+        else:
+            func(*args, **kwargs)
+        self.storages[whose] = 0
         self._take(plain, args, kwargs, target)
-        return out
+        return target
+
+    def refuse_write(self, what: str, targets: Sequence[Any]) -> None:
+        """Raise RuleError if a tensor is to be written into that a rule was given."""
+        if any(isinstance(x, Tensor) and memory_of(x) in self.given_storages for x in targets):
+            raise RuleError(
+                f"{self._who()} writes in place ({what}) into a tensor that it was given; return "
+                "new tensors instead, e.g. m = m * 0.9 in the place of m.mul_(0.9)."
+            )
 
     def _constant(self, x: Tensor) -> None:
         """A tensor that the rule has made of a Python number."""
-        if getattr(x, "_functional_optim_node", None) is None:
+        if self.node_of(x) is None:
             if x.dim():
                 self.note(x, "constant_tensor")
             else:
@@ -234,87 +290,14 @@ class Recorder(BASE):
 Recorder.__torch_dispatch__ = Recorder.see
 
 
-def _depends(x: Any) -> bool:
-    """Whether a tensor follows from what a step is given, not from constants alone."""
-    waiting = [getattr(x, "_functional_optim_node", None)]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node.op in ("input", "number"):
-            return True
-        waiting += [] if node is None else node.operands()
-    return False
-
-
-def _is_host(x: Any) -> bool:
-    """Whether a tensor follows from numbers of the step alone."""
-    node = getattr(x, "_functional_optim_node", None) if isinstance(x, Tensor) else None
-    return node is not None and node.host
-
-
-class _Watch(TorchFunctionMode):
-    """Notes that a rule reads the sizes of a tensor, or indexes one."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func in SIZED:
-            self.recorder.graph.reads_sizes = True
-        if func in READING and _depends(args[0]):
-            raise self.recorder.reading()
-        self.recorder.indexing = func is Tensor.__getitem__
-        self.recorder.since = len(self.recorder.graph.nodes)
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.recorder.indexing = False
-
-
-TENSOR: Any = Tensor
-"""The class, with the getters of its attributes."""
-
-SIZED = {
-    TENSOR.shape.__get__,
-    TENSOR.nbytes.__get__,
-    Tensor.size,
-    Tensor.numel,
-    Tensor.nelement,
-    Tensor.__len__,
-    Tensor.stride,
-    Tensor.element_size,
-    torch.numel,
-}
-"""Functions from a tensor to its sizes."""
-
-READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
-"""Functions that read values and call no operation."""
-
-
-class Inside:
-    """A function of a rule, whose operations are those of this rule.
-
-    index: of the rule in its chain.
-    """
-
-    def __init__(self, recorder: Recorder, index: int, function: Callable[..., Any]) -> None:
-        self.recorder = recorder
-        self.index = index
-        self.function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.recorder.rule = self.index
-        flat = [y for x in args for y in (x if isinstance(x, tuple) else (x,))]
-        given = [x for x in flat if isinstance(x, Tensor)]
-        self.recorder.given_storages.update([x.untyped_storage().data_ptr() for x in given])
-        self.recorder.alive += given
-        try:
-            with _Watch(self.recorder):
-                return self.function(*args, **kwargs)
-        finally:
-            self.recorder.rule = None
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that an operation writes into."""
+    found: list[Any] = []
+    for i, x in enumerate(func._schema.arguments):
+        if x.alias_info is not None and x.alias_info.is_write:
+            given = kwargs.get(x.name) if x.kwarg_only or i >= len(args) else args[i]
+            found += given if isinstance(given, (list, tuple)) else [given]
+    return [x for x in found if x is not None]
 
 
 def record(
@@ -340,10 +323,11 @@ def record(
     if DispatchMode is None:
         raise Unsuitable("operations that this torch does not show")
     recorder = Recorder(name, keep=keep)
-    mine = [x.detach().clone() for x in tensors]
+    mine: list[Tensor] = [x.detach().clone().as_subclass(Given) for x in tensors]
     for i, x in enumerate(mine):
+        x._functional_optim_recorder = recorder  # pyright: ignore[reportAttributeAccessIssue]
         recorder.graph.inputs.append(recorder.note(x, "input", (i,)))
-    recorder.given_storages = {x.untyped_storage().data_ptr() for x in mine}
+    recorder.given_storages = set(map(memory_of, mine))
     vector = torch.linspace(0.3, 0.7, max(count, 1), dtype=torch.float64)[:count]
     recorder.note(vector, "vector")
     with torch.no_grad(), recorder:
@@ -356,58 +340,10 @@ def record(
     return graph.pruned()
 
 
-def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    e = (x - x.amax(dim, keepdim=True)).exp()
-    return e / e.sum(dim, keepdim=True)
-
-
-def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    shifted = x - x.amax(dim, keepdim=True)
-    return shifted - shifted.exp().sum(dim, keepdim=True).log()
-
-
-def _vector_norm(
-    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Tensor:
-    x = x if dtype is None else x.to(dtype)
-    dims = list(range(x.dim())) if dim is None else dim
-    if ord == 2:
-        return (x * x).sum(dims, keepdim=keepdim).sqrt()
-    if ord == 1:
-        return x.abs().sum(dims, keepdim=keepdim)
-    if ord == float("inf"):
-        return x.abs().amax(dims, keepdim=keepdim)
-    if ord == float("-inf"):
-        return x.abs().amin(dims, keepdim=keepdim)
-    if ord == 0:
-        return (x != 0).to(x.dtype).sum(dims, keepdim=keepdim)
-    return x.abs().pow(ord).sum(dims, keepdim=keepdim).pow(1.0 / ord)
-
-
-def _variance(
-    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> Tensor:
-    dims = list(range(x.dim())) if dim is None else dim
-    off = x - x.mean(dims, keepdim=True)
-    count = torch.ones_like(x).sum(dims, keepdim=keepdim)
-    return (off * off).sum(dims, keepdim=keepdim) / (
-        count - (1 if correction is None else correction)
-    )
-
-
-def _deviation(x: Tensor, dim: Any = None, **options: Any) -> Tensor:
-    return _variance(x, dim, **options).sqrt()
-
-
-DECOMPOSED: dict[str, Callable[..., Any]] = {
-    "_softmax.default": _softmax,
-    "_log_softmax.default": _log_softmax,
-    "linalg_vector_norm.default": _vector_norm,
-    "norm.Scalar": lambda x, p=2: _vector_norm(x, p),
-    "norm.ScalarOpt_dim": lambda x, p, dim, keepdim=False: _vector_norm(
-        x, 2 if p is None else p, dim, keepdim
-    ),
-    "var.correction": _variance,
-    "std.correction": _deviation,
-}
-"""Operations that are recorded as several simpler ones."""
+def drawn() -> Any:
+    """The state of the generators of Python and NumPy that all share, to see whether it changes."""
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return random.getstate()
+    _, words, at, *_ = numpy.get_state()
+    return random.getstate(), words.tobytes(), at

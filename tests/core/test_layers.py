@@ -85,7 +85,7 @@ def test_nothing_but_the_check_of_a_card_imports_the_adapters():
     assert not any("adapters" in name for name in imported(CORE / "__init__.py"))
 
 
-GRAPHS = {"graph", "keys", "ops", "private", "record"}
+GRAPHS = {"asked", "graph", "keys", "ops", "private", "record"}
 """What the core knows of kernels: the graphs of rules, and torch's private names."""
 
 

@@ -15,8 +15,7 @@ from functional_optim.core import traits
 from functional_optim.core.recording import Body
 from functional_optim.core.rule import form_of
 from functional_optim.kernels import ops
-from functional_optim.kernels.graph import Graph, Unsuitable
-from functional_optim.kernels.record import RuleError
+from functional_optim.kernels.graph import Graph, RuleError, Unsuitable
 
 SHAPES = ((), (5,), (5, 4), (5, 4, 3), (5, 4, 3, 2))
 
@@ -69,7 +68,7 @@ RULES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "copy_": (lambda u, p: torch.zeros_like(u).copy_(2 * u), "1"),
     "copy_ into another dtype": (
         lambda u, p: torch.zeros_like(u, dtype=torch.float64).copy_(u),
-        "a copy into another dtype",
+        "a copy into another dtype or shape",
     ),
     "behind a view": (cloned(lambda v: v.view(-1).mul_(2)), "the operation mul_.Tensor in place"),
     "an element": (cloned(lambda v: v.__setitem__(0, 0.0)), "the operation fill_.Tensor in place"),

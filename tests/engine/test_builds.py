@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from compilers import Compiler, answer, forget, request
+from compilers import Compiler, answer, forget, source
 from helpers import clone
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.kernels import Unsuitable, disk_cache, libraries, toolchain
+from functional_optim.kernels import disk_cache, libraries, toolchain
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the compiler is a shell script")
 
@@ -69,45 +69,24 @@ def test_the_kernels_of_a_recipe_are_built_once(recipe, compiler, monkeypatch):
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
 def test_kernels_that_are_asked_for_together_are_built_at_once(compiler):
     Compiler(compiler.path.parent, "sleep 0.5")
-    libraries.prefetch([request(1), request(2)])
+    libraries.prefetch([source(1), source(2)])
     words = [line.split()[0] for line in compiler.log.read_text().splitlines()]
     assert words[:2] == ["begin", "begin"]
-    assert [answer(libraries.library(request(n))) for n in (1, 2)] == [1, 2]
+    assert [answer(libraries.library(source(n))) for n in (1, 2)] == [1, 2]
     assert compiler.kernels() == 2
 
 
 def test_more_kernels_than_cores(compiler, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    wanted = [request(n) for n in range(5)]
+    wanted = [source(n) for n in range(5)]
     libraries.prefetch(wanted)
     assert [answer(libraries.library(x)) for x in wanted] == list(range(5))
     assert compiler.kernels() == 5
 
 
-def test_a_new_kernel_is_tried_and_a_kept_one_is_not_tried_again(compiler, monkeypatch):
-    tried = []
-    wanted = request(7, lambda native: tried.append(answer(native)))
-    assert not libraries.library(wanted).found
-    forget(monkeypatch)
-    assert libraries.library(wanted).found
-    assert tried == [7]
-
-
-def test_one_kernel_that_is_not_right_leaves_the_others_as_they_are(compiler):
-    def refuse(native: Any) -> None:
-        raise Unsuitable("for a test")
-
-    wrong, right = request(1, refuse), request(2)
-    libraries.prefetch([wrong, right])
-    assert libraries.library(wrong) is None
-    assert answer(libraries.library(right)) == 2
-    assert disk_cache.find(toolchain.name_of(wrong.source.text)) is None
-    assert compiler.kernels() == 2
-
-
 def test_what_another_process_is_building_is_left_to_it(compiler, monkeypatch):
-    taken, other = request(1), request(2)
-    with disk_cache.turn(toolchain.name_of(taken.source.text)):
+    taken, other = source(1), source(2)
+    with disk_cache.turn(toolchain.name_of(taken.text)):
         libraries.prefetch([taken, other])
         assert compiler.kernels() == 1
     assert answer(libraries.library(other)) == 2
@@ -128,7 +107,7 @@ def test_a_build_of_a_few_seconds_is_told_while_it_lasts(compiler):
     logger.addHandler(listener)
     logger.setLevel(logging.INFO)
     try:
-        libraries.prefetch([request(1), request(2)])
+        libraries.prefetch([source(1), source(2)])
     finally:
         logger.removeHandler(listener)
         logger.setLevel(level)
@@ -143,9 +122,9 @@ def test_a_compiler_that_does_not_answer_is_given_up(compiler, monkeypatch, capl
     monkeypatch.setattr(toolchain, "WAITED", ((0.1, logging.INFO), (0.2, logging.WARNING)))
     monkeypatch.setattr(toolchain, "LONGEST", 0.4)
     with pytest.warns(RuntimeWarning, match=r"compiler has not answered for 0 s"):
-        assert libraries.library(request(1)) is None
+        assert libraries.library(source(1)) is None
     assert [x.levelname for x in caplog.records] == ["WARNING"]
-    libraries.library(request(2))  # nobody waits for it again, and nothing more is said
+    libraries.library(source(2))  # nobody waits for it again, and nothing more is said
     assert len(compiler.runs()) == 1
 
 

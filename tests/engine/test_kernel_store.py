@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compilers import answer, forget, request
+from compilers import answer, forget, source
 from helpers import clone, run
 
 import functional_optim as fo
@@ -38,7 +38,7 @@ def here(monkeypatch, tmp_path):
 
 def library(number=1):
     """A library that must be right."""
-    found = libraries.library(request(number), strict=True)
+    found = libraries.library(source(number), strict=True)
     assert found is not None
     assert answer(found) == number
     return found
@@ -189,7 +189,7 @@ def test_nothing_is_left_open_or_lying_about(here, monkeypatch, tmp_path):
 
 # ---------------------------------------------------------------- names
 
-TEXT = request(1).source.text
+TEXT = source(1).text
 
 
 def test_another_text_is_another_name():

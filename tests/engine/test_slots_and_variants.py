@@ -326,16 +326,18 @@ def test_the_update_runs_the_chosen_variant():
 def test_only_the_chosen_variant_is_run_where_the_step_is_known(monkeypatch):
     calls = []
     real = torch.linalg.qr
-    monkeypatch.setattr(torch.linalg, "qr", lambda x: calls.append(1) or real(x))
+    monkeypatch.setattr(torch.linalg, "qr", lambda x: calls.append(len(x)) or real(x))
     purely(refreshing(), 7)
-    assert len(calls) == 2 * 3
+    assert (
+        calls.count(3) == calls.count(5) == 3
+    )  # others are small ones, on which rules are recorded
     calls.clear()
     opt = adapters.Optimizer(
         [torch.nn.Parameter(p) for p in make_tree().values()], refreshing, compile=False
     )
     for k in range(7):
         step_object(opt, k)
-    assert len(calls) == 2 * 3
+    assert calls.count(3) == calls.count(5) == 3
 
 
 def test_a_traced_step_stands_behind_a_condition():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compilers import Compiler, answer, forget, gone, request
+from compilers import Compiler, answer, forget, gone, source
 
 from functional_optim.kernels import libraries
 
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="about signals and pr
 BEGUN = """
 import sys
 sys.path.insert(0, {support!r})
-from compilers import request
+from compilers import source
 from functional_optim.kernels import libraries
-libraries.prefetch([request(1), request(2)], wait={wait})
+libraries.prefetch([source(1), source(2)], wait={wait})
 sys.stdin.read()
 """
 
@@ -90,9 +90,9 @@ def test_a_killed_process_is_in_nobodys_way(compiler, monkeypatch):
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(compiler.path.parent / "kernels"))
     Compiler(compiler.path.parent)
     begun = time.monotonic()
-    libraries.prefetch([request(1), request(2)])
+    libraries.prefetch([source(1), source(2)])
     assert time.monotonic() - begun < 20
-    assert [answer(libraries.library(request(n))) for n in (1, 2)] == [1, 2]
+    assert [answer(libraries.library(source(n))) for n in (1, 2)] == [1, 2]
     for group in groups:
         os.killpg(group, signal.SIGKILL)
 
@@ -102,8 +102,8 @@ def test_what_was_begun_before_is_waited_for(tmp_path: Any, monkeypatch: Any):
     compiler = Compiler(tmp_path)
     monkeypatch.setenv("CXX", str(compiler.path))
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "kernels"))
-    libraries.prefetch([request(1)], wait=False)
-    libraries.prefetch([request(1)], wait=False)
+    libraries.prefetch([source(1)], wait=False)
+    libraries.prefetch([source(1)], wait=False)
     compiler.wait()
-    assert answer(libraries.library(request(1))) == 1
+    assert answer(libraries.library(source(1))) == 1
     assert compiler.kernels() == 1

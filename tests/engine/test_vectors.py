@@ -52,9 +52,9 @@ def texts(monkeypatch) -> list[str]:
     found: list[str] = []
     library = kernels.library
 
-    def seen(request: Any, **options: Any) -> Any:
-        found.append(request.source.text)
-        return library(request, **options)
+    def seen(source: Any, **options: Any) -> Any:
+        found.append(source.text)
+        return library(source, **options)
 
     monkeypatch.setattr(kernels, "library", seen)
     return found

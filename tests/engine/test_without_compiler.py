@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compilers import forget, request
+from compilers import forget, source
 
 from functional_optim import kernels
 from functional_optim.kernels import libraries, toolchain
@@ -155,7 +155,7 @@ def told(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tempfile, "tempdir", None)  # where it was found before
     with pytest.warns(RuntimeWarning) as heard:
-        found = [libraries.library(request(n)) for n in (1, 2)]
+        found = [libraries.library(source(n)) for n in (1, 2)]
     monkeypatch.undo()
     assert found == [None, None]
     (one,) = heard
@@ -190,7 +190,7 @@ def test_a_kernel_that_does_not_compile_is_told_as_what_it_is(monkeypatch):
     """The compiler works: it is tried with another text."""
     forget(monkeypatch)
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
-    wanted = request(1)
+    wanted = source(1)
     wanted = wanted._replace(source=wanted.source._replace(text="no C++;"))
     with pytest.warns(RuntimeWarning, match="no kernel can be built here .*'no' does not name"):
         assert libraries.library(wanted) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +21,9 @@ class Text(NamedTuple):
     outputs: int = 0
 
 
-def request(number: int, check: Callable[[Any], None] = lambda native: None) -> libraries.Request:
-    """A library whose function returns a number."""
-    source: Any = Text(f'extern "C" long {SYMBOL}(const void*) {{ return {number}; }}\n')
-    return libraries.Request(source, check)
+def source(number: int) -> Any:
+    """What a library is built from whose function returns a number."""
+    return Text(f'extern "C" long {SYMBOL}(const void*) {{ return {number}; }}\n')
 
 
 def answer(native: Any) -> int:

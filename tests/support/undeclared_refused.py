@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -68,6 +70,58 @@ def writes_into_p(u, slots, p):
 def writes_into_a_slot(u, slots, p):
     slots.exp_avg.lerp_(u, 0.1)
     return slots.exp_avg, slots
+
+
+@refused("in place")
+def writes_by_foreach(u, slots, p):
+    torch._foreach_mul_([u], 2.0)
+    return u, slots
+
+
+@refused("in place")
+def writes_one_of_several_results(u, slots, p):
+    torch.sort(2 * u, out=(u, torch.empty(0, dtype=torch.int64)))
+    return u, slots
+
+
+@refused("in place")
+def writes_by_a_function_of_python(u, slots, p):
+    return u.apply_(lambda x: 2 * x), slots
+
+
+@refused(r"in place \(data\)")
+def writes_by_vector_to_parameters(u, slots, p):
+    torch.nn.utils.vector_to_parameters(2 * u.flatten(), [u])
+    return u, slots
+
+
+@refused(r"in place \(data\)")
+def sets_data(u, slots, p):
+    p.data = 0.5 * p.data
+    return u, slots
+
+
+_made: dict[torch.dtype, Tensor] = {}
+
+
+@refused("closes over a tensor")
+def keeps_a_tensor_that_it_has_made(u, slots, p):
+    if u.dtype not in _made:
+        _made[u.dtype] = torch.tensor(0.5)
+    return u * _made[u.dtype], slots
+
+
+@refused("other numbers")
+def draws_by_python(u, slots, p):
+    return u * random.choice([0.5, 0.5]), slots
+
+
+_generator = np.random.default_rng(0)
+
+
+@refused("other numbers")
+def draws_by_a_generator_of_numpy(u, slots, p):
+    return u * (_generator.random() / len(u)), slots
 
 
 @refused("reads a value")

@@ -1,0 +1,115 @@
+"""Tensors of a few elements like those of a step, on which rules are recorded.
+
+Of each slot it must be known which sizes of the parameter its own are: rules make slots for small
+parameters, too, and these tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.rule import Placement
+from functional_optim.core.storage import Slots, init_slots_as
+from functional_optim.kernels import record
+from functional_optim.kernels.graph import Graph, Unsuitable
+
+
+def sizes_of(p: Tensor) -> tuple[int, ...]:
+    """The sizes of the axes for a parameter, before they are merged."""
+    shape = tuple(p.shape)
+    return (*shape, 2) if p.is_complex() else shape or (1,)
+
+
+def check_shapes(graph: Graph, p: Tensor, slots: Sequence[Slots]) -> None:
+    """Raise Unsuitable unless slots have the sizes that a graph takes theirs to have."""
+    sizes, every = sizes_of(p), [x for own in slots for x in own if x is not None]
+    for x, node in zip(every, graph.inputs[2:], strict=True):
+        shape = (*x.shape, 2) if x.is_complex() else tuple(x.shape)
+        expected = tuple([math.prod([sizes[i] for i in own]) for own in node.dims])
+        if shape != expected and not math.prod(shape) == math.prod(expected) == 1:
+            raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
+
+
+def small_shapes(dims: int) -> Sequence[tuple[int, ...]]:
+    """The two shapes with which tensors of so many dimensions are recorded."""
+    if dims >= len(record.SIZES):
+        raise Unsuitable(f"a tensor of {dims} dimensions")
+    return record.SIZES[dims]
+
+
+def filled(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor of small positive numbers, all different."""
+    count = math.prod(shape)
+    values = torch.arange(1, 1 + count, dtype=torch.float64).mul_(0.7548776662).frac_().add_(0.1)
+    return values.reshape(shape).to(dtype)
+
+
+def slots_like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> list[Tensor]:
+    """Slots of a small tensor, as those of a parameter.
+
+    Raises:
+        Unsuitable: if it is not known which sizes of the parameter theirs are.
+    """
+    present = [x for x in slots if x is not None]
+    made = _first_slots(placement, tiny, slots)
+    found = [None if x is None else _real_shape(x, tiny, p) for x in made]
+    real = [None if x is None else tuple(x.shape) for x in slots]
+    if p.dim() == 0 and tiny.dim():  # a number as a vector of one element
+        found = [None if x is None else () for x in found]
+    if found == real or any(placement.rule.codecs):
+        return [filled(x.shape, y.dtype) for x, y in zip(made, slots, strict=True) if y is not None]
+    return [filled(_aligned(x, tiny, p), x.dtype) for x in present]
+
+
+def _first_slots(placement: Placement, tiny: Tensor, slots: Slots) -> Slots:
+    """The first slots of a small tensor; none if its rule does not make any for it."""
+    rule = placement.rule
+    if rule.init is None:
+        return ()
+    try:
+        return init_slots_as(rule._replace(home=None), tiny, slots)
+    except Exception:  # a rule that takes only some shapes
+        return ()
+
+
+def _real_shape(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...] | None:
+    """The shape of a small tensor's slot for a large one."""
+    try:
+        axes = axes_of(x.shape, tiny.shape)
+    except Unsuitable:
+        return None
+    shape = p.shape or (1,)
+    return tuple([math.prod([shape[i] for i in own]) for own in axes])
+
+
+def _aligned(x: Tensor, tiny: Tensor, p: Tensor) -> tuple[int, ...]:
+    if x.shape == p.shape:
+        return tuple(tiny.shape)  # of a number, too, where that is seen as a vector
+    if x.dim() and x.dim() != p.dim():
+        raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
+    found: list[int] = []
+    for mine, whole, small in zip(x.shape, p.shape, tiny.shape, strict=False):
+        if mine not in (1, whole):
+            raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
+        found.append(small if mine == whole else 1)
+    return tuple(found)
+
+
+def axes_of(shape: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each dimension of a recorded tensor the axes that it consists of. sizes: of the axes."""
+    found: list[tuple[int, ...]] = []
+    for size in shape:
+        own = [
+            tuple(range(a, b))
+            for a in range(len(sizes))
+            for b in range(a + 1, len(sizes) + 1)
+            if abs(math.prod(sizes[a:b])) == size
+        ]
+        if size != 1 and not own:
+            raise Unsuitable(f"a tensor of shape {tuple(shape)}")
+        found.append(() if size == 1 else own[0])
+    return found

@@ -1,0 +1,183 @@
+"""What a rule asks of a tensor beside operations, while it is recorded.
+
+A recording holds for tensors of all sizes only if nothing that a rule has asked is another for
+others: what is not known to be the same is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from functional_optim.kernels.graph import RuleError, Unsuitable
+from functional_optim.kernels.ops import FILLING
+
+if TYPE_CHECKING:
+    from functional_optim.kernels.record import Recorder
+
+
+def memory_of(x: Tensor) -> int:
+    """Where the memory of a tensor begins; for one without any, the tensor itself."""
+    return x.untyped_storage().data_ptr() or id(x)
+
+
+class Given(Tensor):
+    """A tensor that a rule is given, which may have attributes that the recorded one lacks."""
+
+    __torch_function__: Any = torch.nn.Parameter.__torch_function__  # which leaves all as it is
+
+    def __getattr__(self, name: str) -> Any:
+        recorder = self.__dict__.get("_functional_optim_recorder")
+        if recorder is not None and recorder.rule is not None and name[:17] != "_functional_optim":
+            raise Unsuitable(f"the attribute {name!r} of a tensor", recorder.rule)
+        raise AttributeError(name)
+
+
+class _Watch(TorchFunctionMode):
+    """Notes what a rule asks of a tensor beside operations."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        recorder = self.recorder
+        name = getattr(func, "__name__", "")
+        if func in READING and recorder.depends(args[0]):
+            raise recorder.reading()
+        if func in WRITING or name == "__set__":
+            recorder.refuse_write(_attribute(func) if name == "__set__" else name, args[:1])
+        args, kwargs = self._without_number(func, args, kwargs or {})
+        recorder.indexing = func is Tensor.__getitem__
+        recorder.since = len(recorder.graph.nodes)
+        try:
+            found = func(*args, **kwargs)
+        except (RuleError, Unsuitable):
+            raise
+        except Exception:  # of sizes that do not fit, which a rule may catch
+            recorder.graph.reads_sizes = True
+            raise
+        finally:
+            recorder.indexing = False
+            left, recorder.named = recorder.named, None
+        if left is not None:
+            raise recorder.reading()
+        if func in SIZED or (isinstance(found, (tuple, list)) and func is not Tensor.stride):
+            recorder.graph.reads_sizes = True
+        elif found is None and name != "__get__":
+            pass
+        elif not (isinstance(found, KNOWN) or func in FIXED):
+            raise Unsuitable(f"{_attribute(func)} of a tensor", recorder.rule)
+        return found
+
+    def _without_number(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with a Python number in the place of a number of the step, where torch
+        takes no tensor: the recorder is told."""
+        place = FILLS.get(func)
+        if place is not None and len(args) > place:
+            kwargs = {**kwargs, FILLING: args[place]}
+            args = args[:place] + args[place + 1 :]
+        for name in ("alpha", "value", FILLING):
+            node = self.recorder.node_of(kwargs.get(name))
+            if node is not None and node.host:
+                self.recorder.named = name, node
+                return args, {**kwargs, name: 0.5}
+        return args, kwargs
+
+
+FILLS: dict[Any, int] = {torch.full_like: 1, Tensor.new_full: 2, torch.full: 1}
+"""Functions that fill a tensor with a number, and which argument that is."""
+
+
+def _attribute(func: Any) -> str:
+    """The name of a function, or of the attribute that it gets or sets."""
+    of = getattr(func, "__self__", None)
+    return getattr(of, "__name__", "") or getattr(func, "__name__", "an attribute")
+
+
+TENSOR: Any = Tensor
+"""The class, with the getters of its attributes."""
+
+SIZED = {
+    TENSOR.nbytes.__get__,
+    Tensor.size,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor.__len__,
+    torch.numel,
+    Tensor.is_same_size,
+    torch.is_same_size,
+}
+"""Functions from a tensor to its sizes, beside those that return a tuple."""
+
+KNOWN = (Tensor, torch.dtype, torch.device, torch.layout)
+"""The types of what a recorded tensor has in common with those of the step."""
+
+FIXED = {
+    TENSOR.ndim.__get__,
+    Tensor.dim,
+    Tensor.ndimension,
+    Tensor.element_size,
+    TENSOR.itemsize.__get__,
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    Tensor.is_signed,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.is_signed,
+    torch.is_tensor,
+    torch.is_nonzero,
+    torch.equal,
+    torch.allclose,
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.equal,
+    Tensor.allclose,
+    Tensor.is_nonzero,
+    Tensor.__bool__,
+    Tensor.__float__,
+    Tensor.__int__,
+    Tensor.__index__,
+    Tensor.__contains__,
+    Tensor.__format__,
+    Tensor.__repr__,
+}
+"""Functions whose results hold for tensors of all sizes, or are values, see `Recorder`."""
+
+READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
+"""Functions that read values and call no operation."""
+
+WRITING = {Tensor.apply_, Tensor.map_, Tensor.map2_, Tensor.set_, Tensor.resize_}
+"""Functions that write without an operation, or that change what a tensor is."""
+
+
+class Inside:
+    """A function of a rule, whose operations are those of this rule.
+
+    index: of the rule in its chain.
+    """
+
+    def __init__(self, recorder: Recorder, index: int, function: Callable[..., Any]) -> None:
+        self.recorder = recorder
+        self.index = index
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.rule = self.index
+        flat = [y for x in args for y in (x if isinstance(x, tuple) else (x,))]
+        given = [x for x in flat if isinstance(x, Tensor)]
+        self.recorder.given_storages.update(map(memory_of, given))
+        self.recorder.alive += given
+        try:
+            with _Watch(self.recorder):
+                return self.function(*args, **kwargs)
+        finally:
+            self.recorder.rule = None

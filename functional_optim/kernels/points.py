@@ -1,0 +1,267 @@
+"""Operations on elements, as they are made of the primitives of a printer.
+
+A printer writes C++ or Triton. Its primitives are infix (`add sub mul div lt le gt ge eq ne bitand
+bitor bitxor shl shr`), functions (`neg not_ abs sqrt fma select floor call const`), and `let`,
+which gives a text a name. `b.dtype` is the dtype in which an operation is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from functional_optim.kernels.graph import Node
+
+Writer = Callable[..., str]
+
+POINT: dict[str, Writer] = {}
+"""How operations on elements are written: `writer(b, node, *operands, **named)`."""
+
+
+def _op(*names: str) -> Callable[[Writer], Writer]:
+    def keep(writer: Writer) -> Writer:
+        POINT.update(dict.fromkeys(names, writer))
+        return writer
+
+    return keep
+
+
+@_op("add.Tensor", "add.Scalar")
+def _add(b: Any, n: Node, x: str, y: str, alpha: str | None = None) -> str:
+    return b.add(x, y) if alpha is None else _fused(b, y, alpha, x)
+
+
+@_op("sub.Tensor", "sub.Scalar")
+def _sub(b: Any, n: Node, x: str, y: str, alpha: str | None = None) -> str:
+    return b.sub(x, y) if alpha is None else _fused(b, y, b.neg(alpha), x)
+
+
+def _fused(b: Any, x: str, y: str, z: str) -> str:
+    """x * y + z, rounded once, as ATen does it for floats."""
+    return b.fma(x, y, z) if b.dtype.is_floating_point else b.add(b.mul(x, y), z)
+
+
+@_op("rsub.Tensor", "rsub.Scalar")
+def _rsub(b: Any, n: Node, x: str, y: str, alpha: str | None = None) -> str:
+    return _sub(b, n, y, x, alpha)
+
+
+@_op("mul.Tensor", "mul.Scalar")
+def _mul(b: Any, n: Node, x: str, y: str) -> str:
+    return b.bitand(x, y) if b.dtype is torch.bool else b.mul(x, y)
+
+
+@_op("sign.default", "sgn.default")
+def _sign(b: Any, n: Node, x: str) -> str:
+    zero, one = b.const(0.0), b.const(1.0)
+    return b.sub(b.select(b.gt(x, zero), one, zero), b.select(b.lt(x, zero), one, zero))
+
+
+@_op("clamp.default", "clamp.Tensor")
+def _clamp(
+    b: Any,
+    n: Node,
+    x: str,
+    lo: str | None = None,
+    hi: str | None = None,
+    min: str | None = None,
+    max: str | None = None,
+) -> str:
+    lo, hi = lo or min, hi or max
+    if lo is not None:
+        x = b.let(b.maximum(x, lo))
+    return x if hi is None else b.minimum(x, hi)
+
+
+@_op("lerp.Tensor", "lerp.Scalar")
+def _lerp(b: Any, n: Node, x: str, y: str, w: str) -> str:
+    """From the nearer end, and fused, as ATen's vectors do it."""
+    d = b.sub(y, x)
+    near = b.let(b.lt(b.abs(w), b.const(0.5)))
+    return b.fma(b.select(near, w, b.sub(w, b.const(1.0))), d, b.select(near, x, y))
+
+
+@_op("addcmul.default")
+def _addcmul(b: Any, n: Node, x: str, y: str, z: str, value: str | None = None) -> str:
+    return _fused(b, y if value is None else b.mul(value, y), z, x)
+
+
+@_op("addcdiv.default")
+def _addcdiv(b: Any, n: Node, x: str, y: str, z: str, value: str | None = None) -> str:
+    return b.add(x, b.div(y if value is None else b.mul(value, y), z))
+
+
+def _plain(name: str) -> Writer:
+    def write(b: Any, n: Node, *given: str) -> str:
+        return getattr(b, name)(*given)
+
+    return write
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    POINT[f"{_name}.Scalar"] = POINT[f"{_name}.Tensor"] = _plain(_name)
+
+
+def _logical(name: str) -> Writer:
+    def write(b: Any, n: Node, x: str, y: str) -> str:
+        return getattr(b, name)(b.ne(x, b.const(0)), b.ne(y, b.const(0)))
+
+    return write
+
+
+POINT["logical_and.default"] = _logical("bitand")
+POINT["logical_or.default"] = _logical("bitor")
+POINT["logical_xor.default"] = _logical("ne")
+
+
+for _name, _primitive in {
+    "bitwise_and": "bitand",
+    "bitwise_or": "bitor",
+    "bitwise_xor": "bitxor",
+    "__and__": "bitand",
+    "__or__": "bitor",
+    "__xor__": "bitxor",
+}.items():
+    for _kind in ("Scalar", "Tensor", "Tensor_Scalar"):
+        POINT[f"{_name}.{_kind}"] = _plain(_primitive)
+
+
+def _shift(primitive: str) -> Writer:
+    def write(b: Any, n: Node, x: str, y: str) -> str:
+        bits = 8 * n.dtype.itemsize
+        if n.args[1] in range(bits):
+            return getattr(b, primitive)(x, y)
+        # C++ leaves the others open
+        inside = b.let(b.bitand(b.ge(y, b.const(0)), b.lt(y, b.const(bits))))
+        if primitive == "shr" and n.dtype.is_signed:
+            return b.shr(x, b.select(inside, y, b.const(bits - 1)))
+        return b.select(
+            inside, getattr(b, primitive)(x, b.select(inside, y, b.const(0))), b.const(0)
+        )
+
+    return write
+
+
+for _name, _primitive in {
+    "__lshift__": "shl",
+    "__rshift__": "shr",
+    "bitwise_left_shift": "shl",
+    "bitwise_right_shift": "shr",
+}.items():
+    for _kind in ("Scalar", "Tensor", "Tensor_Scalar"):
+        POINT[f"{_name}.{_kind}"] = _shift(_primitive)
+
+
+for _name in ("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf", "tan", "atan"):
+    POINT[f"{_name}.default"] = lambda b, n, x, _name=_name: b.call(_name, x)
+for _name, _call in {
+    "exp2": "exp2",
+    "log2": "log2",
+    "sinh": "sinh",
+    "cosh": "cosh",
+    "asinh": "asinh",
+    "acosh": "acosh",
+    "atanh": "atanh",
+    "asin": "asin",
+    "acos": "acos",
+    "erfc": "erfc",
+    "lgamma": "lgamma",
+}.items():
+    POINT[f"{_name}.default"] = lambda b, n, x, _call=_call: b.call(_call, x)
+for _name, _call in (("floor", "floor"), ("ceil", "ceil"), ("trunc", "trunc"), ("round", "rint")):
+    POINT[f"{_name}.default"] = lambda b, n, x, _call=_call: (
+        b.call(_call, x) if b.dtype.is_floating_point else x
+    )
+for _name, _call in (("atan2", "default"), ("hypot", "default"), ("copysign", "Tensor")):
+    POINT[f"{_name}.{_call}"] = lambda b, n, x, y, _name=_name: b.call(_name, x, y)
+
+
+@_op("pow.Tensor_Scalar")
+def _power(b: Any, n: Node, x: str, e: str) -> str:
+    """The squares and roots among powers, as ATen computes them."""
+    known = n.args[1]
+    if not b.dtype.is_floating_point and known not in (1, 2, 3):
+        raise _unsuitable(n, "a power of integers")
+    if isinstance(known, (int, float)):
+        if known == 1:
+            return x
+        if known == 2:
+            return b.mul(x, x)
+        if known == 3:
+            return b.mul(b.mul(x, x), x)
+        if known == -1:
+            return b.div(b.const(1.0), x)
+        if known == -2:
+            return b.div(b.const(1.0), b.mul(x, x))
+        if known == 0.5:
+            return b.sqrt(x)
+        if known == -0.5:
+            return b.div(b.const(1.0), b.sqrt(x))
+        if not float(known).is_integer() and math.isfinite(known):
+            return b.power(x, float(known))
+    return b.call("pow", x, e)
+
+
+@_op("pow.Tensor_Tensor", "pow.Scalar")
+def _any_power(b: Any, n: Node, x: str, e: str) -> str:
+    """A number of the step is a Python float where a rule runs eagerly: ATen sees what it is."""
+    if not b.dtype.is_floating_point:
+        raise _unsuitable(n, "a power of integers")
+    found = b.call("pow", x, e)
+    if n.op == "pow.Scalar" or not n.args[1].host:
+        return found
+    root, square = b.let(b.sqrt(x)), b.let(b.mul(x, x))
+    known = {
+        1.0: x,
+        2.0: square,
+        3.0: b.mul(square, x),
+        0.5: root,
+        -0.5: b.div(_one(b), root),
+        -1.0: b.div(_one(b), x),
+        -2.0: b.div(_one(b), square),
+    }
+    for value, text in known.items():
+        found = b.select(b.eq(e, b.const(value)), text, found)
+    return found
+
+
+def _unsuitable(n: Node, what: str) -> Exception:
+    from functional_optim.kernels.graph import Unsuitable
+
+    return Unsuitable(what, n.rule)
+
+
+def _one(b: Any) -> str:
+    return b.const(1.0)
+
+
+POINT |= {
+    "div.Tensor": lambda b, n, x, y: b.div(x, y),
+    "div.Scalar": lambda b, n, x, y: b.div(x, y),
+    "reciprocal.default": lambda b, n, x: b.div(_one(b), x),
+    "sqrt.default": lambda b, n, x: b.sqrt(x),
+    "rsqrt.default": lambda b, n, x: b.div(_one(b), b.sqrt(x)),
+    "neg.default": lambda b, n, x: b.neg(x),
+    "abs.default": lambda b, n, x: b.abs(x),
+    "square.default": lambda b, n, x: b.mul(x, x),
+    "relu.default": lambda b, n, x: b.select(b.lt(x, b.const(0.0)), b.const(0.0), x),
+    "maximum.default": lambda b, n, x, y: b.maximum(x, y),
+    "minimum.default": lambda b, n, x, y: b.minimum(x, y),
+    "clamp_min.default": lambda b, n, x, lo: b.maximum(x, lo),
+    "clamp_min.Tensor": lambda b, n, x, lo: b.maximum(x, lo),
+    "clamp_max.default": lambda b, n, x, hi: b.minimum(x, hi),
+    "clamp_max.Tensor": lambda b, n, x, hi: b.minimum(x, hi),
+    "where.self": lambda b, n, c, x, y: b.select(c, x, y),
+    "masked_fill.Scalar": lambda b, n, x, c, y: b.select(c, y, x),
+    "masked_fill.Tensor": lambda b, n, x, c, y: b.select(c, y, x),
+    "isnan.default": lambda b, n, x: b.ne(x, x),
+    "isinf.default": lambda b, n, x: b.eq(b.abs(x), b.const(math.inf)),
+    "isfinite.default": lambda b, n, x: b.lt(b.abs(x), b.const(math.inf)),
+    "logical_not.default": lambda b, n, x: b.eq(x, b.const(0)),
+    "bitwise_not.default": lambda b, n, x: b.not_(x),
+    "sigmoid.default": lambda b, n, x: b.div(_one(b), b.add(_one(b), b.call("exp", b.neg(x)))),
+}
