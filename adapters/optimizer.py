@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from functional_optim.adapters.state.numbers import numbers_of
 from functional_optim.adapters.state.recipes import (
     ByReference,
     Recipe,
+    WithoutRate,
     as_data,
     check_arguments,
     check_keys,
@@ -35,6 +37,7 @@ from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.core import base, modes
+from functional_optim.core.calls import instead
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise
@@ -102,6 +105,16 @@ class OptimizerBase(torch.optim.Optimizer):
     counts_steps: bool = True
     integer_steps: bool = False
     keeps_trees: bool = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A new object, for arguments of known names."""
+        takes = inspect.signature(cls.__init__).parameters
+        if not any(x.kind is x.VAR_KEYWORD for x in takes.values()):
+            unknown = next((name for name in kwargs if name not in takes), None)
+            if unknown is not None:
+                text = f"{cls.__name__}() got an unexpected keyword argument {unknown!r}"
+                raise TypeError(f"{text}{instead(unknown, cls.__init__)}")
+        return super().__new__(cls)
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation that a parameter group asks for."""
@@ -219,6 +232,8 @@ class OptimizerBase(torch.optim.Optimizer):
                 f"{error}; pass pairs of names and parameters, as module.named_parameters() gives."
             ) from None
         group = self.param_groups[-1]
+        if "lr" not in self.defaults:
+            group = self.param_groups[-1] = WithoutRate(group)
         self.check_parameters(group)
         tx = self.checked_transform(group)
         if isinstance(tx, Leafwise):

@@ -2,7 +2,8 @@
 
 The algorithms are what `functional_optim/algorithms/` defines and decorates with `factory`; what is
 said of them stands at the head of their pages in docs/algorithms/. Everything between two marks
-`begin: algorithms` and `end: algorithms` is made of these. `--check` writes nothing, and names the
+`begin: algorithms` and `end: algorithms` is made of these, but for the names of optax, which the
+package has for its errors. `--check` writes nothing, and names the
 files that are not as they would be written.
 """
 
@@ -18,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 from pages import GROUPS, Page, pages  # noqa: E402
+
+from functional_optim.core.other_names import TABLE  # noqa: E402
 
 ALGORITHMS = ROOT / "functional_optim" / "algorithms"
 ADAPTERS = ROOT / "adapters"
@@ -183,6 +186,7 @@ def written() -> dict[Path, list[str]]:
         },
         ROOT / "docs" / "contents.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
+        ROOT / "docs" / "from_optax.md": [f"{TABLE}\n"],
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import modes, sharding
-from functional_optim.kernels import levels
+from functional_optim.kernels import callers, levels
 
 Triple = tuple[float, float, float]
 """The numbers (a, b, c) of a step X ← a X + (b A + c A²) X, where A = X Xᵀ."""
@@ -327,10 +326,8 @@ def tell_not_finite(name: str, finite: Tensor) -> None:
     if name in _told or modes.traced() or finite.device.type != "cpu" or bool(finite.all()):
         return
     _told.add(name)
-    warnings.warn(
+    callers.warn(
         f"{name} has found NaN or infinite numbers in the matrix whose basis it would renew, and "
         "keeps the old basis; look for gradients that are not finite, or put the recipe into "
-        "apply_if_finite.",
-        RuntimeWarning,
-        stacklevel=3,
+        "apply_if_finite."
     )

@@ -105,7 +105,8 @@ def _checked(p: Tensor) -> EmptyState:
         raise RuntimeError("Muon does not support complex parameters")
     if p.dim() != 2:
         raise ValueError(
-            f"Muon only supports 2D parameters whereas we found a parameter with size: {p.size()}"
+            f"Muon only supports 2D parameters whereas we found a parameter with size: {p.size()}; "
+            "use muon_adamw, or adapters.MuonAdamW, which step all others by AdamW."
         )
     return EmptyState()
 

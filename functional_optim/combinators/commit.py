@@ -55,7 +55,7 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
     known = tx.extra
 
     def update(
-        grads: Any, state: Any, params: Any = None, *, commit: Any, **extra: Any
+        grads: Any, state: Any, params: Any = None, *, commit: Any = base.NEEDED, **extra: Any
     ) -> tuple[Any, Any]:
         base.check_extra(extra, known)
         check_flag(commit)
@@ -92,6 +92,7 @@ def as_flag(commit: Any) -> bool:
 
 def check_flag(commit: Any) -> None:
     """Raise TypeError for what is not one flag."""
+    base.check_needed("commit_if", commit=commit)
     if isinstance(commit, Tensor) and commit.numel() != 1:
         raise TypeError(
             f"commit must be one flag, but is a tensor of shape {tuple(commit.shape)}; pass a bool "

@@ -199,6 +199,11 @@ def full_weights(params: Any, state: Any) -> Any:
         return joined(path, p, kept[0] if kept else None)
 
     base.check_params(params)
+    if isinstance(state, dict) and any(isinstance(x, Tensor) for x in state):
+        raise TypeError(
+            "full_weights got the state of an optimizer object by its parameters; pass the object "
+            "itself: full_weights(params, optimizer)."
+        )
     if isinstance(state, torch.optim.Optimizer):
         return tree.map_with_path(in_object, params)
     if not keys(state, "step"):

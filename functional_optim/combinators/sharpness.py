@@ -36,7 +36,12 @@ class SharpnessAware(Wrapped):
             return SamState(ascent.init(params), inner.init(params))
 
         def update(
-            grads: Any, state: SamState, params: Any = None, *, grad_fn: GradFn, **extra: Any
+            grads: Any,
+            state: SamState,
+            params: Any = None,
+            *,
+            grad_fn: GradFn = base.NEEDED,
+            **extra: Any,
         ) -> tuple[Any, SamState]:
             base.check_extra(extra, inner.extra)
             if params is None:
@@ -57,6 +62,7 @@ class SharpnessAware(Wrapped):
 
 def check_grad_fn(grad_fn: Any) -> None:
     """Raise TypeError unless it can be called."""
+    base.check_needed("sam", grad_fn=grad_fn)
     if not callable(grad_fn):
         raise TypeError(
             f"grad_fn must be a function from parameters to their gradients, but got a "

@@ -38,6 +38,24 @@ class Plain:
         return GradientTransformation(*iterable)
 
 
+class _OfObjects:
+    """Something that an optimizer object has, and a transformation has not."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, tx: Any, owner: Any = None) -> Any:
+        if tx is None:
+            return self
+        raise AttributeError(
+            f"a transformation has no {self.name}, since it keeps no parameters: call "
+            "update(grads, state, params) and apply_updates(params, updates), or make an optimizer "
+            "object, e.g. functional_optim.adapters.AdamW(params).",
+            name=self.name,
+            obj=tx,
+        )
+
+
 class GradientTransformation(Made, Plain, Functions):
     """A pair of pure functions, `init` and `update`, that turns gradients into updates.
 
@@ -66,6 +84,9 @@ class GradientTransformation(Made, Plain, Functions):
         >>> sign.update({"w": torch.tensor([-2.0, 3.0])}, sign.init(None))[0]
         {'w': tensor([-1.,  1.])}
     """
+
+    step, zero_grad, param_groups, add_param_group = (_OfObjects() for _ in range(4))
+    state_dict, load_state_dict = _OfObjects(), _OfObjects()
 
     # torch 2.12 cannot trace the fields of a NamedTuple whose subclass has its own `__new__`.
     @property
@@ -309,7 +330,22 @@ def extra_names(update: Callable[..., Any], *, required: bool = False) -> tuple[
     start = code.co_argcount
     names = code.co_varnames[start : start + code.co_kwonlyargcount]
     known = (getattr(update, "__kwdefaults__", None) or {}) if required else {}
-    return tuple([name for name in names if name not in known])
+    return tuple([name for name in names if known.get(name, NEEDED) is NEEDED])
+
+
+NEEDED: Any = type("Needed", (), {"__repr__": lambda self: "needed"})()
+"""The default of an extra argument that must be passed: what comes without it is told."""
+
+
+def check_needed(name: str, **given: Any) -> None:
+    """Raise TypeError for extra arguments that were not passed. name: of the transformation."""
+    missing = [key for key, x in given.items() if x is NEEDED]
+    if missing:
+        words, call = " and ".join(missing), ", ".join([f"{key}=..." for key in given])
+        raise TypeError(
+            f"{name} needs the extra argument{'s' * (len(missing) > 1)} {words}: call "
+            f"update(grads, state, params, {call})."
+        )
 
 
 def takes_any(function: Callable[..., Any]) -> bool:

@@ -18,6 +18,9 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
+from functional_optim.core.calls import check_first, explained, not_called
+from functional_optim.core.calls import check_flags as _check_flags
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -116,6 +119,8 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
     """
     is_compiling, begun, local = torch.compiler.is_compiling, _numbers.__next__, _local
     remember, read, are_constants = _remember, _read, CONSTANTS.issuperset
+    check, explain, check_flags = check_first, explained, _check_flags
+    annotations = getattr(make, "__annotations__", {})
 
     def recording(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or getattr(local, "forgetting", False):
@@ -125,12 +130,21 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
         if not plain:
             args = tuple([read(x) for x in args])
             kwargs = {name: read(x) for name, x in kwargs.items()}
-        return remember(make(*args, **kwargs), recorder, args, kwargs, number, plain)
+            check(make, args)
+        check_flags(annotations, kwargs)
+        try:
+            made = make(*args, **kwargs)
+        except TypeError as error:
+            raise explain(error, make) from error.__cause__
+        return remember(made, recorder, args, kwargs, number, plain)
 
     # with the globals of the module that it stands in, where doctest looks for it
     own = getattr(make, "__globals__", recording.__globals__)
     recorder: Any = FunctionType(recording.__code__, own, closure=recording.__closure__)
-    return functools.update_wrapper(recorder, make)
+    functools.update_wrapper(recorder, make)
+    if str(getattr(make, "__annotations__", {}).get("return", "")) in TRANSFORMATIONS:
+        recorder.init = recorder.update = not_called(make)
+    return recorder
 
 
 def forgetting_calls(on: bool, fn: Callable[..., T], *args: Any) -> T:
@@ -151,6 +165,11 @@ _local = threading.local()
 
 CONSTANTS = frozenset((float, int, bool, str, type(None), FunctionType))
 """Types of arguments that are recorded as they are."""
+
+TRANSFORMATIONS = frozenset(
+    ("GradientTransformation", "base.GradientTransformation", "Leafwise", "CommitIf")
+)
+"""What factories are annotated to return whose results have `init` and `update`."""
 
 CONTAINERS = frozenset((tuple, list, dict))
 

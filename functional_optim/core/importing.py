@@ -43,8 +43,7 @@ def on_demand(
         if name in modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in homes:
-            same = [x for x in listed() if x.lower() == name.lower()]
-            meant = f"; did you mean {same[0]!r}?" if same and not name.startswith("_") else ""
+            meant = "" if name.startswith("_") else _meant(package, name, listed())
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}{meant}", name=name, obj=here
             )
@@ -56,3 +55,25 @@ def on_demand(
         return sorted({*vars(here), *modules, *homes} - {"TYPE_CHECKING"})
 
     return read, listed, [name for name in listed() if not name.startswith("_")]
+
+
+def _meant(package: str, name: str, listed: Sequence[str]) -> str:
+    """What somebody may have meant by a name that a package does not have."""
+    from functional_optim.core.other_names import hint_for
+
+    if package == "functional_optim" and name in optimizer_objects(name):
+        return f"; the optimizer object is functional_optim.adapters.{name}(params, ...)"
+    same = [x for x in listed if x.lower() == name.lower()]
+    if same:
+        return f"; did you mean {same[0]!r}?"
+    here = hint_for(name)
+    return f"; for optax's {name} there is {here}" if here else ""
+
+
+def optimizer_objects(name: str) -> list[str]:
+    """The optimizer objects of a name, but for case and underscores."""
+    adapters: Any = importlib.import_module("functional_optim.adapters")
+    plain = name.replace("_", "").lower()
+    return [
+        x for x in dir(adapters) if x.lower() == plain and isinstance(getattr(adapters, x), type)
+    ]

@@ -308,7 +308,7 @@ def check_state(placements: Sequence[Placement], layout: Layout, state: Any) -> 
         names = ", ".join(x.name or "?" for x in placements)
         raise TypeError(
             f"chain({names}) got a state of type {type(state).__name__}; pass the state that this "
-            "chain's own init returned."
+            "chain's own init returned, in this order: update(grads, state, params)."
         )
     if state.slots.keys() != mine:
         names = ", ".join(x.name or "?" for x in placements)

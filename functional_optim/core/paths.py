@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from functional_optim import tree
+from functional_optim.kernels.callers import tell_once
 
 Predicate: TypeAlias = "Callable[[str, Any], Any]"
 """From a leaf's path and the leaf to an answer."""
@@ -90,9 +90,7 @@ class Answers:
                 f"functional_optim: the pattern {pattern!r} of the {what} fits no leaf; there are "
                 f"{some_of(paths)}."
             )
-            if message not in _told:
-                _told.add(message)
-                warnings.warn(message, UserWarning, stacklevel=5)
+            tell_once(message, UserWarning)
 
     def _check(self, answer: Any, where: str) -> None:
         if answer not in self.known:
@@ -124,7 +122,6 @@ class Choice(NamedTuple):
     answer: Any
 
 
-_told: set[str] = set()
 _local = threading.local()
 
 
@@ -240,3 +237,22 @@ def _patterns(given: Any) -> list[tuple[str, Any]]:
         return list(given.items())
     # an answer in the place of the whole tree is one for all of it
     return [(path or "*", answer) for path, answer in tree.items(given)]
+
+
+class _InBfloat16(Answers):
+    """Leaves of which `master_weights` keeps more bits: there must be one."""
+
+    @classmethod
+    def check_leaves(cls, parts: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
+        """Warn, once, if there is none."""
+        leaves = [p for _, own in parts for p in own.values()]
+        dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in leaves})
+        if "bfloat16" not in dtypes:
+            tell_once(
+                "functional_optim: master_weights keeps more bits of parameters in bfloat16, but "
+                f"these are in {' and '.join(dtypes)}, which are stepped as without it.",
+                UserWarning,
+            )
+
+
+BFLOAT16 = Choice(_InBfloat16({"*": True}, (True,), "master weights"), True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.ownership import Owners
-from functional_optim.core.paths import Choice
+from functional_optim.core.paths import BFLOAT16, Choice
 from functional_optim.core.storage import Codec, Home, WeightCodec
 from functional_optim.core.views import MatrixView
 
@@ -244,8 +244,8 @@ class Placement(NamedTuple):
 
     def choices(self) -> tuple[Choice, ...]:
         """The selections of leaves that it asks: where it acts, and where its slots are packed."""
-        packs = self.rule.packs
-        return self.where if packs is None else (*self.where, *packs.choices)
+        packs = () if self.rule.packs is None else self.rule.packs.choices
+        return (*self.where, *packs, *([BFLOAT16] if self.rule.weight_codec is not None else ()))
 
     def initialized(self, init: Callable[[Tensor], Any]) -> Placement:
         """The same with other first values for the slots."""

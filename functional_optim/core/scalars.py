@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core import modes, sharding
+from functional_optim.core import base, modes, sharding
 from functional_optim.core.codecs import rounding_key
 from functional_optim.core.execution import Leaf, measure
 from functional_optim.core.rule import (
@@ -131,8 +131,22 @@ class StepScalars:
             result = rule.scalars(*args, **rule.given_at(t), **extra)
         except numeric.NotANumber as error:
             raise error.among(rule.each_hyper()) from None
+        except TypeError:
+            self._check_extra(i)
+            raise
         numbers, carried = (result, ()) if rule.carry is None else result
         return numbers if isinstance(numbers, tuple) else _refused(self.placements[i]), carried
+
+    def _check_extra(self, i: int) -> None:
+        """Raise TypeError for an extra argument that the numbers of a rule need and nobody gave."""
+        rule, name = self.placements[i].rule, self.placements[i].name or "a rule"
+        needed = base.extra_names(rule.scalars, required=True) if rule.scalars else ()
+        missing = [x for x in needed if x in rule.extra and x not in self.extra]
+        if missing:
+            raise TypeError(
+                f"{name} needs the extra argument {missing[0]}: call update(grads, state, params, "
+                f"{missing[0]}=...); an optimizer object passes the loss of step(closure) as value."
+            ) from None
 
     def is_shut(self) -> bool:
         """Whether the gate of the next rule is known to be shut; elsewhere it may be open."""

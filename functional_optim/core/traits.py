@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from functional_optim.core.rule import (
     Placement,
     Rule,
     Selected,
+    flat_numbers,
     form_of,
     told,
     with_forms,
@@ -183,6 +185,12 @@ def _looks(placement: Placement, p: Tensor) -> Any:
 
 def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
     rule, who = placement.rule, f"the rule {placement.name!r}"
+    for x in flat_numbers([numbers]):
+        if not isinstance(x, (Real, Tensor)):
+            raise TypeError(
+                f"scalars of {who} returned {x!r} among its numbers; return Python numbers and "
+                "0-dim tensors."
+            )
     numbers = numbers.numbers if type(numbers) is Selected else numbers
     for one in variants(placement):
         with suppress(Unsuitable):  # it runs eagerly, whatever it does

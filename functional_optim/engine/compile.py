@@ -178,7 +178,7 @@ class CommittedStep(Step):
         self.step.begin(params, state, extra)
 
     def __call__(
-        self, grads: Any, state: Any, params: Any, *, commit: Any, **extra: Any
+        self, grads: Any, state: Any, params: Any, *, commit: Any = base.NEEDED, **extra: Any
     ) -> tuple[Any, Any]:
         if isinstance(commit, Tensor) and (modes.traced()):
             return self.by_operations(grads, state, params, {**extra, "commit": commit})
@@ -222,7 +222,7 @@ class SharpnessAwareStep(Step):
         self.step.begin(params, state.inner, own)
 
     def __call__(
-        self, grads: Any, state: Any, params: Any, *, grad_fn: Any, **extra: Any
+        self, grads: Any, state: Any, params: Any, *, grad_fn: Any = base.NEEDED, **extra: Any
     ) -> tuple[Any, Any]:
         if modes.traced():
             return self.by_operations(grads, state, params, {**extra, "grad_fn": grad_fn})

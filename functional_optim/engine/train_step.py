@@ -265,6 +265,11 @@ class TrainStep(Made):
         losses, auxes = [], []
         for part in parts:
             value, aux = self._value(self.loss, given, part)
+            if mine and torch.is_inference_mode_enabled():
+                raise RuntimeError(
+                    "there are no gradients inside of torch.inference_mode(); call the step "
+                    "outside of it."
+                )
             if mine and not value.requires_grad:
                 raise ValueError(
                     "the loss depends on none of the parameters; compute it from the tree that "

@@ -56,11 +56,13 @@ NOTED = 86400.0
 
 def folder() -> Path | None:
     """The folder, made if it is missing; None where nothing can or may be kept."""
-    if _is_off():
-        return None
+    return None if _is_off() else _checked(_wanted())[0]
+
+
+def _wanted() -> Path:
     chosen = os.environ.get(VARIABLE, "")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return _checked(Path(chosen or f"{base}/functional_optim"))
+    return Path(chosen or f"{base}/functional_optim")
 
 
 def _is_off() -> bool:
@@ -68,7 +70,8 @@ def _is_off() -> bool:
 
 
 @functools.cache
-def _checked(path: Path) -> Path | None:
+def _checked(path: Path) -> tuple[Path | None, str]:
+    """The folder, or why it is not used."""
     try:
         path = path.expanduser().absolute()
         for part in (*reversed(path.parents), path):
@@ -77,20 +80,16 @@ def _checked(path: Path) -> Path | None:
         above = [(parent, parent.stat().st_mode) for parent in path.resolve().parents]
         found = path.stat()
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
-        _refuse(path, f"it cannot be used ({error})")
-        return None
+        return None, f"it cannot be used ({error})"
     if hasattr(os, "getuid"):
         open_above = [p for p, mode in above if mode & stat.S_IWOTH and not mode & stat.S_ISVTX]
         if found.st_uid not in (0, os.getuid()):
-            _refuse(path, "it belongs to somebody else")
-            return None
+            return None, "it belongs to somebody else"
         if not _is_private(found):
-            _refuse(path, "others can write to it; take that right away with chmod go-w")
-            return None
+            return None, "others can write to it; take that right away with chmod go-w"
         if open_above:
-            _refuse(path, f"others can replace it, as everybody can write to {open_above[0]}")
-            return None
-    return path
+            return None, f"others can replace it, as everybody can write to {open_above[0]}"
+    return path, ""
 
 
 def _is_private(found: os.stat_result) -> bool:
@@ -157,6 +156,8 @@ def keep(name: str, body: bytes) -> None:
     """Keep a library, or what one is made from, under a name, whole or not at all."""
     here = folder()
     if here is None:
+        if not _is_off():
+            _refuse(_wanted(), _checked(_wanted())[1])
         return
     try:
         _tidy(here)

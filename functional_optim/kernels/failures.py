@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-from types import FrameType
-
+from functional_optim.kernels.callers import tell_once
 from functional_optim.kernels.private import of_compiler
-
-_told: set[str] = set()
 
 
 class NoCompiler(Exception):
@@ -30,22 +25,7 @@ def cause(what: str, error: Exception) -> str:
 
 def tell(message: str) -> None:
     """Warn, once a process, at the line that has called this package."""
-    if message not in _told:
-        _told.add(message)
-        text = f"functional_optim: {message}."
-        warnings.warn(text, RuntimeWarning, stacklevel=1 + _depth(sys._getframe(1)))
-
-
-def _depth(frame: FrameType | None) -> int:
-    """How many frames down to the first one that is neither this package's nor torch's."""
-    depth = 1
-    while frame is not None and _is_inner(frame.f_globals.get("__name__", "")):
-        frame, depth = frame.f_back, depth + 1
-    return depth
-
-
-def _is_inner(module: str) -> bool:
-    return module.partition(".")[0] in ("functional_optim", "torch", "contextlib", "functools")
+    tell_once(f"functional_optim: {message}.")
 
 
 def tell_failed(what: str, error: Exception, then: str = "") -> None:

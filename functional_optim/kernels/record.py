@@ -322,7 +322,16 @@ def record(
     """
     if DispatchMode is None:
         raise Unsuitable("operations that this torch does not show")
-    recorder = Recorder(name, keep=keep)
+    with torch.inference_mode(False):  # in which torch would show other operations
+        return _recorded(body, tensors, count, Recorder(name, keep=keep))
+
+
+def _recorded(
+    body: Callable[[Recorder, list[Tensor], Tensor], Made],
+    tensors: Sequence[Tensor],
+    count: int,
+    recorder: Recorder,
+) -> Graph:
     mine: list[Tensor] = [x.detach().clone().as_subclass(Given) for x in tensors]
     for i, x in enumerate(mine):
         x._functional_optim_recorder = recorder  # pyright: ignore[reportAttributeAccessIssue]

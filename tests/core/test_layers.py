@@ -85,8 +85,8 @@ def test_nothing_but_the_check_of_a_card_imports_the_adapters():
     assert not any("adapters" in name for name in imported(CORE / "__init__.py"))
 
 
-GRAPHS = {"asked", "graph", "keys", "ops", "private", "record"}
-"""What the core knows of kernels: the graphs of rules, and torch's private names."""
+GRAPHS = {"asked", "callers", "graph", "keys", "ops", "private", "record"}
+"""What the core knows of kernels: graphs of rules, private names of torch, and whom to warn."""
 
 
 @pytest.mark.parametrize("box", sorted(PURE))

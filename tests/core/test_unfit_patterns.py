@@ -10,12 +10,12 @@ import torch
 import functional_optim as fo
 from functional_optim import adapters
 from functional_optim.adapters import Optimizer
-from functional_optim.core import paths
+from functional_optim.kernels import callers
 
 
 @pytest.fixture(autouse=True)
 def untold(monkeypatch):
-    monkeypatch.setattr(paths, "_told", set())
+    monkeypatch.setattr(callers, "_told", set())
 
 
 def whole(tx):

@@ -11,7 +11,7 @@ from gpu.stepped import alike, give, params_on, state_of, tensors, train
 
 from functional_optim import adapters
 from functional_optim.engine.native import Served
-from functional_optim.kernels import disk_cache, drivers, failures, print_triton, triton_builds
+from functional_optim.kernels import callers, disk_cache, drivers, print_triton, triton_builds
 from functional_optim.kernels.triton_spaces import CONFIGS
 
 pytestmark = pytest.mark.own_process
@@ -45,7 +45,7 @@ class Without:
 
 @pytest.fixture
 def told(monkeypatch):
-    monkeypatch.setattr("functional_optim.kernels.failures._told", set())
+    monkeypatch.setattr("functional_optim.kernels.callers._told", set())
 
 
 def fails_to_compile(gpu, monkeypatch):
@@ -85,7 +85,7 @@ def test_a_kernel_that_cannot_be_had_falls_back_before_anything_is_written(
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="a strict step must be compiled"):
             strict.step()
-    failures._told.clear()
+    callers._told.clear()
     alike(state_of(strict, params), before)
     opt = adapters.AdamW(params)
     with warnings.catch_warnings(record=True) as found:

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import functional_optim as fo
 from functional_optim.engine import graph_step
-from functional_optim.kernels import failures
+from functional_optim.kernels import callers
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "no_graphs")
 COMPILE = torch.compile
@@ -27,7 +27,7 @@ COMPILE = torch.compile
 def no_graphs(monkeypatch):
     """As if this process had compiled no step, and warned of nothing."""
     monkeypatch.setattr(graph_step, "_shared", {})
-    monkeypatch.setattr(failures, "_told", set())
+    monkeypatch.setattr(callers, "_told", set())
 
 
 class Counter:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from functional_optim.kernels import disk_cache, failures, libraries, toolchain
+from functional_optim.kernels import callers, disk_cache, libraries, toolchain
 from functional_optim.kernels.print_cpp import SYMBOL
 
 REAL = (toolchain.command() or [""])[0]
@@ -35,7 +35,7 @@ def answer(native: Any) -> int:
 def forget(monkeypatch: Any) -> None:
     """As if this process had built no library, tried no compiler, and warned of nothing."""
     monkeypatch.setattr(libraries, "_built", {})
-    monkeypatch.setattr(failures, "_told", set())
+    monkeypatch.setattr(callers, "_told", set())
     monkeypatch.setattr(toolchain, "_known", {})
     disk_cache._checked.cache_clear()
 

@@ -22,6 +22,7 @@ from functional_optim.algorithms.lbfgs.line_search import (
     smaller,
     where,
 )
+from functional_optim.core import base
 from functional_optim.core.base import GradientTransformation, apply_updates
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
@@ -102,11 +103,12 @@ def scale_by_backtracking_linesearch(
         state: BacktrackingState,
         params: Any = None,
         *,
-        value: Any,
-        grad: Any,
+        value: Any = base.NEEDED,
+        grad: Any = base.NEEDED,
         value_fn: Callable[[Any], Any] | None = None,
         value_and_grad: Callable[[Any], tuple[Any, Any]] | None = None,
     ) -> tuple[Any, BacktrackingState]:
+        base.check_needed("scale_by_backtracking_linesearch", value=value, grad=grad)
         if params is None:
             raise ValueError("update needs the parameters: call update(grads, state, params).")
         fn = value_alone(value_fn, value_and_grad)

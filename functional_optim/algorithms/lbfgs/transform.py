@@ -27,6 +27,7 @@ from functional_optim.algorithms.lbfgs.quasi_newton import (
     remember,
     two_loop,
 )
+from functional_optim.core import base
 from functional_optim.core.base import GradientTransformation, check_grads, replaced
 from functional_optim.core.factory import factory
 from functional_optim.core.ravel import Ravel
@@ -253,9 +254,10 @@ def lbfgs(
         state: LbfgsState,
         params: Any = None,
         *,
-        value: Tensor,
-        value_and_grad: ValueAndGrad,
+        value: Tensor = base.NEEDED,
+        value_and_grad: ValueAndGrad = base.NEEDED,
     ) -> tuple[Any, LbfgsState]:
+        base.check_needed("lbfgs", value=value, value_and_grad=value_and_grad)
         flat = flat_of(params, grads, batched=batched)
         check_state(state, LbfgsState, history_size, flat)
         x, g = flat.vector(params), flat.vector(grads)
@@ -378,7 +380,7 @@ def check_state(state: Any, kind: type, history_size: int, flat: Ravel) -> None:
     if not isinstance(state, kind):
         raise TypeError(
             f"update got a state of type {type(state).__name__}; pass the state that this "
-            "transformation's own init returned."
+            "transformation's own init returned, in this order: update(grads, state, params)."
         )
     places = state.ro.shape[-1]
     if places != history_size:

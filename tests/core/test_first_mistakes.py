@@ -1,0 +1,266 @@
+"""What people type first, out of habit: one sentence says what to do, and nothing is changed."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from compilers import forget
+from torch import nn
+
+import functional_optim as fo
+from functional_optim import adapters
+from functional_optim.core.other_names import hint_for
+
+PARAMS = {"w": torch.ones(3, 4), "b": torch.ones(4)}
+GRADS = {name: torch.ones_like(p) for name, p in PARAMS.items()}
+
+
+def model():
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def refused(error, words, call):
+    with pytest.raises(error, match=re.escape(words)):
+        call()
+
+
+GIVEN = {
+    "parameters": lambda: model().parameters(),
+    "a list": lambda: list(model().parameters()),
+    "named parameters": lambda: model().named_parameters(),
+    "a model": model,
+    "a dict": lambda: dict(model().named_parameters()),
+    "a tensor": lambda: torch.ones(3, requires_grad=True),
+    "groups": lambda: [{"params": model().parameters()}],
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("more", [{}, {"lr": 1e-3}])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("adamw", "AdamW"),
+        ("sgd", "SGD"),
+        ("lbfgs", "LBFGS"),
+        ("muon_adamw", "MuonAdamW"),
+        ("schedule_free_adamw", "ScheduleFreeAdamW"),
+    ],
+)
+def test_parameters_are_no_argument_of_a_transformation(name, found, more, given):
+    words = f"for an optimizer object use functional_optim.adapters.{found}(params, ...)"
+    refused(TypeError, words, lambda: getattr(fo, name)(GIVEN[given](), **more))
+
+
+def test_a_transform_without_an_object_of_its_own_is_for_a_recipe():
+    words = "adapters.Optimizer(params, recipe), with clip_by_global_norm in the recipe"
+    refused(TypeError, words, lambda: fo.clip_by_global_norm(model().parameters(), 1.0))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "Optimizer", "SOAP"])
+def test_a_class_is_in_the_adapters(name):
+    words = f"the optimizer object is functional_optim.adapters.{name}(params, ...)"
+    refused(AttributeError, words, lambda: getattr(fo, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("multi_transform", "functional_optim.partition"),
+        ("clip", "functional_optim.clip_by_value"),
+        ("MultiSteps", "functional_optim.accumulate"),
+        ("cosine_decay_schedule", "functional_optim.schedules.cosine_decay"),
+        ("scale_by_learning_rate", "functional_optim.scale_by_lr"),
+        ("inject_hyperparams", "functional_optim.with_schedule"),
+        ("losses", "torch.nn.functional"),
+        ("with_extra_args_support", "nothing: functional_optim.chain passes extra arguments"),
+    ],
+)
+def test_a_name_of_optax_has_another_here(name, here):
+    refused(AttributeError, f"for optax's {name} there is {here}", lambda: getattr(fo, name))
+
+
+def test_every_public_function_of_optax_is_here_or_has_a_hint():
+    optax = pytest.importorskip("optax")
+    names = [x for x in optax.__all__ if x[0].islower() and callable(getattr(optax, x))]
+    missing = [x for x in names if not hasattr(fo, x) and not hint_for(x)]
+    losses = [x for x in missing if hasattr(optax.losses, x) or "loss" in x]
+    assert sorted({*missing} - {*losses}) == []
+
+
+def test_an_unknown_name_has_no_hint():
+    with pytest.raises(AttributeError) as found:
+        fo.nonsense  # noqa: B018
+    assert str(found.value) == "module 'functional_optim' has no attribute 'nonsense'"
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("learning_rate", "pass lr: a number, a 0-dim tensor or a schedule"),
+        ("b1", "pass betas=(b1, b2), one tuple"),
+        ("beta2", "pass betas=(b1, b2), one tuple"),
+        ("epsilon", "pass eps"),
+        ("mask", "pass functional_optim.masked, around the transformation"),
+        ("warmup", "lr=functional_optim.schedules.warmup(...)"),
+        ("mu_dtype", "pass functional_optim.slot_dtypes"),
+        ("nonsense", "it takes lr, betas, eps, weight_decay, amsgrad"),
+    ],
+)
+@pytest.mark.parametrize(
+    "make", [fo.adamw, lambda **given: adapters.AdamW(model().parameters(), **given)]
+)
+def test_an_argument_has_another_name_here(make, argument, words):
+    with pytest.raises(TypeError) as found:
+        make(**{argument: 0.1})
+    assert f"got an unexpected keyword argument {argument!r}; " in str(found.value)
+    assert words in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["step", "zero_grad", "param_groups", "state_dict"])
+def test_a_transformation_is_no_object(name):
+    words = f"a transformation has no {name}, since it keeps no parameters"
+    refused(AttributeError, words, lambda: getattr(fo.adamw(), name))
+    assert not hasattr(fo.lbfgs(), name)
+
+
+@pytest.mark.parametrize("name", ["init", "update"])
+def test_a_factory_is_called_first(name):
+    words = "adamw is a factory; call it first, e.g. tx = adamw()"
+    refused(TypeError, words, lambda: getattr(fo.adamw, name)(PARAMS))
+
+
+def test_a_scheduler_needs_a_recipe_with_a_rate():
+    def recipe(eps=1e-8):
+        return fo.chain(fo.scale_by_adam(eps=eps), fo.scale_by_lr(0.1))
+
+    opt = adapters.Optimizer(model().parameters(), recipe)
+    refused(
+        KeyError,
+        "has no argument lr that a scheduler could change",
+        lambda: torch.optim.lr_scheduler.StepLR(opt, 1),
+    )
+    with pytest.raises(KeyError, match=r"^'other'$"):
+        opt.param_groups[0]["other"]
+
+
+@pytest.mark.parametrize(
+    ("tx", "words"),
+    [
+        (fo.lbfgs(), "lbfgs needs the extra arguments value and value_and_grad: call update("),
+        (fo.sam(fo.sgd(0.1)), "sam needs the extra argument grad_fn: call update("),
+        (fo.commit_if(fo.sgd(0.1)), "commit_if needs the extra argument commit: call update("),
+        (fo.polyak_sgd(), "scale_by_polyak needs the extra argument value: call update("),
+        (fo.momo(), "momo needs the extra argument value: call update("),
+        (
+            fo.scale_by_backtracking_linesearch(),
+            "needs the extra arguments value and grad: call update(",
+        ),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_extra_argument_that_is_missing_is_named(tx, words, compiled):
+    update = fo.compile(tx) if compiled else tx.update
+    refused(TypeError, words, lambda: update(GRADS, tx.init(PARAMS), PARAMS))
+
+
+def test_muon_over_biases_says_who_takes_them():
+    tx = fo.muon()
+    refused(ValueError, "use muon_adamw, or adapters.MuonAdamW", lambda: tx.init(PARAMS))
+
+
+@pytest.mark.parametrize("way", ["update", "compile"])
+def test_swapped_arguments_are_told_the_order(way):
+    tx = fo.adamw()
+    update = tx.update if way == "update" else fo.compile(tx)
+    for args in ((tx.init(PARAMS), GRADS, PARAMS), (GRADS, PARAMS, tx.init(PARAMS))):
+        refused(TypeError, "in this order: update(grads, state, params)", lambda: update(*args))  # noqa: B023
+
+
+def test_master_weights_of_nothing_are_told_once(monkeypatch):
+    forget(monkeypatch)
+    tx = fo.master_weights(fo.adamw())
+    with pytest.warns(UserWarning, match="but these are in float32") as found:
+        fo.tree.map(lambda _: tx.init(PARAMS), [0, 1])
+    assert [x.filename for x in found] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tx.init({"w": torch.ones(2, dtype=torch.bfloat16), "norm": torch.ones(2)})
+
+
+def test_a_recipe_of_exec_needs_no_name():
+    space = {"fo": fo}
+    text = "def recipe(lr=0.1):\n    return fo.chain(fo.scale_by_adam(), fo.scale_by_lr(lr))"
+    exec(text, space)
+    mine = model()
+    opt = adapters.Optimizer(mine.parameters(), space["recipe"])
+    mine(torch.ones(2, 3)).sum().backward()
+    opt.step()
+    assert opt.state_dict()["param_groups"][0]["lr"] == 0.1
+
+
+def test_a_train_step_has_no_gradients_in_inference_mode():
+    tx = fo.adamw()
+    step = fo.compile_train_step(lambda p, x: (x @ p["w"] + p["b"]).sum(), tx)
+    state = tx.init(PARAMS)
+    with torch.inference_mode():
+        x = torch.ones(2, 3)
+        refused(RuntimeError, "torch.inference_mode()", lambda: step(PARAMS, state, x))
+
+
+def test_a_rule_is_compiled_though_its_first_step_is_in_inference_mode():
+    tx = fo.leafwise(None, lambda u, slots, p: (u.to(torch.float64).to(u.dtype), slots))
+    with torch.inference_mode():
+        params = {name: p.clone() for name, p in PARAMS.items()}
+        fo.compile(tx, strict=True)(GRADS, tx.init(params), params)
+
+
+def test_full_weights_takes_the_object_not_its_state():
+    mine = model()
+    opt = adapters.AdamW(mine.parameters())
+    mine(torch.ones(2, 3)).sum().backward()
+    opt.step()
+    refused(
+        TypeError,
+        "full_weights(params, optimizer)",
+        lambda: fo.full_weights(dict(mine.named_parameters()), opt.state),
+    )
+
+
+def test_one_warning_where_there_is_neither_a_compiler_nor_a_folder(monkeypatch):
+    forget(monkeypatch)
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "/proc/nothing")
+    params = {name: p.clone() for name, p in PARAMS.items()}
+    tx = fo.adamw()
+    with pytest.warns(RuntimeWarning) as found:
+        fo.compile(tx)(GRADS, tx.init(params), params)
+    assert len(found) == 1
+    assert "there is no C++ compiler" in str(found[0].message)
+    assert found[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(fo.sgd, "nesterov"), (fo.adam, "amsgrad"), (fo.adabelief, "rectify"), (fo.ema, "debias")],
+)
+def test_a_flag_is_true_or_false(make, name):
+    needed = {"decay": 0.9} if make is fo.ema else {}
+    refused(
+        TypeError,
+        f"{name} must be True or False, but got 'no'",
+        lambda: make(**needed, **{name: "no"}),
+    )
+    make(**needed, **{name: False})
+
+
+@pytest.mark.parametrize("found", [None, "a"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_numbers_of_a_rule_are_numbers(found, compiled):
+    tx = fo.leafwise(None, lambda u, slots, p, n: (u, slots), lambda t: (found,), name="odd")
+    update = fo.compile(tx) if compiled else tx.update
+    words = f"scalars of the rule 'odd' returned {found!r} among its numbers"
+    refused(TypeError, words, lambda: update(GRADS, tx.init(PARAMS), PARAMS))
