@@ -162,15 +162,16 @@ class Companded(NamedTuple):
             code = torch.maximum(code, _below(-size, 0) & 1)
         if self.bits == 4:
             halves = code.unflatten(-1, (2, code.shape[-1] // 2)) & 15
-            code = (halves << self._shifts(code)).sum(-2, dtype=torch.int32)
+            code = torch.where(_is_first(code), halves, halves << 4).sum(-2, dtype=torch.int32)
         return code.to(torch.int8 if self.signed else torch.uint8), scale
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         codes, scale = stored
         code = codes.to(torch.int32)
-        if self.bits == 4:  # the bits of a half of the block, up to the sign and down again
-            high = code.unsqueeze(-2) << (28 - self._shifts(code))
-            code = (high >> 28 if self.signed else (high >> 28) & 15).flatten(-2)
+        if self.bits == 4:
+            pairs = code.unsqueeze(-2)
+            halves = torch.where(_is_first(code), pairs & 15, (pairs >> 4) & 15)
+            code = ((halves ^ 8) - 8 if self.signed else halves).flatten(-2)
         sign = code >> 31 if self.signed else 0
         known = (code ^ sign) - sign if self.signed else code
         z = (known + (ONE >> (23 - self.steps))) << (23 - self.steps)
@@ -179,9 +180,10 @@ class Companded(NamedTuple):
             size = (_bits(size) | sign & ~SIZE).view(torch.float32)
         return torch.where(known == self.nan, math.nan, size)
 
-    def _shifts(self, code: Tensor) -> Tensor:
-        """Where the codes of both halves of a block are in a byte."""
-        return torch.arange(2, dtype=torch.int32, device=code.device).unsqueeze(-1) * 4
+
+def _is_first(code: Tensor) -> Tensor:
+    """Which of the two halves of a block is in the low bits of its bytes."""
+    return torch.arange(2, dtype=torch.int32, device=code.device).unsqueeze(-1) == 0
 
 
 NUMBERS = {3: 126, 2: 123}

@@ -170,7 +170,7 @@ class Body:
             return self._in_blocks(g, p, slots, block)
         dims = p.dim()
         first = self._first(g, p, slots)
-        second = self._recorded(g, p, slots, small_shapes(dims)[1])
+        second = self._second(g, p, slots)
         # a number is seen as a vector of one element, if that is all the same
         if not (graphs.same(first, second) if dims else graphs.fits(first, second, sizes_of(p))):
             raise Unsuitable("another graph for another shape")
@@ -180,6 +180,12 @@ class Body:
         if places and not first.reads_sizes:
             raise Unsuitable("a constant that depends on the shape")
         return graphs.with_rows(graphs.merged(first), places)
+
+    def _second(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
+        shape = small_shapes(p.dim())[1]
+        if p.dim() or p.is_complex():
+            return self._recorded(g, p, slots, shape)
+        return self._run(self.tensors(g, p, slots, shape), keep=True)
 
     def _first(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Graph:
         dims = p.dim() if p.is_complex() else max(p.dim(), 1)

@@ -206,10 +206,7 @@ class TensorGroup:
             if self.strict:
                 raise kernels.refusal(executor.why)
             kernels.tell(f"{executor.why}; it runs eagerly, which is slower")
-        found = [made(self, some, grads) for (made, _), some in kinds.items()]
-        for one in found:
-            one.why = executor.why
-        return found
+        return [made(self, some, grads) for (made, _), some in kinds.items()]
 
 
 def _same_code(a: Placement, b: Placement) -> bool:

@@ -108,7 +108,8 @@ class Served:
             for i, (x, y) in enumerate(zip(own, new, strict=True)):
                 if y is not None:
                     steps = i == 1 and body.goal == "step"
-                    kernels.compare(x.cpu(), y.to(x.dtype), old[i] if steps else None)
+                    bits = i > 1 and any(x.rule.weight_codec for x in body.placements)
+                    kernels.compare(x.cpu(), y.to(x.dtype), old[i] if steps else None, bits=bits)
         for k, x in enumerate(totals):
             y = torch.stack([found[k].double() for _, found in made]).sum()
             kernels.compare(torch.as_tensor(x).cpu().float(), y.float())
@@ -242,11 +243,17 @@ class NativeExecutor(KernelExecutor):
             if native is None:
                 return False
             if not own.does(native):
-                self.why = "a kernel does something else than the rules do to small tensors"
-                return False
+                return self._refused()
             found.append((own.members, self._launch(native, own)))
         self.kernels[scalars.task] = found
         return bool(found)
+
+    def _refused(self) -> bool:
+        what = "a kernel does something else than the rules do to small tensors"
+        if self.group.strict:
+            raise kernels.refusal(what)
+        kernels.tell(f"{what}; they run eagerly, which is slower")
+        return False
 
     def _launch(self, native: kernels.Native, own: Served) -> kernels.Launch:
         params, used = [self.params[i] for i in own.members], len(own.body.placements)

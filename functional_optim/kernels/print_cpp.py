@@ -66,7 +66,10 @@ class Source:
         """Whether all chunks are computed by themselves, but for sums that are results."""
         reduced = set(filter(self.plan.reduces, self.plan.kept))
         sums = all(ops.REDUCE[x.op] == "sum" for x in reduced)
-        both = reduced and self.graph.stores
+        stores = [self.graph.inputs[i] for i, _ in self.graph.stores]
+        both = reduced and stores
+        if not all(x.axes for x in stores):  # one number is written once, when all have read it
+            return False
         return sums and reduced == {*self.graph.results} == {*self.plan.kept} and not both
 
     def _place(self, node: Node) -> None:

@@ -193,6 +193,7 @@ def test_a_parameter_set_by_hand_is_believed():
             assert torch.equal(whole[k].bfloat16(), mine[k])
 
 
+@pytest.mark.filterwarnings("ignore:.*but these are in float32 and float64:UserWarning")
 def test_other_dtypes_are_stepped_as_without():
     params = {"w": torch.ones(5), "d": torch.ones(3, dtype=torch.float64)}
     grads = [{k: torch.ones_like(p) for k, p in params.items()}] * 3

@@ -92,7 +92,11 @@ def test_no_loop_of_a_composed_rule_is_scalar(name, texts, tmp_path):
     assert scalar(COMPOSED[name](), params, texts, tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ROWS)
+CALLS = {"the_root_by_a_number", "powers_of_integers"}
+"""Rules that call the math library for each element, or run eagerly."""
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in CALLS])
 def test_no_loop_of_a_rule_that_a_user_writes_is_scalar(name, texts, tmp_path):
     params = {"m": torch.linspace(-1, 1, 48).reshape(6, 8)}
     assert scalar(ROWS[name].build(), params, texts, tmp_path) == []
