@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.recording import Goal
-from functional_optim.core.rule import Numbers, Placement, flat_numbers
+from functional_optim.core.rule import Numbers, Placement, flat_numbers, form_of
 from functional_optim.core.storage import Slots
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class BoundScalars:
 
     chosen: the variants that act, of rules that have several or stand behind a gate, None for one
     that differs from tensor to tensor. None: there are no such rules, or it is not known. placed:
-    whether kernels differ in where numbers are. task: what kernels differ in.
+    whether kernels differ in where numbers are. varied: whether the numbers of a rule may be put
+    together in another way than in other steps. task: what kernels differ in.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class BoundScalars:
         goal: Goal,
         *,
         placed: bool = False,
+        varied: bool = False,
     ) -> None:
         self.placements = placements
         self.numbers = numbers
@@ -54,8 +56,9 @@ class BoundScalars:
         self.sources: tuple[kernels.NumberSource, ...] = ()
         if placed:
             self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
-        looks = tuple(map(type, numbers)), tuple(map(len, numbers))
-        self.task = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources, looks)
+        self.task: Any = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
+        if varied:
+            self.task = (*self.task, *map(form_of, numbers))
         self.made: dict[Any, Tensor] = {}
         self.skip: Tensor | None = None
         """Not 0 where the step is to be left out, known on the device alone; None: it is made."""

@@ -22,6 +22,7 @@ from functional_optim.engine.native import NativeExecutor
 from functional_optim.engine.per_tensor import PerTensorExecutor
 from functional_optim.engine.products import ProductExecutor
 from functional_optim.engine.shards import ShardExecutor
+from functional_optim.kernels.keys import are_own
 
 EXECUTORS: list[type[Executor]] = [
     ShardExecutor,
@@ -89,6 +90,7 @@ class TensorGroup:
         self.counts = counts
         self.how: How = how
         self.strict = how == "strict"
+        self.varied = not all(are_own((x.rule.scalars,)) for x in placements)
         self.chooses = any(x.gate > 0 or x.rule.choose is not None for x in placements)
         self.params = params
         self.slots = slots
@@ -161,7 +163,8 @@ class TensorGroup:
             placements = placements[: len(numbers)]
         if self.chooses:
             chosen, placements, numbers = settled(placements, numbers)
-        return BoundScalars(placements, numbers, chosen, goal, placed=self.placed)
+        placed, varied = self.placed, self.varied
+        return BoundScalars(placements, numbers, chosen, goal, placed=placed, varied=varied)
 
     def wanted(self, grads: list[Tensor], tasks: Iterable[BoundScalars]) -> list[kernels.Source]:
         """The native libraries that will be asked for, as far as that is known."""

@@ -237,7 +237,8 @@ class StagedStep:
 
 def _all_act(group: Any, numbers: list[Numbers], goal: Goal) -> BoundScalars:
     """The numbers of a group whose rules all act in each step."""
-    return BoundScalars(group.placements, numbers, None, goal, placed=group.placed)
+    placed, varied = group.placed, group.varied
+    return BoundScalars(group.placements, numbers, None, goal, placed=placed, varied=varied)
 
 
 class Stacks:
