@@ -2,10 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from functional_optim.core.importing import as_installed as _as_installed
 from functional_optim.core.importing import on_demand as _on_demand
 from functional_optim.core.importing import uncollected as _uncollected
 
 __version__ = "0.2.0"
+
+_as_installed(__name__)
 
 with _uncollected():
     from functional_optim import linalg as linalg

@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 
@@ -24,6 +26,30 @@ def uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+class _InClone:
+    """Finds the package's adapters where nothing is installed: in the clone, beside the package."""
+
+    def __init__(self, package: str, folder: Path) -> None:
+        self.name = f"{package}.{folder.name}"
+        self.folder = folder
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The adapters; those who are asked later find what is inside of them."""
+        if name != self.name:
+            return None
+        inside = [str(self.folder)]
+        where = self.folder / "__init__.py"
+        return spec_from_file_location(name, where, submodule_search_locations=inside)
+
+
+def as_installed(package: str) -> None:
+    """Let `adapters/` of a clone be imported as a part of a package, as it is installed."""
+    home = Path(str(sys.modules[package].__file__)).parent
+    beside = home.parent / "adapters"
+    if not (home / "adapters").exists() and (beside / "__init__.py").exists():
+        sys.meta_path.append(_InClone(package, beside))
 
 
 def on_demand(

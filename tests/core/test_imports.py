@@ -6,8 +6,10 @@ import ast
 import importlib
 import inspect
 import pickle
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -169,3 +171,29 @@ print(name, late, len(os.listdir({folder!r})) > len(recipes))
 def test_the_first_step_of_a_process_imports_no_compiler(tmp_path):
     """Nor does it find a kernel that was compiled before."""
     assert printed(STEPS.format(folder=str(tmp_path))) == ["MuonAdamW [] True"]
+
+
+CLONE = """
+import sys
+sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in repr(x).lower()]
+sys.path.insert(0, {folder!r})
+import pickle, torch
+import functional_optim.adapters.stepping.plan
+import functional_optim as fo
+from functional_optim import adapters
+model = torch.nn.Linear(2, 2)
+opt = adapters.SOAP(model.parameters())
+model(torch.ones(1, 2)).sum().backward()
+opt.step()
+pickle.loads(pickle.dumps(opt)).step()
+assert fo.adapters is adapters
+assert adapters.__file__.startswith({folder!r}), adapters.__file__
+"""
+
+
+def test_a_clone_on_the_path_is_as_an_installed_package(tmp_path):
+    root = Path(fo.__file__).parents[1]
+    for name in ("functional_optim", "adapters"):
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    code = CLONE.format(folder=str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
