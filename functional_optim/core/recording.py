@@ -30,8 +30,9 @@ from functional_optim.core.small import (
 from functional_optim.core.storage import Slots, stored_slots, with_holes
 from functional_optim.kernels import asked, record
 from functional_optim.kernels import graph as graphs
-from functional_optim.kernels.graph import Graph, RuleError, Unsuitable
+from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.keys import are_own, static_key
+from functional_optim.kernels.node import RuleError, Unsuitable
 
 Goal = Literal["step", "reduce", "stage"]
 """What is done with rules: make their step, in place; measure with the last of them; or write the

@@ -15,7 +15,8 @@ from torch import Tensor
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots, init_slots_as
 from functional_optim.kernels import record
-from functional_optim.kernels.graph import Graph, Unsuitable
+from functional_optim.kernels.graph import Graph
+from functional_optim.kernels.node import Unsuitable
 
 
 def sizes_of(p: Tensor) -> tuple[int, ...]:

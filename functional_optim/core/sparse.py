@@ -15,7 +15,7 @@ from functional_optim.core.small import filled, small_shapes
 from functional_optim.core.storage import Slots, init_slots, present
 from functional_optim.core.traits import graph_of, variants
 from functional_optim.kernels import ops
-from functional_optim.kernels.graph import Unsuitable
+from functional_optim.kernels.node import Unsuitable
 
 
 def run_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, list[Slots]]:

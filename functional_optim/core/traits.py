@@ -27,8 +27,9 @@ from functional_optim.core.scalars import StepScalars, nothing_measured
 from functional_optim.core.small import filled, small_shapes
 from functional_optim.core.storage import Slots, init_slots_as
 from functional_optim.kernels import ops
-from functional_optim.kernels.graph import Graph, Unsuitable
+from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.keys import are_own
+from functional_optim.kernels.node import Unsuitable
 
 
 class _Anything(dict[str, Any]):

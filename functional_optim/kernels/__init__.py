@@ -27,11 +27,12 @@ from functional_optim.kernels.failures import (
     tell,
     tell_failed,
 )
-from functional_optim.kernels.graph import Graph, RuleError, Unsuitable
+from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.interrupts import held
 from functional_optim.kernels.keys import static_key
 from functional_optim.kernels.launches import READER, Launch, Native, compare
 from functional_optim.kernels.libraries import count, library, prefetch
+from functional_optim.kernels.node import RuleError, Unsuitable
 from functional_optim.kernels.print_cpp import Source, source_of
 
 __all__ = [

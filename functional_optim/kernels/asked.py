@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from functional_optim.kernels.graph import RuleError, Unsuitable
+from functional_optim.kernels.node import RuleError, Unsuitable
 from functional_optim.kernels.ops import FILLING
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from functional_optim.kernels import ops
 from functional_optim.kernels.cpp import HALF, STORED, VALUE, Cpp, load, stored
 from functional_optim.kernels.cuts import Nest
-from functional_optim.kernels.graph import Node
+from functional_optim.kernels.node import Node
 
 if TYPE_CHECKING:
     from functional_optim.kernels.print_cpp import Source

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from functional_optim.kernels import ops
-from functional_optim.kernels.graph import Graph, Node
+from functional_optim.kernels.graph import Graph
+from functional_optim.kernels.node import Node
 
 WORD = 16
 """What it costs to read an element from memory, in sums of two. Writing one costs twice as much."""

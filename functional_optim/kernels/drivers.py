@@ -80,7 +80,7 @@ class Cuda:
     def load(self, text: KernelText, device: torch.device) -> Launcher:
         from triton.backends.compiler import GPUTarget
 
-        from functional_optim.kernels.triton_builds import compiled
+        from functional_optim.kernels.triton_compiler import compiled
 
         major, minor = torch.cuda.get_device_capability(device)
         kernel = compiled(text, GPUTarget("cuda", 10 * major + minor, 32))

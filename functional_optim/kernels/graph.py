@@ -10,96 +10,13 @@ row needs two.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from functional_optim.kernels import ops
-
-
-class Unsuitable(Exception):
-    """A rule that no kernel is written for; the text says which operation is the reason.
-
-    rule: the index of the rule in its chain, if it is known.
-    """
-
-    def __init__(self, why: str, rule: int | None = None) -> None:
-        super().__init__(why)
-        self.rule = rule
-
-
-class RuleError(ValueError):
-    """A rule that does what no step may: the text says what to do instead."""
-
-
-class Node:
-    """A value: the operation that makes it, and its operands.
-
-    op: ATen's name of the operation, without `aten.`; or `input` and `number` (with an index),
-    `const` (with a value), `row` (with an index: a constant that depends on the shape), `iota` (the
-    place of an element in its tensor), `inside` (whether a tensor in blocks has that element: the
-    last block may have fewer). shape: as recorded. host: whether it follows from numbers of
-    the step alone, which are Python floats where a rule runs eagerly. rule: the index of the rule
-    that asked for it. within: the operation that the rule has called, where that was recorded as
-    several. dims: for each dimension the axes that it consists of, see `laid_out`. axes: all of
-    them.
-    """
-
-    __slots__ = (
-        "args",
-        "axes",
-        "dims",
-        "dtype",
-        "host",
-        "index",
-        "kwargs",
-        "op",
-        "rule",
-        "shape",
-        "within",
-    )
-
-    def __init__(
-        self,
-        op: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        dtype: torch.dtype,
-        shape: Sequence[int],
-        *,
-        host: bool = False,
-        rule: int | None = None,
-        within: str = "",
-    ) -> None:
-        self.op = op
-        self.args = args
-        self.kwargs = kwargs
-        self.dtype = dtype
-        self.shape = tuple(shape)
-        self.host = host
-        self.rule = rule
-        self.within = within
-        self.index = -1
-        self.dims: tuple[tuple[int, ...], ...] = ()
-        self.axes: tuple[int, ...] = ()
-
-    def __repr__(self) -> str:
-        return f"v{self.index}"
-
-    @property
-    def what(self) -> str:
-        """The operation in words, for texts."""
-        if self.op == "iota":
-            return "the places of elements"
-        return f"the operation {(self.within or self.op).partition('.')[0].strip('_')}"
-
-    def operands(self) -> Iterator[Node]:
-        """The values that it reads."""
-        for x in (*self.args, *self.kwargs.values()):
-            for y in x if isinstance(x, tuple) else (x,):
-                if isinstance(y, Node):
-                    yield y
+from functional_optim.kernels.node import Node, Unsuitable
 
 
 class Graph:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels import watch
-from functional_optim.kernels.graph import Unsuitable
+from functional_optim.kernels.node import Unsuitable
 from functional_optim.kernels.print_cpp import BLOCK, LOCAL, PARTS, SYMBOL, Source
 from functional_optim.kernels.private import data_reader as READER
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
+from functional_optim.kernels.node import Node, Unsuitable
 from functional_optim.kernels.points import POINT
-
-if TYPE_CHECKING:
-    from functional_optim.kernels.graph import Node
 
 Kind = Literal[
     "input", "number", "const", "row", "iota", "inside", "point", "view", "fill", "reduce"
@@ -223,8 +221,6 @@ def expression(b: Any, node: Node, name: Callable[[Node], str]) -> str:
     Raises:
         Unsuitable: if no printer knows the operation.
     """
-    from functional_optim.kernels.graph import Node, Unsuitable
-
     op, first = node.op, node.args[0] if node.args else None
     if op == "const":
         return b.constant(first, node.dtype)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from functional_optim.kernels.graph import Node
+from functional_optim.kernels.node import Node, Unsuitable
 
 Writer = Callable[..., str]
 
@@ -185,7 +184,7 @@ def _power(b: Any, n: Node, x: str, e: str) -> str:
     """The squares and roots among powers, as ATen computes them."""
     known = n.args[1]
     if not b.dtype.is_floating_point and known not in (1, 2, 3):
-        raise _unsuitable(n, "a power of integers")
+        raise Unsuitable("a power of integers", n.rule)
     if isinstance(known, (int, float)):
         if known == 1:
             return x
@@ -210,7 +209,7 @@ def _power(b: Any, n: Node, x: str, e: str) -> str:
 def _any_power(b: Any, n: Node, x: str, e: str) -> str:
     """A number of the step is a Python float where a rule runs eagerly: ATen sees what it is."""
     if not b.dtype.is_floating_point:
-        raise _unsuitable(n, "a power of integers")
+        raise Unsuitable("a power of integers", n.rule)
     found = b.call("pow", x, e)
     if n.op == "pow.Scalar" or not n.args[1].host:
         return found
@@ -227,12 +226,6 @@ def _any_power(b: Any, n: Node, x: str, e: str) -> str:
     for value, text in known.items():
         found = b.select(b.eq(e, b.const(value)), text, found)
     return found
-
-
-def _unsuitable(n: Node, what: str) -> Exception:
-    from functional_optim.kernels.graph import Unsuitable
-
-    return Unsuitable(what, n.rule)
 
 
 def _one(b: Any) -> str:

@@ -15,7 +15,8 @@ from functional_optim.kernels import ops
 from functional_optim.kernels.cpp import BLOCKS, HEAD, MATH, PHASES, STORED, VALUE
 from functional_optim.kernels.cpp_loops import Function, Kept
 from functional_optim.kernels.cuts import Nest, Plan
-from functional_optim.kernels.graph import Graph, Node, Unsuitable
+from functional_optim.kernels.graph import Graph
+from functional_optim.kernels.node import Node, Unsuitable
 
 SYMBOL = "SYMBOL"
 """Stands for the name of a library's function, which has the digest of the text in it."""

@@ -22,7 +22,8 @@ import torch
 
 from functional_optim.kernels import ops
 from functional_optim.kernels.drivers import NumberSource
-from functional_optim.kernels.graph import Graph, Node, Unsuitable
+from functional_optim.kernels.graph import Graph
+from functional_optim.kernels.node import Node, Unsuitable
 from functional_optim.kernels.triton_primitives import (
     HEAD,
     KernelText,

@@ -18,7 +18,8 @@ from torch import Tensor
 from functional_optim.kernels import ops
 from functional_optim.kernels.asked import Given, memory_of
 from functional_optim.kernels.decomposed import DECOMPOSED
-from functional_optim.kernels.graph import Graph, Node, RuleError, Unsuitable
+from functional_optim.kernels.graph import Graph
+from functional_optim.kernels.node import Node, RuleError, Unsuitable
 from functional_optim.kernels.private import DispatchMode
 
 Made = tuple[Sequence[Tensor | None], Sequence[Tensor]]

@@ -7,10 +7,7 @@ machine code is in Triton's own cache.
 
 from __future__ import annotations
 
-import itertools
 import json
-import linecache
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,16 +18,12 @@ from functional_optim.kernels import disk_cache
 from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher, NumberSource
 from functional_optim.kernels.interrupts import let_through
 from functional_optim.kernels.print_triton import KernelVariant, TritonSource
+from functional_optim.kernels.triton_compiler import OPTIONS
 from functional_optim.kernels.triton_launch import Gradients, Tables
-from functional_optim.kernels.triton_primitives import KernelText
 from functional_optim.kernels.triton_spaces import LaunchConfig
 
 TIMED = 1 << 23
 """Elements of the tensors on which configurations are timed: more than a device's cache holds."""
-
-OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
-"""Of Triton: a fused product and sum would be rounded once, where torch rounds twice; and
-libdevice takes small numbers for zeros unless it is told not to."""
 
 Leaves = Sequence[Sequence[Tensor]]
 """Of each tensor the gradient, the parameter and the slots."""
@@ -40,7 +33,6 @@ Run = Callable[[Leaves, list[list[int]], list[tuple[float, ...]], tuple[float, .
 returns what they measure."""
 
 _kernels: dict[tuple[str, torch.device], TritonKernel] = {}
-_numbered = itertools.count()
 
 
 class TritonKernel:
@@ -165,24 +157,3 @@ def kernel_of(source: TritonSource, device: torch.device) -> TritonKernel:
     if key not in _kernels:
         _kernels[key] = TritonKernel(source, device)
     return _kernels[key]
-
-
-def compiled(text: KernelText, target: Any) -> Any:
-    """The kernel of a text, compiled by Triton for a target."""
-    import triton
-    from triton.compiler import ASTSource
-
-    source = ASTSource(function_of(text), text.types, {}, {})
-    with warnings.catch_warnings():  # Triton uses deprecated forms in its own code
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return triton.compile(source, target=target, options={"num_warps": text.warps, **OPTIONS})
-
-
-def function_of(text: KernelText) -> Any:
-    """The function of a text, which Triton can read again."""
-    path = f"<functional_optim kernel {next(_numbered)}>"
-    lines = text.text.splitlines(keepends=True)
-    linecache.cache[path] = (len(text.text), None, lines, path)
-    space: dict[str, Any] = {"__name__": path}
-    exec(compile(text.text, path, "exec"), space)
-    return space[text.name]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher
-from functional_optim.kernels.graph import Unsuitable
+from functional_optim.kernels.node import Unsuitable
 from functional_optim.kernels.print_triton import Pass, TritonSource, how
 from functional_optim.kernels.triton_primitives import DEEP, WIDE, join_text
 from functional_optim.kernels.triton_spaces import tile_of

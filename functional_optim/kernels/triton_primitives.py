@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from functional_optim.kernels.cpp import HALF, STORED, Cpp
-from functional_optim.kernels.graph import Unsuitable
+from functional_optim.kernels.node import Unsuitable
 
 TYPES = {
     **{x: f"tl.{str(x).removeprefix('torch.')}" for x in STORED},

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from functional_optim.kernels.graph import Graph, Node
+from functional_optim.kernels.graph import Graph
+from functional_optim.kernels.node import Node
 from functional_optim.kernels.triton_primitives import indented
 
 

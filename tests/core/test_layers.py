@@ -79,13 +79,43 @@ def test_imports_between_boxes_form_no_cycle():
     assert set(order) == BOXES
 
 
+def module_of(path):
+    """The dotted name of a file."""
+    above = ("functional_optim", "adapters") if path.is_relative_to(ADAPTERS) else (CORE.name,)
+    base = ADAPTERS if path.is_relative_to(ADAPTERS) else CORE
+    parts = path.relative_to(base).with_suffix("").parts
+    return ".".join([*above, *[x for x in parts if x != "__init__"]])
+
+
+def test_imports_between_files_form_no_circle():
+    """Those inside of functions, too; what only type checkers read is left out."""
+    modules = {module_of(path): path for path in SOURCES}
+    below = {}
+    for name, path in modules.items():
+        body = ast.parse(path.read_text())
+        blocks = [x for x in ast.walk(body) if isinstance(x, ast.If)]
+        typed = [x for x in blocks if ast.unparse(x.test) == "TYPE_CHECKING"]
+        left_out = {id(x) for block in typed for x in ast.walk(block)}
+        nodes = [x for x in ast.walk(body) if id(x) not in left_out]
+        found = [
+            f"{x.module}.{y.name}" for x in nodes if isinstance(x, ast.ImportFrom) for y in x.names
+        ]
+        found += [y.name for x in nodes if isinstance(x, ast.Import) for y in x.names]
+        known = {x if x in modules else x.rpartition(".")[0] for x in found}
+        below[name] = {x for x in known if x in modules} - {name}
+    try:
+        graphlib.TopologicalSorter(below).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError(f"a circle of imports: {' ← '.join(error.args[1])}") from None
+
+
 def test_nothing_but_the_check_of_a_card_imports_the_adapters():
     assert [box for box, below in arrows().items() if "adapters" in below] == ["gpu_check"]
     assert not any("gpu_check" in below for below in arrows().values())
     assert not any("adapters" in name for name in imported(CORE / "__init__.py"))
 
 
-GRAPHS = {"asked", "callers", "graph", "keys", "ops", "private", "record"}
+GRAPHS = {"asked", "callers", "graph", "keys", "node", "ops", "private", "record"}
 """What the core knows of kernels: graphs of rules, private names of torch, and whom to warn."""
 
 

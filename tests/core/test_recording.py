@@ -15,7 +15,8 @@ from functional_optim.core import traits
 from functional_optim.core.recording import Body
 from functional_optim.core.rule import form_of
 from functional_optim.kernels import ops
-from functional_optim.kernels.graph import Graph, RuleError, Unsuitable
+from functional_optim.kernels.graph import Graph
+from functional_optim.kernels.node import RuleError, Unsuitable
 
 SHAPES = ((), (5,), (5, 4), (5, 4, 3), (5, 4, 3, 2))
 

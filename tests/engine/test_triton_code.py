@@ -14,7 +14,7 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim.engine.native import Served
-from functional_optim.kernels import triton_builds
+from functional_optim.kernels import triton_compiler
 from functional_optim.kernels.cpp import Cpp
 from functional_optim.kernels.print_triton import KernelVariant, source_of
 from functional_optim.kernels.triton_primitives import KernelText, Triton
@@ -112,7 +112,7 @@ def test_a_fused_product_and_sum_is_not_made_by_the_compiler(monkeypatch: Any) -
     (own,) = asked(fo.sgd(0.1, weight_decay=0.1), {"vector": torch.ones(5)})
     (text,) = texts_of(own)
     assert "fma.rn.f32" not in compile_ahead(text).asm["ptx"]
-    monkeypatch.setitem(triton_builds.OPTIONS, "enable_fp_fusion", True)
+    monkeypatch.setitem(triton_compiler.OPTIONS, "enable_fp_fusion", True)
     assert "fma.rn.f32" in compile_ahead(text).asm["ptx"]
 
 

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import CompiledKernel, make_backend
 
-from functional_optim.kernels.triton_builds import OPTIONS, compiled, function_of
+from functional_optim.kernels.triton_compiler import OPTIONS, compiled, function_of
 from functional_optim.kernels.triton_primitives import KernelText
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

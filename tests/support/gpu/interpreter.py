@@ -27,7 +27,7 @@ pytest.importorskip("triton", minversion="3.6")  # older ones interpret all that
 import triton.language as tl
 from triton.runtime import JITFunction, interpreter
 
-from functional_optim.kernels.triton_builds import function_of
+from functional_optim.kernels.triton_compiler import function_of
 from functional_optim.kernels.triton_primitives import KernelText
 
 Access = Callable[[np.ndarray, int, bool], None]
