@@ -204,3 +204,17 @@ def versions(tensors: Sequence[Tensor]) -> list[Any]:
 
 
 _version = attrgetter("_version")
+
+
+def apart(new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+    """Values that are written one after the other into old tensors: copies of those whose memory
+    is that of another of these."""
+    places = {_place(x) for x in old if isinstance(x, Tensor)} - {0}
+    pairs = zip(new, old, strict=True)
+    return [x.clone() if x is not y and _place(x) in places else x for x, y in pairs]
+
+
+def _place(x: Any) -> int:
+    """Where the memory of a tensor is; 0 if that cannot be told."""
+    known = isinstance(x, Tensor) and has_address(x)
+    return x.untyped_storage().data_ptr() if known else 0

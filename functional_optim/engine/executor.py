@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels
+from functional_optim.core import memory
 from functional_optim.core.recording import Goal
 from functional_optim.core.rule import Numbers, Placement, flat_numbers, form_of
 from functional_optim.core.storage import Slots
@@ -162,13 +163,19 @@ class Executor:
 
 def write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) -> None:
     """Put the results of a step into the old tensors."""
+    values = [x for fresh in new for x in fresh]
+    places = [x for mine in old for x in mine]
+    new_p, *values = memory.apart([new_p, *values], [p, *places])
     p.copy_(new_p)
-    write_slots(old, new)
+    for slot, value in zip(places, values, strict=True):
+        if slot is not None and value is not slot:
+            slot.copy_(value)
 
 
 def write_slots(old: Sequence[Slots], new: Sequence[Slots]) -> None:
     """Put new slots into the old ones."""
-    for mine, fresh in zip(old, new, strict=True):
-        for slot, value in zip(mine, fresh, strict=True):
-            if slot is not None and value is not slot:
-                slot.copy_(value)
+    places = [x for mine in old for x in mine]
+    values = memory.apart([x for fresh in new for x in fresh], places)
+    for slot, value in zip(places, values, strict=True):
+        if slot is not None and value is not slot:
+            slot.copy_(value)

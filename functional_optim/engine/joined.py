@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core import base
+from functional_optim.core import base, memory
 from functional_optim.core.execution import Leaf, measure, run_stored
 from functional_optim.core.recording import Body
 from functional_optim.core.rule import Numbers, Placement, form_of
@@ -74,6 +74,7 @@ class JoinedExecutor(Executor):
             how != "eager"
             or any(x.rule.seed is not None or x.rule.batched for x in placements)
             or not in_memory(g, [p, *present(slots)])
+            or any(x.shape != p.shape for x in present(slots))
         ):
             return None
         return kind_of(g, p, slots)
@@ -114,7 +115,7 @@ class JoinedExecutor(Executor):
         """New values of parameter and slots, from those and the gradient."""
         g, p, *slots = given
         u, new = run_stored(placements, Leaf(g, p, with_holes(slots, self.holes), numbers))
-        return [base.add(p, u), *present(new)]
+        return memory.apart([base.add(p, u), *present(new)], given[1:])
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Tensor]]:
         """What the last of the rules measures, piece by piece."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels
-from functional_optim.core import modes, sharding
+from functional_optim.core import memory, modes, sharding
 from functional_optim.core.execution import slots_without_gradient
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
@@ -331,7 +331,7 @@ class WithoutGradient:
         return [
             partial(slot.copy_, x)
             for (_, slots), new in zip(self.rows, self.results(contexts), strict=True)
-            for slot, x in zip(slots, new, strict=True)
+            for slot, x in zip(slots, memory.apart(new, slots), strict=True)
             if slot is not None and x is not slot
         ]
 

@@ -282,6 +282,7 @@ class Stacks:
                     old = tuple([slot.read(run_of) for slot in own])
                     p, u = self.params[members[0]], stack[run_of]
                     update, new = run_batch(placement.rule, u, old, p, given)
+                    update, *new = memory.apart([update, *new], [u, *old])
                     for slot, x, y in zip(own, old, new, strict=True):
                         writes += [] if y is x else slot.written(run_of, y)
                     u.copy_(update)
@@ -290,6 +291,8 @@ class Stacks:
                 given = in_turn(numbers, self.turns[i])
                 leaf = Leaf(mine, self.params[i], [self.slots[i]], [given])
                 ((update, (new,)),) = run([placement], [leaf])
+                places = [mine, self.params[i], *self.slots[i]]
+                update, _, *new = memory.apart([update, None, *new], places)
                 pairs = zip(self.slots[i], new, strict=True)
                 writes += [partial(x.copy_, y) for x, y in pairs if x is not None and y is not x]
                 mine.copy_(update)

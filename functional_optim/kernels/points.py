@@ -252,8 +252,12 @@ POINT |= {
     "masked_fill.Scalar": lambda b, n, x, c, y: b.select(c, y, x),
     "masked_fill.Tensor": lambda b, n, x, c, y: b.select(c, y, x),
     "isnan.default": lambda b, n, x: b.ne(x, x),
-    "isinf.default": lambda b, n, x: b.eq(b.abs(x), b.const(math.inf)),
-    "isfinite.default": lambda b, n, x: b.lt(b.abs(x), b.const(math.inf)),
+    "isinf.default": lambda b, n, x: (
+        b.eq(b.abs(x), b.const(math.inf)) if b.dtype.is_floating_point else b.ne(x, x)
+    ),
+    "isfinite.default": lambda b, n, x: (
+        b.lt(b.abs(x), b.const(math.inf)) if b.dtype.is_floating_point else b.eq(x, x)
+    ),
     "logical_not.default": lambda b, n, x: b.eq(x, b.const(0)),
     "bitwise_not.default": lambda b, n, x: b.not_(x),
     "sigmoid.default": lambda b, n, x: b.div(_one(b), b.add(_one(b), b.call("exp", b.neg(x)))),
