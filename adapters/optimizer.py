@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.optim.optimizer as every_optimizer
@@ -37,7 +37,7 @@ from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.core import base, modes
-from functional_optim.core.calls import instead
+from functional_optim.core.calls import unknown_argument
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise
@@ -106,15 +106,15 @@ class OptimizerBase(torch.optim.Optimizer):
     integer_steps: bool = False
     keeps_trees: bool = True
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A new object, for arguments of known names."""
-        takes = inspect.signature(cls.__init__).parameters
-        if not any(x.kind is x.VAR_KEYWORD for x in takes.values()):
-            unknown = next((name for name in kwargs if name not in takes), None)
-            if unknown is not None:
-                text = f"{cls.__name__}() got an unexpected keyword argument {unknown!r}"
-                raise TypeError(f"{text}{instead(unknown, cls.__init__)}")
-        return super().__new__(cls)
+    if not TYPE_CHECKING:  # which know the arguments of __init__
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """A new object, for arguments of known names."""
+            takes = inspect.signature(cls.__init__).parameters
+            if not any(x.kind is x.VAR_KEYWORD for x in takes.values()):
+                for unknown in [name for name in kwargs if name not in takes]:
+                    raise TypeError(unknown_argument(cls.__name__, unknown, cls.__init__))
+            return super().__new__(cls)
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation that a parameter group asks for."""

@@ -224,7 +224,7 @@ class Body:
         codecs = {
             own.codec
             for placement, mine in zip(self.placements, slots, strict=True)
-            if any(placement.rule.codecs)
+            if mine and any(placement.rule.codecs)
             for own in stored_slots(placement.rule, mine)
             if own.codec is not None
         }

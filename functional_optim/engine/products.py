@@ -277,7 +277,8 @@ class Stacks:
         if away and placement.rule.start is not None and self._has_started(placement.rule):
             placement = placement._replace(rule=placement.rule._replace(start=None))
         for members, stack, own in self.batches:
-            if placement.rule.batched and len(members) > 1:
+            packed = any(placement.rule.codecs)  # in blocks of one tensor, not of a stack
+            if placement.rule.batched and len(members) > 1 and not packed:
                 for run_of, given in self._runs(members, numbers):
                     old = tuple([slot.read(run_of) for slot in own])
                     p, u = self.params[members[0]], stack[run_of]
