@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.optim.optimizer as every_optimizer
@@ -37,7 +36,6 @@ from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.core import base, modes
-from functional_optim.core.calls import unknown_argument
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise
@@ -105,16 +103,6 @@ class OptimizerBase(torch.optim.Optimizer):
     counts_steps: bool = True
     integer_steps: bool = False
     keeps_trees: bool = True
-
-    if not TYPE_CHECKING:  # which know the arguments of __init__
-
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            """A new object, for arguments of known names."""
-            takes = inspect.signature(cls.__init__).parameters
-            if not any(x.kind is x.VAR_KEYWORD for x in takes.values()):
-                for unknown in [name for name in kwargs if name not in takes]:
-                    raise TypeError(unknown_argument(cls.__name__, unknown, cls.__init__))
-            return super().__new__(cls)
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation that a parameter group asks for."""

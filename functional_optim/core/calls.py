@@ -76,12 +76,6 @@ def instead(name: str, make: Callable[..., Any]) -> str:
     return f"; {f'pass {here}' if here else f'it takes {takes}'}."
 
 
-def unknown_argument(name: str, unknown: str, make: Callable[..., Any]) -> str:
-    """The error of a call with an argument that a function does not take."""
-    text = f"{name}() got an unexpected keyword argument {unknown!r}"
-    return f"{text}{instead(unknown, make)}"
-
-
 def not_called(make: Callable[..., Any]) -> Callable[..., Any]:
     """What stands for `init` and `update` of a factory that has not been called."""
 
