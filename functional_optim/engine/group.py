@@ -90,7 +90,7 @@ class TensorGroup:
         self.counts = counts
         self.how: How = how
         self.strict = how == "strict"
-        self.varied = not all(are_own((x.rule.scalars,)) for x in placements)
+        self.varied = how != "apart" and any(not are_own((x.rule.scalars,)) for x in placements)
         self.chooses = any(x.gate > 0 or x.rule.choose is not None for x in placements)
         self.params = params
         self.slots = slots

@@ -94,7 +94,10 @@ MISTAKES = {
         lambda: adapters.Optimizer([parameter()], torch.optim.AdamW),
         "a recipe makes a transformation, but AdamW makes an optimizer object",
     ),
-    "a class's name": (lambda: fo.AdamW, "has no attribute 'AdamW'; did you mean 'adamw'?"),
+    "a class's name": (
+        lambda: fo.AdamW,
+        "the optimizer object is functional_optim.adapters.AdamW(params, ...)",
+    ),
     "a misspelled class": (lambda: adapters.Adamw, "did you mean 'AdamW'?"),
     "update without parameters": (
         lambda: fo.adamw(0.1).update(GRADS, fo.adamw(0.1).init(PARAMS)),
