@@ -21,7 +21,6 @@ from functional_optim.adapters.state.numbers import numbers_of
 from functional_optim.adapters.state.recipes import (
     ByReference,
     Recipe,
-    WithoutRate,
     as_data,
     check_arguments,
     check_keys,
@@ -220,8 +219,6 @@ class OptimizerBase(torch.optim.Optimizer):
                 f"{error}; pass pairs of names and parameters, as module.named_parameters() gives."
             ) from None
         group = self.param_groups[-1]
-        if "lr" not in self.defaults:
-            group = self.param_groups[-1] = WithoutRate(group)
         self.check_parameters(group)
         tx = self.checked_transform(group)
         if isinstance(tx, Leafwise):

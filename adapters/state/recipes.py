@@ -178,16 +178,3 @@ def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
         )
     own = {p.name: copy.copy(p.default) for p in named if p.default is not p.empty}
     return {**own, **given}
-
-
-class WithoutRate(dict[str, Any]):
-    """A parameter group of a recipe without a learning rate, which schedulers read."""
-
-    def __missing__(self, key: str) -> Any:
-        if key == "lr":
-            raise KeyError(
-                "the recipe of this optimizer has no argument lr that a scheduler could change; "
-                "pass one that has, e.g. lambda lr: fo.chain(fo.scale_by_adam(), "
-                "fo.scale_by_lr(lr)), or a schedule in the recipe itself"
-            )
-        raise KeyError(key)

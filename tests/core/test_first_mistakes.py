@@ -130,20 +130,6 @@ def test_a_factory_is_called_first(name):
     refused(TypeError, words, lambda: getattr(fo.adamw, name)(PARAMS))
 
 
-def test_a_scheduler_needs_a_recipe_with_a_rate():
-    def recipe(eps=1e-8):
-        return fo.chain(fo.scale_by_adam(eps=eps), fo.scale_by_lr(0.1))
-
-    opt = adapters.Optimizer(model().parameters(), recipe)
-    refused(
-        KeyError,
-        "has no argument lr that a scheduler could change",
-        lambda: torch.optim.lr_scheduler.StepLR(opt, 1),
-    )
-    with pytest.raises(KeyError, match=r"^'other'$"):
-        opt.param_groups[0]["other"]
-
-
 @pytest.mark.parametrize(
     ("tx", "words"),
     [
