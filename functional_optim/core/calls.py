@@ -56,24 +56,15 @@ def check_flags(annotations: dict[str, Any], kwargs: dict[str, Any]) -> None:
 
 def explained(error: TypeError, make: Callable[..., Any]) -> TypeError:
     """The error of a call, which says what stands here in the place of an unknown argument."""
-    text = str(error)
-    _, unexpected, name = text.partition("() got an unexpected keyword argument ")
-    if not unexpected or error.__traceback__ is None:
-        return error
-    if not text.startswith((f"{make.__name__}()", f"{make.__qualname__}()")):
-        return error
-    return TypeError(f"{text}{instead(name.partition('.')[0].strip(chr(39)), make)}")
-
-
-def instead(name: str, make: Callable[..., Any]) -> str:
-    """What to pass in the place of an argument that a function does not take, as an end of a
-    sentence."""
     from functional_optim.core.other_names import hint_for_argument
 
-    names = [x for x in inspect.signature(make).parameters if x not in ("self", "params")]
-    takes = ", ".join(names)
-    here = hint_for_argument(name)
-    return f"; {f'pass {here}' if here else f'it takes {takes}'}."
+    text = str(error)
+    call, unexpected, name = text.partition("() got an unexpected keyword argument ")
+    if not unexpected or call not in (make.__name__, make.__qualname__):
+        return error
+    here = hint_for_argument(name.partition(".")[0].strip("'"))
+    advice = f"pass {here}" if here else f"it takes {', '.join(inspect.signature(make).parameters)}"
+    return TypeError(f"{text}; {advice}.")
 
 
 def not_called(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -105,9 +105,8 @@ class Body:
             Unsuitable: if there can be no kernel for it.
             RuleError: if a rule does what no step may.
         """
-        block = self._block(p, slots)
-        made_as = torch.get_default_dtype()  # of the tensors that a rule makes of Python's numbers
-        key = (*self.looks(g, p, slots), block, made_as)
+        key = self.looks(g, p, slots)
+        _, block, *_ = key
         known = self.kept.get(key)
         if known is None:
             try:
@@ -139,8 +138,11 @@ class Body:
         return Recorded(known.graph, known.constants[shape])
 
     def looks(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> tuple[Any, ...]:
-        """What these rules, and tensors like these, are known by."""
-        return self.key, _pattern(g, p, slots, shapes=not self._block(p, slots))
+        """What these rules, and tensors like these, are known by; the elements of a block are the
+        second."""
+        block = self._block(p, slots)
+        made_as = torch.get_default_dtype()  # of the tensors that a rule makes of Python's numbers
+        return self.key, block, made_as, _pattern(g, p, slots, shapes=not block)
 
     def is_flat(self, g: Tensor, p: Tensor, slots: Sequence[Slots], *, whole: bool = False) -> bool:
         """Whether rules do to each element what they do to that of a vector, wherever it is.

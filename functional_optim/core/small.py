@@ -20,7 +20,8 @@ from functional_optim.kernels.node import Unsuitable
 
 
 def sizes_of(p: Tensor) -> tuple[int, ...]:
-    """The sizes of the axes for a parameter, before they are merged."""
+    """The sizes of the axes for a parameter, before they are merged: a number is seen as a vector
+    of one element, complex numbers as pairs."""
     shape = tuple(p.shape)
     return (*shape, 2) if p.is_complex() else shape or (1,)
 
@@ -30,7 +31,7 @@ def check_shapes(graph: Graph, p: Tensor, slots: Sequence[Slots]) -> None:
     sizes, every = sizes_of(p), [x for own in slots for x in own if x is not None]
     for x, node in zip(every, graph.inputs[2:], strict=True):
         shape = (*x.shape, 2) if x.is_complex() else tuple(x.shape)
-        expected = tuple([math.prod([sizes[i] for i in own]) for own in node.dims])
+        expected = node.shape_at(sizes)
         if shape != expected and not math.prod(shape) == math.prod(expected) == 1:
             raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
 

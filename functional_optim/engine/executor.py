@@ -163,19 +163,8 @@ class Executor:
 
 def write(p: Tensor, new_p: Tensor, old: Sequence[Slots], new: Sequence[Slots]) -> None:
     """Put the results of a step into the old tensors."""
-    values = [x for fresh in new for x in fresh]
-    places = [x for mine in old for x in mine]
-    new_p, *values = memory.apart([new_p, *values], [p, *places])
-    p.copy_(new_p)
-    for slot, value in zip(places, values, strict=True):
-        if slot is not None and value is not slot:
-            slot.copy_(value)
-
-
-def write_slots(old: Sequence[Slots], new: Sequence[Slots]) -> None:
-    """Put new slots into the old ones."""
-    places = [x for mine in old for x in mine]
-    values = memory.apart([x for fresh in new for x in fresh], places)
-    for slot, value in zip(places, values, strict=True):
-        if slot is not None and value is not slot:
-            slot.copy_(value)
+    places = [p, *[x for mine in old for x in mine]]
+    values = memory.apart([new_p, *[x for fresh in new for x in fresh]], places)
+    for place, value in zip(places, values, strict=True):
+        if place is not None and value is not place:
+            place.copy_(value)

@@ -66,9 +66,7 @@ class TritonExecutor(KernelExecutor):
         return bool(found)
 
     def _gave_way(self, what: str) -> bool:
-        if self.group.strict:
-            raise kernels.refusal(what)
-        kernels.tell(f"{what}; steps on {self.device.type} run eagerly, which is slower")
+        kernels.give_way(what, f"steps on {self.device.type} run", strict=self.group.strict)
         return False
 
     def _launch(self, own: Served) -> TableLaunch:

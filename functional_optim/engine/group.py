@@ -206,9 +206,7 @@ class TensorGroup:
             kind = self._kind(grads[i], self.params[i], self.slots[i], rest)
             kinds.setdefault(kind, []).append(i)
         if executor.why and any(made is PerTensorExecutor for made, _ in kinds):
-            if self.strict:
-                raise kernels.refusal(executor.why)
-            kernels.tell(f"{executor.why}; it runs eagerly, which is slower")
+            kernels.give_way(executor.why, "it runs", strict=self.strict)
         return [made(self, some, grads) for (made, _), some in kinds.items()]
 
 

@@ -16,6 +16,7 @@ from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
 from functional_optim.core.recording import Body, OddLayout
 from functional_optim.core.rule import Keyed, Numbers, Placement, form_of
+from functional_optim.core.small import sizes_of
 from functional_optim.core.storage import Slots, laid_out_like, present
 from functional_optim.core.turns import takes_turns
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
@@ -168,7 +169,7 @@ class KernelExecutor(Executor):
                 key = self.text_of(graph)
                 if key not in found:
                     found[key] = Served(body, graph, (g, p, slots[:used]))
-                sizes = graph.sizes_of(seen_shape(p))
+                sizes = graph.sizes_of(sizes_of(p))
                 found[key].add(i, (g, p, slots[:used]), sizes, constants)
             self.served[scalars.task] = list(found.values())
         return self.served[scalars.task]
@@ -243,17 +244,12 @@ class NativeExecutor(KernelExecutor):
             if native is None:
                 return False
             if not own.does(native):
-                return self._refused()
+                what = "a kernel does something else than the rules do to small tensors"
+                kernels.give_way(what, "they run", strict=self.group.strict)
+                return False
             found.append((own.members, self._launch(native, own)))
         self.kernels[scalars.task] = found
         return bool(found)
-
-    def _refused(self) -> bool:
-        what = "a kernel does something else than the rules do to small tensors"
-        if self.group.strict:
-            raise kernels.refusal(what)
-        kernels.tell(f"{what}; they run eagerly, which is slower")
-        return False
 
     def _launch(self, native: kernels.Native, own: Served) -> kernels.Launch:
         params, used = [self.params[i] for i in own.members], len(own.body.placements)
@@ -322,12 +318,6 @@ def in_memory(g: Tensor, tensors: list[Tensor]) -> bool:
             for x in tensors
         )
     )
-
-
-def seen_shape(p: Tensor) -> tuple[int, ...]:
-    """The shape of a tensor as kernels see it: a number as one of one element, complex numbers as
-    pairs."""
-    return (*p.shape, 2) if p.is_complex() else tuple(p.shape) or (1,)
 
 
 def kernel_size(p: Tensor) -> int:

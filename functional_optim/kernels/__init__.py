@@ -20,6 +20,7 @@ from functional_optim.kernels.drivers import DRIVERS, CaptureError, NumberSource
 from functional_optim.kernels.failures import (
     NoCompiler,
     cause,
+    give_way,
     is_compile_error,
     is_limit,
     line,
@@ -52,6 +53,7 @@ __all__ = [
     "compare",
     "count",
     "folder",
+    "give_way",
     "is_compile_error",
     "is_kept",
     "is_limit",

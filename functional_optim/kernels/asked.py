@@ -70,9 +70,9 @@ class _Watch(TorchFunctionMode):
             raise recorder.reading()
         if func in SIZED or (isinstance(found, (tuple, list)) and func is not Tensor.stride):
             recorder.graph.reads_sizes = True
-        elif found is None and name != "__get__":
-            pass
-        elif not (isinstance(found, KNOWN) or func in FIXED):
+        elif not (isinstance(found, KNOWN) or func in FIXED) and (
+            found is not None or name == "__get__"
+        ):
             raise Unsuitable(f"{_attribute(func)} of a tensor", recorder.rule)
         return found
 

@@ -28,6 +28,13 @@ def tell(message: str) -> None:
     tell_once(f"functional_optim: {message}.")
 
 
+def give_way(what: str, who: str, *, strict: bool) -> None:
+    """Warn that somebody runs eagerly, and why; if `strict`, raise the error of a strict step."""
+    if strict:
+        raise refusal(what)
+    tell(f"{what}; {who} eagerly, which is slower")
+
+
 def tell_failed(what: str, error: Exception, then: str = "") -> None:
     """Warn that something failed, and what is done `then`; without a compiler there is one warning
     for all of that."""

@@ -112,7 +112,7 @@ def fits(graph: Graph, real: Graph, sizes: Sequence[int]) -> bool:
     if not _alike(graph, real):
         return False
     for x, y in zip(graph.nodes, real.nodes, strict=True):
-        expected = tuple([math.prod([sizes[i] for i in own]) for own in x.dims])
+        expected = x.shape_at(sizes)
         number = math.prod(y.shape) == 1 == math.prod(expected)
         if not number and (y.shape != expected or _plain_of(x) != _plain_of(y)):
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -83,6 +84,10 @@ class Node:
         if self.op == "iota":
             return "the places of elements"
         return f"the operation {(self.within or self.op).partition('.')[0].strip('_')}"
+
+    def shape_at(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Its shape for other sizes of the axes, as they were laid out."""
+        return tuple([math.prod([sizes[i] for i in own]) for own in self.dims])
 
     def operands(self) -> Iterator[Node]:
         """The values that it reads."""

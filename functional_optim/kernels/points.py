@@ -117,18 +117,6 @@ POINT["logical_or.default"] = _logical("bitor")
 POINT["logical_xor.default"] = _logical("ne")
 
 
-for _name, _primitive in {
-    "bitwise_and": "bitand",
-    "bitwise_or": "bitor",
-    "bitwise_xor": "bitxor",
-    "__and__": "bitand",
-    "__or__": "bitor",
-    "__xor__": "bitxor",
-}.items():
-    for _kind in ("Scalar", "Tensor", "Tensor_Scalar"):
-        POINT[f"{_name}.{_kind}"] = _plain(_primitive)
-
-
 def _shift(primitive: str) -> Writer:
     def write(b: Any, n: Node, x: str, y: str) -> str:
         bits = 8 * n.dtype.itemsize
@@ -145,14 +133,16 @@ def _shift(primitive: str) -> Writer:
     return write
 
 
-for _name, _primitive in {
-    "__lshift__": "shl",
-    "__rshift__": "shr",
-    "bitwise_left_shift": "shl",
-    "bitwise_right_shift": "shr",
-}.items():
-    for _kind in ("Scalar", "Tensor", "Tensor_Scalar"):
-        POINT[f"{_name}.{_kind}"] = _shift(_primitive)
+for _writer, *_names in (
+    (_plain("bitand"), "bitwise_and", "__and__"),
+    (_plain("bitor"), "bitwise_or", "__or__"),
+    (_plain("bitxor"), "bitwise_xor", "__xor__"),
+    (_shift("shl"), "bitwise_left_shift", "__lshift__"),
+    (_shift("shr"), "bitwise_right_shift", "__rshift__"),
+):
+    for _name in _names:
+        for _kind in ("Scalar", "Tensor", "Tensor_Scalar"):
+            POINT[f"{_name}.{_kind}"] = _writer
 
 
 for _name in ("exp", "log", "sin", "cos", "tanh", "log1p", "expm1", "erf", "tan", "atan"):

@@ -205,33 +205,3 @@ def mapped_over_rows(u, slots, p):
     return torch.vmap(lambda row: row / (1 + row.norm()))(u if u.dim() else u[None]).reshape(
         u.shape
     ), slots
-
-
-class Two(NamedTuple):
-    first: Any
-    second: Any
-
-
-def two(p):
-    return Two(torch.zeros_like(p), torch.ones_like(p))
-
-
-@rule(init=two)
-def keeps_the_last_gradient_and_the_last_parameter(u, slots, p):
-    x = u.flatten().sort().values.reshape(u.shape)
-    return -0.1 * (x + slots.first + slots.second), Two(u, p)
-
-
-@rule(init=two)
-def swaps_its_slots(u, slots, p):
-    return -0.1 * (u.sort(-1).values + slots.first), Two(slots.second, slots.first)
-
-
-@rule(init=two)
-def swaps_its_slots_by_element(u, slots, p):
-    return -0.1 * (u + slots.first), Two(slots.second, u + p)
-
-
-@rule(init=lambda p: Kept(p.new_zeros(())))
-def keeps_one_number(u, slots, p):
-    return u * (1 + slots.kept), Kept(slots.kept + 1)
