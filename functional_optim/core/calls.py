@@ -31,7 +31,8 @@ def _are_parameters(x: Any) -> bool:
     if isinstance(x, dict):
         return "params" in x or any(isinstance(y, Tensor) for y in x.values())
     if isinstance(x, (list, tuple)):
-        return any(map(_are_parameters, x)) or any(isinstance(y, Tensor) for y in x[1:])
+        tensors = [y for y in x if isinstance(y, Tensor) and y.dim() > 0]  # others are numbers
+        return bool(tensors) or any(map(_are_parameters, x))
     return False
 
 

@@ -131,11 +131,11 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
             args = tuple([read(x) for x in args])
             kwargs = {name: read(x) for name, x in kwargs.items()}
             check(make, args)
-        check_flags(annotations, kwargs)
         try:
             made = make(*args, **kwargs)
         except TypeError as error:
             raise explain(error, make) from error.__cause__
+        check_flags(annotations, kwargs)  # of which a factory may have said more
         return remember(made, recorder, args, kwargs, number, plain)
 
     # with the globals of the module that it stands in, where doctest looks for it

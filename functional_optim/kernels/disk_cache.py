@@ -56,7 +56,15 @@ NOTED = 86400.0
 
 def folder() -> Path | None:
     """The folder, made if it is missing; None where nothing can or may be kept."""
-    return None if _is_off() else _checked(_wanted())[0]
+    here, why = _usable()
+    if why:
+        _refuse(_wanted(), why)
+    return here
+
+
+def _usable() -> tuple[Path | None, str]:
+    """The folder, or why none is used: nothing is said before there is something to keep."""
+    return (None, "") if _is_off() else _checked(_wanted())
 
 
 def _wanted() -> Path:
@@ -120,7 +128,7 @@ def find(name: str) -> Path | None:
     """
     if _is_off():
         return None
-    here = folder()
+    here, _ = _usable()
     kept = [] if here is None else [x for x in here.glob(name) if _is_ours(x)]
     shipped = PREBUILT.glob(name)
     return next((x for x in (*kept, *shipped) if _is_whole(x)), None)
@@ -156,8 +164,6 @@ def keep(name: str, body: bytes) -> None:
     """Keep a library, or what one is made from, under a name, whole or not at all."""
     here = folder()
     if here is None:
-        if not _is_off():
-            _refuse(_wanted(), _checked(_wanted())[1])
         return
     try:
         _tidy(here)
@@ -222,7 +228,7 @@ def turn(name: str | None, *, wait: bool = True) -> Iterator[bool]:
     The lock is the operating system's: it goes with a process that is killed. wait: for another
     process that builds it. Gives False if one does, still.
     """
-    here = None if name is None or fcntl is None else folder()
+    here = None if name is None or fcntl is None else _usable()[0]
     path = None if here is None else here / f"{name}.lock"
     handle = None
     if path is not None:

@@ -83,6 +83,7 @@ def followed(x, name):
     return [torch.as_tensor(x(n)) for n in (0, 3, 7, torch.tensor(8))]
 
 
+@pytest.mark.filterwarnings("ignore:.*master_weights keeps more bits:UserWarning")
 @ways
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_what_a_factory_makes_does_the_same_after_a_round_trip(name, way):

@@ -231,7 +231,7 @@ def test_one_warning_where_there_is_neither_a_compiler_nor_a_folder(monkeypatch)
     [(fo.sgd, "nesterov"), (fo.adam, "amsgrad"), (fo.adabelief, "rectify"), (fo.ema, "debias")],
 )
 def test_a_flag_is_true_or_false(make, name):
-    needed = {"decay": 0.9} if make is fo.ema else {}
+    needed = {fo.ema: {"decay": 0.9}, fo.sgd: {"momentum": 0.9}}.get(make, {})
     refused(
         TypeError,
         f"{name} must be True or False, but got 'no'",
