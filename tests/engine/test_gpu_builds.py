@@ -111,7 +111,7 @@ def test_without_triton_there_is_one_warning(gpu, told, monkeypatch):
 
 
 def test_the_fastest_configuration_is_measured_once_and_kept(gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path)
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path))
     monkeypatch.setattr(triton_builds, "TIMED", 5000)
     monkeypatch.setattr(gpu, "timed", True)
     times = [3.0, 1.0, 2.0]
@@ -133,7 +133,7 @@ def test_the_fastest_configuration_is_measured_once_and_kept(gpu, monkeypatch, t
 
 
 def test_what_is_kept_is_not_tried_again(gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path)
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path))
     tried = []
     real = Served.compare
     monkeypatch.setattr(Served, "compare", lambda *own, **more: tried.append(real(*own, **more)))
