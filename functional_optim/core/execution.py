@@ -178,7 +178,7 @@ def _run_one(
     if rule.measure is not None:
         found = checked_sums("measure", rule.measure(u, slots, *arguments))
         arguments = (*arguments, *told(found))
-    update, shape = rule.updates[variant or 0], u.shape
+    update, shape, dtype = rule.updates[variant or 0], u.shape, u.dtype
     if variant == START and rule.start is not None:
         update = rule.start[0]
     if rule.view is None:
@@ -195,7 +195,8 @@ def _run_one(
         )
     if not torch.compiler.is_compiling() and not are_slots(record, slots):
         raise no_slots(rule, record)
-    return u, closed(rule, record, stored, p, key) if stored or record != () else ()
+    own = closed(rule, record, stored, p, key) if stored or record != () else ()
+    return u if u.dtype == dtype else u.to(dtype), own
 
 
 def _run_selected(
@@ -296,9 +297,8 @@ def _run_owned(
     slots of DTensors are packed, since whole matrices are not in the blocks of their parts.
     """
     rule, owners = placement.rule, placement.owners
-    if any(rule.codecs) and any(map(sharding.is_sharded, us)):
-        return run_batched(rule, us, leaves, k)
-    if owners is None or modes.traced() or any(u.requires_grad for u in us):
+    packed = any(rule.codecs) and any(map(sharding.is_sharded, us))
+    if packed or owners is None or modes.traced() or any(u.requires_grad for u in us):
         return run_batched(rule, us, leaves, k)
     parts = [Sharing.of(u, owners.group) for u in us]
     slot_parts = [slot_parts_of(leaf.slots[k]) for leaf in leaves]

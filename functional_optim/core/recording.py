@@ -340,7 +340,12 @@ class Body:
                 inside = torch.ones(p.shape, dtype=torch.bool)
                 recorder.note(inside, "inside")
             placements = [_watched(x, recorder, k, inside) for k, x in enumerate(placements)]
-        flat = vector.tolist() if recorder is None else vector.unbind()
+        flat: list[Any] = vector.tolist() if recorder is None else [*vector.unbind()]
+        start = 0
+        for form in self.forms:
+            for i, kind in form.whole_from(start):
+                flat[i] = kind(flat[i]) if recorder is None else recorder.whole(flat[i], kind)
+            start += form.total
         numbers = with_forms(iter(flat), self.forms)
         leaf = Leaf(g, p, with_holes(rest, self.holes), numbers)
         kept: list[Tensor | None] = [None] * len(tensors)

@@ -362,7 +362,8 @@ class Form(NamedTuple):
 
     record: their NamedTuple, None for a tuple. size: how many they are. selected: how many numbers
     choose a variant before them, one for each turn. each: of `Several` the forms of its parts.
-    keyed: whether the key of the step stands between those and these.
+    keyed: whether the key of the step stands between those and these. whole: which of them are
+    ints or bools, and which of both.
     """
 
     record: type | None
@@ -370,11 +371,21 @@ class Form(NamedTuple):
     selected: int
     each: tuple[Form, ...] = ()
     keyed: bool = False
+    whole: tuple[tuple[int, type], ...] = ()
 
     @property
     def total(self) -> int:
         """How many numbers there are in all."""
         return self.selected + self.keyed + self.size
+
+    def whole_from(self, start: int) -> list[tuple[int, type]]:
+        """Which of all numbers are ints or bools. start: the place of its first one."""
+        start += self.selected + self.keyed
+        found = [(start + i, kind) for i, kind in self.whole]
+        for form in self.each:
+            found += form.whole_from(start)
+            start += form.total
+        return found
 
 
 def form_of(own: Numbers) -> Form:
@@ -387,13 +398,14 @@ def form_of(own: Numbers) -> Form:
     if type(own) is Several:
         each = tuple(map(form_of, own.each))
         return Form(None, sum([form.size for form in each]), 0, each)
-    return Form(type(own) if hasattr(own, "_fields") else None, len(own), 0)
+    whole = tuple([(i, type(x)) for i, x in enumerate(own) if isinstance(x, int)])
+    return Form(type(own) if hasattr(own, "_fields") else None, len(own), 0, whole=whole)
 
 
 def with_forms(flat: Iterator[Any], forms: Sequence[Form]) -> list[Numbers]:
     """The inverse of `flat_numbers`."""
     found: list[Numbers] = []
-    for record, size, selected, each, keyed in forms:
+    for record, size, selected, each, keyed, _ in forms:
         which = [next(flat) for _ in range(selected)]
         key = [next(flat) for _ in range(keyed)]
         if each:

@@ -196,24 +196,29 @@ def _refused(placement: Placement) -> NoReturn:
 class Caster:
     """Turns the numbers of a step into what a tensor's rule reads, once per dtype and device.
 
-    Python numbers stay as they are. 0-dim tensors are stacked and unbound: under torch.compile
-    this makes Inductor store them once instead of inlining their computation into every loop.
+    Python numbers stay as they are. 0-dim tensors are float64, as Python numbers are, where they
+    leave the dtype of what they meet as it is. They are of the compute dtype beside a 0-dim
+    parameter, in a traced step, and inside of torch.func, where vmap promotes dtypes as if a number
+    were a whole tensor. They are stacked and unbound, so that torch.compile stores them once
+    instead of inlining their computation into every loop.
     """
 
     def __init__(self, numbers: Sequence[Numbers]) -> None:
         self.flat = flat_numbers(numbers)
         self.forms = list(map(form_of, numbers))
+        self.traced = modes.traced()
         self.cast: dict[tuple[torch.dtype, torch.device], list[Numbers]] = {}
 
     def __call__(self, p: Tensor) -> list[Numbers]:
-        key = (compute_dtype(p), p.device)
+        narrow = self.traced or not p.dim()
+        key = (compute_dtype(p) if narrow else torch.float64, p.device)
         if key not in self.cast:
             dtype, device = key
             tensors = [x for x in self.flat if isinstance(x, Tensor)]
             ready: tuple[Tensor, ...] = ()
             if tensors:
-                wide = torch.stack([numeric.float64(x).to(device) for x in tensors])
-                ready = wide.to(dtype).unbind()
+                stacked = torch.stack([numeric.float64(x).to(device) for x in tensors])
+                ready = stacked.to(dtype).unbind()
             supply = iter(ready)
             flat = [next(supply) if isinstance(x, Tensor) else x for x in self.flat]
             self.cast[key] = with_forms(iter(flat), self.forms)

@@ -53,9 +53,11 @@ class _Watch(TorchFunctionMode):
             raise recorder.reading()
         if func in WRITING or name == "__set__":
             recorder.refuse_write(_attribute(func) if name == "__set__" else name, args[:1])
-        args, kwargs = self._without_number(func, args, kwargs or {})
         recorder.indexing = func is Tensor.__getitem__
         recorder.since = len(recorder.graph.nodes)
+        if func in CLAMPING:
+            func, args, kwargs = _clamping(func, *args, **kwargs or {})
+        args, kwargs = self._without_number(func, args, kwargs or {})
         try:
             found = func(*args, **kwargs)
         except (RuleError, Unsuitable):
@@ -87,7 +89,7 @@ class _Watch(TorchFunctionMode):
             args = args[:place] + args[place + 1 :]
         for name in ("alpha", "value", FILLING):
             node = self.recorder.node_of(kwargs.get(name))
-            if node is not None and node.host:
+            if node is not None and node.host and (name != "value" or func in VALUED):
                 self.recorder.named = name, node
                 return args, {**kwargs, name: 0.5}
         return args, kwargs
@@ -95,6 +97,31 @@ class _Watch(TorchFunctionMode):
 
 FILLS: dict[Any, int] = {torch.full_like: 1, Tensor.new_full: 2, torch.full: 1}
 """Functions that fill a tensor with a number, and which argument that is."""
+
+
+VALUED = {
+    torch.addcmul,
+    torch.addcdiv,
+    Tensor.addcmul,
+    Tensor.addcdiv,
+    Tensor.addcmul_,
+    Tensor.addcdiv_,
+}
+"""Functions that multiply by a `value`, where others take a tensor for it."""
+
+CLAMPING = {torch.clamp, torch.clip, Tensor.clamp, Tensor.clip}
+
+
+def _clamping(func: Any, x: Any, min: Any = None, max: Any = None, **kwargs: Any) -> Any:
+    """A call that clamps, which takes a tensor for both bounds or for none."""
+    mixed = isinstance(min, Tensor) != isinstance(max, Tensor)
+    if kwargs or not mixed or min is None or max is None:
+        return func, (x,), {"min": min, "max": max, **kwargs}
+    return _clamped, (x, min, max), {}
+
+
+def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
+    return x.clamp_min(low).clamp_max(high)
 
 
 def _attribute(func: Any) -> str:

@@ -192,9 +192,28 @@ def _example(x: Any) -> Any:
     return torch.empty((0,) * len(x.shape), dtype=x.dtype, device="meta")
 
 
+def _rounded(x: Any, node: Node) -> Any:
+    """A Python number as ATen reads it in an operation."""
+    floating = [y.dtype for y in node.operands() if y.dtype.is_floating_point]
+    if not floating or not isinstance(x, float):
+        return x
+    wide = max(floating, key=lambda dtype: dtype.itemsize)
+    read = number_dtype(node.op, wide)
+    return x if read == opmath(wide) else torch.tensor(x, dtype=read).item()
+
+
 def opmath(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which ATen computes."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+WIDE_NUMBERS = ("mul", "div", "addcmul", "addcdiv", "lerp", "floor_divide")
+"""Operations whose Python number ATen does not round to the half type of the tensor beside it."""
+
+
+def number_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype to which ATen rounds a Python number beside a tensor."""
+    return opmath(dtype) if op.partition(".")[0] in WIDE_NUMBERS else dtype
 
 
 COMPARISONS = {
@@ -244,7 +263,7 @@ def expression(b: Any, node: Node, name: Callable[[Node], str]) -> str:
         if x is None:
             return None
         if not isinstance(x, Node):
-            return b.constant(x, b.dtype)
+            return b.constant(_rounded(x, node), b.dtype)
         return name(x) if place == condition else b.cast(name(x), x.dtype, b.dtype)
 
     given = [operand(x, i) for i, x in enumerate(node.args)]

@@ -97,6 +97,12 @@ class Recorder(BASE):
         mine = node is not None and self.graph.nodes[node.index : node.index + 1] == [node]
         return node if mine else None
 
+    def whole(self, x: Tensor, kind: type) -> Tensor:
+        """A number of the step that is an int or a bool."""
+        found = torch.ones((), dtype=torch.bool if kind is bool else torch.int64)
+        self.note(found, ops.CAST, (self.given(x),), {"dtype": found.dtype}, host=True)
+        return found
+
     def given(self, x: Any) -> Any:
         """An argument of an operation, with nodes in the place of tensors."""
         if isinstance(x, Tensor):
@@ -130,10 +136,17 @@ class Recorder(BASE):
         if op == "div.Tensor" and self._is_host(args[0]) and not self._is_host(args[1]):
             with self:  # what Python makes of a float and a tensor
                 return torch.reciprocal(args[1]) * args[0]
-        args = self._cast(args, kwargs)
+        if op in ops.REDUCE and kwargs.get("dtype") not in (None, args[0].dtype):
+            with self:  # which ATen casts first
+                args = (args[0].to(kwargs["dtype"]), *args[1:])
+        args = self._cast(op, args)
         if func._schema.is_mutable:
             return self._mutated(func, op, args, kwargs)
         out = func(*args, **kwargs)
+        if isinstance(out, Tensor) and out.dtype.is_floating_point and op != ops.CAST:
+            wide = [self._as(x, torch.float64) if self._is_whole(x) else x for x in args]
+            if any(x is not y for x, y in zip(args, wide, strict=True)):
+                args, out = tuple(wide), func(*wide, **kwargs)
         if isinstance(out, (Tensor, tuple, list)):
             self._take(op, args, kwargs, out)
         return out
@@ -162,12 +175,7 @@ class Recorder(BASE):
             if op == ops.CAST and not isinstance(given[0], Node):  # of a number, inside of vmap
                 self._constant(out)
                 return
-            if op == "arange.default" or op == "arange.start_step":
-                plain = out.numel() > 0 and torch.equal(out, torch.arange(len(out)).to(out.dtype))
-                self.note(out, "iota" if plain else op, () if plain else given)
-                return
-            if op == "arange.start":
-                self.note(out, "iota" if given[0] == 0 else op, () if given[0] == 0 else given)
+            if op.startswith("arange.") and self._counts(out, op, given):
                 return
             self.note(out, op, given, own, host=host)
             return
@@ -177,6 +185,20 @@ class Recorder(BASE):
                 self.note(x, "number", (i,), host=True)
             elif isinstance(x, Tensor):
                 self.note(x, f"{op}[{i}]", given, own)
+
+    def _counts(self, out: Tensor, op: str, given: tuple[Any, ...]) -> bool:
+        """Note what counts from 0, if a tensor does."""
+        if op == "arange.start":
+            plain = given[0] == 0
+        else:
+            plain = out.numel() > 0 and torch.equal(out, torch.arange(len(out)).to(out.dtype))
+        wide = ops.opmath(out.dtype)
+        if plain and wide != out.dtype:
+            exact = self.note(out.to(wide), "iota")
+            self.note(out, ops.CAST, (exact,), {"dtype": out.dtype})
+        elif plain:
+            self.note(out, "iota")
+        return plain
 
     def _with_number(
         self, op: str, given: tuple[Any, ...], own: dict[str, Any]
@@ -199,6 +221,12 @@ class Recorder(BASE):
             if self.indexing:  # by a tensor of one bool, whose value torch itself reads
                 raise Unsuitable("an index that depends on values", self.rule)
             raise self.reading()
+        if op == "add.Tensor" and all(self._is_flag(x) for x in args[:2]):
+            raise RuleError(
+                f"{self._who()} adds two comparisons of numbers, which torch takes for bools and "
+                "Python for 0 and 1; add torch.where(condition, 1.0, 0.0), or work the number out "
+                "in scalars."
+            )
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise RuleError(
                 f"{self._who()} draws random numbers ({op.partition('.')[0]}) from torch's "
@@ -229,16 +257,24 @@ class Recorder(BASE):
         node = self.node_of(x)
         return node is not None and node.host
 
-    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _is_whole(self, x: Any) -> bool:
+        """Whether a tensor follows from numbers of the step alone, and is an integer or a bool."""
+        return self._is_host(x) and not x.is_floating_point()
+
+    def _is_flag(self, x: Any) -> bool:
+        return self._is_host(x) and x.dtype is torch.bool
+
+    def _cast(self, op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Numbers of the step beside tensors in the dtype of these, as Python numbers would be."""
         tensors = [x for x in args if isinstance(x, Tensor)]
         own = [x for x in tensors if self._is_host(x) and x.is_floating_point()]
         others = [x.dtype for x in tensors if not self._is_host(x)]
         if not own or not others:
             return args
-        default = torch.get_default_dtype()
         floating = [x for x in others if x.is_floating_point]
-        wide = ops.opmath(max(floating, key=lambda d: d.itemsize)) if floating else default
+        wide = torch.get_default_dtype()
+        if floating:
+            wide = ops.number_dtype(op, max(floating, key=lambda d: d.itemsize))
         return tuple(
             [self._as(x, wide) if any(x is y for y in own) and x.dtype != wide else x for x in args]
         )

@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 import undeclared
+import undeclared_halves
 from helpers import assert_same, clone
 from undeclared import MODELS, ROWS, WAYS
 from undeclared_refused import CONTRADICTED, REFUSED
@@ -30,6 +31,13 @@ def test_the_table_has_the_rules_that_users_write():
 def test_a_rule_without_flags_is_the_same_in_every_way(name):
     wrong = [x for x in undeclared.outcomes(ROWS[name]) if x.kind != "equal"]
     assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("name", [x for x in ROWS if x in vars(undeclared_halves)])
+def test_halves_and_whole_numbers_are_computed_in_kernels(name):
+    for shape in ((7,), (6, 8)):
+        tx, p = ROWS[name].build(), torch.randn(shape)
+        fo.compile(tx, strict=True)(torch.randn(shape), tx.init(p), p)
 
 
 class Begun:
@@ -115,3 +123,13 @@ def test_the_naive_loop_sees_a_rule_whose_tensors_are_joined():
         params = {name: p + grads[name] / norm for name, p in params.items()}
     apart, _ = undeclared.worst(undeclared.End(params, {}), undeclared.naive(row, model))
     assert apart > 0.1
+
+
+def test_update_computes_with_numbers_as_precise_as_those_of_scalars():
+    def near_one(t):
+        return (1 - 1e-6 / t,)
+
+    tx = fo.leafwise(None, lambda u, s, p, b: (1e6 * (1 - b) * u, s), near_one, name="rest")
+    params = {"w": torch.zeros(4)}
+    updates, _ = tx.update({"w": torch.ones(4)}, tx.init(params), params)
+    assert updates["w"].tolist() == pytest.approx([1.0] * 4, rel=1e-6)

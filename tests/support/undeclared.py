@@ -6,8 +6,8 @@ one tensor after the other. Run as a program, it prints a table of all of them a
     python tests/support/undeclared.py [--only NAME ...] [--sets NAME ...] [--ways NAME ...]
 
 Here are the sets of tensors, the naive loop, the four ways and the comparison. The rules are in
-`undeclared_numbers.py`, `undeclared_places.py`, `undeclared_sizes.py`, `undeclared_slots.py` and
-`undeclared_recipes.py`.
+`undeclared_halves.py`, `undeclared_numbers.py`, `undeclared_places.py`, `undeclared_sizes.py`,
+`undeclared_slots.py` and `undeclared_recipes.py`.
 `undeclared_table.py` says what a rule is. `undeclared_refused.py` has the rules that are refused.
 """
 
@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import undeclared_numbers  # noqa: F401 this module and the next four fill the table
+import undeclared_halves  # noqa: F401 this module and the next five fill the table
+import undeclared_numbers  # noqa: F401
 import undeclared_places  # noqa: F401
 import undeclared_recipes  # noqa: F401
 import undeclared_sizes  # noqa: F401

@@ -124,6 +124,11 @@ def draws_by_a_generator_of_numpy(u, slots, p):
     return u * (_generator.random() / len(u)), slots
 
 
+@refused("adds two comparisons", scalars=lambda t: (0.95,))
+def adds_comparisons_of_numbers(u, slots, p, a):
+    return u * ((a > 0.5) + (a > 0.9)), slots
+
+
 @refused("reads a value")
 def reads_item(u, slots, p):
     return u / max(1.0, u.norm().item()), slots
