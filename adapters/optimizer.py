@@ -35,6 +35,7 @@ from functional_optim.adapters.stepping.plan import OptimizerPlan
 from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.core import base, modes
+from functional_optim.core.calls import explaining
 from functional_optim.core.chain import choices_of
 from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise
@@ -103,6 +104,11 @@ class OptimizerBase(torch.optim.Optimizer):
     integer_steps: bool = False
     keeps_trees: bool = True
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__.startswith(__package__) and "__init__" in vars(cls):
+            cls.__init__ = explaining(cls.__init__)
+
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation that a parameter group asks for."""
         raise NotImplementedError
@@ -152,6 +158,12 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
+            if not callable(closure):
+                raise TypeError(
+                    f"step takes a closure or nothing, but got a {type(closure).__name__}; call "
+                    "loss.backward() and step(), or pass a function that computes the loss and "
+                    "its gradients and returns the loss."
+                )
             loss = base.recorded(closure)
         compiling = torch.compiler.is_compiling()
         if self.defaults.get("differentiable") and not compiling:

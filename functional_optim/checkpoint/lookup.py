@@ -42,6 +42,12 @@ def get(state: Any, *names: str) -> Any:
         >>> fo.get(state, "lr").item(), fo.get(state, "w", "exp_avg")
         (0.1, tensor([0., 0.]))
     """
+    if isinstance(state, torch.optim.Optimizer):
+        raise TypeError(
+            f"get takes the state of a transformation, but got a {type(state).__name__}; an "
+            "optimizer object has its slots in opt.state[p], and its hyperparameters in "
+            "opt.param_groups."
+        )
     found = entries_of(state)
     if len(names) == 1:
         return _one(found, names[0])

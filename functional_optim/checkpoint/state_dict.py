@@ -57,6 +57,13 @@ def state_dict(state: Any, params: Any = None) -> dict[str, Any]:
         >>> sorted(fo.state_dict(fo.adamw().init(params), params))
         ['state.w.exp_avg', 'state.w.exp_avg_sq', 'state.w.step']
     """
+    if isinstance(params, State) and not isinstance(state, State):
+        raise TypeError("state_dict takes the state first: call state_dict(state, params).")
+    if isinstance(state, torch.optim.Optimizer):
+        raise TypeError(
+            f"state_dict takes the state of a transformation, but got a {type(state).__name__}; "
+            "call the method of the object, opt.state_dict()."
+        )
     found: dict[str, Any] = {}
 
     def keep(entry: Entry) -> Any:

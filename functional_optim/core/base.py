@@ -211,6 +211,11 @@ def check_transformation(name: str, tx: Any, example: str) -> None:
 
 def check_params(params: Tree) -> None:
     """Raise TypeError unless every leaf is a floating-point or complex tensor."""
+    if isinstance(params, GradientTransformation):
+        raise TypeError(
+            f"a tree of parameters is asked for, but got a {type(params).__name__}; pass a pytree "
+            "of tensors such as dict(model.named_parameters())."
+        )
     for path, p in tree.items(params):
         if not isinstance(p, Tensor):
             raise TypeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,43 @@ def _object_of(make: Callable[..., Any]) -> str:
     )
 
 
+NUMBERS = {
+    "int": "a whole number",
+    "float": "a number",
+    "float | Tensor": "a number or a 0-dim tensor",
+    "Number": "a number or a 0-dim tensor",
+    "Hyper": "a number, a 0-dim tensor or a schedule",
+}
+"""What arguments take, by their annotations."""
+
+NO_NUMBER = (str, bytes, list, tuple, dict, set, type(None), type, torch.nn.Module)
+
+SIMPLE = frozenset((float, int, bool, Tensor))
+
+
+def check_numbers(
+    make: Callable[..., Any], names: tuple[str, ...], args: Any, kwargs: dict[str, Any]
+) -> None:
+    """Raise TypeError for what can be no number where one is asked for. names: of the args."""
+    annotations = getattr(make, "__annotations__", {})
+    for name, x in (*zip(names, args, strict=False), *kwargs.items()):
+        if type(x) in SIMPLE:
+            continue
+        kind, _, other = (
+            str(annotations.get(name, "")).removeprefix("numeric.").partition(" | None")
+        )
+        if kind not in NUMBERS or other or (x is None and "None" in annotations[name]):
+            continue
+        function = callable(x) and not isinstance(x, NO_NUMBER)
+        scheduler = isinstance(x, torch.optim.lr_scheduler.LRScheduler)
+        if isinstance(x, NO_NUMBER) or scheduler or (function and kind != "Hyper"):
+            shown = repr(x) if x is None or isinstance(x, (str, bytes)) else f"a {type(x).__name__}"
+            advice = ", which functional_optim.schedules.from_torch converts" if scheduler else ""
+            raise TypeError(
+                f"{make.__name__} takes {NUMBERS[kind]} as {name}, but got {shown}{advice}."
+            )
+
+
 def check_flags(annotations: dict[str, Any], kwargs: dict[str, Any]) -> None:
     """Raise TypeError for anything but True and False where a flag is asked for."""
     for name, x in kwargs.items():
@@ -55,17 +93,47 @@ def check_flags(annotations: dict[str, Any], kwargs: dict[str, Any]) -> None:
             raise TypeError(f"{name} must be True or False, but got {x!r}.")
 
 
-def explained(error: TypeError, make: Callable[..., Any]) -> TypeError:
-    """The error of a call, which says what stands here in the place of an unknown argument."""
+INSIDE = ("a hyperparameter must be", " takes a number")
+"""What errors say of a number that a factory has handed on."""
+
+
+def explained(
+    error: TypeError,
+    make: Callable[..., Any],
+    names: tuple[str, ...] = (),
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> TypeError:
+    """The error of a call, which says what stands here in the place of an unknown argument, and
+    which argument is no number. names: of the args."""
     from functional_optim.core.other_names import hint_for_argument
 
     text = str(error)
+    if any(words in text for words in INSIDE):
+        try:
+            check_numbers(make, names, args, kwargs or {})
+        except TypeError as named:
+            return named
     call, unexpected, name = text.partition("() got an unexpected keyword argument ")
     if not unexpected or call not in (make.__name__, make.__qualname__):
         return error
     here = hint_for_argument(name.partition(".")[0].strip("'"))
-    advice = f"pass {here}" if here else f"it takes {', '.join(inspect.signature(make).parameters)}"
+    known = [x for x in inspect.signature(make).parameters if x != "self"]
+    advice = f"pass {here}" if here else f"it takes {', '.join(known)}"
     return TypeError(f"{text}; {advice}.")
+
+
+def explaining(init: Callable[..., None]) -> Any:
+    """A constructor, which says of an argument that it does not take what stands here for it."""
+
+    @functools.wraps(init)
+    def explained_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except TypeError as error:
+            raise explained(error, init) from error.__cause__
+
+    return explained_init
 
 
 def not_called(make: Callable[..., Any]) -> Callable[..., Any]:

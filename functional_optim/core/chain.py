@@ -94,6 +94,11 @@ def named_chain(*named: tuple[str, base.GradientTransformation]) -> base.Gradien
         >>> sorted(tx.init(torch.ones(2)).slots)
         ['fast.momentum_buffer', 'slow.momentum_buffer']
     """
+    if not all(type(x) is tuple and len(x) == 2 for x in named):
+        raise TypeError(
+            'named_chain takes pairs of a name and a transformation: named_chain(("first", trace('
+            '0.5)), ("second", trace(0.9))); of a dict d pass *d.items().'
+        )
     names = [name for name, _ in named]
     if len(set(names)) != len(names):
         raise ValueError(f"named_chain needs different names, but got {names}.")

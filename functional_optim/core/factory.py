@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from functional_optim.core.calls import check_first, explained, not_called
-from functional_optim.core.calls import check_flags as _check_flags
+from functional_optim.core import calls
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -119,8 +118,14 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
     """
     is_compiling, begun, local = torch.compiler.is_compiling, _numbers.__next__, _local
     remember, read, are_constants = _remember, _read, CONSTANTS.issuperset
-    check, explain, check_flags = check_first, explained, _check_flags
-    annotations = getattr(make, "__annotations__", {})
+    check_first, check_flags, check_numbers = (
+        calls.check_first,
+        calls.check_flags,
+        calls.check_numbers,
+    )
+    explain, annotations = calls.explained, getattr(make, "__annotations__", {})
+    code = getattr(make, "__code__", None)
+    names = () if code is None else code.co_varnames[: code.co_argcount]
 
     def recording(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or getattr(local, "forgetting", False):
@@ -130,11 +135,12 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
         if not plain:
             args = tuple([read(x) for x in args])
             kwargs = {name: read(x) for name, x in kwargs.items()}
-            check(make, args)
+            check_first(make, args)
         try:
             made = make(*args, **kwargs)
         except TypeError as error:
-            raise explain(error, make) from error.__cause__
+            raise explain(error, make, names, args, kwargs) from error.__cause__
+        check_numbers(make, names, args, kwargs)
         check_flags(annotations, kwargs)  # of which a factory may have said more
         return remember(made, recorder, args, kwargs, number, plain)
 
@@ -143,7 +149,7 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
     recorder: Any = FunctionType(recording.__code__, own, closure=recording.__closure__)
     functools.update_wrapper(recorder, make)
     if str(getattr(make, "__annotations__", {}).get("return", "")) in TRANSFORMATIONS:
-        recorder.init = recorder.update = not_called(make)
+        recorder.init = recorder.update = calls.not_called(make)
     return recorder
 
 

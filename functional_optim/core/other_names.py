@@ -176,6 +176,8 @@ Also here: `fo.schedules.warmup` (before any schedule), `fo.schedules.warmup_sta
 | `clip`, `clip_norm`, `max_norm`, `grad_clip`, `max_grad_norm`, `clipnorm` | a chain: `fo.chain(fo.clip_by_global_norm(1.0), ...)` |
 | `ema`, `ema_decay`, `use_ema` | a chain: `fo.chain(..., fo.params_ema(0.999))` |
 | `accumulate`, `accumulation_steps`, `gradient_accumulation_steps` | a wrapper: `fo.accumulate(tx, 4)` |
+| `every_k_schedule`, `every_k` | `every` |
+| `T_max`, `total_steps`, `num_training_steps` | `decay_steps`, `transition_steps` or `steps`, as the schedule calls it |
 | `fused`, `foreach`, `differentiable`, `capturable` | nothing: `fo.compile(tx)` steps all tensors by kernels, and takes `capturable=` |
 | `params` | nothing: parameters go to `init` and `update`, or to an optimizer object |
 """

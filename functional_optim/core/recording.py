@@ -425,7 +425,7 @@ def _masked(codec: Any, inside: Tensor) -> Any:
 
 def _holes_of(placement: Placement, slots: Slots) -> tuple[bool, ...]:
     """Which of its slots a rule lacks, as it sees them."""
-    if not any(placement.rule.codecs):
+    if not (slots and any(placement.rule.codecs)):
         return tuple([x is None for x in slots])
     found = stored_slots(placement.rule, slots)
     return tuple([own.codec is None and own.whole is None for own in found])

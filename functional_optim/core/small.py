@@ -63,7 +63,10 @@ def slots_like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> l
     if p.dim() == 0 and tiny.dim():  # a number as a vector of one element
         found = [None if x is None else () for x in found]
     if found == real or any(placement.rule.codecs):
-        return [filled(x.shape, y.dtype) for x, y in zip(made, slots, strict=True) if y is not None]
+        pairs = [(x, y) for x, y in zip(made, slots, strict=True) if y is not None]
+        if any(x is None for x, _ in pairs):
+            raise Unsuitable("packed slots beside some that a vector does not have")
+        return [filled(x.shape, y.dtype) for x, y in pairs]
     return [filled(_aligned(x, tiny, p), x.dtype) for x in present]
 
 

@@ -19,6 +19,7 @@ from functional_optim.combinators.sharpness import SamState
 from functional_optim.core import base, memory, modes
 from functional_optim.core.factory import Made, factory
 from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.lift import State
 from functional_optim.engine.compile import compile as compile_update
 
 Loss = Callable[..., Any]
@@ -90,6 +91,12 @@ def compile_train_step(
             f"compile_train_step takes a loss function first, but got a {type(loss_fn).__name__}; "
             "call it as compile_train_step(loss_fn, tx)."
         )
+    if isinstance(loss_fn, torch.nn.Module) and any(True for _ in loss_fn.parameters()):
+        raise TypeError(
+            "compile_train_step calls loss_fn(params, *batch), but got a module with parameters of "
+            "its own; pass e.g. lambda params, x, y: F.cross_entropy(torch.func.functional_call("
+            "model, params, (x,)), y)."
+        )
     base.check_transformation("compile_train_step", tx, "compile_train_step(loss_fn, adamw(1e-3))")
     numeric.check_count("compile_train_step", 1, accumulate=accumulate)
     return TrainStep(loss_fn, tx, has_aux, accumulate, donate, strict, compile)
@@ -135,6 +142,8 @@ class TrainStep(Made):
         parts = micro_batches((batch, rest), self.parts)
         traced = modes.traced()
         if not (traced or self.begun):
+            if isinstance(params, State):
+                raise TypeError("call a train step in this order: step(params, state, *batch).")
             base.check_params(params)
             if self.compiled:
                 self._compile_loss(params)

@@ -143,10 +143,9 @@ class Recorder(BASE):
         if func._schema.is_mutable:
             return self._mutated(func, op, args, kwargs)
         out = func(*args, **kwargs)
-        if isinstance(out, Tensor) and out.dtype.is_floating_point and op != ops.CAST:
-            wide = [self._as(x, torch.float64) if self._is_whole(x) else x for x in args]
-            if any(x is not y for x, y in zip(args, wide, strict=True)):
-                args, out = tuple(wide), func(*wide, **kwargs)
+        if self._narrows(op, args, out):
+            args = tuple([self._as(x, torch.float64) if self._is_whole(x) else x for x in args])
+            out = func(*args, **kwargs)
         if isinstance(out, (Tensor, tuple, list)):
             self._take(op, args, kwargs, out)
         return out
@@ -256,6 +255,16 @@ class Recorder(BASE):
         """Whether a tensor follows from numbers of the step alone."""
         node = self.node_of(x)
         return node is not None and node.host
+
+    def _narrows(self, op: str, args: tuple[Any, ...], out: Any) -> bool:
+        """Whether torch makes of integers, which are numbers of the step, a float of its default
+        dtype, where Python makes a double."""
+        given = [x for x in args if isinstance(x, Tensor)]
+        if op == ops.CAST or op in ops.CHOICES or not all(map(self._is_host, given)):
+            return False
+        return (
+            isinstance(out, Tensor) and out.is_floating_point() and any(map(self._is_whole, given))
+        )
 
     def _is_whole(self, x: Any) -> bool:
         """Whether a tensor follows from numbers of the step alone, and is an integer or a bool."""

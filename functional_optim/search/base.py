@@ -275,7 +275,7 @@ def center(state: Any) -> Any:
         tensor([1., 2.])
     """
     if not hasattr(state, "mean"):
-        return state.best
+        return _searched("center", state).best
     return Ravel(state.best, dtype=state.mean.dtype).tree(state.mean)
 
 
@@ -293,7 +293,16 @@ def best(state: Any) -> Any:
         >>> fo.search.best(state)
         tensor([4.])
     """
-    return state.best
+    return _searched("best", state).best
+
+
+def _searched(who: str, state: Any) -> Any:
+    if not hasattr(state, "best_fitness"):
+        raise TypeError(
+            f"{who} takes the state of a search method, which its init or tell returned, but got a "
+            f"{type(state).__name__}."
+        )
+    return state
 
 
 def check_population(name: str, population: Any, least: int) -> None:
@@ -339,4 +348,5 @@ def default_population(params: Any) -> int:
         >>> fo.search.default_population({"w": torch.zeros(10)})
         10
     """
+    base.check_params(params)
     return 4 + int(3 * math.log(Ravel(params).size))

@@ -138,8 +138,8 @@ def test_names_are_those_of_the_model_even_if_it_is_compiled(recipe, fresh_dynam
     [
         (lambda: fo.masked(fo.adam(), lambda params: params), "called for each leaf"),
         (lambda: fo.partition([fo.adam()], {"*": "a"}), "a dict from labels"),
-        (lambda: fo.adam("1e-3"), "a number, a 0-dim tensor or a schedule, but got '1e-3'"),
-        (lambda: fo.sgd(None), "a number, a 0-dim tensor or a schedule, but got None"),
+        (lambda: fo.adam("1e-3"), "a number, a 0-dim tensor or a schedule as lr, but got '1e-3'"),
+        (lambda: fo.sgd(None), "a number, a 0-dim tensor or a schedule as lr, but got None"),
     ],
 )
 def test_what_a_user_of_optax_may_try_gets_a_sentence(make, says):

@@ -69,7 +69,10 @@ MISTAKES = {
     "a tensor": (lambda: adapters.AdamW(torch.ones(3)), "should be an iterable of Tensors"),
     "parameters that were computed": (lambda: adapters.SGD([parameter() * 2]), "non-leaf Tensor"),
     "integers": (lambda: fo.sgd(0.1).init({"w": torch.ones(3).long()}), "only floating-point"),
-    "a string as lr": (lambda: fo.adamw("0.1"), "must be a number, a 0-dim tensor or a schedule"),
+    "a string as lr": (
+        lambda: fo.adamw("0.1"),
+        "adamw takes a number, a 0-dim tensor or a schedule",
+    ),
     "a string as lr of an object": (
         lambda: adapters.AdamW([parameter()], lr="0.1"),
         "AdamW takes a number or a 0-dim tensor as lr, but got '0.1'",
@@ -78,7 +81,10 @@ MISTAKES = {
         lambda: adapters.AdamW([parameter()], lr=LINEAR),
         "for a schedule use adapters.Optimizer(params, fo.adamw, lr=schedule)",
     ),
-    "a scheduler as lr": (lambda: fo.adamw(scheduler()), "or a schedule, but got <torch.optim"),
+    "a scheduler as lr": (
+        lambda: fo.adamw(scheduler()),
+        "got a LambdaLR, which functional_optim.schedules.from_torch",
+    ),
     "a negative lr": (lambda: fo.adamw(-1.0), "Invalid learning rate: -1.0"),
     "one beta": (lambda: fo.adamw(0.1, betas=0.9), "betas must be a pair of numbers"),
     "the decay in the place of betas": (lambda: fo.adamw(0.1, 0.01), "betas must be a pair"),

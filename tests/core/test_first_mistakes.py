@@ -247,3 +247,71 @@ def test_the_numbers_of_a_rule_are_numbers(found, compiled):
     update = fo.compile(tx) if compiled else tx.update
     words = f"scalars of the rule 'odd' returned {found!r} among its numbers"
     refused(TypeError, words, lambda: update(GRADS, tx.init(PARAMS), PARAMS))
+
+
+NO_NUMBERS = {
+    "adamw takes a number, a 0-dim tensor or a schedule as lr, but got 'fast'": (
+        lambda: fo.adamw("fast")
+    ),
+    "sgd takes a number, a 0-dim tensor or a schedule as lr, but got a list": (
+        lambda: fo.sgd([0.1, 0.2])
+    ),
+    "sgd takes a number, a 0-dim tensor or a schedule as lr, but got a Leafwise": (
+        lambda: fo.sgd(fo.scale(0.1))
+    ),
+    "clip_by_global_norm takes a number, a 0-dim tensor or a schedule as max_norm": (
+        lambda: fo.clip_by_global_norm(None)
+    ),
+    "skip_large_updates takes a number, a 0-dim tensor or a schedule as max_norm": (
+        lambda: fo.skip_large_updates(fo.sgd(0.1), "1")
+    ),
+    "one_plus_one takes a number or a 0-dim tensor as sigma, but got a Leafwise": (
+        lambda: fo.search.one_plus_one(fo.adamw())
+    ),
+    "one_plus_one takes a number or a 0-dim tensor as sigma, but got a function": (
+        lambda: fo.search.one_plus_one(lambda w: w.sum())
+    ),
+    "spsa takes a number, a 0-dim tensor or a schedule as c, but got a Leafwise": (
+        lambda: fo.estimators.spsa(fo.sgd(0.1))
+    ),
+}
+
+
+@pytest.mark.parametrize("words", NO_NUMBERS)
+def test_what_is_no_number_is_named(words):
+    refused(TypeError, words, NO_NUMBERS[words])
+
+
+def adamw():
+    return adapters.AdamW(model().parameters())
+
+
+def called_with_its_arguments_swapped():
+    tx = fo.sgd(0.1)
+    fo.compile_train_step(lambda p: p["w"].sum(), tx)(tx.init(PARAMS), PARAMS)
+
+
+SENTENCES = {
+    "pass *d.items()": lambda: fo.named_chain({"a": fo.sgd(0.1)}),
+    "an optimizer object has its slots in opt.state[p]": lambda: fo.get(adamw(), "lr"),
+    "state_dict takes the state first": lambda: fo.state_dict(PARAMS, fo.adamw().init(PARAMS)),
+    "call the method of the object, opt.state_dict()": lambda: fo.state_dict(adamw()),
+    "step takes a closure or nothing, but got a Tensor": lambda: adamw().step(torch.ones(())),
+    "but got a module with parameters of its own": (
+        lambda: fo.compile_train_step(model(), fo.sgd(0.1))
+    ),
+    "in this order: step(params, state, *batch)": called_with_its_arguments_swapped,
+    "report takes a list of dicts, but got a Leafwise": lambda: fo.report(fo.adamw()),
+    "best takes the state of a search method": lambda: fo.search.best(fo.adamw()),
+    "center takes the state of a search method": lambda: fo.search.center(fo.adamw()),
+    "a tree of parameters is asked for, but got a Leafwise": lambda: fo.adam().init(fo.sgd(0.1)),
+    "'learning_rate'; pass lr": lambda: adapters.AdamW(model().parameters(), learning_rate=0.1),
+    "'b1'; pass betas=(b1, b2)": lambda: adapters.MuonAdamW(model().parameters(), b1=0.9),
+    "'speed'; it takes params, lr": lambda: adapters.Lion(model().parameters(), speed=0.1),
+    "'every_k_schedule'; pass every": lambda: fo.accumulate(fo.sgd(0.1), every_k_schedule=4),
+}
+
+
+@pytest.mark.parametrize("words", SENTENCES)
+def test_one_sentence_says_what_to_do(words):
+    refused(TypeError, words, SENTENCES[words])

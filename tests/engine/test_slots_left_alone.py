@@ -80,3 +80,30 @@ def test_slots_with_other_rows_take_no_sparse_gradients():
     for step in (opt.step, lambda: tx.update(p.grad, tx.init(p), p)):
         with pytest.raises(RuntimeError, match=r"not take sparse gradients, .* shape \(3,\)"):
             step()
+
+
+GATED = {
+    "accumulate(stored(came))": lambda: fo.accumulate(fo.stored(fo.came(), "int8"), 2),
+    "stored(accumulate(muon))": lambda: fo.stored(fo.accumulate(fo.muon(), 2), "int8"),
+    "stored(accumulate(adam_mini))": lambda: fo.stored(fo.accumulate(fo.adam_mini(), 2), "int8"),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gate_around_packed_slots_of_rules_over_whole_matrices(name):
+    tx = GATED[name]()
+    start = {"w": torch.randn(64, 70)}
+    found = []
+    for step in (fo.compile(tx, donate=False), None):
+        params, state = start, tx.init(start)
+        torch.manual_seed(0)
+        for _ in range(3):
+            grads = {"w": torch.randn(64, 70)}
+            if step is not None:
+                params, state = step(grads, state, params)
+            else:
+                updates, state = tx.update(grads, state, params)
+                params = fo.apply_updates(params, updates)
+        found.append(params["w"] - start["w"])
+    assert found[1].abs().max() > 0
+    torch.testing.assert_close(found[0], found[1], rtol=2e-3, atol=2e-3 * found[1].abs().max())
