@@ -106,7 +106,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.__module__.startswith(__package__) and "__init__" in vars(cls):
+        if cls.__module__.startswith("functional_optim.") and "__init__" in vars(cls):
             cls.__init__ = explaining(cls.__init__)
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:

@@ -186,7 +186,18 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
         {'w': tensor([1.5000, 0.0000])}
     """
     tree.check_same(params, updates, "params", "updates", "pass the updates computed for these")
-    return tree.map(lambda p, u: p if u is None else add(p, u), params, updates)
+    return tree.map(_updated, params, updates)
+
+
+def _updated(p: Tensor, u: Tensor | None) -> Tensor:
+    if u is None:
+        return p
+    if u.shape != p.shape:  # in a trace, where trees are not compared before
+        raise ValueError(
+            f"an update of shape {tuple(u.shape)} is not that of a parameter of shape "
+            f"{tuple(p.shape)}; pass the updates computed for these parameters."
+        )
+    return add(p, u)
 
 
 def add(p: Tensor, u: Tensor) -> Tensor:

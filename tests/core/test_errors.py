@@ -364,3 +364,10 @@ def test_tensors_and_schedules_are_not_validated(make):
     fo.adamw(make(-1.0), (make(2.0), make(3.0)), make(-1.0), make(-1.0))
     fo.sgd(make(-1.0), make(-1.0), weight_decay=make(-1.0))
     fo.chain(fo.clip_by_global_norm(make(-1.0)), fo.clip_by_value(make(-1.0)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_updates_are_not_broadcast_in_a_trace(shape):
+    add = torch.compile(fo.apply_updates, backend="eager")
+    with pytest.raises(ValueError, match="is not that of a parameter of shape"):
+        add({"w": torch.ones(3)}, {"w": torch.ones(shape)})
