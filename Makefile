@@ -71,7 +71,7 @@ wheel: $(VENV)/.release
 
 # with the torch that is installed: one for CUDA, where a card is to be checked
 gpu:
-	$(PYTHON) -m functional_optim.gpu_check $(ARGS)
+	PYTHONPATH=benchmarks:tests/support $(PYTHON) -m gpu_check $(ARGS)
 
 # torch comes first and through the constraints: unpinned, it would bring gigabytes of CUDA along
 $(VENV)/.torch: constraints.txt

@@ -24,7 +24,6 @@ ON_DEMAND = (
     "functional_optim.algorithms.lbfgs",
     "functional_optim.cache",
     "functional_optim.estimators",
-    "functional_optim.gpu_check",
     "functional_optim.replicas",
     "functional_optim.schedules",
     "functional_optim.search",

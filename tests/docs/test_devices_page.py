@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 import snippets
-
-from functional_optim.gpu_check import command
+from gpu_check import command
 
 PAGE = (snippets.ROOT / "docs" / "devices.md").read_text()
 SOURCES = [snippets.ROOT / "functional_optim" / name for name in ("engine", "kernels")]

@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
-import cases
 import pytest
 import torch
+from gpu_check import accuracy, command, recipes, results
+from gpu_check.platform import NotHere, Platform, platform_of
+from gpu_check.results import Outcome
 
 import functional_optim as fo
 from functional_optim import warmup
-from functional_optim.gpu_check import accuracy, command, recipes, results
-from functional_optim.gpu_check.platform import NotHere, Platform, platform_of
-from functional_optim.gpu_check.results import Outcome
 
+ROOT = Path(__file__).parents[2]
 CPU = Platform(torch.device("cpu"))
 
 
 def test_a_dry_run_passes_and_writes_what_it_found(tmp_path):
     file = tmp_path / "found.json"
-    run = [sys.executable, "-m", "functional_optim.gpu_check", "--device", "cpu", "--quick"]
-    done = subprocess.run([*run, "--output", str(file)], capture_output=True, text=True)
+    arguments = f"--device cpu --quick --output {file}"
+    run = ["make", "gpu", f"PYTHON={sys.executable}", f"ARGS={arguments}"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert found["versions"]["torch"] == torch.__version__
@@ -40,18 +42,6 @@ def test_a_dry_run_passes_and_writes_what_it_found(tmp_path):
             assert f"\n{name} " in done.stdout
     assert "recipes mixed: 3 passed" in done.stdout
     assert "0 failed" in done.stdout
-
-
-def bits(hyper):
-    return {key: repr(value) for key, value in hyper.items()}
-
-
-@pytest.mark.parametrize("case", [x for x in cases.CASES if hasattr(fo, x.recipe.__name__)])
-def test_a_recipe_of_the_tests_is_checked_with_the_same_numbers(case):
-    table = {x.name: x for x in recipes.known()}
-    assert table[case.name].make is case.recipe
-    assert bits(table[case.name].hyper) == bits(case.hyper)
-    assert table[case.name].matrices == (case.dim == 2)
 
 
 def test_each_public_algorithm_is_checked_or_has_a_reason():
@@ -144,7 +134,7 @@ def test_a_device_that_answers_no_more_ends_the_process_behind_the_check():
 
 DYING = """
 import os, sys
-from functional_optim.gpu_check import command, results
+from gpu_check import command, results
 def passes(platform, figures): figures["process"] = os.getpid()
 def dies(platform, figures): os.write(2, b"the end"); os._exit(7)
 command.listed = lambda quick: [

@@ -8,10 +8,10 @@ import pytest
 import torch
 from gpu.drivers import on_device
 from gpu.platform import FakePlatform
+from gpu_check import command, results, steady
+from gpu_check.results import Check, Outcome
 
 from functional_optim.adapters import Optimizer
-from functional_optim.gpu_check import command, results, steady
-from functional_optim.gpu_check.results import Check, Outcome
 
 pytestmark = [
     pytest.mark.own_process,

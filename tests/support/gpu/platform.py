@@ -1,12 +1,12 @@
-"""The device for tests as `functional_optim.gpu_check` sees a card."""
+"""The device for tests as `gpu_check` sees a card."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
 import torch
+from gpu_check.platform import WARM_UPS, Platform, Step
 
-from functional_optim.gpu_check.platform import WARM_UPS, Platform, Step
 from gpu import device as fake
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import adapters
-from functional_optim.gpu_check.platform import NotHere, Platform
-from functional_optim.gpu_check.results import Check, Figures, expect
-from functional_optim.gpu_check.training import check_close, executors_of, parameters
+from gpu_check.platform import NotHere, Platform
+from gpu_check.results import Check, Figures, expect
+from gpu_check.training import check_close, executors_of, parameters
 
 CPU = torch.device("cpu")
 SHAPES = [(97, 130), (67,), ()]

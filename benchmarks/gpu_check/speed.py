@@ -13,9 +13,9 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.gpu_check.platform import Platform, Step
-from functional_optim.gpu_check.results import Check, Figures, at_least, at_most
-from functional_optim.gpu_check.training import GPT, parameters, tensors_of
+from gpu_check.platform import Platform, Step
+from gpu_check.results import Check, Figures, at_least, at_most
+from gpu_check.training import GPT, parameters, tensors_of
 
 SIDE = 4096
 BILLION = 10**9

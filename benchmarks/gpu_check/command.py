@@ -6,6 +6,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import os
 import platform as machine
 import subprocess
 import sys
@@ -16,13 +17,13 @@ from typing import Any
 
 import torch
 
-from functional_optim.gpu_check import accuracy, speed, steady, tensors
-from functional_optim.gpu_check.platform import Platform, platform_of
-from functional_optim.gpu_check.results import Check, Outcome, finite, made, page
+from gpu_check import accuracy, speed, steady, tensors
+from gpu_check.platform import Platform, platform_of
+from gpu_check.results import Check, Outcome, finite, made, page
 
 FILE = "gpu_check.json"
 
-PROGRAM = ["-m", "functional_optim.gpu_check"]
+PROGRAM = ["-m", "gpu_check"]
 """How Python starts the command."""
 
 STDERR = 2
@@ -78,6 +79,7 @@ def make_apart(names: Sequence[str], options: Sequence[str]) -> list[Outcome]:
     behind it along.
     """
     outcomes: list[Outcome] = []
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # the tests' table is on it
     with tempfile.TemporaryDirectory() as folder:
         file, errors = Path(folder) / "results", Path(folder) / "errors"
         while left := names[len(outcomes) :]:
@@ -85,7 +87,7 @@ def make_apart(names: Sequence[str], options: Sequence[str]) -> list[Outcome]:
             own = [CHILD, str(file), "--only", *left]
             command = [sys.executable, *PROGRAM, *options, *own]
             with errors.open("w") as said:
-                status = subprocess.run(command, stdout=STDERR, stderr=said).returncode
+                status = subprocess.run(command, stdout=STDERR, stderr=said, env=env).returncode
             found = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
             outcomes += found
             if status != 0 or not found:
@@ -98,7 +100,7 @@ def make_apart(names: Sequence[str], options: Sequence[str]) -> list[Outcome]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status: 1 if a check has failed."""
     parser = argparse.ArgumentParser(
-        prog="python -m functional_optim.gpu_check",
+        prog="make gpu",
         description="Check the optimizers on a card, and write a file of results to send back.",
     )
     parser.add_argument("--device", help="such as cuda:0, the default; cpu is a dry run")

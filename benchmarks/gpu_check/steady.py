@@ -11,10 +11,10 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters, schedules, tree
-from functional_optim.gpu_check.platform import WARM_UPS, NotHere, Platform
-from functional_optim.gpu_check.recipes import clipped
-from functional_optim.gpu_check.results import Check, Figures, expect
-from functional_optim.gpu_check.training import check_close, launches, parameters, tensors_of
+from gpu_check.platform import WARM_UPS, NotHere, Platform
+from gpu_check.recipes import clipped
+from gpu_check.results import Check, Figures, expect
+from gpu_check.training import check_close, launches, parameters, tensors_of
 
 SHAPES = [(97, 130), (40, 7), (67,), ()]
 STEPS = 4

@@ -14,8 +14,8 @@ import functional_optim as fo
 from functional_optim import adapters, kernels, tree
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.traits import is_elementwise
-from functional_optim.gpu_check.platform import NotHere, Platform, Step
-from functional_optim.gpu_check.recipes import CheckedRecipe
+from gpu_check.platform import NotHere, Platform, Step
+from gpu_check.recipes import CheckedRecipe
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "cube": (3, 4, 5),

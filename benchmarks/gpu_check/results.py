@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from functional_optim.gpu_check.platform import NotHere, Platform
+from gpu_check.platform import NotHere, Platform
 
 Figures = dict[str, Any]
 """What a check has found, by name: filled in as it goes, so that a failure leaves what there is."""

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from functional_optim.gpu_check.platform import Platform
-from functional_optim.gpu_check.recipes import CheckedRecipe, known
-from functional_optim.gpu_check.results import Check, Figures, expect
-from functional_optim.gpu_check.training import (
+from gpu_check.platform import Platform
+from gpu_check.recipes import CheckedRecipe, known
+from gpu_check.results import Check, Figures, expect
+from gpu_check.training import (
     SHAPES,
     WAYS,
     Warned,
