@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -31,16 +30,12 @@ MARK = re.compile(
 )
 
 CLASS = '''
-
 class {optimizer}(ReadyMade):
     """`functional_optim.{name}` as an optimizer object."""
 
-    algorithm = "{name}"
-
     def __init__(
 {signature}
-    ) -> None:  # fmt: skip
-        self._construct(locals())
+    ) -> None: ...
 '''
 
 
@@ -67,7 +62,7 @@ def classes() -> dict[str, list[str]]:
             node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
         ]
         for path in sorted(ADAPTERS.glob("*.py"))
-        if path.stem not in ("__init__", "ready_made", "of_matrices")
+        if path.stem not in ("__init__", "ready_made")
     }
 
 
@@ -110,7 +105,12 @@ def on_demand(homes: dict[str, list[str]]) -> str:
     return "".join(lines)
 
 
-def signature(name: str, function: ast.FunctionDef) -> str:
+def stub(optimizer: str, function: ast.FunctionDef) -> str:
+    """What type checkers read of an algorithm's optimizer object."""
+    return CLASS.format(optimizer=optimizer, name=function.name, signature=signature(function))
+
+
+def signature(function: ast.FunctionDef) -> str:
     """The arguments of an algorithm's optimizer object, as the lines of its constructor."""
     given = function.args
     plain = [*given.posonlyargs, *given.args]
@@ -123,9 +123,7 @@ def signature(name: str, function: ast.FunctionDef) -> str:
     ]
     words += ["compile: Compile = True", "stored: Stored | None = None"]
     words += ["capturable: bool = False"]
-    joined = "\0".join(word.replace(" ", "\1") + "," for word in words).replace("\0", " ")
-    lines = textwrap.wrap(joined, 92, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(f"        {line}" for line in lines).replace("\1", " ")
+    return "\n".join([f"        {word},".replace("'", '"') for word in words])
 
 
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
@@ -159,19 +157,16 @@ def written() -> dict[Path, list[str]]:
     late = {home: names for home, names in late.items() if names}
     at_once = eager(adapters)
     homes: dict[str, list[str]] = {}
-    ready: dict[str, dict[str, str]] = {"ready_made": {}, "of_matrices": {}}
+    made: dict[str, str] = {}
     for name, page in found.items():
         optimizer = page.get("optimizer")
         if optimizer is None or optimizer in at_once:
             continue
         hand = [home for home, names in by_hand.items() if optimizer in names]
-        made = "of_matrices" if page["group"] == "Matrices" else "ready_made"
-        home = hand[0] if hand else f"functional_optim.adapters.{made}"
+        home = hand[0] if hand else "functional_optim.adapters.ready_made"
         homes.setdefault(home, []).append(optimizer)
         if not hand:
-            ready[made][optimizer] = CLASS.format(
-                optimizer=optimizer, name=name, signature=signature(name, functions[name])
-            )
+            made[optimizer] = name
     homes = {home: sorted(names, key=_like_ruff) for home, names in homes.items()}
     names = ", ".join([f"`{name}`" for name in found])
     objects = ", ".join(
@@ -180,10 +175,10 @@ def written() -> dict[Path, list[str]]:
     return {
         package: [typed(late), on_demand(late)],
         adapters: [typed(homes), on_demand(homes)],
-        **{
-            ADAPTERS / f"{home}.py": ["".join([*[text for _, text in sorted(own.items())], "\n\n"])]
-            for home, own in ready.items()
-        },
+        ADAPTERS / "ready_made.py": ["".join([f'    "{x}": "{made[x]}",\n' for x in sorted(made)])],
+        ADAPTERS / "ready_made.pyi": [
+            "".join([*[stub(x, functions[made[x]]) for x in sorted(made)], "\n"])
+        ],
         ROOT / "docs" / "contents.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
         ROOT / "docs" / "from_optax.md": [f"{TABLE}\n"],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import io
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ from helpers import (
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.adapters import ready_made
 from functional_optim.adapters.ready_made import ReadyMade
 
 MADE = [name for name in CLASSES if issubclass(getattr(adapters, CLASSES[name]), ReadyMade)]
@@ -97,3 +101,24 @@ def test_wrong_arguments_are_said_at_once(name):
         make(name, [{"params": [w], "nonsense": 1}])
     with pytest.raises(ValueError, match="compile"):
         getattr(adapters, CLASSES[name])([w], compile="sometimes")
+
+
+STUB = ast.parse(Path(ready_made.__file__).with_suffix(".pyi").read_text())
+STUBS = {x.name: x for x in STUB.body if isinstance(x, ast.ClassDef) and x.name != "ReadyMade"}
+
+
+def test_the_stub_has_all_classes():
+    assert STUBS.keys() == ready_made.CLASSES.keys()
+
+
+@pytest.mark.parametrize("name", STUBS)
+def test_the_stub_says_what_a_class_takes(name):
+    (init,) = [x for x in STUBS[name].body if isinstance(x, ast.FunctionDef)]
+    given = init.args
+    known = [*inspect.signature(getattr(adapters, name)).parameters.values()]
+    assert [x.arg for x in (*given.args, *given.kwonlyargs)] == ["self", *[x.name for x in known]]
+    defaults = [x for x in (*given.defaults, *given.kw_defaults) if x is not None]
+    mine = [x.default for x in known if x.default is not inspect.Parameter.empty]
+    assert [eval(ast.unparse(x), {"torch": torch}) for x in defaults] == mine
+    annotations = [ast.unparse(x.annotation) for x in (*given.args[1:], *given.kwonlyargs)]
+    assert annotations == [x.annotation for x in known]
