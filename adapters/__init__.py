@@ -1,7 +1,5 @@
 """Optimizer objects: torch.optim's contract over functional recipes."""
 
-from typing import TYPE_CHECKING
-
 from functional_optim.core.importing import on_demand as _on_demand
 from functional_optim.core.importing import uncollected as _uncollected
 
@@ -23,116 +21,58 @@ with _uncollected():
     from functional_optim.adapters.optimizer import Optimizer as Optimizer
     from functional_optim.adapters.state.decoding import decode_slots as decode_slots
 
-if TYPE_CHECKING:
-    # begin: algorithms (make lists)
-    from functional_optim.adapters.lbfgs import LBFGS as LBFGS
-    from functional_optim.adapters.muon_adamw import MuonAdamW as MuonAdamW
-    from functional_optim.adapters.one_rate import DAdaptAdam as DAdaptAdam
-    from functional_optim.adapters.one_rate import Prodigy as Prodigy
-    from functional_optim.adapters.ready_made import ADOPT as ADOPT
-    from functional_optim.adapters.ready_made import APOLLO as APOLLO
-    from functional_optim.adapters.ready_made import CAME as CAME
-    from functional_optim.adapters.ready_made import COCOB as COCOB
-    from functional_optim.adapters.ready_made import KLSOAP as KLSOAP
-    from functional_optim.adapters.ready_made import LAMB as LAMB
-    from functional_optim.adapters.ready_made import LARS as LARS
-    from functional_optim.adapters.ready_made import MADGRAD as MADGRAD
-    from functional_optim.adapters.ready_made import MARS as MARS
-    from functional_optim.adapters.ready_made import SM3 as SM3
-    from functional_optim.adapters.ready_made import SOAP as SOAP
-    from functional_optim.adapters.ready_made import AdaBelief as AdaBelief
-    from functional_optim.adapters.ready_made import AdamMini as AdamMini
-    from functional_optim.adapters.ready_made import AdaMuon as AdaMuon
-    from functional_optim.adapters.ready_made import Adan as Adan
-    from functional_optim.adapters.ready_made import AdEMAMix as AdEMAMix
-    from functional_optim.adapters.ready_made import Dion2 as Dion2
-    from functional_optim.adapters.ready_made import DoG as DoG
-    from functional_optim.adapters.ready_made import DoWG as DoWG
-    from functional_optim.adapters.ready_made import Fromage as Fromage
-    from functional_optim.adapters.ready_made import GaLore as GaLore
-    from functional_optim.adapters.ready_made import KLShampoo as KLShampoo
-    from functional_optim.adapters.ready_made import LaProp as LaProp
-    from functional_optim.adapters.ready_made import Lion as Lion
-    from functional_optim.adapters.ready_made import Momo as Momo
-    from functional_optim.adapters.ready_made import MomoAdam as MomoAdam
-    from functional_optim.adapters.ready_made import NoisySGD as NoisySGD
-    from functional_optim.adapters.ready_made import NorMuon as NorMuon
-    from functional_optim.adapters.ready_made import NovoGrad as NovoGrad
-    from functional_optim.adapters.ready_made import PSGDKron as PSGDKron
-    from functional_optim.adapters.ready_made import Scion as Scion
-    from functional_optim.adapters.ready_made import Shampoo as Shampoo
-    from functional_optim.adapters.ready_made import SignSGD as SignSGD
-    from functional_optim.adapters.ready_made import Signum as Signum
-    from functional_optim.adapters.ready_made import StableAdamW as StableAdamW
-    from functional_optim.adapters.ready_made import Yogi as Yogi
-    from functional_optim.adapters.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
-    from functional_optim.adapters.schedule_free import ScheduleFreeSGD as ScheduleFreeSGD
-    from functional_optim.adapters.sophia import SophiaG as SophiaG
-    # end: algorithms
-
-if TYPE_CHECKING:
-    from functional_optim.adapters.averaging import AveragingOptimizer as AveragingOptimizer
-    from functional_optim.adapters.fault_tolerant.optimizer import (
-        FaultTolerantOptimizer as FaultTolerantOptimizer,
-    )
-    from functional_optim.adapters.gradient_free.optimizer import GradientFree as GradientFree
-    from functional_optim.adapters.sharpness import ASAM as ASAM
-    from functional_optim.adapters.sharpness import SAM as SAM
-    from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
-    from functional_optim.adapters.stub import zero_loss as zero_loss
-else:
-    __getattr__, __dir__, __all__ = _on_demand(
-        __name__,
-        names={
-            "functional_optim.adapters.averaging": ("AveragingOptimizer",),
-            "functional_optim.adapters.fault_tolerant.optimizer": ("FaultTolerantOptimizer",),
-            "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
-            # begin: algorithms (make lists)
-            "functional_optim.adapters.lbfgs": ("LBFGS",),
-            "functional_optim.adapters.muon_adamw": ("MuonAdamW",),
-            "functional_optim.adapters.one_rate": ("DAdaptAdam", "Prodigy"),
-            "functional_optim.adapters.ready_made": (
-                "ADOPT",
-                "APOLLO",
-                "CAME",
-                "COCOB",
-                "KLSOAP",
-                "LAMB",
-                "LARS",
-                "MADGRAD",
-                "MARS",
-                "SM3",
-                "SOAP",
-                "AdaBelief",
-                "AdamMini",
-                "AdaMuon",
-                "Adan",
-                "AdEMAMix",
-                "Dion2",
-                "DoG",
-                "DoWG",
-                "Fromage",
-                "GaLore",
-                "KLShampoo",
-                "LaProp",
-                "Lion",
-                "Momo",
-                "MomoAdam",
-                "NoisySGD",
-                "NorMuon",
-                "NovoGrad",
-                "PSGDKron",
-                "Scion",
-                "Shampoo",
-                "SignSGD",
-                "Signum",
-                "StableAdamW",
-                "Yogi",
-            ),
-            "functional_optim.adapters.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
-            "functional_optim.adapters.sophia": ("SophiaG",),
-            # end: algorithms
-            "functional_optim.adapters.sharpness": ("ASAM", "SAM"),
-            "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),
-        },
-    )
+__getattr__, __dir__, __all__ = _on_demand(
+    __name__,
+    names={
+        "functional_optim.adapters.averaging": ("AveragingOptimizer",),
+        "functional_optim.adapters.fault_tolerant.optimizer": ("FaultTolerantOptimizer",),
+        "functional_optim.adapters.gradient_free.optimizer": ("GradientFree",),
+        # begin: algorithms (make lists)
+        "functional_optim.adapters.lbfgs": ("LBFGS",),
+        "functional_optim.adapters.muon_adamw": ("MuonAdamW",),
+        "functional_optim.adapters.one_rate": ("DAdaptAdam", "Prodigy"),
+        "functional_optim.adapters.ready_made": (
+            "ADOPT",
+            "APOLLO",
+            "CAME",
+            "COCOB",
+            "KLSOAP",
+            "LAMB",
+            "LARS",
+            "MADGRAD",
+            "MARS",
+            "SM3",
+            "SOAP",
+            "AdaBelief",
+            "AdamMini",
+            "AdaMuon",
+            "Adan",
+            "AdEMAMix",
+            "Dion2",
+            "DoG",
+            "DoWG",
+            "Fromage",
+            "GaLore",
+            "KLShampoo",
+            "LaProp",
+            "Lion",
+            "Momo",
+            "MomoAdam",
+            "NoisySGD",
+            "NorMuon",
+            "NovoGrad",
+            "PSGDKron",
+            "Scion",
+            "Shampoo",
+            "SignSGD",
+            "Signum",
+            "StableAdamW",
+            "Yogi",
+        ),
+        "functional_optim.adapters.schedule_free": ("ScheduleFreeAdamW", "ScheduleFreeSGD"),
+        "functional_optim.adapters.sophia": ("SophiaG",),
+        # end: algorithms
+        "functional_optim.adapters.sharpness": ("ASAM", "SAM"),
+        "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),
+    },
+)

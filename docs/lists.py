@@ -75,16 +75,28 @@ def eager(path: Path) -> set[str]:
     return {alias.name for node in imports for alias in node.names}
 
 
-def typed(homes: dict[str, list[str]]) -> str:
-    """The imports that type checkers read."""
-    lines = []
+def typed(path: Path) -> str:
+    """What type checkers read of a package: its imports, those at once and those on demand."""
+    body = ast.parse(path.read_text()).body
+    homes: dict[str, list[str]] = {}
+    for node in (x for block in body if isinstance(block, ast.With) for x in block.body):
+        assert isinstance(node, ast.ImportFrom)
+        homes.setdefault(str(node.module), []).extend([alias.name for alias in node.names])
+    (call,) = [x.value for x in body if isinstance(x, ast.Assign) and isinstance(x.value, ast.Call)]
+    given = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
+    homes.setdefault("functional_optim", []).extend(given.get("modules", ()))
+    for home, names in given["names"].items():
+        homes.setdefault(home, []).extend(names)
+    lines = [
+        f'"""What editors and type checkers read of {path.name}: `make lists` writes it."""\n\n'
+    ]
     for home, names in sorted(homes.items()):
         for name in sorted(names, key=_like_ruff):
-            line = f"    from {home} import {name} as {name}\n"
+            line = f"from {home} import {name} as {name}\n"
             if len(line) > 101:
-                line = f"    from {home} import (\n        {name} as {name},\n    )\n"
+                line = f"from {home} import (\n    {name} as {name},\n)\n"
             lines.append(line)
-    return "".join(lines)
+    return "".join([*lines, "\n__version__: str\n" if path.parent.name != "adapters" else ""])
 
 
 def _like_ruff(name: str) -> tuple[int, str]:
@@ -94,7 +106,7 @@ def _like_ruff(name: str) -> tuple[int, str]:
 
 def on_demand(homes: dict[str, list[str]]) -> str:
     """The entries of a package's table of names that are imported when they are first read."""
-    lines, indent = [], " " * 12
+    lines, indent = [], " " * 8
     for home, names in sorted(homes.items()):
         quoted = ", ".join([f'"{name}"' for name in names])
         line = f'{indent}"{home}": ({quoted}{"," if len(names) == 1 else ""}),\n'
@@ -173,8 +185,8 @@ def written() -> dict[Path, list[str]]:
         [f"`{page['optimizer']}`" for page in found.values() if "optimizer" in page]
     )
     return {
-        package: [typed(late), on_demand(late)],
-        adapters: [typed(homes), on_demand(homes)],
+        package: [on_demand(late)],
+        adapters: [on_demand(homes)],
         ADAPTERS / "ready_made.py": ["".join([f'    "{x}": "{made[x]}",\n' for x in sorted(made)])],
         ADAPTERS / "ready_made.pyi": [
             "".join([*[stub(x, functions[made[x]]) for x in sorted(made)], "\n"])
@@ -197,7 +209,13 @@ def fill(text: str, parts: list[str]) -> str:
 def stale() -> dict[Path, str]:
     """The files that are not as they would be written, with what would be."""
     now = {path: fill(path.read_text(), parts) for path, parts in written().items()}
-    return {path: text for path, text in now.items() if text != path.read_text()}
+    for folder in (ROOT / "functional_optim", ADAPTERS):
+        now[folder / "__init__.pyi"] = typed(folder / "__init__.py")
+    return {path: text for path, text in now.items() if _read(path) != text}
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 if __name__ == "__main__":

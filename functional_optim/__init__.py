@@ -1,7 +1,5 @@
 """Optimizers for PyTorch as pure functions: write the rule for one tensor, get everything else."""
 
-from typing import TYPE_CHECKING
-
 from functional_optim.core.importing import as_installed as _as_installed
 from functional_optim.core.importing import on_demand as _on_demand
 from functional_optim.core.importing import uncollected as _uncollected
@@ -141,197 +139,80 @@ with _uncollected():
     from functional_optim.transforms import variance_reduction as variance_reduction
     from functional_optim.transforms import zero_nans as zero_nans
 
-if TYPE_CHECKING:
-    # begin: algorithms (make lists)
-    from functional_optim.algorithms.adabelief import acprop as acprop
-    from functional_optim.algorithms.adabelief import adabelief as adabelief
-    from functional_optim.algorithms.adabelief import scale_by_acprop as scale_by_acprop
-    from functional_optim.algorithms.adabelief import scale_by_belief as scale_by_belief
-    from functional_optim.algorithms.adam_mini import adam_mini as adam_mini
-    from functional_optim.algorithms.adam_mini import scale_by_adam_mini as scale_by_adam_mini
-    from functional_optim.algorithms.adamax import adamaxw as adamaxw
-    from functional_optim.algorithms.adamuon import adamuon as adamuon
-    from functional_optim.algorithms.adamuon import scale_by_adamuon as scale_by_adamuon
-    from functional_optim.algorithms.adan import adan as adan
-    from functional_optim.algorithms.adan import scale_by_adan as scale_by_adan
-    from functional_optim.algorithms.ademamix import ademamix as ademamix
-    from functional_optim.algorithms.ademamix import scale_by_ademamix as scale_by_ademamix
-    from functional_optim.algorithms.ademamix import (
-        scale_by_simplified_ademamix as scale_by_simplified_ademamix,
-    )
-    from functional_optim.algorithms.ademamix import simplified_ademamix as simplified_ademamix
-    from functional_optim.algorithms.adopt import adopt as adopt
-    from functional_optim.algorithms.adopt import scale_by_adopt as scale_by_adopt
-    from functional_optim.algorithms.apollo import apollo as apollo
-    from functional_optim.algorithms.apollo import scale_by_apollo as scale_by_apollo
-    from functional_optim.algorithms.came import came as came
-    from functional_optim.algorithms.came import scale_by_came as scale_by_came
-    from functional_optim.algorithms.cocob import cocob as cocob
-    from functional_optim.algorithms.cocob import scale_by_cocob as scale_by_cocob
-    from functional_optim.algorithms.dadapt_adam import dadapt_adam as dadapt_adam
-    from functional_optim.algorithms.dadapt_adam import scale_by_dadapt_adam as scale_by_dadapt_adam
-    from functional_optim.algorithms.dion2 import dion2 as dion2
-    from functional_optim.algorithms.dion2 import scale_by_dion2 as scale_by_dion2
-    from functional_optim.algorithms.dog import dog as dog
-    from functional_optim.algorithms.dog import dowg as dowg
-    from functional_optim.algorithms.dog import scale_by_dog as scale_by_dog
-    from functional_optim.algorithms.dog import scale_by_dowg as scale_by_dowg
-    from functional_optim.algorithms.fromage import fromage as fromage
-    from functional_optim.algorithms.fromage import scale_by_fromage as scale_by_fromage
-    from functional_optim.algorithms.galore import galore as galore
-    from functional_optim.algorithms.galore import scale_by_galore as scale_by_galore
-    from functional_optim.algorithms.kl_shampoo import kl_shampoo as kl_shampoo
-    from functional_optim.algorithms.kl_shampoo import kl_soap as kl_soap
-    from functional_optim.algorithms.lamb import lamb as lamb
-    from functional_optim.algorithms.lamb import lars as lars
-    from functional_optim.algorithms.lamb import scale_by_lars as scale_by_lars
-    from functional_optim.algorithms.laprop import laprop as laprop
-    from functional_optim.algorithms.laprop import scale_by_laprop as scale_by_laprop
-    from functional_optim.algorithms.lbfgs.backtracking import (
-        scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
-    )
-    from functional_optim.algorithms.lbfgs.transform import lbfgs as lbfgs
-    from functional_optim.algorithms.lbfgs.transform import scale_by_lbfgs as scale_by_lbfgs
-    from functional_optim.algorithms.madgrad import madgrad as madgrad
-    from functional_optim.algorithms.madgrad import scale_by_madgrad as scale_by_madgrad
-    from functional_optim.algorithms.mars import mars as mars
-    from functional_optim.algorithms.momo import momo as momo
-    from functional_optim.algorithms.momo import momo_adam as momo_adam
-    from functional_optim.algorithms.muon_adamw import muon_adamw as muon_adamw
-    from functional_optim.algorithms.noisy_sgd import dpsgd as dpsgd
-    from functional_optim.algorithms.noisy_sgd import noisy_sgd as noisy_sgd
-    from functional_optim.algorithms.normuon import normuon as normuon
-    from functional_optim.algorithms.normuon import scale_by_normuon as scale_by_normuon
-    from functional_optim.algorithms.novograd import novograd as novograd
-    from functional_optim.algorithms.novograd import scale_by_novograd as scale_by_novograd
-    from functional_optim.algorithms.optimistic import optimistic_adam_v2 as optimistic_adam_v2
-    from functional_optim.algorithms.optimistic import (
-        optimistic_gradient_descent as optimistic_gradient_descent,
-    )
-    from functional_optim.algorithms.optimistic import (
-        scale_by_optimistic_gradient as scale_by_optimistic_gradient,
-    )
-    from functional_optim.algorithms.prodigy import prodigy as prodigy
-    from functional_optim.algorithms.prodigy import scale_by_prodigy as scale_by_prodigy
-    from functional_optim.algorithms.psgd import psgd_kron as psgd_kron
-    from functional_optim.algorithms.psgd import scale_by_psgd_kron as scale_by_psgd_kron
-    from functional_optim.algorithms.schedule_free import (
-        scale_by_second_moment as scale_by_second_moment,
-    )
-    from functional_optim.algorithms.schedule_free import schedule_free_adamw as schedule_free_adamw
-    from functional_optim.algorithms.schedule_free import schedule_free_sgd as schedule_free_sgd
-    from functional_optim.algorithms.scion import scale_by_scion as scale_by_scion
-    from functional_optim.algorithms.scion import scion as scion
-    from functional_optim.algorithms.shampoo import scale_by_shampoo as scale_by_shampoo
-    from functional_optim.algorithms.shampoo import shampoo as shampoo
-    from functional_optim.algorithms.sign import lion as lion
-    from functional_optim.algorithms.sign import scale_by_lion as scale_by_lion
-    from functional_optim.algorithms.sign import sign_sgd as sign_sgd
-    from functional_optim.algorithms.sign import signum as signum
-    from functional_optim.algorithms.sm3 import scale_by_sm3 as scale_by_sm3
-    from functional_optim.algorithms.sm3 import sm3 as sm3
-    from functional_optim.algorithms.soap import scale_by_soap as scale_by_soap
-    from functional_optim.algorithms.soap import soap as soap
-    from functional_optim.algorithms.sophia import scale_by_sophia as scale_by_sophia
-    from functional_optim.algorithms.sophia import sophia as sophia
-    from functional_optim.algorithms.stable_adamw import (
-        scale_by_stable_adam as scale_by_stable_adam,
-    )
-    from functional_optim.algorithms.stable_adamw import stable_adamw as stable_adamw
-    from functional_optim.algorithms.yogi import scale_by_yogi as scale_by_yogi
-    from functional_optim.algorithms.yogi import yogi as yogi
-    # end: algorithms
-
-if TYPE_CHECKING:
-    from functional_optim import estimators as estimators
-    from functional_optim import replicas as replicas
-    from functional_optim import schedules as schedules
-    from functional_optim import search as search
-    from functional_optim.estimators import es_gradient as es_gradient
-    from functional_optim.estimators import forward_gradient as forward_gradient
-    from functional_optim.estimators import mezo as mezo
-    from functional_optim.estimators import spsa as spsa
-    from functional_optim.replicas.sync.diloco import diloco as diloco
-    from functional_optim.replicas.sync.local_sgd import local_sgd as local_sgd
-    from functional_optim.tuning.find_lr import find_lr as find_lr
-    from functional_optim.tuning.lr_sweep import LRSweep as LRSweep
-    from functional_optim.tuning.report import report as report
-    from functional_optim.tuning.summary import summary as summary
-else:
-    __getattr__, __dir__, __all__ = _on_demand(
-        __name__,
-        modules=("estimators", "replicas", "schedules", "search"),
-        names={
-            # begin: algorithms (make lists)
-            "functional_optim.algorithms.adabelief": (
-                "acprop",
-                "adabelief",
-                "scale_by_acprop",
-                "scale_by_belief",
-            ),
-            "functional_optim.algorithms.adam_mini": ("adam_mini", "scale_by_adam_mini"),
-            "functional_optim.algorithms.adamax": ("adamaxw",),
-            "functional_optim.algorithms.adamuon": ("adamuon", "scale_by_adamuon"),
-            "functional_optim.algorithms.adan": ("adan", "scale_by_adan"),
-            "functional_optim.algorithms.ademamix": (
-                "ademamix",
-                "scale_by_ademamix",
-                "scale_by_simplified_ademamix",
-                "simplified_ademamix",
-            ),
-            "functional_optim.algorithms.adopt": ("adopt", "scale_by_adopt"),
-            "functional_optim.algorithms.apollo": ("apollo", "scale_by_apollo"),
-            "functional_optim.algorithms.came": ("came", "scale_by_came"),
-            "functional_optim.algorithms.cocob": ("cocob", "scale_by_cocob"),
-            "functional_optim.algorithms.dadapt_adam": ("dadapt_adam", "scale_by_dadapt_adam"),
-            "functional_optim.algorithms.dion2": ("dion2", "scale_by_dion2"),
-            "functional_optim.algorithms.dog": ("dog", "dowg", "scale_by_dog", "scale_by_dowg"),
-            "functional_optim.algorithms.fromage": ("fromage", "scale_by_fromage"),
-            "functional_optim.algorithms.galore": ("galore", "scale_by_galore"),
-            "functional_optim.algorithms.kl_shampoo": ("kl_shampoo", "kl_soap"),
-            "functional_optim.algorithms.lamb": ("lamb", "lars", "scale_by_lars"),
-            "functional_optim.algorithms.laprop": ("laprop", "scale_by_laprop"),
-            "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
-            "functional_optim.algorithms.lbfgs.transform": ("lbfgs", "scale_by_lbfgs"),
-            "functional_optim.algorithms.madgrad": ("madgrad", "scale_by_madgrad"),
-            "functional_optim.algorithms.mars": ("mars",),
-            "functional_optim.algorithms.momo": ("momo", "momo_adam"),
-            "functional_optim.algorithms.muon_adamw": ("muon_adamw",),
-            "functional_optim.algorithms.noisy_sgd": ("dpsgd", "noisy_sgd"),
-            "functional_optim.algorithms.normuon": ("normuon", "scale_by_normuon"),
-            "functional_optim.algorithms.novograd": ("novograd", "scale_by_novograd"),
-            "functional_optim.algorithms.optimistic": (
-                "optimistic_adam_v2",
-                "optimistic_gradient_descent",
-                "scale_by_optimistic_gradient",
-            ),
-            "functional_optim.algorithms.prodigy": ("prodigy", "scale_by_prodigy"),
-            "functional_optim.algorithms.psgd": ("psgd_kron", "scale_by_psgd_kron"),
-            "functional_optim.algorithms.schedule_free": (
-                "scale_by_second_moment",
-                "schedule_free_adamw",
-                "schedule_free_sgd",
-            ),
-            "functional_optim.algorithms.scion": ("scale_by_scion", "scion"),
-            "functional_optim.algorithms.shampoo": ("scale_by_shampoo", "shampoo"),
-            "functional_optim.algorithms.sign": ("lion", "scale_by_lion", "sign_sgd", "signum"),
-            "functional_optim.algorithms.sm3": ("scale_by_sm3", "sm3"),
-            "functional_optim.algorithms.soap": ("scale_by_soap", "soap"),
-            "functional_optim.algorithms.sophia": ("scale_by_sophia", "sophia"),
-            "functional_optim.algorithms.stable_adamw": ("scale_by_stable_adam", "stable_adamw"),
-            "functional_optim.algorithms.yogi": ("scale_by_yogi", "yogi"),
-            # end: algorithms
-            "functional_optim.tuning.summary": ("summary",),
-            "functional_optim.estimators": (
-                "es_gradient",
-                "forward_gradient",
-                "mezo",
-                "spsa",
-            ),
-            "functional_optim.replicas.sync.diloco": ("diloco",),
-            "functional_optim.replicas.sync.local_sgd": ("local_sgd",),
-            "functional_optim.tuning.report": ("report",),
-            "functional_optim.tuning.find_lr": ("find_lr",),
-            "functional_optim.tuning.lr_sweep": ("LRSweep",),
-        },
-    )
+__getattr__, __dir__, __all__ = _on_demand(
+    __name__,
+    modules=("estimators", "replicas", "schedules", "search"),
+    names={
+        # begin: algorithms (make lists)
+        "functional_optim.algorithms.adabelief": (
+            "acprop",
+            "adabelief",
+            "scale_by_acprop",
+            "scale_by_belief",
+        ),
+        "functional_optim.algorithms.adam_mini": ("adam_mini", "scale_by_adam_mini"),
+        "functional_optim.algorithms.adamax": ("adamaxw",),
+        "functional_optim.algorithms.adamuon": ("adamuon", "scale_by_adamuon"),
+        "functional_optim.algorithms.adan": ("adan", "scale_by_adan"),
+        "functional_optim.algorithms.ademamix": (
+            "ademamix",
+            "scale_by_ademamix",
+            "scale_by_simplified_ademamix",
+            "simplified_ademamix",
+        ),
+        "functional_optim.algorithms.adopt": ("adopt", "scale_by_adopt"),
+        "functional_optim.algorithms.apollo": ("apollo", "scale_by_apollo"),
+        "functional_optim.algorithms.came": ("came", "scale_by_came"),
+        "functional_optim.algorithms.cocob": ("cocob", "scale_by_cocob"),
+        "functional_optim.algorithms.dadapt_adam": ("dadapt_adam", "scale_by_dadapt_adam"),
+        "functional_optim.algorithms.dion2": ("dion2", "scale_by_dion2"),
+        "functional_optim.algorithms.dog": ("dog", "dowg", "scale_by_dog", "scale_by_dowg"),
+        "functional_optim.algorithms.fromage": ("fromage", "scale_by_fromage"),
+        "functional_optim.algorithms.galore": ("galore", "scale_by_galore"),
+        "functional_optim.algorithms.kl_shampoo": ("kl_shampoo", "kl_soap"),
+        "functional_optim.algorithms.lamb": ("lamb", "lars", "scale_by_lars"),
+        "functional_optim.algorithms.laprop": ("laprop", "scale_by_laprop"),
+        "functional_optim.algorithms.lbfgs.backtracking": ("scale_by_backtracking_linesearch",),
+        "functional_optim.algorithms.lbfgs.transform": ("lbfgs", "scale_by_lbfgs"),
+        "functional_optim.algorithms.madgrad": ("madgrad", "scale_by_madgrad"),
+        "functional_optim.algorithms.mars": ("mars",),
+        "functional_optim.algorithms.momo": ("momo", "momo_adam"),
+        "functional_optim.algorithms.muon_adamw": ("muon_adamw",),
+        "functional_optim.algorithms.noisy_sgd": ("dpsgd", "noisy_sgd"),
+        "functional_optim.algorithms.normuon": ("normuon", "scale_by_normuon"),
+        "functional_optim.algorithms.novograd": ("novograd", "scale_by_novograd"),
+        "functional_optim.algorithms.optimistic": (
+            "optimistic_adam_v2",
+            "optimistic_gradient_descent",
+            "scale_by_optimistic_gradient",
+        ),
+        "functional_optim.algorithms.prodigy": ("prodigy", "scale_by_prodigy"),
+        "functional_optim.algorithms.psgd": ("psgd_kron", "scale_by_psgd_kron"),
+        "functional_optim.algorithms.schedule_free": (
+            "scale_by_second_moment",
+            "schedule_free_adamw",
+            "schedule_free_sgd",
+        ),
+        "functional_optim.algorithms.scion": ("scale_by_scion", "scion"),
+        "functional_optim.algorithms.shampoo": ("scale_by_shampoo", "shampoo"),
+        "functional_optim.algorithms.sign": ("lion", "scale_by_lion", "sign_sgd", "signum"),
+        "functional_optim.algorithms.sm3": ("scale_by_sm3", "sm3"),
+        "functional_optim.algorithms.soap": ("scale_by_soap", "soap"),
+        "functional_optim.algorithms.sophia": ("scale_by_sophia", "sophia"),
+        "functional_optim.algorithms.stable_adamw": ("scale_by_stable_adam", "stable_adamw"),
+        "functional_optim.algorithms.yogi": ("scale_by_yogi", "yogi"),
+        # end: algorithms
+        "functional_optim.tuning.summary": ("summary",),
+        "functional_optim.estimators": (
+            "es_gradient",
+            "forward_gradient",
+            "mezo",
+            "spsa",
+        ),
+        "functional_optim.replicas.sync.diloco": ("diloco",),
+        "functional_optim.replicas.sync.local_sgd": ("local_sgd",),
+        "functional_optim.tuning.report": ("report",),
+        "functional_optim.tuning.find_lr": ("find_lr",),
+        "functional_optim.tuning.lr_sweep": ("LRSweep",),
+    },
+)

@@ -57,7 +57,7 @@ def on_demand(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package whose names are imported when first read.
 
-    Type checkers and editors read the same names in the package's imports under `TYPE_CHECKING`.
+    Type checkers and editors read the same names in the package's __init__.pyi.
 
     modules: the package's modules to import on demand. names: for each module, the names that the
     package takes from it.
@@ -78,7 +78,7 @@ def on_demand(
         return value
 
     def listed() -> list[str]:
-        return sorted({*vars(here), *modules, *homes} - {"TYPE_CHECKING"})
+        return sorted({*vars(here), *modules, *homes})
 
     return read, listed, [name for name in listed() if not name.startswith("_")]
 

@@ -48,11 +48,10 @@ both = pytest.mark.parametrize("package", [fo, adapters], ids=lambda x: x.__name
 
 def declared(package):
     """The names that type checkers see: each with the module it comes from."""
-    blocks = [x for x in ast.parse(inspect.getsource(package)).body if isinstance(x, ast.If)]
+    stub = Path(package.__file__).with_suffix(".pyi")
     return {
         alias.name: statement.module
-        for block in blocks
-        for statement in block.body
+        for statement in ast.parse(stub.read_text()).body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
@@ -101,10 +100,9 @@ def test_it_is_what_type_checkers_see_and_a_star_imports_all(package):
         f"import {name} as package\nprint(*(set(package.__all__) - set(vars(package))))",
         f"from {name} import *\nprint(*dir())",
     )
-    assert set(late.split()) == declared(package).keys()
+    assert set(late.split()) <= declared(package).keys()
     assert declared(package).keys() <= set(package.__all__) <= set(starred.split())
     assert set(package.__all__) <= set(dir(package))
-    assert "TYPE_CHECKING" not in dir(package)
 
 
 @both
