@@ -18,8 +18,9 @@ DistributedDataParallel, FullyShardedDataParallel, and checkpoint_wrapper."""
 
 def named(group: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """A group's parameters with the paths that patterns see: their names, else their places."""
-    params = group["params"]
-    return list(zip(names_of(group) or map(str, range(len(params))), params, strict=True))
+    params, names = group["params"], names_of(group) or []
+    places = map(str, range(len(names), len(params)))  # of those that were appended later
+    return list(zip([*names[: len(params)], *places], params, strict=True))
 
 
 def names_of(group: Mapping[str, Any]) -> list[str] | None:

@@ -56,7 +56,8 @@ def sgd(
     decay = add_decayed_weights(weight_decay)
     accumulate = trace(momentum, dampening, nesterov)
     if nesterov and (numeric.is_zero(momentum) or not numeric.is_zero(dampening)):
-        raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        words = "Nesterov momentum requires a momentum and zero dampening"
+        numeric.check(lambda _: False, 0.0, words)  # when it is made: later, torch steps
     return chain(
         signed(maximize),
         decay,

@@ -26,6 +26,7 @@ from functional_optim.core.rule import (
     number_of,
     told,
 )
+from functional_optim.core.step_number import plain
 from functional_optim.core.storage import (
     Slots,
     SlotSpec,
@@ -65,16 +66,7 @@ def run(
     slot. One that takes batches gets all updates of one shape at once. One that looks back also
     gets the update as it came to an earlier rule. Nothing is cast inside of torch.autocast.
     """
-    device = leaves[0].p.device.type if leaves else "cpu"
-    return _uncast(device, _run, placements, leaves)
-
-
-def _uncast(device: str, fn: Any, *args: Any) -> Any:
-    """Call a function with torch.autocast switched off."""
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return fn(*args)
-    with torch.autocast(device, enabled=False):
-        return fn(*args)
+    return modes.uncast(leaves[0].p.device.type if leaves else "cpu", _run, placements, leaves)
 
 
 def _run(
@@ -193,8 +185,10 @@ def _run_one(
             f"update of the rule {rule.name!r} returned a tensor of shape {tuple(u.shape)} for an "
             f"update of shape {tuple(shape)}; return one of the same shape, e.g. by expand_as(u)."
         )
-    if not torch.compiler.is_compiling() and not are_slots(record, slots):
-        raise no_slots(rule, record)
+    if not torch.compiler.is_compiling():
+        if not are_slots(record, slots):
+            raise no_slots(rule, record)
+        u, record = plain(u), tuple(map(plain, record))
     own = closed(rule, record, stored, p, key) if stored or record != () else ()
     return u if u.dtype == dtype else u.to(dtype), own
 
@@ -231,7 +225,7 @@ def _run_started(
     """A rule that starts each tensor with its first gradient: on one tensor, or on a batch."""
     fresh, own, acts = fresh_ones(rule, u, stored, p), numbers, 1.0
     if type(numbers) is Selected:
-        own, acts = numbers.numbers, numbers.which
+        acts, own = numbers
     if fresh is None or (not isinstance(acts, Tensor) and not acts):
         return _run_one(rule, u, stored, p, given, numbers, 0)
     known = None if isinstance(acts, Tensor) else _read(fresh)
@@ -450,7 +444,7 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     known = () if rule.slots is None else opened(rule, slots[k], p)
     earlier = () if lookback is None else (_after(placements[: k - lookback], leaf),)
     given = _after(placements[:k], leaf), known, weights_of(placements, leaf), *earlier, *told(own)
-    return checked_sums("reduce", _uncast(p.device.type, rule.reduce, *given))
+    return checked_sums("reduce", modes.uncast(p.device.type, rule.reduce, *given))
 
 
 def _after(placements: Sequence[Placement], leaf: Leaf) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from functional_optim.kernels.private import dispatch_modes as _modes
@@ -39,3 +41,11 @@ def intercepted() -> bool:
 def traced() -> bool:
     """Whether values may be unknown: torch.compile is tracing, or operations are intercepted."""
     return torch.compiler.is_compiling() or intercepted()
+
+
+def uncast(device: str, fn: Any, *args: Any) -> Any:
+    """Call a function with torch.autocast switched off."""
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return fn(*args)
+    with torch.autocast(device, enabled=False):
+        return fn(*args)

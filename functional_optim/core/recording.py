@@ -7,7 +7,7 @@ recipe that is built anew, with other hyperparameters, is not recorded again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -96,6 +96,8 @@ class Body:
         self.goal: Goal = goal
         self.count = sum([form.total for form in forms])
         """How many numbers it reads."""
+        self.whole = dict(_whole(forms))
+        """Which of them are ints or bools, and which of both."""
         self.key = (goal, forms, tuple(holes), tuple([key_of(x) for x in placements]))
 
     def find(self, g: Tensor, p: Tensor, slots: Sequence[Slots]) -> Recorded:
@@ -105,6 +107,8 @@ class Body:
             Unsuitable: if there can be no kernel for it.
             RuleError: if a rule does what no step may.
         """
+        if object in self.whole.values():
+            raise Unsuitable("a large int among the numbers of a rule")
         key = self.looks(g, p, slots)
         _, block, *_ = key
         known = self.kept.get(key)
@@ -341,11 +345,8 @@ class Body:
                 recorder.note(inside, "inside")
             placements = [_watched(x, recorder, k, inside) for k, x in enumerate(placements)]
         flat: list[Any] = vector.tolist() if recorder is None else [*vector.unbind()]
-        start = 0
-        for form in self.forms:
-            for i, kind in form.whole_from(start):
-                flat[i] = kind(flat[i]) if recorder is None else recorder.whole(flat[i], kind)
-            start += form.total
+        for i, kind in self.whole.items():
+            flat[i] = kind(flat[i]) if recorder is None else recorder.whole(flat[i], kind)
         numbers = with_forms(iter(flat), self.forms)
         leaf = Leaf(g, p, with_holes(rest, self.holes), numbers)
         kept: list[Tensor | None] = [None] * len(tensors)
@@ -367,6 +368,13 @@ class Body:
         if rule is None:
             return " or ".join(dict.fromkeys([repr(x.name) for x in self.placements]))
         return repr(self.placements[rule].name)
+
+
+def _whole(forms: Sequence[Form]) -> Iterator[tuple[int, type]]:
+    start = 0
+    for form in forms:
+        yield from form.whole_from(start)
+        start += form.total
 
 
 def functions_of(rule: Rule) -> tuple[Any, ...]:

@@ -110,7 +110,7 @@ class RowGroup(NamedTuple):
         known: dict[Any, list[Numbers]] = {}
         leaves = []
         for _, p, g, slots, turns in self.rows:
-            where = (p.dtype, p.device, p.dim())
+            where = (p.dtype, p.device)
             if where not in known:
                 numbers = cast(p)
                 known[where] = [numbers[i] for i in self.kind.at if i < len(numbers)]

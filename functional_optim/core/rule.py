@@ -363,7 +363,7 @@ class Form(NamedTuple):
     record: their NamedTuple, None for a tuple. size: how many they are. selected: how many numbers
     choose a variant before them, one for each turn. each: of `Several` the forms of its parts.
     keyed: whether the key of the step stands between those and these. whole: which of them are
-    ints or bools, and which of both.
+    ints or bools, and which of both; object for one that is large.
     """
 
     record: type | None
@@ -388,6 +388,10 @@ class Form(NamedTuple):
         return found
 
 
+LARGE = 1 << 20
+"""Of ints below it, products of three fit into the 64 bits of torch's."""
+
+
 def form_of(own: Numbers) -> Form:
     """The form of a rule's numbers."""
     if type(own) is Selected:
@@ -398,7 +402,13 @@ def form_of(own: Numbers) -> Form:
     if type(own) is Several:
         each = tuple(map(form_of, own.each))
         return Form(None, sum([form.size for form in each]), 0, each)
-    whole = tuple([(i, type(x)) for i, x in enumerate(own) if isinstance(x, int)])
+    whole = tuple(
+        [
+            (i, type(x) if abs(x) < LARGE else object)
+            for i, x in enumerate(own)
+            if isinstance(x, int)
+        ]
+    )
     return Form(type(own) if hasattr(own, "_fields") else None, len(own), 0, whole=whole)
 
 

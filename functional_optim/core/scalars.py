@@ -25,6 +25,7 @@ from functional_optim.core.rule import (
     variant_of,
     with_forms,
 )
+from functional_optim.core.step_number import StepNumber
 from functional_optim.core.storage import compute_dtype, init_slots
 
 Key = tuple[str, int]
@@ -196,11 +197,9 @@ def _refused(placement: Placement) -> NoReturn:
 class Caster:
     """Turns the numbers of a step into what a tensor's rule reads, once per dtype and device.
 
-    Python numbers stay as they are. 0-dim tensors are float64, as Python numbers are, where they
-    leave the dtype of what they meet as it is. They are of the compute dtype beside a 0-dim
-    parameter, in a traced step, and inside of torch.func, where vmap promotes dtypes as if a number
-    were a whole tensor. They are stacked and unbound, so that torch.compile stores them once
-    instead of inlining their computation into every loop.
+    Python numbers stay as they are, and 0-dim tensors count as such (`StepNumber`). A traced step
+    and one inside of torch.func gets them in the compute dtype, stacked and unbound: torch.compile
+    then stores them once instead of inlining their computation into every loop.
     """
 
     def __init__(self, numbers: Sequence[Numbers]) -> None:
@@ -210,15 +209,14 @@ class Caster:
         self.cast: dict[tuple[torch.dtype, torch.device], list[Numbers]] = {}
 
     def __call__(self, p: Tensor) -> list[Numbers]:
-        narrow = self.traced or not p.dim()
-        key = (compute_dtype(p) if narrow else torch.float64, p.device)
+        key = (compute_dtype(p), p.device)
         if key not in self.cast:
             dtype, device = key
-            tensors = [x for x in self.flat if isinstance(x, Tensor)]
-            ready: tuple[Tensor, ...] = ()
-            if tensors:
-                stacked = torch.stack([numeric.float64(x).to(device) for x in tensors])
-                ready = stacked.to(dtype).unbind()
+            ready = [numeric.float64(x).to(device) for x in self.flat if isinstance(x, Tensor)]
+            if ready and self.traced:
+                ready = torch.stack(ready).to(dtype).unbind()
+            elif ready:
+                ready = [x.as_subclass(StepNumber) for x in ready]
             supply = iter(ready)
             flat = [next(supply) if isinstance(x, Tensor) else x for x in self.flat]
             self.cast[key] = with_forms(iter(flat), self.forms)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from functional_optim.core.codecs import InBlocks
 from functional_optim.core.rule import Placement
-from functional_optim.core.storage import Slots, init_slots_as
+from functional_optim.core.storage import Slots, init_slots_as, stored_slots
 from functional_optim.kernels import record
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.node import Unsuitable
@@ -34,6 +35,25 @@ def check_shapes(graph: Graph, p: Tensor, slots: Sequence[Slots]) -> None:
         expected = node.shape_at(sizes)
         if shape != expected and not math.prod(shape) == math.prod(expected) == 1:
             raise Unsuitable(f"a slot of shape {tuple(x.shape)} beside {tuple(p.shape)}")
+
+
+def check_packed(
+    placements: Sequence[Placement], p: Tensor, slots: Sequence[Slots], *, whole: bool
+) -> None:
+    """Raise Unsuitable unless packed slots have the blocks of a parameter.
+
+    whole: whether it is one, and no part: each process has as many as the largest part needs.
+    """
+    for placement, own in zip(placements, slots, strict=True):
+        if not (own and any(placement.rule.codecs)):
+            continue
+        for slot in stored_slots(placement.rule, own):
+            if not isinstance(slot.codec, InBlocks) or slot.codec.entrywise:
+                continue
+            count = slot.codec.blocks(p.numel())
+            for x in slot.packed:
+                if len(x) < count or (whole and len(x) != count):
+                    raise Unsuitable(f"{len(x)} blocks of a slot beside {tuple(p.shape)}")
 
 
 def small_shapes(dims: int) -> Sequence[tuple[int, ...]]:

@@ -90,7 +90,7 @@ def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
     count = len(placements)
     numbers = leaf.numbers[:count]
     try:
-        slots = [init_slots(x.rule, p) for x in placements]
+        slots = [_used(init_slots(x.rule, p)) for x in placements]
         mine = leaf._replace(p=p, slots=slots, numbers=numbers)
         _, rows = rows_of(placements, mine._replace(g=sparse))
         both = (mine._replace(g=g), rows)
@@ -105,6 +105,18 @@ def _by_rows(placements: Sequence[Placement], leaf: Leaf, dims: int) -> bool:
         return False
     pairs = zip(present(new), present(fresh), strict=True)
     return _close(u[at], v) and all(_close(x[at], y) for x, y in pairs)
+
+
+def _used(slots: Slots) -> Slots:
+    """Slots that differ from row to row, as behind some steps: a sum over first ones may be 0."""
+    return tuple(
+        [
+            x + filled(x.shape, x.dtype).to(x.device)
+            if isinstance(x, Tensor) and x.is_floating_point() and x.element_size() > 1
+            else x
+            for x in slots
+        ]
+    )
 
 
 def _joins_rows(placement: Placement, p: Tensor, dims: int) -> bool:

@@ -267,6 +267,9 @@ def encoded_slots(
     return tuple(stored)
 
 
+WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+"""The dtypes of slots that rules see as they are."""
+
 SMALL = 1 << 15
 """How many elements a tensor may have that is made for its shape alone; all recorded ones do."""
 
@@ -279,13 +282,20 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
     if rule.home is not None:
         stored = beside(p, stored)
     if not (rule.codecs and any(rule.codecs)):  # `any` takes a trace long
-        return rule.slots(*[None if s is None else as_real(s, dtype) for s in stored])
+        return rule.slots(
+            *[
+                x if x is None or x.dtype is dtype or x.dtype in WHOLE else as_real(x, dtype)
+                for x in stored
+            ]
+        )
     device = "cpu" if p.numel() <= SMALL else "meta"  # whose operations may import torch's compiler
     known = _made(rule, torch.empty(p.shape, dtype=p.dtype, device=device))
     found: list[Any] = []
     for like, (codec, whole, packed) in zip(known, stored_slots(rule, stored), strict=True):
         if codec is None:
-            found.append(None if whole is None else as_real(whole, dtype))
+            if whole is not None and whole.dtype not in WHOLE:
+                whole = as_real(whole, dtype)
+            found.append(whole)
         else:
             found.append(codec.decode(packed, SlotSpec(as_real(like, dtype).shape, dtype)))
     return rule.slots(*found)

@@ -97,7 +97,7 @@ class JoinedExecutor(Executor):
         written.
         """
         flat = self._flat(grads)
-        numbers = Caster(scalars.numbers)(_flattened(self.params[0]))
+        numbers = Caster(scalars.numbers)(self.params[0])
         first, *rest = self.pieces
         new = self._new(scalars.placements, [first.gather(flat), *first.read()], numbers)
 
@@ -120,8 +120,7 @@ class JoinedExecutor(Executor):
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Tensor]]:
         """What the last of the rules measures, piece by piece."""
         flat = self._flat(grads)
-        placements, first = scalars.placements, _flattened(self.params[0])
-        numbers = Caster(scalars.numbers)(first)
+        numbers, placements = Caster(scalars.numbers)(self.params[0]), scalars.placements
         parts = []
         for piece in self.pieces:
             p, *given = piece.read()

@@ -16,7 +16,7 @@ from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
 from functional_optim.core.recording import Body, OddLayout
 from functional_optim.core.rule import Keyed, Numbers, Placement, form_of
-from functional_optim.core.small import sizes_of
+from functional_optim.core.small import check_packed, sizes_of
 from functional_optim.core.storage import Slots, laid_out_like, present
 from functional_optim.core.turns import takes_turns
 from functional_optim.engine.executor import BoundScalars, Executor, How, Write
@@ -101,6 +101,8 @@ class Served:
             constants.append(own)
         numbers = torch.linspace(0.3, 0.7, max(body.count, 1), dtype=torch.float64, device="cpu")
         numbers = numbers[: body.count]
+        for k, i in enumerate(body.whole):
+            numbers[i] = k + 2  # an int, of which a rule may take the reciprocal
         with torch.no_grad():
             made = [body.made(None, [x.clone() for x in own], numbers) for own in given]
         real = [[x.to(device, copy=True) for x in own] for own in given]
@@ -165,6 +167,7 @@ class KernelExecutor(Executor):
             found: dict[Any, Served] = {}
             rows = zip(self.mine(grads), self.params, self.slots, strict=True)
             for i, (g, p, slots) in enumerate(rows):
+                check_packed(scalars.placements, p, slots[:used], whole=not self.group.parts)
                 graph, constants = body.find(g, p, slots[:used])
                 key = self.text_of(graph)
                 if key not in found:

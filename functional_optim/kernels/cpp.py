@@ -152,6 +152,12 @@ HEAD = r"""
 #include <cstdlib>
 #include <cstring>
 
+#ifdef __clang__
+#define APART __attribute__((noinline))
+#else
+#define APART __attribute__((noipa)) /* g++ 12 drops calls of functions that it takes for pure */
+#endif
+
 typedef void* (*Reader)(void*);
 typedef void (*Team)(void (*)(void*), void*, unsigned, unsigned); /* GOMP_parallel */
 

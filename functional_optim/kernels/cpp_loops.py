@@ -91,7 +91,7 @@ class Function:
             sizes.append(own)
         lines = [*sizes, *self.pointers.values(), *self.scalars, *self.before, *self.lines]
         body = "\n    ".join(lines)
-        return f"static __attribute__((noinline)) void {name}({arguments})\n{{\n    {body}\n}}\n"
+        return f"static APART void {name}({arguments})\n{{\n    {body}\n}}\n"
 
     def write(self, nests: Sequence[Nest]) -> None:
         """Loops, one after the other; row by row in a pass over several axes."""
@@ -100,7 +100,12 @@ class Function:
                 self._begun(node)
         lines: list[str] = []
         for nest in nests:
-            lines += self._loops(nest)
+            known = len(self.scalars)
+            own = self._loops(nest)
+            if not self.chunked:  # what follows from loops before these stands between both
+                lines += self.scalars[known:]
+                del self.scalars[known:]
+            lines += own
         if not self.by_rows:
             self.lines += lines
             return
@@ -207,16 +212,20 @@ class Function:
         i = node.args[0]
         kind = STORED[node.dtype]
         const = "" if i in self.source.written else "const "
-        at = "t.grad" if i == 0 else f"t.row[{i - 1}]"
-        self.pointers[f"p{i}"] = f"{const}{kind}* __restrict__ const p{i} = ({kind}*){at};"
+        self._pointer(i, f"{const}{kind}")
         flat = len(node.dims) == 1 and node.axes == self.plan.every  # else it has whole blocks
         if not (self.graph.block and self.by_rows and flat):
             return f"p{i}[{self._index(node.axes)}]"
         self._block(i, kind)
         return f"q{i}[{self._index(node.axes[1:])}]"
 
+    def _pointer(self, i: int, kind: str) -> None:
+        at = "t.grad" if i == 0 else f"t.row[{i - 1}]"
+        self.pointers.setdefault(f"p{i}", f"{kind}* __restrict__ const p{i} = ({kind}*){at};")
+
     def _block(self, i: int, kind: str) -> None:
         """A pointer to a block of a tensor; the last one is copied where it may be a whole one."""
+        self._pointer(i, kind if i in self.source.written else f"const {kind}")
         block, own = self.graph.block, f"p{i} + i0 * {self.graph.block}"
         at = f"t.size[{self.source.sizes - 1}] - i0 * {block}"
         self._row(f"const int64_t rest = {at} < {block} ? {at} : {block};")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -214,6 +214,16 @@ WIDE_NUMBERS = ("mul", "div", "addcmul", "addcdiv", "lerp", "floor_divide")
 def number_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
     """The dtype to which ATen rounds a Python number beside a tensor."""
     return opmath(dtype) if op.partition(".")[0] in WIDE_NUMBERS else dtype
+
+
+def number_beside(op: str, others: Sequence[Any]) -> torch.dtype:
+    """The dtype of a number of the step among the operands of an operation, where the others are
+    tensors. One of no dimensions has all to say about the result's."""
+    floating = [x for x in others if x.dtype.is_floating_point]
+    if not floating:
+        return torch.get_default_dtype()
+    widest = max(floating, key=lambda x: x.dtype.itemsize).dtype
+    return number_dtype(op, widest) if any(len(x.shape) for x in floating) else widest
 
 
 COMPARISONS = {

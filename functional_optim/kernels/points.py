@@ -173,6 +173,8 @@ for _name, _call in (("atan2", "default"), ("hypot", "default"), ("copysign", "T
 def _power(b: Any, n: Node, x: str, e: str) -> str:
     """The squares and roots among powers, as ATen computes them."""
     known = n.args[1]
+    if n.dtype.is_floating_point and n.dtype.itemsize == 2 and known not in (1, 2, 3):
+        return b.call("pow", x, e)  # by an exponent that is rounded, too
     if not b.dtype.is_floating_point and known not in (1, 2, 3):
         raise Unsuitable("a power of integers", n.rule)
     if isinstance(known, (int, float)):

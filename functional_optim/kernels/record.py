@@ -236,9 +236,10 @@ class Recorder(BASE):
     def reading(self) -> RuleError:
         """The error of a rule that reads a value."""
         return RuleError(
-            f"{self._who()} reads a value of a tensor (by item(), float(), bool(), tolist() or an "
-            "if), which a compiled step does not know; use torch.where, and functions of torch on "
-            "tensors, e.g. torch.sqrt in the place of math.sqrt."
+            f"{self._who()} reads a value of a tensor (by item(), float(), bool(), tolist(), an "
+            "if, or a function that takes Python numbers only), which a compiled step does not "
+            "know; use torch.where, and functions of torch on tensors, e.g. torch.sqrt in the "
+            "place of math.sqrt."
         )
 
     def depends(self, x: Any) -> bool:
@@ -270,20 +271,23 @@ class Recorder(BASE):
         """Whether a tensor follows from numbers of the step alone, and is an integer or a bool."""
         return self._is_host(x) and not x.is_floating_point()
 
+    def _is_double(self, x: Any) -> bool:
+        """Whether a tensor stands for a Python float: torch itself makes one for `where`."""
+        node = self.node_of(x)
+        made = node is not None and node.op == "scalar_tensor.default" and x.dtype is torch.float64
+        return made or (self._is_host(x) and x.is_floating_point())
+
     def _is_flag(self, x: Any) -> bool:
         return self._is_host(x) and x.dtype is torch.bool
 
     def _cast(self, op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Numbers of the step beside tensors in the dtype of these, as Python numbers would be."""
         tensors = [x for x in args if isinstance(x, Tensor)]
-        own = [x for x in tensors if self._is_host(x) and x.is_floating_point()]
-        others = [x.dtype for x in tensors if not self._is_host(x)]
+        own = [x for x in tensors if self._is_double(x)]
+        others = [x for x in tensors if not (self._is_host(x) or self._is_double(x))]
         if not own or not others:
             return args
-        floating = [x for x in others if x.is_floating_point]
-        wide = torch.get_default_dtype()
-        if floating:
-            wide = ops.number_dtype(op, max(floating, key=lambda d: d.itemsize))
+        wide = ops.number_beside(op, others)
         return tuple(
             [self._as(x, wide) if any(x is y for y in own) and x.dtype != wide else x for x in args]
         )

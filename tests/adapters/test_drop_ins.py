@@ -244,3 +244,25 @@ def test_a_checkpoint_whose_groups_lack_keys_loads_where_torchs_class_loads_it(
     assert newer & set(optional) or drop_in is adapters.Muon
     for lacking, after in expected.items():
         assert_close(go_on(drop_in, lacking, compile=False), after, 1e-10)
+
+
+def test_a_momentum_that_becomes_0_under_nesterov_steps_as_in_torch():
+    found = []
+    for cls in (torch.optim.SGD, adapters.SGD):
+        w = torch.nn.Parameter(torch.ones(2))
+        opt = cls([w], lr=0.1, momentum=0.9, nesterov=True)
+        for momentum in (0.9, 0.0, 0.0):
+            opt.param_groups[0]["momentum"] = momentum
+            w.grad = torch.ones(2)
+            opt.step()
+        found.append(w.detach())
+    assert_close(*found, 1e-6)
+
+
+def test_a_parameter_that_is_appended_to_a_named_group_steps():
+    a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    opt = adapters.AdamW([("a", a)])
+    opt.param_groups[0]["params"].append(b)
+    a.grad = b.grad = torch.ones(2)
+    opt.step()
+    assert_close(a.detach(), b.detach(), 1e-6)

@@ -444,3 +444,32 @@ def test_dtypes_that_cannot_be_are_refused(make, text):
         make()
     rates = (0.9, 0.99)
     fo.slot_dtypes(fo.adam(betas=rates), exp_avg_sq=torch.bfloat16, exp_avg=torch.float16)
+
+
+@pytest.mark.parametrize("shape", [(17, 16), (256, 256), (4, 4)])
+@pytest.mark.parametrize("way", ["update", "compile", "object"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "float8_e4m3fn"])
+def test_packed_slots_of_another_size_are_refused(kind, way, shape):
+    tx = fo.stored(fo.adamw(0.1), kind, min_size=0, block_size=64)
+    small, other = torch.ones(16, 16), torch.ones(shape)
+    w = torch.nn.Parameter(small.clone())
+    opt = adapters.Optimizer([("w", w)], lambda: tx)
+    w.grad = torch.ones_like(w)
+    opt.step()
+    w.grad, w.data = None, other.clone()
+    w.grad = torch.ones_like(w)
+    run = {
+        "update": lambda: tx.update(other, tx.init(small), other),
+        "compile": lambda: fo.compile(tx)(other.clone(), tx.init(small), other.clone()),
+        "object": opt.step,
+    }
+    with pytest.raises(ValueError, match=r"the slot 'exp_avg\..*' of the state has shape"):
+        run[way]()
+    assert torch.equal(w, other)
+
+
+@pytest.mark.parametrize("name", ["StableAdamW", "NovoGrad", "MARS"])
+def test_packed_slots_beside_norms_are_stepped_by_kernels(name):
+    w = torch.nn.Parameter(torch.ones(64, 64))
+    w.grad = torch.randn(64, 64)
+    getattr(adapters, name)([("w", w)], stored="int8", compile="strict").step()

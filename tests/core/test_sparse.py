@@ -304,3 +304,13 @@ def test_a_rule_of_matrices_refuses_some_rows_of_one(name, way):
         steps[way]()
     for p in (*params.values(), *mine.values()):
         assert_same(p.detach(), torch.ones(6, 4))
+
+
+@pytest.mark.parametrize("make", [fo.dowg, fo.prodigy, fo.dadapt_adam])
+def test_a_rule_whose_sums_need_all_rows_of_its_slots_refuses_some(make):
+    """Behind the first step slots differ in rows that have no gradient now."""
+    p = torch.randn(6, 3)
+    tx = make()
+    g = torch.sparse_coo_tensor([[1]], torch.ones(1, 3), (6, 3), check_invariants=False)
+    with pytest.raises(RuntimeError, match="must see all rows"):
+        tx.update({"w": g}, tx.init({"w": p}), {"w": p})

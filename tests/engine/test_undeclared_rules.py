@@ -133,3 +133,14 @@ def test_update_computes_with_numbers_as_precise_as_those_of_scalars():
     params = {"w": torch.zeros(4)}
     updates, _ = tx.update({"w": torch.ones(4)}, tx.init(params), params)
     assert updates["w"].tolist() == pytest.approx([1.0] * 4, rel=1e-6)
+
+
+def test_large_ints_among_the_numbers_of_a_rule_are_exact():
+    n = 2**62 + 12345
+    tx = fo.leafwise(None, lambda u, s, p, n: (u * ((n ^ 5) & 255), s), lambda t: (n,), name="hash")
+    p = torch.zeros(3)
+    step = fo.compile(tx)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        p, _ = step(torch.ones(3), tx.init(p), p)
+    assert p.tolist() == [(n ^ 5) & 255] * 3

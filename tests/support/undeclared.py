@@ -129,7 +129,8 @@ def computed_in(p: Tensor) -> torch.dtype:
 
 def seen_by_rule(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor as its rule gets it: complex numbers as pairs."""
-    return (torch.view_as_real(x) if x.is_complex() else x).to(dtype)
+    real = torch.view_as_real(x) if x.is_complex() else x
+    return real.to(dtype) if real.is_floating_point() else real
 
 
 def kept(x: Tensor, like: Tensor) -> Tensor:

@@ -79,3 +79,15 @@ def bounds_of_which_one_is_a_number(u, slots, p, bound):
 @rule(scalars=lambda t: (0.3,))
 def fills_by_a_number(u, slots, p, number):
     return u.masked_fill(u > 0, number) + torch.masked_fill(u, u < 0, value=number), slots
+
+
+@rule(scalars=lambda t: (3, 5, True))
+def an_int_number_that_divides(u, slots, p, n, total, flag):
+    return u * (1 / n) + u * n**-0.5 + u * (1 - n / total) * (1.0 / (total - n)) * flag, slots
+
+
+@rule(scalars=lambda t: (0.3,))
+def numbers_beside_bools(u, slots, p, number):
+    x, y = (u > 0) * number, torch.where(u > 0, number, 0.0)
+    found = u / x.clamp(min=torch.finfo(x.dtype).eps) + u / y.clamp(min=torch.finfo(y.dtype).eps)
+    return 1e-7 * found + u * (u.norm() * number) + y * (u > 0).sum() * number, slots

@@ -279,3 +279,35 @@ def swaps_its_slots_by_element(u, slots, p):
 @rule(init=size)
 def keeps_one_number(u, slots, p):
     return u * (1 + slots.size), Size(slots.size + 1)
+
+
+class Whole(NamedTuple):
+    count: Any
+    seen: Any
+
+
+def whole(p):
+    like = torch.view_as_real(p) if p.is_complex() else p
+    return Whole(torch.full(like.shape, 2**24), torch.zeros(like.shape, dtype=torch.bool))
+
+
+@rule(init=whole)
+def slots_of_integers_and_bools(u, slots, p):
+    count = slots.count + 1
+    x = torch.where(slots.seen, 2 * u, u) * (1 + (count & 1)) + (count - 2**24)
+    return x, Whole(count, slots.seen | ~slots.seen)
+
+
+# --- numbers of columns, and numbers of these
+
+
+@rule()
+def columns_and_a_number_of_all_of_them(u, slots, p):
+    c = u.abs().sum(0, keepdim=True) if u.dim() else u.abs()
+    return u + c * (c > 0.5).any().to(u.dtype).clamp(0, 1) + c / c.mean(), slots
+
+
+@rule()
+def functions_of_columns(u, slots, p):
+    c = u.sum(0, keepdim=True) if u.dim() else u
+    return u + c.tanh() + c.sin() + torch.atan2(c, c + 1) + c.exp().log1p(), slots

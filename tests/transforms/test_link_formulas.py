@@ -440,7 +440,7 @@ def test_cautious_behind_a_gate_sees_what_passes_it():
         (lambda: fo.orthogonalize(((3.0, -4.0, "2"),)), ValueError, "finite numbers, but got"),
         (lambda: fo.orthogonalize((3.0, -4.0, math.inf)), ValueError, "finite numbers, but got"),
         (lambda: fo.orthogonalize(eps=-1.0), ValueError, "at least eps, so not by -1.0"),
-        (lambda: fo.orthogonalize(eps=None), TypeError, "must be a number.* but got None"),
+        (lambda: fo.orthogonalize(eps=None), TypeError, "takes a number.* but got None"),
         (lambda: fo.scale_by_polyak(max_learning_rate=0.0), ValueError, "but got 0.0"),
         (lambda: fo.scale_by_polyak(eps=-1.0), ValueError, "eps of 0 or more"),
         (lambda: fo.scale_by_polyak(variant="x"), ValueError, "variants .* but got 'x'"),
