@@ -338,7 +338,11 @@ def _misfit(rule: Rule, new: Slots, stored: Slots) -> ValueError:
 
 
 def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor) -> bool:
-    """Whether the k-th stored slot of a rule has, or should have, the shape of a parameter."""
+    """Whether the k-th stored slot of a rule has, or should have, the shape of a parameter.
+
+    Raises:
+        TypeError: for one of integers or bools where the rule's own has other numbers.
+    """
     if rule.init is None or rule.batched or any(rule.codecs):
         return False
     if isinstance(slot, Tensor) and slot.is_nested:
@@ -347,10 +351,16 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return fits
     if p.dim() < len(TINY):
-        usual = _shaped_as(rule.init, rule.view, TINY[p.dim()], p.dtype)[k]
+        usual, whole = _made_as(rule.init, rule.view, TINY[p.dim()], p.dtype)[k]
+        if fits and usual and not whole and slot.dtype in WHOLE:
+            raise TypeError(
+                f"the slot {rule.keys[k]!r} has dtype {slot.dtype}, but {rule.name or 'the rule'} "
+                "keeps floating-point numbers in it; pass the state that this transformation's own "
+                "init returned for these parameters."
+            )
         if fits or not usual:
             return usual
-    return _shaped_as(rule.init, rule.view, tuple(p.shape), p.dtype)[k]
+    return _made_as(rule.init, rule.view, tuple(p.shape), p.dtype)[k][0]
 
 
 TINY = ((2,), (5,), (5, 3), (5, 3, 2), (5, 3, 2, 2), (5, 3, 2, 2, 2))
@@ -359,16 +369,19 @@ one parameter by chance."""
 
 
 @functools.lru_cache(maxsize=4096)
-def _shaped_as(
+def _made_as(
     init: Any, view: Any, shape: tuple[int, ...], dtype: torch.dtype
-) -> tuple[bool, ...]:
+) -> tuple[tuple[bool, bool], ...]:
+    """Of each slot that init makes: whether it has the parameter's shape, and no fractions."""
     device = "cpu" if shape in TINY else "meta"  # whose operations may import torch's compiler
     empty = torch.zeros(shape, dtype=dtype, device=device)
     try:
         made = init(empty) if view is None else seen_init(view, init, empty)
     except Exception:  # of an init that reads values, or takes other shapes only
-        return (False,) * 64
-    return tuple([x is not None and tuple(x.shape) == shape for x in made])
+        return ((False, True),) * 64
+    return tuple(
+        [(False, True) if x is None else (tuple(x.shape) == shape, x.dtype in WHOLE) for x in made]
+    )
 
 
 def explain(rules: Sequence[Rule], p: Tensor, slots: Sequence[Slots]) -> None:
