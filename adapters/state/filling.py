@@ -127,7 +127,7 @@ def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> No
     for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
         for k, key in enumerate(keys):
             slot = state.get(key)
-            if slot is not None and stands_beside(placement.rule, k, slot, p):
+            if slot is not None and stands_beside(placement.rule, k, slot, p, name):
                 away = placement.rule.home is not None
                 base.check_slot(name, key, slot, p, away=away)
 

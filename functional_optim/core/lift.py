@@ -292,8 +292,8 @@ def check_trees(
             tree.check_same(*of, shapes=False)
             rows = tree.rows(params, state.slots[key])
             alike = [
-                own and stands_beside(placement.rule, k, slot, p)
-                for own, (p, slot) in zip(acts, rows, strict=True)
+                own and stands_beside(placement.rule, k, slot, p, path)
+                for own, (p, slot), ((path, _), _) in zip(acts, rows, known, strict=True)
             ]
             tree.check_same(*of, shapes=alike)
             for ((path, p), (_, g)), (_, slot), own in zip(known, rows, alike, strict=True):

@@ -337,7 +337,7 @@ def _misfit(rule: Rule, new: Slots, stored: Slots) -> ValueError:
     )
 
 
-def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor) -> bool:
+def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor, path: str) -> bool:
     """Whether the k-th stored slot of a rule has, or should have, the shape of a parameter.
 
     Raises:
@@ -354,9 +354,9 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor) -> bool:
         usual, whole = _made_as(rule.init, rule.view, TINY[p.dim()], p.dtype)[k]
         if fits and usual and not whole and slot.dtype in WHOLE:
             raise TypeError(
-                f"the slot {rule.keys[k]!r} has dtype {slot.dtype}, but {rule.name or 'the rule'} "
-                "keeps floating-point numbers in it; pass the state that this transformation's own "
-                "init returned for these parameters."
+                f"the slot {rule.keys[k]!r} of parameter {path!r} has dtype {slot.dtype}, but "
+                f"{rule.name or 'the rule'} keeps floating-point numbers in it; pass the state "
+                "that this transformation's own init returned for these parameters."
             )
         if fits or not usual:
             return usual
