@@ -3,8 +3,8 @@
 The algorithms are what `functional_optim/algorithms/` defines and decorates with `factory`; what is
 said of them stands at the head of their pages in docs/algorithms/. Everything between two marks
 `begin: algorithms` and `end: algorithms` is made of these, but for the names of optax, which the
-package has for its errors. `--check` writes nothing, and names the
-files that are not as they would be written.
+package has for its errors. Both `__init__.pyi` are made whole, of the packages' own imports.
+`--check` writes nothing, and names the files that are not as they would be written.
 """
 
 from __future__ import annotations

@@ -118,12 +118,7 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
     """
     is_compiling, begun, local = torch.compiler.is_compiling, _numbers.__next__, _local
     remember, read, are_constants = _remember, _read, CONSTANTS.issuperset
-    check_first, check_flags, check_numbers = (
-        calls.check_first,
-        calls.check_flags,
-        calls.check_numbers,
-    )
-    explain, annotations = calls.explained, getattr(make, "__annotations__", {})
+    checks, annotations = calls, getattr(make, "__annotations__", {})
     code = getattr(make, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount]
 
@@ -135,13 +130,13 @@ def factory(make: Callable[P, T]) -> Callable[P, T]:
         if not plain:
             args = tuple([read(x) for x in args])
             kwargs = {name: read(x) for name, x in kwargs.items()}
-            check_first(make, args)
+            checks.check_first(make, args)
         try:
             made = make(*args, **kwargs)
         except TypeError as error:
-            raise explain(error, make, names, args, kwargs) from error.__cause__
-        check_numbers(make, names, args, kwargs)
-        check_flags(annotations, kwargs)  # of which a factory may have said more
+            raise checks.explained(error, make, names, args, kwargs) from error.__cause__
+        checks.check_numbers(make, names, args, kwargs)
+        checks.check_flags(annotations, kwargs)  # of which a factory may have said more
         return remember(made, recorder, args, kwargs, number, plain)
 
     # with the globals of the module that it stands in, where doctest looks for it

@@ -7,7 +7,6 @@ of these kernels writes what is stepped: a product that raises leaves everything
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels
-from functional_optim.core import memory
+from functional_optim.core import memory, modes
 from functional_optim.core.execution import (
     Leaf,
     batches,
@@ -217,10 +216,8 @@ class StagedStep:
     ) -> tuple[list[tuple[Any, BoundScalars]], list[Write]]:
         """Run all stages. Also returns the writes of the slots that the products have."""
         device = self.owner.params[0].device.type
-        with torch.no_grad(), ExitStack() as plain:
-            if torch.is_autocast_enabled(device):
-                plain.enter_context(torch.autocast(device, enabled=False))
-            return self._advanced(grads, scalars)
+        with torch.no_grad():
+            return modes.uncast(device, self._advanced, grads, scalars)
 
     def _advanced(
         self, grads: list[Tensor], scalars: BoundScalars
