@@ -8,6 +8,7 @@
 # make compare   optimizers on small tasks, with equal budgets: writes benchmarks/COMPARISON.md; goes on where it stopped
 # make gradient-free   train a digits classifier without one backward pass, and draw CMA-ES at work
 # make memory   what ways to store weights and slots cost in bytes and in loss: figures of docs/memory.md
+# make mutants   put deliberate faults into the package: prints those that no test catches; ARGS="core" for some
 # make lines   count lines of code without docstrings, comments and blank lines, by folder
 # make gpu     check a card: one page of results, and a file to send; ARGS="--device cpu" is a dry run
 # make wheel   dist/: a wheel for every machine, and one for this kind that brings compiled kernels
@@ -18,7 +19,7 @@ BIN = $(VENV)/bin
 ARGS ?=
 
 .PHONY: train gradient-free fault notebooks docs lists test test-full check bench compare memory lines \
-	gpu wheel clean
+	gpu wheel clean mutants
 
 train: $(VENV)/.examples
 	$(BIN)/python examples/train_gpt.py $(ARGS)
@@ -61,6 +62,9 @@ compare: $(VENV)/.bench
 
 memory: $(VENV)/.bench
 	$(BIN)/python benchmarks/memory.py $(ARGS)
+
+mutants: $(VENV)/.dev
+	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 # with any Python: it imports nothing of ours
 lines:
