@@ -89,7 +89,9 @@ def fails(root: Path, tests: Sequence[str]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description="Deliberate faults, each of which some test must catch."
+    )
     parser.add_argument("words", nargs="*", help="only faults whose file or title has one of these")
     parser.add_argument("--list", action="store_true", help="print the faults, and run nothing")
     parser.add_argument("--jobs", type=int, default=1, help="how many run side by side")
@@ -143,9 +145,8 @@ def run(chosen: Sequence[Mutant], folder: Path, jobs: int) -> int:
         return found
 
     with ThreadPoolExecutor(jobs) as pool:
-        red = [
-            x for x, good in zip(selections, pool.map(sound, selections), strict=True) if not good
-        ]
+        pairs = zip(selections, pool.map(sound, selections), strict=True)
+        red = [tests for tests, good in pairs if not good]
         for tests in red:
             print(f"fails without any fault: {' '.join(tests)}")
         left = [x for x in chosen if x.tests not in red]
