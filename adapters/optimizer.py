@@ -165,36 +165,48 @@ class OptimizerBase(torch.optim.Optimizer):
                     "its gradients and returns the loss."
                 )
             loss = base.recorded(closure)
-        compiling = torch.compiler.is_compiling()
-        if self.defaults.get("differentiable") and not compiling:
-            base.recorded(partial(step_traced, self, loss, replace=True))
-        elif compiling or modes.intercepted():
+        if torch.compiler.is_compiling():
             base.unrecorded(partial(step_traced, self, loss, replace=False))
+        elif self.defaults.get("differentiable"):
+            base.recorded(partial(step_traced, self, loss, replace=True))
         else:
-            base.unrecorded(self._step_in_place, loss)
+            recording = torch.is_grad_enabled()
+            try:  # as `base.unrecorded` does
+                private.set_grad_enabled(False)
+                self._step_in_place(loss)
+            finally:
+                private.set_grad_enabled(recording)
         return loss
 
     step = with_hooks(_step)
 
     def _step_in_place(self, loss: Any) -> None:
-        plan = self.__dict__.pop("_plan", None)  # a step that raises leaves no plan behind
+        mine = self.__dict__
+        plan = mine.pop("_plan", None)  # a step that raises leaves no plan behind
+        grads = None if plan is None else plan.gradients(self)
+        if grads is None and modes.intercepted():
+            mine["_plan"] = plan
+            step_traced(self, loss, replace=False)
+            return
         made: Made = []
         try:
-            grads = None if plan is None else plan.gradients(self)
-            check_capture(self, None if grads is None else plan)
+            if grads is None or plan.driven or torch.cuda.is_initialized():
+                check_capture(self, None if grads is None else plan)
             if plan is None or grads is None:
                 plan = OptimizerPlan(self, made, first=plan is None)
                 grads = plan.fresh(self)
-            scale, found = left_to_step(self)
-            if found is not None and not (found.device.type != "cpu" and plan.can_skip()):
-                if found.item():
-                    discard(self, made)
-                    self.__dict__["_plan"] = None if made else plan
-                    return
-                found = None
-            if scale is not None:
-                unscale(grads, scale)
-            plan.run(self, grads, loss, made, found)
+            skip = None
+            if "grad_scale" in mine or "found_inf" in mine:
+                scale, skip = left_to_step(self)
+                if skip is not None and not (skip.device.type != "cpu" and plan.can_skip()):
+                    if skip.item():
+                        discard(self, made)
+                        mine["_plan"] = None if made else plan
+                        return
+                    skip = None
+                if scale is not None:
+                    unscale(grads, scale)
+            plan.run(self, grads, loss, made, skip)
         except BaseException:
             discard(self, made)
             raise

@@ -34,7 +34,6 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
@@ -359,20 +358,6 @@ def stored(x: Any, device: torch.device | None = None, *, dtype: torch.dtype | N
         return torch.full((), x, dtype=dtype, device=device)
     except RuntimeError:  # torch refuses a Python number that is too large for float32
         return torch.full((), ctypes.c_float(x).value, dtype=dtype, device=device)
-
-
-def filling(x: Tensor, value: Any) -> Callable[[], object]:
-    """A write of a number into a tensor, in place; what its dtype cannot hold becomes infinite.
-
-    It is a partial of a C function unless a subclass of Tensor may run Python in it.
-    """
-    narrow = x.dtype is torch.float32 and not isinstance(value, Tensor)
-    if narrow and not -LARGEST <= value <= LARGEST:
-        value = ctypes.c_float(float(value)).value  # torch refuses such a Python number
-    return partial(x.fill_, value) if type(x) is Tensor else lambda: x.fill_(value)
-
-
-LARGEST = torch.finfo(torch.float32).max
 
 
 def storing_wide(fn: Callable[..., Any], *args: Any) -> Any:

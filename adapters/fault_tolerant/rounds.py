@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.adapters.fault_tolerant.schedulers import Schedules
-from functional_optim.core import memory
+from functional_optim.engine.guards import version_of
 from functional_optim.replicas.coordinator import Coordinator, Decision
 
 _NAME = "_functional_optim_rounds"
@@ -55,9 +55,7 @@ class Member:
     def _marks(self) -> dict[int, tuple[int, Any]]:
         """By parameter, so that groups may be added and taken away meanwhile."""
         grads = {id(p): p.grad for p in self.parameters() if p.grad is not None}
-        versions = memory.versions(list(grads.values()))
-        pairs = zip(grads.items(), versions, strict=True)
-        return {p: (id(g), version) for (p, g), version in pairs}
+        return {p: (id(g), version_of(g)) for p, g in grads.items()}
 
     def is_initialization(self) -> bool:
         """Is this the step by which torch.distributed.checkpoint makes the state of an optimizer?

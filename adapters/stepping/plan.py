@@ -28,12 +28,11 @@ from functional_optim.adapters.state.hyperparameters import (
     changed_values,
     constants,
     host_values,
-    identical,
 )
 from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.placeholders import Placeholders
 from functional_optim.adapters.state.storage import storage_of
-from functional_optim.adapters.stepping.columns import Column, Integers, Readings
+from functional_optim.adapters.stepping.columns import EXACT, Column, Integers, Readings
 from functional_optim.adapters.stepping.loss import asks, extra_of
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
 from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
@@ -99,6 +98,9 @@ class ParamEntry(PlanEntry):
         written.update(map(id, self.columns.values()))
         self.idle: list[Numbers] = [()] * len(tx.layout.carry)
         self.noted: list[tuple[Column | Integers, Any]] = []
+        plain = isinstance(self.step, Column) and not self.columns
+        self.fill = self.step.fill() if plain else None
+        """What writes the step count, where that is the only number."""
 
     def time(self) -> Any:
         """The number of this step; on the device, where that counts."""
@@ -123,6 +125,8 @@ class ParamEntry(PlanEntry):
 
     def writes(self, context: StepContext) -> list[Write]:
         """The writes of the step count and of what each rule carries on."""
+        if self.fill is not None and context.time < EXACT:
+            return [partial(self.fill, context.time)]
         self.noted = [] if self.step is None else [(self.step, context.time)]
         if self.columns:
             carried = self.carried(context)
@@ -147,11 +151,10 @@ class ParamEntry(PlanEntry):
             moved |= column.written(value)
         return moved
 
-    def untouched(self) -> bool:
-        """Whether nobody else has written to the step counts or the carried numbers."""
-        if self.step is not None and not self.step.untouched():
-            return False
-        return not self.columns or all(c.untouched() for c in self.columns.values())
+    def numbers(self) -> list[Tensor]:
+        """The tensors of the step counts and the carried numbers."""
+        columns = [x for x in (self.step, *self.columns.values()) if x is not None]
+        return [x for column in columns for x in column.tensors]
 
     def retake(self, tx: base.GradientTransformation) -> bool:
         """Take a transformation with other numbers; False if it has more than those."""
@@ -258,36 +261,41 @@ class OptimizerPlan(StepPlan):
         parts += [(x.placements, x.counts()) for x in self.trees if x.tx.communicates]
         absent = counts.waiting([(entry.group, entry.tx) for entry in entries])
         super().__init__(entries, absent, reduction_order(parts))
-        self.numbers = {"step", STEPS}
-        self.numbers.update(*[keys for _, tx in chains for keys in tx.layout.carry])
-        self.guard = state_guard(optimizer, self.numbers)
+        self.keys = {"step", STEPS}.union(*[keys for _, tx in chains for keys in tx.layout.carry])
+        self.guard = self._guard(optimizer)
         self.asking = any(asks(part.tx) for part in (*self.entries, *self.trees))
         self.captured = next((entry for entry in entries if entry.captured), None)
         self.mesh = sharding.mesh_of(
             [p for group in optimizer.param_groups for p in group["params"]]
         )
 
+    @property
+    def driven(self) -> bool:
+        """Whether its steps may be captured for replay."""
+        return self.guard.driven
+
     def fresh(self, optimizer: OptimizerBase) -> list[Tensor]:
         """The gradients, right after the plan was made."""
         live = [row for group in optimizer.param_groups for row in live_params(group)]
         return [self.guard.apart(g) for _, _, g in live]
 
+    def _guard(self, optimizer: OptimizerBase) -> TensorGuard:
+        """What tells whether this plan holds for the next step."""
+        columns = [] if self.steps is None else self.steps.tensors
+        numbers = [x for entry in self.entries for x in entry.numbers()]
+        return state_guard(optimizer, self.keys, {id(x): x for x in (*columns, *numbers)})
+
     def gradients(self, optimizer: OptimizerBase) -> list[Tensor] | None:
         """The gradients, if the plan still holds; new numbers in the groups are taken over here."""
-        grads = self.guard.gradients(optimizer.param_groups, optimizer.state)
-        if grads is None:
+        found = self.guard.gradients(optimizer.param_groups, optimizer.state, self.constants)
+        if found is None:
             return None
-        for entry in self.entries:
-            if not entry.untouched():
-                return None
-        if self.steps is not None and not self.steps.untouched():
-            return None
-        return grads if self._take_numbers(optimizer) else None
+        grads, changed = found
+        return grads if not changed or self._take_numbers(optimizer, changed) else None
 
-    def _take_numbers(self, optimizer: OptimizerBase) -> bool:
-        for k, group in enumerate(optimizer.param_groups):
-            if identical(group, self.constants[k]):
-                continue
+    def _take_numbers(self, optimizer: OptimizerBase, groups: list[int]) -> bool:
+        for k in groups:
+            group = optimizer.param_groups[k]
             hyper = self._new_numbers(k, group)
             changed = changed_values(self.hyper[k], hyper)
             if not changed or self.placeholders[k].take(changed):
@@ -359,7 +367,9 @@ class OptimizerPlan(StepPlan):
         for entry in self.entries:
             moved |= entry.finish()
         if moved:
-            self.guard = state_guard(optimizer, self.numbers)
+            self.guard = self._guard(optimizer)
+        else:
+            self.guard.settle()
         optimizer.__dict__["_plan"] = self
 
     def _tree_parts(self, extra: dict[str, Any], elsewhere: bool) -> list[TreePart]:
@@ -433,10 +443,13 @@ def checked_leaves(
     return found
 
 
-def state_guard(optimizer: OptimizerBase, numbers: set[str]) -> TensorGuard:
+def state_guard(
+    optimizer: OptimizerBase, keys: set[str], numbers: dict[int, Tensor]
+) -> TensorGuard:
     """What compares the objects of an optimizer with those of now: parameters, gradients, state.
 
-    numbers: keys of the state whose tensors hold step counts and carried numbers.
+    keys: those of the state whose tensors hold step counts and carried numbers. numbers: tensors
+    that hold them, or whose views do, by their ids.
     """
     params = tuple([tuple(group["params"]) for group in optimizer.param_groups])
     every = list(chain.from_iterable(params))
@@ -446,11 +459,12 @@ def state_guard(optimizer: OptimizerBase, numbers: set[str]) -> TensorGuard:
         x
         for mine in dicts
         for name, x in mine.items()
-        if name not in numbers and isinstance(x, Tensor)
+        if name not in keys and isinstance(x, Tensor)
     ]
     live = [p for p in every if p.grad is not None]
     values = tuple([tuple(x.values()) for x in dicts])
-    return TensorGuard([p.grad for p in every], [*live, *slots], params, states, values)
+    grads, written = [p.grad for p in every], [*live, *slots]
+    return TensorGuard(grads, written, params, states, values, tuple(numbers.values()))
 
 
 def _signature(

@@ -19,8 +19,8 @@ from functional_optim.core.chain import Sequence, Wrapped, freezing_rules
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import either, squares
-from functional_optim.core.scalars import given_totals
 from functional_optim.core.storage import wide_dtype
+from functional_optim.core.totals import given_totals
 
 Condition = Callable[[Any], Any]
 """A function of the number of finished steps: whether the next one is taken."""

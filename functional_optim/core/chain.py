@@ -14,8 +14,8 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import freezes
 from functional_optim.core.paths import Choice, check_choices, chosen, partial
 from functional_optim.core.rule import Placement
-from functional_optim.core.scalars import given_totals
 from functional_optim.core.state_keys import check_rates
+from functional_optim.core.totals import given_totals
 
 
 @factory

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -192,18 +191,6 @@ def _folds(x: Tensor) -> bool:
     for stride, n in pairs:
         places = places[..., None] + torch.arange(n, device="cpu") * stride
     return places.unique().numel() < x.numel()
-
-
-def versions(tensors: Sequence[Tensor]) -> list[Any]:
-    """How often torch has counted writes into each. An inference tensor counts none: its version
-    equals no other, since nobody knows whether it has been written."""
-    try:
-        return list(map(_version, tensors))
-    except RuntimeError:
-        return [object() if x.is_inference() else x._version for x in tensors]
-
-
-_version = attrgetter("_version")
 
 
 def apart(new: Sequence[Any], old: Sequence[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from functional_optim.core import base
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.execution import Leaf, measure, run_all_stored
-from functional_optim.core.rule import Form, Placement, Rule, with_forms
+from functional_optim.core.rule import Form, Goal, Placement, Rule, with_forms
 from functional_optim.core.small import (
     axes_of,
     check_shapes,
@@ -33,10 +33,6 @@ from functional_optim.kernels import graph as graphs
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.keys import are_own, static_key
 from functional_optim.kernels.node import RuleError, Unsuitable
-
-Goal = Literal["step", "reduce", "stage"]
-"""What is done with rules: make their step, in place; measure with the last of them; or write the
-slots of the last one alone, as a stage of a step."""
 
 
 class Recorded(NamedTuple):

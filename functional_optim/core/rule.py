@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ Numbers = tuple[Any, ...]
 """The numbers that a rule reads in a step: a plain tuple, or the rule's own NamedTuple."""
 
 Update = Callable[..., tuple[Any, Any]]
+
+Goal = Literal["step", "reduce", "stage"]
+"""What is done with rules: make their step, in place; measure with the last of them; or write the
+slots of the last one alone, as a stage of a step."""
 
 
 class Several(NamedTuple):

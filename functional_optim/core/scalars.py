@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,18 +13,22 @@ from functional_optim.core import base, modes, sharding
 from functional_optim.core.codecs import rounding_key
 from functional_optim.core.execution import Leaf, measure
 from functional_optim.core.rule import (
+    Goal,
     Keyed,
     Numbers,
     Placement,
+    Rule,
     Selected,
     flat_numbers,
     form_of,
+    settled,
     unkeyed,
     variant_of,
     with_forms,
 )
 from functional_optim.core.step_number import StepNumber
 from functional_optim.core.storage import compute_dtype, init_slots
+from functional_optim.kernels import NumberSource
 
 Key = tuple[str, int]
 """A measurement: the name of its rule, and its index among the rules of that name."""
@@ -72,7 +74,7 @@ class StepScalars:
                 result: Any = ()
                 if rule.scalars is not None:
                     t = self.together if rule.shared else self.time
-                    result = rule.scalars(t, **rule.given_at(t))
+                    result = rule.scalars(t, **_given(rule, t))
                 self.numbers.append(result if isinstance(result, tuple) else _refused(placement))
                 self.carried.append(())
                 continue
@@ -89,7 +91,9 @@ class StepScalars:
         """The numbers so far, and those that the next rule's `reduce` needs."""
         i = len(self.numbers)
         placement = self.placements[i]
-        given = placement.rule.numbers_before(self.time_of(i), self.carry[i])
+        given: Numbers = ()
+        if placement.rule.before is not None:
+            given = placement.rule.numbers_before(self.time_of(i), self.carry[i])
         return [*self.numbers, Selected(self.opened(i), given) if placement.gate else given]
 
     def advance(self, total: Numbers | None = None) -> None:
@@ -124,12 +128,12 @@ class StepScalars:
         if rule.scalars is None:
             return total or (), mine
         t = self.time_of(i)
-        args = [t, *rule.carried(mine)]
+        args = [t] if rule.carry is None else [t, *rule.carried(mine)]
         if rule.reduce is not None:
             args.append(total)
         try:
             extra = {name: self.extra[name] for name in rule.extra if name in self.extra}
-            result = rule.scalars(*args, **rule.given_at(t), **extra)
+            result = rule.scalars(*args, **_given(rule, t), **extra)
         except numeric.NotANumber as error:
             raise error.among(rule.each_hyper()) from None
         except TypeError:
@@ -180,6 +184,11 @@ class StepScalars:
         return self.together if placement.rule.shared else self.time
 
 
+def _given(rule: Rule, t: Any) -> dict[str, Any]:
+    """The hyperparameters that `scalars` of a rule takes at step t."""
+    return rule.given if type(rule.given) is dict else rule.given_at(t)
+
+
 def _known(choice: Any) -> Any:
     """A variant's number, as a Python number if it is on the CPU and no step is traced."""
     if type(choice) is Tensor and choice.device.type == "cpu" and not modes.traced():
@@ -192,6 +201,65 @@ def _refused(placement: Placement) -> NoReturn:
         f"scalars of the rule {placement.name!r} must return a tuple or a NamedTuple of numbers; "
         "with a carry, a pair of such a tuple and the new carry."
     )
+
+
+class BoundScalars:
+    """Rules and their numbers in a step, each in the variant that acts, as what runs them reads it.
+
+    task: what kernels differ in: the goal, how many rules lead to what is measured, the variants
+    that act (of rules that have several or stand behind a gate; None for one that differs from
+    tensor to tensor), where numbers are, and how they are put together. The last three only where
+    steps differ in them.
+
+    Args:
+        placements: the rules.
+        numbers: those of each.
+        goal: for what the rules run.
+        chooses: whether some of them have variants or gates.
+        placed: whether kernels differ in where numbers are.
+        varied: whether the numbers of a rule may be put together in another way than in other
+            steps.
+    """
+
+    def __init__(
+        self,
+        placements: tuple[Placement, ...],
+        numbers: list[Numbers],
+        goal: Goal,
+        *,
+        chooses: bool = False,
+        placed: bool = False,
+        varied: bool = False,
+    ) -> None:
+        chosen = None
+        if chooses:
+            chosen, placements, numbers = settled(placements, numbers)
+        self.placements = placements
+        self.numbers = numbers
+        self.goal: Goal = goal
+        self.sources: tuple[NumberSource, ...] = ()
+        if placed:
+            self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
+        self.task: Any = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
+        if varied:
+            self.task = (*self.task, *map(form_of, numbers))
+        self.skip: Tensor | None = None
+        """Not 0 where the step is to be left out, known on the device alone; None: it is made."""
+
+    def on(self, device: torch.device) -> list[Any]:
+        """The numbers for a kernel that takes some with the launch and reads others on a device:
+        Python floats, and float64 tensors there."""
+        found: list[Any] = []
+        for x in flat_numbers(self.numbers):
+            known = not isinstance(x, Tensor) or x.device.type == "cpu"
+            wide = float(x) if known else x.detach().to(device, torch.float64, non_blocking=True)
+            found.append(wide)
+        return found
+
+
+def _source(x: Any) -> NumberSource:
+    """Where a number of a step comes from: the CPU's go with a launch."""
+    return "tensor" if isinstance(x, Tensor) and x.device.type != "cpu" else "value"
 
 
 class Caster:
@@ -247,79 +315,6 @@ def _sum(column: Sequence[Tensor]) -> Tensor:
         device = next(device for device in devices if device.type != "cpu")
         column = [x.to(device, non_blocking=True) for x in column]
     return torch.stack(list(column)).to(torch.float64).sum()
-
-
-class Missing(BaseException):
-    """Raised by an update of whole trees, inside `Totals`, where it measures.
-
-    key: the measurement. parts: what it has found here.
-    """
-
-    def __init__(self, key: Key, parts: Sequence[Sequence[Tensor]]) -> None:
-        super().__init__(key)
-        self.key = key
-        self.parts = parts
-
-
-class Totals:
-    """The totals for an update of whole trees that is one of several parts of a step.
-
-    An update that runs inside `with totals:` takes the totals of what it measures from `known`, in
-    the order in which it asks. At the first one that is not there it is left by `Missing`. An
-    update is pure, so it can be run again when that total has been summed over all parts.
-
-    Args:
-        alone: whether no other part measures, so that what is found here is the total.
-        everyone: whether all numbers go on, whatever gradients there are in this part.
-        agenda: the measurements that whoever runs the update sums over processes.
-    """
-
-    def __init__(
-        self, *, alone: bool = False, everyone: bool = False, agenda: Iterable[Key] = ()
-    ) -> None:
-        self.alone = alone
-        self.everyone = everyone
-        self.agenda = frozenset(agenda)
-        self.known: list[Numbers] = []
-        self.asked = 0
-        self.passed: Counter[str] = Counter()
-        self.gates: list[Any] = []
-
-    def __enter__(self) -> None:
-        self.asked = 0
-        self.passed.clear()
-        self.gates.clear()
-        self.outer = getattr(_local, "totals", None)
-        _local.totals = self
-
-    def __exit__(self, *error: object) -> None:
-        _local.totals = self.outer
-
-    def enter(self, placements: Iterable[Placement]) -> Counter[str]:
-        """The number of rules of each name before these; adds these."""
-        before = self.passed.copy()
-        self.passed.update([placement.name for placement in placements])
-        return before
-
-    def next(self) -> Numbers | None:
-        """The total that is asked for now; None if it is not known."""
-        self.asked += 1
-        return self.known[self.asked - 1] if self.asked <= len(self.known) else None
-
-    def shut(self, gates: Iterable[Any]) -> bool:
-        """Whether a gate keeps a measurement out of the sum: one of these, or one further out."""
-        return not all(gate > 0 for gate in (*self.gates, *gates))
-
-
-def given_totals() -> Totals | None:
-    """The `Totals` inside of which an update runs, where it could be left."""
-    if torch.compiler.is_compiling():
-        return None
-    totals = getattr(_local, "totals", None)
-    return None if totals is None or modes.intercepted() else totals
-
-
-_local = threading.local()
 
 
 def over_groups(placement: Placement, total: Numbers | None) -> Numbers:

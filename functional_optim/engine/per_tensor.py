@@ -12,10 +12,10 @@ from torch import Tensor
 from functional_optim.core import base, sharding
 from functional_optim.core.execution import Leaf, measure, run_all_stored, run_stored
 from functional_optim.core.rule import Placement
-from functional_optim.core.scalars import Caster
+from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.sparse import checked_rows
 from functional_optim.core.storage import Slots
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write, write
+from functional_optim.engine.executor import Executor, How, Runner, Write, write
 
 
 class PerTensorExecutor(Executor):
@@ -27,6 +27,10 @@ class PerTensorExecutor(Executor):
     ) -> Hashable | None:
         """Everything."""
         return cls
+
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner:
+        """Itself: nothing is compiled."""
+        return self
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last of the rules measures, tensor by tensor."""

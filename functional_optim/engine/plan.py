@@ -6,7 +6,8 @@ takes it if its tensors are the same (`guards.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.overrides import has_torch_function
 
 from functional_optim import kernels
 from functional_optim.core import memory, modes, sharding
@@ -21,8 +23,9 @@ from functional_optim.core.execution import slots_without_gradient
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
 from functional_optim.core.recording import Kept
-from functional_optim.core.rule import Numbers, Placement
+from functional_optim.core.rule import Goal, Numbers, Placement
 from functional_optim.core.scalars import (
+    BoundScalars,
     Caster,
     Key,
     StepScalars,
@@ -32,8 +35,9 @@ from functional_optim.core.scalars import (
 )
 from functional_optim.core.storage import Slots
 from functional_optim.core.turns import Acting, takes_turns, turns_of
-from functional_optim.engine.executor import BoundScalars, How, Write
+from functional_optim.engine.executor import How, Write
 from functional_optim.engine.group import TensorGroup
+from functional_optim.kernels import watch
 from functional_optim.kernels.interrupts import held
 
 
@@ -142,9 +146,6 @@ class StepPlan:
         self.entries = entries
         self.absent = absent
         self.order = order
-        measures = any(x.rule.reduce for entry in entries for x in entry.tensors.placements)
-        self.prepared = len(entries) == 1 and not measures
-        """Whether all libraries were asked for that one step may need, if there may be several."""
 
     def writes(
         self,
@@ -166,17 +167,24 @@ class StepPlan:
         contexts = self._contexts(grads, extra, shared_time)
         for context in contexts:
             context.skip = skip
-        if not self.prepared:
-            kernels.prefetch([one for context in contexts for one in context.wanted()])
-            for context in contexts:
-                context.prepare()
-            self.prepared = True
+        for context in contexts:
+            if not context.tensors.ready:
+                self._prepare(contexts)
+                break
         writes = step_all([*contexts, *others], self.order)
         for absent in self.absent:
             writes += absent.step(contexts)
         for entry, context in zip(self.entries, contexts, strict=True):
             writes += entry.writes(context)
         return contexts, writes
+
+    def _prepare(self, contexts: list[StepContext]) -> None:
+        """Have all libraries built at once, as far as they are known, before the first step."""
+        measures = any(x.rule.reduce for context in contexts for x in context.placements)
+        if len(contexts) > 1 or measures:
+            kernels.prefetch([one for context in contexts for one in context.wanted()])
+            for context in contexts:
+                context.prepare()
 
     def wanted(self, grads: list[Tensor], extra: dict[str, Any]) -> list[kernels.Source]:
         """The native libraries that a step needs, as far as they are known before it."""
@@ -243,17 +251,16 @@ class StepContext(StepScalars):
             while trial.proceed():
                 shut, placement = trial.is_shut(), self.placements[len(trial.numbers)]
                 if not shut:
-                    tasks.append(self.tensors.bound(trial.to_measure(), "reduce"))
+                    tasks.append(self._bound("reduce", trial.to_measure()))
                 trial.advance(None if shut else nothing_measured(placement))
-            tasks.append(self.tensors.bound(trial.numbers, "step"))
+            tasks.append(self._bound("step", trial.numbers))
         return tasks
 
     def measure(self) -> list[Sequence[Any]]:
         """What the next rule measures, in parts still to be summed; none behind a shut gate."""
         if self.is_shut():
             return []
-        scalars = self.tensors.bound(self.to_measure(), "reduce")
-        return self.tensors.measure(self.grads, scalars)
+        return self._run("reduce", self.to_measure())
 
     def advance(self, total: Numbers | None = None) -> None:
         """Work out the next rule's numbers. total: None if nobody has measured anything."""
@@ -264,9 +271,26 @@ class StepContext(StepScalars):
 
     def step(self) -> list[Write]:
         """The group's step, once all numbers are known, ready to be written."""
-        scalars = self.tensors.bound(self.numbers, "step")
+        return self._run("step", self.numbers)
+
+    def _run(self, goal: Goal, numbers: list[Numbers]) -> list[Any]:
+        """Measure, or make the step ready, by what the group has ready for this task."""
+        scalars, tensors = self._bound(goal, numbers), self.tensors
         scalars.skip = self.skip
-        return self.tensors.step(self.grads, scalars)
+        together = tensors.ready.get(scalars.task) or tensors.prepare(self.grads, scalars)
+        return (together.step if goal == "step" else together.measure)(self.grads, scalars)
+
+    def _bound(self, goal: Goal, numbers: list[Numbers]) -> BoundScalars:
+        """Numbers with the rules that read them, each in the variant that acts."""
+        tensors = self.tensors
+        return BoundScalars(
+            tensors.placements[: len(numbers)],
+            numbers,
+            goal,
+            chooses=tensors.chooses,
+            placed=tensors.placed,
+            varied=tensors.varied,
+        )
 
 
 class Part(Protocol):
@@ -336,6 +360,10 @@ class WithoutGradient:
         ]
 
 
+PLAIN = (torch.empty(0, device="cpu"),)
+"""With which torch tells whether a mode sees calls of its functions."""
+
+
 def commit(writes: list[Write]) -> None:
     """Make all writes of a step; an interrupt comes before the first or after the last.
 
@@ -343,9 +371,23 @@ def commit(writes: list[Write]) -> None:
     inside of it, so none has to be held back. Under a mode, such as that of a default device,
     torch's functions may run Python.
     """
-    library = kernels.watcher()
-    if library is None or modes.function_modes() or not library.run_all(writes):
+    library = watch.module
+    if library is None or has_torch_function(PLAIN) or not library.run_all(writes):
         held(make, writes)
+
+
+def filling(x: Tensor, value: Any) -> Callable[[], object]:
+    """A write of a number into a tensor, in place; what its dtype cannot hold becomes infinite.
+
+    It is a partial of a C function unless a subclass of Tensor may run Python in it.
+    """
+    narrow = x.dtype is torch.float32 and not isinstance(value, Tensor)
+    if narrow and not -LARGEST <= value <= LARGEST:
+        value = ctypes.c_float(float(value)).value  # torch refuses such a Python number
+    return partial(x.fill_, value) if type(x) is Tensor else lambda: x.fill_(value)
+
+
+LARGEST = torch.finfo(torch.float32).max
 
 
 def make(writes: Iterable[Write]) -> None:

@@ -25,12 +25,12 @@ from functional_optim.core.execution import (
     run_batched,
 )
 from functional_optim.core.ownership import Shared, Sharing, run_owned
-from functional_optim.core.recording import Body, Goal
-from functional_optim.core.rule import Numbers, Placement, Rule, form_of, in_turn
-from functional_optim.core.scalars import Caster
+from functional_optim.core.recording import Body
+from functional_optim.core.rule import Goal, Numbers, Placement, Rule, form_of, in_turn
+from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of, reason
 from functional_optim.kernels.private import DispatchMode
 
@@ -64,10 +64,10 @@ class ProductExecutor(Executor):
         pairs = [] if step is None else step.bound(scalars)
         return [one for x, own in pairs for one in x.wanted(mine, [own])]
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Compile the kernels between the products; False if one of them cannot be had."""
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
+        """The task in stages; None if one of the kernels between the products cannot be had."""
         step = self._step(grads, scalars)
-        return step is not None and step.prepare(self.mine(grads), scalars)
+        return step if step is not None and step.prepare(self.mine(grads), scalars) else None
 
     def _step(self, grads: list[Tensor], scalars: BoundScalars) -> StagedStep | None:
         """A task in stages; None if neither it nor an earlier one has any."""
@@ -112,19 +112,6 @@ class ProductExecutor(Executor):
             self.why = reason([placement], error)
             return False
         return True
-
-    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
-        """What the last of the rules measures, behind the products before it."""
-        return self.staged[scalars.task].measure(self.mine(grads), scalars)
-
-    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
-        """The last kernel and the slots of the products: these have run by then."""
-        return self.staged[scalars.task].step(self.mine(grads), scalars)
-
-    def libraries(self) -> list[Any]:
-        """Those of the kernels around the products."""
-        groups = [group for step in self.staged.values() for group in step.groups()]
-        return [x for group in groups for one in group.executors for x in one.libraries()]
 
     def stacks_of(self, i: int) -> Stacks | OwnedStacks:
         """What goes into the product at this index among the rules, the same for all tasks."""
@@ -181,10 +168,6 @@ class StagedStep:
             kept=owner.group.kept,
         )
 
-    def groups(self) -> list[Any]:
-        """The groups of its kernels, in their order."""
-        return [*[tensors for _, tensors in self.stages], self.last]
-
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile its kernels; False if one of them cannot be had."""
         for tensors, bound in self.bound(scalars):
@@ -203,13 +186,23 @@ class StagedStep:
         last = _all_act(self.last, numbers, scalars.goal)
         return [*found, (self.last, last)]
 
+    def libraries(self) -> list[Any]:
+        """Those of its kernels."""
+        return [
+            x for group in (*[own for _, own in self.stages], self.last) for x in group.libraries()
+        ]
+
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
-        *_, (last, bound) = self._advance(grads, scalars)[0]
-        return last.measure(grads, bound)
+        """What the last of the rules measures, behind the products before it."""
+        mine = self.owner.mine(grads)
+        *_, (last, bound) = self._advance(mine, scalars)[0]
+        return _ready(last, mine, bound).measure(mine, bound)
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
-        (*_, (last, bound)), writes = self._advance(grads, scalars)
-        return [*last.step(grads, bound), *writes]
+        """The last kernel and the slots of the products: these have run by then."""
+        mine = self.owner.mine(grads)
+        (*_, (last, bound)), writes = self._advance(mine, scalars)
+        return [*_ready(last, mine, bound).step(mine, bound), *writes]
 
     def _advance(
         self, grads: list[Tensor], scalars: BoundScalars
@@ -226,16 +219,21 @@ class StagedStep:
         cast = Caster(scalars.numbers)
         numbers = cast(self.owner.params[0])
         for i, (stacks, _), (tensors, own) in zip(self.at, self.stages, bound, strict=False):
-            for one in tensors.step(grads, own):
+            for one in _ready(tensors, grads, own).step(grads, own):
                 one()
             writes += stacks.multiply(scalars.placements[i], numbers[i])
         return bound, writes
 
 
+def _ready(group: Any, grads: list[Tensor], scalars: BoundScalars) -> kernels.Together:
+    """What runs a task of a group."""
+    return group.ready.get(scalars.task) or group.prepare(grads, scalars)
+
+
 def _all_act(group: Any, numbers: list[Numbers], goal: Goal) -> BoundScalars:
     """The numbers of a group whose rules all act in each step."""
     placed, varied = group.placed, group.varied
-    return BoundScalars(group.placements, numbers, None, goal, placed=placed, varied=varied)
+    return BoundScalars(group.placements, numbers, goal, placed=placed, varied=varied)
 
 
 class Stacks:

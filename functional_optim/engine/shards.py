@@ -18,9 +18,10 @@ from functional_optim.core import sharding
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.ownership import Shared, Sharing, slot_parts_of
 from functional_optim.core.rule import Placement, Rule
+from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots, present, stored_slots
 from functional_optim.core.traits import is_elementwise
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.guards import TensorGuard
 
 
@@ -83,16 +84,24 @@ class ShardExecutor(Executor):
                 return None
         return (spec, any(batched))
 
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner:
+        """Itself: the group of the shards compiles what it needs."""
+        return self
+
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What is measured on the shards, as one DTensor of parts for each number."""
         given = self._given(grads)
-        found = self.inner.measure(given, scalars)
+        found = self.inner.prepare(given, scalars).measure(given, scalars)
         return [[self._over_mesh(x) for x in part] for part in found]
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of the shards."""
         given = self._given(grads)  # which may make another inner group
-        return self.inner.step(given, scalars)
+        return self.inner.prepare(given, scalars).step(given, scalars)
+
+    def libraries(self) -> list[Any]:
+        """Those that step the shards."""
+        return self.inner.libraries()
 
     def _given(self, grads: list[Tensor]) -> list[Tensor]:
         """The local gradients, after shards that have moved were taken in."""
