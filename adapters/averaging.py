@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.adapters.optimizer import Optimizer, with_hooks
+from functional_optim.adapters.base import with_hooks
+from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.combinators.averaging import from_average, to_average
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held

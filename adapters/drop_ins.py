@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from functional_optim import algorithms
-from functional_optim.adapters.optimizer import OptimizerBase
+from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.recipes import check_arguments
 from functional_optim.adapters.state.storage import KEY, Stored
 from functional_optim.core import base

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.adapters.optimizer import OptimizerBase
+from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.algorithms.lbfgs.quasi_newton import (
     Memory,

@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric
-from functional_optim.adapters.optimizer import with_hooks
+from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.ready_made import ReadyMade
 from functional_optim.adapters.state.storage import Stored
 from functional_optim.algorithms.adam import Betas

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 import functional_optim as fo
-from functional_optim.adapters.optimizer import Optimizer, with_hooks
+from functional_optim.adapters.base import with_hooks
+from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.recipes import Recipe
 from functional_optim.adapters.state.storage import Stored
 from functional_optim.combinators.sharpness import SharpnessAware

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.adapters.optimizer import OptimizerBase, with_hooks
+from functional_optim.adapters.base import OptimizerBase, with_hooks
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.core import base
 from functional_optim.core.ravel import real_dtype

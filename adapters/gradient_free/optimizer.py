@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
+from functional_optim.adapters.base import OptimizerBase, with_hooks
 from functional_optim.adapters.gradient_free.methods import (
     Driver,
     EstimatingState,
@@ -17,7 +18,6 @@ from functional_optim.adapters.gradient_free.methods import (
     Searching,
     estimators_part,
 )
-from functional_optim.adapters.optimizer import OptimizerBase, with_hooks
 from functional_optim.adapters.state.names import names_of
 from functional_optim.adapters.state.recipes import check_keys
 from functional_optim.adapters.state.transaction import transaction

@@ -15,7 +15,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import slots_like
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 def decode_slots(optimizer: OptimizerBase, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import init_slots, stands_beside
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
     from functional_optim.engine.plan import PlanLeaf
 
 Made = list[tuple[Tensor, str]]

@@ -27,7 +27,7 @@ from functional_optim.core.paths import partial
 from functional_optim.core.storage import at_home, slots_like
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 def load_checked(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any) -> None:

@@ -16,7 +16,7 @@ from functional_optim.checkpoint.lookup import entries_of, read, single
 from functional_optim.core.leafwise import Leafwise
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 def numbers_of(optimizer: OptimizerBase, names: Sequence[str]) -> dict[str, float]:

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from functional_optim.adapters.state.capturing import is_capturable, number_device
+from functional_optim.adapters.state.capturing import is_capturable
 from functional_optim.adapters.state.filling import (
     Made,
     Names,
-    check_slots,
-    fill_state,
     put_into_stacks,
 )
 from functional_optim.adapters.state.hyperparameters import (
@@ -29,10 +27,16 @@ from functional_optim.adapters.state.hyperparameters import (
     constants,
     host_values,
 )
-from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.placeholders import Placeholders
 from functional_optim.adapters.state.storage import storage_of
 from functional_optim.adapters.stepping.columns import EXACT, Column, Integers, Readings
+from functional_optim.adapters.stepping.leaves import (
+    checked_leaves,
+    live_params,
+    own_numbers,
+    signature,
+    turns_of_params,
+)
 from functional_optim.adapters.stepping.loss import asks, extra_of
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
 from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
@@ -41,6 +45,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
 from functional_optim.core.recording import kept_for
 from functional_optim.core.rule import Numbers
+from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import Write
 from functional_optim.engine.group import how_to, same_leaves
 from functional_optim.engine.guards import TensorGuard
@@ -50,12 +55,10 @@ from functional_optim.engine.plan import (
     StepContext,
     StepPlan,
     commit,
-    reduction_order,
-    turns_in,
 )
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 class ParamEntry(PlanEntry):
@@ -92,7 +95,7 @@ class ParamEntry(PlanEntry):
         if optimizer.counts_steps and leaves:
             self.step = Integers(states, "step") if optimizer.integer_steps else made("step", done)
         self.captured = isinstance(self.step, Column) and self.step.captured
-        own = zip(_own_numbers(tx) if leaves else (), values, strict=True)
+        own = zip(own_numbers(tx) if leaves else (), values, strict=True)
         self.columns = {**shared, **{key: made(key, value) for key, value in own}}
         self.mine = {key for key, column in self.columns.items() if id(column) not in written}
         written.update(map(id, self.columns.values()))
@@ -222,7 +225,7 @@ class OptimizerPlan(StepPlan):
             live = live_params(group)
             if isinstance(tx, Leafwise):
                 for i, part, leaf, new in checked_leaves(optimizer, k, tx, turns, made, names):
-                    kind = (k, part, leaf.g.layout, *_signature(optimizer, leaf, part, new, read))
+                    kind = (k, part, leaf.g.layout, *signature(optimizer, leaf, part, new, read))
                     found.setdefault(kind, []).append((before + i, leaf))
                 optimizer.check_parts(group, tx)
             else:
@@ -240,7 +243,7 @@ class OptimizerPlan(StepPlan):
             leaves = [leaf for _, leaf in members]
             if first:
                 put_into_stacks(leaves, part)
-            keys = set(chain.from_iterable(part.layout.carry)).difference(_own_numbers(part))
+            keys = set(chain.from_iterable(part.layout.carry)).difference(own_numbers(part))
             shared = {key: columns[k, key] for key in keys}
             entries.append(
                 ParamEntry(optimizer, k, part, leaves, places, done, values, shared, written)
@@ -384,65 +387,6 @@ class OptimizerPlan(StepPlan):
         return [TreePart(x, extra, elsewhere, alone=alone, order=self.order) for x in taking]
 
 
-def live_params(group: dict[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
-    """The parameters of a group that have a gradient, with their names."""
-    return [(name, p, p.grad) for name, p in named(group) if p.grad is not None]
-
-
-Turns = dict[tuple[int, str], tuple[int, ...]]
-"""The turns of parameters for the rules that act on them, by group and name."""
-
-
-def turns_of_params(optimizer: OptimizerBase, chains: Sequence[tuple[int, Leafwise]]) -> Turns:
-    """The turns that parameters take over all groups."""
-    transforms = dict(chains)
-    places = [(k, name, p) for k in transforms for name, p in named(optimizer.param_groups[k])]
-    turns = turns_in(transforms, places)
-    return {(k, name): own for (k, name, _), own in zip(places, turns, strict=True) if own}
-
-
-def checked_leaves(
-    optimizer: OptimizerBase,
-    k: int,
-    tx: Leafwise,
-    turns: Turns,
-    made: Made,
-    names: Names,
-    *,
-    recorded: bool = False,
-) -> list[tuple[int, Leafwise, PlanLeaf, bool]]:
-    """The parameters of a group on which its rules act, checked, with all that their state needs.
-
-    Of each one: its index among the gradients of the group, the rules, the parameter with its
-    state, and whether this is its first step.
-
-    Args:
-        optimizer: the optimizer.
-        k: the index of the group.
-        tx: what the group asks for.
-        turns: of all parameters.
-        made: gets the entries of the state that are new.
-        names: gets the tensors that are written.
-        recorded: as in `fill_state`.
-    """
-    group = optimizer.param_groups[k]
-    found = []
-    for i, (name, p, g) in enumerate(live_params(group)):
-        part = tx.on(name, p)
-        if part is None:
-            continue
-        optimizer.check_gradient(p, g, group)
-        base.check_gradient(name, g, p)
-        new = not optimizer.state.get(p)
-        device = number_device(optimizer, group, p)
-        fill_state(optimizer, name, p, part, made, recorded=recorded, device=device)
-        mine = optimizer.state.get(p) or {}
-        check_slots(name, p, mine, part)
-        names.add(name, p, mine, part)
-        found.append((i, part, PlanLeaf(name, p, g, mine, turns.get((k, name), ())), new))
-    return found
-
-
 def state_guard(
     optimizer: OptimizerBase, keys: set[str], numbers: dict[int, Tensor]
 ) -> TensorGuard:
@@ -465,24 +409,3 @@ def state_guard(
     values = tuple([tuple(x.values()) for x in dicts])
     grads, written = [p.grad for p in every], [*live, *slots]
     return TensorGuard(grads, written, params, states, values, tuple(numbers.values()))
-
-
-def _signature(
-    optimizer: OptimizerBase, leaf: PlanLeaf, tx: Leafwise, new: bool, read: Readings
-) -> tuple[Any, ...]:
-    """What tensors that step together have in common: finished steps, carried numbers, and the
-    device of both.
-
-    An optimizer that keeps no step count, as torch's SGD, knows only whether it was here before.
-    """
-    time = read(leaf.slots["step"]) if optimizer.counts_steps else float(not new)
-    numbers = [leaf.slots[key] for key in _own_numbers(tx)]
-    held = [leaf.slots["step"], *numbers] if optimizer.counts_steps else numbers
-    devices = {str(x.device) for x in held if isinstance(x, Tensor)}
-    return time, tuple(map(read, numbers)), tuple(sorted(devices))
-
-
-def _own_numbers(tx: Leafwise) -> list[str]:
-    """The keys of the carried numbers that each parameter has for itself."""
-    pairs = zip(tx.placements, tx.layout.carry, strict=True)
-    return [key for placement, keys in pairs if not placement.rule.shared for key in keys]

@@ -23,7 +23,7 @@ from functional_optim.engine.group import same_function
 from functional_optim.engine.plan import StepContext, WithoutGradient
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 STEPS = "optimizer_step"
 """The key of the optimizer's own count of steps. A state has it only once there was a step in which

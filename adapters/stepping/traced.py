@@ -10,12 +10,13 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.adapters.state.filling import Made, Names, discard
+from functional_optim.adapters.stepping.leaves import checked_leaves, turns_of_params
 from functional_optim.adapters.stepping.loss import asks, extra_of
-from functional_optim.adapters.stepping.plan import checked_leaves, turns_of_params
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.core import modes, sharding
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Numbers
+from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import Write
 from functional_optim.engine.plan import (
     PlanEntry,
@@ -23,12 +24,11 @@ from functional_optim.engine.plan import (
     StepContext,
     StepPlan,
     make,
-    reduction_order,
 )
 from functional_optim.kernels.interrupts import held
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:

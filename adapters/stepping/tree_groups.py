@@ -21,13 +21,12 @@ from functional_optim.core.paths import partial
 from functional_optim.core.rule import Numbers, Placement
 from functional_optim.core.scalars import Key
 from functional_optim.core.state_keys import indices_by_name
-from functional_optim.core.totals import Missing, Totals
+from functional_optim.core.totals import Missing, ReductionOrder, Totals
 from functional_optim.engine.executor import Write
 from functional_optim.engine.graphs import check_updates
-from functional_optim.engine.plan import ReductionOrder
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 class TreeGroup:

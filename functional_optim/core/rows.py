@@ -19,13 +19,16 @@ from functional_optim.core.scalars import (
     Caster,
     Key,
     StepScalars,
+)
+from functional_optim.core.sparse import run_rows
+from functional_optim.core.storage import Slots, explain
+from functional_optim.core.totals import (
+    Missing,
+    Totals,
     nothing_measured,
     over_groups,
     sum_parts,
 )
-from functional_optim.core.sparse import run_rows
-from functional_optim.core.storage import Slots, explain
-from functional_optim.core.totals import Missing, Totals
 from functional_optim.core.traits import check_rules, trial_of, unchecked
 from functional_optim.core.turns import turns_of
 

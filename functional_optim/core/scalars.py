@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core import base, modes, sharding
+from functional_optim.core import base, modes
 from functional_optim.core.codecs import rounding_key
-from functional_optim.core.execution import Leaf, measure
 from functional_optim.core.rule import (
     Goal,
     Keyed,
@@ -27,7 +26,7 @@ from functional_optim.core.rule import (
     with_forms,
 )
 from functional_optim.core.step_number import StepNumber
-from functional_optim.core.storage import compute_dtype, init_slots
+from functional_optim.core.storage import compute_dtype
 from functional_optim.kernels import NumberSource
 
 Key = tuple[str, int]
@@ -289,50 +288,3 @@ class Caster:
             flat = [next(supply) if isinstance(x, Tensor) else x for x in self.flat]
             self.cast[key] = with_forms(iter(flat), self.forms)
         return self.cast[key]
-
-
-def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
-    """Sum what `reduce` measured on each tensor, entry by entry, in float64.
-
-    Measurements of sharded tensors are themselves sharded (DTensors): what this process has of them
-    is summed first, and then completed at once.
-    """
-    columns = list(zip(*parts, strict=True))
-    plain = [[x for x in c if not sharding.is_sharded(x)] for c in columns]
-    divided = [[x for x in c if sharding.is_sharded(x)] for c in columns]
-    if any(divided):
-        for own, more in zip(plain, sharding.completed_sums(divided), strict=True):
-            own += more
-    return tuple(map(_sum, plain))
-
-
-def _sum(column: Sequence[Tensor]) -> Tensor:
-    """The sum of 0-dim tensors, on the device of the first one that is not on the CPU."""
-    if len(column) == 1:
-        return column[0].to(torch.float64)
-    devices = dict.fromkeys([x.device for x in column])
-    if len(devices) > 1:
-        device = next(device for device in devices if device.type != "cpu")
-        column = [x.to(device, non_blocking=True) for x in column]
-    return torch.stack(list(column)).to(torch.float64).sum()
-
-
-def over_groups(placement: Placement, total: Numbers | None) -> Numbers:
-    """A measurement, summed over the process groups of its rule. total: None if nothing was there.
-
-    In a process that has none of the leaves, or no gradient for them, zeros take part.
-    """
-    if total is None:
-        total = nothing_measured(placement)
-    return (
-        sharding.summed_over(total, placement.reduce_groups) if placement.reduce_groups else total
-    )
-
-
-def nothing_measured(placement: Placement) -> Numbers:
-    """The total of a rule's measurement on no tensors: as many zeros as it measures on one."""
-    rule, p = placement.rule, torch.zeros((1, 1), device="cpu")
-    given = rule.numbers_before(1.0, rule.carry or ())
-    lookback = None if placement.lookback is None else 0
-    alone = Placement(rule, lookback=lookback)
-    return (0.0,) * len(measure([alone], Leaf(p, p, [init_slots(rule, p)], [given])))

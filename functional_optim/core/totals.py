@@ -1,4 +1,4 @@
-"""The totals of an update of whole trees that is one of several parts of a step."""
+"""Totals of what rules measure: over tensors, over processes, over the parts of a step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core import modes
+from functional_optim.core import modes, sharding
+from functional_optim.core.execution import Leaf, measure
 from functional_optim.core.rule import Numbers, Placement
 from functional_optim.core.scalars import Key
+from functional_optim.core.storage import init_slots
 
 
 class Missing(BaseException):
@@ -86,3 +88,92 @@ def given_totals() -> Totals | None:
 
 
 _local = threading.local()
+
+
+def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
+    """Sum what `reduce` measured on each tensor, entry by entry, in float64.
+
+    Measurements of sharded tensors are themselves sharded (DTensors): what this process has of them
+    is summed first, and then completed at once.
+    """
+    columns = list(zip(*parts, strict=True))
+    plain = [[x for x in c if not sharding.is_sharded(x)] for c in columns]
+    divided = [[x for x in c if sharding.is_sharded(x)] for c in columns]
+    if any(divided):
+        for own, more in zip(plain, sharding.completed_sums(divided), strict=True):
+            own += more
+    return tuple(map(_sum, plain))
+
+
+def _sum(column: Sequence[Tensor]) -> Tensor:
+    """The sum of 0-dim tensors, on the device of the first one that is not on the CPU."""
+    if len(column) == 1:
+        return column[0].to(torch.float64)
+    devices = dict.fromkeys([x.device for x in column])
+    if len(devices) > 1:
+        device = next(device for device in devices if device.type != "cpu")
+        column = [x.to(device, non_blocking=True) for x in column]
+    return torch.stack(list(column)).to(torch.float64).sum()
+
+
+def over_groups(placement: Placement, total: Numbers | None) -> Numbers:
+    """A measurement, summed over the process groups of its rule. total: None if nothing was there.
+
+    In a process that has none of the leaves, or no gradient for them, zeros take part.
+    """
+    if total is None:
+        total = nothing_measured(placement)
+    return (
+        sharding.summed_over(total, placement.reduce_groups) if placement.reduce_groups else total
+    )
+
+
+def nothing_measured(placement: Placement) -> Numbers:
+    """The total of a rule's measurement on no tensors: as many zeros as it measures on one."""
+    rule, p = placement.rule, torch.zeros((1, 1), device="cpu")
+    given = rule.numbers_before(1.0, rule.carry or ())
+    lookback = None if placement.lookback is None else 0
+    alone = Placement(rule, lookback=lookback)
+    return (0.0,) * len(measure([alone], Leaf(p, p, [init_slots(rule, p)], [given])))
+
+
+ReductionOrder = Sequence[tuple[Key, Placement]]
+
+
+def reduction_order(chains: Iterable[tuple[Sequence[Placement], Sequence[int]]]) -> ReductionOrder:
+    """The measurements that rules sum over processes, in an order that suits all chains of them.
+
+    chains: rules, and of each its index among the rules of its name.
+    """
+    known: dict[Key, Placement] = {}
+    plans: list[list[Key]] = []
+    for placements, counts in chains:
+        pairs = zip(placements, counts, strict=True)
+        own = {(x.name, n): x for x, n in pairs if x.reduce_groups and x.rule.reduce is not None}
+        known.update(own)
+        plans.append(list(own))
+    order: list[Key] = []
+    while plans := [plan for plan in plans if plan]:
+        order.append(_in_reach(plans))
+        plans = [plan[1:] if plan[0] == order[-1] else plan for plan in plans]
+    return [(key, known[key]) for key in order]
+
+
+def next_measurement(plans: list[list[Key]], left: ReductionOrder) -> Key:
+    """The next measurement that every part that needs it has reached.
+
+    plans: of each part those that are still before it. left: those that are summed over processes.
+    """
+    return _in_reach([*plans, [key for key, _ in left]] if left else plans)
+
+
+def _in_reach(plans: list[list[Key]]) -> Key:
+    """The first of one plan that nobody has still before it out of reach."""
+    for key, *_ in plans:
+        if all(key not in plan[1:] for plan in plans):
+            return key
+    names = " and ".join(sorted({plan[0][0] for plan in plans}))
+    raise ValueError(
+        f"two parameter groups measure {names} in different orders, so no sum over both exists; "
+        "put these rules in the same order in both."
+    )

@@ -23,9 +23,10 @@ from functional_optim.core.rule import (
     told,
     with_forms,
 )
-from functional_optim.core.scalars import StepScalars, nothing_measured
+from functional_optim.core.scalars import StepScalars
 from functional_optim.core.small import filled, small_shapes
 from functional_optim.core.storage import Slots, init_slots_as
+from functional_optim.core.totals import nothing_measured
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.keys import are_own

@@ -23,17 +23,21 @@ from functional_optim.core.execution import slots_without_gradient
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
 from functional_optim.core.recording import Kept
-from functional_optim.core.rule import Goal, Numbers, Placement
+from functional_optim.core.rule import Goal, Numbers
 from functional_optim.core.scalars import (
     BoundScalars,
     Caster,
     Key,
     StepScalars,
+)
+from functional_optim.core.storage import Slots
+from functional_optim.core.totals import (
+    ReductionOrder,
+    next_measurement,
     nothing_measured,
     over_groups,
     sum_parts,
 )
-from functional_optim.core.storage import Slots
 from functional_optim.core.turns import Acting, takes_turns, turns_of
 from functional_optim.engine.executor import How, Write
 from functional_optim.engine.group import TensorGroup
@@ -318,7 +322,11 @@ def step_all(parts: Sequence[Part], order: ReductionOrder = ()) -> list[Write]:
     """
     left = list(order)
     while (waiting := [part for part in parts if part.proceed()]) or left:
-        key = _next_measurement(waiting, left) if left or len(waiting) > 1 else None
+        key = (
+            next_measurement([x.ahead() for x in waiting], left)
+            if left or len(waiting) > 1
+            else None
+        )
         meeting = waiting if key is None else [x for x in waiting if x.ahead()[0] == key]
         found: list[Sequence[Any]] = []
         for part in meeting:
@@ -414,45 +422,3 @@ def _total(parts: list[Sequence[Any]]) -> Numbers:
             sums = tuple([x.item() if x.device.type == "cpu" else x for x in sums])
         total = [x + y for x, y in zip(total, sums, strict=True)] if numbers else list(sums)
     return tuple(total)
-
-
-ReductionOrder = Sequence[tuple[Key, Placement]]
-
-
-def reduction_order(chains: Iterable[tuple[Sequence[Placement], Sequence[int]]]) -> ReductionOrder:
-    """The measurements that rules sum over processes, in an order that suits all chains of them.
-
-    chains: rules, and of each its index among the rules of its name.
-    """
-    known: dict[Key, Placement] = {}
-    plans: list[list[Key]] = []
-    for placements, counts in chains:
-        pairs = zip(placements, counts, strict=True)
-        own = {(x.name, n): x for x, n in pairs if x.reduce_groups and x.rule.reduce is not None}
-        known.update(own)
-        plans.append(list(own))
-    order: list[Key] = []
-    while plans := [plan for plan in plans if plan]:
-        order.append(_in_reach(plans))
-        plans = [plan[1:] if plan[0] == order[-1] else plan for plan in plans]
-    return [(key, known[key]) for key in order]
-
-
-def _next_measurement(waiting: list[Part], left: ReductionOrder) -> Key:
-    """The next measurement that every group that needs it has reached."""
-    plans = [part.ahead() for part in waiting]
-    if left:
-        plans.append([key for key, _ in left])
-    return _in_reach(plans)
-
-
-def _in_reach(plans: list[list[Key]]) -> Key:
-    """The first of one plan that nobody has still before it out of reach."""
-    for key, *_ in plans:
-        if all(key not in plan[1:] for plan in plans):
-            return key
-    names = " and ".join(sorted({plan[0][0] for plan in plans}))
-    raise ValueError(
-        f"two parameter groups measure {names} in different orders, so no sum over both exists; "
-        "put these rules in the same order in both."
-    )

@@ -18,6 +18,7 @@ from functional_optim.core.paths import chosen
 from functional_optim.core.recording import Kept
 from functional_optim.core.rule import Numbers
 from functional_optim.core.storage import present
+from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import How, Write
 from functional_optim.engine.guards import TensorGuard, version_of
 from functional_optim.engine.plan import (
@@ -27,7 +28,6 @@ from functional_optim.engine.plan import (
     StepPlan,
     WithoutGradient,
     filling,
-    reduction_order,
     turns_in,
 )
 

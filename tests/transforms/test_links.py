@@ -16,7 +16,8 @@ import functional_optim as fo
 from functional_optim import adapters, projections
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Selected, told
-from functional_optim.core.scalars import StepScalars, nothing_measured
+from functional_optim.core.scalars import StepScalars
+from functional_optim.core.totals import nothing_measured
 from functional_optim.core.traits import is_elementwise
 
 REAL = (torch.float64, torch.float32, torch.bfloat16)
