@@ -3,8 +3,9 @@
 The algorithms are what `functional_optim/algorithms/` defines and decorates with `factory`; what is
 said of them stands at the head of their pages in docs/algorithms/. Everything between two marks
 `begin: algorithms` and `end: algorithms` is made of these, but for the names of optax, which the
-package has for its errors. Both `__init__.pyi` are made whole, of the packages' own imports.
-`--check` writes nothing, and names the files that are not as they would be written.
+package has for its errors. The table of files in ARCHITECTURE.md is made of their docstrings. Both
+`__init__.pyi` are made whole, of the packages' own imports. `--check` writes nothing, and names the
+files that are not as they would be written.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from functional_optim.core.other_names import TABLE  # noqa: E402
 ALGORITHMS = ROOT / "functional_optim" / "algorithms"
 ADAPTERS = ROOT / "adapters"
 MARK = re.compile(
-    r"(# begin: algorithms[^\n]*\n|<!-- begin: algorithms -->\n?)(.*?)"
-    r"( *# end: algorithms|<!-- end: algorithms -->)",
+    r"(# begin: algorithms[^\n]*\n|<!-- begin: (?:algorithms|files) -->\n?)(.*?)"
+    r"( *# end: algorithms|<!-- end: (?:algorithms|files) -->)",
     re.DOTALL,
 )
 
@@ -157,6 +158,22 @@ def table(found: dict[str, Page]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def files() -> str:
+    """The table of the package's files: the first sentence of each. Algorithms have their pages."""
+    lines = ["| file | contents |", "| --- | --- |"]
+    for top in (ROOT / "functional_optim", ADAPTERS):
+        for path in sorted(top.rglob("*.py"), key=lambda x: (x.parent, x.name != "__init__.py", x)):
+            if ALGORITHMS in path.parents and path.name != "__init__.py":
+                continue
+            told = ast.get_docstring(ast.parse(path.read_text())) or ""
+            sentence = re.split(r"(?<=\.)\s", told.replace("\n", " "), maxsplit=1)[0]
+            folder = path.name == "__init__.py"
+            name = path.parent if folder else path
+            shown = f"`{name.relative_to(ROOT)}{'/' if folder else ''}`"
+            lines.append(f"| {f'**{shown}**' if folder else shown} | {sentence} |")
+    return "\n".join(lines) + "\n"
+
+
 def written() -> dict[Path, list[str]]:
     """What stands between the marks of each file, in their order."""
     modules, found, by_hand = made_by_factories(), pages(), classes()
@@ -194,6 +211,7 @@ def written() -> dict[Path, list[str]]:
         ROOT / "docs" / "contents.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
         ROOT / "docs" / "from_optax.md": [f"{TABLE}\n"],
+        ROOT / "ARCHITECTURE.md": [files()],
     }
 
 

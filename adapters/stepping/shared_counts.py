@@ -19,8 +19,9 @@ from functional_optim.adapters.stepping.columns import Column, Readings, owned
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots, init_slots_as
+from functional_optim.engine.absent import WithoutGradient
 from functional_optim.engine.group import same_function
-from functional_optim.engine.plan import StepContext, WithoutGradient
+from functional_optim.engine.plan import StepContext
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ from functional_optim.core.rule import (
 )
 from functional_optim.core.step_number import StepNumber
 from functional_optim.core.storage import compute_dtype
-from functional_optim.kernels import NumberSource
+
+Source = Literal["value", "tensor"]
+"""Where a number is: known to the host, or on a device."""
 
 Key = tuple[str, int]
 """A measurement: the name of its rule, and its index among the rules of that name."""
@@ -236,7 +238,7 @@ class BoundScalars:
         self.placements = placements
         self.numbers = numbers
         self.goal: Goal = goal
-        self.sources: tuple[NumberSource, ...] = ()
+        self.sources: tuple[Source, ...] = ()
         if placed:
             self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
         self.task: Any = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
@@ -256,7 +258,7 @@ class BoundScalars:
         return found
 
 
-def _source(x: Any) -> NumberSource:
+def _source(x: Any) -> Source:
     """Where a number of a step comes from: the CPU's go with a launch."""
     return "tensor" if isinstance(x, Tensor) and x.device.type != "cpu" else "value"
 

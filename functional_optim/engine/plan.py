@@ -18,19 +18,16 @@ from torch import Tensor
 from torch.overrides import has_torch_function
 
 from functional_optim import kernels
-from functional_optim.core import memory, modes, sharding
-from functional_optim.core.execution import slots_without_gradient
+from functional_optim.core import modes, sharding
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
 from functional_optim.core.recording import Kept
 from functional_optim.core.rule import Goal, Numbers
 from functional_optim.core.scalars import (
     BoundScalars,
-    Caster,
     Key,
     StepScalars,
 )
-from functional_optim.core.storage import Slots
 from functional_optim.core.totals import (
     ReductionOrder,
     next_measurement,
@@ -145,7 +142,7 @@ class StepPlan:
     """
 
     def __init__(
-        self, entries: Sequence[PlanEntry], absent: Sequence[WithoutGradient], order: ReductionOrder
+        self, entries: Sequence[PlanEntry], absent: Sequence[Absent], order: ReductionOrder
     ) -> None:
         self.entries = entries
         self.absent = absent
@@ -297,6 +294,12 @@ class StepContext(StepScalars):
         )
 
 
+class Absent(Protocol):
+    """Tensors without a gradient whose slots go on in a step."""
+
+    def step(self, contexts: Sequence[StepContext]) -> list[Write]: ...
+
+
 class Part(Protocol):
     """What takes part in a step: a `StepContext`, or a tree that is stepped as a whole.
 
@@ -337,35 +340,6 @@ def step_all(parts: Sequence[Part], order: ReductionOrder = ()) -> list[Write]:
         for part in meeting:
             part.advance(total)
     return [write for part in parts for write in part.step()]
-
-
-class WithoutGradient:
-    """The tensors without a gradient on which a rule acts, and what it does to their slots.
-
-    entry: the index of an entry that has the rule's numbers. at: its index among the rules there.
-    """
-
-    def __init__(self, entry: int, at: int, rows: list[tuple[Tensor, Slots]]) -> None:
-        self.entry = entry
-        self.at = at
-        self.rows = rows
-
-    def results(self, contexts: Sequence[StepContext]) -> list[Slots]:
-        """The new slots of each tensor."""
-        context = contexts[self.entry]
-        placement, cast = context.placements[self.at], Caster([context.numbers[self.at]])
-        return [
-            slots_without_gradient(placement.rule, p, slots, cast(p)[0]) for p, slots in self.rows
-        ]
-
-    def step(self, contexts: Sequence[StepContext]) -> list[Write]:
-        """The new slots, ready to be written in place."""
-        return [
-            partial(slot.copy_, x)
-            for (_, slots), new in zip(self.rows, self.results(contexts), strict=True)
-            for slot, x in zip(slots, memory.apart(new, slots), strict=True)
-            if slot is not None and x is not slot
-        ]
 
 
 PLAIN = (torch.empty(0, device="cpu"),)

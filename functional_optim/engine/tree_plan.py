@@ -19,6 +19,7 @@ from functional_optim.core.recording import Kept
 from functional_optim.core.rule import Numbers
 from functional_optim.core.storage import present
 from functional_optim.core.totals import reduction_order
+from functional_optim.engine.absent import WithoutGradient
 from functional_optim.engine.executor import How, Write
 from functional_optim.engine.guards import TensorGuard, version_of
 from functional_optim.engine.plan import (
@@ -26,7 +27,6 @@ from functional_optim.engine.plan import (
     PlanLeaf,
     StepContext,
     StepPlan,
-    WithoutGradient,
     filling,
     turns_in,
 )

@@ -8,7 +8,6 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from functional_optim.kernels import watch
-from functional_optim.kernels.node import Unsuitable
-from functional_optim.kernels.print_cpp import BLOCK, LOCAL, PARTS, SYMBOL, Source
+from functional_optim.kernels.libraries import Native
+from functional_optim.kernels.print_cpp import BLOCK, LOCAL, PARTS
 from functional_optim.kernels.private import data_reader as READER
 
 CHUNK = 1 << 13
@@ -25,25 +24,6 @@ CHUNK = 1 << 13
 
 ALIGNED = 64
 """Bytes to which scratch memory is aligned."""
-
-
-class Native:
-    """A loaded library.
-
-    name: under which it is kept. found: it was kept before, and not built by this process. source:
-    what it was built from, which says how it is to be called.
-    """
-
-    def __init__(self, path: Path, source: Source, name: str, *, found: bool) -> None:
-        self.name = name
-        self.found = found
-        self.source = source
-        self.outputs = source.outputs
-        library = ctypes.CDLL(str(path))
-        self.call = getattr(library, SYMBOL)
-        self.call.restype = None
-        self.call.argtypes = [ctypes.c_void_p]
-        self.address: Any = ctypes.cast(self.call, ctypes.c_void_p).value
 
 
 class Launch:
@@ -255,28 +235,3 @@ def _team() -> int:
 
 
 TEAM = _team()
-
-
-def compare(x: Tensor, expected: Tensor, old: Tensor | None = None, *, bits: bool = False) -> None:
-    """Raise Unsuitable unless a library has done what the rules do.
-
-    old: what was there before; a step may be small beside it. bits: integers are the last bits of
-    weights, which a rounding elsewhere changes.
-    """
-    expected = expected.reshape(x.shape)
-    if not x.dtype.is_floating_point or x.element_size() == 1:
-        if bits:
-            return
-        codes = x.dtype.is_floating_point  # of 8 bits, for which there is no comparison
-        pair = (x.view(torch.uint8), expected.view(torch.uint8)) if codes else (x, expected)
-        same = int(pair[0].ne(pair[1]).sum()) <= max(1, 0.02 * x.numel())  # neighbours, by rounding
-    else:
-        a, b = x.double(), expected.double()
-        step = b if old is None else b - old.double()
-        size = step.nan_to_num(0.0, 0.0, 0.0).abs().amax() if x.numel() else step.sum()
-        rounding = 2 * torch.finfo(x.dtype).eps * b.abs()
-        near = (a - b).abs() <= rounding + 1e-4 * step.abs() + 1e-5 * size
-        near &= b.isfinite()
-        same = bool((near | (a == b) | (a.isnan() & b.isnan())).all())
-    if not same:
-        raise Unsuitable("a kernel that does something else than the rule")
