@@ -13,17 +13,17 @@ from torch import Tensor
 import functional_optim as fo
 from functional_optim import adapters
 
-ROOT = Path(fo.__file__).parents[1]
 PAGE = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text()
+PACKAGE, ADAPTERS = Path(fo.__file__).parent, Path(adapters.__file__).parent
 
 
 def passed(step: Callable[[], object]) -> set[str]:
     """The files of the package whose functions run in a step."""
-    found: set[str] = set()
+    found: set[Path] = set()
 
     def note(frame, event, arg):
-        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
-            found.add(frame.f_code.co_filename)
+        if event == "call":
+            found.add(Path(frame.f_code.co_filename))
 
     for _ in range(3):
         step()
@@ -32,8 +32,9 @@ def passed(step: Callable[[], object]) -> set[str]:
         step()
     finally:
         sys.setprofile(None)
-    inside = {str(Path(x).relative_to(ROOT)).removeprefix("functional_optim/") for x in found}
-    return {x for x in inside if not x.startswith(".venv")}
+    inside = {str(x.relative_to(PACKAGE)) for x in found if PACKAGE in x.parents}
+    beside = {f"adapters/{x.relative_to(ADAPTERS)}" for x in found if ADAPTERS in x.parents}
+    return {x for x in inside if not x.startswith("adapters/")} | beside
 
 
 def named(row: str) -> list[str]:
