@@ -113,13 +113,14 @@ class SophiaG(ReadyMade):
     ) -> list[tuple[Tensor, Tensor]]:
         """The stored tensors of a parameter's average, with what is to be written into each."""
         placements = self.checked_transform(group).placements
-        rule = next(x.rule for x in placements if "hessian" in getattr(x.rule.slots, "_fields", ()))
-        if not any(rule.codecs):
+        rule = next(x.rule for x in placements if "hessian" in x.rule.storage.fields)
+        if not rule.storage.codecs:
             return [(state["hessian"], with_estimate(state["hessian"], estimate, weight))]
         stored = tuple([state.get(key) for key in rule.keys])
         slots = opened(rule, stored, p)
         slots = slots._replace(hessian=with_estimate(slots.hessian, estimate, weight))
-        key = None if rule.seed is None else rounding_key(rule.seed, float(state["step"]))
+        seed = rule.storage.seed
+        key = None if seed is None else rounding_key(seed, float(state["step"]))
         new = closed(rule, slots, stored, p, key)
         rows = zip(rule.keys, stored, new, strict=True)
         return [(old, x) for name, old, x in rows if name.startswith("hessian") and old is not None]

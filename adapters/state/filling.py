@@ -42,7 +42,7 @@ def fill_state(
     """
     if not optimizer.state.get(p):
         for placement in tx.placements:
-            if placement.rule.slots is not None and not placement.rule.slots._fields:
+            if placement.rule.storage.slots is not None and not placement.rule.storage.fields:
                 init_slots(placement.rule, p.detach())  # which may refuse p
     if not _keeps_state(optimizer, tx):
         return
@@ -106,8 +106,9 @@ def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
     for i, (placement, keys) in enumerate(zip(tx.placements, tx.layout.slots, strict=True)):
         alike: dict[Any, list[dict[str, Any]]] = {}
         in_order = sorted(leaves, key=lambda leaf, i=i: leaf.turns[i] if leaf.turns else 0)
-        rule = placement.rule
-        for leaf in in_order if rule.batched and rule.home is None and not any(rule.codecs) else ():
+        storage = placement.rule.storage
+        stacked = placement.rule.runs.batched and storage.home is None and not storage.codecs
+        for leaf in in_order if stacked else ():
             mine = [leaf.slots.get(key) for key in keys]
             if all(x is None or memory.has_address(x) for x in mine):
                 looks = [x if x is None else (x.shape, x.dtype, x.device) for x in mine]
@@ -128,7 +129,7 @@ def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> No
         for k, key in enumerate(keys):
             slot = state.get(key)
             if slot is not None and stands_beside(placement.rule, k, slot, p, name):
-                away = placement.rule.home is not None
+                away = placement.rule.storage.home is not None
                 base.check_slot(name, key, slot, p, away=away)
 
 

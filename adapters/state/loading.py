@@ -251,7 +251,7 @@ def _check_parameter(
 def _send_home(found: dict[str, Any], tx: Leafwise | None) -> None:
     """Put the slots of one parameter into the memory in which they are kept."""
     for placement, keys in zip(tx.placements, tx.layout.slots, strict=True) if tx else ():
-        if placement.rule.home is not None:
+        if placement.rule.storage.home is not None:
             kept = at_home(placement.rule, tuple([found.get(key) for key in keys]))
             found.update({key: x for key, x in zip(keys, kept, strict=True) if key in found})
 

@@ -104,4 +104,4 @@ def signature(
 def own_numbers(tx: Leafwise) -> list[str]:
     """The keys of the carried numbers that each parameter has for itself."""
     pairs = zip(tx.placements, tx.layout.carry, strict=True)
-    return [key for placement, keys in pairs if not placement.rule.shared for key in keys]
+    return [key for placement, keys in pairs if not placement.rule.runs.shared for key in keys]

@@ -43,8 +43,8 @@ from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
 from functional_optim.core import base, sharding
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.recording import kept_for
-from functional_optim.core.rule import Numbers
 from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import Write
 from functional_optim.engine.group import how_to, same_leaves

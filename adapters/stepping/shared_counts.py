@@ -84,7 +84,7 @@ class SharedRule:
         parts: for each entry of the plan its group, and what acts on its tensors.
         """
         rows = [(holder.p, holder.own()) for holder in self.holders if holder.p.grad is None]
-        place = self.place(parts) if rows and self.placement.rule.absent else None
+        place = self.place(parts) if rows and self.placement.rule.runs.absent else None
         return None if place is None else WithoutGradient(*place, rows)
 
     def place(self, parts: Sequence[tuple[int, Leafwise]]) -> tuple[int, int] | None:
@@ -157,8 +157,8 @@ class SharedCounts:
                 tx.placements, tx.layout.counts, tx.layout.carry, tx.layout.slots, strict=True
             )
             for placement, count, keys, slots in rows:
-                found |= placement.rule.shared
-                if placement.rule.shared and keys:
+                found |= placement.rule.runs.shared
+                if placement.rule.runs.shared and keys:
                     self._of(placement, count, keys, k).groups[k] = slots
         self.counts_steps = found and optimizer.counts_steps
         for mine in self.rules:

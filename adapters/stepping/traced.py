@@ -15,7 +15,7 @@ from functional_optim.adapters.stepping.loss import asks, extra_of
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.core import modes, sharding
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.rule import Numbers
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import Write
 from functional_optim.engine.plan import (

@@ -21,6 +21,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 
 
@@ -103,7 +104,12 @@ def scale_by_belief(
         return u, BeliefSlots(m, v)
 
     return leafwise(
-        _start, update, scalars, hyper=hyper, nonnegative=("exp_avg_var",), name="scale_by_belief"
+        _start,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_var",)),
+        name="scale_by_belief",
     )
 
 
@@ -200,7 +206,12 @@ def scale_by_acprop(
         return u, BeliefSlots(m, v.lerp(r * r, s.weight2))
 
     return leafwise(
-        _start, update, scalars, hyper=hyper, nonnegative=("exp_avg_var",), name="scale_by_acprop"
+        _start,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_var",)),
+        name="scale_by_acprop",
     )
 
 

@@ -15,6 +15,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.scaling import signed
 
@@ -68,7 +69,7 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
         update,
         scalars,
         hyper={"rho": rho, "eps": eps},
-        nonnegative=("square_avg", "acc_delta"),
+        storage=Storage(nonnegative=("square_avg", "acc_delta")),
         name="scale_by_adadelta",
     )
 

@@ -18,6 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import scale
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -127,7 +128,7 @@ def scale_by_adafactor(
         update,
         scalars,
         hyper=hyper,
-        nonnegative=AdafactorSlots._fields,
+        storage=Storage(nonnegative=AdafactorSlots._fields),
         name="scale_by_adafactor",
     )
 

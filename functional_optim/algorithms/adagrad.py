@@ -16,6 +16,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -63,7 +64,12 @@ def scale_by_adagrad(
         return g / (s.sqrt() + eps), AdagradSlots(s)
 
     return leafwise(
-        init, update, scalars, hyper={"eps": eps}, nonnegative=("sum",), name="scale_by_adagrad"
+        init,
+        update,
+        scalars,
+        hyper={"eps": eps},
+        storage=Storage(nonnegative=("sum",)),
+        name="scale_by_adagrad",
     )
 
 

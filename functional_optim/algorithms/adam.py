@@ -18,6 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.scaling import signed
 
@@ -110,7 +111,12 @@ def scale_by_adam(
         return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=slot_type._fields[1:], name="scale_by_adam"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=slot_type._fields[1:]),
+        name="scale_by_adam",
     )
 
 

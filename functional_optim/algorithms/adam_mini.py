@@ -27,6 +27,7 @@ from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.paths import fits
+from functional_optim.core.storage import Storage
 
 Block = Literal["row", "tensor"] | int
 """What shares one second moment: a row, a whole tensor, or as many rows as make one of so many
@@ -121,7 +122,7 @@ def scale_by_adam_mini(
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_adam_mini",
     )
 

@@ -17,6 +17,7 @@ from functional_optim.algorithms.adam import Betas, adam_chain, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 
 
 class AdamaxSlots(NamedTuple):
@@ -74,7 +75,12 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
         return (m / s.bias_correction1) / top, AdamaxSlots(m, top)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("exp_inf",), name="scale_by_adamax"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_inf",)),
+        name="scale_by_adamax",
     )
 
 

@@ -18,6 +18,8 @@ from functional_optim.algorithms.normuon import frobenius, matrix_chain
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import sign
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
@@ -108,8 +110,8 @@ def scale_by_adamuon(
         update,
         scalars,
         hyper={"momentum": momentum, "eps": eps},
-        batched=True,
-        nonnegative=AdaMuonSlots._fields,
+        runs=Runs(batched=True),
+        storage=Storage(nonnegative=AdaMuonSlots._fields),
         name="scale_by_adamuon",
     )
     mix = matrix_momentum("scale_by_adamuon", momentum, nesterov)

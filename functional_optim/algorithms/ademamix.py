@@ -24,6 +24,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 
 
@@ -114,7 +115,12 @@ def scale_by_ademamix(
         return m / ((v / s.bias_correction2).sqrt() + s.eps), AdEMAMixSlots(m1, m2, v)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_ademamix"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_sq",)),
+        name="scale_by_ademamix",
     )
 
 
@@ -259,7 +265,7 @@ def scale_by_simplified_ademamix(
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_simplified_ademamix",
     )
 

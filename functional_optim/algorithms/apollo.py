@@ -27,6 +27,8 @@ from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage
 from functional_optim.transforms.orthogonal import matrices_only
 
 ScaleType = Literal["channel", "tensor"]
@@ -166,11 +168,9 @@ def scale_by_apollo(
         matrices_only("scale_by_apollo", init),
         [plain, renew],
         scalars,
-        choose=due,
-        start=(renew, ["projector"]),
         hyper=hyper,
-        batched=True,
-        nonnegative=("exp_avg_sq",),
+        runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_apollo",
     )
 

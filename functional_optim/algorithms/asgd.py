@@ -17,7 +17,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms import add_decayed_weights
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -119,8 +120,8 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
         scalars,
         carry=MuCarry(1.0),
         hyper={"t0": t0},
-        weights=("ax",),
-        reads_new_params=True,
+        runs=Runs(after="step"),
+        storage=Storage(weights=("ax",)),
         name="polyak_average",
     )
 

@@ -18,6 +18,7 @@ from functional_optim.algorithms.adam import adam_chain, check_each_beta
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 
 
 class CameSlots(NamedTuple):
@@ -140,7 +141,7 @@ def scale_by_came(
         update,
         scalars,
         hyper=hyper,
-        nonnegative=CameSlots._fields[1:],
+        storage=Storage(nonnegative=CameSlots._fields[1:]),
         name="scale_by_came",
     )
 

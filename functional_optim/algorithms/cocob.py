@@ -16,6 +16,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, apply_delta
 from functional_optim.transforms.scaling import signed
 
@@ -90,7 +91,7 @@ def scale_by_cocob(alpha: numeric.Hyper = 100.0, eps: numeric.Hyper = 1e-8) -> L
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("max_abs_grad", "sum_abs_grad", "reward"),
+        storage=Storage(nonnegative=("max_abs_grad", "sum_abs_grad", "reward")),
         name="scale_by_cocob",
     )
 

@@ -25,7 +25,8 @@ from functional_optim.algorithms.prodigy import (
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 
 
 class DadaptSlots(NamedTuple):
@@ -178,10 +179,10 @@ def scale_by_dadapt_adam(
         scalars,
         before=before,
         reduce=reduce,
-        carry=DadaptCarry(0, 0),  # in float64
+        carry=DadaptCarry(0, 0),
         hyper=hyper,
-        shared=True,
-        nonnegative=("exp_avg_sq",),
+        runs=Runs(shared=True),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_dadapt_adam",
     )
 

@@ -18,6 +18,7 @@ from functional_optim.algorithms.normuon import matrix_chain
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.orthogonal import (
     Scale,
@@ -115,7 +116,7 @@ def scale_by_dion2(
         update,
         scalars,
         hyper={"ef_decay": ef_decay},
-        batched=True,
+        runs=Runs(batched=True),
         name="scale_by_dion2",
     )
 

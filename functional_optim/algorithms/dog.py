@@ -17,8 +17,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import times
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs, times
+from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.scaling import signed
 
@@ -95,10 +95,10 @@ def scale_by_dog(
         times,
         scalars,
         reduce=reduce,
-        carry=DogCarry(0, 0),  # in float64
+        carry=DogCarry(0, 0),
         hyper=hyper,
-        shared=True,
-        weights=("p0",),
+        runs=Runs(shared=True),
+        storage=Storage(weights=("p0",)),
         name="scale_by_dog",
     )
 
@@ -194,10 +194,10 @@ def scale_by_dowg(eps: numeric.Hyper = 1e-4) -> Leafwise:
         times,
         scalars,
         reduce=reduce,
-        carry=DowgCarry(0, 0),  # in float64
+        carry=DowgCarry(0, 0),
         hyper={"eps": eps},
-        shared=True,
-        weights=("p0",),
+        runs=Runs(shared=True),
+        storage=Storage(weights=("p0",)),
         name="scale_by_dowg",
     )
 

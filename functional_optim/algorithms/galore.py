@@ -17,6 +17,8 @@ from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage
 from functional_optim.transforms.orthogonal import matrices_only
 
 
@@ -128,11 +130,9 @@ def scale_by_galore(
         matrices_only("scale_by_galore", init),
         [plain, renew],
         scalars,
-        choose=due,
-        start=(renew, ["projector"]),
         hyper=hyper,
-        batched=True,
-        nonnegative=("exp_avg_sq",),
+        runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_galore",
     )
 

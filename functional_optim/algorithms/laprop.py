@@ -18,6 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import decay_after_step, scale
 from functional_optim.transforms.scaling import check_lr
 
@@ -96,9 +97,9 @@ def scale_by_laprop(
         init,
         update,
         scalars,
-        carry=LapropCarry(0),  # an int, so that the average is kept in float64
+        carry=LapropCarry(0),
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_laprop",
     )
 

@@ -16,6 +16,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights
 
 
@@ -85,8 +86,7 @@ def scale_by_madgrad(
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("grad_sum_sq",),
-        weights=("x0",),
+        storage=Storage(nonnegative=("grad_sum_sq",), weights=("x0",)),
         name="scale_by_madgrad",
     )
 

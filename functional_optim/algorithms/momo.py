@@ -17,7 +17,8 @@ from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -162,7 +163,7 @@ def momo(
         reduce=reduce,
         carry=_first(use_fstar),
         hyper=hyper,
-        shared=True,
+        runs=Runs(shared=True),
         name="momo",
     )
 
@@ -268,8 +269,8 @@ def momo_adam(
         reduce=reduce,
         carry=_first(use_fstar),
         hyper=hyper,
-        shared=True,
-        nonnegative=("exp_avg_sq",),
+        runs=Runs(shared=True),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="momo_adam",
     )
 

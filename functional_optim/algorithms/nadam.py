@@ -17,6 +17,7 @@ from functional_optim.algorithms.adam import AdamSlots, Betas, adam_chain, check
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 
 
 class NadamCarry(NamedTuple):
@@ -94,7 +95,7 @@ def scale_by_nadam(
         scalars,
         carry=NadamCarry(1.0),
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_nadam",
     )
 

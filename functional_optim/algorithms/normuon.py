@@ -18,6 +18,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.orthogonal import (
@@ -116,8 +118,8 @@ def scale_by_normuon(
         update,
         scalars,
         hyper={"beta2": beta2, "eps": eps},
-        batched=True,
-        nonnegative=NorMuonSlots._fields,
+        runs=Runs(batched=True),
+        storage=Storage(nonnegative=NorMuonSlots._fields),
         name="scale_by_normuon",
     )
     mix = matrix_momentum("scale_by_normuon", momentum, nesterov)

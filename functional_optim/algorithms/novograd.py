@@ -19,7 +19,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import compute_dtype
+from functional_optim.core.storage import Storage, compute_dtype
 from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
 from functional_optim.transforms.scaling import signed
 
@@ -77,7 +77,7 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_novograd",
     )
 

@@ -19,7 +19,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms import add_decayed_weights
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -194,11 +195,10 @@ def scale_by_prodigy(
         scalars,
         before=before,
         reduce=reduce,
-        carry=ProdigyCarry(0, 0, 0),  # in float64
+        carry=ProdigyCarry(0, 0, 0),
         hyper=hyper,
-        shared=True,
-        nonnegative=("exp_avg_sq",),
-        weights=("p0",),
+        runs=Runs(shared=True),
+        storage=Storage(nonnegative=("exp_avg_sq",), weights=("p0",)),
         name="scale_by_prodigy",
     )
 

@@ -20,6 +20,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
 from functional_optim.core.storage import wide_dtype
 from functional_optim.core.views import MatrixView
 from functional_optim.linalg import triangular_product, triangular_times
@@ -270,11 +271,9 @@ def scale_by_psgd_kron(
         init,
         [plain, renew, balance],
         scalars,
-        choose=choose,
         carry=KronCount(0, 0),
         hyper=hyper,
-        shared=True,
-        batched=True,
+        runs=Runs(choose=choose, shared=True, batched=True),
         name=name,
     )
     seen = [x.seen_as(MatrixView(assumed=True)) for x in whiten.placements]

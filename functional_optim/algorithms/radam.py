@@ -17,6 +17,7 @@ from functional_optim.algorithms.adam import AdamSlots, Betas, adam_chain, check
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 
 
 class RadamScalars(NamedTuple):
@@ -73,7 +74,12 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
         return u, AdamSlots(m, v)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_radam"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_sq",)),
+        name="scale_by_radam",
     )
 
 

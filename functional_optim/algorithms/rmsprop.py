@@ -18,6 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
 from functional_optim.transforms.scaling import signed
 
@@ -81,7 +82,7 @@ def scale_by_rms(
         update,
         scalars,
         hyper={"alpha": alpha, "eps": eps},
-        nonnegative=("square_avg",),
+        storage=Storage(nonnegative=("square_avg",)),
         name="scale_by_rms",
     )
 

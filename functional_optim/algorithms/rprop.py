@@ -17,6 +17,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import scale
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -89,7 +90,12 @@ def scale_by_rprop(
 
     hyper = {"lr": lr, "etas": (minus, plus), "step_sizes": bounds}
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("step_size",), name="scale_by_rprop"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("step_size",)),
+        name="scale_by_rprop",
     )
 
 

@@ -21,6 +21,7 @@ from functional_optim.core.base import EmptyState, GradientTransformation, real_
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.rule import Runs
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
@@ -140,7 +141,7 @@ def _of_matrices(
         update,
         scalars,
         hyper={"eps": eps},
-        batched=True,
+        runs=Runs(batched=True),
         name="scale_by_scion",
     )
 

@@ -22,7 +22,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.core.views import MatrixView
 from functional_optim.linalg import eigh, tell_not_finite
 from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
@@ -270,11 +271,9 @@ def scale_by_shampoo(
         init,
         [plain, renew, early],
         scalars,
-        choose=choose,
-        turns=every if refresh == "spread" else None,
         hyper=hyper,
-        batched=True,
-        nonnegative=("exp_avg_sq",) if squares else (),
+        runs=Runs(choose=choose, turns=every if refresh == "spread" else None, batched=True),
+        storage=Storage(nonnegative=("exp_avg_sq",) if squares else ()),
         name=name,
     )
     view = MatrixView(assumed=True, block=max_preconditioner_dim or sys.maxsize)

@@ -17,6 +17,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import ema, scale, scale_by_lr
 from functional_optim.transforms.scaling import signed
 
@@ -105,7 +106,7 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
         update,
         scalars,
         hyper={"eps": eps},
-        nonnegative=Sm3Slots._fields,
+        storage=Storage(nonnegative=Sm3Slots._fields),
         name="scale_by_sm3",
     )
 

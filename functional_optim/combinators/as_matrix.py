@@ -71,7 +71,7 @@ def as_matrix(
                 f"{value!r}."
             )
     seen = _seen_by(tx, MatrixView(kernel, heads, split, orientation == "in_out"))
-    if not any(x.rule.view is not None for x in seen.placements):
+    if not any(x.rule.storage.view is not None for x in seen.placements):
         raise ValueError(
             "as_matrix was given a transformation without a rule that takes batches of matrices; "
             "pass one such as muon(), or leave as_matrix out."

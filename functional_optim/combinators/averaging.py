@@ -13,7 +13,8 @@ from functional_optim.core import base
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 
 
 class IterateSlots(NamedTuple):
@@ -262,7 +263,7 @@ def _averaging(scalars: Callable[..., Any], carry: Any, hyper: Any, name: str) -
         scalars,
         carry=carry,
         hyper=hyper,
-        weights=("z",),
-        scales_step=True,
+        runs=Runs(after="lr"),
+        storage=Storage(weights=("z",)),
         name=name,
     )

@@ -18,7 +18,7 @@ from functional_optim.core import base
 from functional_optim.core.chain import Sequence, Wrapped, freezing_rules
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import either, squares
+from functional_optim.core.rule import Runs, either, squares
 from functional_optim.core.storage import wide_dtype
 from functional_optim.core.totals import given_totals
 
@@ -146,7 +146,9 @@ def _by_condition(
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
     update = _emptied if empties else _passed
-    gate = leafwise(None, update, scalars, carry=GateCarry(0, 0.0), shared=True, name=name)
+    gate = leafwise(
+        None, update, scalars, carry=GateCarry(0, 0.0), runs=Runs(shared=True), name=name
+    )
     return _behind(gate, tx)
 
 
@@ -261,7 +263,7 @@ def dynamic_loss_scale(
         scalars,
         reduce=_strange,
         carry=carry,
-        shared=True,
+        runs=Runs(shared=True),
         name="dynamic_loss_scale",
     )
     return _behind(gate, tx)
@@ -389,9 +391,7 @@ def accumulate(
         scalars,
         reduce=_strange if skip_nonfinite else None,
         carry=AccumulateCarry(0, 0.0, 0),
-        shared=True,
-        absent=absent,
-        dense_only=True,
+        runs=Runs(shared=True, absent=absent, dense_only=True),
         name="accumulate",
     )
     return _behind(collector, tx)
@@ -399,7 +399,9 @@ def accumulate(
 
 def _measuring(reduce: Any, scalars: Any, carry: Any, name: str) -> Leafwise:
     """A gate that measures the updates. They are zero in the steps in which it is shut."""
-    return leafwise(None, _emptied, scalars, reduce=reduce, carry=carry, shared=True, name=name)
+    return leafwise(
+        None, _emptied, scalars, reduce=reduce, carry=carry, runs=Runs(shared=True), name=name
+    )
 
 
 def _emptied(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:

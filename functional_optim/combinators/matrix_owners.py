@@ -59,7 +59,7 @@ def matrix_owners(
     base.check_transformation("matrix_owners", tx, "matrix_owners(muon())")
     if owners not in ("each", "spread"):
         raise ValueError(f"matrix_owners needs owners 'each' or 'spread', but got {owners!r}.")
-    if not any(x.rule.batched for x in tx.placements):
+    if not any(x.rule.runs.batched for x in tx.placements):
         raise ValueError(
             "matrix_owners was given a transformation without a rule that takes batches of "
             "matrices; pass one such as muon(), or leave matrix_owners out."

@@ -12,7 +12,8 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 
 BETAS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 
@@ -126,9 +127,10 @@ def mechanize(
         return slots.p_ref + scale * d - p, MechanicSlots(slots.p_ref, d)
 
     hyper = {"s_decay": s_decay, "betas": betas, "s_init": s_init, "eps": eps}
+    runs, storage = Runs(shared=True, after="lr"), Storage(weights=("p_ref",))
     (tuner,) = leafwise(
-        init, update, scalars, reduce=reduce, carry=carry, hyper=hyper, shared=True,
-        weights=("p_ref",), scales_step=True, name="mechanize",
+        init, update, scalars, reduce=reduce, carry=carry, hyper=hyper,
+        runs=runs, storage=storage, name="mechanize",
     ).placements  # fmt: skip
     return Leafwise((*tx.placements, tuner.looking_back(len(tx.placements))))
 

@@ -14,8 +14,8 @@ from functional_optim.core.chain import Sequence, Wrapped, chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.ravel import Ravel
-from functional_optim.core.rule import either
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs, either
+from functional_optim.core.storage import Storage, wide_dtype
 
 
 class LookaheadSlots(NamedTuple):
@@ -82,8 +82,8 @@ def lookahead(
         update,
         scalars,
         hyper=hyper,
-        weights=("slow_params",),
-        shared=True,
+        runs=Runs(shared=True),
+        storage=Storage(weights=("slow_params",)),
         name="lookahead",
     )
     return chain(tx, slow)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base, modes, sharding
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import check_choices, chosen
 from functional_optim.core.rows import (
     Kind,
@@ -22,7 +23,7 @@ from functional_optim.core.rows import (
     stepped,
     summed_elsewhere,
 )
-from functional_optim.core.rule import Numbers, Placement
+from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import Caster, StepScalars
 from functional_optim.core.state_keys import Layout
 from functional_optim.core.storage import init_slots, stands_beside
@@ -138,7 +139,9 @@ def lift(
         return State(step, carry, dict(zip(keys, columns, strict=True)), hyper)
 
     def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
-        base.check_extra(extra, tuple([name for (rule, *_) in placements for name in rule.extra]))
+        base.check_extra(
+            extra, tuple([name for (rule, *_) in placements for name in rule.reads.extra])
+        )
         check_state(placements, layout, state)
         if params is None:
             raise ValueError("update needs the parameters: call update(grads, state, params).")
@@ -190,7 +193,7 @@ def lift(
             step.advance(summed_elsewhere(groups, step, key, totals))
         cast = Caster(step.numbers)
         found = stepped(groups, cast)
-        if any(x.rule.absent is not None for x in used):
+        if any(x.rule.runs.absent is not None for x in used):
             for k, row in enumerate(rows):
                 if row is not None and row.g is None:
                     found[k] = (None, absent_slots(row, at, cast(row.p)))
@@ -281,7 +284,7 @@ def check_trees(
     for placement, keys in zip(placements, layout.slots, strict=True):
         # rules that meet on no leaf may have slots of one name
         acts = [chosen(placement.where, path, p) for (path, p), _ in (known if keys else ())]
-        away = placement.rule.home is not None
+        away = placement.rule.storage.home is not None
         for k, key in enumerate(keys):
             of = (
                 params,

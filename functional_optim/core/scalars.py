@@ -11,20 +11,15 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core import base, modes
 from functional_optim.core.codecs import rounding_key
-from functional_optim.core.rule import (
-    Goal,
-    Keyed,
+from functional_optim.core.numbers import (
     Numbers,
-    Placement,
-    Rule,
-    Selected,
+    Own,
     flat_numbers,
     form_of,
-    settled,
-    unkeyed,
-    variant_of,
+    parts_of,
     with_forms,
 )
+from functional_optim.core.rule import Goal, Placement, settled, variant_of
 from functional_optim.core.step_number import StepNumber
 from functional_optim.core.storage import compute_dtype
 
@@ -40,7 +35,7 @@ class StepScalars:
 
     A rule that measures needs the total before it can go on: whoever drives this object measures
     with `to_measure()` and hands the total to `advance`. The numbers of a rule behind a gate, or
-    with several variants, are `Selected`; a tensor has its own turn among several (`in_turn`).
+    with several variants, are an `Own`; a tensor has its own turn among several (`in_turn`).
 
     t: the number of this step. together: that of shared rules, if it is another one.
     """
@@ -71,11 +66,11 @@ class StepScalars:
     def _proceed(self) -> bool:
         for placement in self.placements[len(self.numbers) :]:
             rule = placement.rule
-            if rule.plain and not placement.gate:
+            if rule.reads.plain and not placement.gate:
                 result: Any = ()
                 if rule.scalars is not None:
-                    t = self.together if rule.shared else self.time
-                    result = rule.scalars(t, **_given(rule, t))
+                    t = self.together if rule.runs.shared else self.time
+                    result = rule.scalars(t, **rule.given_at(t))
                 self.numbers.append(result if isinstance(result, tuple) else _refused(placement))
                 self.carried.append(())
                 continue
@@ -95,7 +90,7 @@ class StepScalars:
         given: Numbers = ()
         if placement.rule.before is not None:
             given = placement.rule.numbers_before(self.time_of(i), self.carry[i])
-        return [*self.numbers, Selected(self.opened(i), given) if placement.gate else given]
+        return [*self.numbers, Own((self.opened(i),), (), given) if placement.gate else given]
 
     def advance(self, total: Numbers | None = None) -> None:
         """Work out the next rule's numbers, and what it carries to the next step."""
@@ -105,21 +100,22 @@ class StepScalars:
         if placement.reduce_groups and placement.gate and self._pass_by(placement):
             return
         numbers, carried = self._worked_out(i, total)
-        if rule.seed is not None:
-            numbers = Keyed(rounding_key(rule.seed, self.time_of(i)), numbers)
-        if placement.gate or rule.choose is not None:
+        seed, chooses, which = rule.storage.seed, rule.runs.choose is not None, ()
+        key = () if seed is None else (rounding_key(seed, self.time_of(i)),)
+        if placement.gate or chooses:
             opened = self.opened(i) if placement.gate else 1.0
             if isinstance(opened, Tensor):
                 pairs = zip(carried, mine, strict=True)
                 carried = tuple([numeric.where(opened > 0, new, old) for new, old in pairs])
-            which = opened
-            if rule.choose is not None:
+            which = (opened,)
+            if chooses:
                 found = rule.chosen(self.time_of(i), mine)
                 each = [variant_of(rule, _known(x)) for x in found]
                 if placement.gate:
                     each = [numeric.where(opened > 0, x, 0) for x in each]
-                which = each[0] if len(each) == 1 else tuple(each)
-            numbers = Selected(which, numbers)
+                which = tuple(each)
+        if which or key:
+            numbers = Own(which, key, parts_of(numbers)[2])
         self.numbers.append(numbers)
         self.carried.append(tuple(carried))
 
@@ -133,8 +129,8 @@ class StepScalars:
         if rule.reduce is not None:
             args.append(total)
         try:
-            extra = {name: self.extra[name] for name in rule.extra if name in self.extra}
-            result = rule.scalars(*args, **_given(rule, t), **extra)
+            extra = {name: self.extra[name] for name in rule.reads.extra if name in self.extra}
+            result = rule.scalars(*args, **rule.given_at(t), **extra)
         except numeric.NotANumber as error:
             raise error.among(rule.each_hyper()) from None
         except TypeError:
@@ -147,7 +143,7 @@ class StepScalars:
         """Raise TypeError for an extra argument that the numbers of a rule need and nobody gave."""
         rule, name = self.placements[i].rule, self.placements[i].name or "a rule"
         needed = base.extra_names(rule.scalars, required=True) if rule.scalars else ()
-        missing = [x for x in needed if x in rule.extra and x not in self.extra]
+        missing = [x for x in needed if x in rule.reads.extra and x not in self.extra]
         if missing:
             raise TypeError(
                 f"{name} needs the extra argument {missing[0]}: call update(grads, state, params, "
@@ -165,29 +161,23 @@ class StepScalars:
         if not self.is_shut():
             return False
         i = len(self.numbers)
-        self.numbers.append(Selected(0.0, ()))
+        self.numbers.append(Own((0.0,), (), ()))
         self.carried.append(self.carry[i])
         return True
 
     def opened(self, i: int) -> Any:
         """The number of the gates before a rule: above 0 if all are open."""
-        gate = self.numbers[i - self.placements[i].gate]
-        if type(gate) is not Selected:
-            return _known(unkeyed(gate)[0])
-        own = unkeyed(gate.numbers)
-        return _known(gate.which * own[0] if own else gate.which)
+        which, _, values = parts_of(self.numbers[i - self.placements[i].gate])
+        if not which:
+            return _known(values[0])
+        return _known(which[0] * values[0] if values else which[0])
 
     def time_of(self, i: int) -> Any:
         """A rule's number of this step: behind a gate, open steps alone are counted."""
         placement = self.placements[i]
         if placement.gate:
             return numeric.maximum(self.carried[i - placement.gate][0], 1.0)
-        return self.together if placement.rule.shared else self.time
-
-
-def _given(rule: Rule, t: Any) -> dict[str, Any]:
-    """The hyperparameters that `scalars` of a rule takes at step t."""
-    return rule.given if type(rule.given) is dict else rule.given_at(t)
+        return self.together if placement.rule.runs.shared else self.time
 
 
 def _known(choice: Any) -> Any:

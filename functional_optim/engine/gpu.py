@@ -34,7 +34,7 @@ class TritonExecutor(KernelExecutor):
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
         """Tensors of a GPU."""
-        fit = p.device.type in kernels.DRIVERS and not any(x.rule.batched for x in placements)
+        fit = p.device.type in kernels.DRIVERS and not any(x.rule.runs.batched for x in placements)
         return super().accepts(placements, g, p, slots, how) if fit else None
 
     def text_of(self, graph: Graph) -> Hashable:

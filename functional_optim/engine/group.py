@@ -91,7 +91,7 @@ class TensorGroup:
         self.how: How = how
         self.strict = how == "strict"
         self.varied = how != "apart" and any(not are_own((x.rule.scalars,)) for x in placements)
-        self.chooses = any(x.gate > 0 or x.rule.choose is not None for x in placements)
+        self.chooses = any(x.gate > 0 or x.rule.runs.choose is not None for x in placements)
         self.params = params
         self.slots = slots
         self.turns = turns or [()] * len(params)
@@ -217,17 +217,15 @@ def _same_code(a: Placement, b: Placement) -> bool:
 def _same_rule(a: Rule, b: Rule) -> bool:
     """Whether two rules do the same to tensors, given the same numbers."""
     return (
-        a.slots is b.slots
-        and a.codecs == b.codecs
-        and a.weight_codec == b.weight_codec
-        and a.reads_new_params == b.reads_new_params
-        and a.elementwise == b.elementwise
-        and a.turns == b.turns
-        and a.view == b.view
+        a.storage.slots is b.storage.slots
+        and a.storage.codecs == b.storage.codecs
+        and a.storage.weight_codec == b.storage.weight_codec
+        and a.storage.view == b.storage.view
+        and a.runs.after == b.runs.after
+        and a.runs.turns == b.runs.turns
         and len(a.updates) == len(b.updates)
         and all(map(same_function, a.updates, b.updates))
         and same_function(a.reduce, b.reduce)
-        and same_function(a.measure, b.measure)
     )
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from functional_optim.core import base, memory
 from functional_optim.core.execution import Leaf, measure, run_stored
+from functional_optim.core.numbers import Numbers, form_of
 from functional_optim.core.recording import Body
-from functional_optim.core.rule import Numbers, Placement, form_of
+from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.storage import Slots, laid_out_like, present, with_holes
 from functional_optim.core.turns import takes_turns
@@ -72,7 +73,7 @@ class JoinedExecutor(Executor):
         """Plain tensors of one layout, where nothing is rounded by its place in the tensor."""
         if (
             how != "eager"
-            or any(x.rule.seed is not None or x.rule.batched for x in placements)
+            or any(x.rule.storage.seed is not None or x.rule.runs.batched for x in placements)
             or not in_memory(g, [p, *present(slots)])
             or any(x.shape != p.shape for x in present(slots))
         ):

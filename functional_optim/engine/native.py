@@ -14,8 +14,9 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
+from functional_optim.core.numbers import form_of
 from functional_optim.core.recording import Body, OddLayout
-from functional_optim.core.rule import Placement, form_of
+from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.small import check_packed, sizes_of
 from functional_optim.core.storage import Slots, laid_out_like, present
@@ -112,7 +113,7 @@ class Served:
             for i, (x, y) in enumerate(zip(own, new, strict=True)):
                 if y is not None:
                     steps = i == 1 and body.goal == "step"
-                    bits = i > 1 and any(x.rule.weight_codec for x in body.placements)
+                    bits = i > 1 and any(x.rule.storage.weight_codec for x in body.placements)
                     kernels.compare(x.cpu(), y.to(x.dtype), old[i] if steps else None, bits=bits)
         for k, x in enumerate(totals):
             y = torch.stack([found[k].double() for _, found in made]).sum()
@@ -149,7 +150,7 @@ class KernelExecutor(Executor):
         """Dense tensors of one layout, whose memory a kernel can see."""
         if how not in ("compiled", "strict") or not in_memory(g, [p, *present(slots)]):
             return None
-        if not p.is_contiguous() and any(x.rule.seed is not None for x in placements):
+        if not p.is_contiguous() and any(x.rule.storage.seed is not None for x in placements):
             return None  # random numbers go by the place in the tensor, not in memory
         return (*kind_of(g, p, slots), p.is_contiguous())
 
@@ -203,7 +204,7 @@ class NativeExecutor(KernelExecutor):
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
         """Tensors of the CPU."""
-        on_cpu = p.device.type == "cpu" and not any(x.rule.batched for x in placements)
+        on_cpu = p.device.type == "cpu" and not any(x.rule.runs.batched for x in placements)
         return super().accepts(placements, g, p, slots, how) if on_cpu else None
 
     def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Source]:

@@ -49,7 +49,7 @@ class PerTensorExecutor(Executor):
         """
         placements, cast = scalars.placements, Caster(scalars.numbers)
         writes: list[Write] = []
-        away = any(placement.rule.home is not None for placement in placements)
+        away = any(placement.rule.storage.home is not None for placement in placements)
         dense = [i for i in self.members if grads[i].layout is torch.strided]
         for i in self.members:
             if grads[i].layout is not torch.strided:
@@ -57,7 +57,7 @@ class PerTensorExecutor(Executor):
                 writes.append(_rows_stepped(placements, leaf))
         for some in (
             [dense]
-            if any(placement.rule.batched for placement in placements)
+            if any(placement.rule.runs.batched for placement in placements)
             else [[i] for i in dense]
         ):
             step = partial(self._stepped, some, grads, placements, cast)

@@ -21,8 +21,9 @@ from functional_optim import kernels
 from functional_optim.core import modes, sharding
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.recording import Kept
-from functional_optim.core.rule import Goal, Numbers
+from functional_optim.core.rule import Goal
 from functional_optim.core.scalars import (
     BoundScalars,
     Key,

@@ -24,9 +24,10 @@ from functional_optim.core.execution import (
     run_batch,
     run_batched,
 )
+from functional_optim.core.numbers import Numbers, form_of, in_turn
 from functional_optim.core.ownership import Shared, Sharing, run_owned
 from functional_optim.core.recording import Body
-from functional_optim.core.rule import Goal, Numbers, Placement, Rule, form_of, in_turn
+from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
@@ -73,7 +74,7 @@ class ProductExecutor(Executor):
         """A task in stages; None if neither it nor an earlier one has any."""
         if scalars.task not in self.staged:
             at = self._by_aten(scalars)
-            products = at or self.staged or any(x.rule.batched for x in self.group.placements)
+            products = at or self.staged or any(x.rule.runs.batched for x in self.group.placements)
             if at is None or not products:
                 return None
             self.staged[scalars.task] = StagedStep(self, self.mine(grads), scalars, at)
@@ -88,9 +89,9 @@ class ProductExecutor(Executor):
             rule, own = placement.rule, scalars.numbers[i]
             if not rule.updates:
                 continue
-            alone = rule.batched or (rule.turns and len(rule.updates) > 1)
+            alone = rule.runs.batched or (rule.runs.turns and len(rule.updates) > 1)
             if alone or not self._has_kernel(placement, own, i):
-                if placement.lookback is not None or rule.reads_new_params:
+                if placement.lookback is not None or rule.runs.after == "step":
                     return None
                 if rule in (PUT.rule, TAKE.rule):  # there is no kernel for any rule
                     return None
@@ -99,7 +100,7 @@ class ProductExecutor(Executor):
 
     def _has_kernel(self, placement: Placement, own: Numbers, i: int) -> bool:
         """Whether a rule by itself can be a kernel."""
-        if placement.lookback is not None or placement.rule.weight_codec is not None:
+        if placement.lookback is not None or placement.rule.storage.weight_codec is not None:
             return True
         first = self.slots[0][i]
         holes = [tuple([x is None for x in first])]
@@ -269,11 +270,12 @@ class Stacks:
         """Run the rule on all tensors. Returns the writes of its slots."""
         writes: list[Write] = []
         away = self.params[0].device.type != "cpu"
-        if away and placement.rule.start is not None and self._has_started(placement.rule):
-            placement = placement._replace(rule=placement.rule._replace(start=None))
+        if away and placement.rule.runs.start is not None and self._has_started(placement.rule):
+            rule = placement.rule
+            placement = placement._replace(rule=rule._replace(runs=rule.runs._replace(start=None)))
         for members, stack, own in self.batches:
-            packed = any(placement.rule.codecs)  # in blocks of one tensor, not of a stack
-            if placement.rule.batched and len(members) > 1 and not packed:
+            packed = placement.rule.storage.codecs  # in blocks of one tensor, not of a stack
+            if placement.rule.runs.batched and len(members) > 1 and not packed:
                 for run_of, given in self._runs(members, numbers):
                     old = tuple([slot.read(run_of) for slot in own])
                     p, u = self.params[members[0]], stack[run_of]

@@ -74,11 +74,11 @@ class ShardExecutor(Executor):
         spec = _spec(p)
         if spec is None or how == "apart" or not sharding.is_sharded(g):
             return None
-        batched = [x.rule.batched for x in placements]
+        batched = [x.rule.runs.batched for x in placements]
         if any(batched) and (how == "eager" or Sharing.of(p) is None):
             return None
         for own, some, x in zip(slots, batched, placements, strict=True):
-            if some and (any(x.rule.codecs) or slot_parts_of(own) is None):
+            if some and (x.rule.storage.codecs or slot_parts_of(own) is None):
                 return None
             if not some and not (_beside(x.rule, own, p, spec) and is_elementwise(x, p)):
                 return None
@@ -132,7 +132,7 @@ def _beside(rule: Rule, slots: Slots, p: Any, spec: Hashable) -> bool:
     """Whether an element-wise rule can step the shards of slots beside those of a parameter."""
     if any(_spec(x) != spec for x in present([slots])):
         return False
-    if not any(rule.codecs):
+    if not rule.storage.codecs:
         return all(x.shape == p.shape for x in present([slots]))
     return all(
         own.whole is None or own.whole.shape == p.shape
@@ -144,7 +144,7 @@ def _beside(rule: Rule, slots: Slots, p: Any, spec: Hashable) -> bool:
 
 def _local(rule: Rule, slots: Slots, p: Any) -> Slots:
     """The slots of a local shard; packed ones in the blocks that a plain tensor of it has."""
-    if not any(rule.codecs):
+    if not rule.storage.codecs:
         return tuple(map(sharding.shard, slots))
     shape = sharding.shard(p).shape
     packed: dict[int, Tensor] = {}

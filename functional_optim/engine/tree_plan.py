@@ -14,9 +14,9 @@ from functional_optim import numeric, tree
 from functional_optim.core import memory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State, count_keys
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import chosen
 from functional_optim.core.recording import Kept
-from functional_optim.core.rule import Numbers
 from functional_optim.core.storage import present
 from functional_optim.core.totals import reduction_order
 from functional_optim.engine.absent import WithoutGradient
@@ -261,7 +261,7 @@ def _absent(
     ):
         mine = [
             (leaf.p, tuple([leaf.slots[key] for key in keys]))
-            for leaf in (rows if placement.rule.absent else ())
+            for leaf in (rows if placement.rule.runs.absent else ())
             if leaf.g is None and chosen(placement.where, leaf.name, leaf.p)
         ]
         for k, entry in enumerate(entries if mine else ()):

@@ -10,7 +10,8 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 
 
 class ParamsEmaSlots(NamedTuple):
@@ -67,8 +68,8 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
         update,
         scalars,
         hyper={"decay": decay},
-        weights=("params_ema",),
-        reads_new_params=True,
+        runs=Runs(after="step"),
+        storage=Storage(weights=("params_ema",)),
         name="params_ema",
     )
 

@@ -14,6 +14,7 @@ from functional_optim import numeric
 from functional_optim.core import base, sharding
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise, made_of_rules
+from functional_optim.core.rule import Runs
 from functional_optim.core.storage import compute_dtype
 from functional_optim.measures import Measure, Place
 
@@ -147,7 +148,13 @@ def _of_all(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Le
 
     first = record(*[0.0] * len(measures))
     return leafwise(
-        None, _unchanged, scalars, reduce=reduce, carry=first, shared=True, name="monitor"
+        None,
+        _unchanged,
+        scalars,
+        reduce=reduce,
+        carry=first,
+        runs=Runs(shared=True),
+        name="monitor",
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
 from functional_optim.core.storage import as_real, compute_dtype
 from functional_optim.transforms.scaling import check_lr
 
@@ -77,7 +78,7 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
         update,
         scalars,
         hyper={"factor": factor},
-        scales_step=True,
+        runs=Runs(after="lr"),
         name="keep_norms_within",
     )
 
@@ -131,10 +132,5 @@ def hyperball(lr: numeric.Hyper) -> Leafwise:
         return (share - 1) * p - share * step * u, slots
 
     return leafwise(
-        at_start,
-        update,
-        scalars,
-        hyper={"lr": lr},
-        scales_step=True,
-        name="hyperball",
+        at_start, update, scalars, hyper={"lr": lr}, runs=Runs(after="lr"), name="hyperball"
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import times
+from functional_optim.core.rule import Runs, times
 
 
 class PlateauCarry(NamedTuple):
@@ -154,7 +154,7 @@ def reduce_on_plateau(
             "accumulation_size": accumulation_size,
             "min_scale": min_scale,
         },
-        shared=True,
+        runs=Runs(shared=True),
         name="reduce_on_plateau",
     )
 

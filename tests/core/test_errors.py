@@ -249,8 +249,8 @@ def link(name="", tail=False):
     return fo.leafwise(
         lambda p: Slots(torch.zeros_like(p)),
         lambda u, slots, p: (u, slots),
+        runs=fo.Runs(after="step" if tail else None),
         name=name,
-        reads_new_params=tail,
     )
 
 

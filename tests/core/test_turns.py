@@ -55,11 +55,8 @@ def renewing(turns: Any = 3, lr: Any = 0.1, batched: bool = True, products: bool
         init,
         [cheap, dear],
         lambda t, *, lr: (lr,),
-        choose=lambda t, *, turn: t % turns == turn,
-        turns=turns,
         hyper={"lr": lr},
-        elementwise=False,
-        batched=batched,
+        runs=fo.Runs(choose=lambda t, *, turn: t % turns == turn, turns=turns, batched=batched),
         name="renewing",
     )
 
@@ -360,7 +357,7 @@ def test_divided_tensors_have_the_turns_of_whole_ones(mesh):
         def init(p: Tensor) -> Counts:
             return Counts(torch.zeros_like(p))
 
-        return fo.leafwise(init, [plain, dear], choose=choose, turns=3, elementwise=False)
+        return fo.leafwise(init, [plain, dear], runs=fo.Runs(choose=choose, turns=3))
 
     opt = adapters.Optimizer(named, counting)
     for tree in map(divided, trees(5)):
@@ -401,9 +398,9 @@ def test_turns_that_do_not_suit_their_rule_are_refused():
     def update(u: Tensor, slots: Any, p: Tensor) -> Any:
         return u, slots
 
-    def make(**more: Any) -> Any:
-        given = {"choose": lambda t, *, turn: 0, "turns": 2, "elementwise": False, **more}
-        return fo.leafwise(None, (update, update), name="mine", **given)
+    def make(hyper: Any = None, **more: Any) -> Any:
+        runs = fo.Runs(**{"choose": lambda t, *, turn: 0, "turns": 2, **more})
+        return fo.leafwise(None, (update, update), hyper=hyper, runs=runs, name="mine")
 
     make()
     for wrong in (0, -1, 2.0, True, "2", torch.tensor(2)):
@@ -418,7 +415,7 @@ def test_turns_that_do_not_suit_their_rule_are_refused():
     with pytest.raises(ValueError, match="has `absent` and turns"):
         make(absent=lambda slots: slots)
     with pytest.raises(ValueError, match="has turns=2 and no choose"):
-        fo.leafwise(None, update, turns=2, elementwise=False, name="mine")
+        fo.leafwise(None, update, runs=fo.Runs(turns=2), name="mine")
     tx = make(choose=lambda t, *, turn: turn + 1)
     w = torch.ones(2)
     for step in (tx.update, fo.compile(tx)):

@@ -206,4 +206,6 @@ def test_a_rule_that_reads_the_parameters_is_refused():
 
 def test_a_slot_that_there_is_not_cannot_be_nonnegative():
     with pytest.raises(ValueError, match="says that v is nonnegative, but its slots are none"):
-        fo.leafwise(None, lambda u, slots, p: (u, slots), nonnegative=("v",), name="x")
+        fo.leafwise(
+            None, lambda u, slots, p: (u, slots), storage=fo.Storage(nonnegative=("v",)), name="x"
+        )

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import functional_optim as fo
 from functional_optim import adapters, projections
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.rule import Selected, told
+from functional_optim.core.numbers import parts_of, told
 from functional_optim.core.scalars import StepScalars
 from functional_optim.core.totals import nothing_measured
 from functional_optim.core.traits import is_elementwise
@@ -309,7 +309,7 @@ def mixing(placement, numbers):
     p = torch.rand(3, 4)
     rule = placement.rule
     slots = () if rule.init is None else rule.init(p)
-    numbers = numbers.numbers if isinstance(numbers, Selected) else numbers
+    _, _, numbers = parts_of(numbers)
     past = [] if placement.lookback is None else [torch.rand(3, 4)]
     u = torch.rand(3, 4)
     with Watch() as watch:
