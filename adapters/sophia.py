@@ -57,7 +57,7 @@ class SophiaG(ReadyMade):
         ...     opt.step()
         ...     opt.update_hessian([torch.tensor([100.0, 1.0])])
         >>> w.detach()
-        tensor([0., 0.])
+        tensor([0.2500, 0.2500])
     """
 
     algorithm = "sophia"
