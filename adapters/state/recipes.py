@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 from collections.abc import Callable, Collection, Iterable
@@ -63,7 +64,7 @@ class ByReference:
         return self.call(**values)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ByReference:
-        return ByReference(self.call, self.names, more=self.more)
+        return self.beside()
 
     def __reduce__(self) -> tuple[Any, ...]:
         _check_pickled("recipe", self.call)
@@ -72,11 +73,7 @@ class ByReference:
                 for x in group[name] if isinstance(group[name], (list, tuple)) else [group[name]]:
                     if is_code(x):
                         _check_pickled(name, x)
-        return _restored, (self.call, self.names, self.more)
-
-
-def _restored(recipe: Recipe, names: tuple[str, ...], more: tuple[str, ...]) -> ByReference:
-    return ByReference(recipe, names, more=more)
+        return functools.partial(ByReference, more=self.more), (self.call, self.names)
 
 
 def _check_pickled(what: str, function: Any) -> None:
