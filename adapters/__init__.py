@@ -23,7 +23,7 @@ __getattr__, __dir__, __all__ = _on_demand(
         "functional_optim.adapters.ready_made": _CLASSES,
         "functional_optim.adapters.sharpness": ("ASAM", "SAM"),
         "functional_optim.adapters.sophia": ("SophiaG",),
-        "functional_optim.adapters.state.decoding": ("decode_slots",),
+        "functional_optim.adapters.state.loading": ("decode_slots",),
         "functional_optim.adapters.stub": ("OptimizerStub", "zero_loss"),
     },
 )  # fmt: skip

@@ -66,6 +66,6 @@ from functional_optim.adapters.ready_made import Yogi as Yogi
 from functional_optim.adapters.sharpness import ASAM as ASAM
 from functional_optim.adapters.sharpness import SAM as SAM
 from functional_optim.adapters.sophia import SophiaG as SophiaG
-from functional_optim.adapters.state.decoding import decode_slots as decode_slots
+from functional_optim.adapters.state.loading import decode_slots as decode_slots
 from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
 from functional_optim.adapters.stub import zero_loss as zero_loss
