@@ -13,14 +13,11 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.adapters.state.capturing import check_capture
-from functional_optim.adapters.state.decoding import decode_slots
 from functional_optim.adapters.state.filling import Made, discard
-from functional_optim.adapters.state.loading import check_loaded, load_checked
+from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
 from functional_optim.adapters.state.names import named, place
 from functional_optim.adapters.state.numbers import numbers_of
-from functional_optim.adapters.state.recipes import (
-    as_data,
-)
+from functional_optim.adapters.state.recipes import as_data
 from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned

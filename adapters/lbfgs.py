@@ -26,15 +26,7 @@ from functional_optim.core import base, sharding
 from functional_optim.core.ravel import Ravel, real_dtype
 from functional_optim.kernels.interrupts import held
 
-NAMES = (
-    "lr",
-    "max_iter",
-    "max_eval",
-    "tolerance_grad",
-    "tolerance_change",
-    "history_size",
-    "line_search_fn",
-)
+NAMES = ("lr", "max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size")
 PAIRS = ("old_stps", "old_dirs", "ro")
 
 
@@ -74,7 +66,7 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
     keeps_trees = False
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        return lbfgs(**{name: group[name] for name in NAMES})
+        return lbfgs(**{name: group[name] for name in (*NAMES, "line_search_fn")})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the one parameter group; a second one raises ValueError, and is not added.
@@ -187,17 +179,10 @@ def flat_of(params: list[Tensor]) -> Ravel:
 
 def settings_of(group: dict[str, Any], flat: Ravel) -> Settings:
     """A parameter group's hyperparameters."""
-    lr = group["lr"]
-    return Settings(
-        lr=lr.squeeze() if isinstance(lr, Tensor) and lr.dim() else lr,
-        max_iter=group["max_iter"],
-        max_eval=group["max_eval"],
-        tolerance_grad=group["tolerance_grad"],
-        tolerance_change=group["tolerance_change"],
-        history_size=group["history_size"],
-        wolfe=group["line_search_fn"] is not None,
-        snap=flat.snap,
-    )
+    own = {name: group[name] for name in NAMES}
+    if isinstance(own["lr"], Tensor) and own["lr"].dim():
+        own["lr"] = own["lr"].squeeze()
+    return Settings(**own, wolfe=group["line_search_fn"] is not None, snap=flat.snap)
 
 
 def past_of(old: dict[str, Any], flat: Ravel) -> Past:

@@ -83,40 +83,18 @@ class MuonAdamW(Optimizer):
     """The hyperparameters of AdamW's groups that differ from those of Muon's."""
 
     def __init__(
-        self,
-        params: Any,
-        lr: numeric.Hyper = 0.02,
-        adamw_lr: numeric.Hyper = 3e-4,
-        weight_decay: numeric.Hyper = 0.01,
-        adamw_weight_decay: numeric.Hyper = 0.01,
-        momentum: numeric.Hyper = 0.95,
-        betas: Betas = (0.9, 0.95),
-        eps: numeric.Hyper = 1e-10,
-        *,
-        nesterov: Nesterov = True,
-        ns_coefficients: Coefficients = "jordan",
-        ns_eps: float = 1e-7,
-        ns_steps: int = 5,
-        ns_dtype: torch.dtype = torch.bfloat16,
-        scale: Scale = "original",
-        accumulator: Accumulator = "ema",
-        muon: Mask = (),
-        adamw: Mask = (),
-        views: Views | None = None,
-        compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:
-        self.adamw = {"lr": adamw_lr, "weight_decay": adamw_weight_decay}
-        super().__init__(
-            params,
-            of_one_group,
-            compile=compile,
-            stored=stored,
-            **{"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas},
-            **{"eps": eps, "nesterov": nesterov, "ns_coefficients": ns_coefficients},
-            **{"ns_eps": ns_eps, "ns_steps": ns_steps, "ns_dtype": ns_dtype, "scale": scale},
-            **{"accumulator": accumulator, "muon": muon, "adamw": adamw, "views": views},
-        )
+        self, params: Any, lr: numeric.Hyper = 0.02, adamw_lr: numeric.Hyper = 3e-4,
+        weight_decay: numeric.Hyper = 0.01, adamw_weight_decay: numeric.Hyper = 0.01,
+        momentum: numeric.Hyper = 0.95, betas: Betas = (0.9, 0.95), eps: numeric.Hyper = 1e-10, *,
+        nesterov: Nesterov = True, ns_coefficients: Coefficients = "jordan", ns_eps: float = 1e-7,
+        ns_steps: int = 5, ns_dtype: torch.dtype = torch.bfloat16, scale: Scale = "original",
+        accumulator: Accumulator = "ema", muon: Mask = (), adamw: Mask = (),
+        views: Views | None = None, compile: Compile = True, stored: Stored | None = None,
+    ) -> None:  # fmt: skip
+        own = ("self", "params", "__class__")
+        hyper = {key: x for key, x in locals().items() if key not in ("own", *own)}
+        self.adamw = {key: hyper.pop(f"adamw_{key}") for key in ("lr", "weight_decay")}
+        super().__init__(params, of_one_group, **hyper)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group: one of its hidden matrices, and one of its other parameters.

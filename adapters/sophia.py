@@ -57,7 +57,7 @@ class SophiaG(ReadyMade):
         ...     opt.step()
         ...     opt.update_hessian([torch.tensor([100.0, 1.0])])
         >>> w.detach()
-        tensor([0., 0.])
+        tensor([0.2500, 0.2500])
     """
 
     algorithm = "sophia"
@@ -133,23 +133,19 @@ class SophiaG(ReadyMade):
         if hessian is None:
             if batch_size is None or not batch_size > 0:
                 raise ValueError(f"batch_size must be above 0, but got {batch_size!r}.")
-            return [
-                (p, group, batch_size * p.grad.abs().square())
-                for p, group in known
-                if p.grad is not None
-            ]
+            grads = [p.grad for p, _ in known]
+            hessian = [None if g is None else batch_size * g.abs().square() for g in grads]
         if len(hessian) != len(known):
             raise ValueError(
                 f"update_hessian got {len(hessian)} estimates for {len(known)} parameters; pass "
                 "one for each, or None for those without."
             )
-        pairs = [
-            (p, group, x) for (p, group), x in zip(known, hessian, strict=True) if x is not None
-        ]
-        for p, _, x in pairs:
+        rows = zip(known, hessian, strict=True)
+        found = [(p, group, x) for (p, group), x in rows if x is not None]
+        for p, _, x in found:
             if x.shape != p.shape:
                 raise ValueError(
                     f"update_hessian got an estimate of shape {tuple(x.shape)} for a parameter of "
                     f"shape {tuple(p.shape)}."
                 )
-        return pairs
+        return found

@@ -131,8 +131,8 @@ class Placeholder:
     """Stands for a Python number that may be another one at the next step.
 
     An optimizer object puts it in the place of a hyperparameter, so that a new learning rate needs
-    no new transformation. It claims to be of the number's class. `at` reads the number, `equals`
-    compares it, and `check` lets it pass; anything else that depends on the number raises.
+    no new transformation. `at` reads the number, `equals` compares it, and `check` lets it pass;
+    anything else that depends on the number raises.
 
     now: the number. readable: whether `at` may read it, which it may not as long as the
     transformation is being built. equal: for each number that it was compared with, whether they
@@ -144,14 +144,6 @@ class Placeholder:
         self.readable = False
         self.equal: dict[float, bool] = {}
         self.refused = False
-
-    @property
-    def __class__(self) -> type:
-        return type(self.now)
-
-    @__class__.setter
-    def __class__(self, value: type) -> None:
-        self.refuse()
 
     def read(self) -> float:
         """The number as it is now."""
@@ -174,7 +166,7 @@ class Placeholder:
 
 def _refuse_what_numbers_can_do() -> None:
     refuse = Placeholder.refuse
-    kept = {*vars(Placeholder), "__new__", "__getattribute__", "__setattr__"}
+    kept = {*vars(Placeholder), "__class__", "__new__", "__getattribute__", "__setattr__"}
     kept |= {"__init_subclass__", "__subclasshook__"}
     for name in {*dir(int), *dir(float)} - kept:
         setattr(Placeholder, name, refuse if name.startswith("__") else property(refuse))

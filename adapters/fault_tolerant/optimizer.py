@@ -10,12 +10,7 @@ from torch import Tensor
 
 from functional_optim.adapters.fault_tolerant import healing
 from functional_optim.adapters.fault_tolerant.proxy import OptimizerProxy, announced
-from functional_optim.adapters.fault_tolerant.rounds import (
-    Member,
-    Round,
-    Rounds,
-    rounds_of,
-)
+from functional_optim.adapters.fault_tolerant.rounds import Member, Round, Rounds, rounds_of
 from functional_optim.adapters.stepping.scaling import unscale
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held

@@ -20,35 +20,40 @@ Call = tuple["FollowingScheduler", tuple[Any, ...], dict[str, Any]]
 class FollowingScheduler:
     """A scheduler whose `step` counts only with committed steps of an optimizer.
 
-    Everything else is the scheduler's own: attributes are read from it and written to it, and
-    `isinstance` sees its class, which trainers ask for. Copied or pickled it is the scheduler
-    alone. `__wrapped__` is the scheduler.
+    It is made of a subclass of the scheduler's own class, and has the same attributes, in the same
+    dict. Copied or pickled it is the scheduler alone. `__wrapped__` is the scheduler.
     """
 
+    __slots__ = ("__wrapped__", "_schedules")
+
     def __init__(self, scheduler: Any) -> None:
-        object.__setattr__(self, "__wrapped__", scheduler)
-        object.__setattr__(self, "_schedules", None)
+        self.__wrapped__ = scheduler
+        self._schedules: weakref.ref[Schedules] | None = None
+        object.__setattr__(self, "__dict__", vars(scheduler))
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self.__wrapped__)
+    def step(self) -> Callable[..., Any]:
+        """Steps the scheduler, if that counts; after its optimizer is gone, always."""
+        return self._step
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Step the scheduler, if that counts; after its optimizer is gone, always.
+    @step.setter
+    def step(self, value: Any) -> None:  # another one, to be called where it counts
+        vars(self)["step"] = value
 
-        Args:
-            args, kwargs: those of the scheduler's `step`.
-        """
-        schedules = schedules_of(self)
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        schedules = self.schedules()
         if schedules is None:
             return self.__wrapped__.step(*args, **kwargs)
         return schedules.call((self, args, kwargs))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__wrapped__, name)
+    def schedules(self) -> Schedules | None:
+        """Those of the optimizer that is followed; None where that is gone.
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__wrapped__, name, value)
+        The link is weak: an optimizer may lead to its scheduler, e.g. by a hook.
+        """
+        return None if self._schedules is None else self._schedules()
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
@@ -100,12 +105,14 @@ class Schedules:
         for one in self._seen:
             if scheduler is one or scheduler is one.__wrapped__:
                 return one
-        if type(scheduler) is not FollowingScheduler:
-            scheduler = FollowingScheduler(scheduler)
-        before = schedules_of(scheduler)
+        if not isinstance(scheduler, FollowingScheduler):
+            kind = type(scheduler)
+            made = type(kind.__name__, (FollowingScheduler, kind), {"__slots__": ()})
+            scheduler = made(scheduler)
+        before = scheduler.schedules()
         if before is not None:
             del before._seen[scheduler]
-        object.__setattr__(scheduler, "_schedules", weakref.ref(self))
+        scheduler._schedules = weakref.ref(self)
         self._seen[scheduler] = self.commits
         return scheduler
 
@@ -175,7 +182,7 @@ class Schedules:
                 "schedulers": [
                     {
                         "class": type(scheduler.__wrapped__).__qualname__,
-                        "state": scheduler.state_dict(),
+                        "state": scheduler.__wrapped__.state_dict(),
                         "due": seen < self.commits,
                     }
                     for scheduler, seen in list(self._seen.items())
@@ -209,7 +216,7 @@ class Schedules:
                 for key, value in values.items():
                     group[key] = _loaded(group.get(key), with_code(value, group.get(key)))
         for scheduler, theirs in zip(list(self._seen), saved["schedulers"], strict=True):
-            scheduler.load_state_dict(theirs["state"])
+            scheduler.__wrapped__.load_state_dict(theirs["state"])
             self._seen[scheduler] = self.commits - theirs["due"]
         for call in self._calls:
             self._count(call)
@@ -220,15 +227,6 @@ def _loaded(mine: Any, value: Any) -> Any:
     if isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.shape == value.shape:
         return mine.detach().copy_(value) if mine.requires_grad else mine.copy_(value)
     return value
-
-
-def schedules_of(scheduler: FollowingScheduler) -> Schedules | None:
-    """Those of the optimizer that a scheduler follows; None where that is gone.
-
-    The link is weak: an optimizer may lead to its scheduler, e.g. by a hook.
-    """
-    found = object.__getattribute__(scheduler, "_schedules")
-    return None if found is None else found()
 
 
 def _run(call: Call) -> Any:

@@ -50,8 +50,7 @@ def _add(
     parameters have before their names."""
     layout, states = tx.layout, [optimizer.state.get(p) or {} for p in group["params"]]
     known = {key: x for mine in reversed(states) for key, x in mine.items()}
-    rows = zip(tx.placements, layout.carry, strict=True)
-    shared = {key for placement, keys in rows if placement.rule.runs.shared for key in keys}
+    shared = {key for rule, _, keys in tx.rules if rule.runs.shared for key in keys}
     each = {key for mine in states for key, x in mine.items() if not _is_number(x)}
     counts = [mine[key] for mine in states for key in (STEPS, "step") if key in mine]
     steps = list(map(Readings(), counts))

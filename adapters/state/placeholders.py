@@ -8,8 +8,8 @@ these numbers, it serves for all numbers to come.
 
 from __future__ import annotations
 
+import dis
 import functools
-import inspect
 from collections.abc import Callable, Collection
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -30,7 +30,7 @@ class Placeholders:
     """The hyperparameters of a group that are replaced where its transformation reads them.
 
     recipe: the functions that make a transformation; nothing is replaced if they might ask for the
-    exact type of a number.
+    class of a number.
     """
 
     def __init__(self, *recipe: Any) -> None:
@@ -61,7 +61,7 @@ class Placeholders:
         if not keys or not self.unfit.isdisjoint(changed) or not isinstance(tx, Leafwise):
             return tx
         known = {key: _placeholder(group[key]) for key in keys}
-        if not any(map(asks_type, self.recipe)):
+        if not any(map(asks_class, self.recipe)):
             try:
                 found = make({**group, **known})
             except Exception:
@@ -162,15 +162,17 @@ def _content(cell: Any) -> Any:
         return cell
 
 
-def asks_type(f: Any, above: Collection[Any] = ()) -> bool:
-    """Whether a recipe might ask for the exact type of a number, which a placeholder does not have.
+ASKS = {"type", "isinstance", "issubclass", "__class__"}
+"""What tells the class of a number, beside `match`."""
 
-    It and the functions that it can call by name are searched for `type`. `isinstance` may be used.
+
+def asks_class(f: Any, above: Collection[Any] = ()) -> bool:
+    """Whether a recipe might ask for the class of a number, which a placeholder does not have.
+
+    It and the functions that it can call by name are searched for what tells a class.
     """
-    f = inspect.unwrap(f.call if type(f) is ByReference else f)
-    if type(f) is functools.partial:
-        return asks_type(f.func, above)
-    f = getattr(f, "__func__", f)
+    f = f.call if type(f) is ByReference else f
+    f = getattr(f.func if type(f) is functools.partial else f, "__func__", f)
     if type(f) is not FunctionType:
         return True
     if _is_own(f) or f in above:
@@ -178,11 +180,13 @@ def asks_type(f: Any, above: Collection[Any] = ()) -> bool:
     names = _names(f.__code__)
     found = [f.__globals__.get(name) for name in names]
     found += [vars(x).get(name) for x in found if type(x) is ModuleType for name in names]
-    functions = [x for x in (*found, *_held(f)) if type(x) is FunctionType]
-    return "type" in names or any(asks_type(x, (*above, f)) for x in functions)
+    found += [vars(f).get("__wrapped__"), *_held(f)]
+    functions = [x for x in found if type(x) is FunctionType]
+    return not ASKS.isdisjoint(names) or any(asks_class(x, {*above, f}) for x in functions)
 
 
 def _names(code: CodeType) -> set[str]:
     """The global names and attributes that code reads, functions inside of it included."""
     inner = [_names(x) for x in code.co_consts if isinstance(x, CodeType)]
-    return set(code.co_names).union(*inner)
+    matches = {"isinstance"} if dis.opmap["MATCH_CLASS"] in code.co_code[::2] else set[str]()
+    return {*code.co_names, *matches}.union(*inner)

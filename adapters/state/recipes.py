@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 from collections.abc import Callable, Collection, Iterable
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -62,7 +64,7 @@ class ByReference:
         return self.call(**values)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ByReference:
-        return ByReference(self.call, self.names, more=self.more)
+        return self.beside()
 
     def __reduce__(self) -> tuple[Any, ...]:
         _check_pickled("recipe", self.call)
@@ -71,11 +73,7 @@ class ByReference:
                 for x in group[name] if isinstance(group[name], (list, tuple)) else [group[name]]:
                     if is_code(x):
                         _check_pickled(name, x)
-        return _restored, (self.call, self.names, self.more)
-
-
-def _restored(recipe: Recipe, names: tuple[str, ...], more: tuple[str, ...]) -> ByReference:
-    return ByReference(recipe, names, more=more)
+        return functools.partial(ByReference, more=self.more), (self.call, self.names)
 
 
 def _check_pickled(what: str, function: Any) -> None:
@@ -178,3 +176,34 @@ def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
         )
     own = {p.name: copy.copy(p.default) for p in named if p.default is not p.empty}
     return {**own, **given}
+
+
+HOW = {
+    "compile": Parameter("compile", Parameter.KEYWORD_ONLY, default=True, annotation="Compile"),
+    "stored": Parameter("stored", Parameter.KEYWORD_ONLY, default=None, annotation="Stored | None"),
+    "capturable": Parameter("capturable", Parameter.KEYWORD_ONLY, default=False, annotation="bool"),
+}
+"""The arguments that say how an algorithm is run."""
+
+
+def constructor(
+    owner: str, parameters: Iterable[Parameter], how: Iterable[str]
+) -> Callable[..., None]:
+    """The `__init__` of a class called `owner`: it hands its arguments on to `_construct`, by name.
+
+    parameters: all but those that say how it is run. how: the names of these.
+    """
+    every = [*parameters, *[HOW[name] for name in how]]
+    signature = inspect.Signature(sorted(every, key=lambda x: x.kind), return_annotation="None")
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            given = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{owner}.__init__() {error}") from None
+        given.apply_defaults()
+        self._construct(given.arguments)
+
+    __init__.__qualname__ = f"{owner}.__init__"
+    vars(__init__)["__signature__"] = signature
+    return __init__

@@ -8,20 +8,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from functional_optim.adapters.state.capturing import number_device
-from functional_optim.adapters.state.filling import (
-    Made,
-    Names,
-    check_slots,
-    fill_state,
-)
+from functional_optim.adapters.state.filling import Made, Names, check_slots, fill_state
 from functional_optim.adapters.state.names import named
 from functional_optim.adapters.stepping.columns import Readings
 from functional_optim.core import base
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.engine.plan import (
-    PlanLeaf,
-    turns_in,
-)
+from functional_optim.engine.plan import PlanLeaf, turns_in
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
@@ -103,5 +95,4 @@ def signature(
 
 def own_numbers(tx: Leafwise) -> list[str]:
     """The keys of the carried numbers that each parameter has for itself."""
-    pairs = zip(tx.placements, tx.layout.carry, strict=True)
-    return [key for placement, keys in pairs if not placement.rule.runs.shared for key in keys]
+    return [key for rule, _, keys in tx.rules if not rule.runs.shared for key in keys]

@@ -18,13 +18,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import Write
-from functional_optim.engine.plan import (
-    PlanEntry,
-    PlanLeaf,
-    StepContext,
-    StepPlan,
-    make,
-)
+from functional_optim.engine.plan import PlanEntry, PlanLeaf, StepContext, StepPlan, make
 from functional_optim.kernels.interrupts import held
 
 if TYPE_CHECKING:
@@ -86,12 +80,11 @@ class TracedEntry(PlanEntry):
         if self.optimizer.counts_steps:
             with torch.no_grad():
                 self.state["step"] += 1
-        placements, layout = self.tensors.placements, self.tx.layout
-        for placement, keys, values in zip(placements, layout.carry, context.carried, strict=True):
-            for key, value, first in zip(keys, values, placement.rule.carry or (), strict=True):
-                self.state[key] = numeric.stored(value, dtype=numeric.carry_dtype(first))
+        values = [x for each in context.carried for x in each]
+        for (key, first), value in zip(self.tx.carried.items(), values, strict=True):
+            self.state[key] = numeric.stored(value, dtype=numeric.carry_dtype(first))
         if self.tensors.replace:
-            for keys, values in zip(layout.slots, self.tensors.slots[0], strict=True):
+            for keys, values in zip(self.tx.layout.slots, self.tensors.slots[0], strict=True):
                 self.state.update(zip(keys, values, strict=True))
 
 
@@ -149,8 +142,7 @@ def _keeps_doubles(entries: list[TracedEntry]) -> bool:
     found = [
         entry.state[key].dtype
         for entry in entries
-        for placement, keys in zip(entry.tensors.placements, entry.tx.layout.carry, strict=True)
-        for key, first in zip(keys, placement.rule.carry or (), strict=True)
+        for key, first in entry.tx.carried.items()
         if type(first) is not int
     ]
     return bool(found) and set(found) == {torch.float64}

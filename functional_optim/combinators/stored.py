@@ -321,4 +321,4 @@ MOMENTS = ("betas", "alpha", "beta", "beta2", "rho")
 def _rates(value: Any) -> list[float]:
     """The decay rates that a hyperparameter holds, if they are numbers."""
     each = value if isinstance(value, tuple) else (value,)
-    return [x for x in each if isinstance(x, float)]
+    return [x for x in each if numeric.is_static(x) and isinstance(x, float)]

@@ -55,6 +55,21 @@ class Leafwise(base.GradientTransformation):
         return self._placements
 
     @property
+    def rules(self) -> list[tuple[Rule, tuple[str, ...], tuple[str, ...]]]:
+        """Each rule, with the keys of its slots and of its carried numbers."""
+        keys = zip(self._placements, self.layout.slots, self.layout.carry, strict=True)
+        return [(placement.rule, slots, carry) for placement, slots, carry in keys]
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What each carried number begins with, by key."""
+        return {
+            key: first
+            for rule, _, keys in self.rules
+            for key, first in zip(keys, rule.carry or (), strict=True)
+        }
+
+    @property
     def communicates(self) -> bool:
         return any(placement.reduce_groups for placement in self._placements)
 
