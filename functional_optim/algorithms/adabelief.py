@@ -31,23 +31,6 @@ class BeliefSlots(NamedTuple):
     """Average s of (g − m)², like p."""
 
 
-class BeliefScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in m."""
-    weight2: Any
-    """1 − β₂, the weight of (g − m)² in s."""
-    bias_correction1: Any
-    """1 − β₁ᵗ."""
-    adaptive: Any
-    """The root of s's bias correction, times the rectification r_t if there is one."""
-    plain: Any
-    """1 while the variance is not known, else 0."""
-    eps: Any
-    """ε that is added to s."""
-    root_eps: Any
-    """ε that is added to the root."""
-
-
 def _checked(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     return {"betas": check_betas(betas), "eps": eps}
@@ -85,21 +68,20 @@ def scale_by_belief(
     """
     hyper = _checked(betas, eps)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> BeliefScalars:
+    def scalars(t: Any, *, betas: Any, eps: Any) -> tuple[Any, ...]:
         b1, b2 = betas
         root = numeric.sqrt(1 - b2**t)
         if rectify:
             rect, plain = rectification(t, b2)
-            return BeliefScalars(1 - b1, 1 - b2, 1 - b1**t, rect * root, plain, eps, eps)
-        return BeliefScalars(1 - b1, 1 - b2, 1 - b1**t, root, 0.0, eps, eps * root)
+            return 1 - b1, 1 - b2, 1 - b1**t, rect * root, plain, eps, eps
+        return 1 - b1, 1 - b2, 1 - b1**t, root, 0.0, eps, eps * root
 
-    def update(
-        g: Tensor, slots: BeliefSlots, p: Tensor, s: BeliefScalars
-    ) -> tuple[Tensor, BeliefSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
+    def update(g: Tensor, slots: BeliefSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, a2, c1, adaptive, plain, eps, root_eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
         r = g - m
-        v = slots.exp_avg_var.lerp(r * r, s.weight2) + s.eps
-        u = (m / s.bias_correction1) * (s.adaptive / (v.sqrt() + s.root_eps) + s.plain)
+        v = slots.exp_avg_var.lerp(r * r, a2) + eps
+        u = (m / c1) * (adaptive / (v.sqrt() + root_eps) + plain)
         return u, BeliefSlots(m, v)
 
     return leafwise(
@@ -176,7 +158,7 @@ def scale_by_acprop(
     """
     hyper = _checked(betas, eps)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> BeliefScalars:
+    def scalars(t: Any, *, betas: Any, eps: Any) -> tuple[Any, ...]:
         b1, b2 = betas
         first = t == 1
         if rectify:
@@ -189,15 +171,14 @@ def scale_by_acprop(
             plain, root_eps = numeric.where(first, 1.0, 0.0), eps * adaptive
         eps = numeric.where(first, 0.0, eps)
         root_eps = numeric.where(first, 1.0, root_eps)  # not 0, where s is 0
-        return BeliefScalars(1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps, root_eps)
+        return 1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps, root_eps
 
-    def update(
-        g: Tensor, slots: BeliefSlots, p: Tensor, s: BeliefScalars
-    ) -> tuple[Tensor, BeliefSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        r, v = g - m, slots.exp_avg_var + s.eps
-        u = s.adaptive * g / (v.sqrt() + s.root_eps) + s.plain * (m / s.bias_correction1)
-        return u, BeliefSlots(m, v.lerp(r * r, s.weight2))
+    def update(g: Tensor, slots: BeliefSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, a2, c1, adaptive, plain, eps, root_eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        r, v = g - m, slots.exp_avg_var + eps
+        u = adaptive * g / (v.sqrt() + root_eps) + plain * (m / c1)
+        return u, BeliefSlots(m, v.lerp(r * r, a2))
 
     return leafwise(
         _start, update, scalars, hyper=hyper, nonnegative=("exp_avg_var",), name="scale_by_acprop"

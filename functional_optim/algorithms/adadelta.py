@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -17,6 +16,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.scaling import signed
+from functional_optim.transforms.slots import zeros
 
 
 class AdadeltaSlots(NamedTuple):
@@ -50,21 +50,16 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
     numeric.check(lambda x: 0.0 <= x <= 1.0, rho, "Invalid rho value: {}")
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def init(p: Tensor) -> AdadeltaSlots:
-        return AdadeltaSlots(torch.zeros_like(p), torch.zeros_like(p))
-
     def scalars(t: Any, *, rho: Any, eps: Any) -> tuple[Any, Any]:
         return 1 - rho, eps
 
-    def update(
-        g: Tensor, slots: AdadeltaSlots, p: Tensor, a: Any, eps: Any
-    ) -> tuple[Tensor, AdadeltaSlots]:
+    def update(g: Tensor, slots: AdadeltaSlots, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:
         v = slots.square_avg.lerp(g * g, a)
         d = (slots.acc_delta + eps).sqrt() / (v + eps).sqrt() * g
         return d, AdadeltaSlots(v, slots.acc_delta.lerp(d * d, a))
 
     return leafwise(
-        init,
+        zeros(AdadeltaSlots),
         update,
         scalars,
         hyper={"rho": rho, "eps": eps},

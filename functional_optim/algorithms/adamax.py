@@ -17,6 +17,7 @@ from functional_optim.algorithms.adam import Betas, adam_chain, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.slots import zeros
 
 
 class AdamaxSlots(NamedTuple):
@@ -24,15 +25,6 @@ class AdamaxSlots(NamedTuple):
     """First moment m, like p."""
     exp_inf: Tensor
     """Decaying maximum of |g|, like p."""
-
-
-class AdamaxScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in the first moment."""
-    beta2: Any
-    bias_correction1: Any
-    """1 − β₁ᵗ."""
-    eps: Any
 
 
 @factory
@@ -59,19 +51,17 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
     hyper = {"betas": check_betas(betas), "eps": eps}
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def init(p: Tensor) -> AdamaxSlots:
-        return AdamaxSlots(torch.zeros_like(p), torch.zeros_like(p))
+    init = zeros(AdamaxSlots)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamaxScalars:
+    def scalars(t: Any, *, betas: Any, eps: Any) -> tuple[Any, ...]:
         b1, b2 = betas
-        return AdamaxScalars(1 - b1, b2, 1 - b1**t, eps)
+        return 1 - b1, b2, 1 - b1**t, eps
 
-    def update(
-        g: Tensor, slots: AdamaxSlots, p: Tensor, s: AdamaxScalars
-    ) -> tuple[Tensor, AdamaxSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        top = torch.maximum(s.beta2 * slots.exp_inf, g.abs() + s.eps)
-        return (m / s.bias_correction1) / top, AdamaxSlots(m, top)
+    def update(g: Tensor, slots: AdamaxSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, b2, c1, eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        top = torch.maximum(b2 * slots.exp_inf, g.abs() + eps)
+        return (m / c1) / top, AdamaxSlots(m, top)
 
     return leafwise(
         init, update, scalars, hyper=hyper, nonnegative=("exp_inf",), name="scale_by_adamax"

@@ -21,17 +21,12 @@ from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import sign
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
+from functional_optim.transforms.slots import zeros
 
 
 class AdaMuonSlots(NamedTuple):
     v_buffer: Tensor
     """Average v of the orthogonal matrices' squares, like p."""
-
-
-class AdaMuonScalars(NamedTuple):
-    weight: Any
-    """1 − μ, the weight of a square in v."""
-    eps: Any
 
 
 @factory
@@ -88,23 +83,19 @@ def scale_by_adamuon(
     )
     polar = polar_factor("scale_by_adamuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
 
-    def init(p: Tensor) -> AdaMuonSlots:
-        return AdaMuonSlots(torch.zeros_like(p))
+    def scalars(t: Any, *, momentum: Any, eps: Any) -> tuple[Any, ...]:
+        return 1 - momentum, eps
 
-    def scalars(t: Any, *, momentum: Any, eps: Any) -> AdaMuonScalars:
-        return AdaMuonScalars(1 - momentum, eps)
-
-    def update(
-        S: Tensor, slots: AdaMuonSlots, p: Any, s: AdaMuonScalars
-    ) -> tuple[Tensor, AdaMuonSlots]:
+    def update(S: Tensor, slots: AdaMuonSlots, p: Any, *numbers: Any) -> tuple[Tensor, Any]:
+        a, eps = numbers
         O = polar(S)  # noqa: E741
-        v = slots.v_buffer.lerp(O * O, s.weight)
-        U = O / (v.sqrt() + s.eps)
+        v = slots.v_buffer.lerp(O * O, a)
+        U = O / (v.sqrt() + eps)
         size = 0.2 * math.sqrt(S.shape[-2] * S.shape[-1])
-        return U * (size / (frobenius(U) + s.eps)), AdaMuonSlots(v)
+        return U * (size / (frobenius(U) + eps)), AdaMuonSlots(v)
 
     second = leafwise(
-        matrices_only("scale_by_adamuon", init),
+        matrices_only("scale_by_adamuon", zeros(AdaMuonSlots)),
         update,
         scalars,
         hyper={"momentum": momentum, "eps": eps},

@@ -156,9 +156,7 @@ def scale_by_dadapt_adam(
         )
         return numbers, carried
 
-    def update(
-        g: Tensor, slots: DadaptSlots, p: Tensor, s: DadaptScalars
-    ) -> tuple[Tensor, DadaptSlots]:
+    def update(g: Tensor, slots: DadaptSlots, p: Tensor, s: DadaptScalars) -> tuple[Tensor, Any]:
         m = s.beta1 * slots.exp_avg + s.weight1 * g
         v = s.beta2 * slots.exp_avg_sq + s.weight2 * (g * g)
         u = -(m / (v.sqrt() + s.eps) + s.decay * p)

@@ -26,6 +26,7 @@ from functional_optim.transforms.orthogonal import (
     polar_factor,
     shape_factor,
 )
+from functional_optim.transforms.slots import zeros
 
 
 @factory
@@ -89,9 +90,6 @@ def scale_by_dion2(
     polar = polar_factor("scale_by_dion2", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     check_scale("scale_by_dion2", scale)
 
-    def init(p: Tensor) -> MuonSlots:
-        return MuonSlots(torch.zeros_like(p))
-
     def scalars(t: Any, *, ef_decay: Any) -> tuple[Any]:
         return (ef_decay,)
 
@@ -111,7 +109,7 @@ def scale_by_dion2(
         return shape_factor(scale, m, n) * U, MuonSlots(M)
 
     return leafwise(
-        matrices_only("scale_by_dion2", init),
+        matrices_only("scale_by_dion2", zeros(MuonSlots)),
         update,
         scalars,
         hyper={"ef_decay": ef_decay},

@@ -21,6 +21,7 @@ from functional_optim.linalg import Coefficients
 from functional_optim.transforms import add_decayed_weights, orthogonalize, scale_by_lr
 from functional_optim.transforms.orthogonal import Scale
 from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms.slots import zeros
 
 Accumulator = Literal["ema", "sum"]
 """What momentum is: the average m ← μ m + (1 − μ) g, or the sum m ← μ m + g."""
@@ -130,8 +131,7 @@ def matrix_momentum(
             f"{nesterov!r}."
         )
 
-    def init(p: Tensor) -> MuonSlots:
-        return MuonSlots(torch.zeros_like(p))
+    init = zeros(MuonSlots)
 
     def scalars(t: Any, *, momentum: Any) -> tuple[Any, Any]:
         return momentum, 1 - momentum

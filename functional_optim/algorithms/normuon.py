@@ -35,12 +35,6 @@ class NorMuonSlots(NamedTuple):
     """Average v of the rows' mean squares, (m, 1)."""
 
 
-class NorMuonScalars(NamedTuple):
-    weight: Any
-    """1 − β₂, the weight of a mean square in v."""
-    eps: Any
-
-
 @factory
 def scale_by_normuon(
     momentum: numeric.Hyper = 0.95,
@@ -99,16 +93,15 @@ def scale_by_normuon(
     def init(p: Tensor) -> NorMuonSlots:
         return NorMuonSlots(torch.zeros_like(p[:, :1]) if p.shape[1] else p.new_zeros(len(p), 1))
 
-    def scalars(t: Any, *, beta2: Any, eps: Any) -> NorMuonScalars:
-        return NorMuonScalars(1 - beta2, eps)
+    def scalars(t: Any, *, beta2: Any, eps: Any) -> tuple[Any, ...]:
+        return 1 - beta2, eps
 
-    def update(
-        M: Tensor, slots: NorMuonSlots, p: Any, s: NorMuonScalars
-    ) -> tuple[Tensor, NorMuonSlots]:
+    def update(M: Tensor, slots: NorMuonSlots, p: Any, *numbers: Any) -> tuple[Tensor, Any]:
+        a, eps = numbers
         O = polar(M)  # noqa: E741
-        v = slots.second_momentum_buffer.lerp(mean(O * O, -1), s.weight)
-        U = O / (v.sqrt() + s.eps)
-        U = U * (frobenius(O) / (frobenius(U) + s.eps))
+        v = slots.second_momentum_buffer.lerp(mean(O * O, -1), a)
+        U = O / (v.sqrt() + eps)
+        U = U * (frobenius(O) / (frobenius(U) + eps))
         return shape_factor(scale, *M.shape[-2:]) * U, NorMuonSlots(v)
 
     rows = leafwise(

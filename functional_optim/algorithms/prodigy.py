@@ -171,9 +171,7 @@ def scale_by_prodigy(
         )
         return numbers, new
 
-    def update(
-        g: Tensor, slots: ProdigySlots, p: Tensor, s: ProdigyScalars
-    ) -> tuple[Tensor, ProdigySlots]:
+    def update(g: Tensor, slots: ProdigySlots, p: Tensor, s: ProdigyScalars) -> tuple[Tensor, Any]:
         m = s.beta1 * slots.exp_avg + s.weight1 * g
         v = s.beta2 * slots.exp_avg_sq + s.weight2 * (g * g)
         u = -s.rate * (m / (v.sqrt() + s.eps) + s.weight_decay * p)

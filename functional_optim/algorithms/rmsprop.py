@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -20,6 +19,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
 from functional_optim.transforms.scaling import signed
+from functional_optim.transforms.slots import zeros
 
 
 class RmsSlots(NamedTuple):
@@ -63,9 +63,6 @@ def scale_by_rms(
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     slot_type = CenteredSlots if centered else RmsSlots
 
-    def init(p: Tensor) -> Any:
-        return slot_type(*[torch.zeros_like(p) for _ in slot_type._fields])
-
     def scalars(t: Any, *, alpha: Any, eps: Any) -> tuple[Any, Any]:
         return 1 - alpha, eps
 
@@ -77,7 +74,7 @@ def scale_by_rms(
         return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
 
     return leafwise(
-        init,
+        zeros(slot_type),
         update,
         scalars,
         hyper={"alpha": alpha, "eps": eps},

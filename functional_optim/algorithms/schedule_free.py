@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -21,19 +20,12 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.scaling import check_lr, signed
+from functional_optim.transforms.slots import zeros
 
 
 class SecondMomentSlots(NamedTuple):
     exp_avg_sq: Tensor
     """Second moment v, like p."""
-
-
-class SecondMomentScalars(NamedTuple):
-    weight: Any
-    """1 − β₂, the weight of g² in v."""
-    bias_correction: Any
-    """1 − β₂ᵗ."""
-    eps: Any
 
 
 @factory
@@ -68,21 +60,17 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
         lambda x: x >= 0.0, eps, "scale_by_second_moment needs an eps of 0 or more, but got {}."
     )
 
-    def init(p: Tensor) -> SecondMomentSlots:
-        return SecondMomentSlots(torch.zeros_like(p))
+    def scalars(t: Any, *, beta2: Any, eps: Any) -> tuple[Any, ...]:
+        return 1 - beta2, 1 - beta2**t, eps
 
-    def scalars(t: Any, *, beta2: Any, eps: Any) -> SecondMomentScalars:
-        return SecondMomentScalars(1 - beta2, 1 - beta2**t, eps)
-
-    def update(
-        g: Tensor, slots: SecondMomentSlots, p: Tensor, s: SecondMomentScalars
-    ) -> tuple[Tensor, SecondMomentSlots]:
-        v = slots.exp_avg_sq.lerp(g * g, s.weight)
-        return g / ((v / s.bias_correction).sqrt() + s.eps), SecondMomentSlots(v)
+    def update(g: Tensor, slots: SecondMomentSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a, c, eps = numbers
+        v = slots.exp_avg_sq.lerp(g * g, a)
+        return g / ((v / c).sqrt() + eps), SecondMomentSlots(v)
 
     hyper = {"beta2": beta2, "eps": eps}
     return leafwise(
-        init,
+        zeros(SecondMomentSlots),
         update,
         scalars,
         hyper=hyper,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -20,18 +19,12 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, ema, scale_by_lr, sign
+from functional_optim.transforms.slots import zeros
 
 
 class LionSlots(NamedTuple):
     exp_avg: Tensor
     """Average m of the gradient, like p."""
-
-
-class LionScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in the step."""
-    weight2: Any
-    """1 − β₂, the weight of g in m."""
 
 
 @factory
@@ -57,16 +50,16 @@ def scale_by_lion(betas: Betas = (0.9, 0.99)) -> Leafwise:
     """
     hyper = {"betas": check_betas(betas)}
 
-    def init(p: Tensor) -> LionSlots:
-        return LionSlots(torch.zeros_like(p))
+    init = zeros(LionSlots)
 
-    def scalars(t: Any, *, betas: Any) -> LionScalars:
+    def scalars(t: Any, *, betas: Any) -> tuple[Any, ...]:
         b1, b2 = betas
-        return LionScalars(1 - b1, 1 - b2)
+        return 1 - b1, 1 - b2
 
-    def update(g: Tensor, slots: LionSlots, p: Tensor, s: LionScalars) -> tuple[Tensor, LionSlots]:
+    def update(g: Tensor, slots: LionSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, LionSlots]:
+        a1, a2 = numbers
         m = slots.exp_avg
-        return m.lerp(g, s.weight1), LionSlots(m.lerp(g, s.weight2))
+        return m.lerp(g, a1), LionSlots(m.lerp(g, a2))
 
     mix = leafwise(init, update, scalars, hyper=hyper, name="scale_by_lion")
     return Leafwise((*mix.placements, *sign().placements))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -19,6 +18,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.scaling import signed
+from functional_optim.transforms.slots import zeros
 
 
 class SophiaSlots(NamedTuple):
@@ -26,13 +26,6 @@ class SophiaSlots(NamedTuple):
     """Average gradient m, like p."""
     hessian: Tensor
     """Average h of the estimates of the Hessian's diagonal, like p."""
-
-
-class SophiaScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in m."""
-    rho: Any
-    eps: Any
 
 
 @factory
@@ -73,17 +66,15 @@ def scale_by_sophia(
         "above 0, but got {}."
     )  # fmt: skip
 
-    def init(p: Tensor) -> SophiaSlots:
-        return SophiaSlots(torch.zeros_like(p), torch.zeros_like(p))
+    init = zeros(SophiaSlots)
 
-    def scalars(t: Any, *, betas: Any, rho: Any, eps: Any) -> SophiaScalars:
-        return SophiaScalars(1 - betas[0], rho, eps)
+    def scalars(t: Any, *, betas: Any, rho: Any, eps: Any) -> tuple[Any, ...]:
+        return 1 - betas[0], rho, eps
 
-    def update(
-        g: Tensor, slots: SophiaSlots, p: Tensor, s: SophiaScalars
-    ) -> tuple[Tensor, SophiaSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        u = m / (s.rho * slots.hessian.clamp(min=0.0) + s.eps)
+    def update(g: Tensor, slots: SophiaSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, rho, eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        u = m / (rho * slots.hessian.clamp(min=0.0) + eps)
         return u.clamp(-1.0, 1.0), SophiaSlots(m, slots.hessian)
 
     return leafwise(init, update, scalars, hyper=hyper, name="scale_by_sophia")

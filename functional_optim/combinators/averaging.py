@@ -35,13 +35,6 @@ class ScheduleFreeCarry(NamedTuple):
     """Sum of the weights of all iterates in the average."""
 
 
-class AverageScalars(NamedTuple):
-    pull: Any
-    """Share of the way from y to z that the parameters go."""
-    step: Any
-    """Factor on the step of the base."""
-
-
 @factory
 def gpa(
     tx: base.GradientTransformation,
@@ -92,7 +85,7 @@ def gpa(
 
     def scalars(
         t: Any, carry: ShareCarry, *, train_interp_coeff: Any, eval_interp_coeff: Any
-    ) -> tuple[AverageScalars, ShareCarry]:
+    ) -> tuple[tuple[Any, ...], ShareCarry]:
         share = train_interp_coeff
         numbers = _between(carry.average_share, share, 1 - eval_interp_coeff)
         return numbers, ShareCarry(share)
@@ -161,7 +154,7 @@ def schedule_free(
         momentum: Any,
         r: Any,
         weight_lr_power: Any,
-    ) -> tuple[AverageScalars, ScheduleFreeCarry]:
+    ) -> tuple[tuple[Any, ...], ScheduleFreeCarry]:
         top = numeric.maximum(weight_lr, carry.lr_max)
         weight = numeric.power(t, r) * numeric.power(top, weight_lr_power)
         total = carry.weight_sum + weight
@@ -232,7 +225,7 @@ def check_share(who: str, name: str, share: numeric.Hyper) -> None:
     numeric.check(lambda x: 0.0 < x <= 1.0, share, f"{who} needs a {name} in (0, 1], but got {{}}.")
 
 
-def _between(old: Any, new: Any, weight: Any) -> AverageScalars:
+def _between(old: Any, new: Any, weight: Any) -> tuple[Any, ...]:
     """The numbers of a step, from the shares of the average in y before and after it.
 
     weight: that of the new iterate in the average. y' − y follows from y = μ x + (1 − μ) z,
@@ -240,7 +233,7 @@ def _between(old: Any, new: Any, weight: Any) -> AverageScalars:
     and tells nothing of x, which starts anew from there.
     """
     kept = new * (1 - weight)
-    return AverageScalars(1 - kept / _nonzero(old), 1 - kept)
+    return 1 - kept / _nonzero(old), 1 - kept
 
 
 def _nonzero(share: Any) -> Any:
@@ -251,10 +244,9 @@ def _averaging(scalars: Callable[..., Any], carry: Any, hyper: Any, name: str) -
     def init(p: Tensor) -> IterateSlots:
         return IterateSlots(p.to(wide_dtype(p), copy=True))
 
-    def update(
-        u: Tensor, slots: IterateSlots, p: Tensor, s: AverageScalars
-    ) -> tuple[Tensor, IterateSlots]:
-        return s.pull * (slots.z - p) + s.step * u, IterateSlots(slots.z + u)
+    def update(u: Tensor, slots: IterateSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        pull, step = numbers
+        return pull * (slots.z - p) + step * u, IterateSlots(slots.z + u)
 
     return leafwise(
         init,

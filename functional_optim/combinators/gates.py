@@ -70,19 +70,6 @@ class AccumulateSlots(NamedTuple):
     batch."""
 
 
-class AccumulateScalars(NamedTuple):
-    """Conditions are 1 where they hold, and 0 elsewhere."""
-
-    full: Any
-    """Whether the micro-batch completes its batch."""
-    counted: Any
-    """Whether the micro-batch belongs to the batch: with skip_nonfinite, whether it is finite."""
-    first: Any
-    """Whether it is the first of its batch."""
-    share: Any
-    """Weight of the micro-batch in the mean so far."""
-
-
 @factory
 def conditionally_transform(
     tx: base.GradientTransformation, should_transform: Condition
@@ -357,7 +344,7 @@ def accumulate(
 
     def scalars(
         t: Any, carry: AccumulateCarry, total: tuple[Any] = (0.0,)
-    ) -> tuple[AccumulateScalars, AccumulateCarry]:
+    ) -> tuple[tuple[Any, ...], AccumulateCarry]:
         counted = _as_number(total[0] == 0)
         count = carry.mini_step + counted
         wanted = every(carry.open_steps) if callable(every) else every
@@ -366,22 +353,22 @@ def accumulate(
         share = 1 / numeric.maximum(count, 1.0) if mean else 1.0
         waiting = numeric.where(full > 0, 0.0, count)
         new = AccumulateCarry(carry.open_steps + full, full, waiting)
-        return AccumulateScalars(full, counted, first, share), new
+        return (full, counted, first, share), new
 
-    def update(
-        u: Tensor, slots: AccumulateSlots, p: Tensor, s: AccumulateScalars
-    ) -> tuple[Tensor, AccumulateSlots]:
+    def update(u: Tensor, slots: AccumulateSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        full, counted, first, share = numbers
         old = slots.acc_grads
-        more = old + s.share * (u - old) if mean else old + u
-        acc = either(s.counted, either(s.first, u, more), old)
+        more = old + share * (u - old) if mean else old + u
+        acc = either(counted, either(first, u, more), old)
         nothing = torch.zeros_like(acc)
-        return either(s.full, acc, 0.0), AccumulateSlots(either(s.full, nothing, acc))
+        return either(full, acc, 0.0), AccumulateSlots(either(full, nothing, acc))
 
-    def absent(slots: AccumulateSlots, s: AccumulateScalars) -> AccumulateSlots:
+    def absent(slots: AccumulateSlots, *numbers: Any) -> AccumulateSlots:
+        full, counted, first, share = numbers
         old = slots.acc_grads
         nothing = torch.zeros_like(old)
-        less = either(s.first, nothing, old - s.share * old if mean else old)
-        return AccumulateSlots(either(s.full, nothing, either(s.counted, less, old)))
+        less = either(first, nothing, old - share * old if mean else old)
+        return AccumulateSlots(either(full, nothing, either(counted, less, old)))
 
     collector = leafwise(
         init,

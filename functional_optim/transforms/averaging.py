@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import wide_dtype
+from functional_optim.transforms.slots import zeros
 
 
 class ParamsEmaSlots(NamedTuple):
@@ -106,8 +106,7 @@ def ema(decay: numeric.Hyper, debias: bool = True) -> Leafwise:
     """
     numeric.check(lambda x: 0.0 <= x < 1.0, decay, "ema needs a decay in [0, 1), but got {}.")
 
-    def init(p: Tensor) -> EmaSlots:
-        return EmaSlots(torch.zeros_like(p))
+    init = zeros(EmaSlots)
 
     def scalars(t: Any, *, decay: Any) -> tuple[Any, Any]:
         return 1 - decay, (1 - decay**t if debias else 1.0)

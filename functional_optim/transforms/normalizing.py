@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,13 +100,6 @@ def centralize() -> Leafwise:
     return leafwise(base.real_only("centralize"), update, name="centralize")
 
 
-class TrustRatioScalars(NamedTuple):
-    min_square: Any
-    """Least square of both norms."""
-    coefficient: Any
-    eps: Any
-
-
 @factory
 def scale_by_trust_ratio(
     min_norm: numeric.Hyper = 0.0,
@@ -150,12 +143,13 @@ def scale_by_trust_ratio(
             f"scale_by_trust_ratio needs a {name} of 0 or more, but got {{}}.",
         )
 
-    def scalars(t: Any, *, min_norm: Any, trust_coefficient: Any, eps: Any) -> TrustRatioScalars:
-        return TrustRatioScalars(min_norm * min_norm, trust_coefficient, eps)
+    def scalars(t: Any, *, min_norm: Any, trust_coefficient: Any, eps: Any) -> tuple[Any, ...]:
+        return min_norm * min_norm, trust_coefficient, eps
 
-    def update(u: Tensor, slots: Any, p: Tensor, s: TrustRatioScalars) -> tuple[Tensor, Any]:
-        P, U = [(x * x).sum().clamp(min=s.min_square) for x in (p, u)]
-        return u * trust_ratio(P, U, s.coefficient, 0.0, s.eps), slots
+    def update(u: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        min_square, k, eps = numbers
+        P, U = [(x * x).sum().clamp(min=min_square) for x in (p, u)]
+        return u * trust_ratio(P, U, k, 0.0, eps), slots
 
     return leafwise(None, update, scalars, hyper=hyper, name="scale_by_trust_ratio")
 

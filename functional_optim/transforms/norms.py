@@ -63,9 +63,7 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
     def scalars(t: Any, *, factor: Any) -> tuple[Any]:
         return (factor,)
 
-    def update(
-        u: Tensor, slots: StartNormSlots, p: Tensor, factor: Any
-    ) -> tuple[Tensor, StartNormSlots]:
+    def update(u: Tensor, slots: StartNormSlots, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
         x = p + u
         most, square = factor * slots.start_norm, (x * x).sum()
         long = square > most * most
@@ -118,9 +116,7 @@ def hyperball(lr: numeric.Hyper) -> Leafwise:
     def scalars(t: Any, *, lr: Any) -> tuple[Any]:
         return (lr,)
 
-    def update(
-        u: Tensor, slots: StartNormSlots, p: Tensor, lr: Any
-    ) -> tuple[Tensor, StartNormSlots]:
+    def update(u: Tensor, slots: StartNormSlots, p: Tensor, lr: Any) -> tuple[Tensor, Any]:
         R, square = slots.start_norm, (u * u).sum()
         null = square == 0
         step = lr * R * square.masked_fill(null, 1.0).rsqrt()
