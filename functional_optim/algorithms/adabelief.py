@@ -18,10 +18,9 @@ from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.algorithms.radam import rectification
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.descent import descent
 
 
 class BeliefSlots(NamedTuple):
@@ -125,7 +124,7 @@ def adabelief(
         tensor([0.7000, 1.2000])
     """
     adapt = scale_by_belief(betas, eps, rectify=rectify)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)
 
 
 @factory
@@ -222,4 +221,4 @@ def acprop(
         tensor([0.7000, 1.2000])
     """
     adapt = scale_by_acprop(betas, eps, rectify=rectify)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)

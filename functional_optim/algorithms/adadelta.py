@@ -11,11 +11,9 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 
 
@@ -102,9 +100,4 @@ def adadelta(
         >>> fo.apply_updates(w, updates)
         tensor([0.9980, 1.0020])
     """
-    return chain(
-        signed(maximize),
-        add_decayed_weights(weight_decay),
-        scale_by_adadelta(rho, eps),
-        scale_by_lr(lr),
-    )
+    return descent(scale_by_adadelta(rho, eps), lr, weight_decay, maximize=maximize)

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import check_lr, signed
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.scaling import check_lr
 
 
 class AdagradSlots(NamedTuple):
@@ -109,9 +108,6 @@ def adagrad(
     def decayed(count: Any) -> Any:
         return numeric.at(lr, count + 1) / (1 + count * numeric.at(lr_decay, count + 1))
 
-    return chain(
-        signed(maximize),
-        add_decayed_weights(weight_decay),
-        scale_by_adagrad(initial_accumulator_value, eps),
-        scale_by_lr(lr if numeric.is_zero(lr_decay) else decayed),
-    )
+    adapt = scale_by_adagrad(initial_accumulator_value, eps)
+    rate = lr if numeric.is_zero(lr_decay) else decayed
+    return descent(adapt, rate, weight_decay, maximize=maximize)

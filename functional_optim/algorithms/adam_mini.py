@@ -17,7 +17,6 @@ from functional_optim.algorithms.adam import (
     AdamScalars,
     AdamSlots,
     Betas,
-    adam_chain,
     check_betas,
     scale_by_adam,
 )
@@ -27,6 +26,7 @@ from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.paths import fits
+from functional_optim.transforms.descent import descent
 
 Block = Literal["row", "tensor"] | int
 """What shares one second moment: a row, a whole tensor, or as many rows as make one of so many
@@ -189,4 +189,4 @@ def adam_mini(
         if block != "entry":
             parts[str(block)] = scale_by_adam_mini(betas, eps, block)
     adapt: Any = partition(parts, label)
-    return adam_chain(adapt, lr, weight_decay, decoupled=True, maximize=maximize)
+    return descent(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

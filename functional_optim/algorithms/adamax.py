@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import Betas, adam_chain, check_betas
+from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 
 
@@ -102,7 +103,7 @@ def adamax(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    return adam_chain(scale_by_adamax(betas, eps), lr, weight_decay, False, maximize)
+    return descent(scale_by_adamax(betas, eps), lr, weight_decay, maximize=maximize)
 
 
 @factory
@@ -137,4 +138,4 @@ def adamaxw(
         >>> fo.apply_updates(w, updates)
         tensor([0.8500, 1.0500])
     """
-    return adam_chain(scale_by_adamax(betas, eps), lr, weight_decay, True, False)
+    return descent(scale_by_adamax(betas, eps), lr, weight_decay, decoupled=True)

@@ -73,14 +73,8 @@ def scale_by_adamuon(
         >>> u.square().mean().sqrt()
         tensor(0.2000)
     """
-    numeric.check(
-        lambda x: 0.0 <= x < 1.0,
-        momentum,
-        "scale_by_adamuon needs a momentum in [0, 1), but got {}.",
-    )
-    numeric.check(
-        lambda x: x >= 0.0, eps, "scale_by_adamuon needs an eps of 0 or more, but got {}."
-    )
+    numeric.check_range("scale_by_adamuon", "in [0, 1)", momentum=momentum)
+    numeric.check_range("scale_by_adamuon", "of 0 or more", eps=eps)
     polar = polar_factor("scale_by_adamuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
 
     def scalars(t: Any, *, momentum: Any, eps: Any) -> tuple[Any, ...]:

@@ -17,7 +17,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, proximal_step, scale_by_lr
+from functional_optim.transforms import proximal_step
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 
 
@@ -124,5 +125,5 @@ def adan(
     """
     adapt = scale_by_adan(betas, eps)
     if no_prox:
-        return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+        return descent(adapt, lr, weight_decay, decoupled=True)
     return chain(adapt, proximal_step(lr, weight_decay))

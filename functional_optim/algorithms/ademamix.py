@@ -20,10 +20,9 @@ from functional_optim.algorithms.adam import (
     check_each_beta,
 )
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 
 
@@ -166,7 +165,7 @@ def ademamix(
         tensor([0.9000, 1.1000])
     """
     adapt = scale_by_ademamix(betas, alpha, beta3_warmup, alpha_warmup, eps)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)
 
 
 @factory
@@ -273,4 +272,4 @@ def simplified_ademamix(
         tensor([0.9000, 1.1000])
     """
     adapt = scale_by_simplified_ademamix(betas, alpha, beta1_warmup, min_beta1, eps)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)

@@ -112,12 +112,8 @@ def scale_by_apollo(
         raise ValueError(
             f"scale_by_apollo needs a scale_type 'channel' or 'tensor', but got {scale_type!r}."
         )
-    numeric.check(
-        lambda x: x >= 0.0, scale, "scale_by_apollo needs a scale of 0 or more, but got {}."
-    )
-    numeric.check(
-        lambda x: x >= 1.0, growth, "scale_by_apollo needs a growth of 1 or more, but got {}."
-    )
+    numeric.check_range("scale_by_apollo", "of 0 or more", scale=scale)
+    numeric.check_range("scale_by_apollo", "of 1 or more", growth=growth)
     if isinstance(seed, Tensor):
         raise TypeError("scale_by_apollo needs a Python integer as its seed, but got a tensor.")
     randomness.seed_tensor("scale_by_apollo", seed, torch.device("cpu"))

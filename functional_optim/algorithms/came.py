@@ -14,10 +14,11 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adafactor import mean, rms
-from functional_optim.algorithms.adam import adam_chain, check_each_beta
+from functional_optim.algorithms.adam import check_each_beta
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.descent import descent
 
 
 class CameSlots(NamedTuple):
@@ -76,11 +77,7 @@ def scale_by_came(
         numeric.check(
             lambda x: x > 0.0, x, f"scale_by_came needs a positive eps at index {i}, but got {{}}."
         )
-    numeric.check(
-        lambda x: x > 0.0,
-        clip_threshold,
-        "scale_by_came needs a positive clip_threshold, but got {}.",
-    )
+    numeric.check_range("scale_by_came", "positive", clip_threshold=clip_threshold)
 
     def init(p: Tensor) -> CameSlots:
         if p.is_complex():
@@ -183,4 +180,4 @@ def came(
         tensor([0.9900, 1.0100])
     """
     adapt = scale_by_came(betas, eps, clip_threshold)
-    return adam_chain(adapt, lr, weight_decay, decoupled=True, maximize=maximize)
+    return descent(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

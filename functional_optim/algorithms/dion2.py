@@ -84,9 +84,7 @@ def scale_by_dion2(
         raise ValueError(
             f"scale_by_dion2 needs as fraction a Python number in (0, 1], but got {fraction!r}."
         )
-    numeric.check(
-        lambda x: x >= 0.0, ef_decay, "scale_by_dion2 needs an ef_decay of 0 or more, but got {}."
-    )
+    numeric.check_range("scale_by_dion2", "of 0 or more", ef_decay=ef_decay)
     polar = polar_factor("scale_by_dion2", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     check_scale("scale_by_dion2", scale)
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from functional_optim import linalg, numeric
-from functional_optim.algorithms.adam import Betas, adam_chain, check_betas, scale_by_adam
+from functional_optim.algorithms.adam import Betas, check_betas, scale_by_adam
 from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import matrices_only
 
 
@@ -87,9 +88,7 @@ def scale_by_galore(
         torch.Size([2, 1])
     """
     check_low_rank("scale_by_galore", rank, update_proj_gap, eps)
-    numeric.check(
-        lambda x: x >= 0.0, scale, "scale_by_galore needs a scale of 0 or more, but got {}."
-    )
+    numeric.check_range("scale_by_galore", "of 0 or more", scale=scale)
     hyper = {
         **{"betas": check_betas(betas), "eps": eps, "scale": scale},
         "update_proj_gap": update_proj_gap,
@@ -165,7 +164,7 @@ def low_rank(p: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 def check_low_rank(name: str, rank: Any, update_proj_gap: Any, eps: numeric.Hyper) -> None:
     """Raise ValueError for numbers of a projected Adam that are out of range."""
     numeric.check_count(name, 1, rank=rank, update_proj_gap=update_proj_gap)
-    numeric.check(lambda x: x >= 0.0, eps, f"{name} needs an eps of 0 or more, but got {{}}.")
+    numeric.check_range(name, "of 0 or more", eps=eps)
 
 
 def of_matrices(
@@ -186,7 +185,7 @@ def of_matrices(
 
     parts = {"matrix": adapt, "other": scale_by_adam(betas, eps)}
     both: Any = partition(parts, label)
-    return adam_chain(both, lr, weight_decay, decoupled=True, maximize=maximize)
+    return descent(both, lr, weight_decay, decoupled=True, maximize=maximize)
 
 
 @factory

@@ -118,7 +118,7 @@ def momo(
         True
     """
     _check("momo", lr, weight_decay)
-    numeric.check(lambda x: 0.0 <= x < 1.0, beta, "momo needs a beta in [0, 1), but got {}.")
+    numeric.check_range("momo", "in [0, 1)", beta=beta)
 
     def init(p: Tensor) -> MomoSlots:
         return MomoSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
@@ -318,8 +318,4 @@ def _stepped(
 
 def _check(who: str, lr: numeric.Hyper, weight_decay: numeric.Hyper) -> None:
     check_lr(lr)
-    numeric.check(
-        lambda x: x >= 0.0,
-        weight_decay,
-        f"{who} needs a weight_decay of 0 or more, but got {{}}.",
-    )
+    numeric.check_range(who, "of 0 or more", weight_decay=weight_decay)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.base import EmptyState, GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.linalg import Coefficients
-from functional_optim.transforms import add_decayed_weights, orthogonalize, scale_by_lr
+from functional_optim.transforms import orthogonalize
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import Scale
 from functional_optim.transforms.scaling import check_lr
 from functional_optim.transforms.slots import zeros
@@ -204,18 +204,15 @@ def muon(
     """
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
     numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")
-    return chain(
-        scale_by_muon(
-            momentum,
-            nesterov,
-            ns_coefficients,
-            eps,
-            ns_steps,
-            adjust_lr_fn,
-            scale=scale,
-            accumulator=accumulator,
-            ns_dtype=ns_dtype,
-        ),
-        add_decayed_weights(weight_decay),
-        scale_by_lr(lr),
+    adapt = scale_by_muon(
+        momentum,
+        nesterov,
+        ns_coefficients,
+        eps,
+        ns_steps,
+        adjust_lr_fn,
+        scale=scale,
+        accumulator=accumulator,
+        ns_dtype=ns_dtype,
     )
+    return descent(adapt, lr, weight_decay, decoupled=True)

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, adam_chain, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 
 
@@ -122,4 +123,5 @@ def nadam(
         tensor(True)
     """
     adapt = scale_by_nadam(betas, eps, momentum_decay)
-    return adam_chain(adapt, lr, weight_decay, decoupled_weight_decay, maximize)
+    decoupled = decoupled_weight_decay
+    return descent(adapt, lr, weight_decay, decoupled=decoupled, maximize=maximize)

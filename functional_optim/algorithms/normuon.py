@@ -15,11 +15,10 @@ from functional_optim import numeric
 from functional_optim.algorithms.adafactor import mean
 from functional_optim.algorithms.muon import Nesterov, matrix_momentum
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.linalg import Coefficients
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import (
     Scale,
     check_scale,
@@ -84,9 +83,7 @@ def scale_by_normuon(
         tensor([0.5774, 0.5774, 0.5774])
     """
     check_rows("scale_by_normuon", beta2, eps)
-    numeric.check(
-        lambda x: x >= 0.0, momentum, "scale_by_normuon needs a momentum of 0 or more, but got {}."
-    )
+    numeric.check_range("scale_by_normuon", "of 0 or more", momentum=momentum)
     polar = polar_factor("scale_by_normuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     check_scale("scale_by_normuon", scale)
 
@@ -119,8 +116,8 @@ def scale_by_normuon(
 
 def check_rows(name: str, beta2: numeric.Hyper, eps: numeric.Hyper) -> None:
     """Raise ValueError for numbers of a second moment that are out of range."""
-    numeric.check(lambda x: 0.0 <= x < 1.0, beta2, f"{name} needs a beta2 in [0, 1), but got {{}}.")
-    numeric.check(lambda x: x >= 0.0, eps, f"{name} needs an eps of 0 or more, but got {{}}.")
+    numeric.check_range(name, "in [0, 1)", beta2=beta2)
+    numeric.check_range(name, "of 0 or more", eps=eps)
 
 
 def frobenius(X: Tensor) -> Tensor:
@@ -202,4 +199,4 @@ def matrix_chain(
     """
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
     numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)

@@ -20,8 +20,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import compute_dtype
-from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms import add_decayed_weights, trace
+from functional_optim.transforms.descent import descent
 
 
 class NovogradSlots(NamedTuple):
@@ -119,10 +119,5 @@ def novograd(
         tensor([0.4000, 1.8000])
     """
     b1, b2 = check_betas(betas)
-    return chain(
-        signed(maximize),
-        scale_by_novograd(b2, eps),
-        add_decayed_weights(weight_decay),
-        trace(b1),
-        scale_by_lr(lr),
-    )
+    decay = add_decayed_weights(weight_decay)
+    return descent(chain(scale_by_novograd(b2, eps), decay, trace(b1)), lr, maximize=maximize)

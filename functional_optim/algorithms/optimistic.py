@@ -18,7 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import scale_by_lr
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 from functional_optim.transforms.variance_reduction import PreviousGrad
 
@@ -88,7 +88,7 @@ def optimistic_gradient_descent(
         >>> bool(w.norm() < 1e-3)
         True
     """
-    return chain(scale_by_optimistic_gradient(alpha, beta), scale_by_lr(lr))
+    return descent(scale_by_optimistic_gradient(alpha, beta), lr)
 
 
 @factory
@@ -128,4 +128,4 @@ def optimistic_adam_v2(
         tensor([0.9000, 1.1000])
     """
     adapt = scale_by_adam(betas, eps, nesterov=nesterov)
-    return chain(adapt, scale_by_optimistic_gradient(alpha, beta), scale_by_lr(lr))
+    return descent(chain(adapt, scale_by_optimistic_gradient(alpha, beta)), lr)

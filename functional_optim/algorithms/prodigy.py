@@ -107,12 +107,10 @@ def scale_by_prodigy(
         tensor([-0.3162,  0.3162])
     """
     check_numbers("prodigy", lr, eps, weight_decay, d0, growth_rate)
-    numeric.check(lambda x: x > 0.0, d_coef, "prodigy needs a d_coef above 0, but got {}.")
+    numeric.check_range("prodigy", "above 0", d_coef=d_coef)
     every = check_betas(betas)
     if beta3 is not None:
-        numeric.check(
-            lambda x: 0.0 <= x < 1.0, beta3, "prodigy needs a beta3 in [0, 1), but got {}."
-        )
+        numeric.check_range("prodigy", "in [0, 1)", beta3=beta3)
         every = (*every, beta3)
 
     def init(p: Tensor) -> ProdigySlots:
@@ -301,7 +299,5 @@ def check_numbers(
     check_lr(lr)
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
-    numeric.check(lambda x: x > 0.0, d0, f"{who} needs a d0 above 0, but got {{}}.")
-    numeric.check(
-        lambda x: x >= 1.0, growth_rate, f"{who} needs a growth_rate of 1 or more, but got {{}}."
-    )
+    numeric.check_range(who, "above 0", d0=d0)
+    numeric.check_range(who, "of 1 or more", growth_rate=growth_rate)

@@ -155,14 +155,8 @@ def scale_by_psgd_kron(
     share = preconditioner_update_probability
     if share is None:
         share = schedules.exponential_decay(1.0, 1000, math.exp(-1.0), 500, end_value=0.03)
-    numeric.check(
-        lambda x: 0.0 < x <= 1.0,
-        share,
-        f"{name} needs a preconditioner_update_probability in (0, 1], but got {{}}.",
-    )
-    numeric.check(
-        lambda x: x >= 0.0, precond_lr, f"{name} needs a precond_lr of 0 or more, but got {{}}."
-    )
+    numeric.check_range(name, "in (0, 1]", preconditioner_update_probability=share)
+    numeric.check_range(name, "of 0 or more", precond_lr=precond_lr)
     numeric.check_count(name, 0, max_size_triangular=max_size_triangular, seed=seed)
     numeric.check_count(name, 0, min_ndim_triangular=min_ndim_triangular)
     if memory_save_mode not in MODES:

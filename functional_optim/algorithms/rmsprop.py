@@ -17,8 +17,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms import trace
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 
 
@@ -122,10 +122,6 @@ def rmsprop(
         >>> fo.apply_updates(w, updates)
         tensor([0.8000, 1.2000])
     """
-    return chain(
-        signed(maximize),
-        add_decayed_weights(weight_decay),
-        scale_by_rms(alpha, eps, centered=centered),
-        identity() if numeric.is_zero(momentum) else trace(momentum),
-        scale_by_lr(lr),
-    )
+    adapt = scale_by_rms(alpha, eps, centered=centered)
+    moving = identity() if numeric.is_zero(momentum) else trace(momentum)
+    return descent(chain(adapt, moving), lr, weight_decay, maximize=maximize)

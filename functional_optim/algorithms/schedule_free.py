@@ -15,11 +15,10 @@ from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.combinators.averaging import check_share, schedule_free
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import check_lr, signed
+from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.scaling import check_lr
 from functional_optim.transforms.slots import zeros
 
 
@@ -51,14 +50,8 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
         tensor([ 1.0000, -1.0000])
     """
-    numeric.check(
-        lambda x: 0.0 <= x < 1.0,
-        beta2,
-        "scale_by_second_moment needs a beta2 in [0, 1), but got {}.",
-    )
-    numeric.check(
-        lambda x: x >= 0.0, eps, "scale_by_second_moment needs an eps of 0 or more, but got {}."
-    )
+    numeric.check_range("scale_by_second_moment", "in [0, 1)", beta2=beta2)
+    numeric.check_range("scale_by_second_moment", "of 0 or more", eps=eps)
 
     def scalars(t: Any, *, beta2: Any, eps: Any) -> tuple[Any, ...]:
         return 1 - beta2, 1 - beta2**t, eps
@@ -121,8 +114,7 @@ def schedule_free_sgd(
     check_lr(lr)
     numeric.check_count("schedule_free_sgd", 0, warmup_steps=warmup_steps)
     rate = _warmed(lr, warmup_steps)
-    direction = (signed(maximize), add_decayed_weights(weight_decay))
-    inner = chain(*direction, scale_by_lr(rate))
+    inner = descent(identity(), rate, weight_decay, maximize=maximize)
     return schedule_free(inner, rate, momentum, r, weight_lr_power)
 
 
@@ -176,12 +168,8 @@ def schedule_free_adamw(
     check_lr(lr)
     numeric.check_count("schedule_free_adamw", 0, warmup_steps=warmup_steps)
     rate = _warmed(lr, warmup_steps)
-    inner = chain(
-        signed(maximize),
-        scale_by_second_moment(b2, eps),
-        add_decayed_weights(weight_decay),
-        scale_by_lr(rate),
-    )
+    adapt = scale_by_second_moment(b2, eps)
+    inner = descent(adapt, rate, weight_decay, decoupled=True, maximize=maximize)
     return schedule_free(inner, rate, b1, r, weight_lr_power)
 
 

@@ -92,7 +92,7 @@ def scale_by_scion(
             f"scale_by_scion takes normalized={normalized!r} only for the norms of matrices, "
             f"{', '.join(NORMALIZED)}; leave it out for {norm!r}."
         )
-    numeric.check(lambda x: x >= 0.0, eps, "scale_by_scion needs an eps of 0 or more, but got {}.")
+    numeric.check_range("scale_by_scion", "of 0 or more", eps=eps)
     polar = polar_factor("scale_by_scion", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     if norm == "auto":
         parts = {
@@ -241,7 +241,7 @@ def scion(
     """
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
     numeric.check(lambda x: x >= 0.0, momentum, "momentum should be >= 0 but is: {}")
-    numeric.check(lambda x: x >= 0.0, radius, "scion needs a radius of 0 or more, but got {}.")
+    numeric.check_range("scion", "of 0 or more", radius=radius)
     farthest = scale_by_scion(
         norm,
         normalized,

@@ -316,23 +316,15 @@ def _check(
     """Raise ValueError for numbers out of range, or other words."""
     numeric.check(lambda x: x > 0.0, eps, f"{name} needs eps above 0, but got {{}}.")
     if beta3 is not None:
-        numeric.check(
-            lambda x: 0.0 <= x < 1.0, beta3, f"{name} needs a beta3 in [0, 1), but got {{}}."
-        )
+        numeric.check_range(name, "in [0, 1)", beta3=beta3)
     if grafting not in (None, "sgd", "adagrad", "rmsprop", "adam"):
         raise ValueError(
             f"{name} needs a grafting of None, 'sgd', 'adagrad', 'rmsprop' or 'adam', but got "
             f"{grafting!r}."
         )
     if grafting_beta2 is not None:
-        numeric.check(
-            lambda x: 0.0 <= x <= 1.0,
-            grafting_beta2,
-            f"{name} needs a grafting_beta2 in [0, 1], but got {{}}.",
-        )
-    numeric.check(
-        lambda x: x >= 0.0, grafting_eps, f"{name} needs a grafting_eps of 0 or more, but got {{}}."
-    )
+        numeric.check_range(name, "in [0, 1]", grafting_beta2=grafting_beta2)
+    numeric.check_range(name, "of 0 or more", grafting_eps=grafting_eps)
     if exponents is not None and not (
         isinstance(exponents, tuple)
         and len(exponents) == 2

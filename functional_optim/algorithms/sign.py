@@ -18,7 +18,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, ema, scale_by_lr, sign
+from functional_optim.transforms import ema, sign
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 
 
@@ -94,7 +95,7 @@ def lion(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    return chain(scale_by_lion(betas), add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(scale_by_lion(betas), lr, weight_decay, decoupled=True)
 
 
 @factory
@@ -127,12 +128,9 @@ def signum(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    numeric.check(
-        lambda x: 0.0 <= x < 1.0, momentum, "signum needs a momentum in [0, 1), but got {}."
-    )
-    return chain(
-        ema(momentum, debias=False), sign(), add_decayed_weights(weight_decay), scale_by_lr(lr)
-    )
+    numeric.check_range("signum", "in [0, 1)", momentum=momentum)
+    average = ema(momentum, debias=False)
+    return descent(chain(average, sign()), lr, weight_decay, decoupled=True)
 
 
 @factory
@@ -160,4 +158,4 @@ def sign_sgd(lr: numeric.Hyper = 1e-2, weight_decay: numeric.Hyper = 0.0) -> Gra
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    return chain(sign(), add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(sign(), lr, weight_decay, decoupled=True)

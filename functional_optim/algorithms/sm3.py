@@ -17,8 +17,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import ema, scale, scale_by_lr
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms import ema, scale
+from functional_optim.transforms.descent import descent
 
 MOST = 5
 """Dimensions that a tensor may have; kernels of 3-D convolutions have as many."""
@@ -160,4 +160,4 @@ def sm3(
     average = ema(momentum, debias=False)
     if numeric.is_zero(momentum):
         average = scale(1.0)
-    return chain(signed(maximize), scale_by_sm3(eps), average, scale_by_lr(lr))
+    return descent(chain(scale_by_sm3(eps), average), lr, maximize=maximize)

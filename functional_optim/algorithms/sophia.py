@@ -13,11 +13,9 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 
 
@@ -123,9 +121,5 @@ def sophia(
         >>> fo.apply_updates(w, updates)  # a step of Newton's method
         tensor([0., 0.])
     """
-    return chain(
-        signed(maximize),
-        scale_by_sophia(betas, rho, eps),
-        add_decayed_weights(weight_decay),
-        scale_by_lr(lr),
-    )
+    adapt = scale_by_sophia(betas, rho, eps)
+    return descent(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

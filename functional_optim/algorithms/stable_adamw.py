@@ -14,11 +14,9 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import scale_by_lr
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.slots import zeros
 
 
@@ -113,8 +111,4 @@ def stable_adamw(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    return chain(
-        signed(maximize),
-        scale_by_stable_adam(betas, eps, weight_decay),
-        scale_by_lr(lr),
-    )
+    return descent(scale_by_stable_adam(betas, eps, weight_decay), lr, maximize=maximize)

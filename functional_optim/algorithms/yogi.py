@@ -14,10 +14,9 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.algorithms.adam import AdamScalars, AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.descent import descent
 
 
 @factory
@@ -106,4 +105,4 @@ def yogi(
         tensor([0.9000, 1.1000])
     """
     adapt = scale_by_yogi(betas, eps, initial_accumulator_value)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)

@@ -77,11 +77,7 @@ def gpa(
     """
     base.check_transformation("gpa", tx, "gpa(adamw())")
     check_share("gpa", "train_interp_coeff", train_interp_coeff)
-    numeric.check(
-        lambda x: 0.0 <= x <= 1.0,
-        eval_interp_coeff,
-        "gpa needs an eval_interp_coeff in [0, 1], but got {}.",
-    )
+    numeric.check_range("gpa", "in [0, 1]", eval_interp_coeff=eval_interp_coeff)
 
     def scalars(
         t: Any, carry: ShareCarry, *, train_interp_coeff: Any, eval_interp_coeff: Any

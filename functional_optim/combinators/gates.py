@@ -280,9 +280,7 @@ def skip_large_updates(
         >>> u, tx.update(torch.tensor([9.0]), state, w)[0]
         (tensor([0.]), tensor([-4.5000]))
     """
-    numeric.check(
-        lambda x: x > 0, max_norm, "skip_large_updates needs a positive max_norm, but got {}."
-    )
+    numeric.check_range("skip_large_updates", "positive", max_norm=max_norm)
 
     def scalars(t: Any, carry: GateCarry, total: tuple[Any]) -> tuple[Any, GateCarry]:
         opened = _as_number(numeric.sqrt(total[0]) <= numeric.at(max_norm, t))  # False for a NaN

@@ -88,7 +88,7 @@ def mechanize(
         numeric.check(lambda x: 0 < x < 1, beta, "mechanize needs betas in (0, 1), but got {}.")
     numeric.check(lambda x: x >= 0, s_decay, "mechanize needs an s_decay of 0 or more, not {}.")
     numeric.check(lambda x: x > 0, s_init, "mechanize needs an s_init above 0, but got {}.")
-    numeric.check(lambda x: x > 0, eps, "mechanize needs an eps above 0, but got {}.")
+    numeric.check_range("mechanize", "above 0", eps=eps)
     count = len(betas)
     first = {"s": 0.0, "v": 0.0, "r": 0.0, "m": 1e-6}
     names = [f"{letter}_{i}" for letter in first for i in range(count)]

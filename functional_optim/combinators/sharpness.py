@@ -161,7 +161,7 @@ def asam(
     """
     base.check_transformation("asam", tx, "asam(sgd(0.1, momentum=0.9))")
     hyper = {**_checked("asam", rho, eps), "eta": eta}
-    numeric.check(lambda x: x >= 0.0, eta, "asam needs an eta of 0 or more, but got {}.")
+    numeric.check_range("asam", "of 0 or more", eta=eta)
 
     def before(t: Any, *, eta: Any) -> tuple[Any]:
         return (eta,)

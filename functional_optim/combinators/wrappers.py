@@ -57,11 +57,7 @@ def lookahead(
     """
     base.check_transformation("lookahead", tx, "lookahead(adam())")
     numeric.check_count("lookahead", 1, sync_period=sync_period)
-    numeric.check(
-        lambda x: 0.0 <= x <= 1.0,
-        slow_step_size,
-        "lookahead needs a slow_step_size in [0, 1], but got {}.",
-    )
+    numeric.check_range("lookahead", "in [0, 1]", slow_step_size=slow_step_size)
 
     def init(p: Tensor) -> LookaheadSlots:
         return LookaheadSlots(p.to(wide_dtype(p), copy=True))

@@ -102,9 +102,7 @@ def cosine_onecycle(
     """
     name = "cosine_onecycle"
     _check_cycle(name, transition_steps, div_factor, final_div_factor)
-    numeric.check(
-        lambda x: 0 <= x <= 1, pct_start, f"{name} needs a pct_start in [0, 1], but got {{}}."
-    )
+    numeric.check_range(name, "in [0, 1]", pct_start=pct_start)
 
     def formula(n: Any, steps: Any, peak: Any, start: Any, div: Any, final_div: Any) -> Any:
         ends = (numeric.floor(start * steps), steps)

@@ -49,9 +49,7 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
         >>> state.slots["params_ema"]
         tensor([3.])
     """
-    numeric.check(
-        lambda x: 0.0 <= x <= 1.0, decay, "params_ema needs a decay in [0, 1], but got {}."
-    )
+    numeric.check_range("params_ema", "in [0, 1]", decay=decay)
 
     def init(p: Tensor) -> ParamsEmaSlots:
         return ParamsEmaSlots(p.to(wide_dtype(p), copy=True))
@@ -104,7 +102,7 @@ def ema(decay: numeric.Hyper, debias: bool = True) -> Leafwise:
         >>> u, state.slots["ema"]
         (tensor([2.]), tensor([1.]))
     """
-    numeric.check(lambda x: 0.0 <= x < 1.0, decay, "ema needs a decay in [0, 1), but got {}.")
+    numeric.check_range("ema", "in [0, 1)", decay=decay)
 
     init = zeros(EmaSlots)
 

@@ -321,11 +321,7 @@ def _turns(name: str, precondition_frequency: Any, refresh: str) -> int | None:
     if refresh == "spread":
         numeric.check_count(name, 1, precondition_frequency=precondition_frequency)
         return precondition_frequency
-    numeric.check(
-        lambda x: x >= 1,
-        precondition_frequency,
-        name + " needs a precondition_frequency of 1 or more, but got {}.",
-    )
+    numeric.check_range(name, "of 1 or more", precondition_frequency=precondition_frequency)
     return None
 
 

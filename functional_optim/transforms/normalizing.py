@@ -58,7 +58,7 @@ def normalize(scale_factor: numeric.Hyper = 1.0, eps: numeric.Hyper = 1e-6) -> L
         >>> tx.update({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, tx.init(w), w)[0]
         {'a': tensor([6.0000]), 'b': tensor([8.0000])}
     """
-    numeric.check(lambda x: x >= 0.0, eps, "normalize needs an eps of 0 or more, but got {}.")
+    numeric.check_range("normalize", "of 0 or more", eps=eps)
 
     def scalars(t: Any, total: tuple[Any], *, scale_factor: Any, eps: Any) -> tuple[Any]:
         null = total[0] == 0
@@ -179,11 +179,7 @@ def clip_by_trust_ratio(trust_coefficient: numeric.Hyper = 1.0) -> Leafwise:
         >>> u, tx.update(torch.tensor([0.0, 20.0]), state, w)[0]
         (tensor([0., 2.]), tensor([0., 5.]))
     """
-    numeric.check(
-        lambda x: x > 0.0,
-        trust_coefficient,
-        "clip_by_trust_ratio needs a positive trust_coefficient, but got {}.",
-    )
+    numeric.check_range("clip_by_trust_ratio", "positive", trust_coefficient=trust_coefficient)
 
     def scalars(t: Any, *, trust_coefficient: Any) -> tuple[Any]:
         return (trust_coefficient,)

@@ -56,9 +56,7 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
         >>> fo.apply_updates(w, u)
         tensor([6., 8.])
     """
-    numeric.check(
-        lambda x: x > 0.0, factor, "keep_norms_within needs a positive factor, but got {}."
-    )
+    numeric.check_range("keep_norms_within", "positive", factor=factor)
 
     def scalars(t: Any, *, factor: Any) -> tuple[Any]:
         return (factor,)

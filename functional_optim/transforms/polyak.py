@@ -49,12 +49,8 @@ def scale_by_polyak(
         >>> tx.update(2 * w, tx.init(w), w, value=w @ w)[0]
         tensor([-1.])
     """
-    numeric.check(
-        lambda x: x > 0,
-        max_learning_rate,
-        "scale_by_polyak needs a positive max_learning_rate, but got {}.",
-    )
-    numeric.check(lambda x: x >= 0.0, eps, "scale_by_polyak needs an eps of 0 or more, but got {}.")
+    numeric.check_range("scale_by_polyak", "positive", max_learning_rate=max_learning_rate)
+    numeric.check_range("scale_by_polyak", "of 0 or more", eps=eps)
     if variant not in ("sps", "sps+"):
         raise ValueError(
             f'scale_by_polyak knows the variants "sps" and "sps+", but got {variant!r}.'
