@@ -169,7 +169,5 @@ def adafactor(
         tensor([0.9000, 1.1000])
     """
     return chain(
-        signed(maximize),
-        scale_by_adafactor(lr, beta2_decay, eps, d, weight_decay),
-        scale(-1),
+        signed(maximize), scale_by_adafactor(lr, beta2_decay, eps, d, weight_decay), scale(-1)
     )

@@ -117,12 +117,7 @@ def scale_by_adam_mini(
         return u.reshape(g.shape), AdamSlots(m, v)
 
     return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        nonnegative=("exp_avg_sq",),
-        name="scale_by_adam_mini",
+        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_adam_mini"
     )
 
 

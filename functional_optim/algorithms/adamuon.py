@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.muon import Nesterov, matrix_momentum
-from functional_optim.algorithms.normuon import frobenius, matrix_chain
+from functional_optim.algorithms.muon import Nesterov, matrix_chain, matrix_momentum
+from functional_optim.algorithms.normuon import frobenius
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -148,12 +148,6 @@ def adamuon(
         True
     """
     adapt = scale_by_adamuon(
-        momentum,
-        eps,
-        nesterov,
-        ns_coefficients,
-        ns_steps,
-        ns_eps=ns_eps,
-        ns_dtype=ns_dtype,
+        momentum, eps, nesterov, ns_coefficients, ns_steps, ns_eps=ns_eps, ns_dtype=ns_dtype
     )
     return matrix_chain(adapt, lr, weight_decay)

@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import (
-    AdamSlots,
-    Betas,
-    check_betas,
-    check_each_beta,
-)
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas, check_each_beta
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise

@@ -15,14 +15,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
-from functional_optim.algorithms.galore import (
-    check_low_rank,
-    due,
-    low_rank,
-    of_matrices,
-    root,
-    tall,
-)
+from functional_optim.algorithms.galore import due, low_rank, of_matrices, root, tall
 from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
@@ -107,12 +100,12 @@ def scale_by_apollo(
         >>> state.slots["projector"].shape, bool((u > 0).all())
         (torch.Size([3, 2]), True)
     """
-    check_low_rank("scale_by_apollo", rank, update_proj_gap, eps)
+    numeric.check_count("scale_by_apollo", 1, rank=rank, update_proj_gap=update_proj_gap)
     if scale_type not in ("channel", "tensor"):
         raise ValueError(
             f"scale_by_apollo needs a scale_type 'channel' or 'tensor', but got {scale_type!r}."
         )
-    numeric.check_range("scale_by_apollo", "of 0 or more", scale=scale)
+    numeric.check_range("scale_by_apollo", "of 0 or more", eps=eps, scale=scale)
     numeric.check_range("scale_by_apollo", "of 1 or more", growth=growth)
     if isinstance(seed, Tensor):
         raise TypeError("scale_by_apollo needs a Python integer as its seed, but got a tensor.")

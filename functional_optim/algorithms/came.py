@@ -119,12 +119,7 @@ def scale_by_came(
 
     hyper = {"betas": betas, "eps": eps, "clip_threshold": clip_threshold}
     return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        nonnegative=CameSlots._fields[1:],
-        name="scale_by_came",
+        init, update, scalars, hyper=hyper, nonnegative=CameSlots._fields[1:], name="scale_by_came"
     )
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.muon import MuonSlots
-from functional_optim.algorithms.normuon import matrix_chain
+from functional_optim.algorithms.muon import MuonSlots, matrix_chain
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -165,12 +164,6 @@ def dion2(
         True
     """
     adapt = scale_by_dion2(
-        fraction,
-        ef_decay,
-        ns_coefficients,
-        ns_steps,
-        ns_eps=ns_eps,
-        scale=scale,
-        ns_dtype=ns_dtype,
+        fraction, ef_decay, ns_coefficients, ns_steps, ns_eps=ns_eps, scale=scale, ns_dtype=ns_dtype
     )
     return matrix_chain(adapt, lr, weight_decay)

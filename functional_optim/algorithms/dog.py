@@ -42,9 +42,7 @@ class DowgCarry(NamedTuple):
 
 @factory
 def scale_by_dog(
-    reps_rel: numeric.Hyper = 1e-6,
-    eps: numeric.Hyper = 1e-8,
-    init_eta: numeric.Hyper | None = None,
+    reps_rel: numeric.Hyper = 1e-6, eps: numeric.Hyper = 1e-8, init_eta: numeric.Hyper | None = None
 ) -> Leafwise:
     """Multiply a gradient by the largest distance from the start over the root of Σ ‖g‖².
 

@@ -87,8 +87,8 @@ def scale_by_galore(
         >>> state.slots["exp_avg"].shape
         torch.Size([2, 1])
     """
-    check_low_rank("scale_by_galore", rank, update_proj_gap, eps)
-    numeric.check_range("scale_by_galore", "of 0 or more", scale=scale)
+    numeric.check_count("scale_by_galore", 1, rank=rank, update_proj_gap=update_proj_gap)
+    numeric.check_range("scale_by_galore", "of 0 or more", eps=eps, scale=scale)
     hyper = {
         **{"betas": check_betas(betas), "eps": eps, "scale": scale},
         "update_proj_gap": update_proj_gap,
@@ -159,12 +159,6 @@ def low_rank(p: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     r = min(rank, shorter)
     zero = p.new_zeros(longer, r)
     return zero, torch.zeros_like(zero), p.new_zeros(shorter, r)
-
-
-def check_low_rank(name: str, rank: Any, update_proj_gap: Any, eps: numeric.Hyper) -> None:
-    """Raise ValueError for numbers of a projected Adam that are out of range."""
-    numeric.check_count(name, 1, rank=rank, update_proj_gap=update_proj_gap)
-    numeric.check_range(name, "of 0 or more", eps=eps)
 
 
 def of_matrices(

@@ -117,7 +117,8 @@ def momo(
         >>> float(w @ w) < 2
         True
     """
-    _check("momo", lr, weight_decay)
+    check_lr(lr)
+    numeric.check_range("momo", "of 0 or more", weight_decay=weight_decay)
     numeric.check_range("momo", "in [0, 1)", beta=beta)
 
     def init(p: Tensor) -> MomoSlots:
@@ -209,7 +210,8 @@ def momo_adam(
         >>> float(w @ w) < 2
         True
     """
-    _check("momo_adam", lr, weight_decay)
+    check_lr(lr)
+    numeric.check_range("momo_adam", "of 0 or more", weight_decay=weight_decay)
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
     def init(p: Tensor) -> MomoAdamSlots:
@@ -314,8 +316,3 @@ def _stepped(
         return rate, MomoCarry(loss, grad_dot)
     reached = (loss + dot - grad_dot - 0.5 * rate * square) / rho
     return rate, MomoBoundCarry(loss, grad_dot, numeric.maximum(reached, lb))
-
-
-def _check(who: str, lr: numeric.Hyper, weight_decay: numeric.Hyper) -> None:
-    check_lr(lr)
-    numeric.check_range(who, "of 0 or more", weight_decay=weight_decay)

@@ -113,10 +113,7 @@ def _checked(p: Tensor) -> EmptyState:
 
 
 def matrix_momentum(
-    name: str,
-    momentum: numeric.Hyper,
-    nesterov: Nesterov,
-    accumulator: Accumulator = "ema",
+    name: str, momentum: numeric.Hyper, nesterov: Nesterov, accumulator: Accumulator = "ema"
 ) -> Leafwise:
     """The momentum of a matrix optimizer.
 
@@ -202,8 +199,6 @@ def muon(
         >>> bool((fo.apply_updates(w, updates).diag() < 0.95).all())
         True
     """
-    check_lr(lr, "Learning rate should be >= 0 but is: {}")
-    numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")
     adapt = scale_by_muon(
         momentum,
         nesterov,
@@ -215,4 +210,17 @@ def muon(
         accumulator=accumulator,
         ns_dtype=ns_dtype,
     )
+    return matrix_chain(adapt, lr, weight_decay)
+
+
+def matrix_chain(
+    adapt: GradientTransformation, lr: numeric.Hyper, weight_decay: numeric.Hyper
+) -> GradientTransformation:
+    """The transform of a matrix optimizer with decoupled decay and a learning rate.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
+    check_lr(lr, "Learning rate should be >= 0 but is: {}")
+    numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")
     return descent(adapt, lr, weight_decay, decoupled=True)

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adafactor import mean
-from functional_optim.algorithms.muon import Nesterov, matrix_momentum
+from functional_optim.algorithms.muon import Nesterov, matrix_chain, matrix_momentum
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.linalg import Coefficients
-from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import (
     Scale,
     check_scale,
@@ -26,7 +25,6 @@ from functional_optim.transforms.orthogonal import (
     polar_factor,
     shape_factor,
 )
-from functional_optim.transforms.scaling import check_lr
 
 
 class NorMuonSlots(NamedTuple):
@@ -82,8 +80,8 @@ def scale_by_normuon(
         >>> u.abs().flatten() / u.norm()  # the rows are of one length
         tensor([0.5774, 0.5774, 0.5774])
     """
-    check_rows("scale_by_normuon", beta2, eps)
-    numeric.check_range("scale_by_normuon", "of 0 or more", momentum=momentum)
+    numeric.check_range("scale_by_normuon", "in [0, 1)", beta2=beta2)
+    numeric.check_range("scale_by_normuon", "of 0 or more", eps=eps, momentum=momentum)
     polar = polar_factor("scale_by_normuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     check_scale("scale_by_normuon", scale)
 
@@ -112,12 +110,6 @@ def scale_by_normuon(
     )
     mix = matrix_momentum("scale_by_normuon", momentum, nesterov)
     return Leafwise((*mix.placements, *rows.placements))
-
-
-def check_rows(name: str, beta2: numeric.Hyper, eps: numeric.Hyper) -> None:
-    """Raise ValueError for numbers of a second moment that are out of range."""
-    numeric.check_range(name, "in [0, 1)", beta2=beta2)
-    numeric.check_range(name, "of 0 or more", eps=eps)
 
 
 def frobenius(X: Tensor) -> Tensor:
@@ -187,16 +179,3 @@ def normuon(
         ns_dtype=ns_dtype,
     )
     return matrix_chain(adapt, lr, weight_decay)
-
-
-def matrix_chain(
-    adapt: GradientTransformation, lr: numeric.Hyper, weight_decay: numeric.Hyper
-) -> GradientTransformation:
-    """The transform of a matrix optimizer with decoupled decay and a learning rate.
-
-    Raises:
-        ValueError: for numbers out of range.
-    """
-    check_lr(lr, "Learning rate should be >= 0 but is: {}")
-    numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")
-    return descent(adapt, lr, weight_decay, decoupled=True)

@@ -73,12 +73,7 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
 
     hyper = {"beta2": beta2, "eps": eps}
     return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        nonnegative=("exp_avg_sq",),
-        name="scale_by_novograd",
+        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_novograd"
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
-from functional_optim.combinators.averaging import check_share, schedule_free
+from functional_optim.combinators.averaging import schedule_free
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
@@ -164,7 +164,7 @@ def schedule_free_adamw(
         tensor([0.9000, 1.1000])
     """
     b1, b2 = check_betas(betas)
-    check_share("schedule_free_adamw", "first beta", b1)
+    numeric.check_range("schedule_free_adamw", "in (0, 1]", **{"first beta": b1})
     check_lr(lr)
     numeric.check_count("schedule_free_adamw", 0, warmup_steps=warmup_steps)
     rate = _warmed(lr, warmup_steps)

@@ -243,13 +243,7 @@ def scion(
     numeric.check(lambda x: x >= 0.0, momentum, "momentum should be >= 0 but is: {}")
     numeric.check_range("scion", "of 0 or more", radius=radius)
     farthest = scale_by_scion(
-        norm,
-        normalized,
-        eps,
-        ns_coefficients,
-        ns_steps,
-        ns_eps=ns_eps,
-        ns_dtype=ns_dtype,
+        norm, normalized, eps, ns_coefficients, ns_steps, ns_eps=ns_eps, ns_dtype=ns_dtype
     )
     average = matrix_momentum("scion", momentum, nesterov=False)
     return chain(

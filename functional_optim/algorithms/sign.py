@@ -100,9 +100,7 @@ def lion(
 
 @factory
 def signum(
-    lr: numeric.Hyper = 1e-2,
-    momentum: numeric.Hyper = 0.9,
-    weight_decay: numeric.Hyper = 0.0,
+    lr: numeric.Hyper = 1e-2, momentum: numeric.Hyper = 0.9, weight_decay: numeric.Hyper = 0.0
 ) -> GradientTransformation:
     """Signum: the sign of the average gradient.
 

@@ -101,12 +101,7 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
         return u, Sm3Slots(*found, *[None] * (MOST - len(found)))
 
     return leafwise(
-        init,
-        update,
-        scalars,
-        hyper={"eps": eps},
-        nonnegative=Sm3Slots._fields,
-        name="scale_by_sm3",
+        init, update, scalars, hyper={"eps": eps}, nonnegative=Sm3Slots._fields, name="scale_by_sm3"
     )
 
 

@@ -21,9 +21,7 @@ from functional_optim.transforms.descent import descent
 
 @factory
 def scale_by_yogi(
-    betas: Betas = (0.9, 0.999),
-    eps: numeric.Hyper = 1e-3,
-    initial_accumulator_value: float = 1e-6,
+    betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-3, initial_accumulator_value: float = 1e-6
 ) -> Leafwise:
     """Divide the average gradient by the root of a second moment that changes additively.
 

@@ -76,7 +76,7 @@ def gpa(
         (tensor([4.]), tensor([2.]), tensor([3.]))
     """
     base.check_transformation("gpa", tx, "gpa(adamw())")
-    check_share("gpa", "train_interp_coeff", train_interp_coeff)
+    numeric.check_range("gpa", "in (0, 1]", train_interp_coeff=train_interp_coeff)
     numeric.check_range("gpa", "in [0, 1]", eval_interp_coeff=eval_interp_coeff)
 
     def scalars(
@@ -134,12 +134,10 @@ def schedule_free(
         (tensor([-0.2569]), tensor([-0.1992]))
     """
     base.check_transformation("schedule_free", tx, "schedule_free(sgd(1.0))")
-    check_share("schedule_free", "momentum", momentum)
+    numeric.check_range("schedule_free", "in (0, 1]", momentum=momentum)
     for name, number in (("lr", lr), ("r", r), ("weight_lr_power", weight_lr_power)):
         numeric.check(
-            lambda x: x >= 0.0,
-            number,
-            f"schedule_free needs {name} to be 0 or more, but got {{}}.",
+            lambda x: x >= 0.0, number, f"schedule_free needs {name} to be 0 or more, but got {{}}."
         )
 
     def scalars(
@@ -216,11 +214,6 @@ def from_average(x: Tensor, z: Tensor, share: Any) -> Tensor:
     return (x + (1 - share) * (z - x)).to(x.dtype)
 
 
-def check_share(who: str, name: str, share: numeric.Hyper) -> None:
-    """Raise ValueError unless the share of the average lets it be found again."""
-    numeric.check(lambda x: 0.0 < x <= 1.0, share, f"{who} needs a {name} in (0, 1], but got {{}}.")
-
-
 def _between(old: Any, new: Any, weight: Any) -> tuple[Any, ...]:
     """The numbers of a step, from the shares of the average in y before and after it.
 
@@ -245,12 +238,5 @@ def _averaging(scalars: Callable[..., Any], carry: Any, hyper: Any, name: str) -
         return pull * (slots.z - p) + step * u, IterateSlots(slots.z + u)
 
     return leafwise(
-        init,
-        update,
-        scalars,
-        carry=carry,
-        hyper=hyper,
-        weights=("z",),
-        scales_step=True,
-        name=name,
+        init, update, scalars, carry=carry, hyper=hyper, weights=("z",), scales_step=True, name=name
     )

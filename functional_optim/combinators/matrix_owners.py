@@ -13,9 +13,7 @@ from functional_optim.core.ownership import Owners
 
 @factory
 def matrix_owners(
-    tx: base.GradientTransformation,
-    owners: Literal["each", "spread"] = "spread",
-    group: Any = None,
+    tx: base.GradientTransformation, owners: Literal["each", "spread"] = "spread", group: Any = None
 ) -> base.GradientTransformation:
     """Say which process computes what of the rules of matrices in a transformation.
 

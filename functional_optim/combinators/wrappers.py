@@ -74,13 +74,7 @@ def lookahead(
 
     hyper = {"slow_step_size": slow_step_size}
     slow = leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        weights=("slow_params",),
-        shared=True,
-        name="lookahead",
+        init, update, scalars, hyper=hyper, weights=("slow_params",), shared=True, name="lookahead"
     )
     return chain(tx, slow)
 

@@ -9,7 +9,7 @@ from typing import Any
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
-from functional_optim.schedules.formula import WAYS, check_least, check_positive, of_step
+from functional_optim.schedules.formula import WAYS, check_least, of_step
 from functional_optim.schedules.pieces import between, join
 from functional_optim.schedules.warm import warmup_cosine_decay
 
@@ -145,4 +145,4 @@ def sgdr(cosine_kwargs: Iterable[Mapping[str, Number]]) -> Schedule:
 
 def _check_cycle(name: str, steps: Number, div_factor: Number, final_div_factor: Number) -> None:
     check_least(name, 1, transition_steps=steps)
-    check_positive(name, div_factor=div_factor, final_div_factor=final_div_factor)
+    numeric.check_range(name, "positive", div_factor=div_factor, final_div_factor=final_div_factor)

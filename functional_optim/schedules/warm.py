@@ -11,7 +11,6 @@ from functional_optim.schedules.basic import constant, cosine_left, exponential_
 from functional_optim.schedules.formula import (
     check_kind,
     check_least,
-    check_positive,
     check_schedule,
     of_step,
     share,
@@ -57,7 +56,7 @@ def warmup(
     if kind == "constant":
         return join([constant(init_value), schedule], [warmup_steps])
     if kind == "exponential":
-        check_positive("an exponential warmup", init_value=init_value)
+        numeric.check_range("an exponential warmup", "positive", init_value=init_value)
 
     def formula(n: Any, init: Any, steps: Any) -> Any:
         peak, x = numeric.float64(schedule(0)), share(n, steps)
@@ -129,7 +128,7 @@ def warmup_cosine_decay(
             "warmup_cosine_decay needs 0 <= warmup_steps < decay_steps (which counts the warmup "
             f"in), but got warmup_steps={warmup_steps}, decay_steps={decay_steps}."
         )
-    check_positive("warmup_cosine_decay", exponent=exponent)
+    numeric.check_range("warmup_cosine_decay", "positive", exponent=exponent)
 
     def formula(n: Any, peak: Any, end: Any, warm: Any, steps: Any, exponent: Any) -> Any:
         return numeric.lerp(end, peak, cosine_left(n, steps - warm, exponent))

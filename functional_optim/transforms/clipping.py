@@ -31,7 +31,7 @@ def clip_by_value(max_value: numeric.Hyper) -> Leafwise:
         >>> tx.update(torch.tensor([-3.0, 0.5, 2.0]), tx.init(w), w)[0]
         tensor([-1.0000,  0.5000,  1.0000])
     """
-    _check_bound("clip_by_value", "max_value", max_value)
+    numeric.check_range("clip_by_value", "positive", max_value=max_value)
 
     def scalars(t: Any, *, max_value: Any) -> tuple[Any]:
         return (max_value,)
@@ -68,7 +68,7 @@ def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
         >>> tx.update({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, tx.init(w), w)[0]
         {'a': tensor([0.6000]), 'b': tensor([0.8000])}
     """
-    _check_bound("clip_by_global_norm", "max_norm", max_norm)
+    numeric.check_range("clip_by_global_norm", "positive", max_norm=max_norm)
 
     def scalars(t: Any, total: tuple[Any], *, max_norm: Any) -> tuple[Any]:
         norm = numeric.sqrt(total[0])
@@ -107,7 +107,7 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
         >>> tx.update({"a": torch.full((2,), 4.0), "b": torch.ones(2)}, tx.init(w), w)[0]
         {'a': tensor([1., 1.]), 'b': tensor([1., 1.])}
     """
-    _check_bound("clip_by_block_rms", "threshold", threshold)
+    numeric.check_range("clip_by_block_rms", "positive", threshold=threshold)
 
     def scalars(t: Any, *, threshold: Any) -> tuple[Any]:
         return (threshold,)
@@ -153,8 +153,7 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
         tensor([[0.0000, 2.5000],
                 [0.0000, 1.0000]])
     """
-    _check_bound("adaptive_grad_clip", "clipping", clipping)
-    _check_bound("adaptive_grad_clip", "eps", eps)
+    numeric.check_range("adaptive_grad_clip", "positive", clipping=clipping, eps=eps)
 
     def scalars(t: Any, *, clipping: Any, eps: Any) -> tuple[Any, Any]:
         return clipping, eps
@@ -177,7 +176,3 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
 def _unit_squares(x: Tensor) -> Tensor:
     """The squared norm of each unit, broadcastable to x."""
     return (x * x).sum(tuple(range(1, x.dim())) if x.dim() > 1 else None, keepdim=True)
-
-
-def _check_bound(transform: str, name: str, bound: numeric.Hyper) -> None:
-    numeric.check(lambda x: x > 0, bound, f"{transform} needs a positive {name}, but got {{}}.")

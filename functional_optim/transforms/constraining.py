@@ -50,13 +50,7 @@ def zero_nans() -> Leafwise:
         return u.masked_fill(u.isnan(), 0.0), slots
 
     return leafwise(
-        None,
-        update,
-        scalars,
-        reduce=reduce,
-        carry=NanCarry(0, 0),
-        shared=True,
-        name="zero_nans",
+        None, update, scalars, reduce=reduce, carry=NanCarry(0, 0), shared=True, name="zero_nans"
     )
 
 

@@ -103,10 +103,7 @@ def monitor(
 
 @factory
 def snapshot(
-    name: str,
-    measure: Measure | Callable[[Tensor], Tensor],
-    *,
-    of: Place = "updates",
+    name: str, measure: Measure | Callable[[Tensor], Tensor], *, of: Place = "updates"
 ) -> Leafwise:
     """`monitor` for one measurement.
 

@@ -102,9 +102,7 @@ def centralize() -> Leafwise:
 
 @factory
 def scale_by_trust_ratio(
-    min_norm: numeric.Hyper = 0.0,
-    trust_coefficient: numeric.Hyper = 1.0,
-    eps: numeric.Hyper = 0.0,
+    min_norm: numeric.Hyper = 0.0, trust_coefficient: numeric.Hyper = 1.0, eps: numeric.Hyper = 0.0
 ) -> Leafwise:
     """Multiply each tensor's update by ‖p‖ / ‖u‖: layers move in proportion to their size.
 

@@ -124,11 +124,4 @@ def hyperball(lr: numeric.Hyper) -> Leafwise:
         share = R * length.masked_fill(none, 1.0).rsqrt()
         return (share - 1) * p - share * step * u, slots
 
-    return leafwise(
-        at_start,
-        update,
-        scalars,
-        hyper={"lr": lr},
-        scales_step=True,
-        name="hyperball",
-    )
+    return leafwise(at_start, update, scalars, hyper={"lr": lr}, scales_step=True, name="hyperball")

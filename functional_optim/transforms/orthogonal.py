@@ -70,12 +70,7 @@ def orthogonalize(
     def update(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
         return shape_factor(scale, *G.shape[-2:]) * polar(G), slots
 
-    return leafwise(
-        matrices_only("orthogonalize"),
-        update,
-        batched=True,
-        name="orthogonalize",
-    )
+    return leafwise(matrices_only("orthogonalize"), update, batched=True, name="orthogonalize")
 
 
 def matrices_only(
@@ -102,11 +97,7 @@ def matrices_only(
 
 
 def polar_factor(
-    name: str,
-    ns_coefficients: Coefficients,
-    eps: float,
-    ns_steps: int,
-    ns_dtype: torch.dtype,
+    name: str, ns_coefficients: Coefficients, eps: float, ns_steps: int, ns_dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
     """Newton–Schulz with these settings, into the dtype of its argument. name: for errors.
 

@@ -39,9 +39,7 @@ class MetropolisState(NamedTuple):
 
 @factory
 def metropolis(
-    propose: Callable[[Tree, Tree], Tree],
-    temperature: numeric.Hyper = 1.0,
-    seed: int | Tensor = 0,
+    propose: Callable[[Tree, Tree], Tree], temperature: numeric.Hyper = 1.0, seed: int | Tensor = 0
 ) -> base.GradientTransformation:
     """Sample from exp(−f / temperature), or anneal, by proposals that are accepted or taken back.
 
