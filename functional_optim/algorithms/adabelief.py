@@ -67,7 +67,7 @@ def scale_by_belief(
     """
     hyper = _checked(betas, eps)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         root = numeric.sqrt(1 - b2**t)
         if rectify:
@@ -157,7 +157,7 @@ def scale_by_acprop(
     """
     hyper = _checked(betas, eps)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         first = t == 1
         if rectify:

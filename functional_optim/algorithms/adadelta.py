@@ -14,7 +14,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class AdadeltaSlots(NamedTuple):
@@ -48,7 +48,7 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
     numeric.check(lambda x: 0.0 <= x <= 1.0, rho, "Invalid rho value: {}")
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def scalars(t: Any, *, rho: Any, eps: Any) -> tuple[Any, Any]:
+    def scalars(t, *, rho, eps):
         return 1 - rho, eps
 
     def update(g: Tensor, slots: AdadeltaSlots, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:

@@ -79,7 +79,7 @@ def scale_by_adafactor(
         zero = torch.zeros_like(p)  # averaged, so that shards and strides are those of later steps
         return AdafactorSlots(mean(zero, -1), mean(zero, -2), None)
 
-    def scalars(t: Any, *, lr: Any, beta2_decay: Any, weight_decay: Any, d: Any) -> tuple[Any, ...]:
+    def scalars(t, *, lr, beta2_decay, weight_decay, d):
         rho = numeric.minimum(lr, 1 / numeric.sqrt(t))
         weight = numeric.power(t, beta2_decay)
         return weight, rho, lr * weight_decay, numeric.at(eps2, t), d

@@ -16,6 +16,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import given
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -54,15 +55,12 @@ def scale_by_adagrad(
     def init(p: Tensor) -> AdagradSlots:
         return AdagradSlots(torch.full_like(p, start * (1 + 1j) if p.is_complex() else start))
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
-        return (eps,)
-
     def update(g: Tensor, slots: AdagradSlots, p: Tensor, eps: Any) -> tuple[Tensor, AdagradSlots]:
         s = slots.sum + g * g
         return g / (s.sqrt() + eps), AdagradSlots(s)
 
     return leafwise(
-        init, update, scalars, hyper={"eps": eps}, nonnegative=("sum",), name="scale_by_adagrad"
+        init, update, given, hyper={"eps": eps}, nonnegative=("sum",), name="scale_by_adagrad"
     )
 
 

@@ -91,7 +91,7 @@ def scale_by_adam(
     def init(p: Tensor) -> Any:
         return slot_type(*[torch.zeros_like(p) for _ in slot_type._fields])
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         c1, c2, following = 1.0, 1.0, 1.0
         if debias:

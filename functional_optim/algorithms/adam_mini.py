@@ -106,7 +106,7 @@ def scale_by_adam_mini(
             return AdamSlots(m, p.new_zeros(block, 1))
         return AdamSlots(m, squares(torch.zeros_like(p)))
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
 

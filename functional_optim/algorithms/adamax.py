@@ -18,7 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class AdamaxSlots(NamedTuple):
@@ -54,7 +54,7 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
 
     init = zeros(AdamaxSlots)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         return 1 - b1, b2, 1 - b1**t, eps
 

@@ -21,7 +21,7 @@ from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import sign
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class AdaMuonSlots(NamedTuple):
@@ -77,7 +77,7 @@ def scale_by_adamuon(
     numeric.check_range("scale_by_adamuon", "of 0 or more", eps=eps)
     polar = polar_factor("scale_by_adamuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
 
-    def scalars(t: Any, *, momentum: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, momentum, eps):
         return 1 - momentum, eps
 
     def update(S: Tensor, slots: AdaMuonSlots, p: Any, *numbers: Any) -> tuple[Tensor, Any]:

@@ -19,7 +19,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import proximal_step
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class AdanSlots(NamedTuple):
@@ -65,7 +65,7 @@ def scale_by_adan(
 
     init = zeros(AdanSlots)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps):
         b1, b2, b3 = betas
         lead, later = b2 / (1 - b2**t), numeric.where(t == 1, 0.0, 1.0)
         return 1 - b1, 1 - b2, 1 - b3, 1 - b1**t, 1 - b3**t, b2, lead, later, eps

@@ -18,7 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class AdEMAMixSlots(NamedTuple):
@@ -73,9 +73,7 @@ def scale_by_ademamix(
 
     init = zeros(AdEMAMixSlots)
 
-    def scalars(
-        t: Any, *, betas: Any, eps: Any, alpha: Any, beta3_warmup: Any, alpha_warmup: Any
-    ) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps, alpha, beta3_warmup, alpha_warmup):
         b1, b2, b3 = betas
         b3 = _warmed(t, b1, b3, beta3_warmup)
         alpha = alpha * _risen(t, alpha_warmup)
@@ -201,9 +199,7 @@ def scale_by_simplified_ademamix(
     numeric.check(lambda x: 0.0 <= x < 1.0, min_beta1, "Invalid min_beta1 value: {}")
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def scalars(
-        t: Any, *, betas: Any, eps: Any, alpha: Any, beta1_warmup: Any, min_beta1: Any
-    ) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps, alpha, beta1_warmup, min_beta1):
         b1, b2 = betas
         b1 = _warmed(t, min_beta1, b1, beta1_warmup)
         return b1, 1 - b2, 1 - b2**t, alpha, eps

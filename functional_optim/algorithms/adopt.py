@@ -19,8 +19,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import after_the_first, signed
-from functional_optim.transforms.slots import zeros
 
 
 @factory
@@ -61,7 +61,7 @@ def scale_by_adopt(
 
     init = zeros(AdamSlots)
 
-    def scalars(t: Any, *, betas: Any, eps: Any, clip_exponent: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps, clip_exponent):
         b1, b2 = betas
         first = t == 1
         bound = numeric.power(t - 1, clip_exponent)

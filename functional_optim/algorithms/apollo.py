@@ -119,9 +119,7 @@ def scale_by_apollo(
     def init(p: Tensor) -> ApolloSlots:
         return ApolloSlots(*low_rank(p, rank), p.new_zeros(1, 1))
 
-    def scalars(
-        t: Any, *, betas: Any, eps: Any, scale: Any, growth: Any, update_proj_gap: Any
-    ) -> ApolloScalars:
+    def scalars(t, *, betas, eps, scale, growth, update_proj_gap):
         b1, b2 = betas
         correction = numeric.sqrt(1 - b2**t) / (1 - b1**t)
         draw = (t - 1 - (t - 1) % update_proj_gap) / update_proj_gap

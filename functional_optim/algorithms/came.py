@@ -92,7 +92,7 @@ def scale_by_came(
         R, C, S, D = [mean(torch.zeros_like(p), dim) for dim in (-1, -2, -1, -2)]
         return CameSlots(m, R, C, S, D, None)
 
-    def scalars(t: Any, *, betas: Any, eps: Any, clip_threshold: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps, clip_threshold):
         (b1, b2, b3), (eps1, eps2) = betas, eps
         return 1 - b1, 1 - b2, 1 - b3, eps1, eps2, clip_threshold
 

@@ -17,8 +17,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import add_decayed_weights, apply_delta
+from functional_optim.transforms.rules import given, zeros
 from functional_optim.transforms.scaling import signed
-from functional_optim.transforms.slots import zeros
 
 
 class CocobSlots(NamedTuple):
@@ -65,9 +65,6 @@ def scale_by_cocob(alpha: numeric.Hyper = 100.0, eps: numeric.Hyper = 1e-8) -> L
             f"COCOB divides by {name}, so it must be above 0, but is {{}}.",
         )
 
-    def scalars(t: Any, *, alpha: Any, eps: Any) -> tuple[Any, ...]:
-        return alpha, eps
-
     def update(g: Tensor, slots: CocobSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, CocobSlots]:
         alpha, eps = numbers
         L = torch.maximum(slots.max_abs_grad, g.abs()).clamp(min=eps)
@@ -80,7 +77,7 @@ def scale_by_cocob(alpha: numeric.Hyper = 100.0, eps: numeric.Hyper = 1e-8) -> L
     return leafwise(
         zeros(CocobSlots),
         update,
-        scalars,
+        given,
         hyper=hyper,
         nonnegative=("max_abs_grad", "sum_abs_grad", "reward"),
         name="scale_by_cocob",

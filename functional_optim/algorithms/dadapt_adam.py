@@ -110,9 +110,7 @@ def scale_by_dadapt_adam(
     def init(p: Tensor) -> DadaptSlots:
         return DadaptSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(3)])
 
-    def before(
-        t: Any, carry: DadaptCarry, *, lr: Any, betas: Any, eps: Any, d0: Any
-    ) -> DadaptWeights:
+    def before(t, carry, *, lr, betas, eps, d0):
         d = numeric.where(carry.d == 0, d0, carry.d)
         rate = d * lr * (bias_correction(t, betas) if use_bias_correction else 1.0)
         root, on = numeric.sqrt(betas[1]), numeric.where(lr > 0, 1.0, 0.0)
@@ -122,18 +120,7 @@ def scale_by_dadapt_adam(
         inner = s.rate * (g * slots.s / (slots.exp_avg_sq.sqrt() + s.eps)).sum()
         return inner, s.on * (s.beta * slots.s + s.weight * g).abs().sum()
 
-    def scalars(
-        t: Any,
-        carry: DadaptCarry,
-        total: tuple[Any, Any],
-        *,
-        lr: Any,
-        betas: Any,
-        eps: Any,
-        weight_decay: Any,
-        d0: Any,
-        growth_rate: Any,
-    ) -> tuple[DadaptScalars, DadaptCarry]:
+    def scalars(t, carry, total, *, lr, betas, eps, weight_decay, d0, growth_rate):
         w = before(t, carry, lr=lr, betas=betas, eps=eps, d0=d0)
         d = numeric.where(carry.d == 0, d0, carry.d)
         root = numeric.sqrt(betas[1])

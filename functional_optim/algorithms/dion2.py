@@ -25,7 +25,7 @@ from functional_optim.transforms.orthogonal import (
     polar_factor,
     shape_factor,
 )
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import given, zeros
 
 
 @factory
@@ -87,9 +87,6 @@ def scale_by_dion2(
     polar = polar_factor("scale_by_dion2", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     check_scale("scale_by_dion2", scale)
 
-    def scalars(t: Any, *, ef_decay: Any) -> tuple[Any]:
-        return (ef_decay,)
-
     def update(G: Tensor, slots: MuonSlots, p: Any, decay: Any) -> tuple[Tensor, MuonSlots]:
         M = slots.momentum_buffer + G
         m, n = M.shape[-2:]
@@ -108,7 +105,7 @@ def scale_by_dion2(
     return leafwise(
         matrices_only("scale_by_dion2", zeros(MuonSlots)),
         update,
-        scalars,
+        given,
         hyper={"ef_decay": ef_decay},
         batched=True,
         name="scale_by_dion2",

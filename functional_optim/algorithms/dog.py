@@ -74,9 +74,7 @@ def scale_by_dog(
         away, start = p - slots.p0, slots.p0
         return (away * away).sum(), (g * g).sum(), (start * start).sum()
 
-    def scalars(
-        t: Any, carry: DogCarry, total: tuple[Any, Any, Any], *, first: Any, eps: Any
-    ) -> tuple[tuple[Any], DogCarry]:
+    def scalars(t, carry, total, *, first, eps):
         new = carry.grad_square_sum == 0
         least = 0.0 if given else first * (1 + _root(total[2]))
         distance = numeric.where(new, least, numeric.maximum(carry.distance, _root(total[0])))
@@ -173,9 +171,7 @@ def scale_by_dowg(eps: numeric.Hyper = 1e-4) -> Leafwise:
         away = p - slots.p0
         return (away * away).sum(), (g * g).sum()
 
-    def scalars(
-        t: Any, carry: DowgCarry, total: tuple[Any, Any], *, eps: Any
-    ) -> tuple[tuple[Any], DowgCarry]:
+    def scalars(t, carry, total, *, eps):
         before = numeric.where(carry.distance_square == 0, eps, carry.distance_square)
         square = numeric.maximum(before, total[0])
         weighted = carry.weighted_square_sum + square * total[1]

@@ -97,7 +97,7 @@ def scale_by_galore(
     def init(p: Tensor) -> GaloreSlots:
         return GaloreSlots(*low_rank(p, rank))
 
-    def scalars(t: Any, *, betas: Any, eps: Any, scale: Any) -> GaloreScalars:
+    def scalars(t, *, betas, eps, scale):
         b1, b2 = betas
         correction = numeric.sqrt(1 - b2**t) / (1 - b1**t)
         return GaloreScalars(1 - b1, 1 - b2, correction, eps, scale)

@@ -27,6 +27,7 @@ from functional_optim.transforms import (
     scale_by_trust_ratio,
 )
 from functional_optim.transforms.normalizing import trust_ratio
+from functional_optim.transforms.rules import given
 from functional_optim.transforms.scaling import signed
 
 
@@ -64,16 +65,13 @@ def scale_by_lars(
             lambda x: x >= 0.0, value, f"scale_by_lars needs a {name} of 0 or more, but got {{}}."
         )
 
-    def scalars(t: Any, *, weight_decay: Any, trust_coefficient: Any, eps: Any) -> tuple[Any, ...]:
-        return weight_decay, trust_coefficient, eps
-
     def update(g: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
         decay, k, eps = numbers
         P, G = (p * p).sum(), (g * g).sum()
         ratio = trust_ratio(P, G, k, decay, eps)
         return (g + decay * p) * ratio, slots
 
-    return leafwise(None, update, scalars, hyper=hyper, name="scale_by_lars")
+    return leafwise(None, update, given, hyper=hyper, name="scale_by_lars")
 
 
 @factory

@@ -18,8 +18,8 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import decay_after_step, scale
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import check_lr
-from functional_optim.transforms.slots import zeros
 
 
 class LapropCarry(NamedTuple):
@@ -58,9 +58,7 @@ def scale_by_laprop(
     hyper = {"lr": lr, "betas": check_betas(betas), "eps": eps}
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def scalars(
-        t: Any, carry: LapropCarry, *, lr: Any, betas: Any, eps: Any
-    ) -> tuple[tuple[Any, ...], LapropCarry]:
+    def scalars(t, carry, *, lr, betas, eps):
         b1, b2 = betas
         average = b1 * carry.lr_average + (1 - b1) * lr
         null = lr == 0

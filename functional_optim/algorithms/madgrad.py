@@ -59,7 +59,7 @@ def scale_by_madgrad(
     def init(p: Tensor) -> MadgradSlots:
         return MadgradSlots(torch.zeros_like(p), torch.zeros_like(p), p.clone())
 
-    def scalars(t: Any, *, lr: Any, momentum: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, lr, momentum, eps):
         return (lr + eps) * numeric.sqrt(t), 1 - momentum, eps
 
     def update(g: Tensor, slots: MadgradSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:

@@ -124,24 +124,14 @@ def momo(
     def init(p: Tensor) -> MomoSlots:
         return MomoSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
 
-    def before(t: Any, carry: Any, *, beta: Any) -> tuple[Any]:
+    def before(t, carry, *, beta):
         return (1 - beta if bias_correction else numeric.where(t == 1, 1.0, 1 - beta),)
 
     def reduce(g: Tensor, slots: MomoSlots, p: Tensor, a: Any) -> tuple[Tensor, Tensor, Tensor]:
         m = slots.exp_avg.lerp(g, a)
         return (p * m).sum(), (p * g).sum(), (m * m).sum()
 
-    def scalars(
-        t: Any,
-        carry: Any,
-        total: tuple[Any, Any, Any],
-        *,
-        lr: Any,
-        weight_decay: Any,
-        beta: Any,
-        lb: Any,
-        value: Any,
-    ) -> tuple[tuple[Any, Any, Any], Any]:
+    def scalars(t, carry, total, *, lr, weight_decay, beta, lb, value):
         (weight,) = before(t, carry, beta=beta)
         rho = 1 - beta**t if bias_correction else 1.0
         spread = 1 + lr * weight_decay
@@ -217,7 +207,7 @@ def momo_adam(
     def init(p: Tensor) -> MomoAdamSlots:
         return MomoAdamSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(2)])
 
-    def before(t: Any, carry: Any, *, betas: Any, eps: Any) -> MomentScalars:
+    def before(t, carry, *, betas, eps):
         return MomentScalars(1 - betas[0], 1 - betas[1], 1 - betas[1] ** t, eps)
 
     def averages(g: Tensor, slots: MomoAdamSlots, s: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,18 +222,7 @@ def momo_adam(
         m, _, u = averages(g, slots, s)
         return (p * m).sum(), (p * g).sum(), (m * u).sum()
 
-    def scalars(
-        t: Any,
-        carry: Any,
-        total: tuple[Any, Any, Any],
-        *,
-        lr: Any,
-        betas: Any,
-        eps: Any,
-        weight_decay: Any,
-        lb: Any,
-        value: Any,
-    ) -> tuple[MomoAdamScalars, Any]:
+    def scalars(t, carry, total, *, lr, betas, eps, weight_decay, lb, value):
         moments = before(t, carry, betas=betas, eps=eps)
         spread, rho = 1 + lr * weight_decay, 1 - betas[0] ** t
         rate, carried = _stepped(t, carry, total, value, moments.weight1, rho, lr, spread, lb)

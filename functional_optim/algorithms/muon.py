@@ -20,8 +20,8 @@ from functional_optim.linalg import Coefficients
 from functional_optim.transforms import orthogonalize
 from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import Scale
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import check_lr
-from functional_optim.transforms.slots import zeros
 
 Accumulator = Literal["ema", "sum"]
 """What momentum is: the average m ← μ m + (1 − μ) g, or the sum m ← μ m + g."""
@@ -130,7 +130,7 @@ def matrix_momentum(
 
     init = zeros(MuonSlots)
 
-    def scalars(t: Any, *, momentum: Any) -> tuple[Any, Any]:
+    def scalars(t, *, momentum):
         return momentum, 1 - momentum
 
     def update(g: Tensor, slots: MuonSlots, p: Tensor, mu: Any, a: Any) -> tuple[Tensor, MuonSlots]:

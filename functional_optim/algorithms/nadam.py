@@ -17,7 +17,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class NadamCarry(NamedTuple):
@@ -54,9 +54,7 @@ def scale_by_nadam(
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     numeric.check(lambda x: x >= 0.0, momentum_decay, "Invalid momentum_decay value: {}")
 
-    def scalars(
-        t: Any, carry: NadamCarry, *, betas: Any, eps: Any, momentum_decay: Any
-    ) -> tuple[tuple[Any, ...], NadamCarry]:
+    def scalars(t, carry, *, betas, eps, momentum_decay):
         b1, b2 = betas
         mu = b1 * (1 - 0.5 * numeric.power(0.96, t * momentum_decay))
         mu_next = b1 * (1 - 0.5 * numeric.power(0.96, (t + 1) * momentum_decay))

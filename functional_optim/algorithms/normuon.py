@@ -88,7 +88,7 @@ def scale_by_normuon(
     def init(p: Tensor) -> NorMuonSlots:
         return NorMuonSlots(torch.zeros_like(p[:, :1]) if p.shape[1] else p.new_zeros(len(p), 1))
 
-    def scalars(t: Any, *, beta2: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, beta2, eps):
         return 1 - beta2, eps
 
     def update(M: Tensor, slots: NorMuonSlots, p: Any, *numbers: Any) -> tuple[Tensor, Any]:

@@ -60,7 +60,7 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
     def init(p: Tensor) -> NovogradSlots:
         return NovogradSlots(torch.zeros((), dtype=compute_dtype(p), device=p.device))
 
-    def scalars(t: Any, *, beta2: Any, eps: Any) -> tuple[Any, Any]:
+    def scalars(t, *, beta2, eps):
         return 1 - beta2, eps
 
     def update(

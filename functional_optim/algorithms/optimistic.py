@@ -19,7 +19,7 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.variance_reduction import PreviousGrad
 
 
@@ -47,7 +47,7 @@ def scale_by_optimistic_gradient(alpha: numeric.Hyper = 1.0, beta: numeric.Hyper
 
     init = zeros(PreviousGrad)
 
-    def scalars(t: Any, *, alpha: Any, beta: Any) -> tuple[Any, ...]:
+    def scalars(t, *, alpha, beta):
         return alpha, numeric.where(t == 1, 0.0, beta)
 
     def update(g: Tensor, slots: PreviousGrad, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:

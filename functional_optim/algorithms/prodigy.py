@@ -117,7 +117,7 @@ def scale_by_prodigy(
         m, v, s = [torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(3)]
         return ProdigySlots(m, v, s, p.to(wide_dtype(p), copy=True))
 
-    def before(t: Any, carry: ProdigyCarry, *, lr: Any, betas: Any, d0: Any) -> ProdigyWeights:
+    def before(t, carry, *, lr, betas, d0):
         d = numeric.where(carry.d == 0, d0, carry.d)
         rate = d * lr * (bias_correction(t, betas) if use_bias_correction else 1.0)
         b3 = betas[2] if len(betas) == 3 else numeric.sqrt(betas[1])
@@ -131,19 +131,7 @@ def scale_by_prodigy(
         inner = s.inner * (g * (slots.p0 - p)).sum()
         return inner, s.on * (s.beta3 * slots.s + s.weight3 * g).abs().sum()
 
-    def scalars(
-        t: Any,
-        carry: ProdigyCarry,
-        total: tuple[Any, Any],
-        *,
-        lr: Any,
-        betas: Any,
-        eps: Any,
-        weight_decay: Any,
-        d0: Any,
-        d_coef: Any,
-        growth_rate: Any,
-    ) -> tuple[ProdigyScalars, ProdigyCarry]:
+    def scalars(t, carry, total, *, lr, betas, eps, weight_decay, d0, d_coef, growth_rate):
         w = before(t, carry, lr=lr, betas=betas, d0=d0)
         d = numeric.where(carry.d == 0, d0, carry.d)
         top = numeric.where(carry.d == 0, d0, carry.d_max)

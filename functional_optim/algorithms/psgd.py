@@ -187,15 +187,13 @@ def scale_by_psgd_kron(
         ]
         return KronSlots(first[0], first[1] if len(first) > 1 else None)
 
-    def scalars(
-        t: Any, count: KronCount, *, preconditioner_update_probability: Any, precond_lr: Any
-    ) -> tuple[KronScalars, KronCount]:
+    def scalars(t, count, *, preconditioner_update_probability, precond_lr):
         due = is_due(count, preconditioner_update_probability)
         since = numeric.where(due, 0.0, count.steps_since_renewal + 1)
         renewals = count.renewals + numeric.where(due, 1.0, 0.0)
         return KronScalars(precond_lr, t), KronCount(since, renewals)
 
-    def choose(t: Any, count: KronCount, *, preconditioner_update_probability: Any) -> Any:
+    def choose(t, count, *, preconditioner_update_probability):
         uneven = numeric.where(count.renewals % BALANCED_EVERY == BALANCED_EVERY - 1, 2, 1)
         return numeric.where(is_due(count, preconditioner_update_probability), uneven, 0)
 

@@ -17,7 +17,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 @factory
@@ -46,7 +46,7 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
 
     init = zeros(AdamSlots)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         rect, plain = rectification(t, b2)
         adaptive = rect * numeric.sqrt(1 - b2**t)

@@ -19,7 +19,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.transforms import trace
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class RmsSlots(NamedTuple):
@@ -63,7 +63,7 @@ def scale_by_rms(
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     slot_type = CenteredSlots if centered else RmsSlots
 
-    def scalars(t: Any, *, alpha: Any, eps: Any) -> tuple[Any, Any]:
+    def scalars(t, *, alpha, eps):
         return 1 - alpha, eps
 
     def update(g: Tensor, slots: Any, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:

@@ -66,7 +66,7 @@ def scale_by_rprop(
         size = torch.zeros_like(p) + (first * (1 + 1j) if p.is_complex() else first)
         return RpropSlots(torch.zeros_like(p), size.to(p.dtype))
 
-    def scalars(t: Any, *, etas: Any, step_sizes: Any) -> tuple[Any, ...]:
+    def scalars(t, *, etas, step_sizes):
         return *etas, *step_sizes
 
     def update(g: Tensor, slots: RpropSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, RpropSlots]:

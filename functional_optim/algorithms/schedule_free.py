@@ -18,8 +18,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import check_lr
-from functional_optim.transforms.slots import zeros
 
 
 class SecondMomentSlots(NamedTuple):
@@ -53,7 +53,7 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
     numeric.check_range("scale_by_second_moment", "in [0, 1)", beta2=beta2)
     numeric.check_range("scale_by_second_moment", "of 0 or more", eps=eps)
 
-    def scalars(t: Any, *, beta2: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, beta2, eps):
         return 1 - beta2, 1 - beta2**t, eps
 
     def update(g: Tensor, slots: SecondMomentSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:

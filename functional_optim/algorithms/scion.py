@@ -24,6 +24,7 @@ from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
+from functional_optim.transforms.rules import given
 from functional_optim.transforms.scaling import check_lr
 
 Norm = Literal["auto", "spectral", "spectral_conv", "sign", "col", "row", "bias_rms"]
@@ -120,9 +121,6 @@ def _of_matrices(
 ) -> Leafwise:
     """The rule for a norm of matrices."""
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
-        return (eps,)
-
     def update(G: Tensor, slots: Any, p: Any, eps: Any) -> tuple[Tensor, Any]:
         m, n = G.shape[-2], max(G.shape[-1], 1)
         if norm == "spectral":
@@ -138,7 +136,7 @@ def _of_matrices(
     return leafwise(
         matrices_only(f"scale_by_scion with the norm {norm!r}"),
         update,
-        scalars,
+        given,
         hyper={"eps": eps},
         batched=True,
         name="scale_by_scion",
@@ -172,9 +170,6 @@ def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
 def _of_vectors(eps: numeric.Hyper) -> Leafwise:
     """The rule for biases: all entries of a tensor count alike."""
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
-        return (eps,)
-
     def update(u: Tensor, slots: Any, p: Tensor, eps: Any) -> tuple[Tensor, Any]:
         S = (u * u).mean()
         rms = S.masked_fill(S == 0, 1.0).sqrt()  # the root of 0 has no derivative
@@ -182,7 +177,7 @@ def _of_vectors(eps: numeric.Hyper) -> Leafwise:
 
     real = real_only("scale_by_scion")
     hyper = {"eps": eps}
-    return leafwise(real, update, scalars, hyper=hyper, name="scale_by_scion")
+    return leafwise(real, update, given, hyper=hyper, name="scale_by_scion")
 
 
 @factory

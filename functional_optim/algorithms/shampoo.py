@@ -185,9 +185,7 @@ def scale_by_shampoo(
         plain = ShampooSlots(torch.zeros_like(p), left, right, left_root, right_root)
         return GraftedSlots(*plain, torch.zeros_like(p)) if squares else plain
 
-    def scalars(
-        t: Any, *, betas: Any, beta3: Any, eps: Any, grafting_beta2: Any, grafting_eps: Any
-    ) -> ShampooScalars:
+    def scalars(t, *, betas, beta3, eps, grafting_beta2, grafting_eps):
         b1, b2 = betas
         b3 = beta3 if ahead else b1
         lacking = 1 - b3 * numeric.power(b1, t - 1) if use_bias_correction else 1.0
@@ -205,7 +203,7 @@ def scale_by_shampoo(
             grafting_eps,
         )
 
-    def choose(t: Any, *, turn: int = 0) -> Any:
+    def choose(t, *, turn=0):
         due = numeric.where(t % every == turn, RENEW, PLAIN)
         due = numeric.where(t == start, RENEW, due)
         return numeric.where(t < start, EARLY if squares else PLAIN, due)

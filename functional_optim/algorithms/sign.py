@@ -20,7 +20,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import ema, sign
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class LionSlots(NamedTuple):
@@ -53,7 +53,7 @@ def scale_by_lion(betas: Betas = (0.9, 0.99)) -> Leafwise:
 
     init = zeros(LionSlots)
 
-    def scalars(t: Any, *, betas: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas):
         b1, b2 = betas
         return 1 - b1, 1 - b2
 

@@ -19,6 +19,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms import ema, scale
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import given
 
 MOST = 5
 """Dimensions that a tensor may have; kernels of 3-D convolutions have as many."""
@@ -88,9 +89,6 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
         found = [largest(zero, i) for i in range(max(p.dim(), 1))]
         return Sm3Slots(*found, *[None] * (MOST - len(found)))
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
-        return (eps,)
-
     def update(g: Tensor, slots: Sm3Slots, p: Tensor, eps: Any) -> tuple[Tensor, Sm3Slots]:
         bound, *others = [x for x in slots if x is not None]
         for x in others:
@@ -101,7 +99,7 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
         return u, Sm3Slots(*found, *[None] * (MOST - len(found)))
 
     return leafwise(
-        init, update, scalars, hyper={"eps": eps}, nonnegative=Sm3Slots._fields, name="scale_by_sm3"
+        init, update, given, hyper={"eps": eps}, nonnegative=Sm3Slots._fields, name="scale_by_sm3"
     )
 
 

@@ -16,7 +16,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class SophiaSlots(NamedTuple):
@@ -66,7 +66,7 @@ def scale_by_sophia(
 
     init = zeros(SophiaSlots)
 
-    def scalars(t: Any, *, betas: Any, rho: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas, rho, eps):
         return 1 - betas[0], rho, eps
 
     def update(g: Tensor, slots: SophiaSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:

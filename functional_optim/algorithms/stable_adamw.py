@@ -17,7 +17,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 @factory
@@ -54,7 +54,7 @@ def scale_by_stable_adam(
     )  # fmt: skip
     numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
 
-    def scalars(t: Any, *, betas: Any, eps: Any, weight_decay: Any) -> tuple[Any, ...]:
+    def scalars(t, *, betas, eps, weight_decay):
         b1, b2 = betas
         return (1 - b1) / (1 - b1**t), (1 - b2) / (1 - b2**t), eps, weight_decay
 

@@ -6,8 +6,6 @@ https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization, A
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -53,7 +51,7 @@ def scale_by_yogi(
         value = start * (1 + 1j) if p.is_complex() else start
         return AdamSlots(torch.full_like(p, value), torch.full_like(p, value))
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
 

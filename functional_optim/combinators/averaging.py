@@ -79,9 +79,7 @@ def gpa(
     numeric.check_range("gpa", "in (0, 1]", train_interp_coeff=train_interp_coeff)
     numeric.check_range("gpa", "in [0, 1]", eval_interp_coeff=eval_interp_coeff)
 
-    def scalars(
-        t: Any, carry: ShareCarry, *, train_interp_coeff: Any, eval_interp_coeff: Any
-    ) -> tuple[tuple[Any, ...], ShareCarry]:
+    def scalars(t, carry, *, train_interp_coeff, eval_interp_coeff):
         share = train_interp_coeff
         numbers = _between(carry.average_share, share, 1 - eval_interp_coeff)
         return numbers, ShareCarry(share)
@@ -140,15 +138,7 @@ def schedule_free(
             lambda x: x >= 0.0, number, f"schedule_free needs {name} to be 0 or more, but got {{}}."
         )
 
-    def scalars(
-        t: Any,
-        carry: ScheduleFreeCarry,
-        *,
-        weight_lr: Any,
-        momentum: Any,
-        r: Any,
-        weight_lr_power: Any,
-    ) -> tuple[tuple[Any, ...], ScheduleFreeCarry]:
+    def scalars(t, carry, *, weight_lr, momentum, r, weight_lr_power):
         top = numeric.maximum(weight_lr, carry.lr_max)
         weight = numeric.power(t, r) * numeric.power(top, weight_lr_power)
         total = carry.weight_sum + weight

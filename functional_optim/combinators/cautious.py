@@ -59,7 +59,7 @@ def cautious(
             "transforms before it, e.g. chain(cautious(scale_by_adam()), scale_by_lr(1e-3))."
         )
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
+    def scalars(t, *, eps):
         return (eps,)
 
     if not isinstance(tx, Leafwise):

@@ -128,7 +128,7 @@ def _by_condition(
             "e.g. lambda step: step >= 100."
         )
 
-    def scalars(t: Any, carry: GateCarry) -> tuple[Any, GateCarry]:
+    def scalars(t, carry):
         opened = _as_number(should(t - 1))
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
@@ -168,7 +168,7 @@ def apply_if_finite(
     """
     numeric.check_count("apply_if_finite", 0, max_consecutive_errors=max_consecutive_errors)
 
-    def scalars(t: Any, carry: FiniteCarry, total: tuple[Any]) -> tuple[Any, FiniteCarry]:
+    def scalars(t, carry, total):
         bad = _as_number(total[0] > 0)
         row = numeric.where(bad > 0, carry.notfinite_count + 1, 0.0)
         opened = _as_number((row == 0) | (row > max_consecutive_errors))
@@ -230,7 +230,7 @@ def dynamic_loss_scale(
             raise ValueError(f"dynamic_loss_scale needs a {name} {range_}, but got {x!r}.")
     numeric.check_count("dynamic_loss_scale", 1, growth_interval=growth_interval)
 
-    def scalars(t: Any, carry: LossScaleCarry, total: tuple[Any]) -> tuple[Any, LossScaleCarry]:
+    def scalars(t, carry, total):
         opened = _as_number(total[0] == 0)
         finite = (carry.growth_tracker + 1) * opened
         grows = _as_number(finite >= growth_interval)
@@ -282,7 +282,7 @@ def skip_large_updates(
     """
     numeric.check_range("skip_large_updates", "positive", max_norm=max_norm)
 
-    def scalars(t: Any, carry: GateCarry, total: tuple[Any]) -> tuple[Any, GateCarry]:
+    def scalars(t, carry, total):
         opened = _as_number(numeric.sqrt(total[0]) <= numeric.at(max_norm, t))  # False for a NaN
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
@@ -340,9 +340,7 @@ def accumulate(
     def init(p: Tensor) -> AccumulateSlots:
         return AccumulateSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
 
-    def scalars(
-        t: Any, carry: AccumulateCarry, total: tuple[Any] = (0.0,)
-    ) -> tuple[tuple[Any, ...], AccumulateCarry]:
+    def scalars(t, carry, total=(0.0,)):
         counted = _as_number(total[0] == 0)
         count = carry.mini_step + counted
         wanted = every(carry.open_steps) if callable(every) else every

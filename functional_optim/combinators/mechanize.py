@@ -102,9 +102,7 @@ def mechanize(
         d, there = slots.delta, p + u
         return (d * g).sum(), (d * there).sum(), (there * there).sum(), (g * g).sum()
 
-    def scalars(
-        t: Any, carry: Any, total: Any, *, s_decay: Any, betas: Any, s_init: Any, eps: Any
-    ) -> Any:
+    def scalars(t, carry, total, *, s_decay, betas, s_init, eps):
         s, v, r, m = (carry[i * count : (i + 1) * count] for i in range(4))
         scale = sum(s)
         forward, back, there, gradient = total

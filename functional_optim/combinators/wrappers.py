@@ -62,7 +62,7 @@ def lookahead(
     def init(p: Tensor) -> LookaheadSlots:
         return LookaheadSlots(p.to(wide_dtype(p), copy=True))
 
-    def scalars(t: Any, *, slow_step_size: Any) -> tuple[Any, Any]:
+    def scalars(t, *, slow_step_size):
         return numeric.float64(t % sync_period == 0), slow_step_size
 
     def update(

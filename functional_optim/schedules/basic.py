@@ -50,7 +50,7 @@ def linear(
     check_least("linear", 1, transition_steps=transition_steps)
     check_least("linear", 0, transition_begin=transition_begin)
 
-    def formula(n: Any, init: Any, end: Any, steps: Any, begin: Any) -> Any:
+    def formula(n, init, end, steps, begin):
         return numeric.lerp(init, end, share(n - begin, steps))
 
     return of_step(formula, init_value, end_value, transition_steps, transition_begin)
@@ -86,7 +86,7 @@ def polynomial(
     check_least("polynomial", 1, transition_steps=transition_steps)
     check_least("polynomial", 0, transition_begin=transition_begin)
 
-    def formula(n: Any, init: Any, end: Any, power: Any, steps: Any, begin: Any) -> Any:
+    def formula(n, init, end, power, steps, begin):
         left = numeric.power(1 - share(n - begin, steps), power)
         return numeric.lerp(end, init, left)
 
@@ -123,7 +123,7 @@ def cosine_decay(
     check_least("cosine_decay", 1, decay_steps=decay_steps)
     numeric.check_range("cosine_decay", "positive", exponent=exponent)
 
-    def formula(n: Any, init: Any, steps: Any, alpha: Any, exponent: Any) -> Any:
+    def formula(n, init, steps, alpha, exponent):
         return init * numeric.lerp(alpha, 1.0, cosine_left(n, steps, exponent))
 
     return of_step(formula, init_value, decay_steps, alpha, exponent)
@@ -168,7 +168,7 @@ def exponential_decay(
     check_least("exponential_decay", 0, transition_begin=transition_begin)
     numeric.check_range("exponential_decay", "positive", decay_rate=decay_rate)
 
-    def formula(n: Any, init: Any, steps: Any, rate: Any, begin: Any, *bound: Any) -> Any:
+    def formula(n, init, steps, rate, begin, *bound):
         times = numeric.maximum(n - begin, 0.0) / steps
         value = init * numeric.power(rate, numeric.floor(times) if staircase else times)
         for end in bound:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import Any
 
 from functional_optim import numeric
 from functional_optim.core.factory import factory
@@ -58,9 +57,7 @@ def linear_onecycle(
             f"pct_final={pct_final}."
         )
 
-    def formula(
-        n: Any, steps: Any, peak: Any, start: Any, final: Any, div: Any, final_div: Any
-    ) -> Any:
+    def formula(n, steps, peak, start, final, div, final_div):
         ends = (numeric.floor(start * steps), numeric.floor(final * steps), steps)
         low = peak / div
         return between(n, WAYS["linear"], ends, (low, peak, low, low / final_div))
@@ -104,7 +101,7 @@ def cosine_onecycle(
     _check_cycle(name, transition_steps, div_factor, final_div_factor)
     numeric.check_range(name, "in [0, 1]", pct_start=pct_start)
 
-    def formula(n: Any, steps: Any, peak: Any, start: Any, div: Any, final_div: Any) -> Any:
+    def formula(n, steps, peak, start, div, final_div):
         ends = (numeric.floor(start * steps), steps)
         low = peak / div
         return between(n, WAYS["cosine"], ends, (low, peak, low / final_div))

@@ -10,7 +10,7 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import wide_dtype
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class ParamsEmaSlots(NamedTuple):
@@ -54,7 +54,7 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
     def init(p: Tensor) -> ParamsEmaSlots:
         return ParamsEmaSlots(p.to(wide_dtype(p), copy=True))
 
-    def scalars(t: Any, *, decay: Any) -> tuple[Any]:
+    def scalars(t, *, decay):
         return (1 - decay,)
 
     def update(u: Tensor, slots: ParamsEmaSlots, p: Tensor, a: Any) -> tuple[Tensor, Any]:
@@ -106,7 +106,7 @@ def ema(decay: numeric.Hyper, debias: bool = True) -> Leafwise:
 
     init = zeros(EmaSlots)
 
-    def scalars(t: Any, *, decay: Any) -> tuple[Any, Any]:
+    def scalars(t, *, decay):
         return 1 - decay, (1 - decay**t if debias else 1.0)
 
     def update(u: Tensor, slots: EmaSlots, p: Tensor, a: Any, c: Any) -> tuple[Tensor, EmaSlots]:

@@ -11,6 +11,7 @@ from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
+from functional_optim.transforms.rules import given
 
 
 @factory
@@ -33,13 +34,10 @@ def clip_by_value(max_value: numeric.Hyper) -> Leafwise:
     """
     numeric.check_range("clip_by_value", "positive", max_value=max_value)
 
-    def scalars(t: Any, *, max_value: Any) -> tuple[Any]:
-        return (max_value,)
-
     def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
         return u.clamp(-c, c), slots
 
-    return leafwise(None, update, scalars, hyper={"max_value": max_value}, name="clip_by_value")
+    return leafwise(None, update, given, hyper={"max_value": max_value}, name="clip_by_value")
 
 
 @factory
@@ -70,7 +68,7 @@ def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
     """
     numeric.check_range("clip_by_global_norm", "positive", max_norm=max_norm)
 
-    def scalars(t: Any, total: tuple[Any], *, max_norm: Any) -> tuple[Any]:
+    def scalars(t, total, *, max_norm):
         norm = numeric.sqrt(total[0])
         return (1 / numeric.maximum(1.0, numeric.divide(norm + eps, max_norm)),)
 
@@ -109,16 +107,13 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
     """
     numeric.check_range("clip_by_block_rms", "positive", threshold=threshold)
 
-    def scalars(t: Any, *, threshold: Any) -> tuple[Any]:
-        return (threshold,)
-
     def update(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Any]:
         # the root of 0 has no derivative, nor has a mean over nothing
         excess = ((u * u).sum() / (max(u.numel(), 1) * d * d)).clamp(min=1.0)
         return u * excess.rsqrt(), slots
 
     hyper = {"threshold": threshold}
-    return leafwise(None, update, scalars, hyper=hyper, name="clip_by_block_rms")
+    return leafwise(None, update, given, hyper=hyper, name="clip_by_block_rms")
 
 
 @factory
@@ -155,9 +150,6 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
     """
     numeric.check_range("adaptive_grad_clip", "positive", clipping=clipping, eps=eps)
 
-    def scalars(t: Any, *, clipping: Any, eps: Any) -> tuple[Any, Any]:
-        return clipping, eps
-
     def update(u: Tensor, slots: Any, p: Tensor, ratio: Any, eps: Any) -> tuple[Tensor, Any]:
         # units are fewer than entries: divide once for each, and multiply
         most = ratio * _unit_squares(p).clamp(min=eps * eps).sqrt()
@@ -167,7 +159,7 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
     return leafwise(
         base.real_only("adaptive_grad_clip"),
         update,
-        scalars,
+        given,
         hyper={"clipping": clipping, "eps": eps},
         name="adaptive_grad_clip",
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class TraceSlots(NamedTuple):
@@ -49,7 +49,7 @@ def trace(
 
     init = zeros(TraceSlots)
 
-    def scalars(t: Any, *, momentum: Any, dampening: Any) -> tuple[Any, Any]:
+    def scalars(t, *, momentum, dampening):
         return momentum, numeric.where(t == 1, 1.0, 1 - dampening)
 
     def update(u: Tensor, slots: TraceSlots, p: Tensor, mu: Any, a: Any) -> tuple[Tensor, Any]:

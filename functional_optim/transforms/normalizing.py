@@ -12,6 +12,7 @@ from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
+from functional_optim.transforms.rules import given
 
 
 @factory
@@ -60,7 +61,7 @@ def normalize(scale_factor: numeric.Hyper = 1.0, eps: numeric.Hyper = 1e-6) -> L
     """
     numeric.check_range("normalize", "of 0 or more", eps=eps)
 
-    def scalars(t: Any, total: tuple[Any], *, scale_factor: Any, eps: Any) -> tuple[Any]:
+    def scalars(t, total, *, scale_factor, eps):
         null = total[0] == 0
         norm = numeric.sqrt(numeric.where(null, 1.0, total[0])) + eps
         return (numeric.where(null, 0.0, scale_factor / norm),)
@@ -141,7 +142,7 @@ def scale_by_trust_ratio(
             f"scale_by_trust_ratio needs a {name} of 0 or more, but got {{}}.",
         )
 
-    def scalars(t: Any, *, min_norm: Any, trust_coefficient: Any, eps: Any) -> tuple[Any, ...]:
+    def scalars(t, *, min_norm, trust_coefficient, eps):
         return min_norm * min_norm, trust_coefficient, eps
 
     def update(u: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
@@ -179,15 +180,12 @@ def clip_by_trust_ratio(trust_coefficient: numeric.Hyper = 1.0) -> Leafwise:
     """
     numeric.check_range("clip_by_trust_ratio", "positive", trust_coefficient=trust_coefficient)
 
-    def scalars(t: Any, *, trust_coefficient: Any) -> tuple[Any]:
-        return (trust_coefficient,)
-
     def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
         P, U = (p * p).sum(), (u * u).sum()
         return u * trust_ratio(P, U, c, 0.0, 0.0).clamp(max=1.0), slots
 
     hyper = {"trust_coefficient": trust_coefficient}
-    return leafwise(None, update, scalars, hyper=hyper, name="clip_by_trust_ratio")
+    return leafwise(None, update, given, hyper=hyper, name="clip_by_trust_ratio")
 
 
 def trust_ratio(P: Tensor, U: Tensor, coefficient: Any, decay: Any, eps: Any) -> Tensor:

@@ -10,6 +10,7 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import as_real, compute_dtype
+from functional_optim.transforms.rules import given
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -58,9 +59,6 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
     """
     numeric.check_range("keep_norms_within", "positive", factor=factor)
 
-    def scalars(t: Any, *, factor: Any) -> tuple[Any]:
-        return (factor,)
-
     def update(u: Tensor, slots: StartNormSlots, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
         x = p + u
         most, square = factor * slots.start_norm, (x * x).sum()
@@ -71,7 +69,7 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
     return leafwise(
         at_start,
         update,
-        scalars,
+        given,
         hyper={"factor": factor},
         scales_step=True,
         name="keep_norms_within",
@@ -111,9 +109,6 @@ def hyperball(lr: numeric.Hyper) -> Leafwise:
     """
     check_lr(lr)
 
-    def scalars(t: Any, *, lr: Any) -> tuple[Any]:
-        return (lr,)
-
     def update(u: Tensor, slots: StartNormSlots, p: Tensor, lr: Any) -> tuple[Tensor, Any]:
         R, square = slots.start_norm, (u * u).sum()
         null = square == 0
@@ -124,4 +119,4 @@ def hyperball(lr: numeric.Hyper) -> Leafwise:
         share = R * length.masked_fill(none, 1.0).rsqrt()
         return (share - 1) * p - share * step * u, slots
 
-    return leafwise(at_start, update, scalars, hyper={"lr": lr}, scales_step=True, name="hyperball")
+    return leafwise(at_start, update, given, hyper={"lr": lr}, scales_step=True, name="hyperball")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -56,9 +54,7 @@ def scale_by_polyak(
             f'scale_by_polyak knows the variants "sps" and "sps+", but got {variant!r}.'
         )
 
-    def scalars(
-        t: Any, total: tuple[Any], *, f_min: Any, max_learning_rate: Any, eps: Any, value: Any
-    ) -> tuple[Any]:
+    def scalars(t, total, *, f_min, max_learning_rate, eps, value):
         gap = numeric.float64(value) - f_min
         if variant == "sps+":
             gap = numeric.maximum(gap, 0.0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms.slots import zeros
+from functional_optim.transforms.rules import zeros
 
 
 class PreviousGrad(NamedTuple):
@@ -55,7 +55,7 @@ def variance_reduction(
 
     init = zeros(PreviousGrad)
 
-    def scalars(t: Any, *, gamma: Any, beta1: Any, max_norm: Any) -> tuple[Any, Any]:
+    def scalars(t, *, gamma, beta1, max_norm):
         return gamma * beta1 / (1 - beta1), max_norm
 
     def update(g: Tensor, slots: PreviousGrad, p: Tensor, a: Any, most: Any) -> tuple[Tensor, Any]:
