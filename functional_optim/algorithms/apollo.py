@@ -37,22 +37,6 @@ class ApolloSlots(NamedTuple):
     """Norm of the last scaled gradient, (1, 1)."""
 
 
-class ApolloScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of the projected gradient in M."""
-    weight2: Any
-    """1 − β₂, the weight of its square in V."""
-    correction: Any
-    """√(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
-    eps: Any
-    root: Any
-    """√scale."""
-    growth: Any
-    """γ, how much longer a scaled gradient may be than the last."""
-    draw: Any
-    """How many projectors there were before the one of this step."""
-
-
 @factory
 def scale_by_apollo(
     rank: int = 256,
@@ -123,31 +107,32 @@ def scale_by_apollo(
         b1, b2 = betas
         correction = numeric.sqrt(1 - b2**t) / (1 - b1**t)
         draw = (t - 1 - (t - 1) % update_proj_gap) / update_proj_gap
-        root = numeric.sqrt(scale)
-        return ApolloScalars(1 - b1, 1 - b2, correction, eps, root, growth, draw)
+        return 1 - b1, 1 - b2, correction, eps, numeric.sqrt(scale), growth, draw
 
     def norm(x: Tensor, dim: Any) -> Tensor:
         return torch.linalg.vector_norm(x, dim=dim, keepdim=True)
 
-    def step(G: Tensor, P: Tensor, x: ApolloSlots, s: ApolloScalars) -> tuple[Tensor, ApolloSlots]:
+    def step(G: Tensor, P: Tensor, x: ApolloSlots, *numbers: Any) -> tuple[Tensor, ApolloSlots]:
+        a1, a2, correction, eps, factor, growth, _ = numbers
         X = tall(G)
         R = X @ P
-        M, V = x.exp_avg.lerp(R, s.weight1), x.exp_avg_sq.lerp(R * R, s.weight2)
-        N = M / (root(V) + s.eps)
+        M, V = x.exp_avg.lerp(R, a1), x.exp_avg_sq.lerp(R * R, a2)
+        N = M / (root(V) + eps)
         U = X * (norm(N, across) / (norm(R, across) + 1e-8))
         size, last = norm(U, (-2, -1)), x.update_norm
-        excess = (size / ((last + 1e-8) * s.growth)).clamp(min=1.0)
+        excess = (size / ((last + 1e-8) * growth)).clamp(min=1.0)
         excess = excess.masked_fill(last == 0, 1.0)
         new = ApolloSlots(M, V, P, size / excess)
-        return tall(s.correction * s.root * (U / excess), like=G), new
+        return tall(correction * factor * (U / excess), like=G), new
 
-    def plain(G: Tensor, x: ApolloSlots, p: Any, s: ApolloScalars) -> tuple[Tensor, ApolloSlots]:
-        return step(G, x.projector, x, s)
+    def plain(G: Tensor, x: ApolloSlots, p: Any, *numbers: Any) -> tuple[Tensor, ApolloSlots]:
+        return step(G, x.projector, x, *numbers)
 
-    def renew(G: Tensor, x: ApolloSlots, p: Any, s: ApolloScalars) -> tuple[Tensor, ApolloSlots]:
+    def renew(G: Tensor, x: ApolloSlots, p: Any, *numbers: Any) -> tuple[Tensor, ApolloSlots]:
+        *_, draw = numbers
         rows, columns = x.projector.shape[-2:]
-        P = projection(seed, s.draw, rows, columns, x.projector)
-        return step(G, P.expand_as(x.projector), x, s)
+        P = projection(seed, draw, rows, columns, x.projector)
+        return step(G, P.expand_as(x.projector), x, *numbers)
 
     return leafwise(
         matrices_only("scale_by_apollo", init),

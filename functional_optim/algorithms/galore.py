@@ -30,17 +30,6 @@ class GaloreSlots(NamedTuple):
     """P, whose r columns are what the gradient is projected on: (shorter side, r)."""
 
 
-class GaloreScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of the projected gradient in M."""
-    weight2: Any
-    """1 − β₂, the weight of its square in V."""
-    correction: Any
-    """√(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
-    eps: Any
-    scale: Any
-
-
 @factory
 def scale_by_galore(
     rank: int = 128,
@@ -100,19 +89,20 @@ def scale_by_galore(
     def scalars(t, *, betas, eps, scale):
         b1, b2 = betas
         correction = numeric.sqrt(1 - b2**t) / (1 - b1**t)
-        return GaloreScalars(1 - b1, 1 - b2, correction, eps, scale)
+        return 1 - b1, 1 - b2, correction, eps, scale
 
-    def step(X: Tensor, P: Tensor, x: GaloreSlots, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
+    def step(X: Tensor, P: Tensor, x: GaloreSlots, *numbers: Any) -> tuple[Tensor, GaloreSlots]:
+        a1, a2, correction, eps, scale = numbers
         R = X @ P
-        M, V = x.exp_avg.lerp(R, s.weight1), x.exp_avg_sq.lerp(R * R, s.weight2)
-        N = s.correction * M / (root(V) + s.eps)
-        return s.scale * (N @ P.mT), GaloreSlots(M, V, P)
+        M, V = x.exp_avg.lerp(R, a1), x.exp_avg_sq.lerp(R * R, a2)
+        N = correction * M / (root(V) + eps)
+        return scale * (N @ P.mT), GaloreSlots(M, V, P)
 
-    def plain(G: Tensor, x: GaloreSlots, p: Any, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
-        U, x = step(tall(G), x.projector, x, s)
+    def plain(G: Tensor, x: GaloreSlots, p: Any, *numbers: Any) -> tuple[Tensor, GaloreSlots]:
+        U, x = step(tall(G), x.projector, x, *numbers)
         return tall(U, like=G), x
 
-    def renew(G: Tensor, x: GaloreSlots, p: Any, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
+    def renew(G: Tensor, x: GaloreSlots, p: Any, *numbers: Any) -> tuple[Tensor, GaloreSlots]:
         X, r = tall(G), x.projector.shape[-1]
         _, vectors, finite = linalg.eigh(X.mT @ X)
         linalg.tell_not_finite("scale_by_galore", finite)
@@ -120,7 +110,7 @@ def scale_by_galore(
         # of the two signs of a vector, the one with which the averages go on
         turned = (first * x.projector).sum(-2, keepdim=True) < 0
         first = torch.where(turned, -first, first)
-        U, x = step(X, torch.where(finite[..., None, None], first, x.projector), x, s)
+        U, x = step(X, torch.where(finite[..., None, None], first, x.projector), x, *numbers)
         return tall(U, like=G), x
 
     return leafwise(

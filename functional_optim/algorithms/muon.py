@@ -200,16 +200,9 @@ def muon(
         True
     """
     adapt = scale_by_muon(
-        momentum,
-        nesterov,
-        ns_coefficients,
-        eps,
-        ns_steps,
-        adjust_lr_fn,
-        scale=scale,
-        accumulator=accumulator,
-        ns_dtype=ns_dtype,
-    )
+        momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn,
+        scale=scale, accumulator=accumulator, ns_dtype=ns_dtype,
+    )  # fmt: skip
     return matrix_chain(adapt, lr, weight_decay)
 
 

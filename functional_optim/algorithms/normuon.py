@@ -168,14 +168,7 @@ def normuon(
         True
     """
     adapt = scale_by_normuon(
-        momentum,
-        beta2,
-        eps,
-        nesterov,
-        ns_coefficients,
-        ns_steps,
-        ns_eps=ns_eps,
-        scale=scale,
-        ns_dtype=ns_dtype,
-    )
+        momentum, beta2, eps, nesterov, ns_coefficients, ns_steps,
+        ns_eps=ns_eps, scale=scale, ns_dtype=ns_dtype,
+    )  # fmt: skip
     return matrix_chain(adapt, lr, weight_decay)
