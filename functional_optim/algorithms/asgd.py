@@ -70,14 +70,8 @@ def scale_by_asgd(
     def update(g: Tensor, slots: Any, p: Tensor, eta: Any, lambd: Any) -> tuple[Tensor, Any]:
         return -eta * (g + lambd * p), slots
 
-    return leafwise(
-        None,
-        update,
-        scalars,
-        carry=EtaCarry(numeric.at(lr, 1)),
-        hyper={"lr": lr, "lambd": lambd, "alpha": alpha},
-        name="scale_by_asgd",
-    )
+    carry, hyper = EtaCarry(numeric.at(lr, 1)), {"lr": lr, "lambd": lambd, "alpha": alpha}
+    return leafwise(None, update, scalars, carry=carry, hyper=hyper, name="scale_by_asgd")
 
 
 @factory

@@ -102,14 +102,8 @@ def scale_by_dion2(
         U, M = (U.mT, rows.mT) if tall else (U, rows)
         return shape_factor(scale, m, n) * U, MuonSlots(M)
 
-    return leafwise(
-        matrices_only("scale_by_dion2", zeros(MuonSlots)),
-        update,
-        given,
-        hyper={"ef_decay": ef_decay},
-        batched=True,
-        name="scale_by_dion2",
-    )
+    init, hyper = matrices_only("scale_by_dion2", zeros(MuonSlots)), {"ef_decay": ef_decay}
+    return leafwise(init, update, given, hyper=hyper, batched=True, name="scale_by_dion2")
 
 
 @factory

@@ -73,13 +73,9 @@ def scale_by_rms(
         m = slots.grad_avg.lerp(g, a)
         return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
 
+    init, hyper = zeros(slot_type), {"alpha": alpha, "eps": eps}
     return leafwise(
-        zeros(slot_type),
-        update,
-        scalars,
-        hyper={"alpha": alpha, "eps": eps},
-        nonnegative=("square_avg",),
-        name="scale_by_rms",
+        init, update, scalars, hyper=hyper, nonnegative=("square_avg",), name="scale_by_rms"
     )
 
 

@@ -133,14 +133,8 @@ def _of_matrices(
         size = _norms(G, -1)
         return G / ((math.sqrt(n) * size if normalized else size) + eps), slots
 
-    return leafwise(
-        matrices_only(f"scale_by_scion with the norm {norm!r}"),
-        update,
-        given,
-        hyper={"eps": eps},
-        batched=True,
-        name="scale_by_scion",
-    )
+    init = matrices_only(f"scale_by_scion with the norm {norm!r}")
+    return leafwise(init, update, given, hyper={"eps": eps}, batched=True, name="scale_by_scion")
 
 
 def _norms(G: Tensor, dim: int) -> Tensor:

@@ -67,13 +67,9 @@ def scale_by_stable_adam(
         u = m / (v.sqrt() + eps) + decay * p
         return u * excess.rsqrt(), AdamSlots(m, v)
 
+    init = zeros(AdamSlots)
     return leafwise(
-        zeros(AdamSlots),
-        update,
-        scalars,
-        hyper=hyper,
-        nonnegative=("exp_avg_sq",),
-        name="scale_by_stable_adam",
+        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_stable_adam"
     )
 
 

@@ -129,12 +129,11 @@ def _by_condition(
         )
 
     def scalars(t, carry):
-        opened = _as_number(should(t - 1))
+        opened = numeric.float64(should(t - 1))
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
     update = _emptied if empties else _passed
-    gate = leafwise(None, update, scalars, carry=GateCarry(0, 0.0), shared=True, name=name)
-    return _behind(gate, tx)
+    return _gated(tx, name, update, scalars, GateCarry(0, 0.0))
 
 
 @factory
@@ -169,13 +168,14 @@ def apply_if_finite(
     numeric.check_count("apply_if_finite", 0, max_consecutive_errors=max_consecutive_errors)
 
     def scalars(t, carry, total):
-        bad = _as_number(total[0] > 0)
+        bad = numeric.float64(total[0] > 0)
         row = numeric.where(bad > 0, carry.notfinite_count + 1, 0.0)
-        opened = _as_number((row == 0) | (row > max_consecutive_errors))
+        opened = numeric.float64((row == 0) | (row > max_consecutive_errors))
         all_bad = carry.total_notfinite + bad
         return (opened,), FiniteCarry(carry.open_steps + opened, opened, row, all_bad)
 
-    return _behind(_measuring(_strange, scalars, FiniteCarry(0, 0.0, 0, 0), "apply_if_finite"), tx)
+    carry = FiniteCarry(0, 0.0, 0, 0)
+    return _gated(tx, "apply_if_finite", _emptied, scalars, carry, _strange)
 
 
 MOST = 2.0**127
@@ -231,9 +231,9 @@ def dynamic_loss_scale(
     numeric.check_count("dynamic_loss_scale", 1, growth_interval=growth_interval)
 
     def scalars(t, carry, total):
-        opened = _as_number(total[0] == 0)
+        opened = numeric.float64(total[0] == 0)
         finite = (carry.growth_tracker + 1) * opened
-        grows = _as_number(finite >= growth_interval)
+        grows = numeric.float64(finite >= growth_interval)
         scale = carry.loss_scale * numeric.where(opened > 0, 1.0, backoff_factor)
         scale = scale * numeric.where(grows > 0, growth_factor, 1.0)
         scale = numeric.minimum(numeric.maximum(scale, 1 / MOST), MOST)
@@ -242,16 +242,7 @@ def dynamic_loss_scale(
         return (opened, 1 / carry.loss_scale), new
 
     carry = LossScaleCarry(0, 0.0, float(init_scale), 0)
-    gate = leafwise(
-        None,
-        _unscaled,
-        scalars,
-        reduce=_strange,
-        carry=carry,
-        shared=True,
-        name="dynamic_loss_scale",
-    )
-    return _behind(gate, tx)
+    return _gated(tx, "dynamic_loss_scale", _unscaled, scalars, carry, _strange)
 
 
 @factory
@@ -283,10 +274,13 @@ def skip_large_updates(
     numeric.check_range("skip_large_updates", "positive", max_norm=max_norm)
 
     def scalars(t, carry, total):
-        opened = _as_number(numeric.sqrt(total[0]) <= numeric.at(max_norm, t))  # False for a NaN
+        opened = numeric.float64(
+            numeric.sqrt(total[0]) <= numeric.at(max_norm, t)
+        )  # False for a NaN
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
-    return _behind(_measuring(squares, scalars, GateCarry(0, 0.0), "skip_large_updates"), tx)
+    carry = GateCarry(0, 0.0)
+    return _gated(tx, "skip_large_updates", _emptied, scalars, carry, squares)
 
 
 @factory
@@ -341,11 +335,11 @@ def accumulate(
         return AccumulateSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
 
     def scalars(t, carry, total=(0.0,)):
-        counted = _as_number(total[0] == 0)
+        counted = numeric.float64(total[0] == 0)
         count = carry.mini_step + counted
         wanted = every(carry.open_steps) if callable(every) else every
-        full = _as_number(count >= wanted) * counted
-        first = _as_number(count == 1)
+        full = numeric.float64(count >= wanted) * counted
+        first = numeric.float64(count == 1)
         share = 1 / numeric.maximum(count, 1.0) if mean else 1.0
         waiting = numeric.where(full > 0, 0.0, count)
         new = AccumulateCarry(carry.open_steps + full, full, waiting)
@@ -380,9 +374,12 @@ def accumulate(
     return _behind(collector, tx)
 
 
-def _measuring(reduce: Any, scalars: Any, carry: Any, name: str) -> Leafwise:
-    """A gate that measures the updates. They are zero in the steps in which it is shut."""
-    return leafwise(None, _emptied, scalars, reduce=reduce, carry=carry, shared=True, name=name)
+def _gated(
+    tx: Any, name: str, update: Any, scalars: Any, carry: Any, reduce: Any = None
+) -> base.GradientTransformation:
+    """A transformation behind a gate without slots."""
+    gate = leafwise(None, update, scalars, reduce=reduce, carry=carry, shared=True, name=name)
+    return _behind(gate, tx)
 
 
 def _emptied(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
@@ -400,11 +397,6 @@ def _passed(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]
 def _strange(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
     """The number of entries that are infinite or NaN."""
     return ((~u.isfinite()).to(u.dtype).sum(),)
-
-
-def _as_number(condition: Any) -> Any:
-    """A condition as 1 or 0: a float, or a 0-dim float64 tensor."""
-    return numeric.float64(condition)
 
 
 def _behind(gate: Leafwise, tx: Any) -> base.GradientTransformation:

@@ -72,14 +72,8 @@ def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
         norm = numeric.sqrt(total[0])
         return (1 / numeric.maximum(1.0, numeric.divide(norm + eps, max_norm)),)
 
-    return leafwise(
-        None,
-        times,
-        scalars,
-        reduce=squares,
-        hyper={"max_norm": max_norm},
-        name="clip_by_global_norm",
-    )
+    hyper = {"max_norm": max_norm}
+    return leafwise(None, times, scalars, reduce=squares, hyper=hyper, name="clip_by_global_norm")
 
 
 @factory
@@ -156,13 +150,8 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
         excess = _unit_squares(u * (1 / most)).clamp(min=1.0)
         return u * (1 / excess.sqrt()), slots
 
-    return leafwise(
-        base.real_only("adaptive_grad_clip"),
-        update,
-        given,
-        hyper={"clipping": clipping, "eps": eps},
-        name="adaptive_grad_clip",
-    )
+    init, hyper = base.real_only("adaptive_grad_clip"), {"clipping": clipping, "eps": eps}
+    return leafwise(init, update, given, hyper=hyper, name="adaptive_grad_clip")
 
 
 def _unit_squares(x: Tensor) -> Tensor:

@@ -66,14 +66,8 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
         excess = 1 - most * square.masked_fill(~long, 1.0).rsqrt()
         return u - excess.masked_fill(~long, 0.0) * x, slots
 
-    return leafwise(
-        at_start,
-        update,
-        given,
-        hyper={"factor": factor},
-        scales_step=True,
-        name="keep_norms_within",
-    )
+    hyper, name = {"factor": factor}, "keep_norms_within"
+    return leafwise(at_start, update, given, hyper=hyper, scales_step=True, name=name)
 
 
 @factory
