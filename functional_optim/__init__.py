@@ -205,12 +205,7 @@ __getattr__, __dir__, __all__ = _on_demand(
         "functional_optim.algorithms.yogi": ("scale_by_yogi", "yogi"),
         # end: algorithms
         "functional_optim.tuning.summary": ("summary",),
-        "functional_optim.estimators": (
-            "es_gradient",
-            "forward_gradient",
-            "mezo",
-            "spsa",
-        ),
+        "functional_optim.estimators": ("es_gradient", "forward_gradient", "mezo", "spsa"),
         "functional_optim.replicas.sync.diloco": ("diloco",),
         "functional_optim.replicas.sync.local_sgd": ("local_sgd",),
         "functional_optim.tuning.report": ("report",),

@@ -407,6 +407,35 @@ def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
         raise ValueError(message.format(value))
 
 
+RANGES: dict[str, Callable[[Any], bool]] = {
+    "in [0, 1)": lambda x: 0 <= x < 1,
+    "in [0, 1]": lambda x: 0 <= x <= 1,
+    "in (0, 1]": lambda x: 0 < x <= 1,
+    "in (0, 1)": lambda x: 0 < x < 1,
+    "of 0 or more": lambda x: x >= 0,
+    "of 1 or more": lambda x: x >= 1,
+    "above 0": lambda x: x > 0,
+    "positive": lambda x: x > 0,
+}
+"""Ranges of hyperparameters, by the words of their error texts."""
+
+
+def check_range(who: str, words: str, **values: Any) -> None:
+    """`check` that hyperparameters lie in one of RANGES.
+
+    Example::
+
+        >>> from functional_optim import numeric
+        >>> numeric.check_range("my_average", "in [0, 1)", decay=1.5)
+        Traceback (most recent call last):
+        ValueError: my_average needs a decay in [0, 1), but got 1.5.
+    """
+    for name, x in values.items():
+        named = f"{'an' if name[0] in 'aeiou' else 'a'} {name} {words}"
+        what = f"a positive {name}" if words == "positive" else named
+        check(RANGES[words], x, f"{who} needs {what}, but got {{}}.")
+
+
 def check_count(who: str, least: int, **counts: Any) -> None:
     """Raise ValueError for what must be a whole number of at least `least`, and is not.
 

@@ -44,7 +44,7 @@ def scale_by_fromage(lr: numeric.Hyper = 1e-2) -> Leafwise:
     """
     check_lr(lr)
 
-    def scalars(t: Any, *, lr: Any) -> tuple[Any, Any]:
+    def scalars(t, *, lr):
         shrunk = 1 / numeric.sqrt(1 + lr * lr)
         return lr * shrunk, lr * lr * shrunk / (1 + 1 / shrunk)  # the latter: 1 − shrunk
 

@@ -29,14 +29,6 @@ class MadgradSlots(NamedTuple):
     """Where the parameter was before the first step, like p."""
 
 
-class MadgradScalars(NamedTuple):
-    lamb: Any
-    """λ = (lr + ε) √t, the weight of the gradient in both sums."""
-    weight: Any
-    """1 − momentum, the weight of z in the parameter."""
-    eps: Any
-
-
 @factory
 def scale_by_madgrad(
     lr: numeric.Hyper = 1e-2, momentum: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6
@@ -68,17 +60,16 @@ def scale_by_madgrad(
     def init(p: Tensor) -> MadgradSlots:
         return MadgradSlots(torch.zeros_like(p), torch.zeros_like(p), p.clone())
 
-    def scalars(t: Any, *, lr: Any, momentum: Any, eps: Any) -> MadgradScalars:
-        return MadgradScalars((lr + eps) * numeric.sqrt(t), 1 - momentum, eps)
+    def scalars(t, *, lr, momentum, eps):
+        return (lr + eps) * numeric.sqrt(t), 1 - momentum, eps
 
-    def update(
-        g: Tensor, slots: MadgradSlots, p: Tensor, c: MadgradScalars
-    ) -> tuple[Tensor, MadgradSlots]:
-        v = slots.grad_sum_sq + c.lamb * (g * g)
-        s = slots.s + c.lamb * g
-        root = _cube_root(v.masked_fill(v == 0, 1.0)) + c.eps  # where v is 0, s is
+    def update(g: Tensor, slots: MadgradSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        lamb, a, eps = numbers
+        v = slots.grad_sum_sq + lamb * (g * g)
+        s = slots.s + lamb * g
+        root = _cube_root(v.masked_fill(v == 0, 1.0)) + eps  # where v is 0, s is
         z = slots.x0 - s / root
-        return c.weight * (z - p), MadgradSlots(v, s, slots.x0)
+        return a * (z - p), MadgradSlots(v, s, slots.x0)
 
     hyper = {"lr": lr, "momentum": momentum, "eps": eps}
     return leafwise(

@@ -29,15 +29,6 @@ class RpropSlots(NamedTuple):
     """Size of the next step, like p."""
 
 
-class RpropScalars(NamedTuple):
-    shrink: Any
-    """η⁻, the factor for a changed sign."""
-    grow: Any
-    """η⁺, the factor for an unchanged sign."""
-    min_step: Any
-    max_step: Any
-
-
 @factory
 def scale_by_rprop(
     lr: numeric.Hyper = 1e-2,
@@ -76,15 +67,14 @@ def scale_by_rprop(
         size = torch.zeros_like(p) + (first * (1 + 1j) if p.is_complex() else first)
         return RpropSlots(torch.zeros_like(p), size.to(p.dtype))
 
-    def scalars(t: Any, *, etas: Any, step_sizes: Any) -> RpropScalars:
-        return RpropScalars(*etas, *step_sizes)
+    def scalars(t, *, etas, step_sizes):
+        return *etas, *step_sizes
 
-    def update(
-        g: Tensor, slots: RpropSlots, p: Tensor, s: RpropScalars
-    ) -> tuple[Tensor, RpropSlots]:
+    def update(g: Tensor, slots: RpropSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, RpropSlots]:
+        shrink, grow, min_step, max_step = numbers
         agreement, size = g * slots.prev, slots.step_size
-        shrunk = torch.where(agreement < 0, s.shrink * size, size)
-        size = torch.where(agreement > 0, s.grow * size, shrunk).clamp(s.min_step, s.max_step)
+        shrunk = torch.where(agreement < 0, shrink * size, size)
+        size = torch.where(agreement > 0, grow * size, shrunk).clamp(min_step, max_step)
         g = torch.where(agreement < 0, 0, g)
         return g.sign() * size, RpropSlots(g, size)
 

@@ -45,7 +45,7 @@ def zero_nans() -> Leafwise:
     def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
         return (u.isnan().to(u.dtype).sum(),)
 
-    def scalars(t: Any, carry: NanCarry, total: tuple[Any]) -> tuple[tuple[()], NanCarry]:
+    def scalars(t, carry, total):
         return (), NanCarry(total[0], carry.total_nan_count + total[0])
 
     def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
@@ -133,7 +133,7 @@ def keep_params_in(
         )
     names = tuple(numbers)
 
-    def scalars(t: Any) -> tuple[Any, ...]:
+    def scalars(t):
         return tuple([numeric.at(x, t) for x in numbers.values()])
 
     def update(u: Tensor, slots: Any, p: Tensor, *given: Any) -> tuple[Tensor, Any]:

@@ -94,7 +94,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         own = [x for rule in rules if rule.init is not None for x in rule.init(seen)]
         return record(*own, *basis.init(p))
 
-    def scalars(t: Any, **given: Any) -> Own:
+    def scalars(t, **given):
         def of(function: Any, names: Any, t: Any) -> Any:
             return function(t, **{name: given[name] for name in names})
 
@@ -124,13 +124,13 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         moved |= {key: _reordered(getattr(x, key), orders) for key in sizes}
         return u, x._replace(**moved)
 
-    def variant(t: Any, every: Any, turn: int) -> Any:
+    def variant(t, every, turn):
         return numeric.where(t == 1, 0, numeric.where((t - 1) % every == turn, 2, 1))
 
-    def together(t: Any, *, precondition_frequency: Any) -> Any:
+    def together(t, *, precondition_frequency):
         return variant(t, precondition_frequency, 0)
 
-    def spread(t: Any, *, precondition_frequency: Any, turn: int) -> Any:
+    def spread(t, *, precondition_frequency, turn):
         return variant(t, precondition_frequency, turn)
 
     eigenvalues = [key for key in basis.slots if key.endswith("eigenvalues")]

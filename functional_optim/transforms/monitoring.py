@@ -104,10 +104,7 @@ def monitor(
 
 @factory
 def snapshot(
-    name: str,
-    measure: Measure | Callable[[Tensor], Tensor],
-    *,
-    of: Place = "updates",
+    name: str, measure: Measure | Callable[[Tensor], Tensor], *, of: Place = "updates"
 ) -> Leafwise:
     """`monitor` for one measurement.
 
@@ -140,7 +137,7 @@ def _of_all(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Le
     def reduce(u: Tensor, slots: Any, p: Tensor, *g: Tensor) -> tuple[Tensor, ...]:
         return tuple([x for row in sums(u, p, *g) for x in row])
 
-    def scalars(t: Any, carry: Any, total: tuple[Any, ...]) -> tuple[tuple[()], Any]:
+    def scalars(t, carry, total):
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         rows = [total[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         found = [m.finish(*row) for m, row in zip(measures, rows, strict=True)]
@@ -167,7 +164,7 @@ def _of_each(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> L
     def init(p: Tensor) -> Any:
         return record(*[torch.zeros((), dtype=compute_dtype(p), device=p.device) for _ in finish])
 
-    def scalars(t: Any) -> tuple[Any, ...]:
+    def scalars(t):
         return tuple(_weights(measures, t))
 
     def update(u: Tensor, slots: Any, p: Tensor, *given: Any) -> tuple[Tensor, Any]:

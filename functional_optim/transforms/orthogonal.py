@@ -100,11 +100,7 @@ def matrices_only(
 
 
 def polar_factor(
-    name: str,
-    ns_coefficients: Coefficients,
-    eps: float,
-    ns_steps: int,
-    ns_dtype: torch.dtype,
+    name: str, ns_coefficients: Coefficients, eps: float, ns_steps: int, ns_dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
     """Newton–Schulz with these settings, into the dtype of its argument. name: for errors.
 

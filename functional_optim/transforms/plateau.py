@@ -99,18 +99,18 @@ def reduce_on_plateau(
         )
 
     def scalars(
-        t: Any,
-        carry: PlateauCarry,
+        t,
+        carry,
         *,
-        factor: Any,
-        patience: Any,
-        rtol: Any,
-        atol: Any,
-        cooldown: Any,
-        accumulation_size: Any,
-        min_scale: Any,
-        value: Any = None,
-    ) -> tuple[tuple[Any], PlateauCarry]:
+        factor,
+        patience,
+        rtol,
+        atol,
+        cooldown,
+        accumulation_size,
+        min_scale,
+        value=None,
+    ):
         count = carry.count + 1
         mean = carry.avg_value + (_number(value) - carry.avg_value) / count
         full = count >= accumulation_size

@@ -11,6 +11,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.paths import Mask, masked_by
 from functional_optim.core.rule import Runs, Update
+from functional_optim.transforms.rules import given
 from functional_optim.transforms.scaling import check_lr, scale_by_lr
 
 
@@ -115,17 +116,9 @@ def _decay(
     if numeric.is_zero(weight_decay):
         return identity()
 
-    def scalars(t: Any, *, weight_decay: Any) -> tuple[Any]:
-        return (weight_decay,)
-
     hyper = {"weight_decay": weight_decay}
     decay = leafwise(
-        None,
-        update,
-        scalars,
-        hyper=hyper,
-        runs=Runs(after="lr" if independent else None),
-        name=name,
+        None, update, given, hyper=hyper, runs=Runs(after="lr" if independent else None), name=name
     )
     return Leafwise(tuple([placement.on(*where) for placement in decay.placements]))
 
@@ -161,7 +154,7 @@ def proximal_step(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
     if numeric.is_zero(weight_decay):
         return scale_by_lr(lr)
 
-    def scalars(t: Any, *, lr: Any, weight_decay: Any) -> tuple[Any, Any]:
+    def scalars(t, *, lr, weight_decay):
         whole = 1 + lr * weight_decay
         return -lr / whole, lr * weight_decay / whole
 
@@ -198,7 +191,7 @@ def decay_after_step(weight_decay: numeric.Hyper) -> Leafwise:
     if numeric.is_zero(weight_decay):
         return identity()
 
-    def scalars(t: Any, *, weight_decay: Any) -> tuple[Any, Any]:
+    def scalars(t, *, weight_decay):
         return 1 - weight_decay, weight_decay
 
     hyper = {"weight_decay": weight_decay}
@@ -237,7 +230,7 @@ def step_then_decay(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
     if numeric.is_zero(weight_decay):
         return scale_by_lr(lr)
 
-    def scalars(t: Any, *, lr: Any, weight_decay: Any) -> tuple[Any, Any]:
+    def scalars(t, *, lr, weight_decay):
         lost = lr * weight_decay
         return -lr * (1 - lost), lost
 
