@@ -15,9 +15,9 @@ from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.scalars import given
 from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import given
 from functional_optim.transforms.scaling import check_lr
 
 

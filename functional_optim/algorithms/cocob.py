@@ -16,9 +16,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.scalars import given
 from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, apply_delta
-from functional_optim.transforms.rules import given, zeros
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import signed
 
 

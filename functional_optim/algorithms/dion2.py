@@ -18,6 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
+from functional_optim.core.scalars import given
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.orthogonal import (
     Scale,
@@ -26,7 +27,7 @@ from functional_optim.transforms.orthogonal import (
     polar_factor,
     shape_factor,
 )
-from functional_optim.transforms.rules import given, zeros
+from functional_optim.transforms.rules import zeros
 
 
 @factory

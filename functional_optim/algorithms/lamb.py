@@ -19,6 +19,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.scalars import given
 from functional_optim.transforms import (
     add_decayed_weights,
     clip_by_global_norm,
@@ -27,7 +28,6 @@ from functional_optim.transforms import (
     scale_by_trust_ratio,
 )
 from functional_optim.transforms.normalizing import trust_ratio
-from functional_optim.transforms.rules import given
 from functional_optim.transforms.scaling import signed
 
 

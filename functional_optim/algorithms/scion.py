@@ -22,10 +22,10 @@ from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.rule import Runs
+from functional_optim.core.scalars import given
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
-from functional_optim.transforms.rules import given
 from functional_optim.transforms.scaling import check_lr
 
 Norm = Literal["auto", "spectral", "spectral_conv", "sign", "col", "row", "bias_rms"]

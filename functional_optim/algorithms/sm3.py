@@ -17,10 +17,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.scalars import given
 from functional_optim.core.storage import Storage
 from functional_optim.transforms import ema, scale
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import given
 
 MOST = 5
 """Dimensions that a tensor may have; kernels of 3-D convolutions have as many."""

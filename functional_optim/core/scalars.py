@@ -19,7 +19,7 @@ from functional_optim.core.numbers import (
     parts_of,
     with_forms,
 )
-from functional_optim.core.rule import Goal, Placement, settled, variant_of
+from functional_optim.core.rule import Goal, Placement, Rule, settled, variant_of
 from functional_optim.core.step_number import StepNumber
 from functional_optim.core.storage import compute_dtype
 
@@ -28,6 +28,11 @@ Source = Literal["value", "tensor"]
 
 Key = tuple[str, int]
 """A measurement: the name of its rule, and its index among the rules of that name."""
+
+
+def given(t: Any, **hyper: Any) -> tuple[Any, ...]:
+    """`scalars` of a rule whose numbers are its hyperparameters, in their order."""
+    return tuple(hyper.values())
 
 
 class StepScalars:
@@ -70,7 +75,7 @@ class StepScalars:
                 result: Any = ()
                 if rule.scalars is not None:
                     t = self.together if rule.runs.shared else self.time
-                    result = rule.scalars(t, **rule.given_at(t))
+                    result = rule.scalars(t, **_given(rule, t))
                 self.numbers.append(result if isinstance(result, tuple) else _refused(placement))
                 self.carried.append(())
                 continue
@@ -130,7 +135,7 @@ class StepScalars:
             args.append(total)
         try:
             extra = {name: self.extra[name] for name in rule.reads.extra if name in self.extra}
-            result = rule.scalars(*args, **rule.given_at(t), **extra)
+            result = rule.scalars(*args, **_given(rule, t), **extra)
         except numeric.NotANumber as error:
             raise error.among(rule.each_hyper()) from None
         except TypeError:
@@ -178,6 +183,11 @@ class StepScalars:
         if placement.gate:
             return numeric.maximum(self.carried[i - placement.gate][0], 1.0)
         return self.together if placement.rule.runs.shared else self.time
+
+
+def _given(rule: Rule, t: Any) -> dict[str, Any]:
+    """The hyperparameters that `scalars` of a rule takes at step t."""
+    return rule.given_at(t) if rule.reads.fixed is None else rule.reads.fixed
 
 
 def _known(choice: Any) -> Any:

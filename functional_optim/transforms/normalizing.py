@@ -12,7 +12,7 @@ from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
-from functional_optim.transforms.rules import given
+from functional_optim.core.scalars import given
 
 
 @factory

@@ -10,8 +10,8 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
+from functional_optim.core.scalars import given
 from functional_optim.core.storage import as_real, compute_dtype
-from functional_optim.transforms.rules import given
 from functional_optim.transforms.scaling import check_lr
 
 

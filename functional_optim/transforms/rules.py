@@ -1,4 +1,4 @@
-"""What many rules have in common: how their slots begin, and numbers that stay as they are."""
+"""What many rules have in common: how their slots begin."""
 
 from __future__ import annotations
 
@@ -16,8 +16,3 @@ def zeros(record: Any) -> Callable[[Tensor], Any]:
         return record(*[torch.zeros_like(p) for _ in record._fields])
 
     return init
-
-
-def given(t: Any, **hyper: Any) -> tuple[Any, ...]:
-    """`scalars` of a rule whose numbers are its hyperparameters, in their order."""
-    return tuple(hyper.values())

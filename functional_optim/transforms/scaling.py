@@ -11,7 +11,7 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.rule import times
-from functional_optim.transforms.rules import given
+from functional_optim.core.scalars import given
 
 
 @factory

@@ -11,7 +11,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.paths import Mask, masked_by
 from functional_optim.core.rule import Runs, Update
-from functional_optim.transforms.rules import given
+from functional_optim.core.scalars import given
 from functional_optim.transforms.scaling import check_lr, scale_by_lr
 
 
