@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.core import base, modes, sharding
+from functional_optim.core import base, memory, modes, sharding
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import check_choices, chosen
 from functional_optim.core.rows import (
@@ -28,7 +28,7 @@ from functional_optim.core.scalars import Caster, StepScalars
 from functional_optim.core.state_keys import Layout
 from functional_optim.core.storage import init_slots, stands_beside
 from functional_optim.core.totals import given_totals
-from functional_optim.core.traits import check_part
+from functional_optim.core.traits import check_part, of_package
 from functional_optim.core.turns import takes_turns
 from functional_optim.kernels.private import keep_numbers_open
 
@@ -102,6 +102,7 @@ def lift(
     every = tuple(range(len(placements)))
     meets = any(x.reduce_groups for x in placements)
     spread = takes_turns(placements)
+    look = memory.Look()
 
     def kind_of(places: tuple[int, ...]) -> Kind:
         mine, names = part_of(placements, layout, places) if routed else (placements, layout)
@@ -145,9 +146,12 @@ def lift(
         check_state(placements, layout, state)
         if params is None:
             raise ValueError("update needs the parameters: call update(grads, state, params).")
-        if not torch.compiler.is_compiling():
-            check_trees(placements, layout, params, grads, state)
         columns = [state.slots[key] for key in keys]
+        given, seen = (params, grads, columns), False
+        if not torch.compiler.is_compiling():
+            seen = not modes.intercepted() and look.same(given)
+            if not seen:
+                check_trees(placements, layout, params, grads, state)
         rows: list[Row | None] = []
         kinds: dict[tuple[int, ...], Kind] = {}
 
@@ -182,8 +186,10 @@ def lift(
             used, names = part_of(placements, layout, at)
             groups = [group.among(at) for group in groups]
         step = StepScalars(used, t, carry_of(names, state.carry), extra)
-        if not modes.traced():
+        if not seen and not modes.traced():
             check_groups(groups, step)
+            if of_package(placements):
+                look.note(given)
         while step.proceed():
             if totals is None or before is None or totals.alone:
                 step.advance(measured(groups, step))

@@ -160,6 +160,11 @@ def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> Non
 _checked: set[Any] = set()
 
 
+def of_package(placements: Sequence[Placement]) -> bool:
+    """Whether all rules are this package's, which its tests look at."""
+    return all(are_own(functions_of(x.rule)) for x in placements if x.rule.updates)
+
+
 def unchecked(placements: Sequence[Placement], p: Tensor) -> list[int]:
     """The rules that were not looked at on a parameter like p, by their indices.
 

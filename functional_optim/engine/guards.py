@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from operator import is_
 from types import BuiltinFunctionType
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functional_optim import kernels, tree
 from functional_optim.core import modes
-from functional_optim.core.memory import Written, has_address, is_there, reach
+from functional_optim.core.memory import Written, has_address, is_there, reach, same_looks
 from functional_optim.kernels import private
 
 
@@ -176,24 +176,6 @@ def version_of(x: Tensor) -> Any:
     An inference tensor counts none: its version equals no other, since nobody knows.
     """
     return object() if x.is_inference() else x._version
-
-
-def same_looks(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """A function that says whether tensors have the dtypes, sizes, strides and devices of these.
-
-    It is the one with which torch.compile guards its inputs: a tensor costs 10 ns.
-    """
-    made = private.TensorGuards
-    if made is not None and all(x.layout is torch.strided and not x.is_nested for x in tensors):
-        sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-        return made(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    known = list(map(_look, tensors))
-    return lambda *now: list(map(_look, now)) == known
-
-
-def _look(x: Tensor) -> tuple[Any, ...]:
-    strides = x.stride() if x.layout is torch.strided else None
-    return (x.layout, x.dtype, x.device, x.numel(), strides)
 
 
 def _meshes(grads: list[Tensor]) -> list[Any]:
