@@ -288,7 +288,7 @@ class SparseAdam(DropIn, torch.optim.SparseAdam):
 
     recipe = algorithms.sparse_adam
     how = ("compile",)
-    optional = ("maximize",)
+    optional = ("maximize",)  # old checkpoints lack it
     sparse = "lazy"
     integer_steps = True
     backward = "torch.nn.functional.embedding(torch.arange(2), w, sparse=True).sum().backward()"
@@ -298,6 +298,3 @@ class SparseAdam(DropIn, torch.optim.SparseAdam):
             raise RuntimeError(
                 "SparseAdam does not support dense gradients, please consider Adam instead"
             )
-
-    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        return super().transform({"maximize": False, **group})  # old checkpoints lack it

@@ -11,15 +11,8 @@ from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.transaction import transaction
-from functional_optim.algorithms.lbfgs.quasi_newton import (
-    Memory,
-    Past,
-    Run,
-    Settings,
-    advance,
-    aim,
-    begin,
-)
+from functional_optim.algorithms.lbfgs import quasi_newton
+from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
 from functional_optim.algorithms.lbfgs.transform import lbfgs
 from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base, sharding
@@ -132,33 +125,30 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         flat = flat_of(group["params"])
         before = [(p, p.detach().clone()) for p in flat.leaves]
         try:
-            return self._run(closure, settings_of(group, flat), flat, before)
+            return self._run(closure, flat, before)
         except BaseException:
             for p, value in before:
                 p.copy_(value)
             raise
 
     def _run(
-        self,
-        closure: Callable[[], Any],
-        settings: Settings,
-        flat: Ravel,
-        before: list[tuple[Tensor, Tensor]],
+        self, closure: Callable[[], Any], flat: Ravel, before: list[tuple[Tensor, Tensor]]
     ) -> Any:
         """The run; writes the state at its end, when nothing can raise any more.
 
         before: what the parameters were, emptied once the step is done.
         """
-        mesh = sharding.mesh_of(flat.leaves)
+        settings, mesh = settings_of(self.param_groups[0], flat), sharding.mesh_of(flat.leaves)
         loss = closure()
         old = self.state.get(flat.leaves[0], {})
-        run = begin(settings, point(flat), number(loss, mesh), gradient(flat), past_of(old, flat))
+        here = point(flat), number(loss, mesh), gradient(flat)
+        run = quasi_newton.begin(settings, *here, past_of(old, flat))
         while not run.done:
-            write(flat, aim(settings, run))
+            write(flat, quasi_newton.aim(settings, run))
             f = number(closure(), mesh)
             if not settings.wolfe:
                 run = run._replace(x=point(flat))  # a closure may project the parameters
-            run = advance(settings, run, f, gradient(flat))
+            run = quasi_newton.advance(settings, run, f, gradient(flat))
         new = state_of(run, old, settings.history_size)
 
         def finish() -> None:

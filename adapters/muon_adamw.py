@@ -118,15 +118,13 @@ class MuonAdamW(Optimizer):
         tell = HiddenMatrices("MuonAdamW", ("muon", "adamw"), given["muon"], given["adamw"])
         paths = named({"params": [p for _, p in pairs], "param_names": [name for name, _ in pairs]})
         labels = [tell(path, p) for path, p in paths]
+        of_adamw = {**self.adamw, **({} if "muon" in labels else rest), **own}
         for label in ("muon", "adamw"):
             mine = [pair for pair, found in zip(pairs, labels, strict=True) if found == label]
-            if not mine:
-                continue
-            more = {}
-            if label == "adamw":
-                more = {**self.adamw, **({} if "muon" in labels else rest), **own}
+            more = of_adamw if label == "adamw" else {}
             name = self._free(f"{rest['name']}.{label}" if "name" in rest else label)
-            super().add_param_group({**rest, **more, "params": mine, "name": name})
+            if mine:
+                super().add_param_group({**rest, **more, "params": mine, "name": name})
         return None
 
     def _free(self, name: str) -> str:

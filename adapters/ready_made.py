@@ -7,11 +7,12 @@ which `make lists` writes.
 from __future__ import annotations
 
 import inspect
-from importlib import import_module
+from collections.abc import Callable
 from inspect import Parameter
 from typing import Any, ClassVar
 
 import functional_optim as fo
+from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.recipes import constructor
 
@@ -26,15 +27,7 @@ CLASSES = (
 )  # fmt: skip
 """Their names. That of a function is the same, but for capitals and underscores."""
 
-BASES = {
-    "DAdaptAdam": "one_rate.OneRate",
-    "Prodigy": "one_rate.OneRate",
-    "ScheduleFreeAdamW": "schedule_free.ScheduleFree",
-    "ScheduleFreeSGD": "schedule_free.ScheduleFree",
-}
-"""What those inherit from that are no plain `ReadyMade`."""
-
-DOC = """`functional_optim.{name}` as an optimizer object.
+DOC = """`functional_optim.{name}` as an optimizer object{modes}.
 
 Args:
     params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
@@ -49,7 +42,7 @@ Args:
 State of each parameter: `step`, and the slots of :func:`functional_optim.{name}`.
 
 Raises:
-    TypeError, ValueError: for arguments and gradients that cannot be used.
+    TypeError, ValueError: for arguments and gradients that cannot be used.{raises}
 
 Example::
 
@@ -64,7 +57,7 @@ Example::
     ...     return loss
     >>> for _ in range(3):
     ...     loss = opt.step(closure)
-    >>> bool(w.square().sum() < 2)
+{switch}    >>> bool(w.square().sum() < 2)
     True
 """
 """What the docstring of each becomes."""
@@ -78,13 +71,13 @@ CAPTURABLE = """
 class ReadyMade(Optimizer):
     """An `Optimizer` that runs one algorithm.
 
-    algorithm: its name. doc: the text of a subclass's docstring, which is made of its name. how:
-    the names of the arguments that say how it is run.
+    algorithm: its name. how: the names of the arguments that say how it is run. texts: parts of a
+    subclass's docstring, which is made of its name.
     """
 
     algorithm: ClassVar[str]
-    doc: ClassVar[str] = DOC
     how: ClassVar[tuple[str, ...]] = ("compile", "stored", "capturable")
+    texts: ClassVar[dict[str, str]] = {"modes": "", "raises": "", "switch": ""}
 
     def _construct(self, arguments: dict[str, Any]) -> None:
         """Call the constructor. arguments: of the subclass's own, by name."""
@@ -105,17 +98,45 @@ def _complete(cls: type[ReadyMade]) -> None:
         cls.__init__ = constructor(cls.__name__, [*first, *own], cls.how)
     if cls.__doc__ is None and ReadyMade.__doc__ is not None:  # -OO leaves none
         more = CAPTURABLE if "capturable" in cls.how else ""
-        texts = {"name": cls.algorithm, "optimizer": cls.__name__, "capturable": more}
-        cls.__doc__ = cls.doc.format(**texts)
+        names = {"name": cls.algorithm, "optimizer": cls.__name__, "capturable": more}
+        cls.__doc__ = DOC.format(**names, **cls.texts)
 
 
 KIND = Parameter.POSITIONAL_OR_KEYWORD
 
 
+class OneRate(ReadyMade):
+    """A `ReadyMade` whose groups have one learning rate, or 0."""
+
+    how = ("compile", "stored")
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every parameter that has a gradient; see :meth:`Optimizer.step`.
+
+        Raises:
+            RuntimeError: if two parameter groups have different learning rates other than 0.
+        """
+        rates = [group["lr"] for group in self.param_groups]
+        if len(rates) > 1:
+            known = {float(lr) for lr in rates if not callable(lr)} - {0.0}
+            if len(known) > 1:
+                raise RuntimeError(
+                    f"{type(self).__name__} estimates one scale for all parameters, but its "
+                    f"parameter groups have the learning rates {sorted(known)}; give all of them "
+                    "one rate, or 0 to those that shall rest."
+                )
+        return super()._step(closure)
+
+    step = with_hooks(_step)
+
+
 def base_of(name: str) -> type[ReadyMade]:
     """What a class of this name inherits from."""
-    home, _, base = BASES.get(name, "ready_made.ReadyMade").partition(".")
-    return getattr(import_module(f"functional_optim.adapters.{home}"), base)
+    if name.startswith("ScheduleFree"):
+        from functional_optim.adapters.averaging import ScheduleFree  # which needs this module
+
+        return ScheduleFree
+    return OneRate if name in ("DAdaptAdam", "Prodigy") else ReadyMade
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric
-from functional_optim.adapters.one_rate import OneRate
+from functional_optim.adapters.averaging import ScheduleFree
 from functional_optim.adapters.optimizer import Optimizer
-from functional_optim.adapters.schedule_free import ScheduleFree
 from functional_optim.adapters.state.storage import Stored
 from functional_optim.algorithms.adam import Betas
 from functional_optim.algorithms.apollo import ScaleType
@@ -30,10 +29,12 @@ def base_of(name: str) -> type[ReadyMade]: ...
 
 class ReadyMade(Optimizer):
     algorithm: ClassVar[str]
-    doc: ClassVar[str]
     how: ClassVar[tuple[str, ...]]
+    texts: ClassVar[dict[str, str]]
 
     def _construct(self, arguments: dict[str, Any]) -> None: ...
+
+class OneRate(ReadyMade): ...
 
 # begin: algorithms (make lists)
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +15,9 @@ from torch import Tensor
 from functional_optim.adapters.state.recipes import as_data, with_code
 from functional_optim.replicas.coordinator import Coordinator
 
-Call = tuple["FollowingScheduler", tuple[Any, ...], dict[str, Any]]
+PARAMS = ("params", "param_names")
+
+Call = Callable[[], Any]
 
 
 class FollowingScheduler:
@@ -43,10 +46,8 @@ class FollowingScheduler:
         vars(self)["step"] = value
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        schedules = self.schedules()
-        if schedules is None:
-            return self.__wrapped__.step(*args, **kwargs)
-        return schedules.call((self, args, kwargs))
+        schedules, call = self.schedules(), partial(self.__wrapped__.step, *args, **kwargs)
+        return call() if schedules is None else schedules.call(self, call)
 
     def schedules(self) -> Schedules | None:
         """Those of the optimizer that is followed; None where that is gone.
@@ -87,7 +88,7 @@ class Schedules:
         self._warned = False
         self._lock = threading.Lock()
         self._before: dict[str, Any] | None = None
-        self._calls: list[Call] = []
+        self._calls: list[tuple[FollowingScheduler, Call]] = []
 
     def follow(self, scheduler: Any) -> Any:
         """The scheduler as one whose steps count only with committed ones."""
@@ -118,8 +119,7 @@ class Schedules:
 
     def begin(self) -> None:
         """A step of the group begins."""
-        self._before = None
-        self._calls = []
+        self.end()
         self._open = True
 
     def end(self) -> None:
@@ -128,20 +128,20 @@ class Schedules:
         self._before = None
         self._calls = []
 
-    def call(self, call: Call) -> Any:
+    def call(self, scheduler: FollowingScheduler, call: Call) -> Any:
         """A scheduler's `step` is called: run it if it counts."""
         if self._inside:
-            return _run(call)
+            return call()
         if self._open:
-            self._note(call)
-        return self._count(call)
+            self._note(scheduler, call)
+        return self._count(scheduler, call)
 
-    def _note(self, call: Call) -> None:
+    def _note(self, scheduler: FollowingScheduler, call: Call) -> None:
         """A call comes while a step is open."""
         with self._lock:
             self._before = self._before or self._now()
-        self._calls.append(call)
-        if not self._warned and self._seen[call[0]] < self.commits:
+        self._calls.append((scheduler, call))
+        if not self._warned and self._seen[scheduler] < self.commits:
             self._warned = True
             warnings.warn(
                 "a scheduler's step() was called between the optimizer's zero_grad() and its "
@@ -151,13 +151,12 @@ class Schedules:
                 stacklevel=4,
             )
 
-    def _count(self, call: Call) -> Any:
-        scheduler, _, _ = call
+    def _count(self, scheduler: FollowingScheduler, call: Call) -> Any:
         if self._seen[scheduler] == self.commits:
             return None
         self._inside = True
         try:
-            result = _run(call)
+            result = call()
         finally:
             self._inside = False
         self._seen[scheduler] = self.commits  # one that has raised an error may be repeated
@@ -170,24 +169,13 @@ class Schedules:
 
     def _now(self) -> dict[str, Any]:
         def live() -> dict[str, Any]:
-            return {
-                "groups": [
-                    {
-                        key: as_data(x)
-                        for key, x in group.items()
-                        if key not in ("params", "param_names")
-                    }
-                    for group in self.groups()
-                ],
-                "schedulers": [
-                    {
-                        "class": type(scheduler.__wrapped__).__qualname__,
-                        "state": scheduler.__wrapped__.state_dict(),
-                        "due": seen < self.commits,
-                    }
-                    for scheduler, seen in list(self._seen.items())
-                ],
-            }
+            groups = [
+                {key: as_data(x) for key, x in group.items() if key not in PARAMS}
+                for group in self.groups()
+            ]
+            pairs = list(self._seen.items())
+            known = [_saved(scheduler, seen < self.commits) for scheduler, seen in pairs]
+            return {"groups": groups, "schedulers": known}
 
         return Coordinator.copied(live)
 
@@ -218,8 +206,13 @@ class Schedules:
         for scheduler, theirs in zip(list(self._seen), saved["schedulers"], strict=True):
             scheduler.__wrapped__.load_state_dict(theirs["state"])
             self._seen[scheduler] = self.commits - theirs["due"]
-        for call in self._calls:
-            self._count(call)
+        for scheduler, call in self._calls:
+            self._count(scheduler, call)
+
+
+def _saved(scheduler: FollowingScheduler, due: bool) -> dict[str, Any]:
+    own = scheduler.__wrapped__
+    return {"class": type(own).__qualname__, "state": own.state_dict(), "due": due}
 
 
 def _loaded(mine: Any, value: Any) -> Any:
@@ -227,11 +220,6 @@ def _loaded(mine: Any, value: Any) -> Any:
     if isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.shape == value.shape:
         return mine.detach().copy_(value) if mine.requires_grad else mine.copy_(value)
     return value
-
-
-def _run(call: Call) -> Any:
-    scheduler, args, kwargs = call
-    return scheduler.__wrapped__.step(*args, **kwargs)
 
 
 def _alone(scheduler: Any) -> Any:

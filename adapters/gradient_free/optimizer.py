@@ -11,13 +11,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.adapters.base import OptimizerBase, with_hooks
-from functional_optim.adapters.gradient_free.methods import (
-    Driver,
-    EstimatingState,
-    Recipe,
-    Searching,
-    estimators_part,
-)
+from functional_optim.adapters.gradient_free.methods import Driver, Estimating, Recipe
 from functional_optim.adapters.state.names import names_of
 from functional_optim.adapters.state.recipes import check_keys
 from functional_optim.checkpoint.errors import misfit, refuse
@@ -164,9 +158,8 @@ class GradientFree(OptimizerBase):
         if not kept:
             return driver.init(params, self.param_groups[0]["seed"])
         like = self.__dict__.get("_like")
-        size = driver.method.population if isinstance(driver, Searching) else None
-        if like is None or like[0] != size:
-            like = size, tree.map(Described, driver.init(params, 0))
+        if like is None or like[0] != driver.size:
+            like = driver.size, tree.map(Described, driver.init(params, 0))
             check_kept(kept, like[1])
             self.__dict__["_like"] = like
         found = [kept[path].to(x.device, x.like.dtype) for path, x in tree.items(like[1])]
@@ -193,7 +186,7 @@ class GradientFree(OptimizerBase):
         driver = numeric.trusting(True, self.recipe, self._group())
         params = self._tree([p.detach() for p in self._params()])
         state = self._state(driver, params)
-        return estimators_part(state) if isinstance(state, EstimatingState) else state
+        return state.own() if isinstance(driver, Estimating) else state
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure for every candidate, and learn.

@@ -67,12 +67,8 @@ class Placeholders:
             except Exception:
                 found = None
             every = [x for places in known.values() for x in _each(places)]
-            refused = any(x.refused for x in every)
-            if (
-                isinstance(found, Leafwise)
-                and not refused
-                and _alike(tx.placements, found.placements, set())
-            ):
+            fits = isinstance(found, Leafwise) and not any(x.refused for x in every)
+            if fits and _alike(tx.placements, found.placements, set()):
                 self.known = known
                 for x in every:
                     x.readable = True
@@ -96,9 +92,9 @@ def _each(x: Any) -> tuple[Any, ...]:
 
 def _suits(places: Any, x: Any) -> bool:
     """Whether placeholders can take a hyperparameter."""
-    if type(places) is not tuple:
-        return places.suits(x)
-    return type(x) is tuple and len(x) == len(places) and all(map(Placeholder.suits, places, x))
+    if type(places) is not tuple or type(x) is not tuple:
+        return type(places) is Placeholder and places.suits(x)
+    return len(x) == len(places) and all(map(Placeholder.suits, places, x))
 
 
 def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -> bool:
@@ -119,13 +115,10 @@ def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -
         return repr(a) == repr(b)
     if kind is FunctionType:
         own = _is_own(b) and not _home(b).startswith(PACKAGE + "schedules.")
+        given, other = [(f.__defaults__, f.__kwdefaults__) for f in (a, b)]
+        same = a.__code__ is b.__code__ and a.__globals__ is b.__globals__
         return (
-            a.__code__ is b.__code__
-            and a.__globals__ is b.__globals__
-            and _alike(
-                (a.__defaults__, a.__kwdefaults__), (b.__defaults__, b.__kwdefaults__), inside
-            )
-            and _alike(_held(a), _held(b), inside, read=own)
+            same and _alike(given, other, inside) and _alike(_held(a), _held(b), inside, read=own)
         )
     if kind is Rule:
         code, other = [tuple(x._replace(hyper=(), given=())) for x in (a, b)]  # given: of hyper

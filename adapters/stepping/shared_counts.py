@@ -8,7 +8,7 @@ have none. A parameter that joins late takes them over.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,12 +31,15 @@ STEPS = "optimizer_step"
 no parameter had a gradient that has had one in all steps; else the largest `step` is the count."""
 
 
+Keys: TypeAlias = tuple[str, ...]
+
+
 class Holder(NamedTuple):
     """A parameter whose state has the numbers of a rule. slots: the keys of that rule's slots."""
 
     p: Tensor
     state: dict[str, Any]
-    slots: tuple[str, ...]
+    slots: Keys
 
     def own(self) -> Slots:
         """Its slots for that rule."""
@@ -46,35 +49,29 @@ class Holder(NamedTuple):
 class SharedRule:
     """One shared rule, in all parameter groups that have it.
 
-    keys: of the carried numbers. groups: their indices.
+    keys: of the carried numbers. groups: the keys of its slots, by the indices of the groups.
     """
 
-    def __init__(self, placement: Placement, count: int, keys: tuple[str, ...]) -> None:
+    def __init__(
+        self, placement: Placement, count: int, keys: Keys, groups: dict[int, Keys]
+    ) -> None:
         self.placement = placement
         self.count = count
         self.keys = keys
-        self.groups: dict[int, tuple[str, ...]] = {}
+        self.groups = groups
         self.holders: list[Holder] = []
-        self.others: list[tuple[Tensor, tuple[str, ...]]] = []
+        self.others: list[tuple[Tensor, Keys]] = []
 
-    def takes(
-        self,
-        placement: Placement,
-        count: int,
-        keys: tuple[str, ...],
-        groups: list[dict[str, Any]],
-        k: int,
-    ) -> bool:
+    def is_like(self, other: SharedRule, groups: list[dict[str, Any]]) -> bool:
         """Whether a rule of another group is this one: of the same name, place and numbers."""
-        if (self.placement.name, self.count, self.keys) != (placement.name, count, keys):
+        a, b = self.placement, other.placement
+        if (a.name, self.count, self.keys) != (b.name, other.count, other.keys):
             return False
         if torch.compiler.is_compiling():  # which cannot compare functions
-            return _same_entries(groups[next(iter(self.groups))], groups[k])
+            return _same_entries(*[groups[next(iter(x.groups))] for x in (self, other)])
         try:
-            mine, other = self.placement.rule, placement.rule
-            return same_function(mine.scalars, other.scalars) and (
-                kernels.static_key(mine.hyper) == kernels.static_key(other.hyper)
-            )
+            same = same_function(a.rule.scalars, b.rule.scalars)
+            return same and kernels.static_key(a.rule.hyper) == kernels.static_key(b.rule.hyper)
         except TypeError:  # for a hyperparameter in a tensor
             return False
 
@@ -113,7 +110,7 @@ class SharedRule:
                 holder.state[key] = owned(self.holders[0].state[key])
         self.holders += new
 
-    def _holder(self, optimizer: OptimizerBase, p: Tensor, slots: tuple[str, ...]) -> Holder | None:
+    def _holder(self, optimizer: OptimizerBase, p: Tensor, slots: Keys) -> Holder | None:
         mine = optimizer.state.get(p)
         has = mine and all(key in mine for key in self.keys)
         return Holder(p, mine, slots) if mine and has else None
@@ -153,23 +150,21 @@ class SharedCounts:
         found = False
         for k, tx in chains:
             self.counted.append(k)
-            rows = zip(
-                tx.placements, tx.layout.counts, tx.layout.carry, tx.layout.slots, strict=True
-            )
-            for placement, count, keys, slots in rows:
-                found |= placement.rule.runs.shared
-                if placement.rule.runs.shared and keys:
-                    self._of(placement, count, keys, k).groups[k] = slots
+            rows = zip(tx.placements, tx.layout.counts, tx.rules, strict=True)
+            for placement, count, (rule, slots, keys) in rows:
+                found |= rule.runs.shared
+                if rule.runs.shared and keys:
+                    self._add(SharedRule(placement, count, keys, {k: slots}))
         self.counts_steps = found and optimizer.counts_steps
         for mine in self.rules:
             mine.look(optimizer)
 
-    def _of(self, placement: Placement, count: int, keys: tuple[str, ...], k: int) -> SharedRule:
+    def _add(self, new: SharedRule) -> None:
         for known in self.rules:
-            if known.takes(placement, count, keys, self.optimizer.param_groups, k):
-                return known
-        self.rules.append(SharedRule(placement, count, keys))
-        return self.rules[-1]
+            if known.is_like(new, self.optimizer.param_groups):
+                known.groups.update(new.groups)
+                return
+        self.rules.append(new)
 
     def gather(self) -> None:
         """Let those join that have got their state since."""
@@ -177,7 +172,7 @@ class SharedCounts:
             shared.join(self.optimizer)
 
     def agree(self, read: Readings) -> None:
-        """Bring into phase what is not; see `SharedLink.agree`."""
+        """Bring into phase what is not; see `SharedRule.agree`."""
         for shared in self.rules:
             if shared.holders:
                 shared.agree(read)
@@ -199,18 +194,15 @@ class SharedCounts:
 
     def time(self, read: Readings) -> float:
         """How many steps are finished."""
-        found = [mine[key] for mine in self.states() for key in ("step", STEPS) if key in mine]
-        return max(map(read, found), default=0.0)
+        return max(map(read, self._counts()), default=0.0)
 
     def traced_time(self) -> Any:
         """The number of this step, where values cannot be compared; None if it is the first."""
-        counts = [
-            numeric.float64(mine[key])
-            for mine in self.states()
-            for key in ("step", STEPS)
-            if key in mine
-        ]
-        return torch.stack([torch.as_tensor(x) for x in counts]).amax() + 1 if counts else None
+        counts = [torch.as_tensor(numeric.float64(x)) for x in self._counts()]
+        return torch.stack(counts).amax() + 1 if counts else None
+
+    def _counts(self) -> list[Any]:
+        return [mine[key] for mine in self.states() for key in ("step", STEPS) if key in mine]
 
     def write_apart(
         self,
@@ -262,7 +254,7 @@ class SharedCounts:
         return Column(states, STEPS, time)
 
     def waiting(self, parts: Sequence[tuple[int, Leafwise]]) -> list[WithoutGradient]:
-        """What happens to tensors without a gradient; see `SharedLink.waiting`."""
+        """What happens to tensors without a gradient; see `SharedRule.waiting`."""
         found = [shared.waiting(parts) for shared in self.rules]
         return [absent for absent in found if absent is not None]
 
