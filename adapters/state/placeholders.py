@@ -121,8 +121,10 @@ def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -
             same and _alike(given, other, inside) and _alike(_held(a), _held(b), inside, read=own)
         )
     if kind is Rule:
-        code, other = [tuple(x._replace(hyper=(), given=())) for x in (a, b)]  # given: of hyper
-        return _alike(code, other, inside) and _alike(a.hyper, b.hyper, inside, read=True)
+        rest = [tuple(x._replace(hyper=(), reads=())) for x in (a, b)]
+        ways = [(x.reads.extra, x.reads.plain) for x in (a, b)]
+        numbers = [(x.hyper, x.reads.hyper) for x in (a, b)]
+        return _alike(*rest, inside) and ways[0] == ways[1] and _alike(*numbers, inside, read=True)
     if kind is list or isinstance(b, tuple):
         read = read and kind in (list, tuple)
         pairs = zip(a, b, strict=False)
