@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import pickle
 from collections.abc import Callable, Collection, Iterable
@@ -73,7 +72,11 @@ class ByReference:
                 for x in group[name] if isinstance(group[name], (list, tuple)) else [group[name]]:
                     if is_code(x):
                         _check_pickled(name, x)
-        return functools.partial(ByReference, more=self.more), (self.call, self.names)
+        return _restored, (self.call, self.names, self.more)
+
+
+def _restored(recipe: Recipe, names: tuple[str, ...], more: tuple[str, ...]) -> ByReference:
+    return ByReference(recipe, names, more=more)
 
 
 def _check_pickled(what: str, function: Any) -> None:

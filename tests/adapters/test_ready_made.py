@@ -105,6 +105,17 @@ def test_wrong_arguments_are_said_at_once(name):
 
 
 STUB = ast.parse(Path(ready_made.__file__).with_suffix(".pyi").read_text())
+
+
+@pytest.mark.parametrize(
+    ("home", "name"),
+    [("one_rate", "Prodigy"), ("schedule_free", "ScheduleFreeSGD"), ("of_matrices", "SOAP")],
+)
+def test_pickles_of_an_old_version_find_their_classes(home, name):
+    text = f"cfunctional_optim.adapters.{home}\n{name}\n.".encode()
+    assert pickle.loads(text) is getattr(adapters, name)
+
+
 PARENTS = {"ReadyMade", "OneRate"}
 STUBS = {x.name: x for x in STUB.body if isinstance(x, ast.ClassDef) and x.name not in PARENTS}
 
