@@ -65,6 +65,7 @@ class DropIn(OptimizerBase):
     recipe: the function that makes the transformation.
     how: the keywords that say how it is run.
     sparse: what a sparse gradient does: raises "never", moves its rows only ("lazy").
+    refusal: the error of the first.
     counted: what torch's error for `capturable` on a wrong device calls the tensors of numbers.
     backward: how its docstring's example makes gradients.
     optional: hyperparameters that a loaded group may lack, besides those that torch's class adds.
@@ -73,6 +74,7 @@ class DropIn(OptimizerBase):
     recipe: ClassVar[Callable[..., base.GradientTransformation]]
     how: ClassVar[tuple[str, ...]] = ("compile", "stored")
     sparse: ClassVar[str] = "never"
+    refusal: ClassVar[str] = "{} does not support sparse gradients"
     counted: ClassVar[str] = "params and state_steps"
     backward: ClassVar[str] = "w.square().sum().backward()"
     optional: ClassVar[tuple[str, ...]] = ()
@@ -117,7 +119,7 @@ class DropIn(OptimizerBase):
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         if g.layout != torch.strided and self.sparse == "never":
-            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+            raise RuntimeError(self.refusal.format(type(self).__name__))
         if torch.compiler.is_compiling():
             return
         if group.get("capturable") and p.device.type in UNCAPTURABLE:
@@ -191,13 +193,7 @@ class Adam(DropIn, torch.optim.Adam):
     """
 
     recipe = algorithms.adam
-
-    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
-        if g.layout != torch.strided:
-            raise RuntimeError(
-                "Adam does not support sparse gradients, please consider SparseAdam instead"
-            )
-        super().check_gradient(p, g, group)
+    refusal = "Adam does not support sparse gradients, please consider SparseAdam instead"
 
 
 class AdamW(Adam, torch.optim.AdamW):

@@ -30,9 +30,9 @@ class FollowingScheduler:
     __slots__ = ("__wrapped__", "_schedules")
 
     def __init__(self, scheduler: Any) -> None:
-        self.__wrapped__ = scheduler
-        self._schedules: weakref.ref[Schedules] | None = None
-        object.__setattr__(self, "__dict__", vars(scheduler))
+        for name, x in (("__wrapped__", scheduler), ("__dict__", vars(scheduler))):
+            object.__setattr__(self, name, x)
+        self.link(None)
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 
@@ -49,11 +49,13 @@ class FollowingScheduler:
         schedules, call = self.schedules(), partial(self.__wrapped__.step, *args, **kwargs)
         return call() if schedules is None else schedules.call(self, call)
 
-    def schedules(self) -> Schedules | None:
-        """Those of the optimizer that is followed; None where that is gone.
+    def link(self, schedules: Schedules | None) -> None:
+        """Follow an optimizer, weakly: it may lead to its scheduler, e.g. by a hook."""
+        ref = None if schedules is None else weakref.ref(schedules)
+        object.__setattr__(self, "_schedules", ref)
 
-        The link is weak: an optimizer may lead to its scheduler, e.g. by a hook.
-        """
+    def schedules(self) -> Schedules | None:
+        """Those of the optimizer that is followed; None where that is gone."""
         return None if self._schedules is None else self._schedules()
 
     def __repr__(self) -> str:
@@ -113,7 +115,7 @@ class Schedules:
         before = scheduler.schedules()
         if before is not None:
             del before._seen[scheduler]
-        scheduler._schedules = weakref.ref(self)
+        scheduler.link(self)
         self._seen[scheduler] = self.commits
         return scheduler
 
