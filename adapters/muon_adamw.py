@@ -16,6 +16,8 @@ from functional_optim.core.paths import partial
 from functional_optim.tuning.summary import folded, summary
 
 if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
     from functional_optim import numeric
     from functional_optim.adapters.state.storage import Stored
     from functional_optim.algorithms.adam import Betas
@@ -83,7 +85,7 @@ class MuonAdamW(Optimizer):
     """The hyperparameters of AdamW's groups that differ from those of Muon's."""
 
     def __init__(
-        self, params: Any, lr: numeric.Hyper = 0.02, adamw_lr: numeric.Hyper = 3e-4,
+        self, params: ParamsT, lr: numeric.Hyper = 0.02, adamw_lr: numeric.Hyper = 3e-4,
         weight_decay: numeric.Hyper = 0.01, adamw_weight_decay: numeric.Hyper = 0.01,
         momentum: numeric.Hyper = 0.95, betas: Betas = (0.9, 0.95), eps: numeric.Hyper = 1e-10, *,
         nesterov: Nesterov = True, ns_coefficients: Coefficients = "jordan", ns_eps: float = 1e-7,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.optim.optimizer import ParamsT
+
 from functional_optim.adapters.base import OptimizerBase
 from functional_optim.adapters.state.recipes import (
     ByReference,
     Recipe,
     check_arguments,
-    check_keys,
     recipe_defaults,
-    takes_any,
-    unknown_keys,
 )
 from functional_optim.adapters.state.storage import KEY, Stored
 from functional_optim.core import base
@@ -80,7 +79,7 @@ class Optimizer(OptimizerBase):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         recipe: Recipe,
         *,
         compile: Compile = True,
@@ -121,15 +120,8 @@ class Optimizer(OptimizerBase):
         return tx
 
     def _check_keys(self, group: dict[str, Any]) -> None:
-        """Raise TypeError for a hyperparameter that the recipe does not take.
-
-        A recipe with `**kwargs` takes all: it gets those of the group, too.
-        """
-        names = (*self.recipe.names, *self.recipe.more)
-        if not takes_any(self.recipe.call):
-            check_keys(group, names)
-        elif more := unknown_keys(group, names):
-            self.recipe = self.recipe.taking(more)
+        """Raise TypeError for a hyperparameter that the recipe does not take."""
+        self.recipe = self.recipe.checked(group)
 
     def __getstate__(self) -> dict[str, Any]:
         recipe = self.recipe.beside(self.defaults, *self.param_groups)  # the first to be pickled

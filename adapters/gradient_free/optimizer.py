@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric, tree
 from functional_optim.adapters.base import OptimizerBase, with_hooks
@@ -75,7 +76,7 @@ class GradientFree(OptimizerBase):
     counts_steps = False
 
     def __init__(
-        self, params: Any, method: Any, *, tx: Any = None, seed: int = 0, **hyperparameters: Any
+        self, params: ParamsT, method: Any, *, tx: Any = None, seed: int = 0, **hyperparameters: Any
     ) -> None:
         randomness.seed_tensor("GradientFree", seed, torch.device("cpu"))
         self.recipe = Recipe(method, tx, hyperparameters)

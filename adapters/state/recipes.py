@@ -52,9 +52,16 @@ class ByReference:
         """The recipe, to be pickled with these groups."""
         return ByReference(self.call, self.names, *groups, more=self.more)
 
-    def taking(self, more: Iterable[str]) -> ByReference:
-        """The recipe, to be called with these as well, where a group has them."""
-        return ByReference(self.call, self.names, more=(*self.more, *more))
+    def checked(self, group: dict[str, Any]) -> ByReference:
+        """The recipe, for a group as well; TypeError for a hyperparameter that it does not take.
+
+        One with `**kwargs` takes all: it gets those of the group, too.
+        """
+        names = (*self.names, *self.more)
+        if not takes_any(self.call):
+            check_keys(group, names)
+            return self
+        return ByReference(self.call, self.names, more=(*self.more, *unknown_keys(group, names)))
 
     def __call__(self, group: dict[str, Any]) -> Any:
         values = {name: group[name] for name in self.names}
