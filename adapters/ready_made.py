@@ -130,7 +130,7 @@ class OneRate(ReadyMade):
     step = with_hooks(_step)
 
 
-def base_of(name: str) -> type[ReadyMade]:
+def base_of(name: str) -> Any:
     """What a class of this name inherits from."""
     if name.startswith("ScheduleFree"):
         from functional_optim.adapters.averaging import ScheduleFree  # which needs this module
@@ -139,9 +139,13 @@ def base_of(name: str) -> type[ReadyMade]:
     return OneRate if name in ("DAdaptAdam", "Prodigy") else ReadyMade
 
 
-def __getattr__(name: str) -> Any:
+def made(name: str) -> Any:
+    """The class of this name."""
     if name not in CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     functions = {x.replace("_", ""): x for x in dir(fo)}
     body = {"algorithm": functions[name.lower()], "__module__": __name__}
     return globals().setdefault(name, type(name, (base_of(name),), body))
+
+
+__getattr__ = made

@@ -26,6 +26,7 @@ from functional_optim.transforms.orthogonal import Scale
 CLASSES: tuple[str, ...]
 
 def base_of(name: str) -> type[ReadyMade]: ...
+def made(name: str) -> type[ReadyMade]: ...
 
 class ReadyMade(Optimizer):
     algorithm: ClassVar[str]

@@ -66,9 +66,9 @@ class Placeholders:
                 found = make({**group, **known})
             except Exception:
                 found = None
+            alike = isinstance(found, Leafwise) and _alike(tx.placements, found.placements)
             every = [x for places in known.values() for x in _each(places)]
-            fits = isinstance(found, Leafwise) and not any(x.refused for x in every)
-            if fits and _alike(tx.placements, found.placements, set()):
+            if found is not None and alike and not any(x.refused for x in every):
                 self.known = known
                 for x in every:
                     x.readable = True
@@ -97,7 +97,7 @@ def _suits(places: Any, x: Any) -> bool:
     return len(x) == len(places) and all(map(Placeholder.suits, places, x))
 
 
-def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -> bool:
+def _alike(a: Any, b: Any, above: Collection[tuple[int, int]] = (), *, read: bool = False) -> bool:
     """Whether two objects are the same but for placeholders in the second.
 
     above: the pairs that are being compared. read: whether a rule of this package holds the object,
@@ -121,10 +121,9 @@ def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -
             same and _alike(given, other, inside) and _alike(_held(a), _held(b), inside, read=own)
         )
     if kind is Rule:
-        rest = [tuple(x._replace(hyper=(), reads=())) for x in (a, b)]
-        ways = [(x.reads.extra, x.reads.plain) for x in (a, b)]
-        numbers = [(x.hyper, x.reads.hyper) for x in (a, b)]
-        return _alike(*rest, inside) and ways[0] == ways[1] and _alike(*numbers, inside, read=True)
+        x, y = [(*z._replace(hyper=(), reads=()), z.reads.extra, z.reads.plain) for z in (a, b)]
+        mine, other = [(z.hyper, z.reads.hyper) for z in (a, b)]
+        return _alike(x, y, inside) and _alike(mine, other, inside, read=True)
     if kind is list or isinstance(b, tuple):
         read = read and kind in (list, tuple)
         pairs = zip(a, b, strict=False)
