@@ -146,9 +146,8 @@ def check_loaded(
     """
     faults: list[str] = []
     chains: list[tuple[int, Leafwise]] = []
-    for k, (group, saved) in enumerate(
-        zip(optimizer.param_groups, given["param_groups"], strict=True)
-    ):
+    pairs = zip(optimizer.param_groups, given["param_groups"], strict=True)
+    for k, (group, saved) in enumerate(pairs):
         try:
             tx = optimizer.checked_transform(group, in_step=True)
         except KeyError as missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
@@ -28,6 +28,11 @@ Turns = dict[tuple[int, str], tuple[int, ...]]
 """The turns of parameters for the rules that act on them, by group and name."""
 
 
+Row: TypeAlias = tuple[int, Leafwise, PlanLeaf, bool]
+"""A parameter on which rules act: its index among the gradients of the group, the rules, the
+parameter with its state, and whether this is its first step."""
+
+
 def turns_of_params(optimizer: OptimizerBase, chains: Sequence[tuple[int, Leafwise]]) -> Turns:
     """The turns that parameters take over all groups."""
     transforms = dict(chains)
@@ -45,11 +50,8 @@ def checked_leaves(
     names: Names,
     *,
     recorded: bool = False,
-) -> list[tuple[int, Leafwise, PlanLeaf, bool]]:
+) -> list[Row]:
     """The parameters of a group on which its rules act, checked, with all that their state needs.
-
-    Of each one: its index among the gradients of the group, the rules, the parameter with its
-    state, and whether this is its first step.
 
     Args:
         optimizer: the optimizer.

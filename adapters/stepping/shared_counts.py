@@ -33,6 +33,9 @@ no parameter had a gradient that has had one in all steps; else the largest `ste
 
 Keys: TypeAlias = tuple[str, ...]
 
+Parts: TypeAlias = Sequence[tuple[int, Leafwise]]
+"""For each entry of a plan its group, and what acts on its tensors."""
+
 
 class Holder(NamedTuple):
     """A parameter whose state has the numbers of a rule. slots: the keys of that rule's slots."""
@@ -75,7 +78,7 @@ class SharedRule:
         except TypeError:  # for a hyperparameter in a tensor
             return False
 
-    def waiting(self, parts: Sequence[tuple[int, Leafwise]]) -> WithoutGradient | None:
+    def waiting(self, parts: Parts) -> WithoutGradient | None:
         """Those without a gradient, whose slots go on in such a step, too.
 
         parts: for each entry of the plan its group, and what acts on its tensors.
@@ -84,7 +87,7 @@ class SharedRule:
         place = self.place(parts) if rows and self.placement.rule.runs.absent else None
         return None if place is None else WithoutGradient(*place, rows)
 
-    def place(self, parts: Sequence[tuple[int, Leafwise]]) -> tuple[int, int] | None:
+    def place(self, parts: Parts) -> tuple[int, int] | None:
         """The first entry that has the rule, and the rule's index in it."""
         for k, (group, tx) in enumerate(parts):
             if group in self.groups and self.keys in tx.layout.carry:
@@ -205,12 +208,7 @@ class SharedCounts:
         return [mine[key] for mine in self.states() for key in ("step", STEPS) if key in mine]
 
     def write_apart(
-        self,
-        contexts: Sequence[StepContext],
-        parts: Sequence[tuple[int, Leafwise]],
-        t: Any,
-        *,
-        replace: bool,
+        self, contexts: Sequence[StepContext], parts: Parts, t: Any, *, replace: bool
     ) -> None:
         """Write the numbers of those without a gradient, after a step of each parameter apart.
 
@@ -253,7 +251,7 @@ class SharedCounts:
             mine[STEPS] = owned(numeric.stored(time, dtype=torch.float64))
         return Column(states, STEPS, time)
 
-    def waiting(self, parts: Sequence[tuple[int, Leafwise]]) -> list[WithoutGradient]:
+    def waiting(self, parts: Parts) -> list[WithoutGradient]:
         """What happens to tensors without a gradient; see `SharedRule.waiting`."""
         found = [shared.waiting(parts) for shared in self.rules]
         return [absent for absent in found if absent is not None]
