@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from functional_optim.adapters.base import OptimizerBase
-from functional_optim.adapters.state.transaction import transaction
 from functional_optim.algorithms.lbfgs import quasi_newton
 from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
 from functional_optim.algorithms.lbfgs.transform import lbfgs
@@ -61,22 +60,19 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         return lbfgs(**{name: group[name] for name in (*NAMES, "line_search_fn")})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add the one parameter group; a second one raises ValueError, and is not added.
+    def checked_transform(
+        self, group: dict[str, Any], *, in_step: bool = False
+    ) -> base.GradientTransformation:
+        """As for all; an unknown search is refused by the step only, as by torch's."""
+        given = group if in_step else {**group, "line_search_fn": None}
+        return super().checked_transform(given, in_step=in_step)
 
-        Args:
-            param_group: `params`, and values that differ from the defaults.
-        """
-        if isinstance(param_group, dict):  # the step refuses an unknown search, as torch's does
-            self.checked_transform({**self.defaults, **param_group, "line_search_fn": None})
-        transaction(self, self._add, param_group)
-
-    def _add(self, param_group: dict[str, Any]) -> None:
-        torch.optim.Optimizer.add_param_group(self, param_group)
+    def check_parameters(self, group: dict[str, Any]) -> None:
+        """Raise ValueError for a second group, and for a part of a model."""
         if len(self.param_groups) > 1:
             raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
-        self.check_parameters(self.param_groups[0])
-        check_undivided(self.param_groups[0]["params"])
+        super().check_parameters(group)
+        check_undivided(group["params"])
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if what was loaded does not fit."""
