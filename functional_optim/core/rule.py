@@ -274,13 +274,16 @@ class Placement(NamedTuple):
 
     def variant(self, which: int) -> Placement:
         """The same with one variant of the rule, by the number in `Own`; 0: with none."""
-        updates = self.rule.updates[which - 1 : which]
-        runs = self.rule.runs._replace(choose=None, turns=None)
-        if which:
-            return self._replace(rule=self.rule._replace(updates=updates, runs=runs), gate=0)
-        runs = runs._replace(start=None, after=None, batched=False)
-        idle = self.rule._replace(updates=(), runs=runs)
-        return self._replace(rule=idle, gate=0, lookback=None)
+        rule, runs = self.rule, self.rule.runs
+        if not which:
+            if runs.batched or runs.choose is not None or runs.after is not None:
+                off = {"choose": None, "turns": None, "start": None, "after": None}
+                runs = runs._replace(**off, batched=False)
+            return self._replace(rule=rule._replace(updates=(), runs=runs), gate=0, lookback=None)
+        if runs.choose is not None:
+            runs = runs._replace(choose=None, turns=None)
+            rule = rule._replace(updates=rule.updates[which - 1 : which], runs=runs)
+        return self._replace(rule=rule, gate=0)
 
 
 def settled(
