@@ -14,13 +14,13 @@ from functional_optim.core.codecs import rounding_key
 from functional_optim.core.numbers import (
     Numbers,
     Own,
+    StepNumber,
     flat_numbers,
     form_of,
     parts_of,
     with_forms,
 )
 from functional_optim.core.rule import Goal, Placement, settled, variant_of
-from functional_optim.core.step_number import StepNumber
 from functional_optim.core.storage import compute_dtype
 
 Source = Literal["value", "tensor"]
