@@ -111,3 +111,19 @@ def test_a_rule_of_batches_says_what_its_update_returned():
     w = torch.ones(3, 2)
     with pytest.raises(ValueError, match=r"'mine' returned a tensor of shape \(\)"):
         tx.update(w, tx.init(w), w)
+
+
+def test_vectors_that_a_rule_of_batches_takes_for_a_matrix_are_refused():
+    """Two biases of one length come as one tensor of two dimensions."""
+    params = {"a": torch.zeros(3), "b": torch.zeros(3)}
+    grads = {"a": torch.ones(3), "b": torch.full((3,), 2.0)}
+    for update, says in (
+        (lambda u, s, p: (u / u.norm(), s), "treats the tensors of a batch as one"),
+        (lambda u, s, p: (u @ u.mT @ u, s), "takes several tensors of 1 dimensions and no single"),
+    ):
+        tx = fo.leafwise(None, update, runs=fo.Runs(batched=True), name="mine")
+        for step in (tx.update, fo.compile(tx)):
+            with pytest.raises(ValueError, match=f"'mine' was passed batched=True, but {says}"):
+                step(grads, tx.init(params), params)
+    tx = fo.leafwise(None, lambda u, s, p: (-u, s), runs=fo.Runs(batched=True), name="mine")
+    assert tx.update(grads, tx.init(params), params)[0]["b"].eq(-2.0).all()
