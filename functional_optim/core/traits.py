@@ -186,7 +186,7 @@ def check_rules(placements: Sequence[Placement], numbers: Sequence[Numbers], p: 
 
 
 def _looks(placement: Placement, p: Tensor) -> Any:
-    return (key_of(placement), p.dim(), p.dtype)
+    return (key_of(placement), placement.rule.runs.batched, p.dim(), p.dtype)
 
 
 def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:

@@ -127,3 +127,15 @@ def test_vectors_that_a_rule_of_batches_takes_for_a_matrix_are_refused():
                 step(grads, tx.init(params), params)
     tx = fo.leafwise(None, lambda u, s, p: (-u, s), runs=fo.Runs(batched=True), name="mine")
     assert tx.update(grads, tx.init(params), params)[0]["b"].eq(-2.0).all()
+
+
+def test_a_rule_that_was_run_alone_is_looked_at_again_in_batches():
+    def update(u, slots, p):
+        return u / u.norm(), slots
+
+    w, runs = {"a": torch.ones(2, 2), "b": torch.ones(2, 2)}, fo.Runs(batched=True)
+    alone = fo.leafwise(None, update, name="mine")
+    assert alone.update(w, alone.init(w), w)[0]["b"].eq(0.5).all()
+    batched = fo.leafwise(None, update, runs=runs, name="mine")
+    with pytest.raises(ValueError, match="treats the tensors of a batch as one"):
+        batched.update(w, batched.init(w), w)
