@@ -128,7 +128,10 @@ def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -
             and _alike(_held(a), _held(b), inside, read=own)
         )
     if kind is Rule:
-        code, other = [tuple(x._replace(hyper=(), given=())) for x in (a, b)]  # given: of hyper
+        code, other = [
+            tuple(x._replace(hyper=(), reads=x.reads._replace(hyper=(), fixed=None)))
+            for x in (a, b)
+        ]  # what is read is of hyper
         return _alike(code, other, inside) and _alike(a.hyper, b.hyper, inside, read=True)
     if kind is list or isinstance(b, tuple):
         read = read and kind in (list, tuple)
