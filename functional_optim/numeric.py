@@ -436,6 +436,12 @@ def check_range(who: str, words: str, **values: Any) -> None:
         check(RANGES[words], x, f"{who} needs {what}, but got {{}}.")
 
 
+def check_least(who: str, least: int, **values: Any) -> None:
+    """`check` that hyperparameters are at least as large as a number."""
+    for name, x in values.items():
+        check(lambda x: x >= least, x, f"{who} needs {name} of at least {least}, but got {{}}.")
+
+
 def check_count(who: str, least: int, **counts: Any) -> None:
     """Raise ValueError for what must be a whole number of at least `least`, and is not.
 

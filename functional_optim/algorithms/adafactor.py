@@ -100,13 +100,8 @@ def scale_by_adafactor(
         alpha = rms(p).clamp(min=min_scale) * rho / (rms(U) / threshold).clamp(min=1.0)
         return decay * p + U * alpha, AdafactorSlots(R, C, v)
 
-    hyper = {
-        "lr": lr,
-        "beta2_decay": beta2_decay,
-        "eps.1": eps2,
-        "weight_decay": weight_decay,
-        "d": d,
-    }
+    hyper = {"lr": lr, "beta2_decay": beta2_decay, "eps.1": eps2}
+    hyper |= {"weight_decay": weight_decay, "d": d}
     return leafwise(
         init,
         update,

@@ -116,14 +116,8 @@ def scale_by_dadapt_adam(
         u = -(m / (v.sqrt() + eps) + decay * p)
         return u, DadaptSlots(m, v, beta * slots.s + weight * g)
 
-    hyper = {
-        "lr": lr,
-        "betas": pair,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "d0": d0,
-        "growth_rate": growth_rate,
-    }
+    hyper: dict[str, Any] = {"lr": lr, "betas": pair, "eps": eps, "weight_decay": weight_decay}
+    hyper |= {"d0": d0, "growth_rate": growth_rate}
     return leafwise(
         init,
         update,

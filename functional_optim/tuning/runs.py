@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -42,6 +43,7 @@ class RandomState:
             put(state)
 
 
+@dataclass(eq=False)
 class Runs:
     """Runs from the same parameters over the same batches.
 
@@ -50,20 +52,14 @@ class Runs:
     said: what was run in another way than asked for, and why.
     """
 
-    def __init__(
-        self,
-        loss_fn: Loss,
-        tx_factory: Factory,
-        params: Any,
-        batches: Sequence[tuple[Any, ...]],
-        random: RandomState,
-        *,
-        has_aux: bool,
-    ) -> None:
-        self.loss_fn, self.tx_factory, self.has_aux = loss_fn, tx_factory, has_aux
-        self.params, self.batches, self.random = params, batches, random
-        self.said: list[str] = []
-        self.functions: tuple[Callable[..., Any], ...] = ()
+    loss_fn: Loss
+    tx_factory: Factory
+    params: Any
+    batches: Sequence[tuple[Any, ...]]
+    random: RandomState
+    has_aux: bool
+    said: list[str] = field(default_factory=list)
+    functions: tuple[Callable[..., Any], ...] = ()
 
     def losses(self, values: Sequence[float], chunk: int, compile: bool, show: Show) -> Tensor:
         """The losses [values, steps], in chunks of equal size, in the first way that works."""
