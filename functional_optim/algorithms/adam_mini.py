@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import (
-    AdamScalars,
-    AdamSlots,
-    Betas,
-    check_betas,
-    scale_by_adam,
-)
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas, scale_by_adam
 from functional_optim.combinators.partition import partition
 from functional_optim.core import sharding
 from functional_optim.core.base import GradientTransformation, real_only
@@ -109,12 +103,13 @@ def scale_by_adam_mini(
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
-        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
+        return 1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps
 
-    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: AdamScalars) -> tuple[Tensor, AdamSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        v = slots.exp_avg_sq.lerp(squares(cut(g)), s.weight2)
-        u = cut(m / s.bias_correction1) / ((v / s.bias_correction2).sqrt() + s.eps)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        a1, a2, c1, c2, eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(squares(cut(g)), a2)
+        u = cut(m / c1) / ((v / c2).sqrt() + eps)
         return u.reshape(g.shape), AdamSlots(m, v)
 
     return leafwise(

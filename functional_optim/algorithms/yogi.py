@@ -6,11 +6,13 @@ https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization, A
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamScalars, AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -54,12 +56,13 @@ def scale_by_yogi(
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
-        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
+        return 1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps
 
-    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: AdamScalars) -> tuple[Tensor, AdamSlots]:
-        m, v = slots.exp_avg.lerp(g, s.weight1), slots.exp_avg_sq
-        v = v - s.weight2 * (v - g * g).sign() * (g * g)
-        u = (m / s.bias_correction1) / ((v / s.bias_correction2).sqrt() + s.eps)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        a1, a2, c1, c2, eps = numbers
+        m, v = slots.exp_avg.lerp(g, a1), slots.exp_avg_sq
+        v = v - a2 * (v - g * g).sign() * (g * g)
+        u = (m / c1) / ((v / c2).sqrt() + eps)
         return u, AdamSlots(m, v)
 
     return leafwise(
