@@ -84,14 +84,8 @@ def scale_by_belief(
         u = (m / c1) * (adaptive / (v.sqrt() + root_eps) + plain)
         return u, BeliefSlots(m, v)
 
-    return leafwise(
-        _start,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_var",)),
-        name="scale_by_belief",
-    )
+    storage = Storage(nonnegative=("exp_avg_var",))
+    return leafwise(_start, update, scalars, hyper=hyper, storage=storage, name="scale_by_belief")
 
 
 @factory
@@ -185,14 +179,8 @@ def scale_by_acprop(
         u = adaptive * g / (v.sqrt() + root_eps) + plain * (m / c1)
         return u, BeliefSlots(m, v.lerp(r * r, a2))
 
-    return leafwise(
-        _start,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_var",)),
-        name="scale_by_acprop",
-    )
+    storage = Storage(nonnegative=("exp_avg_var",))
+    return leafwise(_start, update, scalars, hyper=hyper, storage=storage, name="scale_by_acprop")
 
 
 @factory

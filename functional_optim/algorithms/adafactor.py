@@ -102,14 +102,8 @@ def scale_by_adafactor(
 
     hyper = {"lr": lr, "beta2_decay": beta2_decay, "eps.1": eps2}
     hyper |= {"weight_decay": weight_decay, "d": d}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=AdafactorSlots._fields),
-        name="scale_by_adafactor",
-    )
+    storage = Storage(nonnegative=AdafactorSlots._fields)
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_adafactor")
 
 
 def mean(x: Tensor, dim: int) -> Tensor:

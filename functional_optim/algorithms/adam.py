@@ -94,14 +94,8 @@ def scale_by_adam(
         return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
     init = zeros(slot_type)
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=slot_type._fields[1:]),
-        name="scale_by_adam",
-    )
+    storage = Storage(nonnegative=slot_type._fields[1:])
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_adam")
 
 
 @factory

@@ -20,8 +20,8 @@ from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.paths import fits
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import SQUARES
 
 Block = Literal["row", "tensor"] | int
 """What shares one second moment: a row, a whole tensor, or as many rows as make one of so many
@@ -112,14 +112,7 @@ def scale_by_adam_mini(
         u = cut(m / c1) / ((v / c2).sqrt() + eps)
         return u.reshape(g.shape), AdamSlots(m, v)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_adam_mini",
-    )
+    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_adam_mini")
 
 
 @factory

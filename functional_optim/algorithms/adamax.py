@@ -65,14 +65,8 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
         top = torch.maximum(b2 * slots.exp_inf, g.abs() + eps)
         return (m / c1) / top, AdamaxSlots(m, top)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_inf",)),
-        name="scale_by_adamax",
-    )
+    storage = Storage(nonnegative=("exp_inf",))
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_adamax")
 
 
 @factory

@@ -18,9 +18,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 from functional_optim.transforms.scaling import after_the_first, signed
 
 
@@ -81,14 +80,7 @@ def scale_by_adopt(
         m = m.lerp(n, a1)
         return m, AdamSlots(m, v.lerp(g * g, a2))
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_adopt",
-    )
+    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_adopt")
 
 
 @factory

@@ -21,8 +21,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.orthogonal import matrices_only
+from functional_optim.transforms.rules import SQUARES
 
 ScaleType = Literal["channel", "tensor"]
 """What has a factor of its own: each index of the longer side, or the whole matrix."""
@@ -142,7 +142,7 @@ def scale_by_apollo(
         scalars,
         hyper=hyper,
         runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
-        storage=Storage(nonnegative=("exp_avg_sq",)),
+        storage=SQUARES,
         name="scale_by_apollo",
     )
 

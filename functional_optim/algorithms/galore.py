@@ -18,9 +18,9 @@ from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import matrices_only
+from functional_optim.transforms.rules import SQUARES
 
 
 class GaloreSlots(NamedTuple):
@@ -121,7 +121,7 @@ def scale_by_galore(
         scalars,
         hyper=hyper,
         runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
-        storage=Storage(nonnegative=("exp_avg_sq",)),
+        storage=SQUARES,
         name="scale_by_galore",
     )
 

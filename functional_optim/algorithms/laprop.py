@@ -17,9 +17,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms import decay_after_step, scale
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -74,14 +73,9 @@ def scale_by_laprop(
         m = b1 * slots.exp_avg + a1 * n
         return m / c1, AdamSlots(m, v)
 
+    init, carry = zeros(AdamSlots), LapropCarry(0)
     return leafwise(
-        zeros(AdamSlots),
-        update,
-        scalars,
-        carry=LapropCarry(0),
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_laprop",
+        init, update, scalars, carry=carry, hyper=hyper, storage=SQUARES, name="scale_by_laprop"
     )
 
 

@@ -16,9 +16,8 @@ from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 
 
 class NadamCarry(NamedTuple):
@@ -72,14 +71,9 @@ def scale_by_nadam(
         u = grad_factor * g + momentum_factor * m
         return u / ((v / c2).sqrt() + eps), AdamSlots(m, v)
 
+    init, carry = zeros(AdamSlots), NadamCarry(1.0)
     return leafwise(
-        zeros(AdamSlots),
-        update,
-        scalars,
-        carry=NadamCarry(1.0),
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_nadam",
+        init, update, scalars, carry=carry, hyper=hyper, storage=SQUARES, name="scale_by_nadam"
     )
 
 
