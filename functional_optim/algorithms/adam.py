@@ -72,8 +72,7 @@ def scale_by_adam(
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
         tensor([-0.1000,  0.1000])
     """
-    hyper = {"betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = adam_numbers(betas, eps)
     slot_type = AmsgradSlots if amsgrad else AdamSlots
 
     def scalars(t, *, betas, eps):
@@ -181,6 +180,13 @@ def adamw(
     return adam(
         lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True
     )
+
+
+def adam_numbers(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
+    """The hyperparameters that Adam's relatives share, or torch's error for one out of range."""
+    pair = check_betas(betas)
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    return {"betas": pair, "eps": eps}
 
 
 def check_betas(betas: Betas) -> Betas:

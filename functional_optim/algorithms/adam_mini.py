@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas, scale_by_adam
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers, scale_by_adam
 from functional_optim.combinators.partition import partition
 from functional_optim.core import sharding
 from functional_optim.core.base import GradientTransformation, real_only
@@ -63,8 +63,7 @@ def scale_by_adam_mini(
         >>> state.slots["exp_avg_sq"].shape
         torch.Size([2, 1])
     """
-    hyper = {"betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = adam_numbers(betas, eps)
     if block not in ("row", "tensor"):
         if isinstance(block, str):
             raise ValueError(

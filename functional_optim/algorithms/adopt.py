@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
@@ -54,9 +54,8 @@ def scale_by_adopt(
         >>> tx.update(torch.tensor([5.0, -0.01]), state, w)[0]
         tensor([ 0.5000, -0.5000])
     """
-    hyper: dict[str, Any] = {"betas": check_betas(betas), "eps": eps}
+    hyper = adam_numbers(betas, eps)
     hyper["clip_exponent"] = math.inf if clip_exponent is None else clip_exponent
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     numeric.check(lambda x: x >= 0.0, hyper["clip_exponent"], "Invalid clip_exponent value: {}")
 
     init = zeros(AdamSlots)

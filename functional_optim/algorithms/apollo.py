@@ -96,10 +96,8 @@ def scale_by_apollo(
     if isinstance(seed, Tensor):
         raise TypeError("scale_by_apollo needs a Python integer as its seed, but got a tensor.")
     randomness.seed_tensor("scale_by_apollo", seed, torch.device("cpu"))
-    hyper = {
-        **{"betas": check_betas(betas), "eps": eps, "scale": scale, "growth": growth},
-        "update_proj_gap": update_proj_gap,
-    }
+    hyper: dict[str, Any] = {"betas": check_betas(betas), "eps": eps, "scale": scale}
+    hyper |= {"growth": growth, "update_proj_gap": update_proj_gap}
     across = -1 if scale_type == "channel" else (-2, -1)
 
     def init(p: Tensor) -> ApolloSlots:

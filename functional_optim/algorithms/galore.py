@@ -80,10 +80,8 @@ def scale_by_galore(
     """
     numeric.check_count("scale_by_galore", 1, rank=rank, update_proj_gap=update_proj_gap)
     numeric.check_range("scale_by_galore", "of 0 or more", eps=eps, scale=scale)
-    hyper = {
-        **{"betas": check_betas(betas), "eps": eps, "scale": scale},
-        "update_proj_gap": update_proj_gap,
-    }
+    hyper: dict[str, Any] = {"betas": check_betas(betas), "eps": eps, "scale": scale}
+    hyper["update_proj_gap"] = update_proj_gap
 
     def init(p: Tensor) -> GaloreSlots:
         return GaloreSlots(*low_rank(p, rank))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
@@ -55,8 +55,7 @@ def scale_by_laprop(
         tensor([ 1., -1.])
     """
     check_lr(lr)
-    hyper = {"lr": lr, "betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = {"lr": lr, **adam_numbers(betas, eps)}
 
     def scalars(t, carry, *, lr, betas, eps):
         b1, b2 = betas

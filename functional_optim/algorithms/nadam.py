@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -50,8 +50,7 @@ def scale_by_nadam(
         >>> float(state.carry["mu_product"]) < 0.9
         True
     """
-    hyper = {"betas": check_betas(betas), "eps": eps, "momentum_decay": momentum_decay}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = {**adam_numbers(betas, eps), "momentum_decay": momentum_decay}
     numeric.check(lambda x: x >= 0.0, momentum_decay, "Invalid momentum_decay value: {}")
 
     def scalars(t, carry, *, betas, eps, momentum_decay):

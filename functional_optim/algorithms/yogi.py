@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -46,8 +46,7 @@ def scale_by_yogi(
         tensor([ 1.0000, -1.0000])
     """
     start = initial_accumulator_value
-    hyper = {"betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = adam_numbers(betas, eps)
     numeric.check(lambda x: x >= 0.0, start, "Invalid initial_accumulator_value value: {}")
 
     def init(p: Tensor) -> AdamSlots:
