@@ -421,15 +421,7 @@ RANGES: dict[str, Callable[[Any], bool]] = {
 
 
 def check_range(who: str, words: str, **values: Any) -> None:
-    """`check` that hyperparameters lie in one of RANGES.
-
-    Example::
-
-        >>> from functional_optim import numeric
-        >>> numeric.check_range("my_average", "in [0, 1)", decay=1.5)
-        Traceback (most recent call last):
-        ValueError: my_average needs a decay in [0, 1), but got 1.5.
-    """
+    """`check` that hyperparameters lie in one of RANGES, which `words` names."""
     for name, x in values.items():
         named = f"{'an' if name[0] in 'aeiou' else 'a'} {name} {words}"
         what = f"a positive {name}" if words == "positive" else named

@@ -44,7 +44,7 @@ class RandomState:
 
 
 @dataclass(eq=False)
-class Runs:
+class SweepRuns:
     """Runs from the same parameters over the same batches.
 
     params: the parameters, which are copied. batches: the arguments of the loss after the
