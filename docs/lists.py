@@ -137,8 +137,9 @@ def on_demand(homes: dict[str, list[str]]) -> str:
         quoted = ", ".join([f'"{name}"' for name in names])
         line = f'{indent}"{home}": ({quoted}{"," if len(names) == 1 else ""}),\n'
         if len(line) > 101:
-            each = "".join([f'{indent}    "{name}",\n' for name in names])
-            line = f'{indent}"{home}": (\n{each}{indent}),\n'
+            inside = f"{indent}    "
+            each = textwrap.fill(f"{quoted},", 100, initial_indent=inside, subsequent_indent=inside)
+            line = f'{indent}"{home}": (\n{each}\n{indent}),\n'
         lines.append(line)
     return "".join(lines)
 
