@@ -222,7 +222,8 @@ def contents(found: dict[str, Page]) -> str:
     def add(title: str, rows: dict[str, tuple[str, Any]]) -> None:
         lines.extend((f"## {title}", "", "| | |", "| --- | --- |"))
         for name, (link, thing) in rows.items():
-            told = _first_sentence(inspect.getdoc(thing) or "").replace("|", "\\|")
+            told = (inspect.getdoc(thing) or "") if callable(thing) else "a table"
+            told = _first_sentence(told).replace("|", "\\|")
             lines.append(f"| [`{name}`]({link}) | {told} |")
         lines.append("")
 
@@ -247,7 +248,8 @@ def contents(found: dict[str, Page]) -> str:
 
 
 def _first_sentence(told: str) -> str:
-    sentence = re.split(r"(?<=\.)\s", told.replace("\n", " "), maxsplit=1)[0]
+    paragraph = told.partition("\n\n")[0].replace("\n", " ")
+    sentence = re.split(r"(?<=\.)\s", paragraph, maxsplit=1)[0]
     return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", sentence)
 
 
