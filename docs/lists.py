@@ -13,12 +13,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import itertools
 import re
 import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -219,16 +219,18 @@ def contents(found: dict[str, Page]) -> str:
     """The page of everything: each public name with a link and the first sentence about it."""
     lines = ["# Everything in the package", "", "`make lists` writes this page.", ""]
 
-    def add(title: str, rows: dict[str, tuple[str, Any]]) -> None:
+    def add(title: str, rows: dict[str, tuple[str, str]]) -> None:
         lines.extend((f"## {title}", "", "| | |", "| --- | --- |"))
         for name, (link, thing) in rows.items():
-            told = (inspect.getdoc(thing) or "") if callable(thing) else "a table"
-            told = _first_sentence(told).replace("|", "\\|")
+            told = _first_sentence(thing).replace("|", "\\|")
             lines.append(f"| [`{name}`]({link}) | {told} |")
         lines.append("")
 
     package = importlib.import_module("functional_optim")
-    add("Algorithms", {x: (f"algorithms/{x}.md", getattr(package, x)) for x in found})
+    add(
+        "Algorithms",
+        {x: (f"algorithms/{x}.md", inspect.getdoc(getattr(package, x)) or "") for x in found},
+    )
     for path in sorted((ROOT / "docs" / "api").glob("*.rst")):
         text, rows, module = path.read_text(), {}, "functional_optim"
         title = text.splitlines()[0]
@@ -239,12 +241,25 @@ def contents(found: dict[str, Page]) -> str:
             elif directive in (".. autofunction", ".. autoclass", ".. autodata"):
                 full = told if told.startswith("functional_optim") else f"{module}.{told}"
                 home, _, name = full.rpartition(".")
-                thing = getattr(importlib.import_module(home), name)
                 shown = full.removeprefix("functional_optim.")
-                rows[shown] = (f"api/{path.name}", thing)
+                rows[shown] = (f"api/{path.name}", _docstring(home, name))
         if rows:
             add(title, rows)
     return "\n".join(lines)
+
+
+def _docstring(home: str, name: str) -> str:
+    """What is said of a public name; of a value, the string below its assignment."""
+    module = importlib.import_module(home)
+    thing = getattr(module, name)
+    if inspect.isclass(thing) or inspect.isroutine(thing):
+        return inspect.getdoc(thing) or ""
+    body = ast.parse(inspect.getsource(module)).body
+    for node, below in itertools.pairwise(body):
+        target = getattr(node, "targets", [getattr(node, "target", None)])[0]
+        if getattr(target, "id", "") == name and isinstance(below, ast.Expr):
+            return ast.literal_eval(below.value)
+    raise ValueError(f"{home}.{name} has no docstring")
 
 
 def _first_sentence(told: str) -> str:
