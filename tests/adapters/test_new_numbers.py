@@ -420,6 +420,17 @@ def test_hyperparameters_keep_their_class():
     check_steps(make, lambda opt, k: opt.param_groups[0]["betas"].first.fill_(0.5 + 0.1 * k))
 
 
+def test_a_recipe_with_some_arguments_given_calls_nothing():
+    opt = adapters.Optimizer(
+        as_parameters(make_params()),
+        functools.partial(fo.sgd, momentum=0.9),
+        lr=0.1,
+        compile=False,
+    )
+    stepped(opt, new_lr, again=False)
+    assert vars(opt)["_plan"].placeholders[0].known.keys() == {"lr"}
+
+
 def test_a_number_that_cannot_be_replaced_does_not_hold_up_another():
     def recipe(lr, decay):
         return fo.sgd(lr, weight_decay=2 * decay)
