@@ -166,7 +166,8 @@ def asks_class(f: Any, above: Collection[Any] = ()) -> bool:
     It and the functions that it can call by name are searched for what tells a class.
     """
     f = f.call if type(f) is ByReference else f
-    f = getattr(f.func if type(f) is functools.partial else f, "__func__", f)
+    f = f.func if type(f) is functools.partial else f
+    f = getattr(f, "__func__", f)
     if type(f) is not FunctionType:
         return True
     if _is_own(f) or f in above:
