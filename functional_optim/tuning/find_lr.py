@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.core.rule import Runs
 from functional_optim.core import base
 from functional_optim.engine.train_step import Loss
 from functional_optim.tuning.lr_sweep import LRSweep
