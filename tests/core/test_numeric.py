@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 import types
 
 import hypothesis.strategies as st
@@ -48,7 +49,8 @@ FUNCTIONS = {
 }
 """Each function of numbers, with what it takes."""
 ABOUT_KINDS = {
-    "is_static", "is_zero", "equals", "check", "check_count", "pair", "triple",
+    "is_static", "is_zero", "equals", "check", "check_count", "check_least", "check_range", "pair",
+    "triple",
     "storage_dtype",
     "carry_dtype", "storing_wide", "trusting",
 }  # fmt: skip
@@ -142,3 +144,34 @@ def test_a_write_of_a_number_is_in_c_where_no_subclass_sees_it():
     assert not isinstance(write, functools.partial)
     write()
     assert other.tolist() == [1.0, 1.0]
+
+
+RANGES = {
+    "in [0, 1)": ((0.0, 0.9), (-0.1, 1.0)),
+    "in [0, 1]": ((0.0, 1.0), (-0.1, 1.1)),
+    "in (0, 1]": ((0.1, 1.0), (0.0, 1.1)),
+    "in (0, 1)": ((0.1, 0.9), (0.0, 1.0)),
+    "of 0 or more": ((0.0, 9.0), (-0.1,)),
+    "of 1 or more": ((1.0, 9.0), (0.9,)),
+    "above 0": ((0.1, 9.0), (0.0,)),
+    "positive": ((0.1, 9.0), (0.0,)),
+}
+"""For the words of each range, what lies in it, and what does not."""
+
+
+@pytest.mark.parametrize("words", numeric.RANGES)
+def test_a_range_is_what_its_words_say(words):
+    inside, outside = RANGES[words]
+    for x in inside:
+        numeric.check_range("it", words, rate=x)
+    what = "a positive rate" if words == "positive" else f"a rate {words}"
+    for x in (*outside, math.nan):
+        with pytest.raises(ValueError, match=re.escape(f"it needs {what}, but got {x}.")):
+            numeric.check_range("it", words, rate=x)
+    numeric.check_range("it", words, rate=torch.tensor(-1.0))  # may change at each step
+
+
+def test_the_least_value_is_allowed():
+    numeric.check_least("it", 2, steps=2)
+    with pytest.raises(ValueError, match=re.escape("it needs steps of at least 2, but got 1.5.")):
+        numeric.check_least("it", 2, steps=1.5)
