@@ -4,506 +4,471 @@ from __future__ import annotations
 
 from mutants.run import Mutant
 
-CONTRACT = ("tests/adapters/test_adapter.py",)
-RULES = ("tests/adapters/test_adapter_grammar.py", "tests/adapters/test_group_keys.py")
-DROP_INS = ("tests/adapters/test_drop_ins.py",)
-LBFGS = ("tests/adapters/test_lbfgs.py", "tests/adapters/test_lbfgs_contract.py")
-AVERAGING = ("tests/adapters/test_averaging.py",)
-MODES = ("tests/frameworks/test_averaging_modes.py",)
-FREE = ("tests/adapters/test_gradient_free.py",)
-MUON = ("tests/adapters/test_muon_adamw.py",)
-NEW = ("tests/adapters/test_new_numbers.py",)
-STUB = ("tests/adapters/test_stub.py",)
-STORED = ("tests/adapters/test_stored_keyword.py",)
-TRANSACTIONS = ("tests/adapters/test_transactions.py",)
-STEPS = ("tests/adapters/test_fault_tolerant.py",)
-OBJECT = ("tests/adapters/test_fault_tolerant_object.py",)
-ROUNDS = ("tests/adapters/test_fault_tolerant_rounds.py",)
-HEALING = ("tests/adapters/test_fault_tolerant_healing.py",)
-SCHEDULERS = ("tests/adapters/test_fault_tolerant_schedulers.py",)
-TRAINERS = ("tests/adapters/test_fault_tolerant_trainers.py",)
-PARTS = ("tests/distributed/test_sharded_over.py",)
-SHARDS = ("tests/distributed/test_distributed.py",)
-LINKS = ("tests/distributed/test_distributed_links.py",)
-OWNERS = ("tests/distributed/test_matrix_owners.py",)
+
+def of(file: str, tests: str, *faults: tuple[str, str, str]) -> list[Mutant]:
+    """Faults of one file: the title of each, a text, and what replaces it."""
+    paths = tuple([f"tests/{name}.py" for name in tests.split()])
+    return [Mutant(title, file, old, new, paths) for title, old, new in faults]
+
 
 MUTANTS = [
-    # ---------------------------------------------------------------- the contract of torch
-    Mutant(
-        "no hook that is registered for all optimizers is called",
+    *of(
         "adapters/optimizer.py",
-        "            or every_optimizer._global_optimizer_pre_hooks\n",
-        "",
-        CONTRACT,
+        "adapters/test_adapter",
+        (
+            "no hook that is registered for all optimizers is called",
+            "            or every_optimizer._global_optimizer_pre_hooks\n",
+            "",
+        ),
+        (
+            "a closure is called with the caller's grad mode",
+            "loss = base.recorded(closure)\n",
+            "loss = closure()\n",
+        ),
+        (
+            "a differentiable step is made in place",
+            'if self.defaults.get("differentiable") and not compiling:',
+            "if False:",
+        ),
+        (
+            "a group is added before its hyperparameters are checked",
+            "transaction(self, self._add_checked, super().add_param_group, param_group)",
+            "self._add_checked(super().add_param_group, param_group)",
+        ),
+        ("a group may hold integers", "self.check_parameters(group)\n        tx =", "tx ="),
+        (
+            "a link that needs more than the loss is let through",
+            'if set(missing) - {"value"}:',
+            "if False:",
+        ),
     ),
-    Mutant(
-        "a closure is called with the caller's grad mode",
+    *of(
         "adapters/optimizer.py",
-        "            loss = base.recorded(closure)\n",
-        "            loss = closure()\n",
-        CONTRACT,
+        "adapters/test_recipes",
+        (
+            "torch's words for a group without names are not explained",
+            'if "without names to the optimizer" not in str(error):',
+            "if True:",
+        ),
     ),
-    Mutant(
-        "a differentiable step is made in place",
-        "adapters/optimizer.py",
-        'if self.defaults.get("differentiable") and not compiling:',
-        "if False:",
-        CONTRACT,
-    ),
-    Mutant(
-        "a group is added before its hyperparameters are checked",
-        "adapters/optimizer.py",
-        "        transaction(self, self._add_checked, super().add_param_group, param_group)",
-        "        self._add_checked(super().add_param_group, param_group)",
-        CONTRACT,
-    ),
-    Mutant(
-        "a group may hold integers",
-        "adapters/optimizer.py",
-        "        self.check_parameters(group)\n        tx =",
-        "        tx =",
-        CONTRACT,
-    ),
-    Mutant(
-        "a link that needs more than the loss is let through",
-        "adapters/optimizer.py",
-        'if set(missing) - {"value"}:',
-        "if False:",
-        CONTRACT,
-    ),
-    Mutant(
-        "torch's words for a group without names are not explained",
-        "adapters/optimizer.py",
-        'if "without names to the optimizer" not in str(error):',
-        "if True:",
-        RULES,
-    ),
-    Mutant(
-        "unknown keys of a group are taken",
+    *of(
         "adapters/state/recipes.py",
-        "    unknown = unknown_keys(group, names)",
-        "    unknown: list[str] = []",
-        RULES,
+        "adapters/test_recipes",
+        (
+            "unknown keys of a group are taken",
+            "unknown = unknown_keys(group, names)",
+            "unknown: list[str] = []",
+        ),
+        (
+            "a recipe that takes anything does not get what a group has more",
+            "if self.more:\n            values",
+            "if False:\n            values",
+        ),
     ),
-    Mutant(
-        "a recipe that takes anything does not get what a group has more",
-        "adapters/state/recipes.py",
-        "        if self.more:\n            values",
-        "        if False:\n            values",
-        RULES,
-    ),
-    Mutant(
-        "the words that torch.compile puts into names stay",
+    *of(
         "adapters/state/names.py",
-        'return names and [name.replace(COMPILED, "") for name in names]',
-        "return names and list(names)",
-        (*RULES, *MUON),
+        "adapters/test_recipes adapters/test_muon_adamw",
+        (
+            "the words that torch.compile puts into names stay",
+            'return names and [name.replace(COMPILED, "") for name in names]',
+            "return names and list(names)",
+        ),
     ),
-    Mutant(
-        "a number of another class counts as the same",
+    *of(
         "adapters/state/hyperparameters.py",
-        "return type(x) is type(y) and bool(x == y)",
-        "return bool(x == y)",
-        NEW,
+        "adapters/test_new_numbers",
+        (
+            "a number of another class counts as the same",
+            "return type(x) is type(y) and bool(x == y)",
+            "return bool(x == y)",
+        ),
+        (
+            "a tensor that is written in place counts as unchanged",
+            "return not isinstance(x, Tensor)  #",
+            "return True  #",
+        ),
     ),
-    Mutant(
-        "a tensor that is written in place counts as unchanged",
-        "adapters/state/hyperparameters.py",
-        "return not isinstance(x, Tensor)  #",
-        "return True  #",
-        NEW,
-    ),
-    Mutant(
-        "a change that fails leaves new attributes behind",
+    *of(
         "adapters/state/transaction.py",
-        "        for name in own.keys() - attributes.keys():\n            del own[name]\n",
-        "",
-        TRANSACTIONS,
+        "adapters/test_transactions",
+        (
+            "a change that fails leaves new attributes behind",
+            "        for name in own.keys() - attributes.keys():\n            del own[name]\n",
+            "",
+        ),
+        (
+            "a change that fails leaves its defaults behind",
+            "        defaults.clear()\n        defaults.update(before[1])\n",
+            "",
+        ),
     ),
-    Mutant(
-        "a change that fails leaves its defaults behind",
-        "adapters/state/transaction.py",
-        "        defaults.clear()\n        defaults.update(before[1])\n",
-        "",
-        TRANSACTIONS,
-    ),
-    # ---------------------------------------------------------------- drop-ins and ready-made
-    Mutant(
-        "fused does not leave a scaler's work to the step",
+    *of(
         "adapters/drop_ins.py",
-        "            self._step_supports_amp_scaling = True",
-        "            self._step_supports_amp_scaling = False",
-        DROP_INS,
+        "adapters/test_drop_ins",
+        (
+            "fused does not leave a scaler's work to the step",
+            "self._step_supports_amp_scaling = True",
+            "self._step_supports_amp_scaling = False",
+        ),
+        (
+            "a default is not torch's",
+            "amsgrad: bool = False, *, maximize: bool = False,\n        foreach",
+            "amsgrad: bool = True, *, maximize: bool = False,\n        foreach",
+        ),
+        (
+            "sparse gradients are taken with momentum as they are",
+            'return g.to_dense() if group["momentum"] != 0 or group["weight_decay"] != 0 else g',
+            "return g",
+        ),
+        ("a checkpoint without lr is refused by Rprop", 'optional = ("lr",)', "optional = ()"),
     ),
-    Mutant(
-        "a default is not torch's",
-        "adapters/drop_ins.py",
-        "amsgrad: bool = False, *, maximize: bool = False,\n        foreach",
-        "amsgrad: bool = True, *, maximize: bool = False,\n        foreach",
-        DROP_INS,
-    ),
-    Mutant(
-        "sparse gradients are taken with momentum as they are",
-        "adapters/drop_ins.py",
-        'return g.to_dense() if group["momentum"] != 0 or group["weight_decay"] != 0 else g',
-        "return g",
-        DROP_INS,
-    ),
-    Mutant(
-        "a checkpoint without lr is refused by Rprop",
-        "adapters/drop_ins.py",
-        '    optional = ("lr",)',
-        "    optional = ()",
-        DROP_INS,
-    ),
-    Mutant(
-        "a storage of a group is that of the object",
+    *of(
         "adapters/state/storage.py",
-        "return group[KEY] if KEY in group else vars(optimizer).get(KEY)",
-        "return vars(optimizer).get(KEY)",
-        STORED,
+        "adapters/test_stored_keyword",
+        (
+            "a storage of a group is that of the object",
+            "return group[KEY] if KEY in group else vars(optimizer).get(KEY)",
+            "return vars(optimizer).get(KEY)",
+        ),
     ),
-    Mutant(
-        "the storage is saved with the groups",
+    *of(
         "adapters/optimizer.py",
-        "            group.pop(KEY, None)\n            group.update",
-        "            group.update",
-        STORED,
+        "adapters/test_stored_keyword",
+        (
+            "the storage is saved with the groups",
+            "group.pop(KEY, None)\n            group.update",
+            "group.update",
+        ),
     ),
-    Mutant(
-        "a user's numbers for AdamW are lost",
+    *of(
         "adapters/muon_adamw.py",
-        '**({} if "muon" in labels else rest), **own}',
-        '**({} if "muon" in labels else rest)}',
-        MUON,
+        "adapters/test_muon_adamw",
+        (
+            "a user's numbers for AdamW are lost",
+            '**({} if "muon" in labels else rest), **own}',
+            '**({} if "muon" in labels else rest)}',
+        ),
     ),
-    Mutant(
-        "two learning rates are taken for one scale",
+    *of(
         "adapters/one_rate.py",
-        "if len(known) > 1:",
-        "if len(known) > 2:",
-        ("tests/adapters/test_one_rate.py",),
+        "adapters/test_ready_made",
+        ("two learning rates are taken for one scale", "if len(known) > 1:", "if len(known) > 2:"),
     ),
-    # ---------------------------------------------------------------- L-BFGS
-    Mutant(
-        "a closure that raises leaves the parameters where they were tried",
+    *of(
         "adapters/lbfgs.py",
-        "            for p, value in before:\n                p.copy_(value)\n            raise",
-        "            raise",
-        LBFGS,
+        "adapters/test_lbfgs",
+        (
+            "a closure that raises leaves the parameters where they were tried",
+            "for p, value in before:\n                p.copy_(value)\n            raise",
+            "raise",
+        ),
+        (
+            "what a closure has projected is forgotten",
+            "if not settings.wolfe:\n                run = run._replace(x=point(flat))",
+            "if False:\n                run = run._replace(x=point(flat))",
+        ),
+        (
+            "evaluations of earlier steps are not counted",
+            'old.get("func_evals", 0) + run.evals',
+            "run.evals",
+        ),
+        (
+            "a history of lists of other lengths is loaded",
+            "if len({len(mine.get(key) or ()) for key in PAIRS}) > 1:",
+            "if False:",
+        ),
     ),
-    Mutant(
-        "what a closure has projected is forgotten",
-        "adapters/lbfgs.py",
-        "            if not settings.wolfe:\n                run = run._replace(x=point(flat))",
-        "            if False:\n                run = run._replace(x=point(flat))",
-        LBFGS,
-    ),
-    Mutant(
-        "evaluations of earlier steps are not counted",
-        "adapters/lbfgs.py",
-        'old.get("func_evals", 0) + run.evals',
-        "run.evals",
-        LBFGS,
-    ),
-    Mutant(
-        "a history of lists of other lengths is loaded",
-        "adapters/lbfgs.py",
-        "if len({len(mine.get(key) or ()) for key in PAIRS}) > 1:",
-        "if False:",
-        LBFGS,
-    ),
-    # ---------------------------------------------------------------- two modes
-    Mutant(
-        "eval twice averages twice",
+    *of(
         "adapters/averaging.py",
-        "if group.get(TRAINING, True) != training]",
-        "]",
-        AVERAGING,
+        "adapters/test_averaging",
+        ("eval twice averages twice", "if group.get(TRAINING, True) != training]", "]"),
+        (
+            "a step in evaluation mode is made",
+            "if not self.training:\n            raise",
+            "if False:\n            raise",
+        ),
+        (
+            "a group that joins is always in training mode",
+            "self.param_groups[-1][TRAINING] = mode",
+            "self.param_groups[-1][TRAINING] = True",
+        ),
     ),
-    Mutant(
-        "a step in evaluation mode is made",
-        "adapters/averaging.py",
-        "        if not self.training:\n            raise",
-        "        if False:\n            raise",
-        AVERAGING,
-    ),
-    Mutant(
-        "a group that joins is always in training mode",
-        "adapters/averaging.py",
-        "        self.param_groups[-1][TRAINING] = mode",
-        "        self.param_groups[-1][TRAINING] = True",
-        AVERAGING,
-    ),
-    Mutant(
-        "Lightning validates the training weights",
+    *of(
         "adapters/lightning.py",
-        "    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:\n",
-        "    def on_validation_ends(self, trainer: Any, pl_module: Any) -> None:\n",
-        MODES,
+        "frameworks/test_lightning_modes",
+        (
+            "Lightning validates the training weights",
+            "def on_validation_start(self, trainer: Any, pl_module: Any) -> None:\n",
+            "def on_validation_ends(self, trainer: Any, pl_module: Any) -> None:\n",
+        ),
     ),
-    # ---------------------------------------------------------------- without gradients, and none
-    Mutant(
-        "an interrupted search leaves its last candidate",
+    *of(
         "adapters/gradient_free/optimizer.py",
-        "            for p, value in moved:\n                p.copy_(value)\n            raise",
-        "            raise",
-        FREE,
+        "adapters/test_gradient_free",
+        (
+            "an interrupted search leaves its last candidate",
+            "for p, value in moved:\n                p.copy_(value)\n            raise",
+            "raise",
+        ),
+        (
+            "a NaN is the best loss",
+            "return worst_if_not_finite(fitness).min().to(kind)",
+            "return fitness.min().to(kind)",
+        ),
+        (
+            "groups with other hyperparameters are searched with the first's",
+            "if not same(first[name], group[name]):",
+            "if False:",
+        ),
     ),
-    Mutant(
-        "a NaN is the best loss",
-        "adapters/gradient_free/optimizer.py",
-        "return worst_if_not_finite(fitness).min().to(kind)",
-        "return fitness.min().to(kind)",
-        FREE,
-    ),
-    Mutant(
-        "a transformation gets no loss",
+    *of(
         "adapters/gradient_free/methods.py",
-        'extra = {"value": value} if "value" in self.tx.extra else {}',
-        "extra = {}",
-        FREE,
+        "adapters/test_gradient_free",
+        (
+            "a transformation gets no loss",
+            'extra = {"value": value} if "value" in self.tx.extra else {}',
+            "extra = {}",
+        ),
     ),
-    Mutant(
-        "groups with other hyperparameters are searched with the first's",
-        "adapters/gradient_free/optimizer.py",
-        "if not same(first[name], group[name]):",
-        "if False:",
-        FREE,
-    ),
-    Mutant(
-        "a stub takes another optimizer's state",
+    *of(
         "adapters/stub.py",
-        "        if self.state:\n            raise ValueError(",
-        "        if False:\n            raise ValueError(",
-        STUB,
+        "adapters/test_stub",
+        (
+            "a stub takes another optimizer's state",
+            "if self.state:\n            raise ValueError(",
+            "if False:\n            raise ValueError(",
+        ),
+        (
+            "a loss of nothing has no dtype of its inputs",
+            "dtype=real_dtype(like), device=like.device, requires_grad=True",
+            "device=like.device, requires_grad=True",
+        ),
     ),
-    Mutant(
-        "a loss of nothing has no dtype of its inputs",
-        "adapters/stub.py",
-        "dtype=real_dtype(like), device=like.device, requires_grad=True",
-        "device=like.device, requires_grad=True",
-        STUB,
-    ),
-    # ---------------------------------------------------------------- fault tolerance
-    Mutant(
-        "a refused step is taken",
+    *of(
         "adapters/fault_tolerant/optimizer.py",
-        "if now.decision is not None and now.decision.committed:",
-        "if now.decision is not None:",
-        STEPS,
+        "adapters/test_fault_tolerant",
+        (
+            "a refused step is taken",
+            "if now.decision is not None and now.decision.committed:",
+            "if now.decision is not None:",
+        ),
+        (
+            "a failed step keeps the decision of its vote",
+            "now.decision = member.decision = group.decision\n            raise",
+            "raise",
+        ),
+        (
+            "copies forget what is done with NaN",
+            '"nonfinite": member.nonfinite,',
+            '"nonfinite": "commit",',
+        ),
     ),
-    Mutant(
-        "a failed step keeps the decision of its vote",
-        "adapters/fault_tolerant/optimizer.py",
-        "            now.decision = member.decision = group.decision\n            raise",
-        "            raise",
-        STEPS,
-    ),
-    Mutant(
-        "hooks of the state dict are not called",
+    *of(
         "adapters/fault_tolerant/proxy.py",
-        "            changed = after(self, state_dict)",
-        "            changed = None",
-        OBJECT,
+        "adapters/test_fault_tolerant",
+        (
+            "hooks of the state dict are not called",
+            "changed = after(self, state_dict)",
+            "changed = None",
+        ),
     ),
-    Mutant(
-        "copies forget what is done with NaN",
+    *of(
+        "adapters/fault_tolerant/rounds.py",
+        "adapters/test_fault_tolerant",
+        (
+            "a gradient that only a peer has is not taken",
+            "        elif share > 0:\n            p.grad = mean.detach()\n",
+            "",
+        ),
+        (
+            "zero_grad twice is a refused step",
+            "            if not member.has_gradients():\n                return\n",
+            "",
+        ),
+    ),
+    *of(
+        "adapters/fault_tolerant/rounds.py",
+        "adapters/test_fault_tolerant_rounds",
+        (
+            "an optimizer that shares a step need not have taken the last",
+            "if now.decision.committed and len(skipped) < len(now.owing):",
+            "if False:",
+        ),
+        (
+            "infinite gradients of a scaler are voted for",
+            'if member.nonfinite == "refuse" or (scaled and member.average_gradients):',
+            'if member.nonfinite == "refuse":',
+        ),
+    ),
+    *of(
         "adapters/fault_tolerant/optimizer.py",
-        '            "nonfinite": member.nonfinite,',
-        '            "nonfinite": "commit",',
-        OBJECT,
+        "adapters/test_fault_tolerant_rounds",
+        (
+            "scaled gradients are averaged as they are",
+            "unscale([p.grad for p in self._member",
+            "lambda: unscale([p.grad for p in self._member",
+        ),
     ),
-    Mutant(
-        "a gradient that only a peer has is not taken",
-        "adapters/fault_tolerant/rounds.py",
-        "        elif share > 0:\n            p.grad = mean.detach()\n",
-        "",
-        STEPS,
-    ),
-    Mutant(
-        "zero_grad twice is a refused step",
-        "adapters/fault_tolerant/rounds.py",
-        "            if not member.has_gradients():\n                return\n",
-        "",
-        STEPS,
-    ),
-    Mutant(
-        "an optimizer that shares a step need not have taken the last",
-        "adapters/fault_tolerant/rounds.py",
-        "if now.decision.committed and len(skipped) < len(now.owing):",
-        "if False:",
-        ROUNDS,
-    ),
-    Mutant(
-        "infinite gradients of a scaler are voted for",
-        "adapters/fault_tolerant/rounds.py",
-        'if member.nonfinite == "refuse" or (scaled and member.average_gradients):',
-        'if member.nonfinite == "refuse":',
-        ROUNDS,
-    ),
-    Mutant(
-        "scaled gradients are averaged as they are",
-        "adapters/fault_tolerant/optimizer.py",
-        "            unscale([p.grad for p in self._member",
-        "            lambda: unscale([p.grad for p in self._member",
-        ROUNDS,
-    ),
-    Mutant(
-        "healing rounds the state to the parameters' dtype",
+    *of(
         "adapters/fault_tolerant/healing.py",
-        "            optim.state[p].update(restore_precision(optim.state[p], state[i]))",
-        "            pass",
-        HEALING,
+        "adapters/test_fault_tolerant_healing",
+        (
+            "healing rounds the state to the parameters' dtype",
+            "optim.state[p].update(restore_precision(optim.state[p], state[i]))",
+            "pass",
+        ),
     ),
-    Mutant(
-        "a peer with other schedulers is loaded",
+    *of(
         "adapters/fault_tolerant/schedulers.py",
-        "        if mine != theirs:",
-        "        if False:",
-        HEALING,
+        "adapters/test_fault_tolerant_healing",
+        ("a peer with other schedulers is loaded", "if mine != theirs:", "if False:"),
+        (
+            "a scheduler that was stepped in the open step is healed too late",
+            "return self._before or self._now()",
+            "return self._now()",
+        ),
     ),
-    Mutant(
-        "a scheduler that was stepped in the open step is healed too late",
+    *of(
         "adapters/fault_tolerant/schedulers.py",
-        "            return self._before or self._now()",
-        "            return self._now()",
-        HEALING,
+        "adapters/test_fault_tolerant_schedulers",
+        (
+            "a scheduler steps where the group has refused",
+            "        if self._seen[scheduler] == self.commits:\n            return None\n",
+            "",
+        ),
     ),
-    Mutant(
-        "a scheduler steps where the group has refused",
-        "adapters/fault_tolerant/schedulers.py",
-        "        if self._seen[scheduler] == self.commits:\n            return None\n",
-        "",
-        SCHEDULERS,
-    ),
-    Mutant(
-        "a scheduler of its own is made with the optimizer, and nothing is said",
+    *of(
         "adapters/fault_tolerant/optimizer.py",
-        "if marked and not self._member.schedules.were_followed:",
-        "if False:",
-        SCHEDULERS,
+        "adapters/test_fault_tolerant_schedulers",
+        (
+            "a scheduler of its own is made with the optimizer, and nothing is said",
+            "if marked and not self._member.schedules.were_followed:",
+            "if False:",
+        ),
     ),
-    Mutant(
-        "distributed checkpoint's empty step asks for a vote",
+    *of(
         "adapters/fault_tolerant/optimizer.py",
-        "if closure is None and member.is_initialization():",
-        "if False:",
-        TRAINERS,
+        "adapters/test_fault_tolerant_trainers",
+        (
+            "distributed checkpoint's empty step asks for a vote",
+            "if closure is None and member.is_initialization():",
+            "if False:",
+        ),
     ),
-    Mutant(
-        "a first step with a learning rate of 0 is taken for an empty one",
+    *of(
         "adapters/fault_tolerant/rounds.py",
-        "return bool(trained) and not any(g is None or bool(g.any()) for g in trained)",
-        "return bool(trained)",
-        TRAINERS,
+        "adapters/test_fault_tolerant_trainers",
+        (
+            "a first step with a learning rate of 0 is taken for an empty one",
+            "return bool(trained) and not any(g is None or bool(g.any()) for g in trained)",
+            "return bool(trained)",
+        ),
     ),
-    # ---------------------------------------------------------------- several processes
-    Mutant(
-        "what processes measure is added up without a gradient",
+    *of(
         "functional_optim/core/sharding.py",
-        "return _Summed.apply(g, ctx.group), None",
-        "return g, None",
-        PARTS,
+        "distributed/test_sharded_over",
+        (
+            "what processes measure is added up without a gradient",
+            "return _Summed.apply(g, ctx.group), None",
+            "return g, None",
+        ),
+        (
+            "a process outside of the group takes part",
+            (
+                "if torch.distributed.get_rank(group) < 0:\n"
+                "        raise RuntimeError(\n"
+                '            "this process is not in the process group that sharded_over'
+            ),
+            (
+                "if False:\n"
+                "        raise RuntimeError(\n"
+                '            "this process is not in the process group that sharded_over'
+            ),
+        ),
+        (
+            "a part that FSDP1 has flattened is taken for the model",
+            "return [mark and not (undivided or _is_all(x)) for x, mark in",
+            "return [False for x, mark in",
+        ),
+        (
+            "a loss is not averaged over a mesh",
+            "return total.item() / mesh.size()",
+            "return total.item()",
+        ),
     ),
-    Mutant(
-        "a process outside of the group takes part",
+    *of(
         "functional_optim/core/sharding.py",
-        "    if torch.distributed.get_rank(group) < 0:\n        raise RuntimeError(\n"
-        '            "this process is not in the process group that sharded_over',
-        "    if False:\n        raise RuntimeError(\n"
-        '            "this process is not in the process group that sharded_over',
-        PARTS,
+        "distributed/test_sharded_over distributed/test_distributed_links",
+        (
+            "a slot on another mesh is taken",
+            "if (mine is own or mine == own) and not (shapes and x.shape != p.shape):",
+            "if not (shapes and x.shape != p.shape):",
+        ),
     ),
-    Mutant(
-        "a part that FSDP1 has flattened is taken for the model",
+    *of(
         "functional_optim/core/sharding.py",
-        "    return [mark and not (undivided or _is_all(x)) for x, mark in",
-        "    return [False for x, mark in",
-        PARTS,
+        "distributed/test_distributed_links",
+        (
+            "sums of shards are completed one by one",
+            "if all(map(_adds_up, x.placements)):",
+            "if False:",
+        ),
+        (
+            "the maximum of an empty part fails",
+            "if not is_sharded(x) or all(local.shape[i] for i in dims):",
+            "if True:",
+        ),
     ),
-    Mutant(
-        "a slot on another mesh is taken",
-        "functional_optim/core/sharding.py",
-        "    if (mine is own or mine == own) and not (shapes and x.shape != p.shape):",
-        "    if not (shapes and x.shape != p.shape):",
-        (*PARTS, *LINKS),
-    ),
-    Mutant(
-        "sums of shards are completed one by one",
-        "functional_optim/core/sharding.py",
-        "            if all(map(_adds_up, x.placements)):",
-        "            if False:",
-        LINKS,
-    ),
-    Mutant(
-        "the maximum of an empty part fails",
-        "functional_optim/core/sharding.py",
-        "    if not is_sharded(x) or all(local.shape[i] for i in dims):",
-        "    if True:",
-        LINKS,
-    ),
-    Mutant(
-        "a loss is not averaged over a mesh",
-        "functional_optim/core/sharding.py",
-        "    return total.item() / mesh.size()",
-        "    return total.item()",
-        PARTS,
-    ),
-    Mutant(
-        "shards are stepped with the numbers of a part",
+    *of(
         "functional_optim/engine/shards.py",
-        "Replicate() if where.is_replicate() else Partial() for where in placed",
-        "Replicate() for where in placed",
-        SHARDS,
+        "distributed/test_distributed",
+        (
+            "shards are stepped with the numbers of a part",
+            "Replicate() if where.is_replicate() else Partial() for where in placed",
+            "Replicate() for where in placed",
+        ),
+        (
+            "what is the same everywhere is counted once for each process",
+            "Replicate() if where.is_replicate() else Partial() for where in placed",
+            "Partial() for where in placed",
+        ),
+        (
+            "a rule over whole tensors runs on a part",
+            "if not some and not (_beside(x.rule, own, p, spec) and is_elementwise(x, p)):",
+            "if not some and not _beside(x.rule, own, p, spec):",
+        ),
     ),
-    Mutant(
-        "what is the same everywhere is counted once for each process",
+    *of(
         "functional_optim/engine/shards.py",
-        "Replicate() if where.is_replicate() else Partial() for where in placed",
-        "Partial() for where in placed",
-        SHARDS,
+        "distributed/test_distributed distributed/test_distributed_links",
+        ("parts of an inner group outlive their tensors", "self._build(given)\n", "pass\n"),
     ),
-    Mutant(
-        "a rule over whole tensors runs on a part",
+    *of(
         "functional_optim/engine/shards.py",
-        "if not some and not (_beside(x.rule, own, p, spec) and is_elementwise(x, p)):",
-        "if not some and not _beside(x.rule, own, p, spec):",
-        SHARDS,
+        "distributed/test_distributed_packed",
+        (
+            "packed slots of a part are taken as a whole tensor's",
+            "if not any(rule.codecs):\n        return tuple(map(sharding.shard, slots))\n",
+            "if True:\n        return tuple(map(sharding.shard, slots))\n",
+        ),
     ),
-    Mutant(
-        "parts of an inner group outlive their tensors",
-        "functional_optim/engine/shards.py",
-        "            self._build(given)\n",
-        "            pass\n",
-        (*SHARDS, *LINKS),
-    ),
-    Mutant(
-        "packed slots of a part are taken as a whole tensor's",
-        "functional_optim/engine/shards.py",
-        "    if not any(rule.codecs):\n        return tuple(map(sharding.shard, slots))\n",
-        "    if True:\n        return tuple(map(sharding.shard, slots))\n",
-        ("tests/distributed/test_distributed_packed.py",),
-    ),
-    Mutant(
-        "every process computes every matrix",
+    *of(
         "functional_optim/core/ownership.py",
-        "return self.owner is None or self.owner[matrix] == self.rank",
-        "return True",
-        OWNERS,
-    ),
-    Mutant(
-        "the first process gets all matrices",
-        "functional_optim/core/ownership.py",
-        "        owners[i] = load.index(min(load))",
-        "        owners[i] = 0",
-        OWNERS,
-    ),
-    Mutant(
-        "a part along a negative dimension is along the first",
-        "functional_optim/core/ownership.py",
-        "return cls(x.shape, mesh.get_group(first), where.dim % x.dim())",
-        "return cls(x.shape, mesh.get_group(first), 0)",
-        OWNERS,
+        "distributed/test_matrix_owners",
+        (
+            "every process computes every matrix",
+            "return self.owner is None or self.owner[matrix] == self.rank",
+            "return True",
+        ),
+        (
+            "the first process gets all matrices",
+            "owners[i] = load.index(min(load))",
+            "owners[i] = 0",
+        ),
+        (
+            "a part along a negative dimension is along the first",
+            "return cls(x.shape, mesh.get_group(first), where.dim % x.dim())",
+            "return cls(x.shape, mesh.get_group(first), 0)",
+        ),
     ),
 ]

@@ -1,7 +1,7 @@
 """Two processes on one machine that run parts of tests together, started once for all modules.
 
-A module of parts has `parts(mesh, folder)`: functions by name. Both processes call all of them in
-one order; what each returns, or how it failed, goes into the process's file.
+A file of such tests has `parts(mesh, folder)`: functions by name. Both processes call all of them
+in one order; what each returns, or how it failed, goes into the process's file.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 
 WORLD = 2
 MODULES = (
-    "ranks_tensors",
+    "test_distributed",
     "ranks_models",
-    "ranks_parts",
-    "ranks_torch",
-    "ranks_links",
-    "ranks_packed",
+    "test_sharded_over",
+    "test_distributed_torch",
+    "test_distributed_links",
+    "test_distributed_packed",
 )
 
 needs_gloo = pytest.mark.skipif(

@@ -242,7 +242,7 @@ def wrapped(way, mesh, model):
         )
 
 
-def mine(way, inputs):
+def part_of(way, inputs):
     """This process's half of each batch; all of it in tensor parallelism."""
     return inputs if way == "tp" else [x.chunk(WORLD)[dist.get_rank()] for x in inputs]
 
@@ -286,7 +286,7 @@ def train_together(row, way, mesh):
     # ZeRO's and DDP's gradients are whole in every process: there all of them have the NaN
     opt = optimizer(way, grouped(model), row.recipe, lr=0.05, compile=row.compile)
     spoil = put_nan if way in ("ddp", "zero") else spoil_one
-    norms = train(row, model, opt, mine(way, batches()), spoil)
+    norms = train(row, model, opt, part_of(way, batches()), spoil)
     return {"end": full(way, model), "norms": norms}
 
 
