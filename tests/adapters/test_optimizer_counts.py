@@ -258,7 +258,7 @@ def test_the_count_outlives_a_checkpoint_where_nobody_has_it():
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_compiled_step_of_an_object_counts_alike():
-    rows = patterns(6, 6)
+    rows = patterns(6, 4)
     params = {name: torch.nn.Parameter(p) for name, p in start().items()}
     opt = an_optimizer(batch, params)
     step = torch.compile(opt.step, fullgraph=True, backend="eager")

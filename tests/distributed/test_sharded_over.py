@@ -24,7 +24,6 @@ from ranks_models import (
     train,
     wrapped,
 )
-from ranks_models import alone as model_alone
 from torch import distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -361,7 +360,7 @@ def test_lbfgs_goes_where_one_process_goes(way, search, both):
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
 def test_norms_over_several_meshes_add_up(shape, both):
-    end, _ = model_alone(COMPOSED)
+    end, _ = alone(COMPOSED)
     for mine, placements in results(both, f"mesh-{shape}"):
         assert_close(mine, end, 1e-10)
         assert len(set(placements)) > 1

@@ -223,25 +223,26 @@ ALL = {
 every_trainer = pytest.mark.parametrize("run", ALL.values(), ids=ALL)
 
 
-def needs_vectors(run, case):
-    if run is trained and case.dim is not None:
-        pytest.skip("the model has vectors, too")
+def takes(run, case):
+    """The Trainer's model has vectors, which some algorithms do not take."""
+    return run is not trained or case.dim is None
 
 
 @every_trainer
 @every_row
 def test_a_trainer_goes_where_it_goes_with_torchs(case, run):
-    needs_vectors(run, case)
-    theirs = run(stock, case)
-    for kind in (drop_in, general):
-        assert_close(run(kind, case)[:2], theirs[:2], max(EXACT, case.rounding))
+    if takes(run, case):
+        theirs = run(stock, case)
+        for kind in (drop_in, general):
+            assert_close(run(kind, case)[:2], theirs[:2], max(EXACT, case.rounding))
 
 
 @every_trainer
 @every_kind
 @KEPT
 def test_a_run_that_is_resumed_goes_on_bitwise(case, kind, run, tmp_path):
-    needs_vectors(run, case)
+    if not takes(run, case):
+        return
     whole = run(kind, case, tmp_path)
     resumed = run(kind, case, resume=tmp_path)
     assert_same((resumed.params, resumed.state), (whole.params, whole.state))

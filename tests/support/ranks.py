@@ -7,6 +7,7 @@ in one order; what each returns, or how it failed, goes into the process's file.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor
 WORLD = 2
 MODULES = (
     "test_distributed",
-    "ranks_models",
+    "test_distributed_training",
     "test_sharded_over",
     "test_distributed_torch",
     "test_distributed_links",
@@ -38,7 +39,7 @@ def whole(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, torch.Tensor) else x
 
 
-def work(rank: int, folder: str, modules: tuple[str, ...]) -> dict[str, Any]:
+def work(rank: int, folder: str, modules: Sequence[str]) -> dict[str, Any]:
     """What one process does."""
     mesh = dist.init_device_mesh("cpu", (WORLD,))
     found: dict[str, Any] = {}
@@ -47,7 +48,7 @@ def work(rank: int, folder: str, modules: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def run_both(folder: Path, modules: tuple[str, ...] = MODULES) -> list[dict[str, Any]]:
+def run_both(folder: Path, modules: Sequence[str]) -> list[dict[str, Any]]:
     """The results of the two processes; they have run already, if their files are there."""
     if (folder / f"{WORLD - 1}.pt").exists():
         return processes.results(WORLD, folder)
