@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from functional_optim import adapters
 
+pytestmark = needs_gloo
+
 STEPS = 4
 
 SHARDED = {
@@ -150,8 +152,6 @@ def parts(mesh, folder):
 
 # ---------------------------------------------------------------- and in this one
 
-
-pytestmark = needs_gloo
 
 EXACT = 1e-12
 

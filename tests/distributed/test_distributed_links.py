@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import functional_optim as fo
 from functional_optim import adapters
 
+pytestmark = needs_gloo
+
 STEPS = 2
 HOWS = ("update", "object", "compile")
 CASES = (*links.NEW, *links.OLD)
@@ -218,7 +220,6 @@ def parts(mesh, folder):
 # ---------------------------------------------------------------- and in this one
 
 
-pytestmark = needs_gloo
 every_how = pytest.mark.parametrize("how", HOWS)
 
 

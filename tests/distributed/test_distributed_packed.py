@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import functional_optim as fo
 from functional_optim import adapters
 
+pytestmark = [needs_gloo, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+
 STEPS = 3
 KINDS = ("int8", "int4", "float8_e4m3fn", "bfloat16")
 MATRICES = ("muon", "soap")
@@ -222,9 +224,6 @@ def parts(mesh, folder) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- and in this one
-
-
-pytestmark = [needs_gloo, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 @pytest.mark.parametrize("kind", KINDS)

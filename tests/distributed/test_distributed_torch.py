@@ -16,6 +16,8 @@ from torch import distributed as dist
 
 from functional_optim import adapters
 
+pytestmark = needs_gloo
+
 STEPS = 4
 SAVED = [case for case in DENSE if case.name in ("sgd-momentum", "adamw", "nadam", "asgd")]
 SCALED = ("ddp", "fsdp2", "tp")
@@ -150,9 +152,6 @@ def parts(mesh, folder) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- and in this one
-
-
-pytestmark = needs_gloo
 
 
 def each(some):

@@ -22,6 +22,8 @@ from functional_optim.adapters import Optimizer
 from functional_optim.core.ownership import owners_of
 from functional_optim.transforms import orthogonal
 
+pytestmark = needs_gloo
+
 SHAPES = {"a": (6, 4), "b": (6, 4), "c": (5, 3), "d": (3, 7), "bias": (5,), "e": (6, 4)}
 """No number of processes divides all of these."""
 PLACED = ("plain", "rows", "columns", "replicated")
@@ -167,9 +169,6 @@ def work(rank: int) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- and in this one
-
-
-pytestmark = needs_gloo
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.full)])

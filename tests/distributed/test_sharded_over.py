@@ -30,6 +30,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import functional_optim as fo
 from functional_optim import adapters
 
+pytestmark = needs_gloo
+
 SHAPES = {"a": (3,), "b": (2, 2), "c": (4,)}
 STEPS = 5
 OWNERS = {"split": {"a": 0, "b": 0, "c": 1}, "none": dict.fromkeys(SHAPES, 0)}
@@ -156,11 +158,11 @@ def gradient_of_a_norm(mesh):
 # ---------------------------------------------------------------- L-BFGS
 
 
-def train_lbfgs(way, mesh, search):
-    """Inner products are of the whole model, and all processes take one way."""
-    model = wrapped(way, mesh, new_model())
+def train_lbfgs(search, way=None, mesh=None):
+    """Inner products are of the whole model, and all processes take one way. No way: alone."""
+    model = new_model() if way is None else wrapped(way, mesh, new_model())
     opt = adapters.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn=search)
-    for x in part_of(way, batches(2)):
+    for x in batches(2) if way is None else part_of(way, batches(2)):
 
         def closure(x=x):
             opt.zero_grad()
@@ -174,21 +176,6 @@ def train_lbfgs(way, mesh, search):
 
         opt.step(closure)
     return full(way, model)
-
-
-def lbfgs_alone(search):
-    model = new_model()
-    opt = adapters.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn=search)
-    for x in batches(2):
-
-        def closure(x=x):
-            opt.zero_grad()
-            loss = loss_of(model, x)
-            loss.backward()
-            return loss
-
-        opt.step(closure)
-    return {name: whole(p) for name, p in model.named_parameters()}
 
 
 # ---------------------------------------------------------------- meshes of two dimensions
@@ -302,10 +289,6 @@ def train_undivided(mesh):
     return ends
 
 
-def undivided_alone():
-    return alone(COMPOSED, one_group=True)[0]
-
-
 def parts(mesh, folder) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"part-{name}-{how}-{owners}": functools.partial(run_part, name, how, owners)
@@ -314,7 +297,7 @@ def parts(mesh, folder) -> dict[str, Any]:
     found["part-gradient"] = lambda: gradient_of_a_norm(mesh)
     for way in ("ddp", "fsdp2", "tp"):
         for search in (None, "strong_wolfe"):
-            found[f"lbfgs-{way}-{search}"] = functools.partial(train_lbfgs, way, mesh, search)
+            found[f"lbfgs-{way}-{search}"] = functools.partial(train_lbfgs, search, way, mesh)
     for shape in ((1, 2), (2, 1)):
         found[f"mesh-{shape}"] = functools.partial(train_on_two_dimensions, shape)
     for fault in ("another mesh", "plain slot", "short slot"):
@@ -326,9 +309,6 @@ def parts(mesh, folder) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- and in this one
-
-
-pytestmark = needs_gloo
 
 
 @pytest.mark.parametrize(("name", "how", "owners"), RUNS, ids=lambda x: str(x))
@@ -355,7 +335,7 @@ def test_a_gradient_flows_through_the_sum(both):
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "tp"])
 def test_lbfgs_goes_where_one_process_goes(way, search, both):
     for mine in results(both, f"lbfgs-{way}-{search}"):
-        assert_close(mine, lbfgs_alone(search), 1e-8)
+        assert_close(mine, train_lbfgs(search), 1e-8)
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
@@ -367,9 +347,9 @@ def test_norms_over_several_meshes_add_up(shape, both):
 
 
 def test_fsdp1_that_divides_nothing_needs_nothing(both):
+    wanted, _ = alone(COMPOSED, one_group=True)
     for ends in results(both, "undivided"):
-        for end in ends:
-            assert_close(end, undivided_alone(), 1e-10)
+        assert_close(ends, [wanted] * 2, 1e-10)
 
 
 FAULTS = {
