@@ -275,21 +275,6 @@ def test_a_step_that_raises_is_taken_back(error):
         opt.step()
 
 
-def test_a_reported_error_refuses_one_step():
-    net, opt = made("adamw", Local())
-    opt.zero_grad()
-    opt.coordinator.report_error(OSError("a peer hangs"))
-    loss_of(net).backward()
-    opt.step()
-    assert opt.decision.reason == "OSError: a peer hangs"
-    train(opt, net, 2)
-    assert opt.decision.committed
-    assert opt.coordinator.step == 2
-    bare, alone = made("adamw", Local())
-    train(alone, bare, 2)
-    assert_same(everything(opt), everything(alone))
-
-
 def test_too_many_refused_steps_raise_and_the_group_can_go_on():
     net, opt = made("sgd", Scripted([True, *[False] * 4, True], max_retries=2))
     train(opt, net, 3)

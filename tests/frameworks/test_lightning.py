@@ -376,28 +376,6 @@ def test_lbfgs_evaluates_the_training_step_many_times(pl, how):
     assert len(runs[1][0][1]) > 3 * pl.BATCHES
 
 
-def test_sparse_adam_over_an_embedding(pl):
-    class Words(pl.Net):
-        def __init__(self, kind):
-            super().__init__(lambda m: kind(m.table.parameters(), lr=0.1))
-            with torch.random.fork_rng():
-                self.table = torch.nn.Embedding(20, 4, sparse=True, dtype=torch.float64)
-
-        def training_step(self, batch, index):
-            self.losses.append(float(index))
-            return self.layers(self.table(torch.tensor([index, index + 3]))).square().sum()
-
-    runs = []
-    for kind in (torch.optim.SparseAdam, adapters.SparseAdam):
-        torch.manual_seed(0)
-        module = Words(kind)
-        start = module.table.weight.detach().clone()
-        runs.append(pl.found(module, pl.fit(module)))
-        moved = (module.table.weight != start).any(1)
-        assert moved.nonzero().squeeze(1).tolist() == list(range(pl.BATCHES + 3))
-    pl.assert_agree(runs[1], runs[0])
-
-
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_module_trains_as_with_torchs(pl, backend, fresh_dynamo):
     class Quiet(pl.Net):
@@ -460,12 +438,6 @@ def test_a_recipe_that_reads_the_loss_gets_the_closures(pl, made, hyper, compile
     assert len(set(losses)) == pl.BATCHES
     if made is plateau:
         assert fo.get(state, "scale") < 1.0
-
-
-def test_compiled_kernels_go_where_eager_rules_go(pl):
-    args = {"max_epochs": 2, "accumulate_grad_batches": 2}
-    runs = [pl.run(as_recipe(lr=0.05, compile=how), **args) for how in ("strict", False)]
-    pl.assert_agree(*runs, 1e-12)
 
 
 @pytest.mark.parametrize("make", [of_all(pair("AdamW")[1]), as_recipe(lr=0.05)])

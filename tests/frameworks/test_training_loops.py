@@ -366,23 +366,6 @@ def test_where_a_step_rounds_nothing_a_cast_loop_is_torchs_bit_for_bit(kind, dty
     assert_same(mine, cast_run(stock, row("sgd"), dtype, lr=2.0**-4))
 
 
-def test_kernels_step_under_autocast():
-    """The step is no part of what is cast, even where it stands inside."""
-    ends, case = [], row("adamw")
-    for inside in (False, True):
-        model = make_model(case, torch.float32)
-        opt = case.drop_in(model.parameters(), compile="strict", **case.hyper)
-        for x in batches(3, torch.float32):
-            with torch.autocast("cpu", torch.bfloat16):
-                backward(model, opt, x)
-                if inside:
-                    opt.step()
-            if not inside:
-                opt.step()
-        ends.append(values(model))
-    assert_same(*ends)
-
-
 # ---------------------------------------------------------------- recipes that do it themselves
 
 
@@ -442,32 +425,6 @@ def test_micro_batches_are_one_large_batch(case):
     # Rprop looks at signs, where a sum in another order may be 1e-17 for 0
     assert_close(values(mine), values(whole), max(EXACT, case.rounding))
     assert_close(values(mine), values(theirs), max(EXACT, case.rounding))
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_accumulation_in_a_recipe_goes_with_clipping(scaled):
-    """Behind `accumulate` a batch is clipped; a power of two as scale rounds nothing."""
-    case = row("adamw")
-
-    def recipe(**hyper):
-        clipped = fo.chain(fo.clip_by_global_norm(0.05, eps=1e-6), fo.adamw(**hyper))
-        return fo.accumulate(clipped, every=2)
-
-    mine = make_model(case)
-    opt = of_recipe(recipe, mine, **case.hyper)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
-    theirs, other = make(stock, case)
-    for i, x in enumerate(batches(6)):
-        opt.zero_grad()
-        scaler.scale(loss_of(mine, x)).backward()
-        scaler.step(opt)
-        scaler.update()
-        (loss_of(theirs, x) / 2).backward()
-        if i % 2:
-            torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)
-            other.step()
-            other.zero_grad()
-    assert_close(values(mine), values(theirs), EXACT)
 
 
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])
