@@ -128,7 +128,7 @@ def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -
             and _alike(_held(a), _held(b), inside, read=own)
         )
     if kind is Rule:
-        code, other = [tuple(x._replace(hyper=(), given=())) for x in (a, b)]  # given: of hyper
+        code, other = [_without_numbers(x) for x in (a, b)]
         return _alike(code, other, inside) and _alike(a.hyper, b.hyper, inside, read=True)
     if kind is list or isinstance(b, tuple):
         read = read and kind in (list, tuple)
@@ -139,6 +139,11 @@ def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -
     if _is_own(kind) and hasattr(b, "__dict__"):
         return _alike(vars(a), vars(b), inside)
     return False
+
+
+def _without_numbers(rule: Rule) -> tuple[Any, ...]:
+    """A rule's fields but for its hyperparameters, and what it reads of them."""
+    return tuple(rule._replace(hyper=(), reads=rule.reads._replace(hyper=(), fixed=None)))
 
 
 def _is_own(x: Any) -> bool:
