@@ -54,6 +54,23 @@ def test_step_hooks_run_once_and_in_torchs_order(pair):
 
 
 @every_pair
+def test_each_step_hook_runs_alone(pair):
+    ours, *_ = pair.make()
+    for register in (
+        ours.register_step_pre_hook,
+        ours.register_step_post_hook,
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
+    ):
+        log = []
+        handle = register(lambda *_, log=log: log.append(1))
+        ours.step()
+        handle.remove()
+        ours.step()
+        assert log == [1]
+
+
+@every_pair
 def test_state_dict_hooks_run_once_and_in_order(pair):
     ours, *_ = pair.make()
     log = []
