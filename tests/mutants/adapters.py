@@ -16,7 +16,7 @@ PUT_BACK = "p.copy_(value)\n            raise"
 MUTANTS = [
     *of(
         "adapters/base.py",
-        "adapters/test_adapter.py -k hooks",
+        "adapters/test_adapter.py -k hook",
         ("global hooks are not called", "or every_optimizer._global_optimizer_pre_hooks", ""),
     ),
     *of(
