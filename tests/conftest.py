@@ -31,6 +31,9 @@ LONG = (
     "test_torchft",
     "test_fake_device",
     "test_whole_steps",
+    "test_two_processes",
+    "test_trainers",
+    "test_lightning",
     "test_optimizer_counts",
     "test_links",
     "test_properties",
@@ -149,15 +152,19 @@ def pl() -> Any:
 
 
 @pytest.fixture(scope="session")
-def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
-    """What two processes found that ran the parts of all distributed tests.
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, object]]:
+    """What two processes found that ran the parts of the distributed tests that were collected.
 
     Of several workers the first to ask starts them.
     """
-    from ranks import run_both  # what it imports takes a second, and few tests need it
+    from ranks import MODULES, run_both  # what it imports takes a second, and few tests need it
+
+    collected = {item.path.stem for item in request.session.items}
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with FileLock(folder / "ranks.lock"):
-        return run_both(folder / "ranks")
+        return run_both(folder / "ranks", [name for name in MODULES if name in collected])

@@ -36,7 +36,7 @@ class _InClone:
         self.folder = folder
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The adapters; those who are asked later find what is inside of them."""
+        """The adapters; others find what is inside of them."""
         if name != self.name:
             return None
         inside = [str(self.folder)]
@@ -45,11 +45,14 @@ class _InClone:
 
 
 def as_installed(package: str) -> None:
-    """Let `adapters/` of a clone be imported as a part of a package, as it is installed."""
+    """Let `adapters/` of a clone be imported as a part of a package, as it is installed.
+
+    It is asked before others: an editable install of another clone has adapters, too.
+    """
     home = Path(str(sys.modules[package].__file__)).parent
     beside = home.parent / "adapters"
     if not (home / "adapters").exists() and (beside / "__init__.py").exists():
-        sys.meta_path.append(_InClone(package, beside))
+        sys.meta_path.insert(0, _InClone(package, beside))
 
 
 def on_demand(

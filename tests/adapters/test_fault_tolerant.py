@@ -1,23 +1,58 @@
-"""The fault-tolerant optimizer, step by step; T01 … are the rows of what torchft's wrapper does."""
+"""The fault-tolerant optimizer, step by step, and as an object that stands for the one inside."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections import defaultdict
+
 import pytest
 import torch
-from helpers import assert_same
-from voting import KINDS, Meeting, everything, loss_of, made, model, train
+from helpers import assert_close, assert_same
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from voting import KINDS, Meeting, batch, everything, loss_of, made, model, train
 
 from functional_optim.adapters import LBFGS, FaultTolerantOptimizer
-from functional_optim.replicas import Local, Scripted, TorchFT, as_coordinator
+from functional_optim.replicas import Local, Scripted
 
 kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+# ---------------------------------------------------------------- what is given
+
+
+def inside(kind=torch.optim.SGD):
+    return {"optimizer": kind(model().parameters(), lr=0.1)}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"coordinator": 3}, TypeError, "coordinator or a torchft Manager"),
+        ({"optimizer": 3}, TypeError, "torch optimizer is needed"),
+        ({"heal": "all"}, ValueError, "heal"),
+        ({"nonfinite": "skip"}, ValueError, "nonfinite"),
+        (inside(torch.optim.LBFGS), TypeError, "several trial points"),
+        (inside(LBFGS), TypeError, "several trial points"),
+        ({"optimizer": made("sgd", Local())[1]}, TypeError, "already"),
+    ],
+)
+def test_bad_arguments_are_refused(change, error, says):
+    with pytest.raises(error, match=says):
+        FaultTolerantOptimizer(**{"coordinator": Local(), **inside(), **change})
+
+
+# ---------------------------------------------------------------- the order of a step
 
 
 class Recording(Local):
     """What happens, in order."""
 
-    def __init__(self, log, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(self, log):
+        super().__init__()
         self.log = log
 
     def _start(self):
@@ -28,13 +63,117 @@ class Recording(Local):
         return super()._decide()
 
 
-def recorded(log, **kwargs):
+def recorded(log):
     net = model()
     optim = torch.optim.SGD(net.parameters(), lr=0.1)
     plain = optim.zero_grad, optim.step
-    optim.zero_grad = lambda *args: (log.append(("zero", *args)), plain[0](*args))
+    optim.zero_grad = lambda *args: (log.append("zero"), plain[0](*args))
     optim.step = lambda: (log.append("update"), plain[1]())
-    return net, FaultTolerantOptimizer(Recording(log, **kwargs), optim)
+    return net, FaultTolerantOptimizer(Recording(log), optim)
+
+
+def step_with_a_closure_that_fails_first(opt, net):
+    def fails():
+        raise OSError("no batch")
+
+    with pytest.raises(OSError, match="no batch"):
+        opt.step(fails)
+    opt.step(lambda: loss_of(net).backward())
+
+
+def accumulate(opt, net):
+    opt.zero_grad()
+    for i in range(3):
+        loss_of(net, i).backward()
+    opt.step()
+
+
+def zero_often(opt, net, set_to_none):
+    train(opt, net, 1)
+    for _ in range(3):
+        opt.zero_grad(set_to_none)
+    loss_of(net).backward()
+    opt.step()
+
+
+STEP = ["start", "zero", "decide", "update"]
+ORDERS = {
+    "two steps": (lambda opt, net: train(opt, net, 2), STEP * 2),
+    "accumulation is one vote": (accumulate, STEP),
+    "a closure after zero_grad": (
+        lambda opt, net: (opt.zero_grad(), opt.step(lambda: loss_of(net).backward())),
+        STEP,
+    ),
+    "a closure that raises leaves the step open": (
+        step_with_a_closure_that_fails_first,
+        ["start", "decide", "update"],
+    ),
+    "zero_grad often is one step": (
+        lambda opt, net: zero_often(opt, net, True),
+        [*STEP, "start", "zero", "zero", "zero", "decide", "update"],
+    ),
+    "zeros are no gradients": (
+        lambda opt, net: zero_often(opt, net, False),
+        [*STEP, "start", "zero", "zero", "zero", "decide", "update"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_order_of_a_step(name):
+    loop, wanted = ORDERS[name]
+    log = []
+    net, opt = recorded(log)
+    loop(opt, net)
+    assert log == wanted
+
+
+def test_a_closure_is_evaluated_once_and_its_loss_returned():
+    log = []
+    net, opt = recorded(log)
+
+    def closure():
+        log.append("closure")
+        assert torch.is_grad_enabled()
+        opt.zero_grad()
+        loss = loss_of(net)
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        assert opt.step(closure) == loss_of(model())
+    assert log == ["start", "closure", "zero", "decide", "update"]
+    assert opt.decision.committed
+    opt.zero_grad()
+    assert opt.step() is None
+    opt.register_step_pre_hook(lambda self, args, kwargs: ((self, closure), {}))
+    expected = loss_of(net)
+    assert opt.step() == expected
+    opt.register_step_pre_hook(lambda *_: 3)
+    with pytest.raises(RuntimeError, match="pre-hook must return None or a tuple"):
+        opt.step()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_groups_may_come_and_go_while_a_step_is_open(set_to_none):
+    """As fine-tuning does it between two epochs, where zero_grad ends a loop and begins one."""
+    log = []
+    net, opt = recorded(log)
+    train(opt, net, 1)
+    log.clear()
+    opt.zero_grad(set_to_none)
+    assert net.weight.grad is None if set_to_none else not net.weight.grad.any()
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.5})
+    assert opt.optim.param_groups[1]["lr"] == 0.5
+    opt.zero_grad(set_to_none=set_to_none)
+    del opt.param_groups[0]
+    opt.zero_grad(set_to_none)
+    opt.step()
+    assert [what for what in log if what != "zero"] == ["start", "decide", "update"]
+    assert opt.decision.committed
+
+
+# ---------------------------------------------------------------- committed, refused, failed
 
 
 @kinds
@@ -47,103 +186,9 @@ def test_alone_it_is_the_optimizer_inside_bit_for_bit(kind):
     assert_same(everything(opt), everything(inside))
 
 
-class StandIn:
-    """The part of a torchft Manager that a step asks."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __getattr__(self, name):
-        answers = {"should_commit": True, "current_step": 0, "num_participants": 1, "errored": None}
-        if name.startswith("_"):
-            raise AttributeError(name)
-
-        def call(*args, **kwargs):
-            self.calls.append(name)
-            return answers.get(name)
-
-        return call
-
-
-def test_t01_any_coordinator_or_a_manager():
-    for group in (Local(), Scripted([True])):
-        assert made("sgd", group)[1].coordinator is group
-    manager = StandIn()
-    _, opt = made("sgd", manager)
-    assert isinstance(opt.coordinator, TorchFT)
-    assert as_coordinator(manager) is opt.coordinator
-    opt.zero_grad()
-    opt.step()
-    assert [name for name in manager.calls if name in ("start_quorum", "should_commit")] == [
-        "start_quorum",
-        "should_commit",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
-        ({"coordinator": 3}, TypeError, "coordinator or a torchft Manager"),
-        ({"optimizer": 3}, TypeError, "torch optimizer is needed"),
-        ({"heal": "all"}, ValueError, "heal"),
-        ({"nonfinite": "skip"}, ValueError, "nonfinite"),
-    ],
-)
-def test_t01_bad_arguments(change, error, says):
-    net = model()
-    args = {"coordinator": Local(), "optimizer": KINDS["sgd"](net.parameters()), **change}
-    with pytest.raises(error, match=says):
-        FaultTolerantOptimizer(**args)
-
-
-def test_t01_optimizers_that_try_steps_out_are_refused():
-    for kind in (torch.optim.LBFGS, LBFGS):
-        with pytest.raises(TypeError, match="several trial points"):
-            FaultTolerantOptimizer(Local(), kind(model().parameters()))
-    with pytest.raises(TypeError, match="already"):
-        FaultTolerantOptimizer(Local(), made("sgd", Local())[1])
-
-
-def test_t02_it_is_an_optimizer():
-    assert isinstance(made("sgd", Local())[1], torch.optim.Optimizer)
-
-
-def test_t03_t05_the_order_of_a_step():
-    log = []
-    net, opt = recorded(log)
-    train(opt, net, 2)
-    assert log == ["start", ("zero", True), "decide", "update"] * 2
-
-
-def test_t04_set_to_none_by_position_and_by_name():
-    net, opt = made("sgd", Local())
-    train(opt, net, 1)
-    opt.zero_grad(False)
-    assert not net.weight.grad.any()
-    opt.zero_grad(set_to_none=True)
-    assert net.weight.grad is None
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_t10_groups_may_come_and_go_while_a_step_is_open(set_to_none):
-    """As fine-tuning does it between two epochs, where zero_grad ends a loop and begins one."""
-    log = []
-    net, opt = recorded(log)
-    train(opt, net, 1)
-    log.clear()
-    opt.zero_grad(set_to_none)
-    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
-    opt.zero_grad(set_to_none)
-    del opt.param_groups[0]
-    opt.zero_grad(set_to_none)
-    opt.step()
-    assert [what for what in log if isinstance(what, str)] == ["start", "decide", "update"]
-    assert opt.decision.committed
-
-
 @kinds
 @pytest.mark.parametrize("value", [1.0, float("nan")])
-def test_t05_t06_a_refused_step_changes_nothing(kind, value):
+def test_a_refused_step_changes_nothing(kind, value):
     net, opt = made(kind, Scripted([True, False, True]))
     train(opt, net, 1)
     before = everything(opt)
@@ -159,61 +204,8 @@ def test_t05_t06_a_refused_step_changes_nothing(kind, value):
     assert_same(everything(opt), everything(alone))
 
 
-def test_t07_t08_a_closure_is_evaluated_once_and_its_loss_returned():
-    log = []
-    net, opt = recorded(log)
-
-    def closure():
-        log.append("closure")
-        assert torch.is_grad_enabled()
-        opt.zero_grad()
-        loss = loss_of(net)
-        loss.backward()
-        return loss
-
-    with torch.no_grad():
-        loss = opt.step(closure)
-    assert loss == loss_of(model())
-    assert log == ["start", "closure", ("zero", True), "decide", "update"]
-    assert opt.decision.committed
-    opt.zero_grad()
-    assert opt.step() is None
-
-
-def test_t08_a_closure_after_zero_grad_belongs_to_the_same_step():
-    log = []
-    net, opt = recorded(log)
-    opt.zero_grad()
-    opt.step(lambda: loss_of(net).backward())
-    assert log == ["start", ("zero", True), "decide", "update"]
-
-
-def test_t08_a_closure_that_raises_leaves_the_step_open():
-    log = []
-    net, opt = recorded(log)
-
-    def fails():
-        raise OSError("no batch")
-
-    with pytest.raises(OSError, match="no batch"):
-        opt.step(fails)
-    opt.step(lambda: loss_of(net).backward())
-    assert log == ["start", "decide", "update"]
-
-
-def test_t10_a_parameter_group_is_added_inside():
-    _, opt = made("adamw", Local())
-    more = torch.nn.Parameter(torch.ones(2))
-    opt.add_param_group({"params": [more], "lr": 0.5})
-    assert opt.optim.param_groups[1]["lr"] == 0.5
-    opt.zero_grad()
-    more.sum().backward()
-    opt.step()
-    assert more[0] != 1.0
-
-
 @kinds
-def test_t25_steps_with_nan_gradients_are_committed_or_refused(kind):
+def test_infinite_gradients_are_committed_or_refused(kind):
     net, opt = made(kind, Local(), nonfinite="refuse")
     before = everything(opt)
     opt.zero_grad()
@@ -233,18 +225,23 @@ def test_t25_steps_with_nan_gradients_are_committed_or_refused(kind):
     assert net.weight.isnan().all()
 
 
-def test_t25_sparse_gradients_are_looked_at_too():
+def test_sparse_gradients_are_looked_at_and_not_averaged():
     table = torch.nn.Embedding(4, 2, sparse=True)
-    inside = torch.optim.SparseAdam(table.parameters())
-    opt = FaultTolerantOptimizer(Local(), inside, nonfinite="refuse")
-    for factor, committed in ((float("nan"), False), (1.0, True)):
+
+    def step(factor, **options):
+        inside = torch.optim.SparseAdam(table.parameters())
+        opt = FaultTolerantOptimizer(Local(), inside, **options)
         opt.zero_grad()
         (table(torch.tensor([1])).sum() * factor).backward()
         opt.step()
-        assert opt.decision.committed is committed
+        return opt.decision.committed
+
+    assert [step(x, nonfinite="refuse") for x in (float("nan"), 1.0)] == [False, True]
+    with pytest.raises(TypeError, match="sparse"):
+        step(1.0, average_gradients=True)
 
 
-def test_t26_step_before_zero_grad_and_step_twice():
+def test_step_before_zero_grad_and_step_twice():
     net, opt = made("sgd", Local())
     loss_of(net).backward()
     with pytest.raises(RuntimeError, match=r"before zero_grad\(\)"):
@@ -257,21 +254,8 @@ def test_t26_step_before_zero_grad_and_step_twice():
     assert not opt.coordinator.is_open
 
 
-def test_t26_zero_grad_twice_is_one_step_of_the_group():
-    for set_to_none in (True, False):
-        log = []
-        net, opt = recorded(log)
-        train(opt, net, 1)
-        for _ in range(3):
-            opt.zero_grad(set_to_none)
-        assert log.count("start") == 2
-        loss_of(net).backward()
-        opt.step()
-        assert log.count("decide") == 2
-
-
 @pytest.mark.parametrize("error", [ValueError("no memory"), KeyboardInterrupt()])
-def test_t27_a_step_that_raises_is_taken_back(error):
+def test_a_step_that_raises_is_taken_back(error):
     net, opt = made("sgd", Local())
     train(opt, net, 1)
 
@@ -291,39 +275,14 @@ def test_t27_a_step_that_raises_is_taken_back(error):
         opt.step()
 
 
-def test_t28_a_reported_error_refuses_one_step():
-    net, opt = made("adamw", Local())
-    opt.zero_grad()
-    opt.coordinator.report_error(OSError("a peer hangs"))
-    loss_of(net).backward()
-    opt.step()
-    assert opt.decision.reason == "OSError: a peer hangs"
-    train(opt, net, 2)
-    assert opt.decision.committed
-    assert opt.coordinator.step == 2
-    bare, alone = made("adamw", Local())
-    train(alone, bare, 2)
-    assert_same(everything(opt), everything(alone))
-
-
-def test_t29_more_refused_steps_than_max_retries():
-    net, opt = made("sgd", Scripted([True, False, False, False], max_retries=2))
+def test_too_many_refused_steps_raise_and_the_group_can_go_on():
+    net, opt = made("sgd", Scripted([True, *[False] * 4, True], max_retries=2))
     train(opt, net, 3)
-    with pytest.raises(RuntimeError, match="max_retries=2"):
-        train(opt, net, 1)
-
-
-def test_t39_gradient_accumulation_is_one_vote():
-    log = []
-    net, opt = recorded(log)
-    opt.zero_grad()
-    for i in range(3):
-        loss_of(net, i).backward()
-    opt.step()
-    assert log == ["start", ("zero", True), "decide", "update"]
-    bare = model()
-    sum(loss_of(bare, i) for i in range(3)).backward()
-    torch.testing.assert_close(net.weight, bare.weight - 0.1 * bare.weight.grad)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="max_retries=2"):
+            train(opt, net, 1)
+    train(opt, net, 1)
+    assert opt.decision.committed
 
 
 def test_gradients_are_averaged_over_the_group():
@@ -348,8 +307,7 @@ def test_gradients_are_averaged_over_the_group():
     assert_same(values, ends[1][0])
     for x, want in zip(values, (-2.75, -0.5, 1.0, 1.0), strict=True):
         assert (x == want).all()
-    assert grads[2] is None
-    assert grads[3] is None
+    assert grads[2:] == [None, None]
     assert_same(grads[1], torch.full((2,), 0.5))
 
 
@@ -369,11 +327,144 @@ def test_one_replica_with_infinite_gradients_refuses_for_all():
     assert committed == [[True, False, True]] * 2
 
 
-def test_sparse_gradients_are_not_averaged():
-    table = torch.nn.Embedding(4, 2, sparse=True)
-    inside = torch.optim.SparseAdam(table.parameters())
-    opt = FaultTolerantOptimizer(Local(), inside, average_gradients=True)
+# ---------------------------------------------------------------- the object
+
+
+def test_state_dicts_are_those_of_the_optimizer_inside():
+    net, opt = made("adamw", Local())
+    train(opt, net, 2)
+    assert_same(opt.state_dict(), opt.optim.state_dict())
+    other_net, other = made("adamw", Local(), seed=1)
+    other.load_state_dict(state_dict=copy.deepcopy(opt.state_dict()))
+    assert_same(other.state_dict(), opt.state_dict())
+    other_net.load_state_dict(net.state_dict())
+    train(opt, net, 2)
+    train(other, other_net, 2)
+    assert_same(everything(opt), everything(other))
+    with pytest.raises(ValueError, match="parameter group"):
+        other.load_state_dict({"state": {}, "param_groups": []})
+
+
+def test_groups_state_and_defaults_are_read_and_written_through():
+    net, opt = made("adamw", Local())
+    train(opt, net, 1)
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    values = {
+        "param_groups": [dict(opt.param_groups[0], lr=0.7)],
+        "state": defaultdict(dict),
+        "defaults": {"lr": 0.7},
+    }
+    for name, value in values.items():
+        assert getattr(opt, name) is getattr(opt.optim, name)
+        setattr(opt, name, value)
+        assert getattr(opt, name) is getattr(opt.optim, name) is value
+
+
+def test_step_hooks_of_all_kinds():
+    log = []
+
+    def noted(name):
+        return lambda *args: log.append((name, type(args[0]).__name__))
+
+    class Derived(FaultTolerantOptimizer):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    net = model()
+    opt = Derived(Scripted([True, False, True]), KINDS["sgd"](net.parameters()))
+    handles = [
+        opt.register_step_pre_hook(noted("own before")),
+        opt.register_step_post_hook(noted("own after")),
+        opt.optim.register_step_pre_hook(noted("inner before")),
+        opt.optim.register_step_post_hook(noted("inner after")),
+        register_optimizer_step_pre_hook(noted("global before")),
+        register_optimizer_step_post_hook(noted("global after")),
+    ]
+    mine = "Derived"
+    of_inside = [(f"{what} before", "SGD") for what in ("global", "inner")]
+    of_inside += [(f"{what} after", "SGD") for what in ("inner", "global")]
+    try:
+        for taken in (of_inside, []):
+            log.clear()
+            train(opt, net, 1)
+            assert log == [("own before", mine), *taken, ("own after", mine)]
+    finally:
+        for handle in handles:
+            handle.remove()
+    log.clear()
+    train(opt, net, 1)
+    assert log == []
+
+
+def test_state_dict_hooks_of_both():
+    log = []
+    _, opt = made("sgd", Local())
+
+    def hooks(of, name):
+        of.register_state_dict_pre_hook(lambda self: log.append(f"{name} saves"))
+        of.register_state_dict_post_hook(lambda self, d: (log.append(f"{name} saved"), d)[1])
+        of.register_load_state_dict_pre_hook(lambda self, d: log.append(f"{name} loads"))
+        of.register_load_state_dict_post_hook(lambda self: log.append(f"{name} loaded"))
+
+    hooks(opt, "own")
+    hooks(opt.optim, "inner")
+    opt.register_state_dict_post_hook(lambda self, d: {**d, "more": 1})
+    opt.register_load_state_dict_pre_hook(lambda self, d: {k: d[k] for k in d if k != "more"})
+    saved = opt.state_dict()
+    opt.load_state_dict(saved)
+    saving = ["own saves", "inner saves", "inner saved", "own saved"]
+    assert log == [*saving, "own loads", "inner loads", "inner loaded", "own loaded"]
+    _, other = made("sgd", Local())
+    other.register_load_state_dict_pre_hook(lambda self, d: d.pop("more") and None)
+    other.load_state_dict(saved)
+    assert saved["more"] == 1  # a hook works on a copy, as torch's do
+
+
+@kinds
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_have_no_coordinator(kind, way):
+    net, opt = made(kind, Local(), nonfinite="refuse", average_gradients=True, heal="schedules")
+    train(opt, net, 2)
+    other_net, other = way((net, opt))
+    assert_same(everything(other), everything(opt))
+    assert other.coordinator is None
+    for call in (other.zero_grad, other.step):
+        with pytest.raises(RuntimeError, match="no coordinator; assign"):
+            call()
+    assert way(other).coordinator is None
+    other.coordinator = Local()
+    train(opt, net, 2)
+    train(other, other_net, 2)
+    assert_same(everything(opt), everything(other))
+    other.zero_grad()
+    other_net.weight.sum().mul(float("nan")).backward()
+    other.step()
+    assert not other.decision.committed
+    assert list(other.coordinator.saved()["optimizer"]) == ["schedule"]
+
+
+def test_a_coordinator_can_be_assigned_between_steps():
+    _, opt = made("sgd", Local())
+    mine = opt.coordinator
+    opt.coordinator = mine
+    assert list(mine.saved()) == ["optimizer"]
+    assert repr(opt) == f"FaultTolerantOptimizer over {opt.optim!r}"
+    _, second = made("sgd", mine)
+    assert list(mine.saved()) == ["optimizer", "optimizer.1"]
     opt.zero_grad()
-    table(torch.tensor([1])).sum().backward()
-    with pytest.raises(TypeError, match="sparse"):
-        opt.step()
+    with pytest.raises(RuntimeError, match="has begun with another coordinator"):
+        opt.coordinator = Local()
+    with pytest.raises(TypeError, match="coordinator"):
+        second.coordinator = 3
+
+
+def test_within_torch_compile_a_step_breaks_the_graph_and_is_the_same(fresh_dynamo):
+    net, opt = made("adamw", Scripted([True, False, True]))
+    for i in range(3):
+        opt.zero_grad()
+        torch.compile(net, backend="eager")(batch(i)).square().sum().backward()
+        torch.compile(opt.step, backend="eager")()
+    bare, alone = made("adamw", Local())
+    train(alone, bare, 1)
+    train(alone, bare, 1, first=2)
+    assert_close(everything(opt), everything(alone), 1e-5)  # torch's is another one there

@@ -12,8 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.optim import lr_scheduler as lrs
-from voting import KINDS, everything, loss_of, made, model, train
+from voting import KINDS, Counting, everything, halving, loss_of, made, model, train
 
 from functional_optim.adapters import FaultTolerantOptimizer
 from functional_optim.replicas import Local, Scripted
@@ -21,19 +20,10 @@ from functional_optim.replicas import Local, Scripted
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-class Counting(Local):
-    def __init__(self):
-        super().__init__()
-        self.starts = 0
-
-    def _start(self):
-        self.starts += 1
-
-
 @kinds
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("tensor", [False, True])
-def test_t26_t33_distributed_checkpoint(kind, flat, tensor):
+def test_a_distributed_checkpoint_is_loaded_without_a_vote(kind, flat, tensor):
     """It makes the state of a fresh optimizer by an empty step: no vote, and none left open."""
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     net, opt = made(kind, Counting())
@@ -56,23 +46,8 @@ def test_t26_t33_distributed_checkpoint(kind, flat, tensor):
     assert other.coordinator.starts == 2
 
 
-def test_t26_t33_a_checkpoint_is_loaded_within_a_step():
-    net, opt = made("adamw", Counting())
-    opt.zero_grad()
-    get_optimizer_state_dict(net, opt)
-    loss_of(net).backward()
-    opt.step()
-    assert (opt.coordinator.starts, opt.coordinator.step) == (1, 1)
-
-
-def test_t26_a_step_with_a_learning_rate_of_zero_is_a_step():
-    net, opt = made("sgd", Counting())
-    opt.param_groups[0]["lr"] = 0.0
-    train(opt, net, 2)
-    assert opt.coordinator.step == 2
-
-
-def test_t26_a_first_step_with_gradients_of_zero_is_a_step():
+def test_steps_that_look_empty_are_steps():
+    """With gradients of 0, or a learning rate of 0, or a checkpoint that is asked for meanwhile."""
     net, opt = made("adamw", Counting())
     before = net.weight.detach().clone()
     opt.zero_grad()
@@ -80,6 +55,14 @@ def test_t26_a_first_step_with_gradients_of_zero_is_a_step():
     opt.step()
     assert opt.coordinator.step == 1
     assert (net.weight != before).all()  # weight decay
+    net, opt = made("sgd", Counting())
+    opt.param_groups[0]["lr"] = 0.0
+    train(opt, net, 2)
+    opt.zero_grad()
+    get_optimizer_state_dict(net, opt)
+    loss_of(net).backward()
+    opt.step()
+    assert (opt.coordinator.starts, opt.coordinator.step) == (3, 3)
 
 
 class Manager:
@@ -101,7 +84,7 @@ class Manager:
         return True
 
 
-def test_t40_torchft_local_sgd_over_it():
+def test_torchfts_local_sgd_over_it():
     torchft = pytest.importorskip("torchft.local_sgd")
     net, opt = made("adamw", Scripted([True, False, True]))
     bare, alone = made("adamw", Local())
@@ -143,9 +126,7 @@ def module(pl, group, manual=False, **kwargs):
         def configure_optimizers(self):
             inside = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
             opt = inside if group is None else FaultTolerantOptimizer(group, inside, **kwargs)
-            scheduler = lrs.StepLR(opt, 1, 0.5)
-            if group is not None:
-                scheduler = opt.follow(scheduler)
+            scheduler = halving(opt) if group is None else opt.follow(halving(opt))
             return [opt], [{"scheduler": scheduler, "interval": "step"}]
 
     return Module()
@@ -156,7 +137,7 @@ def fit(pl, module, batches=BATCHES, **kwargs):
 
 
 @pytest.mark.parametrize("manual", [False, True])
-def test_t31_lightning(pl, manual):
+def test_lightning_steps_where_the_group_commits(pl, manual):
     script = [True, False, True, False, False, True]
     mine = module(pl, Scripted(script), manual)
     trainer = fit(pl, mine)
@@ -165,14 +146,14 @@ def test_t31_lightning(pl, manual):
     assert opt.coordinator.step == 3
     assert opt.param_groups[0]["lr"] == 0.1 * 0.5**3
     net, alone = made("sgd", Local())
-    scheduler = alone.follow(lrs.StepLR(alone, 1, 0.5))
+    scheduler = alone.follow(halving(alone))
     for i in (0, 2, 5):
         train(alone, net, 1, first=i)
         scheduler.step()
     assert_same(everything(opt), everything(alone))
 
 
-def test_t31_lightning_accumulates_and_clips(pl):
+def test_lightning_accumulates_and_clips(pl):
     args = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
     ends = []
     for group in (Local(), None):
@@ -184,7 +165,7 @@ def test_t31_lightning_accumulates_and_clips(pl):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_t31_lightning_resumes(pl, tmp_path):
+def test_lightning_resumes(pl, tmp_path):
     trainer = fit(pl, module(pl, Local()))
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
     ends = []
@@ -194,50 +175,16 @@ def test_t31_lightning_resumes(pl, tmp_path):
     assert_same(*ends)
 
 
-def test_t31_lightning_two_optimizers_by_hand(pl):
-    group = Counting()
-
-    class Module(pl.lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = model(1), model(2)
-            self.automatic_optimization = False
-
-        def training_step(self, batch, i):
-            for opt, net in zip(self.optimizers(), (self.one, self.two), strict=True):
-                self.toggle_optimizer(opt)
-                opt.zero_grad()
-                self.manual_backward(loss_of(net, i))
-                opt.step()
-                self.untoggle_optimizer(opt)
-
-        def configure_optimizers(self):
-            inside = [KINDS["adamw"](self.one.parameters()), KINDS["sgd"](self.two.parameters())]
-            return [FaultTolerantOptimizer(group, optim) for optim in inside]
-
-    mine = Module()
-    fit(pl, mine, batches=3)
-    assert group.starts == group.step == 6
-    for seed, kind, net in ((1, "adamw", mine.one), (2, "sgd", mine.two)):
-        lone, alone = made(kind, Local(), seed=seed)
-        train(alone, lone, 3)
-        assert_same(net.weight.detach(), lone.weight.detach())
-
-
 @pytest.fixture
 def accelerator():
     import accelerate
 
-    made = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
-    yield made
-    made.free_memory()
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
+    return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
 
 
-def test_t32_accelerate(accelerator):
+def test_accelerate_accumulates_and_schedules(accelerator):
     net, opt = made("adamw", Scripted([True, False, True, True]))  # one is open at the end
-    scheduler = opt.follow(lrs.StepLR(opt, 1, 0.5))
+    scheduler = opt.follow(halving(opt))
     prepared, optimizer, steps = accelerator.prepare(net, opt, scheduler)
     optimizer.zero_grad()
     for i in range(6):
@@ -249,19 +196,19 @@ def test_t32_accelerate(accelerator):
     assert opt.coordinator.step == 2
     assert scheduler.last_epoch == 2
     lone, alone = made("adamw", Local())
-    halving = alone.follow(lrs.StepLR(alone, 1, 0.5))
+    slower = alone.follow(halving(alone))
     for i in (0, 4):
         alone.zero_grad()
         for j in (i, i + 1):
             (loss_of(lone, j) / 2).backward()
         alone.step()
-        halving.step()
+        slower.step()
     assert_same(everything(opt), everything(alone))
 
 
-def test_t32_accelerate_saves_and_loads(accelerator, tmp_path):
+def test_accelerate_saves_and_loads(accelerator, tmp_path):
     net, opt = made("adamw", Local())
-    scheduler = opt.follow(lrs.StepLR(opt, 1, 0.5))
+    scheduler = opt.follow(halving(opt))
     prepared = accelerator.prepare(net, opt, scheduler)
 
     def steps(first):

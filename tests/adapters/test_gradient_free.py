@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import re
 
 import pytest
 import search_cases
 import torch
+from helpers import through_file
 
 import functional_optim as fo
 from functional_optim import search
@@ -103,7 +103,7 @@ def torch_call(model, params):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", METHODS)
-def test_m21_it_goes_where_the_functional_loop_goes(name, dtype):
+def test_it_goes_where_the_functional_loop_goes(name, dtype):
     model = model_of(dtype)
     before = values(model)
     count = 40 if name == "one_plus_one" else 4
@@ -116,16 +116,12 @@ def test_m21_it_goes_where_the_functional_loop_goes(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", METHODS)
-def test_m22_a_resumed_run_is_the_uninterrupted_one(name, dtype):
+def test_a_resumed_run_is_the_uninterrupted_one(name, dtype):
     model = model_of(dtype)
     whole = made(name, model.parameters(), seed=INTEGER)
     steps(whole, model, 2)
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "opt": whole.state_dict()}, file)
+    saved = through_file({"model": model.state_dict(), "opt": whole.state_dict()})
     rest = steps(whole, model, 3)
-
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
     again = model_of(dtype)
     again.load_state_dict(saved["model"])
     resumed = made(name, again.parameters())
@@ -153,28 +149,21 @@ def test_a_checkpoint_goes_on_in_another_precision(name):
     assert state.step == 3
 
 
-@pytest.mark.parametrize("copied", ["pickle", "deepcopy"])
+def a_function(params):
+    more = {"population": 6, "sigma": 0.1, "tx": fo.adam, "lr": 0.1, "seed": 3}
+    return GradientFree(params, search.openai_es, **more)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 @pytest.mark.parametrize("begun", [True, False])
-def test_copies_go_the_same_way(copied, begun):
+@pytest.mark.parametrize("make", [a_function, lambda params: made("snes", params)])
+def test_copies_go_the_same_way(copied, begun, make):
     model = model_of()
-    opt = GradientFree(
-        model.parameters(), search.openai_es, population=6, sigma=0.1, tx=fo.adam, lr=0.1, seed=3
-    )
+    opt = make(model.parameters())
     steps(opt, model, int(begun))
-    both = (model, opt)
-    theirs, other = (
-        copy.deepcopy(both) if copied == "deepcopy" else pickle.loads(pickle.dumps(both))
-    )
+    theirs, other = copied((model, opt))
     assert torch.equal(torch.stack(steps(opt, model, 2)), torch.stack(steps(other, theirs, 2)))
     assert equal(values(model), values(theirs))
-
-
-def test_a_method_given_as_an_object_is_pickled_by_its_factory():
-    model = model_of()
-    opt = made("snes", model.parameters())
-    steps(opt, model, 1)
-    theirs, other = pickle.loads(pickle.dumps((model, opt)))
-    assert torch.equal(torch.stack(steps(opt, model, 2)), torch.stack(steps(other, theirs, 2)))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -254,37 +243,6 @@ def test_without_a_closure_or_a_loss_there_is_a_sentence():
         opt.step(lambda: (_ for _ in ()).throw(RuntimeError("mine")))
 
 
-def test_hooks_fire_and_it_shows_in_profiles():
-    w = torch.ones(2)
-    opt = GradientFree([w], search.snes(4, 0.1))
-    seen = []
-    opt.register_step_pre_hook(lambda *_: seen.append("before"))
-    opt.register_step_post_hook(lambda *_: seen.append("after"))
-    opt.register_state_dict_post_hook(lambda *_: seen.append("saved"))
-    with torch.profiler.profile(acc_events=True) as profile:
-        opt.step(lambda: w.sum())
-    opt.state_dict()
-    assert seen == ["before", "after", "saved"]
-    assert "Optimizer.step#GradientFree.step" in {e.key for e in profile.key_averages()}
-
-
-def test_a_scheduler_moves_the_transformations_learning_rate():
-    w = torch.ones(4)
-    opt = GradientFree([w], spsa, c=0.1, tx=fo.sgd, lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
-    est, tx = spsa(c=0.1), [fo.sgd(0.1), fo.sgd(0.05)]
-    p = [torch.ones(4)]
-    state, inner = est.init(p), tx[0].init(p)
-    for k in range(2):
-        opt.step(lambda: (w**3).sum())
-        scheduler.step()
-        (_, grads), state = est.value_and_grad(lambda p: (p[0] ** 3).sum())(state, p)
-        updates, inner = tx[k].update(grads, inner, p)
-        p = fo.apply_updates(p, updates)
-    assert torch.allclose(w, p[0])
-    assert opt.param_groups[0]["lr"] == 0.025
-
-
 def test_groups_are_one_tree_with_one_set_of_numbers():
     model, other = model_of(), model_of()
     groups = [{"params": [p]} for p in model.parameters()]
@@ -317,54 +275,44 @@ def test_dtypes_may_be_mixed_and_complex():
         assert equal(clone.state[a].values(), opt.state[a].values())
 
 
-def test_methods_that_look_alike_are_told_apart():
-    w = torch.ones(2)
-    opt, other = (GradientFree([w], each, tx=fo.sgd, lr=0.1) for each in (spsa, mezo))
-    with pytest.raises(ValueError, match=r"of mezo, and .* method is spsa; load a checkpoint of"):
-        opt.load_state_dict(other.state_dict())
-    snes, cem = (GradientFree([w], each(5, 0.1)) for each in (search.snes, search.cem))
-    cem.step(lambda: w.sum())
-    with pytest.raises(ValueError, match=r"of cem, and .* method is snes; load a checkpoint of"):
-        snes.load_state_dict(cem.state_dict())
-    three = GradientFree([w], spsa, samples=3, tx=fo.sgd, lr=0.1)
-    three.step(lambda: w.sum())
-    single = GradientFree([w], spsa(), tx=fo.sgd, lr=0.1)
-    with pytest.raises(ValueError, match="weights has shape"):
-        single.load_state_dict(three.state_dict())
-    finished = GradientFree([w], mezo(), tx=fo.sgd, lr=0.1)
-    with pytest.raises(ValueError, match=r"of spsa, and .* method is mezo; load a checkpoint of"):
-        finished.load_state_dict(single.state_dict())
-    adam, descent = (GradientFree([w], mezo(), tx=tx) for tx in (fo.adam(0.1), fo.sgd(0.1)))
-    adam.step(lambda: w.sum())
-    before = descent.state_dict()
-    with pytest.raises(ValueError, match=r"has no place for tx\..* with the same tx"):
-        descent.load_state_dict(adam.state_dict())
-    assert descent.state_dict() == before
+def of(method, **more):
+    return lambda p: GradientFree(p, method, **more)
 
 
-WRONG = {
-    "another method": lambda p: GradientFree(p, search.cma_es, population=5, sigma=0.1),
-    "the same fields": lambda p: GradientFree(p, search.cem, population=5, sigma=0.1),
-    "an estimator": lambda p: GradientFree(p, spsa, tx=fo.sgd, lr=0.1),
-    "a larger model": lambda p: GradientFree([torch.ones(9), *list(p)[1:]], search.snes(5, 0.1)),
-    "AdamW": AdamW,
+FIVE = {"population": 5, "sigma": 0.1}
+SNES, SGD = of(search.snes, **FIVE), {"tx": fo.sgd, "lr": 0.1}
+OTHERS = {
+    "another method": (SNES, of(search.cma_es, **FIVE), "of cma_es, and .* method is snes"),
+    "the same fields": (SNES, of(search.cem, **FIVE), "of cem, and .* method is snes"),
+    "an estimator": (SNES, of(spsa, **SGD), "of spsa, and .* method is snes"),
+    "another estimator": (of(spsa, **SGD), of(mezo, **SGD), "of mezo, and .* method is spsa"),
+    "a finished one": (of(mezo(), **SGD), of(spsa(), **SGD), "of spsa, and .* method is mezo"),
+    "more samples": (of(spsa(), **SGD), of(spsa, samples=3, **SGD), "weights has shape"),
+    "another tx": (
+        of(mezo(), tx=fo.sgd(0.1)),
+        of(mezo(), tx=fo.adam(0.1)),
+        r"has no place for tx\..* with the same tx",
+    ),
+    "a larger model": (
+        SNES,
+        lambda p: SNES([torch.ones(9), *list(p)[1:]]),
+        "[Ll]oad a checkpoint of",
+    ),
+    "AdamW": (SNES, AdamW, "[Ll]oad a checkpoint of"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_another_methods_checkpoint_is_refused_and_changes_nothing(name):
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_checkpoint_of_another_is_refused_and_changes_nothing(name):
+    make, another, says = OTHERS[name]
     model = model_of()
-    opt = GradientFree(model.parameters(), search.snes, population=5, sigma=0.1)
+    opt, other = make(model.parameters()), another(model.parameters())
     steps(opt, model, 1)
     before = copy.deepcopy(opt.state_dict())
-    other = WRONG[name](model.parameters())
-    if name == "AdamW":
-        for p in model.parameters():
-            p.grad = torch.ones_like(p)
-        other.step()
-    else:
-        other.step(lambda: loss_of(model))
-    with pytest.raises(ValueError, match=r"[Ll]oad a checkpoint of"):
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    other.step(lambda: loss_of(model))
+    with pytest.raises(ValueError, match=says):
         opt.load_state_dict(other.state_dict())
     after = opt.state_dict()
     assert after["param_groups"] == before["param_groups"]
@@ -421,50 +369,22 @@ def test_a_log_of_its_states_replays_the_run():
     assert torch.equal(again[0], w)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore:.*(num_workers|isinstance|pkg_resources).*:UserWarning")
 @pytest.mark.parametrize("automatic", [False, True])
-def test_lightning_trains_and_resumes_with_it(automatic, tmp_path):
-    lightning = pytest.importorskip("lightning")
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization = automatic
-            self.layer = torch.nn.Linear(2, 1)
-
-        def configure_optimizers(self):
-            return GradientFree(self.parameters(), search.snes, population=5, sigma=0.1)
-
-        def loss(self, batch):
-            return (self.layer(batch[0]) - batch[1]).square().mean()
-
+def test_lightning_trains_and_resumes_with_it(pl, automatic, tmp_path):
+    class Module(pl.Net):
         def training_step(self, batch, index):
             if automatic:
-                return self.loss(batch)
-            self.optimizers().step(lambda: self.loss(batch))
+                return self.loss(batch[0])
+            self.optimizers().step(lambda: self.loss(batch[0]))
             return None
 
         def backward(self, loss, *args):
             """There is none."""
 
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=5)
-
     def fit(epochs, resume=None):
-        torch.manual_seed(0)
-        module = Module()
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            default_root_dir=tmp_path,
-        )
-        trainer.fit(module, data, ckpt_path=resume)
-        return trainer, values(module)
+        module = Module(lambda m: SNES(m.parameters()))
+        module.automatic_optimization = automatic
+        return pl.fit(module, max_epochs=epochs, ckpt_path=resume), pl.values(module)
 
     trainer, half = fit(1)
     trainer.save_checkpoint(tmp_path / "half.ckpt")

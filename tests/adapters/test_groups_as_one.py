@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
-from helpers import assert_close
+from helpers import assert_close, run
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer
 
-CLIP = 1.0
+NAMES = ("a1", "b1", "a2", "b2")
+CLIP = fo.clip_by_global_norm(1.0)
 
 
 def silent(*parts):
@@ -21,180 +22,162 @@ def silent(*parts):
 
 
 RECIPES = {
-    "sequence": lambda: silent(fo.clip_by_global_norm(CLIP), fo.adam(0.1)),
-    "twice": lambda: silent(
-        fo.clip_by_global_norm(CLIP), fo.trace(0.9), fo.clip_by_global_norm(0.3), fo.scale(-1.0)
-    ),
-    "flatten": lambda: fo.flatten(fo.chain(fo.clip_by_global_norm(CLIP), fo.sgd(0.1))),
-    "accumulate": lambda: fo.accumulate(silent(fo.clip_by_global_norm(CLIP), fo.sgd(0.1)), 2),
-    "finite": lambda: fo.apply_if_finite(silent(fo.clip_by_global_norm(CLIP), fo.adam(0.1)), 3),
-    "small": lambda: fo.skip_large_updates(silent(fo.clip_by_global_norm(CLIP), fo.adam(0.1)), 9.0),
-    "gates": lambda: fo.apply_if_finite(
-        fo.apply_if_finite(silent(fo.clip_by_global_norm(CLIP), fo.adam(0.1)), 1), 2
-    ),
+    "sequence": lambda: silent(CLIP, fo.adam(0.1)),
+    "twice": lambda: silent(CLIP, fo.trace(0.9), fo.clip_by_global_norm(0.3), fo.scale(-1.0)),
+    "flatten": lambda: fo.flatten(fo.chain(CLIP, fo.sgd(0.1))),
+    "accumulate": lambda: fo.accumulate(silent(CLIP, fo.sgd(0.1)), 2),
+    "finite": lambda: fo.apply_if_finite(silent(CLIP, fo.adam(0.1)), 3),
+    "small": lambda: fo.skip_large_updates(silent(CLIP, fo.adam(0.1)), 9.0),
+    "gates": lambda: fo.apply_if_finite(fo.apply_if_finite(silent(CLIP, fo.adam(0.1)), 1), 2),
     "cautious": lambda: fo.chain(
-        fo.cautious(silent(fo.clip_by_global_norm(CLIP), fo.scale_by_adam())), fo.scale_by_lr(0.1)
+        fo.cautious(silent(CLIP, fo.scale_by_adam())), fo.scale_by_lr(0.1)
     ),
-    "lookahead": lambda: fo.lookahead(silent(fo.clip_by_global_norm(CLIP), fo.sgd(0.1)), 2),
+    "lookahead": lambda: fo.lookahead(silent(CLIP, fo.sgd(0.1)), 2),
     "schedule": lambda: fo.with_schedule(
-        lambda lr: silent(fo.clip_by_global_norm(CLIP), fo.sgd(lr)),
-        lr=fo.schedules.linear(1.0, 0.5, 4),
+        lambda lr: silent(CLIP, fo.sgd(lr)), lr=fo.schedules.linear(1.0, 0.5, 4)
     ),
     "masked": lambda: fo.chain(
-        fo.masked(fo.flatten(fo.clip_by_global_norm(CLIP)), "a*"),
-        fo.clip_by_global_norm(3.0),
-        fo.sgd(0.1),
+        fo.masked(fo.flatten(CLIP), "a*"), fo.clip_by_global_norm(3.0), fo.sgd(0.1)
     ),
-    "monitored": lambda: silent(
-        fo.monitor({"norm": fo.measures.global_norm}), fo.clip_by_global_norm(CLIP), fo.sgd(0.1)
-    ),
+    "monitored": lambda: silent(fo.monitor({"norm": fo.measures.global_norm}), CLIP, fo.sgd(0.1)),
 }
 
 
-def trained(recipe, steps, patterns, groups):
-    """Parameters after some steps of the object; patterns: whose gradient is None, in each."""
+def trained(recipe, steps, groups):
+    """Parameters after some steps of the object."""
     torch.manual_seed(0)
-    params = {name: torch.nn.Parameter(torch.randn(3)) for name in ("a1", "b1", "a2", "b2")}
+    params = {name: torch.nn.Parameter(torch.randn(3)) for name in NAMES}
     named = all(groups)  # torch takes no names for a group without parameters
     opt = Optimizer(
         [{"params": [(x, params[x]) if named else params[x] for x in group]} for group in groups],
         lambda: recipe(),
     )
-    for grads, absent in zip(steps, patterns, strict=True):
+    for grads in steps:
         for name, p in params.items():
-            p.grad = None if name in absent else grads[name].clone()
+            p.grad = None if grads[name] is None else grads[name].clone()
         opt.step()
     return {name: p.detach() for name, p in params.items()}
 
 
-def pure(recipe, steps, patterns):
+def pure(recipe, steps):
     torch.manual_seed(0)
-    params = {name: torch.randn(3) for name in ("a1", "b1", "a2", "b2")}
-    tx = recipe()
-    state = tx.init(params)
-    for grads, absent in zip(steps, patterns, strict=True):
-        given = {name: None if name in absent else g for name, g in grads.items()}
-        updates, state = tx.update(given, state, params)
-        params = fo.apply_updates(params, updates)
-    return params
+    return run(recipe(), {name: torch.randn(3) for name in NAMES}, steps)[0]
 
 
-def random_steps(count, bad=()):
+def random_steps(absent=((),) * 6):
+    """absent: whose gradient is None, in each step."""
     torch.manual_seed(1)
-    steps = [{x: torch.randn(3) for x in ("a1", "b1", "a2", "b2")} for _ in range(count)]
-    for i in bad:
-        steps[i]["b2"][1] = math.nan
-    return steps
+    steps = [{x: torch.randn(3) for x in NAMES} for _ in absent]
+    return [
+        {name: None if name in gone else g for name, g in grads.items()}
+        for grads, gone in zip(steps, absent, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_two_groups_step_as_one_tree(name):
-    bad = (2,) if name in ("finite", "small", "gates") else ()
-    steps, patterns = random_steps(6, bad), [()] * 6
-    want = pure(RECIPES[name], steps, patterns)
-    assert_close(trained(RECIPES[name], steps, patterns, [["a1", "b1"], ["a2", "b2"]]), want, 1e-6)
+    steps = random_steps()
+    if name in ("finite", "small", "gates"):
+        steps[2]["b2"][1] = math.nan
+    want = pure(RECIPES[name], steps)
+    assert_close(trained(RECIPES[name], steps, [["a1", "b1"], ["a2", "b2"]]), want, 1e-6)
 
 
 @pytest.mark.parametrize(
     "name", ["sequence", "accumulate", "finite", "small", "gates", "lookahead"]
 )
 def test_a_group_without_gradients_keeps_step(name):
-    steps = random_steps(6)
-    patterns = [("a2",), (), ("b1",), ("a2", "b2") if name != "lookahead" else (), (), ("a1",)]
-    if name == "sequence":
-        patterns[3] = ()
-    want = pure(RECIPES[name], steps, patterns)
-    got = trained(RECIPES[name], steps, patterns, [["a1", "b1"], ["a2", "b2"], []])
-    assert_close(got, want, 1e-6)
+    whole_group = () if name in ("sequence", "lookahead") else ("a2", "b2")
+    steps = random_steps([("a2",), (), ("b1",), whole_group, (), ("a1",)])
+    want = pure(RECIPES[name], steps)
+    assert_close(trained(RECIPES[name], steps, [["a1", "b1"], ["a2", "b2"], []]), want, 1e-6)
+
+
+# ---------------------------------------------------------------- groups of one number each
+
+
+def numbers(recipe, *groups, start=0.0, **options):
+    """An optimizer of a 1-element parameter for each group, and a function that steps it."""
+    params = [torch.full((1,), start, requires_grad=True) for _ in groups]
+    opt = Optimizer(
+        [{"params": [p], **group} for p, group in zip(params, groups, strict=True)],
+        recipe,
+        **options,
+    )
+
+    def step(*grads):
+        for p, g in zip(params, grads, strict=True):
+            p.grad = torch.tensor([g])
+        opt.step()
+        return [p.item() for p in params]
+
+    return opt, params, step
 
 
 @pytest.mark.parametrize("compile", [True, False])
 @pytest.mark.parametrize("around", ["sequence", "flatten", "masked"])
 def test_trees_and_rules_measure_together(compile, around):
     def recipe(lr, whole=False):
-        clip = fo.clip_by_global_norm(1.0)
         if not whole:
-            return fo.chain(clip, fo.sgd(lr))
+            return fo.chain(CLIP, fo.sgd(lr))
         if around == "flatten":
-            return fo.flatten(fo.chain(clip, fo.sgd(lr)))
+            return fo.flatten(fo.chain(CLIP, fo.sgd(lr)))
         if around == "masked":
-            return fo.chain(fo.masked(fo.flatten(clip), "*"), fo.sgd(lr))
-        return silent(clip, fo.sgd(lr))
+            return fo.chain(fo.masked(fo.flatten(CLIP), "*"), fo.sgd(lr))
+        return silent(CLIP, fo.sgd(lr))
 
-    a, b, c = [torch.zeros(1, requires_grad=True) for _ in range(3)]
-    groups = [{"params": [a]}, {"params": [b], "whole": True}, {"params": [c], "whole": True}]
-    opt = Optimizer(groups, recipe, compile=compile, lr=1.0)
+    *_, step = numbers(recipe, {}, {"whole": True}, {"whole": True}, compile=compile, lr=1.0)
+    before = [0.0] * 3
     for g in (1.0, 0.5, 1.0):
-        a.grad, b.grad, c.grad = torch.tensor([2.0 * g]), torch.tensor([g]), torch.tensor([2.0 * g])
-        before = [p.item() for p in (a, b, c)]
-        opt.step()
-        moved = [x - p.item() for x, p in zip(before, (a, b, c), strict=True)]
+        after = step(2.0 * g, g, 2.0 * g)
+        moved = [x - y for x, y in zip(before, after, strict=True)]
         norm = max(1.0, 3.0 * g)
         assert moved == pytest.approx([2 * g / norm, g / norm, 2 * g / norm], rel=1e-5)
+        before = after
 
 
 def test_gates_of_trees_and_rules_decide_alike():
     def recipe(whole=False):
-        tx = fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(1.0))
-        return fo.apply_if_finite(
-            silent(fo.clip_by_global_norm(1.0), fo.sgd(1.0)) if whole else tx, 2
-        )
+        return fo.apply_if_finite((silent if whole else fo.chain)(CLIP, fo.sgd(1.0)), 2)
 
-    a, b = [torch.zeros(1, requires_grad=True) for _ in range(2)]
-    opt = Optimizer([{"params": [a]}, {"params": [b], "whole": True}], recipe)
-    for first, second, moves in [(3.0, 4.0, True), (math.nan, 4.0, False), (3.0, math.inf, False)]:
-        a.grad, b.grad = torch.tensor([first]), torch.tensor([second])
-        before = a.item(), b.item()
-        opt.step()
-        assert ((a.item(), b.item()) != before) == moves
-    assert (a.item(), b.item()) == pytest.approx((-0.6, -0.8))
+    *_, step = numbers(recipe, {}, {"whole": True})
+    for grads in ((3.0, 4.0), (math.nan, 4.0), (3.0, math.inf)):  # the first of them moves
+        assert step(*grads) == pytest.approx([-0.6, -0.8])
 
 
 def test_a_gate_that_is_shut_in_one_group_keeps_it_out_of_the_sum():
     def recipe(first=0):
-        part = silent(fo.clip_by_global_norm(1.0), fo.sgd(1.0))
-        return fo.conditionally_mask(part, lambda step: step >= first)
+        return fo.conditionally_mask(silent(CLIP, fo.sgd(1.0)), lambda step: step >= first)
 
-    a, b = [torch.zeros(1, requires_grad=True) for _ in range(2)]
-    opt = Optimizer([{"params": [a]}, {"params": [b], "first": 1}], recipe)
-    a.grad, b.grad = torch.tensor([3.0]), torch.tensor([4.0])
-    opt.step()
-    assert (a.item(), b.item()) == pytest.approx((-1.0, 0.0))
-    opt.step()
-    assert (a.item(), b.item()) == pytest.approx((-1.6, -0.8))
+    *_, step = numbers(recipe, {}, {"first": 1})
+    assert step(3.0, 4.0) == pytest.approx([-1.0, 0.0])
+    assert step(3.0, 4.0) == pytest.approx([-1.6, -0.8])
 
 
 def test_another_order_in_another_group_is_an_error():
     def recipe(swap=False):
-        parts = [fo.clip_by_global_norm(1.0), fo.normalize()]
+        parts = [CLIP, fo.normalize()]
         return silent(*(parts[::-1] if swap else parts), fo.sgd(1.0))
 
-    a, b = [torch.ones(1, requires_grad=True) for _ in range(2)]
-    opt = Optimizer([{"params": [a]}, {"params": [b], "swap": True}], recipe)
-    a.grad, b.grad = torch.ones(1), torch.ones(1)
+    _, params, step = numbers(recipe, {}, {"swap": True}, start=1.0)
     with pytest.raises(ValueError, match="in different orders"):
-        opt.step()
-    assert (a.item(), b.item()) == (1.0, 1.0)
+        step(1.0, 1.0)
+    assert [p.item() for p in params] == [1.0, 1.0]
 
 
 def test_nothing_is_written_before_all_totals_are_known():
-    def fails(params):
-        return fo.EmptyState()
-
-    def update(grads, state, params=None):
+    def fails(grads, state, params=None):
         raise RuntimeError("no")
 
     def recipe(bad=False):
-        end = fo.GradientTransformation(fails, update) if bad else fo.identity()
-        return silent(fo.clip_by_global_norm(1.0), fo.sgd(1.0), end)
+        end = fo.GradientTransformation(lambda params: fo.EmptyState(), fails)
+        return silent(CLIP, fo.sgd(1.0), end if bad else fo.identity())
 
-    a, b = [torch.ones(1, requires_grad=True) for _ in range(2)]
-    opt = Optimizer([{"params": [a]}, {"params": [b], "bad": True}], recipe)
-    a.grad, b.grad = torch.ones(1), torch.ones(1)
+    opt, params, step = numbers(recipe, {}, {"bad": True}, start=1.0)
     with pytest.raises(RuntimeError, match="no"):
-        opt.step()
-    assert a.item() == 1.0
-    assert not opt.state[a]
+        step(1.0, 1.0)
+    assert params[0].item() == 1.0
+    assert not opt.state[params[0]]
 
 
 @pytest.mark.parametrize(("groups", "runs"), [(1, 1), (2, 2)])
@@ -205,31 +188,18 @@ def test_one_group_alone_runs_once(groups, runs):
         calls.append(1)
         return grads, state
 
-    def recipe():
-        counted = fo.GradientTransformation(lambda params: fo.EmptyState(), update)
-        return fo.chain(counted, fo.clip_by_global_norm(1.0), fo.sgd(1.0))
-
-    params = [torch.ones(1, requires_grad=True) for _ in range(groups)]
-    opt = Optimizer([{"params": [p]} for p in params], recipe)
-    for p in params:
-        p.grad = torch.ones(1)
-    opt.step()
+    counted = fo.GradientTransformation(lambda params: fo.EmptyState(), update)
+    *_, step = numbers(lambda: fo.chain(counted, CLIP, fo.sgd(1.0)), *[{}] * groups)
+    step(*[1.0] * groups)
     assert len(calls) == runs * groups
 
 
 def test_a_closure_of_the_user_hides_nothing():
     """Rules inside a transformation that cannot be looked into measure over all groups, too."""
+    inside = fo.chain(CLIP, fo.sgd(1.0))
 
-    def recipe():
-        inside = fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(1.0))
+    def update(grads, state, params=None):
+        return inside.update(grads, state, params)
 
-        def update(grads, state, params=None):
-            return inside.update(grads, state, params)
-
-        return fo.GradientTransformation(inside.init, update)
-
-    a, b = [torch.zeros(1, requires_grad=True) for _ in range(2)]
-    opt = Optimizer([{"params": [a]}, {"params": [b]}], recipe)
-    a.grad, b.grad = torch.tensor([3.0]), torch.tensor([4.0])
-    opt.step()
-    assert (a.item(), b.item()) == pytest.approx((-0.6, -0.8))
+    *_, step = numbers(lambda: fo.GradientTransformation(inside.init, update), {}, {})
+    assert step(3.0, 4.0) == pytest.approx([-0.6, -0.8])

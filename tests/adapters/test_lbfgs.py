@@ -1,13 +1,15 @@
-"""The drop-in for torch.optim.LBFGS: torch's numbers, evaluation by evaluation."""
+"""The drop-in for torch.optim.LBFGS: torch's numbers, its state, and its errors."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
+import pickle
 
 import pytest
 import torch
-from helpers import assert_close, assert_same, copy_of
+from helpers import assert_close, assert_same, copy_of, through_file
 from lbfgs_runs import (
     PROBLEMS,
     SEARCHES,
@@ -15,9 +17,11 @@ from lbfgs_runs import (
     Run,
     Torch,
     assert_agree,
+    assert_alike,
     network,
     pair,
     quadratic,
+    two_precisions,
     valley,
 )
 
@@ -37,6 +41,7 @@ OPTIONS = (
     {"max_iter": 1},
     {"max_iter": 60, "tolerance_grad": 1e-2},
     {"max_iter": 60, "tolerance_change": 1e-2},
+    {"tolerance_grad": 1e3},
     {"lr": 0.05},
     {"lr": 7.0},
     {"lr": torch.tensor(0.5)},
@@ -70,12 +75,44 @@ def test_long_searches_from_far_away_are_torchs(seed, search):
     assert_agree(ours, theirs)
 
 
+def with_one_that_has_no_gradient():
+    params, f = network()
+    return [*params, torch.nn.Parameter(torch.ones(2, dtype=torch.float64))], f
+
+
+STRANGE = {
+    **{
+        f"{dtype} {problem.__name__}": (lambda d=dtype, p=problem: p(d), 1e-5)
+        for dtype in (torch.float32, torch.bfloat16)
+        for problem in (quadratic, network)
+    },
+    "complex": (lambda: network(torch.complex128), 1e-10),
+    "two precisions": (two_precisions, 1e-10),
+    "no gradient": (with_one_that_has_no_gradient, 1e-10),
+}
+
+
 @SEARCHES
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128], ids=str)
-@pytest.mark.parametrize("problem", [quadratic, network], ids=lambda p: p.__name__)
-def test_other_dtypes_are_torchs(problem, dtype, search):
-    theirs, ours = pair(lambda: problem(dtype), line_search_fn=search)
-    assert_agree(ours, theirs, 1e-10 if dtype is torch.complex128 else 1e-5)
+@pytest.mark.parametrize("name", STRANGE)
+def test_other_parameters_are_torchs(name, search):
+    problem, tolerance = STRANGE[name]
+    theirs, ours = pair(problem, line_search_fn=search)
+    assert_agree(ours, theirs, tolerance)
+
+
+@SEARCHES
+def test_strides_do_not_matter(search):
+    """torch's own takes contiguous parameters only."""
+
+    def transposed():
+        params, f = network()
+        params[0] = torch.nn.Parameter(params[0].detach().t().contiguous().t())
+        return params, f
+
+    theirs, ours = [Run(*x, line_search_fn=search) for x in ((Torch, network), (Ours, transposed))]
+    for run in (theirs, ours):
+        run.steps(3)
+    torch.testing.assert_close(ours.losses, theirs.losses, rtol=1e-10, atol=1e-12)
 
 
 BAD = {
@@ -114,39 +151,6 @@ def test_lr_zero_goes_nowhere():
         assert_same(copy_of(run.params), run.points[0])
 
 
-# ---------------------------------------------------------------- parameters and gradients
-
-
-@SEARCHES
-def test_strides_do_not_matter(search):
-    x = torch.randn(9, 4, dtype=torch.float64)
-    start = torch.randn(4, 3, dtype=torch.float64)
-
-    def problem(p):
-        return lambda: (
-            [torch.nn.Parameter(p)],
-            lambda q: ((x @ q[0].contiguous()).tanh() - 0.3).square().sum(),
-        )
-
-    plain = Run(Torch, problem(start.clone()), line_search_fn=search)
-    transposed = Run(Ours, problem(start.t().contiguous().t()), line_search_fn=search)
-    assert not transposed.params[0].is_contiguous()
-    plain.steps(3)
-    transposed.steps(3)
-    torch.testing.assert_close(transposed.losses, plain.losses, rtol=1e-10, atol=1e-12)
-
-
-@SEARCHES
-def test_parameters_without_gradient_stay(search):
-    def problem():
-        params, f = network()
-        return [*params, torch.nn.Parameter(torch.ones(2, dtype=torch.float64))], f
-
-    theirs, ours = pair(problem, line_search_fn=search)
-    assert_agree(ours, theirs)
-    assert_same(ours.params[-1].detach(), torch.ones(2, dtype=torch.float64))
-
-
 def test_sparse_gradients_are_taken():
     rows = torch.tensor([0, 2])
 
@@ -167,20 +171,6 @@ def test_sparse_gradients_are_taken():
         return p.detach()
 
     assert_close(run(Ours, True), run(Torch, False), 1e-12)
-
-
-@pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)], ids=["float", "tensor"])
-def test_schedulers_drive_lr(lr):
-    runs = []
-    for cls in (Torch, Ours):
-        run = Run(cls, network, lr=copy.deepcopy(lr), max_iter=3)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(run.opt, 0.5)
-        for _ in range(4):
-            run.steps(1)
-            scheduler.step()
-        assert float(run.opt.param_groups[0]["lr"]) == 0.5**5
-        runs.append(run)
-    assert_agree(runs[1], runs[0])
 
 
 @SEARCHES
@@ -223,3 +213,236 @@ def test_a_closure_that_changes_settings_changes_the_next_step(at, search):
             run.opt.step(closure)
         runs.append(run)
     assert_agree(runs[1], runs[0])
+
+
+# ---------------------------------------------------------------- state
+
+
+@SEARCHES
+@pytest.mark.parametrize(("first", "second"), [(Torch, Ours), (Ours, Torch), (Ours, Ours)])
+def test_checkpoints_go_both_ways(first, second, search):
+    options = {"line_search_fn": search, "max_iter": 4, "history_size": 6}
+    whole = Run(Torch, network, **options)
+    whole.steps(6)
+    begun = Run(first, network, **options)
+    begun.steps(3)
+    resumed = Run(second, network, **{**options, "lr": 0.1})
+    resumed.opt.load_state_dict(through_file(begun.opt.state_dict()))
+    for p, q in zip(resumed.params, begun.params, strict=True):
+        p.data.copy_(q.data)
+    resumed.steps(3)
+    resumed.losses = begun.losses + resumed.losses
+    resumed.points = begun.points + resumed.points
+    assert_agree(resumed, whole)
+
+
+def test_a_checkpoint_of_torchs_without_an_iteration_is_taken():
+    """torch then saves None for what it does not know."""
+    begun = Run(Torch, network, max_iter=0)
+    begun.steps(1)
+    assert begun.opt.state_dict()["state"][0]["H_diag"] is None
+    fresh, resumed = [Run(Ours, network, line_search_fn="strong_wolfe") for _ in range(2)]
+    resumed.opt.load_state_dict(through_file(begun.opt.state_dict()))
+    resumed.opt.param_groups[0].update(fresh.opt.param_groups[0], params=resumed.params)
+    for run in (fresh, resumed):
+        run.steps(2)
+    assert_same(resumed.losses, fresh.losses)
+
+
+def test_resuming_parameters_of_two_precisions_is_bitwise():
+    """torch's loading rounds the state to the first parameter's dtype."""
+    whole, resumed = [Run(Ours, two_precisions, max_iter=4) for _ in range(2)]
+    whole.steps(2)
+    resumed.opt.load_state_dict(through_file(whole.opt.state_dict()))
+    for p, q in zip(resumed.params, whole.params, strict=True):
+        p.data.copy_(q.data)
+    assert_alike(resumed.opt.state_dict(), whole.opt.state_dict(), 0.0)
+    for run in (whole, resumed):
+        run.steps(2)
+    assert_same(copy_of(resumed.params), copy_of(whole.params))
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_history_longer_than_asked_for_is_cut(size):
+    begun = Run(Torch, network, history_size=9, line_search_fn="strong_wolfe")
+    begun.steps(1)
+    assert len(begun.opt.state_dict()["state"][0]["ro"]) == 9
+    resumed = Run(Ours, network, line_search_fn="strong_wolfe")
+    resumed.opt.load_state_dict(through_file(begun.opt.state_dict()))
+    resumed.opt.param_groups[0]["history_size"] = size
+    resumed.steps(1)
+    state = resumed.opt.state_dict()["state"][0]
+    assert [len(state[key]) for key in ("old_dirs", "old_stps", "ro", "al")] == [size] * 4
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_go_on_alone(copied):
+    whole, run = [Run(Ours, network, line_search_fn="strong_wolfe") for _ in range(2)]
+    whole.steps(4)
+    run.steps(2)
+    left, points = copy_of(run.params), len(run.points)
+    named = [name for name in sorted(vars(run.opt)) if not name.startswith("_")]
+    run.opt = copied(run.opt)
+    assert [name for name in sorted(vars(run.opt)) if not name.startswith("_")] == named
+    original, run.params = run.params, run.opt.param_groups[0]["params"]
+    run.steps(2)
+    assert len(run.points) > points
+    assert_same(copy_of(run.params), copy_of(whole.params))
+    assert_same(copy_of(original), left)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@SEARCHES
+def test_a_closure_that_raises_leaves_all_as_it_was(search, error):
+    whole = Run(Ours, network, line_search_fn=search)
+    whole.steps(4)
+    run = Run(Ours, network, line_search_fn=search)
+
+    def failing(at):
+        calls = iter(range(100))
+
+        def closure():
+            if next(calls) == at:
+                raise error("stop")
+            return run.closure()
+
+        return closure
+
+    for step in range(4):
+        state = copy.deepcopy(run.opt.state_dict())
+        params = copy_of(run.params)
+        for at in (0, 1, 3):
+            with pytest.raises(error, match="stop"):
+                run.opt.step(failing(at))
+            assert_same(copy_of(run.params), params)
+            assert_alike(run.opt.state_dict(), state, 0.0)
+        assert bool(run.opt.state) == bool(step)
+        run.opt.step(run.closure)
+    assert_same(copy_of(run.params), copy_of(whole.params))
+
+
+def test_a_load_that_fails_leaves_all_as_it_was():
+    run, other = Run(Ours, network), Run(Ours, quadratic)
+    run.steps(2)
+    other.steps(1)
+    state = copy.deepcopy(run.opt.state_dict())
+    short, wrong = copy.deepcopy(state), copy.deepcopy(state)
+    lost, thin = copy.deepcopy(state), copy.deepcopy(state)
+    short["param_groups"][0]["params"] = [0]
+    wrong["state"][0]["d"] = torch.ones(3)
+    lost["state"][0]["ro"].pop()
+    thin["state"][0]["old_stps"][1] = torch.ones(4)
+    for bad, message in (
+        (short, "size"),
+        (wrong, "does not fit:\n  d has 3 elements"),
+        (lost, "ro differ in length"),
+        (thin, "does not fit:\n  old_stps has 4 elements"),
+        ({}, "group"),
+    ):
+        with pytest.raises((ValueError, KeyError), match=message):
+            run.opt.load_state_dict(bad)
+        assert_alike(run.opt.state_dict(), state, 0.0)
+
+
+# ---------------------------------------------------------------- the contract
+
+
+def test_it_is_a_torch_lbfgs_of_the_same_signature():
+    assert issubclass(Ours, Torch)
+    assert inspect.signature(Ours) == inspect.signature(Torch)
+    p = [torch.nn.Parameter(torch.ones(2))]
+    assert Ours(p).defaults == Torch(p).defaults
+    assert repr(Ours(p)) == repr(Torch(p))
+
+
+def one():
+    return torch.nn.Parameter(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda cls: cls([one()], lr=-1), ValueError, "Invalid learning rate: -1"),
+        (lambda cls: cls([one()], lr=torch.ones(2)), ValueError, "Tensor lr must be 1-element"),
+        (
+            lambda cls: cls([{"params": [one()]}, {"params": [one()]}]),
+            ValueError,
+            "doesn't support per-parameter options",
+        ),
+        (
+            lambda cls: cls([p := one()], line_search_fn="armijo").step(lambda: with_gradient(p)),
+            RuntimeError,
+            "only 'strong_wolfe' is supported",
+        ),
+        (lambda cls: cls([one()]).step(), TypeError, "closure"),
+    ],
+)
+def test_errors_are_torchs(make, error, says):
+    for cls in (Torch, Ours):
+        with pytest.raises(error, match=says):
+            make(cls)
+
+
+def with_gradient(p):
+    p.grad = 2 * p.detach()
+    return p.square().sum()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        *[
+            (
+                lambda x=name, y=bad: Ours([one()], **{x: y}),
+                ValueError,
+                f"{name} must be an integer",
+            )
+            for name, bad in (("history_size", 0), ("history_size", 2.5), ("max_iter", -1))
+        ],
+        (lambda: Ours([one()], max_eval=-1), ValueError, "max_eval must be an integer of at least"),
+        (lambda: Ours([torch.ones(2).long()]), TypeError, "int64"),
+        *[
+            (
+                lambda x=nothing: Ours([{"params": x}]).step(lambda: torch.ones(())),
+                ValueError,
+                "nothing to optimize",
+            )
+            for nothing in ([], [torch.nn.Parameter(torch.ones(0, 2))])
+        ],
+    ],
+)
+def test_errors_of_our_own(make, error, says):
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_a_second_group_is_refused_later_too():
+    opt = Ours([one()])
+    with pytest.raises(ValueError, match="doesn't support per-parameter options"):
+        opt.add_param_group({"params": [one()]})
+    assert len(opt.param_groups) == 1
+
+
+def test_hooks_run_once_and_gradients_are_on():
+    run = Run(Ours, network)
+    calls = []
+    run.opt.register_step_pre_hook(lambda *_: calls.append("pre"))
+    run.opt.register_step_post_hook(lambda *_: calls.append("post"))
+    modes = []
+
+    def closure():
+        modes.append(torch.is_grad_enabled())
+        return run.closure()
+
+    with torch.no_grad():
+        first = run.opt.step(closure)
+    assert calls == ["pre", "post"]
+    assert len(modes) > 2
+    assert all(modes)
+    assert_same(first.detach(), run.losses[0])
+
+
+def test_a_first_point_that_is_good_enough_costs_one_evaluation():
+    theirs, ours = pair(network, 1, tolerance_grad=1e3)
+    assert ours.opt.state_dict()["state"] == {0: {"func_evals": 1, "n_iter": 0}}
+    assert_agree(ours, theirs)

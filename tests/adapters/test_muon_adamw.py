@@ -8,7 +8,6 @@ import pickle
 import pytest
 import torch
 from helpers import assert_close, assert_same, clone, copy_of, through_file
-from torch.optim import lr_scheduler
 
 import functional_optim as fo
 from functional_optim.adapters import MuonAdamW, Optimizer
@@ -80,21 +79,6 @@ def test_it_steps_as_its_function(compile):
     for name, p in model.named_parameters():
         keys = {"momentum_buffer"} if ".qkv.w" in name or ".mix.w" in name else None
         assert opt.state[p].keys() - {"step"} == (keys or {"exp_avg", "exp_avg_sq"})
-
-
-def test_torchs_schedulers_drive_both_rates():
-    model, twin = Net(), Net()
-    opt = MuonAdamW(model.named_parameters(), 0.03, 0.002, **EXACT)
-    scheduler = lr_scheduler.LambdaLR(opt, lambda step: 1 / (1 + step))
-    for step in range(3):
-        stepped(opt, model, 1, step)
-        scheduler.step()
-    falling = [lambda count, lr=lr: lr / (1 + count) for lr in (0.03, 0.002)]
-    other = MuonAdamW(twin.named_parameters(), *falling, **EXACT)
-    assert_close(stepped(other, twin), copy_of(list(model.parameters())), 1e-12)
-    assert scheduler.get_last_lr() == [0.03 / 4, 0.002 / 4]
-    lr_scheduler.OneCycleLR(opt, max_lr=[0.1, 0.01], total_steps=5)
-    assert opt.param_groups[1]["max_lr"] == 0.01
 
 
 def test_each_group_of_the_user_is_divided():
@@ -229,9 +213,3 @@ def test_its_text_shows_all_parameters_of_one_name():
         "    weight (3, 2)",
         "    weight (2, 3)",
     ]
-
-
-def test_a_compiled_model_has_the_same_names():
-    model = Net()
-    pairs = [(f"_orig_mod.{name}", p) for name, p in model.named_parameters()]
-    assert len(MuonAdamW(pairs).param_groups[0]["params"]) == 4

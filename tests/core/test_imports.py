@@ -172,7 +172,6 @@ def test_the_first_step_of_a_process_imports_no_compiler(tmp_path):
 
 CLONE = """
 import sys
-sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in repr(x).lower()]
 sys.path.insert(0, {folder!r})
 import pickle, torch
 import functional_optim.adapters.stepping.plan
@@ -189,6 +188,7 @@ assert adapters.__file__.startswith({folder!r}), adapters.__file__
 
 
 def test_a_clone_on_the_path_is_as_an_installed_package(tmp_path):
+    """Also where another clone is installed, editable."""
     root = Path(fo.__file__).parents[1]
     for name in ("functional_optim", "adapters"):
         shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -5,29 +5,153 @@ Shards are stepped eagerly, so kernels are compiled for one row only, beside the
 
 from __future__ import annotations
 
+from typing import Any
+
 import cases
 import pytest
-from helpers import assert_close, assert_same
-from ranks import WORLD, needs_gloo, results
-from ranks_tensors import (
-    COMPOSED,
-    KEPT,
-    SHARDED,
-    STEPS,
-    THIN,
-    alone,
-    model_and_data,
-    model_optimizer,
-    named,
-    step_adafactor,
-    step_model,
-    tensors,
-    thin_tensors,
-)
-from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
-from torch.distributed.tensor import Replicate, Shard
+import torch
+from helpers import assert_close, run
+from ranks import WORLD, needs_gloo, results, whole
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from functional_optim import adapters
 
 pytestmark = needs_gloo
+
+STEPS = 4
+
+SHARDED = {
+    "columns": ((3, 5), Shard(1)),
+    "plain": ((2, 3), None),
+    "replicated": ((2, 2), Replicate()),
+    "rows": ((7, 4), Shard(0)),
+    "scalar": ((), Replicate()),
+    "single": ((1,), Shard(0)),  # the second process has nothing of it
+    "vector": ((5,), Shard(0)),
+}
+"""Shapes, and how the processes divide them: unevenly, or not at all (None: no DTensor)."""
+
+THIN = {
+    "a row": ((1, 3), Shard(0)),
+    "a column": ((3, 1), Shard(1)),
+    "a row by columns": ((1, 3), Shard(1)),
+    "no rows": ((0, 3), Shard(0)),
+    "no columns": ((3, 0), Shard(0)),
+    "rows, one each": ((2, 1, 3), Shard(1)),
+    "a batch of rows": ((3, 1, 2), Shard(0)),
+}
+"""Those that have little to divide: the head of a model with one output."""
+
+
+def named(*names):
+    return [case for case in cases.CASES if case.name in names]
+
+
+(COMPOSED,) = named("composed")
+(ADAFACTOR,) = named("adafactor")
+
+
+def tensors(case, seed):
+    torch.manual_seed(seed)
+    every = {name: torch.randn(shape, dtype=torch.float64) for name, (shape, _) in SHARDED.items()}
+    return {name: x for name, x in every.items() if case.dim in (None, x.dim())}
+
+
+def make(case, params, compile=False):
+    """A row's optimizer over two groups, with what is divided by rows in the second."""
+    if case.stock is None:
+        return adapters.Optimizer(groups(params), case.recipe, compile=compile, **case.hyper)
+    return case.drop_in(groups(params), compile=compile, **case.hyper)
+
+
+def groups(params):
+    mine = [[p for n, p in params.items() if (n == "rows") is there] for there in (False, True)]
+    return [{"params": group} for group in mine]
+
+
+def train(case, divide, compile=False):
+    """Step a row's optimizer; returns it and its parameters."""
+    params = {n: torch.nn.Parameter(divide(n, x)) for n, x in tensors(case, 0).items()}
+    opt = make(case, params, compile)
+    step(case, opt, params, divide, range(STEPS))
+    return opt, params
+
+
+def step(case, opt, params, divide, times):
+    for i in times:
+        for name, x in tensors(case, i + 1).items():
+            params[name].grad = divide(name, x)
+        opt.step()
+
+
+def found(opt, params):
+    """Parameters and states, whole."""
+    states = {n: {k: whole(x) for k, x in opt.state.get(p, {}).items()} for n, p in params.items()}
+    return {n: whole(p) for n, p in params.items()}, states
+
+
+def alone(case):
+    """Where one process goes."""
+    return found(*train(case, lambda name, x: x))
+
+
+def thin_tensors(shape):
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=torch.float64) for _ in range(1 + STEPS)]
+
+
+def step_adafactor(start, *grads):
+    """The parameter of an Adafactor after its steps, and its state."""
+    p = torch.nn.Parameter(start.clone())
+    opt = ADAFACTOR.drop_in([p], compile=False, **ADAFACTOR.hyper)
+    for g in grads:
+        p.grad = g
+        opt.step()
+    return p, opt.state[p]
+
+
+# ---------------------------------------------------------------- in the two processes
+
+
+def divider(mesh):
+    def divide(name, x):
+        placement = SHARDED[name][1]
+        return x if placement is None else distribute_tensor(x, mesh, [placement])
+
+    return divide
+
+
+def step_sharded(case, mesh, compile=False):
+    opt, params = train(case, divider(mesh), compile)
+    slots = {n: {k: placed(x) for k, x in opt.state.get(p, {}).items()} for n, p in params.items()}
+    return {"found": found(opt, params), "placements": slots}
+
+
+def placed(x: Any) -> str:
+    return str(x.placements) if isinstance(x, DTensor) else "plain"
+
+
+def step_thin(mesh):
+    """Adafactor on matrices that have little to divide, and the functional loop on the same."""
+    ended = {}
+    for name, (shape, placement) in THIN.items():
+        mine = [distribute_tensor(x, mesh, [placement]) for x in thin_tensors(shape)]
+        p, state = step_adafactor(*mine)
+        q, _ = run(ADAFACTOR.tx(), mine[0], mine[1:])
+        assert q.placements == (placement,)
+        ended[name] = whole(p), {k: whole(x) for k, x in state.items()}, whole(q)
+    return ended
+
+
+def parts(mesh, folder):
+    found = {case.name: lambda case=case: step_sharded(case, mesh) for case in cases.CASES}
+    found["compiled"] = lambda: step_sharded(COMPOSED, mesh, compile=True)
+    found["thin"] = lambda: step_thin(mesh)
+    return found
+
+
+# ---------------------------------------------------------------- and in this one
+
 
 EXACT = 1e-12
 
@@ -73,12 +197,6 @@ def test_slots_are_divided_as_their_parameters(case, both):
                     assert kind == str((Replicate() if gone else placement,))
 
 
-@each(KEPT)
-def test_a_checkpoint_on_disk_changes_nothing(case, both):
-    for mine in results(both, f"saved-{case.name}"):
-        assert_same(mine["resumed"], mine["through"])
-
-
 @pytest.mark.parametrize("name", THIN)
 def test_adafactor_steps_what_can_hardly_be_divided(name, both):
     p, state = step_adafactor(*thin_tensors(THIN[name][0]))
@@ -94,21 +212,3 @@ def test_the_norm_of_the_clipping_recipe_is_more_than_a_shards():
         assert sum(g.square().sum() for g in grads.values()).sqrt() > 2 * case.hyper["max_norm"]
         shard = grads["rows"].chunk(WORLD)[1]
         assert shard.square().sum() < 0.9 * grads["rows"].square().sum()
-
-
-def test_a_fully_sharded_model_trains_as_a_whole_one(both):
-    model, data = model_and_data()
-    step_model(model, model_optimizer(model), data)
-    wanted = {name: p.detach() for name, p in model.named_parameters()}
-    for mine in results(both, "fully_shard"):
-        assert_close(mine["end"], wanted, EXACT)
-
-
-def test_a_fully_sharded_checkpoint_goes_on_in_one_process(both):
-    saved, *_ = results(both, "fully_shard")
-    model, data = model_and_data()
-    model.load_state_dict(saved["middle"])
-    opt = model_optimizer(model)
-    set_optimizer_state_dict(model, opt, saved["saved"])
-    step_model(model, opt, data[STEPS:])
-    assert_close({n: p.detach() for n, p in model.named_parameters()}, saved["end"], EXACT)

@@ -3,21 +3,227 @@
 from __future__ import annotations
 
 import copy
+import functools
+from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same
-from ranks import needs_gloo, results
-from ranks_packed import KINDS, MATRICES, model_of, optimizer, stored, tensors
+from helpers import assert_same, run
+from ranks import needs_gloo, results, whole
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import functional_optim as fo
 from functional_optim import adapters
 
 pytestmark = [needs_gloo, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+
+STEPS = 3
+KINDS = ("int8", "int4", "float8_e4m3fn", "bfloat16")
+MATRICES = ("muon", "soap")
+"""One whose slots belong to an element-wise rule, and one of a rule that takes batches."""
+
+DIVIDED = {
+    "rows": ((40, 48), Shard(0)),
+    "uneven rows": ((41, 50), Shard(0)),
+    "columns": ((30, 47), Shard(1)),
+    "replicated": ((20, 30), Replicate()),
+    "one row": ((1, 300), Shard(0)),  # the second process has nothing of it
+}
+
+
+def tensors(seed):
+    torch.manual_seed(seed)
+    return {name: torch.randn(shape) for name, (shape, _) in DIVIDED.items()}
+
+
+def stored(kind="int8", lr=1e-2, block=64):
+    return fo.stored(fo.adamw(lr), kind, block_size=block, min_size=0, where="*")
+
+
+def optimizer(params, recipe, compile=False):
+    return adapters.Optimizer(params.items(), recipe, compile=compile)
+
+
+def step(opt, params, divide, times):
+    for i in times:
+        for name, x in tensors(i + 1).items():
+            params[name].grad = divide(name, x)
+        opt.step()
+
+
+# ---------------------------------------------------------------- in the two processes
+
+
+def divider(mesh):
+    return lambda name, x: distribute_tensor(x, mesh, [DIVIDED[name][1]])
+
+
+def parameters(divide):
+    return {name: torch.nn.Parameter(divide(name, x)) for name, x in tensors(0).items()}
+
+
+def here(x: Any) -> Any:
+    """What this process has of a tensor, as a plain one."""
+    return x.to_local().detach().clone() if isinstance(x, DTensor) else x.detach().clone()
+
+
+def step_parts(kind, mesh):
+    """Parameters after steps of DTensors, in three ways, and of plain tensors like their parts."""
+    divide = divider(mesh)
+    ends = {}
+    for way in ("object", "compiled", "update", "parts", "compiled parts"):
+
+        def own(name, x, way=way):
+            return here(divide(name, x)) if "parts" in way else divide(name, x)
+
+        params = parameters(own)
+        if way == "update":
+            grads = [{n: own(n, x) for n, x in tensors(1 + i).items()} for i in range(STEPS)]
+            params, _ = run(stored(kind), {n: p.detach() for n, p in params.items()}, grads)
+        else:
+            opt = optimizer(params, functools.partial(stored, kind), "compiled" in way)
+            step(opt, params, own, range(STEPS))
+        ends[way] = {name: here(p) for name, p in params.items()}
+    return ends
+
+
+def model_of(params):
+    return torch.nn.ParameterDict({name.replace(" ", "_"): p for name, p in params.items()})
+
+
+def new(divide, recipe=stored):
+    params = parameters(divide)
+    return params, model_of(params), optimizer(params, recipe)
+
+
+def save_and_load(kind, mesh, folder):
+    """The end of a run, and of the same run through a checkpoint on disk in its middle."""
+    divide, path = divider(mesh), f"{folder}/packed-{kind}"
+    recipe = functools.partial(stored, kind)
+    params, model, opt = new(divide, recipe)
+    step(opt, params, divide, range(STEPS))
+    held = {"model": model.state_dict(), "opt": get_optimizer_state_dict(model, opt)}
+    dcp.save(held, checkpoint_id=path)
+    saved = gathered(held["opt"])["state"] if "float8" not in kind else None  # gloo sends none
+    step(opt, params, divide, range(STEPS, 2 * STEPS))
+    others, other, twin = new(divide, recipe)
+    loaded = {"model": other.state_dict(), "opt": get_optimizer_state_dict(other, twin)}
+    dcp.load(loaded, checkpoint_id=path)
+    other.load_state_dict(loaded["model"])
+    set_optimizer_state_dict(other, twin, loaded["opt"])
+    step(twin, others, divide, range(STEPS, 2 * STEPS))
+    found = []
+    for o, ps in ((opt, params), (twin, others)):
+        states = {name: {k: here(x) for k, x in o.state[p].items()} for name, p in ps.items()}
+        found.append(({name: here(p) for name, p in ps.items()}, states))
+    return {"through": found[0], "resumed": found[1], "saved": saved, "path": path}
+
+
+def save_decoded(mesh, folder):
+    """A checkpoint for other numbers of processes; its state, whole, and that of the parts."""
+    divide = divider(mesh)
+    params, model, opt = new(divide)
+    step(opt, params, divide, range(STEPS))
+    packed = get_optimizer_state_dict(model, opt)
+    dcp.save({"opt": packed}, checkpoint_id=f"{folder}/in-parts")
+    opt.register_state_dict_post_hook(adapters.decode_slots)
+    saved = get_optimizer_state_dict(model, opt)
+    dcp.save({"opt": saved}, checkpoint_id=f"{folder}/decoded")
+    others, other, twin = new(divide)
+    before = {name: {k: here(x) for k, x in opt.state[p].items()} for name, p in params.items()}
+    set_optimizer_state_dict(other, twin, saved)
+    after = {name: {k: here(x) for k, x in twin.state[p].items()} for name, p in others.items()}
+    return {
+        "folder": folder,
+        "decoded": gathered(saved),
+        "packed": gathered(packed),
+        "before": before,
+        "after": after,
+    }
+
+
+def gathered(saved):
+    state = {name: {k: whole(x) for k, x in own.items()} for name, own in saved["state"].items()}
+    return {**saved, "state": state}
+
+
+def where_counts(mesh):
+    """Which parameters are packed of a small one, and of matrices of which parts are small."""
+    shapes = {"small.weight": (16, 16), "large.weight": (64, 64), "long.bias": (5000,)}
+    params = {
+        name: distribute_tensor(torch.ones(s), mesh, [Shard(0)]) for name, s in shapes.items()
+    }
+    slots = fo.stored(fo.adamw(), "int8").init(params).slots
+    return [name for name, x in slots["exp_avg.int8"].items() if x is not None]
+
+
+def functions(mesh, folder):
+    """States of DTensors: on disk and back, whole, and from plain tensors."""
+    divide, tx = divider(mesh), stored()
+    params = {name: divide(name, x) for name, x in tensors(0).items()}
+    grads = {name: divide(name, x) for name, x in tensors(1).items()}
+    _, state = tx.update(grads, tx.init(params), params)
+    dcp.save(fo.state_dict(state, params), checkpoint_id=f"{folder}/packed-state")
+    new = tx.init(params)
+    held = fo.state_dict(new, params)
+    dcp.load(held, checkpoint_id=f"{folder}/packed-state")
+    loaded = fo.load_state_dict(new, held, params)
+    decoded = fo.decoded(tx, state, params)
+    plain = {key: whole(x) for key, x in fo.state_dict(decoded, params).items()}
+    states = {
+        "state": state,
+        "loaded": loaded,
+        "encoded": fo.encoded(tx, decoded, params),
+        "from plain": fo.load_state_dict(new, plain, params),
+    }
+    return {
+        "plain": plain,
+        **{
+            k: {key: here(y) for key, y in fo.state_dict(x, params).items()}
+            for k, x in states.items()
+        },
+    }
+
+
+def matrices(name, mesh):
+    """Matrices that are computed whole, with momenta that are packed in parts."""
+
+    def recipe(owned):
+        tx = fo.stored(getattr(fo, name)(0.02), "int8", block_size=64, min_size=0, where="*")
+        return fo.matrix_owners(tx) if owned else tx
+
+    ends = []
+    for way, owned in ((True, True), (True, False), (False, False)):
+        x = torch.randn(15, 25, generator=torch.Generator().manual_seed(0))
+        p = torch.nn.Parameter(distribute_tensor(x, mesh, [Shard(0)]) if way else x.clone())
+        opt = adapters.Optimizer([("w", p)], recipe, compile=False, owned=owned)
+        for i in range(STEPS):
+            g = torch.randn(15, 25, generator=torch.Generator().manual_seed(1 + i))
+            p.grad = distribute_tensor(g, mesh, [Shard(0)]) if way else g
+            opt.step()
+        ends.append(whole(p))
+    return ends
+
+
+def parts(mesh, folder) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        found[f"packed-{kind}"] = functools.partial(step_parts, kind, mesh)
+        found[f"packed-saved-{kind}"] = functools.partial(save_and_load, kind, mesh, folder)
+    found["packed-decoded"] = functools.partial(save_decoded, mesh, folder)
+    found["packed-functions"] = functools.partial(functions, mesh, folder)
+    found["packed-where"] = functools.partial(where_counts, mesh)
+    for name in MATRICES:
+        found[f"packed-{name}"] = functools.partial(matrices, name, mesh)
+    return found
+
+
+# ---------------------------------------------------------------- and in this one
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,19 +1,174 @@
-"""Matrices that several processes share: who computes them, what is sent, and that nothing else
-changes."""
+"""Matrices that several processes share: who computes them, and what is sent."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any, NamedTuple
+from unittest import mock
+
+import helpers
+import processes
 import pytest
 import torch
 from helpers import assert_close
 from processes import collect
-from ranks import needs_gloo, results
-from ranks_owners import OWNERS, PLACED, WAYS, alone, work
+from ranks import needs_gloo, results, whole
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import functional_optim as fo
+from functional_optim.adapters import Optimizer
 from functional_optim.core.ownership import owners_of
+from functional_optim.transforms import orthogonal
 
 pytestmark = needs_gloo
+
+SHAPES = {"a": (6, 4), "b": (6, 4), "c": (5, 3), "d": (3, 7), "bias": (5,), "e": (6, 4)}
+"""No number of processes divides all of these."""
+PLACED = ("plain", "rows", "columns", "replicated")
+OWNERS = ("each", "spread")
+WAYS = ("update", "compile", "object", "eager")
+STEPS = 3
+
+
+class SquareSlots(NamedTuple):
+    left: Tensor
+    total: Tensor
+
+
+def accumulating() -> Any:
+    """A rule of matrices with a slot of its own shape, and one like the parameter."""
+
+    def init(p: Tensor) -> SquareSlots:
+        like = {"dtype": p.dtype, "device": p.device}
+        return SquareSlots(torch.zeros(p.shape[0], p.shape[0], **like), torch.zeros_like(p))
+
+    def update(u: Tensor, x: SquareSlots, p: Any) -> tuple[Tensor, SquareSlots]:
+        left, total = x.left + u @ u.mT, x.total + u
+        return left @ total, SquareSlots(left, total)
+
+    return fo.leafwise(init, update, runs=fo.Runs(batched=True), name="accumulating")
+
+
+def recipe(owners: str | None = None, lr: float = 0.1) -> Any:
+    """Muon, a rule with slots, the same on parts of a matrix, and a rule of other tensors."""
+    muon = fo.scale_by_muon(ns_dtype=torch.float64)
+    parts = {
+        "muon": fo.chain(muon, fo.add_decayed_weights(0.1), fo.scale_by_lr(lr)),
+        "own": fo.chain(accumulating(), fo.scale_by_lr(lr)),
+        "seen": fo.chain(fo.as_matrix(accumulating(), split=(4, 2)), fo.scale_by_lr(lr)),
+        "rest": fo.adam(lr),
+    }
+    labels = {"bias": "rest", "c": "own", "d": "own", "e": "seen", "*": "muon"}
+    tx = fo.partition(parts, labels)
+    return tx if owners is None else fo.matrix_owners(tx, owners)
+
+
+def numbers() -> list[dict[str, Tensor]]:
+    """Parameters, and the gradients of each step."""
+    torch.manual_seed(0)
+    return [
+        {name: torch.randn(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+        for _ in range(1 + STEPS)
+    ]
+
+
+def alone() -> dict[str, Tensor]:
+    """What a single process comes to."""
+    params, *grads = numbers()
+    return helpers.run(recipe(), params, grads)[0]
+
+
+def put(placed: str, mesh: Any, x: Tensor) -> Any:
+    """A tensor as it is, or divided over the processes."""
+    if placed == "plain":
+        return x.clone()
+    how: dict[str, Any] = {"rows": Shard(0), "columns": Shard(x.dim() - 1)}
+    return distribute_tensor(x.clone(), mesh, [how.get(placed, Replicate())])
+
+
+def run(mesh: Any, placed: str, owners: str, way: str) -> dict[str, Tensor]:
+    """The parameters after some steps, whole."""
+    params: Any
+    params, *grads = ({n: put(placed, mesh, x) for n, x in tree.items()} for tree in numbers())
+    if way == "update":
+        params, _ = helpers.run(recipe(owners), params, grads)
+    elif way == "compile":
+        tx = recipe(owners)
+        state, step = tx.init(params), fo.compile(tx, strict=True)
+        for g in grads:
+            params, state = step(g, state, params)
+    else:
+        params = {name: torch.nn.Parameter(x) for name, x in params.items()}
+        how = "strict" if way == "object" else False
+        opt = Optimizer(params.items(), partial(recipe, owners), compile=how)
+        for g in grads:
+            for name, p in params.items():
+                p.grad = g[name]
+            opt.step()
+    return {name: whole(x) for name, x in params.items()}
+
+
+class Counted(NamedTuple):
+    """What a process has done in a step: entries sent by each kind of message, matrices turned."""
+
+    exchanged: int
+    gathered: int
+    products: int
+
+
+def counted(mesh: Any, placed: str, owners: str) -> tuple[int, ...]:
+    """What a step of 8 matrices of 4 × 8 takes."""
+    tx = fo.matrix_owners(fo.orthogonalize(ns_dtype=torch.float64), owners)
+    params = [put(placed, mesh, torch.zeros(4, 8, dtype=torch.float64)) for _ in range(8)]
+    torch.manual_seed(0)
+    grads = [put(placed, mesh, torch.randn(4, 8, dtype=torch.float64)) for _ in range(8)]
+    sent = {"exchanged": 0, "gathered": 0}
+    turned = []
+    gather = "all_gather_single"
+    gather = gather if hasattr(dist, gather) else "all_gather_into_tensor"
+    real = orthogonal.newton_schulz, dist.all_to_all_single, getattr(dist, gather)
+
+    def newton_schulz(G: Tensor, *rest: Any) -> Tensor:
+        turned.append(1 if G.dim() == 2 else len(G))
+        return real[0](G, *rest)
+
+    def all_to_all(out: Tensor, given: Tensor, a: Any, b: list[int], group: Any) -> Any:
+        sent["exchanged"] += given.numel() - b[dist.get_rank(group)]
+        return real[1](out, given, a, b, group=group)
+
+    def all_gather(out: Tensor, given: Tensor, group: Any) -> Any:
+        sent["gathered"] += given.numel()
+        return real[2](out, given, group=group)
+
+    with (
+        mock.patch.object(orthogonal, "newton_schulz", newton_schulz),
+        mock.patch.object(dist, "all_to_all_single", all_to_all),
+        mock.patch.object(dist, gather, all_gather),
+    ):
+        fo.compile(tx, strict=True)(grads, tx.init(params), params)
+    return tuple(Counted(**sent, products=sum(turned)))
+
+
+def parts(mesh: Any, folder: str) -> dict[str, Any]:
+    """All parts of tests."""
+    found: dict[str, Any] = {}
+    for placed in PLACED:
+        for owners in OWNERS:
+            for way in WAYS:
+                found[f"owners-{placed}-{owners}-{way}"] = partial(run, mesh, placed, owners, way)
+            found[f"counted-{placed}-{owners}"] = partial(counted, mesh, placed, owners)
+    return found
+
+
+def work(rank: int) -> dict[str, Any]:
+    """What one process of several does."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    return processes.attempt_all(parts(mesh, ""))
+
+
+# ---------------------------------------------------------------- and in this one
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.full)])

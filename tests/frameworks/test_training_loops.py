@@ -5,98 +5,71 @@ from __future__ import annotations
 import copy
 import pickle
 
-import cases
 import pytest
 import torch
 from helpers import assert_close, assert_same
-from loops import EXACT, backward, batches, every_row, loss_of, make_model, values
+from loops import (
+    EXACT,
+    KEPT,
+    backward,
+    batches,
+    drop_in,
+    every_kind,
+    every_row,
+    general,
+    loss_of,
+    make_model,
+    row,
+    rows,
+    stock,
+    values,
+)
 from torch.optim import lr_scheduler, swa_utils
+from torch.utils.checkpoint import checkpoint_sequential
 
 import functional_optim as fo
 from functional_optim import adapters
 
 
-def pair(case, **more):
-    """Models with torch's class and with ours."""
-    a, b = make_model(case), make_model(case)
-    theirs = case.stock(a.parameters(), **case.hyper, **more)
-    return (a, theirs), (b, case.drop_in(b.parameters(), compile=False, **case.hyper, **more))
+def make(kind, case, dtype=torch.float64, **more):
+    model = make_model(case, dtype)
+    return model, kind(case, model.parameters(), **more)
 
 
-# ---------------------------------------------------------------- copies
+def poison(model, value=torch.inf):
+    next(model.parameters()).grad.view(-1)[0] = value
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-@every_row
-def test_a_copy_of_model_and_optimizer_goes_on_bitwise(case, copied):
-    _, (model, opt) = pair(case)
-    data = batches(6)
-    for x in data[:3]:
-        backward(model, opt, x)
-        opt.step()
-    other, twin = copied((model, opt))
-    for m, o in ((model, opt), (other, twin)):
-        for x in data[3:]:
-            backward(m, o, x)
-            o.step()
-    assert_same(values(other), values(model))
+# ---------------------------------------------------------------- the same loops as with torch's
 
 
-# ---------------------------------------------------------------- GradScaler
+def scaled(kind, case):
+    """With infinite gradients at the first step, before there is any state, and later."""
+    model, opt = make(kind, case)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    history = []
+    for i, x in enumerate(batches(8)):
+        opt.zero_grad()
+        scaler.scale(loss_of(model, x)).backward()
+        if i in (0, 4):
+            poison(model)
+        before, state = values(model), copy.deepcopy(opt.state_dict()["state"])
+        scaler.step(opt)
+        assert torch.equal(values(model)[0], before[0]) == (i in (0, 4))
+        if i in (0, 4):
+            assert_same((values(model), opt.state_dict()["state"]), (before, state))
+        scaler.update()
+        history.append((values(model), scaler.get_scale()))
+    assert [scale / 512 for _, scale in history] == [1, 1, 2, 2, 1, 1, 2, 2]
+    return history
 
 
-@every_row
-def test_a_scaled_loop_equals_torchs_and_skips_infinite_gradients(case):
-    kept = []
-    for model, opt in pair(case):
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-        history = []
-        for i, x in enumerate(batches(8)):
-            opt.zero_grad()
-            scaler.scale(loss_of(model, x)).backward()
-            if i in (0, 4):  # the first time, before there is any state
-                next(model.parameters()).grad.view(-1)[0] = torch.inf
-            before, state = values(model), copy.deepcopy(opt.state_dict()["state"])
-            scaler.step(opt)
-            if i in (0, 4):
-                assert_same(values(model), before)
-                assert_same(opt.state_dict()["state"], state)
-            else:
-                assert not torch.equal(values(model)[0], before[0])
-            scaler.update()
-            history.append((values(model), scaler.get_scale()))
-        kept.append(history)
-    theirs, ours = kept
-    assert [scale / 512 for _, scale in ours] == [1, 1, 2, 2, 1, 1, 2, 2]
-    assert_close(ours, theirs, case.rounding * 100)
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
-def test_a_scaler_steps_an_optimizer_that_is_called_fused(name):
-    results = []
-    for cls in (getattr(torch.optim, name), getattr(adapters, name)):
-        model = make_model(cases.CASES[0], torch.float32)
-        opt = cls(model.parameters(), lr=0.05, fused=True)
-        if cls is getattr(adapters, name):
-            opt.compile = False
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-        for i, x in enumerate(batches(5, torch.float32)):
-            opt.zero_grad()
-            scaler.scale(loss_of(model, x)).backward()
-            if i == 2:
-                next(model.parameters()).grad.fill_(torch.nan)
-            scaler.step(opt)
-            scaler.update()
-        results.append((values(model), scaler.get_scale()))
-    assert_close(results[1], results[0], 1e-5)
-
-
-@every_row
-def test_gradients_are_clipped_between_unscaling_and_the_step(case):
-    results = []
-    for scaled in (True, False):
-        _, (model, opt) = pair(case)
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scaled)
+def unscaled_and_clipped(kind, case):
+    """By a power of two, which rounds nothing."""
+    ends = []
+    for enabled in (True, False):
+        model, opt = make(kind, case)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=enabled)
         for x in batches(4):
             opt.zero_grad()
             scaler.scale(loss_of(model, x)).backward()
@@ -104,153 +77,140 @@ def test_gradients_are_clipped_between_unscaling_and_the_step(case):
             assert torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01) > 0.01
             scaler.step(opt)
             scaler.update()
-        results.append(values(model))
-    assert_same(*results)  # by a power of 2, which rounds nothing
+        ends.append(values(model))
+    assert_same(*ends)
+    return ends[0]
 
 
-# ---------------------------------------------------------------- inside the backward pass
+def two_of_one_scaler(kind, case):
+    """In two steps one of the two has a NaN, and is left out."""
+    pairs = [make(kind, case), make(kind, row("sgd-nesterov"))]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+    history = []
+    for i, x in enumerate(batches(6)):
+        for _, opt in pairs:
+            opt.zero_grad()
+        scaler.scale(sum(loss_of(model, x) for model, _ in pairs)).backward()
+        if i in (1, 4):
+            poison(pairs[i // 4][0], torch.nan)
+        before = [values(model)[0] for model, _ in pairs]
+        for _, opt in pairs:
+            scaler.step(opt)
+        scaler.update()
+        now = [values(model)[0] for model, _ in pairs]
+        moved = [not torch.equal(a, b) for a, b in zip(now, before, strict=True)]
+        history.append((moved, scaler.get_scale()))
+    assert [moved for moved, _ in history if not all(moved)] == [[False, True], [True, False]]
+    return [values(model) for model, _ in pairs], history
 
-
-@every_row
-def test_one_optimizer_a_parameter_inside_backward_equals_one_for_all(case):
-    _, (model, opt) = pair(case)
-    other = make_model(case)
-    owners = {p: case.drop_in([p], compile=False, **case.hyper) for p in other.parameters()}
-
-    def step(p):
-        owners[p].step()
-        owners[p].zero_grad()
-
-    for p in other.parameters():
-        p.register_post_accumulate_grad_hook(step)
-    for x in batches(5):
-        backward(model, opt, x)
-        opt.step()
-        loss_of(other, x).backward()
-        assert all(p.grad is None for p in other.parameters())
-        assert_same(values(other), values(model))
-    states = [owner.state.get(p) for p, owner in owners.items()]
-    assert_same(states, [opt.state.get(p) for p in model.parameters()])
-
-
-# torch's own package scripts its functional optimizers while it is imported
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@every_row
-def test_torchs_own_helper_puts_it_there(case):
-    from torch.distributed.optim import _apply_optimizer_in_backward
-
-    _, (model, opt) = pair(case)
-    other = make_model(case)
-    _apply_optimizer_in_backward(case.drop_in, other.parameters(), {"compile": False, **case.hyper})
-    for x in batches(3):
-        backward(model, opt, x)
-        opt.step()
-        loss_of(other, x).backward()
-    assert_same(values(other), values(model))
-
-
-# ---------------------------------------------------------------- schedulers that turn other knobs
 
 CYCLED = {"betas", "momentum"}
 
 
-def one_cycle(opt):
-    return lr_scheduler.OneCycleLR(
-        opt, max_lr=0.1, total_steps=12, cycle_momentum=bool(CYCLED & opt.defaults.keys())
-    )
+def cycled(scheduler, **options):
+    """Schedulers that turn momenta and betas, too."""
 
-
-def cyclic(opt):
-    return lr_scheduler.CyclicLR(
-        opt, 0.01, 0.1, step_size_up=3, cycle_momentum=bool(CYCLED & opt.defaults.keys())
-    )
-
-
-@pytest.mark.parametrize("make", [one_cycle, cyclic])
-@every_row
-def test_cycled_momenta_and_betas_count(case, make):
-    if case.name in ("sgd", "sgd-maximize"):  # torch refuses to cycle a momentum of 0 in one class
-        case = case._replace(hyper={**case.hyper, "momentum": 0.5})
-    if case.hyper.get("dampening"):
-        case = case._replace(hyper={**case.hyper, "nesterov": False})
-    (a, theirs), (b, ours) = pair(case)
-    first, second = make(theirs), make(ours)
-    seen = set()
-    for x in batches(10):
-        for model, opt, scheduler in ((a, theirs, first), (b, ours, second)):
+    def run(kind, case):
+        if case.name in ("sgd", "sgd-maximize"):  # torch refuses to cycle a momentum of 0 in one
+            case = case._replace(hyper={**case.hyper, "momentum": 0.5})
+        if case.hyper.get("dampening"):
+            case = case._replace(hyper={**case.hyper, "nesterov": False})
+        model, opt = make(kind, case)
+        momentum = bool(CYCLED & opt.defaults.keys())
+        turn = scheduler(opt, **options, cycle_momentum=momentum)
+        seen = []
+        for x in batches(10):
             backward(model, opt, x)
             opt.step()
-            scheduler.step()
-        group, wanted = ours.param_groups[0], theirs.param_groups[0]
-        assert {**group, "params": 0} == {**wanted, "params": 0}
-        assert_close(values(b), values(a), max(EXACT, case.rounding))
-        seen.add((group["lr"], group.get("momentum"), group.get("betas")))
-    assert len(seen) > 5
-    if CYCLED & ours.defaults.keys():
-        assert len({entry[1:] for entry in seen}) > 4
+            turn.step()
+            group = opt.param_groups[0]
+            seen.append([group["lr"], *[group[key] for key in sorted(CYCLED & group.keys())]])
+        assert len(set(map(str, seen))) > 5
+        assert len({str(entry[1:]) for entry in seen}) > 4 * momentum
+        return values(model), seen
+
+    return run
 
 
-# ---------------------------------------------------------------- averages of the parameters
-
-
-@every_row
-def test_stochastic_weight_averaging_equals_torchs(case):
-    results = []
-    for model, opt in pair(case):
-        average = swa_utils.AveragedModel(model)
-        usual = lr_scheduler.StepLR(opt, 2, gamma=0.5)
-        late = swa_utils.SWALR(opt, swa_lr=0.2, anneal_epochs=3)
-        rates = []
-        for i, x in enumerate(batches(9)):
-            backward(model, opt, x)
-            opt.step()
-            if i < 3:
-                usual.step()
-            else:
-                average.update_parameters(model)
-                late.step()
-            rates.append(opt.param_groups[0]["lr"])
-        assert average.n_averaged == 6
-        assert len(set(rates)) > 3
-        results.append((values(average.module), values(model), rates))
-        assert not torch.equal(results[-1][0][0], results[-1][1][0])
-    assert_close(results[1], results[0], max(EXACT, case.rounding))
-
-
-@every_row
-def test_values_swapped_into_the_parameters_are_stepped_from(case):
-    """An average takes the parameters' place for an evaluation, or for good."""
-    results = []
-    for model, opt in pair(case):
-        average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.5))
-        for i, x in enumerate(batches(8)):
-            backward(model, opt, x)
-            opt.step()
+def averaged(kind, case):
+    """torch's stochastic weight averaging, with its scheduler."""
+    model, opt = make(kind, case)
+    average = swa_utils.AveragedModel(model)
+    usual = lr_scheduler.StepLR(opt, 2, gamma=0.5)
+    late = swa_utils.SWALR(opt, swa_lr=0.2, anneal_epochs=3)
+    rates = []
+    for i, x in enumerate(batches(9)):
+        backward(model, opt, x)
+        opt.step()
+        if i < 3:
+            usual.step()
+        else:
             average.update_parameters(model)
-            if i == 3:
-                model.load_state_dict(average.module.state_dict())
-        results.append((values(model), values(average.module)))
-    assert_close(results[1], results[0], max(EXACT, case.rounding))
+            late.step()
+        rates.append(opt.param_groups[0]["lr"])
+    assert len(set(rates)) > 3
+    assert not torch.equal(values(average.module)[0], values(model)[0])
+    return values(average.module), values(model), rates
 
 
-@pytest.mark.parametrize("decay", [0.5, 0.9])
-def test_the_recipes_average_is_torchs_averaged_model(decay):
-    def recipe(lr):
-        return fo.chain(fo.adamw(lr), fo.params_ema(decay))
-
-    model = make_model(cases.CASES[0])
-    opt = adapters.Optimizer(model.parameters(), recipe, lr=0.05, compile=False)
-    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(decay))
-    average.update_parameters(model)  # the first call copies
-    for x in batches(5):
+def swapped(kind, case):
+    """An average takes the parameters' place for good."""
+    model, opt = make(kind, case)
+    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.5))
+    for i, x in enumerate(batches(8)):
         backward(model, opt, x)
         opt.step()
         average.update_parameters(model)
-    mine = [opt.state[p]["params_ema"] for p in model.parameters()]
-    assert_close(mine, values(average.module), EXACT)
+        if i == 3:
+            model.load_state_dict(average.module.state_dict())
+    return values(model), values(average.module)
 
 
-# ---------------------------------------------------------------- parameters that change their form
+def recomputed(kind, case):
+    """`set_to_none=False` leaves zeros, which are gradients: decay and momentum go on."""
+    model, opt = make(kind, case)
+    for i, x in enumerate(batches(6)):
+        opt.zero_grad(set_to_none=False)
+        if i != 3:
+            y = checkpoint_sequential(model, 2, x, use_reentrant=False)
+            (y - x.sum(1, keepdim=True)).square().mean().backward()
+        opt.step()
+    assert all(p.grad is not None for p in model.parameters())
+    return values(model)
+
+
+def parametrized(kind, case):
+    """`functional_call` over the originals of a parametrization, which the optimizer steps."""
+    model = make_model(case)
+    torch.nn.utils.parametrizations.weight_norm(model[0])
+    opt = kind(case, model.parameters())
+    for x in batches(5):
+        opt.zero_grad()
+        named = dict(model.named_parameters())
+        loss_of(lambda x, named=named: torch.func.functional_call(model, named, (x,)), x).backward()
+        opt.step()
+    return values(model)
+
+
+LOOPS = {
+    "scaled": scaled,
+    "unscaled and clipped": unscaled_and_clipped,
+    "two of one scaler": two_of_one_scaler,
+    "one cycle": cycled(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=12),
+    "cyclic": cycled(lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.1, step_size_up=3),
+    "averaged": averaged,
+    "swapped": swapped,
+    "recomputed": recomputed,
+    "parametrized": parametrized,
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@every_row
+def test_a_loop_ends_as_with_torchs(case, loop):
+    theirs = LOOPS[loop](stock, case)
+    for kind in (drop_in, general):
+        assert_close(LOOPS[loop](kind, case), theirs, max(EXACT, case.rounding))
 
 
 @pytest.mark.parametrize("swap", [False, True], ids=["data", "swap_tensors"])
@@ -261,7 +221,8 @@ def test_a_model_converted_mid_run_is_stepped_in_its_new_dtype(case, swap):
     before = torch.__future__.get_swap_module_params_on_conversion()
     try:
         torch.__future__.set_swap_module_params_on_conversion(swap)
-        for model, opt in pair(case):
+        for kind in (stock, drop_in):
+            model, opt = make(kind, case)
             known = list(model.parameters())
             for x in batches(3):
                 backward(model, opt, x)
@@ -301,5 +262,206 @@ def test_a_rate_that_a_scheduler_rounds_below_zero_ends_no_training(compile):
 
     ours = trained(adapters.SGD, compile=compile)
     torch.testing.assert_close(ours, trained(torch.optim.SGD), rtol=1e-12, atol=0)
-    with pytest.raises(ValueError, match=r"Invalid learning rate: -0\.1"):
-        adapters.SGD([torch.nn.Parameter(torch.ones(3))], lr=-0.1)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_a_scaler_steps_an_optimizer_that_is_called_fused(name):
+    results = []
+    for module, more in ((torch.optim, {}), (adapters, {"compile": False})):
+        model = make_model(row("sgd"), torch.float32)
+        opt = getattr(module, name)(model.parameters(), lr=0.05, fused=True, **more)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for i, x in enumerate(batches(5, torch.float32)):
+            opt.zero_grad()
+            scaler.scale(loss_of(model, x)).backward()
+            if i == 2:
+                next(model.parameters()).grad.fill_(torch.nan)
+            scaler.step(opt)
+            scaler.update()
+        results.append((values(model), scaler.get_scale()))
+    assert_close(results[1], results[0], 1e-5)
+
+
+# ---------------------------------------------------------------- copies, and steps in between
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@every_row
+def test_a_copy_of_model_and_optimizer_goes_on_bitwise(case, copied):
+    model, opt = make(drop_in, case)
+    data = batches(6)
+    for x in data[:3]:
+        backward(model, opt, x)
+        opt.step()
+    other, twin = copied((model, opt))
+    for m, o in ((model, opt), (other, twin)):
+        for x in data[3:]:
+            backward(m, o, x)
+            o.step()
+    assert_same(values(other), values(model))
+
+
+@every_row
+def test_one_optimizer_a_parameter_inside_backward_equals_one_for_all(case):
+    model, opt = make(drop_in, case)
+    other = make_model(case)
+    owners = {p: drop_in(case, [p]) for p in other.parameters()}
+
+    def step(p):
+        owners[p].step()
+        owners[p].zero_grad()
+
+    for p in other.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    for x in batches(5):
+        backward(model, opt, x)
+        opt.step()
+        loss_of(other, x).backward()
+        assert all(p.grad is None for p in other.parameters())
+        assert_same(values(other), values(model))
+    states = [owner.state.get(p) for p, owner in owners.items()]
+    assert_same(states, [opt.state.get(p) for p in model.parameters()])
+
+
+# ---------------------------------------------------------------- autocast
+
+BOTH = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+
+
+def cast_run(kind, case, dtype, **more):
+    """A loop under autocast (dtype None: without); the parameters, and the losses."""
+    model, opt = make(kind, case, torch.float32, **more)
+    losses = []
+    x = batches(1, torch.float32)[0]
+    for _ in range(12):
+        opt.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            y = model(x)
+            loss = (y.float() - x.sum(1, keepdim=True)).square().mean()
+        assert y.dtype is (dtype or torch.float32)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {s.dtype for own in opt.state.values() for s in own.values()} <= {torch.float32}
+    return values(model), losses
+
+
+@BOTH
+@every_kind
+@KEPT
+def test_a_cast_loop_learns_as_a_float32_one_does(case, kind, dtype):
+    ends, losses = cast_run(kind, case, dtype)
+    assert_close(losses, cast_run(kind, case, None)[1], 2e-2)
+    assert losses[-1] < 0.97 * losses[0]
+    # two runs of torch's own would part as much: a gradient rounds to the other side
+    assert_close((ends, losses), cast_run(stock, case, dtype), 1e-2)
+
+
+@BOTH
+@every_kind
+def test_where_a_step_rounds_nothing_a_cast_loop_is_torchs_bit_for_bit(kind, dtype):
+    """A power of two as learning rate: one rounding a step, here as there."""
+    mine = cast_run(kind, row("sgd"), dtype, lr=2.0**-4)
+    assert_same(mine, cast_run(stock, row("sgd"), dtype, lr=2.0**-4))
+
+
+# ---------------------------------------------------------------- recipes that do it themselves
+
+
+def of_recipe(recipe, model, **hyper):
+    return adapters.Optimizer(model.parameters(), recipe, compile=False, **hyper)
+
+
+def test_a_scaler_and_apply_if_finite_leave_out_one_step_each():
+    """What the scaler sees never reaches the gate; what comes behind it, the gate holds back."""
+    case = row("adamw")
+
+    def gated(**hyper):
+        return fo.apply_if_finite(fo.adamw(**hyper), max_consecutive_errors=3)
+
+    theirs, ours = make_model(case), make_model(case)
+    opts = [stock(case, theirs.parameters()), of_recipe(gated, ours, **case.hyper)]
+    for model, opt in zip((theirs, ours), opts, strict=True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+        for i, x in enumerate(batches(6)):
+            opt.zero_grad()
+            scaler.scale(loss_of(model, x) * (torch.inf if i == 2 else 1.0)).backward()
+            scaler.unscale_(opt)
+            if i == 4:  # found too late for the scaler
+                for p in model.parameters():
+                    p.grad = None if opt is opts[0] else p.grad * torch.nan
+            scaler.step(opt)
+            scaler.update()
+            scheduler.step()
+        assert scaler.get_scale() == 2.0**7
+    assert_close(values(ours), values(theirs), EXACT)
+    kept = opts[1].state[next(ours.parameters())]
+    found = [kept[key].item() for key in ("step", "open_steps", "total_notfinite")]
+    assert found == [5.0, 4.0, 1.0]
+
+
+@every_row
+def test_micro_batches_are_one_large_batch(case):
+    """In the recipe, by hand with torch's optimizer, and as one large batch."""
+
+    def accumulating(**hyper):
+        return fo.accumulate(case.recipe(**hyper), every=3)
+
+    whole, opt = make(general, case)
+    theirs, stocks = make(stock, case)
+    mine = make_model(case)
+    collecting = of_recipe(accumulating, mine, **case.hyper)
+    for x in batches(3):
+        backward(whole, opt, x)
+        opt.step()
+        stocks.zero_grad()
+        for part in x.split(2):
+            (loss_of(theirs, part) / 3).backward()
+            backward(mine, collecting, part)
+            collecting.step()
+        stocks.step()
+    # Rprop looks at signs, where a sum in another order may be 1e-17 for 0
+    assert_close(values(mine), values(whole), max(EXACT, case.rounding))
+    assert_close(values(mine), values(theirs), max(EXACT, case.rounding))
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 100.0])
+@rows("sgd-momentum", "adamw", "nadam")
+def test_clipping_in_a_recipe_is_torchs(case, max_norm):
+    """Over all parameter groups, whether it clips or not."""
+
+    def recipe(**hyper):
+        return fo.chain(fo.clip_by_global_norm(max_norm, eps=1e-6), case.recipe(**hyper))
+
+    def groups(model):
+        first, *rest = model.parameters()
+        return [{"params": [first]}, {"params": rest, "lr": 0.01}]
+
+    theirs, mine = make_model(case), make_model(case)
+    opts = [
+        case.stock(groups(theirs), **case.hyper),
+        adapters.Optimizer(groups(mine), recipe, compile=False, **case.hyper),
+    ]
+    for x in batches(5):
+        for model, opt in zip((theirs, mine), opts, strict=True):
+            backward(model, opt, x)
+            if model is theirs:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            opt.step()
+    assert_close(values(mine), values(theirs), EXACT)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9])
+def test_the_recipes_average_is_torchs_averaged_model(decay):
+    model = make_model(row("adamw"))
+    opt = of_recipe(lambda lr: fo.chain(fo.adamw(lr), fo.params_ema(decay)), model, lr=0.05)
+    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(decay))
+    average.update_parameters(model)  # the first call copies
+    for x in batches(5):
+        backward(model, opt, x)
+        opt.step()
+        average.update_parameters(model)
+    mine = [opt.state[p]["params_ema"] for p in model.parameters()]
+    assert_close(mine, values(average.module), EXACT)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -51,13 +50,11 @@ ROWS = [loops.row(name) for name in NAMES]
 ROWS += [cases.row("watched", watched), cases.row("gathered", gathered, lr=0.1)]
 
 
-def tensors(case: cases.Case, count: int) -> list[dict[str, torch.Tensor]]:
-    torch.manual_seed(0)
-    named = {n: shape for n, shape in SHAPES.items() if case.dim in (None, len(shape))}
-    return [
-        {n: torch.randn(shape, dtype=torch.float64) for n, shape in named.items()}
-        for _ in range(count)
-    ]
+def ways(case: cases.Case) -> list[str]:
+    """How a row can be stepped; loaded: from a state dict after half of the steps."""
+    drop_in = [] if case.stock is None else ["drop-in"]
+    functional = [] if case.name == "gathered" else ["update", "compile"]
+    return ["recipe", "loaded", *drop_in, *functional]
 
 
 def reads() -> int:
@@ -67,94 +64,63 @@ def reads() -> int:
     return found
 
 
-def on(device: str, x: torch.Tensor) -> torch.Tensor:
-    return x.clone() if device == "cpu" else x.to(device)
-
-
-def by_object(make: Callable[..., Any], loaded: bool = False) -> Callable[..., Any]:
-    """An optimizer object; loaded: from a state dict after half of the steps."""
-
-    def train(case: cases.Case, device: str) -> Any:
-        first, *grads = tensors(case, STEPS + 1)
-        params = {n: torch.nn.Parameter(on(device, p)) for n, p in first.items()}
-        opt = make(case, params.values())
-        waits = []
-        for i, g in enumerate(grads):
-            if loaded and i == STEPS // 2:
-                saved = copy.deepcopy(opt.state_dict())
-                opt = make(case, params.values())
-                opt.load_state_dict(saved)
-            for name, p in params.items():
-                p.grad = on(device, g[name])
-            reads()
-            opt.step()
-            waits.append(reads())
-        return params, [opt.state.get(p, {}) for p in params.values()], waits
-
-    return train
-
-
-def by_functions(case: cases.Case, device: str, compiled: bool = False) -> Any:
-    first, *grads = tensors(case, STEPS + 1)
-    params = {n: on(device, p) for n, p in first.items()}
-    tx = case.tx()
-    state = tx.init(params)
-    step = fo.compile(tx) if compiled else None
+def train(case: cases.Case, way: str, device: str) -> tuple[Any, list[int]]:
+    """The parameters and the state in the end, and how often each step has waited."""
+    torch.manual_seed(0)
+    shapes = {n: shape for n, shape in SHAPES.items() if case.dim in (None, len(shape))}
+    given = [
+        {n: torch.randn(shape, dtype=torch.float64).to(device) for n, shape in shapes.items()}
+        for _ in range(STEPS + 1)
+    ]
+    params: Any = given[0]
     waits = []
-    for g in grads:
-        given = {n: on(device, x) for n, x in g.items()}
+    if way in ("update", "compile"):
+        tx = case.tx()
+        state, step = tx.init(params), fo.compile(tx)
+        for g in given[1:]:
+            reads()
+            if way == "compile":
+                params, state = step(g, state, params)
+            else:
+                updates, state = tx.update(g, state, params)
+                params = fo.apply_updates(params, updates)
+            waits.append(reads())
+        return (params, state), waits
+    make = loops.drop_in if way == "drop-in" else loops.general
+    params = {n: torch.nn.Parameter(p) for n, p in params.items()}
+    opt = make(case, params.values())
+    for i, g in enumerate(given[1:]):
+        if way == "loaded" and i == STEPS // 2:
+            saved = copy.deepcopy(opt.state_dict())
+            opt = make(case, params.values())
+            opt.load_state_dict(saved)
+        for name, p in params.items():
+            p.grad = g[name]
         reads()
-        if step is not None:
-            params, state = step(given, state, params)
-        else:
-            updates, state = tx.update(given, state, params)
-            params = fo.apply_updates(params, updates)
+        opt.step()
         waits.append(reads())
-    return params, state, waits
-
-
-def compiled(case: cases.Case, device: str) -> Any:
-    return by_functions(case, device, compiled=True)
+    return (params, [opt.state.get(p, {}) for p in params.values()]), waits
 
 
 def distance(a: Any, b: Any) -> float:
-    far = [0.0]
-    for x, y in zip(fo.tree.leaves(a), fo.tree.leaves(b), strict=True):
-        if isinstance(x, torch.Tensor):
-            far.append((x.to("cpu").double() - y.double()).abs().max().item())
-    return max(far)
-
-
-def control() -> int:
-    """How many waits are counted where there is one."""
-    x = torch.zeros(3).to("lazy").sum()
-    reads()
-    x.item()
-    return reads()
-
-
-def ways(case: cases.Case) -> dict[str, Callable[..., Any]]:
-    """How a row can be stepped."""
-    found = {"recipe": by_object(loops.general), "loaded": by_object(loops.general, True)}
-    if case.stock is not None:
-        found["drop-in"] = by_object(loops.drop_in)
-    if case.name != "gathered":
-        found |= {"update": by_functions, "compile": compiled}
-    return found
+    pairs = zip(fo.tree.leaves(a), fo.tree.leaves(b), strict=True)
+    far = [x.to("cpu").double() - y.double() for x, y in pairs if isinstance(x, torch.Tensor)]
+    return max(x.abs().max().item() for x in far)
 
 
 def main() -> None:
     import torch._lazy.ts_backend
 
     torch._lazy.ts_backend.init()
-    found: dict[str, Any] = {"control": control()}
+    x = torch.zeros(3).to("lazy").sum()
+    reads()
+    x.item()
+    found: dict[str, Any] = {"control": reads()}
     for case in ROWS:
-        for name, train in ways(case).items():
-            mine, state, waits = train(case, "lazy")
-            here = by_functions if train is compiled else train
-            theirs, wanted, _ = here(case, "cpu")
-            far = distance((mine, state), (theirs, wanted))
-            found[f"{case.name} {name}"] = {"waits": waits, "far": far}
+        for way in ways(case):
+            mine, waits = train(case, way, "lazy")
+            theirs, _ = train(case, "update" if way == "compile" else way, "cpu")
+            found[f"{case.name} {way}"] = {"waits": waits, "far": distance(mine, theirs)}
     json.dump(found, sys.stdout)
 
 

@@ -1,12 +1,13 @@
 """Two processes on one machine that run parts of tests together, started once for all modules.
 
-A module of parts has `parts(mesh, folder)`: functions by name. Both processes call all of them in
-one order; what each returns, or how it failed, goes into the process's file.
+A file of such tests has `parts(mesh, folder)`: functions by name. Both processes call all of them
+in one order; what each returns, or how it failed, goes into the process's file.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from torch.distributed.tensor import DTensor
 
 WORLD = 2
 MODULES = (
-    "ranks_tensors",
-    "ranks_models",
-    "ranks_parts",
-    "ranks_torch",
-    "ranks_links",
-    "ranks_packed",
+    "test_distributed",
+    "test_distributed_training",
+    "test_sharded_over",
+    "test_distributed_torch",
+    "test_distributed_links",
+    "test_distributed_packed",
 )
 
 needs_gloo = pytest.mark.skipif(
@@ -38,7 +39,7 @@ def whole(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, torch.Tensor) else x
 
 
-def work(rank: int, folder: str, modules: tuple[str, ...]) -> dict[str, Any]:
+def work(rank: int, folder: str, modules: Sequence[str]) -> dict[str, Any]:
     """What one process does."""
     mesh = dist.init_device_mesh("cpu", (WORLD,))
     found: dict[str, Any] = {}
@@ -47,7 +48,7 @@ def work(rank: int, folder: str, modules: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def run_both(folder: Path, modules: tuple[str, ...] = MODULES) -> list[dict[str, Any]]:
+def run_both(folder: Path, modules: Sequence[str]) -> list[dict[str, Any]]:
     """The results of the two processes; they have run already, if their files are there."""
     if (folder / f"{WORLD - 1}.pt").exists():
         return processes.results(WORLD, folder)

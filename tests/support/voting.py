@@ -12,7 +12,7 @@ from torch.optim.swa_utils import SWALR
 
 import functional_optim as fo
 from functional_optim.adapters import FaultTolerantOptimizer
-from functional_optim.replicas import Coordinator, Decision
+from functional_optim.replicas import Coordinator, Decision, Local
 
 
 def recipe(lr, decay=0.9):
@@ -103,12 +103,42 @@ def made(kind: str, group: Any, seed: int = 0, **kwargs: Any) -> tuple[Any, Any]
     return net, FaultTolerantOptimizer(group, KINDS[kind](net.parameters()), **kwargs)
 
 
+def halving(opt: Any) -> Any:
+    return lrs.StepLR(opt, 1, 0.5)
+
+
+def followed(
+    group: Any, scheduler: Any = halving, seed: int = 0, lr: Any = 1.0, **kwargs: Any
+) -> tuple[Any, Any, Any]:
+    """A model, its fault-tolerant SGD, and a scheduler that follows it."""
+    net = model(seed)
+    opt = FaultTolerantOptimizer(group, INSIDE["sgd"](net.parameters(), lr), **kwargs)
+    return net, opt, opt.follow(scheduler(opt))
+
+
 def everything(opt: torch.optim.Optimizer) -> Any:
     """Parameters and state, copied, to compare."""
     params = [p for group in opt.param_groups for p in group["params"]]
     state = [dict(opt.state[p]) if p in opt.state else {} for p in params]
     values = [{k: v for k, v in g.items() if k != "params"} for g in opt.param_groups]
     return Coordinator.copied(lambda: {"params": params, "state": state, "groups": values})
+
+
+class Counting(Local):
+    """starts, and the reasons of all decisions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts = 0
+        self.reasons: list[str] = []
+
+    def _start(self) -> None:
+        self.starts += 1
+
+    def _decide(self) -> Decision:
+        made = super()._decide()
+        self.reasons.append(made.reason)
+        return made
 
 
 class Plain:

@@ -1,13 +1,17 @@
-"""What the grammar asks of an optimizer object: losses for links, parameters by name."""
+"""What recipes ask of an optimizer object, and what parameter groups may hold."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from helpers import assert_same
+from helpers import as_parameters, assert_same
+from torch.optim import lr_scheduler, swa_utils
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.adapters.state.recipes import OTHERS
 
 
 def by_value(lr=0.5):
@@ -59,23 +63,6 @@ def test_a_hyperparameter_that_chooses_leaves_counts_at_the_next_step():
     opt.param_groups[0]["head_only"] = False
     opt.step()
     assert [p.item() for p in params.values()] == [-1.0, -2.0]
-
-
-def test_a_new_learning_rate_of_a_partition_builds_no_plan():
-    def recipe(lr):
-        parts = {"slow": fo.sgd(lr), "fast": fo.chain(fo.sgd(lr), fo.scale(10.0))}
-        return fo.partition(parts, lambda path, p: "slow" if path == "body" else "fast")
-
-    params = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("body", "head")}
-    opt = adapters.Optimizer(params.items(), recipe, lr=1.0)
-    for p in params.values():
-        p.grad = torch.ones(1)
-    opt.step()
-    plan = opt._plan
-    opt.param_groups[0]["lr"] = 0.5
-    opt.step()
-    assert opt._plan is plan
-    assert [p.item() for p in params.values()] == [-1.5, -15.0]
 
 
 def test_a_parameter_without_a_label_is_told_when_the_object_is_made():
@@ -133,15 +120,85 @@ def test_names_are_those_of_the_model_even_if_it_is_compiled(recipe, fresh_dynam
     assert_same(*ends)
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: fo.masked(fo.adam(), lambda params: params), "called for each leaf"),
-        (lambda: fo.partition([fo.adam()], {"*": "a"}), "a dict from labels"),
-        (lambda: fo.adam("1e-3"), "a number, a 0-dim tensor or a schedule as lr, but got '1e-3'"),
-        (lambda: fo.sgd(None), "a number, a 0-dim tensor or a schedule as lr, but got None"),
-    ],
-)
-def test_what_a_user_of_optax_may_try_gets_a_sentence(make, says):
-    with pytest.raises(TypeError, match=says):
-        make()
+# ---------------------------------------------------------------- keys of groups
+
+
+def only_lr(lr):
+    return fo.adamw(lr)
+
+
+def anything(lr, **others):
+    return fo.adamw(lr, **others)
+
+
+def two():
+    return as_parameters({"a": torch.ones(2), "b": torch.ones(2)})
+
+
+def stepped(opt, known):
+    for p in known:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    return [p.detach().clone() for p in known]
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_group_with_a_hyperparameter_that_the_recipe_does_not_take_is_refused(compile):
+    a, b = two()
+    groups = [{"params": [a], "weight_decay": 0.5}, {"params": [b], "weight_decay": 0.0}]
+    words = r"has weight_decay, which the recipe does not take \(it takes: lr\).*param_groups"
+    with pytest.raises(TypeError, match=words):
+        adapters.Optimizer(groups, only_lr, lr=0.1, compile=compile)
+    opt = adapters.Optimizer([a], only_lr, lr=0.1, compile=compile)
+    with pytest.raises(TypeError, match=words):
+        opt.add_param_group(groups[1])
+    assert len(opt.param_groups) == 1
+
+
+@pytest.mark.parametrize("key", sorted(OTHERS - {"params", "param_names", "stored"}))
+def test_what_schedulers_and_frameworks_write_is_let_pass(key):
+    adapters.Optimizer([{"params": two(), key: 0.5}], only_lr, lr=0.1)
+
+
+def test_all_that_torchs_schedulers_write_may_be_given_again():
+    opt = adapters.Optimizer(two(), fo.sgd, lr=0.1, momentum=0.9)
+    lr_scheduler.OneCycleLR(opt, max_lr=0.1, total_steps=4)
+    lr_scheduler.CyclicLR(opt, 0.1, 0.2)
+    swa_utils.SWALR(opt, swa_lr=0.05)
+    adapters.Optimizer([dict(group) for group in opt.param_groups], fo.sgd, lr=0.1)
+
+
+def test_an_entry_assigned_afterwards_stays():
+    known = two()
+    opt = adapters.Optimizer(known, only_lr, lr=0.1)
+    opt.param_groups[0]["mine"] = "x"
+    stepped(opt, known)
+    other = adapters.Optimizer(two(), only_lr, lr=0.1)
+    other.load_state_dict(opt.state_dict())
+    assert other.param_groups[0]["mine"] == "x"
+    assert copy.deepcopy(opt).param_groups[0]["mine"] == "x"
+
+
+def test_a_recipe_that_takes_anything_gets_what_the_group_has():
+    a, b = known = two()
+    groups = [{"params": [a], "weight_decay": 0.5}, {"params": [b]}]
+    found = stepped(adapters.Optimizer(groups, anything, lr=0.1), known)
+    expected = []
+    for decay, p in zip((0.5, 0.01), two(), strict=True):
+        opt = adapters.Optimizer([p], fo.adamw, lr=0.1, weight_decay=decay)
+        expected += stepped(opt, [p])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_drop_ins_ignore_other_keys_as_torch_does():
+    for optimizer in (adapters.SGD, torch.optim.SGD):
+        optimizer([{"params": two(), "mine": 3}], lr=0.1)
+
+
+def test_gradient_free_refuses_them_too():
+    with pytest.raises(TypeError, match=r"has sigam, which the recipe does not take.*sigma"):
+        adapters.GradientFree(
+            [{"params": two(), "sigam": 0.5}], fo.search.snes, population=4, sigma=0.5
+        )
+    opt = adapters.GradientFree([{"params": two(), "name": "all"}], fo.mezo, tx=fo.sgd, lr=0.1)
+    assert opt.param_groups[0]["name"] == "all"
