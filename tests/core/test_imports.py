@@ -172,7 +172,8 @@ def test_the_first_step_of_a_process_imports_no_compiler(tmp_path):
 
 CLONE = """
 import sys
-sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in repr(x).lower()]
+if {alone}:
+    sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in repr(x).lower()]
 sys.path.insert(0, {folder!r})
 import pickle, torch
 import functional_optim.adapters.stepping.plan
@@ -192,5 +193,6 @@ def test_a_clone_on_the_path_is_as_an_installed_package(tmp_path):
     root = Path(fo.__file__).parents[1]
     for name in ("functional_optim", "adapters"):
         shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    code = CLONE.format(folder=str(tmp_path))
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    for alone in (True, False):  # beside an editable install of another clone
+        code = CLONE.format(folder=str(tmp_path), alone=alone)
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
