@@ -184,27 +184,6 @@ def test_a_compiled_step_under_a_transform_selects_by_operations(donate):
     assert moved.tolist() == [[0.5], [1.0]]
 
 
-@pytest.mark.parametrize("make", [lambda tx: tx.update, lambda tx: fo.compile(tx)])
-@pytest.mark.parametrize(("flag", "words"), [("yes", "is a str"), (torch.ones(2), "shape (2,)")])
-def test_another_kind_of_flag_is_an_error(make, flag, words):
-    tx = fo.commit_if(fo.sgd(0.1))
-    w = torch.ones(2)
-    with pytest.raises(TypeError, match="commit must be") as error:
-        make(tx)(w, tx.init(w), w, commit=flag)
-    assert words in str(error.value)
-
-
-def test_a_flag_is_needed_and_only_a_transformation_taken():
-    tx = fo.commit_if(fo.sgd(0.1))
-    w = torch.ones(2)
-    with pytest.raises(TypeError, match="commit"):
-        tx.update(w, tx.init(w), w)
-    with pytest.raises(TypeError, match="which no part of this"):
-        tx.update(w, tx.init(w), w, commit=True, nothing=1)
-    with pytest.raises(TypeError, match="commit_if takes a transformation"):
-        fo.commit_if(fo.sgd)
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("back", [1, 2, 3])
 def test_rollback_returns_to_the_very_bits(recipe, back):
@@ -284,18 +263,6 @@ def test_rollback_refuses_what_is_not_kept(steps):
     sentence = "can take back 1 to 2 steps" if steps == 3 else f"for steps, but got {steps}"
     with pytest.raises(ValueError, match=sentence):
         fo.rollback(state, steps)
-
-
-def test_bad_arguments_of_snapshots():
-    with pytest.raises(ValueError, match="for last, but got 0"):
-        fo.keep_snapshots(fo.sgd(0.1), last=0)
-    with pytest.raises(TypeError, match="keep_snapshots takes a transformation"):
-        fo.keep_snapshots(3)
-    with pytest.raises(TypeError, match="rollback takes the state"):
-        fo.rollback(fo.sgd(0.1).init(torch.ones(1)))
-    tx = fo.keep_snapshots(fo.sgd(0.1))
-    with pytest.raises(ValueError, match="needs the parameters"):
-        tx.update(torch.ones(1), tx.init(torch.ones(1)))
 
 
 @pytest.mark.parametrize("flag", FLAGS)

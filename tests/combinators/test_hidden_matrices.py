@@ -143,31 +143,6 @@ def test_of_a_branch_muon_gets_the_matrices():
     assert trained_by_muon(muon="up") == {"up.weight", "down.weight"}
 
 
-@pytest.mark.parametrize(
-    ("claims", "words"),
-    [
-        ({"muon": "body.*"}, r"'body\.\*' in muon= of muon_adamw fits no matrix; there are 'down"),
-        ({"muon": "up.bias"}, "'up.bias' in muon= of muon_adamw fits no matrix"),
-        ({"adamw": ("head", "tail")}, "'tail' in adamw= of muon_adamw fits no parameter"),
-        ({"muon": "up", "adamw": "*.weight"}, "'up.weight' for muon as well as for adamw"),
-        ({"adamw": "*"}, "muon_adamw found no matrix of a hidden layer among"),
-        ({"views": {"head.weight": {"split": 2}}}, "'head.weight' in views= .* no leaf of muon"),
-        ({"views": {"up.weight": {"split": 3}}}, "has 4 outputs"),
-    ],
-)
-def test_claims_that_cannot_be_raise(claims, words):
-    with pytest.raises(ValueError, match=words):
-        fo.muon_adamw(**claims).init(tree())
-
-
-def test_numbers_are_no_names():
-    with pytest.raises(ValueError, match=r"only the number 0; pass model.named_parameters\(\)"):
-        fo.muon_adamw().init([torch.ones(2, 2)])
-    state = fo.muon_adamw(muon="0", adamw="1").init([torch.ones(2, 2), torch.ones(2, 2)])
-    assert state.slots["exp_avg"][0] is None
-    assert state.slots["momentum_buffer"][1] is None
-
-
 def test_views_are_those_of_as_matrix():
     torch.manual_seed(0)
     params = {"qkv.weight": torch.randn(6, 4), "up.weight": torch.randn(6, 4)}
@@ -179,10 +154,3 @@ def test_views_are_those_of_as_matrix():
         alone = fo.as_matrix(fo.muon(0.1, weight_decay=0.0, ns_dtype=torch.float64), **view)
         p, g = params[name], grads[name]
         torch.testing.assert_close(u[name], alone.update(g, alone.init(p), p)[0], rtol=0, atol=0)
-
-
-def test_a_view_that_is_none_is_said_at_once():
-    with pytest.raises(TypeError, match="takes for views a dict from path patterns"):
-        fo.muon_adamw(views={"*.qkv": 3})
-    with pytest.raises(TypeError, match="spilt"):
-        fo.muon_adamw(views={"*.qkv": {"spilt": 3}})

@@ -271,35 +271,3 @@ def test_kinds_are_not_taken_for_each_other():
             with pytest.raises(ValueError, match="weight_"):
                 loading.load_state_dict(opt.state_dict())
             assert_bitwise(loading.state_dict()["state"], before["state"])
-
-
-def test_full_weights_of_something_else():
-    params, _ = params_and_grads(0)
-    tx = fo.master_weights(fo.sgd(0.1))
-    state = tx.init(params)
-    with pytest.raises(TypeError, match="full_weights needs the state"):
-        fo.full_weights(params, params)
-    with pytest.raises(TypeError, match="not a tensor"):
-        fo.full_weights({"w": 1.0}, state)
-    with pytest.raises(ValueError, match="weight_low16"):
-        fo.full_weights({"v": params["w"]}, state)
-
-
-def test_wrong_arguments():
-    with pytest.raises(ValueError, match="two master_weights"):
-        fo.chain(fo.master_weights(fo.sgd(0.1)), fo.master_weights(fo.trace(0.1), "kahan"))
-    with pytest.raises(ValueError, match="fits no slot"):
-        fo.stored(fo.master_weights(fo.sgd(0.1, momentum=0.9)), {"weight_low16": "bfloat16"})
-    fo.stored(fo.master_weights(fo.sgd(0.1, momentum=0.9)), {"*": "int8"}, where="*")
-    with pytest.raises(ValueError, match="a transformation of whole trees stands after"):
-        fo.chain(fo.master_weights(fo.sgd(0.1)), fo.flatten(fo.sign()))
-    with pytest.raises(ValueError, match="knows no kind 'split4'; pass one of split16"):
-        fo.master_weights(fo.sgd(0.1), "split4")
-    with pytest.raises(TypeError, match="takes a transformation made of one-tensor rules"):
-        fo.master_weights(fo.chain(fo.sgd(0.1), fo.sam(fo.sgd(0.1), 0.1)))
-    with pytest.raises(ValueError, match="use it once"):
-        fo.master_weights(fo.master_weights(fo.sgd(0.1)))
-    with pytest.raises(ValueError, match="float16, whose bits"):
-        fo.master_weights(fo.sgd(0.1)).init(torch.ones(2, dtype=torch.float16))
-    with pytest.raises(TypeError, match="seed"):
-        fo.master_weights(fo.sgd(0.1), seed="1")

@@ -85,17 +85,3 @@ def test_groups_are_measured_together_and_a_kernel_does_it():
         recipe = lambda: fo.mechanize(fo.adamw(1.0), s_init=0.01)  # noqa: E731
         step_object(adapters.Optimizer(cut, recipe, compile=compile), grads)
         assert_close(copy_of(mine), list(want.values()), 1e-12)
-
-
-def test_wrong_arguments_are_said_at_once():
-    with pytest.raises(TypeError, match="made of one-tensor rules"):
-        fo.mechanize(fo.flatten(fo.sgd(0.1)))
-    with pytest.raises(TypeError, match=r"mechanize\(adamw\(1.0\)\)"):
-        fo.mechanize(fo.adamw)
-    for wrong in (0.9, (), [0.9]):
-        with pytest.raises(ValueError, match="a tuple of at least one beta"):
-            fo.mechanize(fo.sgd(0.1), betas=wrong)
-    with pytest.raises(ValueError, match=r"betas in \(0, 1\), but got 1.0"):
-        fo.mechanize(fo.sgd(0.1), betas=(0.9, 1.0))
-    with pytest.raises(ValueError, match="s_init above 0"):
-        fo.mechanize(fo.sgd(0.1), s_init=0.0)

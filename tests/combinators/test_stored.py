@@ -356,43 +356,6 @@ def test_only_large_matrices_of_hidden_layers_are_packed():
     assert packed(where="*", min_size=1) == list(params)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda: fo.stored(fo.adam(), "int7"), ValueError, "no storage 'int7'"),
-        (lambda: fo.stored(fo.adam(), 8), TypeError, "needs a kind of storage"),
-        (lambda: fo.stored(fo.adam(), {"mu": "int8"}), ValueError, "fits no slot"),
-        (lambda: fo.stored(fo.adam(), "int8", block_size=100), ValueError, "power of two"),
-        (lambda: fo.stored(fo.adam(), "int8", min_size=-1), ValueError, "min_size"),
-        (lambda: fo.stored(fo.adam(), "int8", seed=0.5), TypeError, "integer as its seed"),
-        (lambda: fo.stored(fo.flatten(fo.adam()), "int8"), TypeError, "one-tensor rules"),
-        (
-            lambda: fo.stored(fo.params_ema(0.9), {"params_ema": "int8"}),
-            ValueError,
-            "average or a copy of the parameters",
-        ),
-        (
-            lambda: fo.stored(fo.madgrad(), {"x0": "int8"}),
-            ValueError,
-            "average or a copy of the parameters",
-        ),
-        (
-            lambda: fo.stored(fo.stored(fo.adam(), {"exp_avg": "int8"}), {"exp_avg_sq": "int8"}),
-            ValueError,
-            "packed scale_by_adam already",
-        ),
-        (
-            lambda: fo.stored(fo.adam(), "bfloat16", seed=None),
-            ValueError,
-            "it would never fall",
-        ),
-    ],
-)
-def test_wrong_arguments_are_refused(make, error, text):
-    with pytest.raises(error, match=text):
-        make()
-
-
 @pytest.mark.parametrize("compile", [True, False])
 def test_slots_keep_the_dtypes_that_were_asked_for(compile):
     def recipe(lr=0.1):
@@ -424,26 +387,6 @@ def test_slot_dtypes_is_a_storage_of_optimizer_objects():
     opt.step()
     assert opt.state[table]["sum"].dtype is torch.float64
     assert torch.equal(opt.state[table]["sum"].float(), torch.eye(8, 2))
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: fo.slot_dtypes(fo.adam(), mu=torch.float16), "no slot called mu; it has exp_avg"),
-        (lambda: fo.slot_dtypes(fo.adam(), exp_avg=torch.int8), "floating-point dtype for exp_avg"),
-        (lambda: fo.slot_dtypes(fo.flatten(fo.adam())), "made of one-tensor rules"),
-        (lambda: fo.slot_dtypes(fo.adam(), exp_avg_sq=torch.bfloat16), "it would never fall"),
-        (
-            lambda: fo.slot_dtypes(fo.params_ema(0.9), params_ema=torch.float8_e5m2),
-            "average or a copy of the parameters",
-        ),
-    ],
-)
-def test_dtypes_that_cannot_be_are_refused(make, text):
-    with pytest.raises((ValueError, TypeError), match=text):
-        make()
-    rates = (0.9, 0.99)
-    fo.slot_dtypes(fo.adam(betas=rates), exp_avg_sq=torch.bfloat16, exp_avg=torch.float16)
 
 
 @pytest.mark.parametrize("shape", [(17, 16), (256, 256), (4, 4)])

@@ -197,18 +197,3 @@ def test_lookahead_is_one_kernel():
     (entry,) = step.plan.entries
     assert [len(bank.kernels) for bank in entry.tensors.executors] == [1]
     torch.testing.assert_close(params, wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: fo.lookahead(fo.adam(), 0), "1 or more for sync_period"),
-        (lambda: fo.lookahead(fo.adam(), 5, 1.5), r"slow_step_size in \[0, 1\]"),
-        (lambda: fo.flatten(fo.adam), "call the factory"),
-        (lambda: fo.lookahead(fo.adam), "lookahead takes a transformation"),
-        (lambda: fo.with_schedule(fo.adam(), lr=0.1), "not fo.adamw"),
-    ],
-)
-def test_bad_input_is_said_at_once(make, says):
-    with pytest.raises((ValueError, TypeError), match=says):
-        make()

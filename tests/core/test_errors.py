@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 import torch
-from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import adapters, schedules
@@ -241,65 +238,6 @@ def test_extra_arguments_reach_the_parts_that_take_them():
 # ---------------------------------------------------------------- chains that cannot be
 
 
-class Slots(NamedTuple):
-    momentum_buffer: Tensor
-
-
-def link(name="", tail=False):
-    return fo.leafwise(
-        lambda p: Slots(torch.zeros_like(p)),
-        lambda u, slots, p: (u, slots),
-        name=name,
-        reads_new_params=tail,
-    )
-
-
-@pytest.mark.parametrize(
-    ("parts", "kind", "words"),
-    [
-        ((fo.adamw,), TypeError, "takes transformations, but got a function; call the factory"),
-        ((fo.sgd(), 0.1), TypeError, "got a float"),
-        (([fo.sgd()],), TypeError, "got a list"),
-        ((torch.optim.SGD,), TypeError, "got a type"),
-        ((link(), link()), ValueError, "slot called 'momentum_buffer' and no names of their own"),
-        ((link("a"), link("a")), ValueError, "name them with named_chain"),
-        ((fo.trace(0.9), fo.trace(0.5)), ValueError, "name them with named_chain"),
-        ((link("a"), link()), ValueError, "name them with named_chain"),
-        ((fo.params_ema(0.9), fo.scale(2.0)), ValueError, "scale stands after params_ema.* last"),
-        ((link("t", tail=True), link("u")), ValueError, "u stands after t, .*put t last"),
-        ((fo.params_ema(0.9), opaque()), ValueError, "params_ema"),
-        ((opaque(), fo.params_ema(0.9), opaque(), fo.sgd()), ValueError, "params_ema"),
-    ],
-)
-def test_a_chain_that_cannot_be(parts, kind, words):
-    with pytest.raises(kind, match=words):
-        fo.chain(*parts)
-
-
-def test_a_step_slot_is_taken():
-    class Step(NamedTuple):
-        step: Tensor
-
-    with pytest.raises(ValueError, match="slot called 'step'"):
-        fo.leafwise(lambda p: Step(torch.zeros_like(p)), lambda u, s, p: (u, s))
-
-
-def test_names_must_differ():
-    with pytest.raises(ValueError, match=r"different names, but got \['a', 'b', 'a'\]"):
-        fo.named_chain(("a", fo.sgd()), ("b", fo.sgd()), ("a", fo.sgd()))
-
-
-def test_a_rule_must_return_a_named_tuple():
-    with pytest.raises(TypeError, match="rule 'mine' returned a tuple; return a NamedTuple"):
-        fo.leafwise(lambda p: (p,), lambda u, s, p: (u, s), name="mine")
-
-
-def test_only_transformations_compile():
-    for wrong in (fo.adamw, torch.optim.SGD, None):
-        with pytest.raises(TypeError, match=r"compile takes a transformation, .* factory"):
-            fo.compile(wrong)
-
-
 # ---------------------------------------------------------------- hyperparameters
 
 NAN = float("nan")
@@ -331,31 +269,6 @@ NAN = float("nan")
 def test_numbers_out_of_range(make, words, value):
     with pytest.raises(ValueError, match=words.format(value)):
         make(value)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: fo.adam(betas=(1.0, 0.9)), "Invalid beta parameter at index 0: 1.0"),
-        (lambda: fo.params_ema(1.5), "needs a decay in"),
-        (lambda: fo.clip_by_global_norm(0.0), "needs a positive max_norm"),
-        (lambda: fo.sgd(lr=torch.ones(2)), "Tensor lr must be 1-element"),
-        (lambda: fo.sgd(nesterov=True), "Nesterov momentum requires a momentum and zero dampening"),
-        (lambda: fo.sgd(momentum=0.9, dampening=0.1, nesterov=True), "zero dampening"),
-        (lambda: schedules.linear(0.0, 1.0, 0), "linear needs transition_steps of at least 1.* 0"),
-        (lambda: schedules.cosine(1.0, -3), "cosine_decay needs decay_steps .* 1, but got -3"),
-        (lambda: schedules.warmup_cosine(0.0, 1.0, 5, 5), "0 <= warmup_steps < decay_steps"),
-        (lambda: schedules.warmup_cosine(0.0, 1.0, -1, 5), "warmup_steps=-1, decay_steps=5"),
-    ],
-)
-def test_values_that_do_not_fit(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
-def test_a_schedule_must_be_a_function():
-    with pytest.raises(TypeError, match=r"a function of the step count, but got 0\.1; use scale"):
-        fo.scale_by_schedule(0.1)
 
 
 @pytest.mark.parametrize("make", [torch.tensor, schedules.constant])

@@ -235,34 +235,6 @@ def test_masks_fit_odd_trees_alike_in_eager_and_traced_steps(params, mask, chose
         assert factors(torch.compile(go, backend="eager", fullgraph=True)(params)) == chosen
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: fo.partition({}, "*"), ValueError, "at least one label"),
-        (lambda: fo.partition({"x": fo.adam}, {"*": "x"}), TypeError, "call the factory"),
-        (lambda: fo.partition({"x": fo.adam()}, {"*": "y"}), ValueError, "gives 'y' for the patt"),
-        (lambda: fo.masked(fo.adam(), None), TypeError, "must not be None"),
-        (lambda: fo.masked(fo.adam(), {"a": "yes"}), ValueError, "one of True, False"),
-    ],
-)
-def test_what_makes_no_sense_raises_at_once(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        ({"a": "x"}, r"no answer for the leaf 'b'; .* \(it has: 'a'\)"),
-        (lambda path, p: "y", "gives 'y' for the leaf 'a'"),
-        ({}, "no pattern at all"),
-    ],
-)
-def test_a_leaf_without_a_label_raises_at_init(labels, words):
-    with pytest.raises(ValueError, match=words):
-        fo.partition({"x": fo.adam()}, labels).init(tree(1.0, 2.0))
-
-
 # ---------------------------------------------------------------- accumulation (828)
 
 

@@ -97,26 +97,6 @@ def test_an_unknown_name_has_no_hint():
     assert str(found.value) == "module 'functional_optim' has no attribute 'nonsense'"
 
 
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("learning_rate", "pass lr: a number, a 0-dim tensor or a schedule"),
-        ("b1", "pass betas=(b1, b2), one tuple"),
-        ("beta2", "pass betas=(b1, b2), one tuple"),
-        ("epsilon", "pass eps"),
-        ("mask", "pass functional_optim.masked, around the transformation"),
-        ("warmup", "lr=functional_optim.schedules.warmup(...)"),
-        ("mu_dtype", "pass functional_optim.slot_dtypes"),
-        ("nonsense", "it takes lr, betas, eps, weight_decay, amsgrad"),
-    ],
-)
-def test_an_argument_has_another_name_here(argument, words):
-    with pytest.raises(TypeError) as found:
-        fo.adamw(**{argument: 0.1})
-    assert f"got an unexpected keyword argument {argument!r}; " in str(found.value)
-    assert words in str(found.value)
-
-
 @pytest.mark.parametrize("name", ["step", "zero_grad", "param_groups", "state_dict"])
 def test_a_transformation_is_no_object(name):
     words = f"a transformation has no {name}, since it keeps no parameters"
@@ -148,11 +128,6 @@ def test_a_factory_is_called_first(name):
 def test_an_extra_argument_that_is_missing_is_named(tx, words, compiled):
     update = fo.compile(tx) if compiled else tx.update
     refused(TypeError, words, lambda: update(GRADS, tx.init(PARAMS), PARAMS))
-
-
-def test_muon_over_biases_says_who_takes_them():
-    tx = fo.muon()
-    refused(ValueError, "use muon_adamw, or adapters.MuonAdamW", lambda: tx.init(PARAMS))
 
 
 @pytest.mark.parametrize("way", ["update", "compile"])
@@ -226,20 +201,6 @@ def test_one_warning_where_there_is_neither_a_compiler_nor_a_folder(monkeypatch)
     assert found[0].filename == __file__
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [(fo.sgd, "nesterov"), (fo.adam, "amsgrad"), (fo.adabelief, "rectify"), (fo.ema, "debias")],
-)
-def test_a_flag_is_true_or_false(make, name):
-    needed = {fo.ema: {"decay": 0.9}, fo.sgd: {"momentum": 0.9}}.get(make, {})
-    refused(
-        TypeError,
-        f"{name} must be True or False, but got 'no'",
-        lambda: make(**needed, **{name: "no"}),
-    )
-    make(**needed, **{name: False})
-
-
 @pytest.mark.parametrize("found", [None, "a"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_numbers_of_a_rule_are_numbers(found, compiled):
@@ -249,69 +210,6 @@ def test_the_numbers_of_a_rule_are_numbers(found, compiled):
     refused(TypeError, words, lambda: update(GRADS, tx.init(PARAMS), PARAMS))
 
 
-NO_NUMBERS = {
-    "adamw takes a number, a 0-dim tensor or a schedule as lr, but got 'fast'": (
-        lambda: fo.adamw("fast")
-    ),
-    "sgd takes a number, a 0-dim tensor or a schedule as lr, but got a list": (
-        lambda: fo.sgd([0.1, 0.2])
-    ),
-    "sgd takes a number, a 0-dim tensor or a schedule as lr, but got a Leafwise": (
-        lambda: fo.sgd(fo.scale(0.1))
-    ),
-    "clip_by_global_norm takes a number, a 0-dim tensor or a schedule as max_norm": (
-        lambda: fo.clip_by_global_norm(None)
-    ),
-    "skip_large_updates takes a number, a 0-dim tensor or a schedule as max_norm": (
-        lambda: fo.skip_large_updates(fo.sgd(0.1), "1")
-    ),
-    "one_plus_one takes a number or a 0-dim tensor as sigma, but got a Leafwise": (
-        lambda: fo.search.one_plus_one(fo.adamw())
-    ),
-    "one_plus_one takes a number or a 0-dim tensor as sigma, but got a function": (
-        lambda: fo.search.one_plus_one(lambda w: w.sum())
-    ),
-    "spsa takes a number, a 0-dim tensor or a schedule as c, but got a Leafwise": (
-        lambda: fo.estimators.spsa(fo.sgd(0.1))
-    ),
-}
-
-
-@pytest.mark.parametrize("words", NO_NUMBERS)
-def test_what_is_no_number_is_named(words):
-    refused(TypeError, words, NO_NUMBERS[words])
-
-
-def adamw():
-    return adapters.AdamW(model().parameters())
-
-
 def called_with_its_arguments_swapped():
     tx = fo.sgd(0.1)
     fo.compile_train_step(lambda p: p["w"].sum(), tx)(tx.init(PARAMS), PARAMS)
-
-
-SENTENCES = {
-    "pass *d.items()": lambda: fo.named_chain({"a": fo.sgd(0.1)}),
-    "an optimizer object has its slots in opt.state[p]": lambda: fo.get(adamw(), "lr"),
-    "state_dict takes the state first": lambda: fo.state_dict(PARAMS, fo.adamw().init(PARAMS)),
-    "call the method of the object, opt.state_dict()": lambda: fo.state_dict(adamw()),
-    "step takes a closure or nothing, but got a Tensor": lambda: adamw().step(torch.ones(())),
-    "but got a module with parameters of its own": (
-        lambda: fo.compile_train_step(model(), fo.sgd(0.1))
-    ),
-    "in this order: step(params, state, *batch)": called_with_its_arguments_swapped,
-    "report takes a list of dicts, but got a Leafwise": lambda: fo.report(fo.adamw()),
-    "best takes the state of a search method": lambda: fo.search.best(fo.adamw()),
-    "center takes the state of a search method": lambda: fo.search.center(fo.adamw()),
-    "a tree of parameters is asked for, but got a Leafwise": lambda: fo.adam().init(fo.sgd(0.1)),
-    "'learning_rate'; pass lr": lambda: adapters.AdamW(model().parameters(), learning_rate=0.1),
-    "'b1'; pass betas=(b1, b2)": lambda: adapters.MuonAdamW(model().parameters(), b1=0.9),
-    "'speed'; it takes params, lr": lambda: adapters.Lion(model().parameters(), speed=0.1),
-    "'every_k_schedule'; pass every": lambda: fo.accumulate(fo.sgd(0.1), every_k_schedule=4),
-}
-
-
-@pytest.mark.parametrize("words", SENTENCES)
-def test_one_sentence_says_what_to_do(words):
-    refused(TypeError, words, SENTENCES[words])

@@ -264,8 +264,3 @@ def test_matrices_of_several_sizes():
     views = {"qkv": {"split": (4, 2, 2)}}
     rows = fo.summary(fo.muon_adamw(views=views), params).rows
     assert [row.view for row in rows] == ["(4, 3) + 2 × (2, 3)", "(4, 18)"]
-
-
-def test_what_is_no_transformation_is_said():
-    with pytest.raises(TypeError, match="summary"):
-        fo.summary(fo.adam, {"w": torch.zeros(2)})

@@ -395,32 +395,3 @@ def test_a_rule_without_products_takes_turns_too():
         params, state = step(g, state, params)
     expected, _ = purely(tx, 4, torch.float64, SHAPES)
     assert_close(params, expected, 1e-12)
-
-
-def test_turns_that_do_not_suit_their_rule_are_refused():
-    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
-        return u, slots
-
-    def make(**more: Any) -> Any:
-        given = {"choose": lambda t, *, turn: 0, "turns": 2, "elementwise": False, **more}
-        return fo.leafwise(None, (update, update), name="mine", **given)
-
-    make()
-    for wrong in (0, -1, 2.0, True, "2", torch.tensor(2)):
-        with pytest.raises(ValueError, match=r"'mine' needs a whole number of 1 or more for turns"):
-            make(turns=wrong)
-    with pytest.raises(ValueError, match="choose must have a keyword-only parameter called turn"):
-        make(choose=lambda t: 0)
-    with pytest.raises(ValueError, match="called turn that is no hyperparameter"):
-        make(hyper={"turn": 1.0})
-    with pytest.raises(ValueError, match="takes a turn, but there are no turns"):
-        make(turns=None)
-    with pytest.raises(ValueError, match="has `absent` and turns"):
-        make(absent=lambda slots: slots)
-    with pytest.raises(ValueError, match="has turns=2 and no choose"):
-        fo.leafwise(None, update, turns=2, elementwise=False, name="mine")
-    tx = make(choose=lambda t, *, turn: turn + 1)
-    w = torch.ones(2)
-    for step in (tx.update, fo.compile(tx)):
-        with pytest.raises(ValueError, match="returned 2; return a whole number from 0 to 1"):
-            step(w, tx.init(w), w)

@@ -164,19 +164,3 @@ def test_the_three_ways_agree():
     for name in shapes:
         torch.testing.assert_close(there[name], pure[name], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(held[name].data, pure[name], rtol=1e-12, atol=1e-12)
-
-
-def test_wrong_arguments():
-    for call, message in [
-        (lambda: fo.as_matrix(fo.adam(0.1)), "without a rule that takes batches"),
-        (lambda: fo.as_matrix(fo.muon(), kernel="x"), "'flatten' or 'batch', but got 'x'"),
-        (lambda: fo.as_matrix(fo.muon(), orientation="x"), "'out_in' or 'in_out', but got 'x'"),
-        (lambda: fo.as_matrix(fo.muon(), heads=0), "for heads a number of 1 or more"),
-        (lambda: fo.as_matrix(fo.muon(), split=()), "for split a number of 1 or more"),
-        (lambda: fo.as_matrix(fo.muon(), split=5).init(torch.ones(12, 4)), "has 12 outputs"),
-        (lambda: fo.as_matrix(fo.muon(), split=(5, 6)).init(torch.ones(12, 4)), "has 12 outputs"),
-        (lambda: fo.as_matrix(fo.muon(), heads=5).init(torch.ones(12, 4)), "parts of 12 outputs"),
-        (lambda: fo.as_matrix(fo.muon()).init(torch.ones(4)), "only supports 2D parameters"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            call()

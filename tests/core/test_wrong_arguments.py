@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy
 import pytest
 import torch
@@ -14,23 +12,6 @@ from functional_optim.adapters import Optimizer
 
 PARTS = {"slow": fo.sgd(0.1), "fast": fo.adam(0.1)}
 LABELS = {"*.b": "slow", "*": "fast"}
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda tx: fo.masked("*w", tx), "masked(adam(1e-3), '*.w')"),
-        (lambda tx: fo.partition(LABELS, PARTS), "the transformations first and the labels second"),
-        (lambda tx: fo.partition(lambda path, p: "slow", PARTS), "the transformations first"),
-        (lambda tx: fo.freeze(tx), "freeze takes the leaves that shall not move"),
-        (lambda tx: fo.selective_transform("*w", freeze_mask=tx), "takes the transformation first"),
-        (lambda tx: fo.accumulate(2, tx), "accumulate takes a transformation, but got a int"),
-        (lambda tx: fo.lookahead(6, tx), "lookahead takes a transformation, but got a int"),
-    ],
-)
-def test_swapped_arguments_are_told_their_order(call, words):
-    with pytest.raises(TypeError, match=re.escape(words)):
-        call(fo.adam(0.1))
 
 
 PAIRS = [
@@ -69,30 +50,6 @@ def test_what_is_no_pair_is_refused(factory, name, value):
 def test_what_is_not_three_numbers_is_refused(factory, value):
     with pytest.raises(TypeError, match=r"betas must be three numbers, e\.g\. \("):
         factory(betas=value)
-
-
-@pytest.mark.parametrize("value", [2.5, 2.0, True, 0, -1, "2"], ids=repr)
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda n: fo.accumulate(fo.sgd(0.1), every=n), "every"),
-        (lambda n: fo.lookahead(fo.sgd(0.1), sync_period=n), "sync_period"),
-        (lambda n: fo.keep_snapshots(fo.sgd(0.1), last=n), "last"),
-        (lambda n: fo.rollback(snapshots(), steps=n), "steps"),
-    ],
-)
-def test_what_is_no_count_is_refused(call, name, value):
-    with pytest.raises(ValueError, match=rf"a whole number of 1 or more for {name}, but got"):
-        call(value)
-
-
-def test_a_fraction_of_errors_is_refused():
-    with pytest.raises(ValueError, match="more for max_consecutive_errors, but got 1"):
-        fo.apply_if_finite(fo.sgd(0.1), 1.5)  # pyright: ignore[reportArgumentType]
-
-
-def snapshots():
-    return fo.keep_snapshots(fo.sgd(0.1)).init(torch.ones(1))
 
 
 # ---------------------------------------------------------------- what is no number
@@ -137,11 +94,6 @@ def test_so_it_is_where_it_returns_none_later(bad, compile):
         opt.step()
 
 
-def test_a_vector_as_a_hyperparameter_is_named():
-    with pytest.raises(TypeError, match=r"the hyperparameter factor is a Tensor of shape \(3,\)"):
-        fo.scale(torch.ones(3)).init(torch.ones(2))
-
-
 # ---------------------------------------------------------------- what is no tensor
 
 
@@ -161,33 +113,7 @@ def test_a_numpy_array_is_no_gradient_and_no_parameter(donate):
         tx.init(array)
 
 
-@pytest.mark.parametrize("make", [fo.spsa, fo.mezo, fo.es_gradient, fo.forward_gradient])
-@pytest.mark.parametrize("empty", [{}, [], {"w": None}], ids=str)
-def test_an_estimator_refuses_a_tree_without_parameters(make, empty):
-    with pytest.raises(ValueError, match="got a tree without parameters"):
-        make().init(empty)
-
-
 # ---------------------------------------------------------------- two learning rates
-
-
-def whole(grads, state, params=None):
-    return grads, state
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        lambda: (fo.adam(0.1), fo.scale_by_lr(0.1)),
-        lambda: (fo.sgd(0.1), fo.add_decayed_weights(0.1), fo.sgd(0.1)),
-        lambda: (fo.masked(fo.adam(0.1), "w"), fo.scale_by_lr(0.1)),
-        lambda: (fo.partition(PARTS, {"*": "slow"}), fo.scale_by_lr(0.1)),
-        lambda: (fo.adam(0.1), fo.GradientTransformation(lambda p: (), whole), fo.sgd(0.1)),
-    ],
-)
-def test_two_learning_rates_on_one_leaf_are_refused(parts):
-    with pytest.raises(ValueError, match=r"it would go uphill\. Leave one out: adam\(lr\)"):
-        fo.chain(*parts())
 
 
 @pytest.mark.parametrize(

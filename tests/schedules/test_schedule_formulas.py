@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from schedule_cases import ALL, COUNTS, CYCLES, EVERY, made, values
+from schedule_cases import ALL, COUNTS, EVERY, made, values
 
 from functional_optim import schedules
 
@@ -253,63 +253,3 @@ def test_a_part_of_a_join_never_sees_a_step_before_its_own():
 # ---------------------------------------------------------------- bad input
 
 NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda s: s.linear(0, 1, NAN), "linear needs transition_steps of at least 1, but got nan"),
-        (lambda s: s.linear(0, 1, 5, -1), "transition_begin of at least 0, but got -1"),
-        (lambda s: s.polynomial(0, 1, 0.0, 5), "polynomial needs a positive power, but got 0.0"),
-        (lambda s: s.polynomial(0, 1, 2, 0), "polynomial needs transition_steps of at least 1"),
-        (lambda s: s.cosine_decay(1, 5, exponent=0), "cosine_decay needs a positive exponent"),
-        (lambda s: s.exponential_decay(1, 0, 0.5), "exponential_decay needs transition_steps of"),
-        (lambda s: s.exponential_decay(1, 5, 0.0), "needs a positive decay_rate, but got 0.0"),
-        (lambda s: s.exponential_decay(1, 5, 0.5, -2), "transition_begin of at least 0"),
-        (lambda s: s.piecewise_constant(1, {-1: 0.5}), "boundaries of at least 0, but got -1"),
-        (lambda s: s.piecewise_constant(1, {1: -0.5}), "scales of at least 0, but got -0.5"),
-        (lambda s: s.piecewise_interpolate("cubic", 1), "kinds 'linear' or 'cosine', .* 'cubic'"),
-        (lambda s: s.piecewise_interpolate("linear", 1, {2: -1}), "scales of at least 0"),
-        (lambda s: s.linear_onecycle(0, 1), "linear_onecycle needs transition_steps of at least"),
-        (lambda s: s.linear_onecycle(9, 1, 0.9), "pct_start=0.9, pct_final=0.85"),
-        (lambda s: s.linear_onecycle(9, 1, div_factor=0), "a positive div_factor, but got 0"),
-        (lambda s: s.cosine_onecycle(9, 1, 1.5), r"a pct_start in \[0, 1\], but got 1.5"),
-        (lambda s: s.cosine_onecycle(9, 1, final_div_factor=-1), "a positive final_div_factor"),
-        (lambda s: s.sgdr([]), "sgdr needs at least one cycle, but got none"),
-        (lambda s: s.warmup(s.constant(1), -1), "warmup needs warmup_steps of at least 0"),
-        (lambda s: s.warmup(s.constant(1), 5, kind="fast"), "'exponential', but got 'fast'"),
-        (lambda s: s.warmup(s.constant(1), 5, 0, "exponential"), "a positive init_value"),
-        (lambda s: s.warmup_constant(0, 1, -1), "warmup_constant needs warmup_steps of at least 0"),
-        (lambda s: s.warmup_cosine_decay(0, 1, 9, 9), "0 <= warmup_steps < decay_steps"),
-        (lambda s: s.warmup_cosine_decay(0, 1, 1, 9, exponent=0), "a positive exponent"),
-        (lambda s: s.warmup_exponential_decay(0, 1, -1, 5, 0.5), "warmup_steps of at least 0"),
-        (lambda s: s.warmup_stable_decay(0, 1, 5, -1, 5), "stable_steps of at least 0"),
-        (lambda s: s.warmup_stable_decay(0, 1, 5, 5, 0), "decay_steps of at least 1"),
-        (
-            lambda s: s.warmup_stable_decay(0, 1, 5, 5, 5, kind="sqrt"),
-            "or '1-sqrt', but got 'sqrt'",
-        ),
-        (lambda s: s.inverse_square_root(1, 0), "inverse_square_root needs warmup_steps of at"),
-        (lambda s: s.join([], []), "one boundary fewer than schedules, but got 0 schedules and 0"),
-        (lambda s: s.join([s.constant(1)] * 2, []), "got 2 schedules and 0 boundaries"),
-        (lambda s: s.join([s.constant(1)] * 3, [5, 4]), r"in rising order, but got \[5, 4\]"),
-        (lambda s: s.join([s.constant(1)] * 2, [-5]), r"of at least 0 in rising .* got \[-5\]"),
-    ],
-)
-def test_settings_out_of_range(make, words):
-    with pytest.raises(ValueError, match=words):
-        make(schedules)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda s: s.join([0.1, s.constant(1)], [5]), r"join takes schedules.*0\.1; use constant"),
-        (lambda s: s.warmup(0.1, 5), r"warmup takes schedules, .* 0\.1; use constant"),
-        (lambda s: s.sgdr([{**CYCLES[0], "speed": 1}]), "speed"),
-        (lambda s: s.sgdr([{"init_value": 0.0}]), "decay_steps"),
-    ],
-)
-def test_settings_of_the_wrong_kind(make, words):
-    with pytest.raises(TypeError, match=words):
-        make(schedules)

@@ -100,13 +100,3 @@ def test_a_checkpoint_of_torchs_asgd_in_bfloat16_loads():
     assert opt.state[other]["ax"].dtype is torch.float32
     opt.step()
     torch.optim.ASGD([w]).load_state_dict(opt.state_dict())
-
-
-def test_averages_in_bfloat16_that_would_stand_still_are_refused():
-    with pytest.raises(ValueError, match=r"params_ema in bfloat16 .* it would stand still"):
-        fo.slot_dtypes(fo.params_ema(0.999), params_ema=torch.bfloat16)
-    kind = {"params_ema": "bfloat16"}
-    with pytest.raises(ValueError, match=r"params_ema in bfloat16 .* it would stand still"):
-        fo.stored(fo.params_ema(0.999), kind, seed=None)
-    fo.stored(fo.params_ema(0.999), kind)  # rounded by chance
-    fo.slot_dtypes(fo.params_ema(0.9), params_ema=torch.bfloat16)

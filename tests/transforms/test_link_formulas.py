@@ -419,41 +419,6 @@ def test_cautious_behind_a_gate_sees_what_passes_it():
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "match"),
-    [
-        (lambda: fo.ema(1.0), ValueError, "decay in .0, 1., but got 1.0"),
-        (lambda: fo.add_decayed_weights(-1.0), ValueError, "Invalid weight_decay value: -1.0"),
-        (lambda: fo.normalize(eps=-1.0), ValueError, "eps of 0 or more, but got -1.0"),
-        (lambda: fo.clip_by_block_rms(0.0), ValueError, "positive threshold, but got 0.0"),
-        (lambda: fo.adaptive_grad_clip(0.0), ValueError, "positive clipping, but got 0.0"),
-        (lambda: fo.adaptive_grad_clip(1.0, 0.0), ValueError, "positive eps, but got 0.0"),
-        (lambda: fo.scale_by_trust_ratio(-1.0), ValueError, "min_norm of 0 or more, but got -1.0"),
-        (lambda: fo.clip_by_trust_ratio(0.0), ValueError, "positive trust_coefficient, but got"),
-        (lambda: fo.keep_norms_within(0.0), ValueError, "positive factor, but got 0.0"),
-        (lambda: fo.hyperball(-1.0), ValueError, "Invalid learning rate: -1.0"),
-        (lambda: fo.keep_params_in("box"), TypeError, "takes a projection, but got 'box'"),
-        (lambda: fo.orthogonalize(scale="x"), ValueError, "but got .x."),
-        (lambda: fo.orthogonalize(ns_steps=100), ValueError, "less than 100"),
-        (lambda: fo.orthogonalize((1.0, 2.0)), ValueError, "exactly 3 values"),
-        (lambda: fo.orthogonalize(2.0), ValueError, "finite numbers, but got 2.0"),
-        (lambda: fo.orthogonalize(((3.0, -4.0, "2"),)), ValueError, "finite numbers, but got"),
-        (lambda: fo.orthogonalize((3.0, -4.0, math.inf)), ValueError, "finite numbers, but got"),
-        (lambda: fo.orthogonalize(eps=-1.0), ValueError, "at least eps, so not by -1.0"),
-        (lambda: fo.orthogonalize(eps=None), TypeError, "takes a number.* but got None"),
-        (lambda: fo.scale_by_polyak(max_learning_rate=0.0), ValueError, "but got 0.0"),
-        (lambda: fo.scale_by_polyak(eps=-1.0), ValueError, "eps of 0 or more"),
-        (lambda: fo.scale_by_polyak(variant="x"), ValueError, "variants .* but got 'x'"),
-        (lambda: fo.cautious(fo.sgd(0.1)), ValueError, "a learning rate turns around"),
-        (lambda: fo.cautious(fo.scale_by_adam), TypeError, "but got a function"),
-        (lambda: fo.cautious(fo.trace(0.9), eps=0.0), ValueError, "eps in .0, 1., but got 0.0"),
-    ],
-)
-def test_bad_input_raises_at_once(make, error, match):
-    with pytest.raises(error, match=match):
-        make()
-
-
 def test_layouts_are_shared_by_monitors_of_the_same_names():
     a, b = (fo.monitor({"norm": m}) for m in (fo.measures.global_norm, fo.measures.rms))
     assert lay_out(a.placements) is lay_out(b.placements)

@@ -281,25 +281,3 @@ def test_m20_a_scheduler_cools_the_object_and_frozen_leaves_stay():
     assert torch.equal(model["fixed"], torch.ones(2))
     state = opt.state[model["fixed"]]
     assert float(state[next(key for key in state if key.endswith("value"))]) < 0.05
-
-
-def test_bad_input_raises_at_once():
-    x = torch.ones(2)
-    with pytest.raises(TypeError, match=r"a function propose\(params, noise\), but got a float"):
-        fo.metropolis(0.5)
-    with pytest.raises(ValueError, match="temperature of 0 or more, but got -1"):
-        fo.metropolis(walk(1.0), -1.0)
-    with pytest.raises(TypeError, match="integer as its seed, but got 'a'"):
-        fo.metropolis(walk(1.0), seed="a")
-    tx = fo.metropolis(walk(1.0))
-    with pytest.raises(ValueError, match="needs the parameters"):
-        tx.update(None, tx.init(x), value=1.0)
-    with pytest.raises(ValueError, match=r"must be one number, but got one of shape \(2,\)"):
-        tx.update(None, tx.init(x), x, value=x)
-    with pytest.raises(TypeError, match="value"):
-        tx.update(None, tx.init(x), x)
-    bad = fo.metropolis(lambda p, z: z[:1])
-    with pytest.raises(ValueError, match="Return one tensor for each"):
-        bad.update(None, bad.init(x), x, value=1.0)
-    with pytest.raises(ValueError, match=r"Pass what init was called with"):
-        tx.update(None, tx.init(x), torch.ones(3), value=1.0)

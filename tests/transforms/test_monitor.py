@@ -123,28 +123,6 @@ def test_two_monitors_of_one_name_need_names_of_their_own():
     assert_close(fo.get(state, "after.norm"), 2 * fo.get(state, "before.norm"), 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "match"),
-    [
-        (lambda: fo.monitor({"a b": fo.measures.mean}), ValueError, "cannot be called 'a b'"),
-        (lambda: fo.monitor({"_x": fo.measures.mean}), ValueError, "cannot be called '_x'"),
-        (lambda: fo.monitor({"for": fo.measures.mean}), ValueError, "cannot be called 'for'"),
-        (lambda: fo.monitor({"x": 3}), TypeError, "the measure 'x' is a int"),
-        (lambda: fo.snapshot("x", fo.measures.mean, of="loss"), ValueError, "of='loss'"),
-        (lambda: fo.snapshot("x", fo.measures.cosine), ValueError, "pass that transformation"),
-        (lambda: fo.snapshot("x", fo.measures.mean, of="gradients"), ValueError, "'x' looks at"),
-        (lambda: fo.monitor({"x": Measure(abs, of=("loss",))}), ValueError, "looks at 'loss'"),
-        (lambda: fo.monitor({"x": Measure(abs, steps=0)}), ValueError, "steps"),
-        (lambda: fo.measures.averaged(fo.measures.mean, 0), ValueError, "averaged"),
-        (lambda: fo.monitor({}, around=fo.flatten(fo.sgd(0.1))), TypeError, "one-tensor rules"),
-        (lambda: fo.monitor({}, around=3), TypeError, "adamw"),
-    ],
-)
-def test_bad_input_raises_at_once(make, error, match):
-    with pytest.raises(error, match=match):
-        make()
-
-
 # ---------------------------------------------------------------- around a transformation
 
 CLIP = 3.0

@@ -225,19 +225,3 @@ def test_a_resumed_run_has_the_noise_of_one_that_went_on(dtype):
     assert_same(v.detach(), w.detach())
     expected, _ = run(recipe(0.1), [torch.zeros(5, dtype=dtype)], [[torch.zeros(5)]] * 303)
     assert_same(w.detach(), expected[0])
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "match"),
-    [
-        ((-1.0, 0.5, 0), ValueError, "needs eta of 0 or more, but got -1.0"),
-        ((1.0, -0.5, 0), ValueError, "needs gamma of 0 or more, but got -0.5"),
-        ((1.0, 0.5, 0.5), TypeError, "integer as its seed, but got 0.5"),
-        ((1.0, 0.5, 2**63), ValueError, "seed in"),
-        ((1.0, 0.5, torch.tensor(0.5)), TypeError, "one integer .* torch.float32"),
-        ((1.0, 0.5, torch.tensor([1, 2])), TypeError, "under torch.vmap"),
-    ],
-)
-def test_bad_input_raises_at_once(given, error, match):
-    with pytest.raises(error, match=match):
-        fo.add_noise(*given)

@@ -282,25 +282,6 @@ def test_behind_a_gate_only_open_steps_have_a_value():
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"factor": 1.0}, "factor between 0 and 1, but got 1.0"),
-        ({"factor": NAN}, "factor between 0 and 1, but got nan"),
-        ({"patience": 0}, "patience of at least 1, but got 0"),
-        ({"rtol": -0.1}, r"rtol within \[0, 1\], but got -0.1"),
-        ({"atol": -0.1}, "atol of at least 0, but got -0.1"),
-        ({"cooldown": -1}, "cooldown of at least 0, but got -1"),
-        ({"accumulation_size": 0}, "accumulation_size of at least 1, but got 0"),
-        ({"min_scale": 2.0}, r"min_scale within \[0, 1\], but got 2.0"),
-        ({"rtol": 0.0}, "an rtol or an atol above 0"),
-    ],
-)
-def test_numbers_out_of_range(options, words):
-    with pytest.raises(ValueError, match=words):
-        fo.reduce_on_plateau(**options)
-
-
 def test_a_missing_value_and_a_batch_of_them():
     tx = fo.reduce_on_plateau()
     with pytest.raises(ValueError, match=r"call update.*value=loss"):

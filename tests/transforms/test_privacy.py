@@ -153,19 +153,6 @@ def test_it_is_optaxs():
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "match"),
-    [
-        ((0.0, 1.0, 0), ValueError, "needs an l2_norm_clip above 0, but got 0.0"),
-        ((1.0, -1.0, 0), ValueError, "needs a noise_multiplier of 0 or more, but got -1.0"),
-        ((1.0, 1.0, 0.5), TypeError, "differentially_private_aggregate needs an integer"),
-    ],
-)
-def test_bad_numbers_raise_at_once(given, error, match):
-    with pytest.raises(error, match=match):
-        fo.differentially_private_aggregate(*given)
-
-
-@pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"vector": (5,)}, "a gradient of shape (5,) for 'vector' of shape (5,); it needs one"),
