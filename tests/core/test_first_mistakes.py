@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 
@@ -60,27 +61,25 @@ def test_a_transform_without_an_object_of_its_own_is_for_a_recipe():
     refused(TypeError, words, lambda: fo.clip_by_global_norm(model().parameters(), 1.0))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "Optimizer", "SOAP"])
-def test_a_class_is_in_the_adapters(name):
-    words = f"the optimizer object is functional_optim.adapters.{name}(params, ...)"
-    refused(AttributeError, words, lambda: getattr(fo, name))
+ATTRIBUTES = {
+    **{
+        name: f"the optimizer object is functional_optim.adapters.{name}(params, ...)"
+        for name in ("AdamW", "SGD", "Lion", "Optimizer", "SOAP")
+    },
+    "multi_transform": "for optax's multi_transform there is functional_optim.partition",
+    "clip": "for optax's clip there is functional_optim.clip_by_value",
+    "MultiSteps": "for optax's MultiSteps there is functional_optim.accumulate",
+    "cosine_decay_schedule": "there is functional_optim.schedules.cosine_decay",
+    "scale_by_learning_rate": "there is functional_optim.scale_by_lr",
+    "inject_hyperparams": "there is functional_optim.with_schedule",
+    "losses": "for optax's losses there is torch.nn.functional",
+    "with_extra_args_support": "nothing: functional_optim.chain passes extra arguments",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "here"),
-    [
-        ("multi_transform", "functional_optim.partition"),
-        ("clip", "functional_optim.clip_by_value"),
-        ("MultiSteps", "functional_optim.accumulate"),
-        ("cosine_decay_schedule", "functional_optim.schedules.cosine_decay"),
-        ("scale_by_learning_rate", "functional_optim.scale_by_lr"),
-        ("inject_hyperparams", "functional_optim.with_schedule"),
-        ("losses", "torch.nn.functional"),
-        ("with_extra_args_support", "nothing: functional_optim.chain passes extra arguments"),
-    ],
-)
-def test_a_name_of_optax_has_another_here(name, here):
-    refused(AttributeError, f"for optax's {name} there is {here}", lambda: getattr(fo, name))
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_a_name_of_another_library_has_a_hint(name):
+    refused(AttributeError, ATTRIBUTES[name], lambda: getattr(fo, name))
 
 
 def test_every_public_function_of_optax_is_here_or_has_a_hint():
@@ -98,16 +97,13 @@ def test_an_unknown_name_has_no_hint():
 
 
 @pytest.mark.parametrize("name", ["step", "zero_grad", "param_groups", "state_dict"])
-def test_a_transformation_is_no_object(name):
+def test_a_transformation_is_no_object_and_a_factory_is_called_first(name):
     words = f"a transformation has no {name}, since it keeps no parameters"
     refused(AttributeError, words, lambda: getattr(fo.adamw(), name))
     assert not hasattr(fo.lbfgs(), name)
-
-
-@pytest.mark.parametrize("name", ["init", "update"])
-def test_a_factory_is_called_first(name):
-    words = "adamw is a factory; call it first, e.g. tx = adamw()"
-    refused(TypeError, words, lambda: getattr(fo.adamw, name)(PARAMS))
+    for method in ("init", "update"):
+        words = "adamw is a factory; call it first, e.g. tx = adamw()"
+        refused(TypeError, words, lambda: getattr(fo.adamw, method)(PARAMS))  # noqa: B023
 
 
 @pytest.mark.parametrize(
@@ -130,12 +126,20 @@ def test_an_extra_argument_that_is_missing_is_named(tx, words, compiled):
     refused(TypeError, words, lambda: update(GRADS, tx.init(PARAMS), PARAMS))
 
 
-@pytest.mark.parametrize("way", ["update", "compile"])
+@pytest.mark.parametrize("way", ["update", "compile", "train step"])
 def test_swapped_arguments_are_told_the_order(way):
     tx = fo.adamw()
-    update = tx.update if way == "update" else fo.compile(tx)
-    for args in ((tx.init(PARAMS), GRADS, PARAMS), (GRADS, PARAMS, tx.init(PARAMS))):
-        refused(TypeError, "in this order: update(grads, state, params)", lambda: update(*args))  # noqa: B023
+    state = tx.init(PARAMS)
+    steps = {"update": tx.update, "compile": fo.compile(tx)}
+    if way == "train step":
+        step = fo.compile_train_step(lambda p: p["w"].sum(), tx)
+        refused(
+            TypeError, "in this order: step(params, state, *batch)", lambda: step(state, PARAMS)
+        )
+        return
+    for args in ((state, GRADS, PARAMS), (GRADS, PARAMS, state)):
+        words = "in this order: update(grads, state, params)"
+        refused(TypeError, words, lambda: steps[way](*args))  # noqa: B023
 
 
 def test_master_weights_of_nothing_are_told_once(monkeypatch):
@@ -160,32 +164,11 @@ def test_a_recipe_of_exec_needs_no_name():
     assert opt.state_dict()["param_groups"][0]["lr"] == 0.1
 
 
-def test_a_train_step_has_no_gradients_in_inference_mode():
-    tx = fo.adamw()
-    step = fo.compile_train_step(lambda p, x: (x @ p["w"] + p["b"]).sum(), tx)
-    state = tx.init(PARAMS)
-    with torch.inference_mode():
-        x = torch.ones(2, 3)
-        refused(RuntimeError, "torch.inference_mode()", lambda: step(PARAMS, state, x))
-
-
 def test_a_rule_is_compiled_though_its_first_step_is_in_inference_mode():
     tx = fo.leafwise(None, lambda u, slots, p: (u.to(torch.float64).to(u.dtype), slots))
     with torch.inference_mode():
         params = {name: p.clone() for name, p in PARAMS.items()}
         fo.compile(tx, strict=True)(GRADS, tx.init(params), params)
-
-
-def test_full_weights_takes_the_object_not_its_state():
-    mine = model()
-    opt = adapters.AdamW(mine.parameters())
-    mine(torch.ones(2, 3)).sum().backward()
-    opt.step()
-    refused(
-        TypeError,
-        "full_weights(params, optimizer)",
-        lambda: fo.full_weights(dict(mine.named_parameters()), opt.state),
-    )
 
 
 def test_one_warning_where_there_is_neither_a_compiler_nor_a_folder(monkeypatch):
@@ -201,15 +184,64 @@ def test_one_warning_where_there_is_neither_a_compiler_nor_a_folder(monkeypatch)
     assert found[0].filename == __file__
 
 
-@pytest.mark.parametrize("found", [None, "a"])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_numbers_of_a_rule_are_numbers(found, compiled):
-    tx = fo.leafwise(None, lambda u, slots, p, n: (u, slots), lambda t: (found,), name="odd")
-    update = fo.compile(tx) if compiled else tx.update
-    words = f"scalars of the rule 'odd' returned {found!r} among its numbers"
-    refused(TypeError, words, lambda: update(GRADS, tx.init(PARAMS), PARAMS))
+# ---------------------------------------------------------------- numbers
+
+PAIRS = {
+    "betas": "adam adamw adamax acprop adabelief adamaxw adopt laprop lion mars optimistic_adam_v2 "
+    "simplified_ademamix yogi nadam radam sparse_adam",
+    "betas_1d": "mars",
+    "etas": "rprop",
+    "step_sizes": "rprop",
+    "eps": "adafactor",
+}
 
 
-def called_with_its_arguments_swapped():
-    tx = fo.sgd(0.1)
-    fo.compile_train_step(lambda p: p["w"].sum(), tx)(tx.init(PARAMS), PARAMS)
+@pytest.mark.parametrize("value", [0.9, (0.9,), (0.1, 0.2, 0.3), "ab", None], ids=str)
+@pytest.mark.parametrize(
+    ("factory", "name"), [(make, name) for name in PAIRS for make in PAIRS[name].split()]
+)
+def test_what_is_no_pair_is_refused(factory, name, value):
+    with pytest.raises(TypeError, match=rf"{name} must be a pair of numbers, e\.g\. \("):
+        getattr(fo, factory)(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0.9, (0.1, 0.2), "abc", None], ids=str)
+@pytest.mark.parametrize("factory", [fo.adan, fo.ademamix])
+def test_what_is_not_three_numbers_is_refused(factory, value):
+    with pytest.raises(TypeError, match=r"betas must be three numbers, e\.g\. \("):
+        factory(betas=value)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda x: fo.sgd(lr=x), "Invalid learning rate: {}"),
+        (lambda x: fo.sgd(momentum=x), "Invalid momentum value: {}"),
+        (lambda x: fo.sgd(weight_decay=x), "Invalid weight_decay value: {}"),
+        (lambda x: fo.adam(lr=x), "Invalid learning rate: {}"),
+        (lambda x: fo.adam(betas=(x, 0.9)), "Invalid beta parameter at index 0: {}"),
+        (lambda x: fo.adam(betas=(0.9, x)), "Invalid beta parameter at index 1: {}"),
+        (lambda x: fo.adam(eps=x), "Invalid epsilon value: {}"),
+        (lambda x: fo.adamw(weight_decay=x), "Invalid weight_decay value: {}"),
+        (lambda x: fo.scale_by_lr(x), "Invalid learning rate: {}"),
+        (lambda x: fo.trace(x), "Invalid momentum value: {}"),
+        (lambda x: fo.add_decayed_weights(x), "Invalid weight_decay value: {}"),
+        (lambda x: fo.clip_by_global_norm(x), "needs a positive max_norm, but got {}"),
+        (lambda x: fo.clip_by_value(x), "needs a positive max_value, but got {}"),
+        (lambda x: fo.params_ema(x), r"needs a decay in \[0, 1\], but got {}"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_and_what_may_change_is_not_read(make, words, value):
+    with pytest.raises(ValueError, match=words.format(value)):
+        make(value)
+    make(torch.tensor(value))  # reading a tensor would break a graph
+    make(fo.schedules.constant(value))
+
+
+def test_one_learning_rate_a_leaf_is_fine():
+    parts = {"slow": fo.sgd(0.1), "fast": fo.adam(0.1)}
+    fo.chain(fo.partition(parts, {"*.b": "slow", "*": "fast"}))
+    fo.chain(fo.masked(fo.sgd(0.1), "a"), fo.masked(fo.sgd(0.1), "b"))
+    fo.chain(fo.sgd(0.1), fo.scale_by_schedule(lambda count: 0.5), fo.scale(0.5))
+    fo.chain(fo.lookahead(fo.sgd(0.1)))
