@@ -16,7 +16,7 @@ MUTANTS = [
         f"{CORE}/scalars.py",
         "self.carried.append(self.carry[i])",
         "self.carried.append(())",
-        ("tests/combinators/test_combinators.py",),
+        ("tests/combinators/test_combinators.py -k functional_loop",),
     ),
     # ---------------------------------------------------------------- gates, commits, wrappers
     Mutant(
@@ -115,7 +115,7 @@ MUTANTS = [
         f"{COMBINATORS}/stored.py",
         '    if field in rule.weights and kind.startswith(("int", "float8")):',
         '    if field in rule.weights and kind.startswith("float8"):',
-        ("tests/combinators/test_stored.py -k refused",),
+        ("tests/core/test_refused_calls.py",),
     ),
     Mutant(
         "slots beside master weights begin in bfloat16",
@@ -165,7 +165,7 @@ MUTANTS = [
         f"{CORE}/state_keys.py",
         "if a <= b or b <= a:",
         "if b <= a:",
-        ("tests/core/test_wrong_arguments.py -k learning_rate",),
+        ("tests/core/test_refused_calls.py",),
     ),
     Mutant(
         "a record of a call changes with the dict that it was given",
@@ -186,7 +186,7 @@ MUTANTS = [
         f"{CORE}/calls.py",
         'if annotations.get(name) == "bool" and not known:',
         'if annotations.get(name) == "bool" and x is None:',
-        ("tests/core/test_first_mistakes.py -k flag",),
+        ("tests/core/test_refused_calls.py",),
     ),
     Mutant(
         "a short tensor inside a long one hides a third",
@@ -242,7 +242,7 @@ MUTANTS = [
         "functional_optim/numeric.py",
         "if isinstance(x, bool) or not isinstance(x, int) or x < least:",
         "if not isinstance(x, int) or x < least:",
-        ("tests/core/test_wrong_arguments.py -k count",),
+        ("tests/core/test_refused_calls.py",),
     ),
     Mutant(
         "the cosine of a step that goes down is negative",
