@@ -11,7 +11,6 @@ import pytest
 import torch
 from helpers import assert_close, assert_same, clone, run
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer
@@ -83,43 +82,7 @@ def test_a_schedule_behind_a_gate_is_read_at_the_steps_that_were_taken():
             assert_close(before["a"] - params["a"], fo.get(state, "lr").float().reshape(1), 1e-6)
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_a_hundred_learning_rates_are_one_graph():
-    counter = CompileCounterWithBackend("aot_eager")
-
-    @torch.compile(fullgraph=True, backend=counter)
-    def step(lr, grads, state, params):
-        updates, state = fo.adam(lr).update(grads, state, params)
-        return fo.apply_updates(params, updates), state
-
-    params = tree(1.0, 2.0)
-    state, frames = fo.adam(0.1).init(params), set()
-    for k in range(100):
-        params, state = step(torch.tensor(0.1 / (k + 1)), clone(params), state, params)
-        frames.add(counter.frame_count)
-    assert len(frames) == 1
-    assert_close(fo.get(state, "lr"), torch.tensor(0.001, dtype=torch.float64), 1e-6)
-
-
-def test_the_loss_has_a_derivative_in_the_learning_rate():
-    def loss(lr):
-        moved, _ = run(fo.adam(lr), tree(1.0, 2.0, dtype=torch.float64), [tree(1.0, -2.0)] * 3)
-        return sum(p.sum() ** 2 for p in moved.values())
-
-    lr = torch.tensor(0.1, dtype=torch.float64)
-    difference = (loss(lr + 1e-6) - loss(lr - 1e-6)) / 2e-6
-    assert_close(torch.func.grad(loss)(lr), difference, 1e-6)
-
-
 # ---------------------------------------------------------------- precision (1414, 1098)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_decay_rate_is_not_rounded_to_one(dtype):
-    """0.999 is 1 in bfloat16, and the corrected average then 0 / 0."""
-    params = tree(1.0, 2.0, dtype=dtype)
-    updates, _ = fo.adam(0.125).update(params, fo.adam(0.125).init(params), params)
-    assert_close(updates, tree(-0.125, -0.125), 1e-3, check_dtype=False)
 
 
 class WideSlots(NamedTuple):
@@ -211,6 +174,7 @@ class Pair(NamedTuple):
         ({1: 1.0, 11: 2.0}, "1", [True, False]),
         ({"x": 1.0, "xy": 2.0}, "x", [True, False]),
         ({"x": 1.0, "xy": 2.0}, ["x*y"], [False, True]),
+        ({"x": 1.0, "xyx": 2.0}, ["x*x"], [False, True]),
         ({"x": 1.0}, [], [False]),
         ({"x": 1.0, "y": 2.0}, True, [True, True]),
         ({"x": 1.0, "y": 2.0}, "nothing", [False, False]),
@@ -264,65 +228,23 @@ def test_the_rule_behind_a_shut_gate_is_not_called_at_all():
     assert_same(opt.state[p]["calls"], torch.full((3,), 2.0))
 
 
-def test_the_kernel_of_a_shut_gate_does_not_run_the_rule(monkeypatch):
-    """`settled` leaves the rules behind it without an update."""
-    from functional_optim.engine import group
-
-    seen = []
-
-    def spy(placements, numbers):
-        chosen, plain, left = settled(placements, numbers)
-        seen.append([bool(placement.rule.updates) for placement in plain])
-        return chosen, plain, left
-
-    settled = group.settled
-    monkeypatch.setattr(group, "settled", spy)
-    tx = fo.accumulate(fo.adam(0.1), 2)
-    step, params = fo.compile(tx, strict=True), tree(1.0, 2.0)
-    state = tx.init(params)
-    for k in range(4):
-        seen.clear()
-        params, state = step(tree(0.1, 0.2), state, params)
-        own, *behind = seen[-1]
-        assert own
-        assert behind == [k % 2 == 1] * len(behind)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_bad_micro_batch_does_not_poison_the_next_batches(bad, compiled):
     tx = fo.accumulate(fo.sgd(1.0), 2, skip_nonfinite=True)
     params = tree(0.0, 0.0)
-    batches = [tree(1.0, 1.0), tree(bad, 1.0), tree(3.0, 1.0), tree(1.0, 1.0), tree(1.0, 1.0)]
+    batches = [tree(2.0, 1.0), tree(bad, 1.0), tree(3.0, 1.0), tree(5.0, 1.0), tree(1.0, 1.0)]
     state, step = tx.init(params), fo.compile(tx)
     for g in batches:
         if compiled:
             params, state = step(g, state, params)
         else:
             params, state = run(tx, params, [g], state)
-    assert_same(params, tree(-3.0, -2.0))
+    assert_same(params, tree(-5.5, -2.0))
     # without skipping, the batch that has it is lost, and no other one
     lost = fo.accumulate(fo.apply_if_finite(fo.sgd(1.0), 5), 2)
     params, _ = run(lost, tree(0.0, 0.0), [tree(bad, 1.0), *batches[:1], *batches[3:]])
-    assert_same(params, tree(-1.0, -1.0))
-
-
-@pytest.mark.parametrize("way", ["pure", "compiled", "object"])
-def test_sparse_micro_batches_raise(way):
-    """Each has other rows: what is kept of the others would be lost."""
-    p = torch.zeros(4, 1)
-    with torch.sparse.check_sparse_tensor_invariants(True):
-        g = torch.sparse_coo_tensor([[1]], torch.ones(1, 1), (4, 1))
-    tx = fo.accumulate(fo.sgd(1.0), 2)
-    mine = torch.nn.Parameter(p)
-    mine.grad = g
-    steps = {
-        "pure": lambda: tx.update(g, tx.init(p), p),
-        "compiled": lambda: fo.compile(tx)(g, tx.init(p), p),
-        "object": Optimizer([mine], lambda: tx, compile=False).step,
-    }
-    with pytest.raises(RuntimeError, match="accumulate does not take sparse gradients"):
-        steps[way]()
+    assert_same(params, tree(-3.0, -1.0))
 
 
 # ---------------------------------------------------------------- words (292, 417)
@@ -334,26 +256,3 @@ def test_weight_decay_means_one_thing_for_each_name():
     assert_close(run(fo.adamw(0.5, weight_decay=0.1), params, [zero])[0], tree(1.9, -3.8), 1e-6)
     assert_close(run(fo.adam(0.5, weight_decay=0.1), params, [zero])[0], tree(1.5, -3.5), 1e-5)
     assert_close(run(fo.sgd(0.5, weight_decay=0.1), params, [zero])[0], tree(1.9, -3.8), 1e-6)
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_misspelt_extra_argument_raises(wrapped):
-    def scalars(t, *, loss):
-        return (loss,)
-
-    tx = fo.leafwise(None, lambda u, slots, p, loss: (loss * u, slots), scalars, name="by_loss")
-    tx = fo.masked(fo.accumulate(fo.chain(tx, fo.sgd(1.0)), 1), "a") if wrapped else tx
-    params = tree(1.0, 2.0)
-    tx.update(params, tx.init(params), params, loss=2.0)
-    with pytest.raises(TypeError, match="extra argument los, which no part"):
-        tx.update(params, tx.init(params), params, los=2.0)
-
-
-def test_add_decayed_weights_has_one_state_for_numbers_tensors_and_schedules():
-    params = tree(1.0, 2.0)
-    states = [
-        fo.chain(fo.add_decayed_weights(x), fo.scale_by_lr(0.1)).init(params)
-        for x in (0.1, torch.tensor(0.1, dtype=torch.float64), lambda count: 0.1)
-    ]
-    for state in states[1:]:
-        assert_same(state, states[0])

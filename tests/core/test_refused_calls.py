@@ -273,6 +273,7 @@ NUMBERS: list[Any] = [
     (lambda: fo.chain(fo.adam(0.1), fo.scale_by_lr(0.1)), two_rates),
     (lambda: fo.chain(fo.sgd(0.1), fo.add_decayed_weights(0.1), fo.sgd(0.1)), two_rates),
     (lambda: fo.chain(fo.masked(fo.adam(0.1), "w"), fo.scale_by_lr(0.1)), two_rates),
+    (lambda: fo.chain(fo.adam(0.1), fo.masked(fo.sgd(0.1), "w")), two_rates),
     (lambda: fo.chain(fo.partition(parts, {"*": "slow"}), fo.scale_by_lr(0.1)), two_rates),
     (lambda: fo.chain(fo.adam(0.1), opaque(), fo.sgd(0.1)), two_rates),
     (lambda: rule(slots=Step), "slot called 'step'"),

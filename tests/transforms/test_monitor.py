@@ -297,16 +297,6 @@ def test_measures_of_one_kind_share_a_kernel():
     assert counts[0] == counts[1]
 
 
-def test_sparse_gradients_are_refused_per_tensor():
-    w = torch.ones(3, 2)
-    g = torch.sparse_coo_tensor(
-        torch.tensor([[1]]), torch.ones(1, 2), (3, 2), check_invariants=True
-    )
-    tx = fo.monitor({"n": fo.measures.global_norm}, per_tensor=True)
-    with pytest.raises(RuntimeError, match="monitor does not take sparse gradients"):
-        tx.update(g, tx.init(w), w)
-
-
 # ---------------------------------------------------------------- reading
 
 
