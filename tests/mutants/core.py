@@ -274,10 +274,10 @@ MUTANTS = [
         ("tests/transforms/test_plateau.py -k sign",),
     ),
     Mutant(
-        "bad values count while the plateau rests",
+        "a plateau rests for ever",
         f"{TRANSFORMS}/plateau.py",
-        "bad = numeric.where(resting, 0.0, bad)",
-        "bad = numeric.where(resting, carry.plateau_count, bad)",
+        "numeric.where(resting, carry.cooldown_count - 1, 0.0)",
+        "numeric.where(resting, carry.cooldown_count, 0.0)",
         ("tests/transforms/test_plateau.py -k torchs_rates",),
     ),
     Mutant(
@@ -358,10 +358,10 @@ MUTANTS = [
         ("tests/transforms/test_in_basis.py -k any_rule",),
     ),
     Mutant(
-        "keys that heads share take the factor of the last",
+        "keys that heads share take the factor of the first",
         f"{TRANSFORMS}/qk_clip.py",
         ".amin(1)",
-        "[:, -1]",
+        "[:, 0]",
         ("tests/transforms/test_qk_clip.py -k share",),
     ),
     # ---------------------------------------------------------------- schedules

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import pytest
 import torch
-from helpers import assert_close, assert_same, run
+from helpers import assert_close, assert_same, run, through_file
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -213,12 +212,9 @@ def test_a_resumed_run_has_the_noise_of_one_that_went_on(dtype):
     w = torch.nn.Parameter(torch.zeros(5, dtype=dtype))
     opt = adapters.Optimizer([w], recipe, lr=0.1)
     steps(opt, w, 300)  # more than bfloat16 can count
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    file.seek(0)
     v = torch.nn.Parameter(w.detach().clone())
     other = adapters.Optimizer([v], recipe, lr=0.1)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(through_file(opt.state_dict()))
     assert all(x.dtype in (torch.int64, torch.float64) for x in other.state[v].values())
     steps(opt, w, 3)
     steps(other, v, 3)

@@ -138,20 +138,6 @@ def test_it_feeds_a_chain_in_one_graph_for_all_clips(fresh_dynamo):
         assert_close(together["w"][i], alone["w"], 1e-13)
 
 
-def test_it_is_optaxs():
-    optax = pytest.importorskip("optax")
-    import numpy as np
-
-    params = {name: p.float() for name, p in make_params().items() if p.numel()}
-    grads = each(params)
-    tx = optax.contrib.differentially_private_aggregate(0.7, 0.0, 0)
-    plain = {name: g.numpy() for name, g in grads.items()}
-    expected, _ = tx.update(plain, tx.init(plain))
-    found = aggregated(params, grads, 0.7)
-    for name, g in found.items():
-        torch.testing.assert_close(g.numpy(), np.array(expected[name]), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -12,7 +12,8 @@ from pathlib import Path
 import jax
 import optax
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "transforms"))
 from schedule_cases import EVERY
 from test_plateau import losses
 
