@@ -33,11 +33,7 @@ def test_lookahead_is_the_papers_algorithm():
 
 @pytest.mark.parametrize(
     "around",
-    [
-        fo.flatten,
-        lambda tx: fo.cautious(fo.flatten(tx)),
-        lambda tx: fo.with_schedule(lambda: tx),
-    ],
+    [fo.flatten, lambda tx: fo.cautious(fo.flatten(tx)), lambda tx: fo.with_schedule(lambda: tx)],
 )
 def test_extra_arguments_pass_through(around):
     tx = fo.chain(around(fo.scale_by_polyak()), fo.params_ema(0.9))

@@ -106,10 +106,7 @@ NUMBERS: list[Any] = [
     (lambda: fo.add_noise(-1.0, 0.5, 0), "needs eta of 0 or more, but got -1.0"),
     (lambda: fo.add_noise(1.0, -0.5, 0), "needs gamma of 0 or more, but got -0.5"),
     (lambda: fo.add_noise(1.0, 0.5, 2**63), "seed in"),
-    (
-        lambda: fo.differentially_private_aggregate(0.0, 1.0, 0),
-        "l2_norm_clip above 0, but got 0",
-    ),
+    (lambda: fo.differentially_private_aggregate(0.0, 1.0, 0), "l2_norm_clip above 0, but got 0"),
     (lambda: fo.differentially_private_aggregate(1.0, -1.0, 0), "noise_multiplier of 0 or more"),
     (lambda: fo.metropolis(walk, -1.0), "temperature of 0 or more, but got -1"),
     (lambda: stepped(fo.metropolis(walk), params=None, value=1.0), "needs the parameters"),
@@ -208,10 +205,7 @@ NUMBERS: list[Any] = [
     (lambda: fo.muon_adamw(muon="body.*").init(NAMED), r"'body\.\*' in muon= .* are 'down|'up"),
     (lambda: fo.muon_adamw(muon="up.bias").init(NAMED), "'up.bias' in muon= .* fits no matrix"),
     (lambda: fo.muon_adamw(adamw=("head", "tail")).init(NAMED), "'tail' in adamw= .* no parameter"),
-    (
-        lambda: fo.muon_adamw(muon="up", adamw="*.weight").init(NAMED),
-        "'up.weight' for muon as",
-    ),
+    (lambda: fo.muon_adamw(muon="up", adamw="*.weight").init(NAMED), "'up.weight' for muon as"),
     (lambda: fo.muon_adamw(adamw="*").init(NAMED), "found no matrix of a hidden layer among"),
     (lambda: fo.muon_adamw(views={"head*": {"split": 2}}).init(NAMED), r"'head\*' in views= .* no"),
     (lambda: fo.muon_adamw(views={"up*": {"split": 3}}).init(NAMED), "has 4 outputs"),
@@ -221,10 +215,7 @@ NUMBERS: list[Any] = [
     (lambda: fo.stored(fo.adam(), {"mu": "int8"}), "fits no slot"),
     (lambda: fo.stored(fo.adam(), "int8", block_size=100), "power of two"),
     (lambda: fo.stored(fo.adam(), "int8", min_size=-1), "min_size"),
-    (
-        lambda: fo.stored(fo.params_ema(0.9), {"params_ema": "int8"}),
-        "average or a copy of the",
-    ),
+    (lambda: fo.stored(fo.params_ema(0.9), {"params_ema": "int8"}), "average or a copy of the"),
     (lambda: fo.stored(fo.madgrad(), {"x0": "float8_e5m2"}), "average or a copy of the parameters"),
     (lambda: fo.stored(fo.stored(fo.adam(), "int8"), "int4"), "packed scale_by_adam already"),
     (lambda: fo.stored(fo.adam(), "bfloat16", seed=None), "it would never fall"),
@@ -342,10 +333,7 @@ NUMBERS: list[Any] = [
 
 KINDS: list[Any] = [
     # what is no number
-    (
-        lambda: fo.adamw("fast"),
-        "number, a 0-dim tensor or a schedule as lr, but got 'fast'",
-    ),
+    (lambda: fo.adamw("fast"), "number, a 0-dim tensor or a schedule as lr, but got 'fast'"),
     (lambda: fo.sgd([0.1, 0.2]), "sgd takes a number, .* a schedule as lr, but got a list"),
     (lambda: fo.sgd(fo.scale(0.1)), "or a schedule as lr, but got a Leafwise"),
     (lambda: fo.clip_by_global_norm(None), "takes a number, .* as max_norm"),

@@ -174,8 +174,7 @@ def test_a_checkpoint_in_the_middle_changes_nothing(name, hyper):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name"),
-    [(fo.sgd, "SGD"), (fo.adagrad, "Adagrad"), (fo.sparse_adam, "SparseAdam")],
+    ("recipe", "name"), [(fo.sgd, "SGD"), (fo.adagrad, "Adagrad"), (fo.sparse_adam, "SparseAdam")]
 )
 def test_the_functional_loop_equals_torch(recipe, name):
     start = torch.ones(6, 3, dtype=torch.float64)
