@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from typing import Any
 
@@ -342,6 +343,17 @@ def test_slots_keep_the_dtypes_that_were_asked_for(compile):
     torch.testing.assert_close(w.detach(), p, rtol=1e-5, atol=1e-6)
     exact, _ = run(fo.adamw(0.1), torch.linspace(-1, 1, 8), [torch.sin(torch.ones(8))])
     assert not torch.equal(exact, p)
+
+
+def test_slot_dtypes_is_a_storage_of_optimizer_objects():
+    """Of all leaves, whatever their size, and with sparse gradients."""
+    table = torch.nn.Parameter(torch.ones(8, 2))
+    how = functools.partial(fo.slot_dtypes, sum=torch.float64)
+    opt = adapters.Adagrad([table], stored=how, compile=False)
+    table.grad = torch.eye(8, 2).to_sparse()
+    opt.step()
+    assert opt.state[table]["sum"].dtype is torch.float64
+    assert torch.equal(opt.state[table]["sum"].float(), torch.eye(8, 2))
 
 
 @pytest.mark.parametrize("shape", [(17, 16), (256, 256), (4, 4)])

@@ -11,8 +11,6 @@ import made
 import pytest
 import torch
 from helpers import assert_same, clone, make_grads, run
-from processes import join
-from torch.optim import lr_scheduler as torchs
 
 import functional_optim as fo
 from functional_optim import adapters, replicas, schedules, search
@@ -120,36 +118,6 @@ def test_a_state_goes_on_with_a_copy_of_its_recipe(case, way):
 def test_sharded_over_is_pickled_with_the_default_group_only():
     tx = pickled(fo.sharded_over(made.TX))
     assert all(link.reduce_groups == (None,) for link in tx.placements)
-
-
-SCHEDULERS = {
-    "step": lambda o: torchs.StepLR(o, 3, 0.5),
-    "steps": lambda o: torchs.MultiStepLR(o, [2, 5], 0.5),
-    "constant": lambda o: torchs.ConstantLR(o, 0.5, 3),
-    "linear": lambda o: torchs.LinearLR(o, 0.5, 1.0, 3),
-    "exponential": lambda o: torchs.ExponentialLR(o, 0.9),
-    "polynomial": lambda o: torchs.PolynomialLR(o, 5, 2.0),
-    "cosine": lambda o: torchs.CosineAnnealingLR(o, 5),
-    "restarts": lambda o: torchs.CosineAnnealingWarmRestarts(o, 2, 2),
-    "cyclic": lambda o: torchs.CyclicLR(o, 0.1, 0.5, 2, cycle_momentum=False),
-    "cycle": lambda o: torchs.OneCycleLR(o, 0.5, 10),
-    "lambda": lambda o: torchs.LambdaLR(o, made.slowing),
-    "chained": lambda o: torchs.ChainedScheduler(
-        [torchs.StepLR(o, 3, 0.5), torchs.ExponentialLR(o, 0.9)]
-    ),
-    "sequence": lambda o: torchs.SequentialLR(
-        o, [torchs.ConstantLR(o, 0.5, 3), torchs.ExponentialLR(o, 0.9)], [4]
-    ),
-}
-
-
-@ways
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_schedule_made_from_torchs_is_saved_without_the_optimizer(name, way):
-    opt = torch.optim.SGD([torch.zeros(100_000)], lr=0.5, momentum=0.9)
-    schedule = schedules.from_torch(SCHEDULERS[name](opt))
-    assert_same(followed(way(schedule), ""), followed(schedule, ""))
-    assert len(pickle.dumps(schedule)) < 5_000
 
 
 def test_a_tensor_is_copied_with_what_is_made_of_it():
@@ -271,25 +239,6 @@ def test_steps_of_all_kinds_are_copied_without_what_they_have_seen():
             assert type(twin) is type(step)
             assert (twin.donate, twin.options.strict) == (False, True)
             assert_same(twin(g, state, params, **extra), wanted)
-
-
-def in_another_process(folder):
-    step, g, state, params = torch.load(folder / "given.pt", weights_only=False)
-    torch.save(step(g, state, params), folder / "result.pt")
-
-
-def test_a_step_goes_to_a_spawned_process(tmp_path):
-    params, tx = tree(), fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(made.DOWN))
-    step, (g,) = fo.compile(tx, donate=False), make_grads(params, steps=1)
-    given = (step, g, tx.init(params), params)
-    wanted = step(*given[1:])
-    torch.save(given, tmp_path / "given.pt")
-    process = torch.multiprocessing.get_context("spawn").Process(
-        target=in_another_process, args=(tmp_path,)
-    )
-    process.start()
-    assert join([process]) == [0]
-    assert_same(torch.load(tmp_path / "result.pt", weights_only=False), wanted)
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, pickled, saved])

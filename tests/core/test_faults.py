@@ -248,11 +248,3 @@ def test_a_bad_micro_batch_does_not_poison_the_next_batches(bad, compiled):
 
 
 # ---------------------------------------------------------------- words (292, 417)
-
-
-def test_weight_decay_means_one_thing_for_each_name():
-    """In `adam` L2, which the adaptive link sees; in `adamw` a share lr · λ of the weight."""
-    params, zero = tree(2.0, -4.0), tree(0.0, 0.0)
-    assert_close(run(fo.adamw(0.5, weight_decay=0.1), params, [zero])[0], tree(1.9, -3.8), 1e-6)
-    assert_close(run(fo.adam(0.5, weight_decay=0.1), params, [zero])[0], tree(1.5, -3.5), 1e-5)
-    assert_close(run(fo.sgd(0.5, weight_decay=0.1), params, [zero])[0], tree(1.9, -3.8), 1e-6)
