@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 
@@ -13,7 +14,7 @@ import torch
 from helpers import assert_same, clone, make_grads, run
 
 import functional_optim as fo
-from functional_optim import adapters, replicas, schedules, search
+from functional_optim import replicas, schedules, search
 from functional_optim.core.factory import Made
 
 
@@ -180,6 +181,10 @@ def test_a_decorated_recipe_is_pickled_by_its_name():
     text = pickle.dumps(tx)
     assert b"local_lion" not in text
     assert_same(transformed(pickle.loads(text), ""), transformed(tx, ""))
+    assert pickled(fo.adamw) is fo.adamw
+    assert list(inspect.signature(fo.sgd).parameters)[:2] == ["lr", "momentum"]
+    text = "linear(0.1, 0.0, transition_steps=4)"
+    assert repr(schedules.linear(0.1, 0.0, transition_steps=4)) == text
 
 
 def test_the_outermost_factory_is_recorded_and_none_that_returns_what_it_was_given():
@@ -190,8 +195,7 @@ def test_the_outermost_factory_is_recorded_and_none_that_returns_what_it_was_giv
     pair = fo.GradientTransformation(made.init, made.signum)
     assert fo.chain(pair) is pair
     assert pickled(pair) == pair
-    schedule = fo.factory(lambda f: f)(made.slowing)
-    assert schedule is made.slowing
+    assert fo.factory(lambda f: f)(made.slowing) is made.slowing
 
 
 def test_a_record_keeps_its_arguments_as_they_were():
@@ -255,22 +259,6 @@ def test_a_module_that_holds_a_transformation_and_a_step(way):
     assert_same(*results)
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("recipe", [fo.adamw, lion])
-def test_an_optimizer_object_with_a_schedule(recipe, way):
-    w = torch.nn.Parameter(torch.ones(3))
-    opt = adapters.Optimizer([w], recipe, lr=schedules.linear(0.1, 0.0, 4))
-    w.grad = torch.ones(3)
-    opt.step()
-    twin = way(opt)
-    (p,) = twin.param_groups[0]["params"]
-    p.grad = torch.ones(3)
-    for one in (opt, twin):
-        one.step()
-    assert_same(p.detach(), w.detach())
-    assert opt.state_dict()["param_groups"][0]["lr"] is None
-
-
 def test_a_replicas_transformation_is_synchronized_after_a_round_trip():
     tx = pickled(fo.diloco(fo.sgd(0.5), fo.sgd(0.5, momentum=0.9), every=2))
     replica = replicas.Replica(replicas.Local(), tx)
@@ -278,13 +266,3 @@ def test_a_replicas_transformation_is_synchronized_after_a_round_trip():
     for _ in range(4):
         now, _ = replica.step(-torch.ones(1), replica.start(now))
     assert_same(now.params, torch.tensor([1.45]))
-
-
-def test_signatures_and_names_are_those_of_the_functions():
-    import inspect
-
-    assert list(inspect.signature(fo.sgd).parameters)[:2] == ["lr", "momentum"]
-    assert pickled(fo.adamw) is fo.adamw
-    assert repr(schedules.linear(0.1, 0.0, transition_steps=4)) == (
-        "linear(0.1, 0.0, transition_steps=4)"
-    )

@@ -10,7 +10,7 @@ import optree
 import pytest
 import torch
 from helpers import assert_close, assert_same
-from three_ways import purely, random_tree
+from three_ways import check_compiled, purely, random_tree
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -123,15 +123,6 @@ def test_each_step_renews_the_tensors_of_one_turn(way, batched):
     assert in_order(found) == in_order(counted(TURNS, 5))
 
 
-def test_one_turn_is_no_spreading():
-    found, expected = [], []
-    for tx, kept in ((renewing(turns=1), found), (renewing(turns=1, batched=False), expected)):
-        params, state = purely(tx, 3, torch.float64, SHAPES)
-        kept += [params, state.slots["renewed"]]
-    assert_close(found, expected, 1e-12)
-    assert set(map(int, found[1].values())) == {3}
-
-
 WITHOUT: dict[str, tuple[Any, dict[str, int], set[str]]] = {
     "a gradient": (renewing, TURNS, {"e", "b"}),
     "the rule": (
@@ -213,6 +204,15 @@ def test_turns_behind_a_gate_count_open_steps(compile):
     assert found[2] == found[1]
     expected, _ = purely(fo.accumulate(renewing(), 2), 8, torch.float64, SHAPES)
     assert_close([p.detach() for _, p in named], list(expected.values()), 1e-12)
+
+
+@pytest.mark.parametrize("more", [{"turns": 1}, {"products": False, "batched": False}])
+def test_one_turn_and_a_rule_without_products(more):
+    tx = renewing(**more)
+    expected = purely(tx, 4, torch.float64, SHAPES)
+    check_compiled(tx, 4, torch.float64, SHAPES, expected, 1e-12)
+    if more.get("turns") == 1:
+        assert set(map(int, expected[1].slots["renewed"].values())) == {4}
 
 
 def test_members_of_an_ensemble_that_are_at_different_steps_have_their_own_turns():
@@ -332,13 +332,3 @@ def test_copies_and_checkpoints_go_on_with_the_same_turns():
     ]
     assert_same(ends[1], ends[0])
     assert_same(ends[2], ends[0])
-
-
-def test_a_rule_without_products_takes_turns_too():
-    tx = renewing(products=False, batched=False)
-    params, grads = random_tree(0, torch.float64, SHAPES), trees(4)
-    state, step = tx.init(params), fo.compile(tx, strict=True)
-    for g in grads:
-        params, state = step(g, state, params)
-    expected, _ = purely(tx, 4, torch.float64, SHAPES)
-    assert_close(params, expected, 1e-12)

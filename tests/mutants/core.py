@@ -193,7 +193,7 @@ MUTANTS = [
         f"{CORE}/memory.py",
         "end = max(end, stop)",
         "end = stop",
-        ("tests/core/test_memory.py -k shared",),
+        ("tests/core/test_memory.py -k shared_memory",),
     ),
     Mutant(
         "elements that touch are taken for one",
