@@ -20,7 +20,10 @@ from functional_optim.adapters import Optimizer
 from functional_optim.core.leafwise import Leafwise
 
 ALL = (*LEAFWISE, *WHOLE, *WRAPPED)
-KERNELS = (combined.with_norms, combined.deep, combined.guarded, combined.conditional)
+KERNELS = (
+    *(combined.with_norms, combined.deep, combined.guarded, combined.conditional),
+    combined.looking_ahead,
+)
 SMOOTH = tuple(r for r in LEAFWISE if r not in (combined.deep, combined.growing))
 """Without Muon's bfloat16, and without dividing by the roots of sums that are still zero."""
 

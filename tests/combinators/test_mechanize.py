@@ -59,22 +59,6 @@ def test_it_is_the_authors_step(hyper):
     assert sum(s) > 10 * hyper.get("s_init", 1e-8)
 
 
-def test_it_finds_a_rate_for_adamw():
-    """From a scale far too small; the loss of AdamW with a good rate is about 1e-3."""
-    torch.manual_seed(0)
-    x, w = torch.randn(64, 8), torch.randn(8)
-
-    def loss(p):
-        return (x @ p - x @ w).square().mean()
-
-    tx, p = fo.mechanize(fo.adamw(1.0, weight_decay=0.0)), torch.zeros(8)
-    state = tx.init(p)
-    for _ in range(400):
-        u, state = tx.update(torch.func.grad(loss)(p), state, p)
-        p = fo.apply_updates(p, u)
-    assert loss(p) < 0.05 * loss(torch.zeros(8))
-
-
 def test_groups_are_measured_together_and_a_kernel_does_it():
     params = make_params()
     grads = make_grads(params, 6)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_close, assert_same, run, through_file
+from helpers import assert_close, assert_same, run, step_object, through_file
 from three_ways import WAYS, step_in
 from torch import Tensor
 
@@ -104,32 +104,44 @@ def test_rounding_by_chance_is_right_in_the_mean(name):
     assert_same(again, found[6])
 
 
-def a_run(tx: Any, way: str, steps: int = 6) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def tensors(seed: int) -> dict[str, Tensor]:
+    """Of many layouts. No size is a multiple of the block, and one is smaller."""
+    random = torch.Generator().manual_seed(seed)
+
+    def new(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    return {
+        "plain": new(41, 50),
+        "less than a block": new(5, 7),
+        "transposed": new(50, 41).t(),
+        "channels last": new(6, 5, 3, 3).to(memory_format=torch.channels_last),
+        "every second": new(30, 22)[:, ::2],
+        "expanded after": new(3, 4, 5).permute(2, 0, 1),
+        "not packed": new(40),
+    }
+
+
+def a_run(tx: Any, way: str, steps: int = 5) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Parameters and slots after some steps."""
-    random = torch.Generator().manual_seed(2)
-    params = {k: torch.randn(*shape, generator=random) for k, shape in SIZES.items()}
-    state, step = tx.init(params), fo.compile(tx, strict=True)
-    live = {k: torch.nn.Parameter(p.clone()) for k, p in params.items()}
-    opt = adapters.Optimizer(
-        live.items(), lambda: tx, compile="strict" if way == "object" else False
-    )
-    for i in range(steps):
-        grads = {k: torch.randn(*shape, generator=random) for k, shape in SIZES.items()}
-        if way == "update":
-            updates, state = tx.update(grads, state, params)
-            params = fo.apply_updates(params, updates)
-        elif way == "compile":
-            params, state = step(grads, state, params)
-        else:
-            for k, p in live.items():
-                p.grad = grads[k]
-            opt.step()
+    params, grads = tensors(0), [tensors(k + 1) for k in range(steps)]
+    if way == "update":
+        params, state = run(tx, params, grads)
+        return params, state.slots
+    if way == "compile":
+        state, step = tx.init(params), fo.compile(tx, strict=True)
+        for g in grads:
+            params, state = step(g, state, params)
+        return params, state.slots
+    live = {k: torch.nn.Parameter(p) for k, p in params.items()}
+    compile: Any = "strict" if way == "object" else False
+    opt = adapters.Optimizer(live.items(), lambda: tx, compile=compile)
+    for i, g in enumerate(grads):
+        step_object(opt, [g])
         if (way, i) == ("resumed", steps // 2):
             saved = through_file(opt.state_dict())
             opt = adapters.Optimizer(live.items(), lambda: tx, compile=False)
             opt.load_state_dict(saved)
-    if way in ("update", "compile"):
-        return params, state.slots
     found: dict[str, Any] = {}
     for k, p in live.items():
         for key, x in opt.state[p].items():
@@ -137,22 +149,28 @@ def a_run(tx: Any, way: str, steps: int = 6) -> tuple[dict[str, Tensor], dict[st
     return {k: p.detach() for k, p in live.items()}, found
 
 
+def all_but_one(path: str, p: Tensor) -> bool:
+    return path != "not packed"
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_ways_give_the_same_and_a_resumed_run_is_bitwise_the_same(kind):
-    tx = fo.stored(fo.adamw(1e-2), kind, block_size=64, min_size=1000)
-    ways = ("update", "compile", "object", "eager", "resumed")
+def test_all_ways_give_the_same_for_every_layout_and_a_resumed_run_is_bitwise_the_same(kind):
+    """Rounding by chance goes by the place in the tensor, not in memory."""
+    tx = fo.stored(fo.adamw(1e-2), kind, block_size=64, min_size=0, where=all_but_one)
+    ways = ("update", "eager", "resumed", "compile", "object")
     (params, slots), *others = [a_run(tx, way) for way in ways]
-    assert_same(others[-1], others[-2])
+    for mine, _ in others[:2]:
+        assert_same(mine, params)
     for mine, own in others:
-        assert_close(mine, params, 1e-5)
+        assert_close(mine, params, 1e-4)
         for key, x in slots.items():
             for name, y in x.items():
                 if y is not None:  # but for a code now and then
                     near = torch.isclose(own[key][name].float(), y.float(), 1e-4, 1e-5)
-                    assert near.float().mean() > 0.99, (key, name)
+                    assert near.float().mean() > 0.95, (key, name)
     exact, _ = a_run(fo.adamw(1e-2), "update")
-    assert_same(params["b"], exact["b"])
-    assert 0 < (params["w"] - exact["w"]).norm() / exact["w"].norm() < 0.02
+    assert_same(params["not packed"], exact["not packed"])
+    assert 0 < (params["plain"] - exact["plain"]).norm() / exact["plain"].norm() < 0.02
 
 
 def test_a_leaf_in_bfloat16_that_is_not_packed_is_not_rounded_by_chance():
@@ -375,3 +393,73 @@ def test_packed_slots_beside_norms_are_stepped_by_kernels(name):
     w = torch.nn.Parameter(torch.ones(64, 64))
     w.grad = torch.randn(64, 64)
     getattr(adapters, name)([("w", w)], stored="int8", compile="strict").step()
+
+
+# ---------------------------------------------------------------- ends of blocks, tied weights
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_end_of_a_block_is_no_part_of_the_slot(kind):
+    """A full tensor's first entries, and these alone, up to the scale of the last block."""
+    tx = fo.stored(fo.adamw(1e-2), kind, block_size=64, min_size=0, where="*")
+    g = torch.linspace(0.5, 1, 128)
+    ends = []
+    for size in (128, 128 - 27):
+        p = {"w": torch.zeros(size, 1)}
+        updates, _ = tx.update({"w": g[:size, None]}, tx.init(p), p)
+        ends.append(updates["w"][:64])
+    assert_same(ends[0], ends[1])
+    state = tx.init({"w": torch.zeros(101, 1)})
+    whole = fo.decoded(tx, state, {"w": torch.zeros(101, 1)})
+    assert whole.slots["exp_avg"]["w"].shape == (101, 1)
+
+
+class Tied(torch.nn.Module):
+    """Two layers with one weight between an embedding and a head with another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(70, 64)
+        self.first = torch.nn.Linear(64, 64, bias=False)
+        self.second = torch.nn.Linear(64, 64, bias=False)
+        self.head = torch.nn.Linear(64, 70, bias=False)
+        self.second.weight = self.first.weight
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(torch.tanh(self.first(self.embed(x)))))
+
+
+def loss_of(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(x), x.roll(1))
+
+
+def test_tied_weights_are_packed_once_and_embeddings_are_not():
+    tx = fo.stored(fo.adamw(1e-2), "int8", min_size=1000)
+    batches = [torch.arange(i, 40 + i) for i in range(4)]
+    model, other, third = Tied(), Tied(), Tied()
+    ends = []
+    for own, compile in ((model, False), (other, True)):
+        opt = adapters.Optimizer(own.named_parameters(), lambda: tx, compile=compile)
+        for x in batches:
+            opt.zero_grad()
+            loss_of(own, x).backward()
+            opt.step()
+        ends.append({k: p.detach() for k, p in own.named_parameters()})
+        packed = {k for k, p in own.named_parameters() if "exp_avg.int8" in opt.state[p]}
+        assert packed == {"first.weight"}
+        assert set(ends[-1]) == {"first.weight", "embed.weight"}
+        assert own.second.weight is own.first.weight
+    params = {k: p.detach().clone() for k, p in third.named_parameters()}
+    state = tx.init(params)
+    assert [k for k, x in state.slots["exp_avg.int8"].items() if x is not None] == ["first.weight"]
+
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return loss_of(lambda x: torch.func.functional_call(third, params, x), x)
+
+    for x in batches:
+        updates, state = tx.update(torch.func.grad(loss)(params, x), state, params)
+        params = fo.apply_updates(params, updates)
+    assert_close(params, ends[0], 1e-5)
+    assert_close(ends[1], ends[0], 1e-4)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import combined
 import pytest
 import torch
 from combined import decayed
 from helpers import assert_close, clone, make_grads, make_params, run
 
 import functional_optim as fo
-from functional_optim import kernels
 from functional_optim.adapters import Optimizer
 
 DECAYING = fo.schedules.linear(1.0, 0.0, 8)
@@ -103,17 +101,3 @@ def test_pairs_are_scheduled_too():
     plain = fo.adam(0.1, betas=(0.5, 0.99))
     grads = [torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0])]
     assert_close(run(tx, torch.zeros(2), grads)[0], run(plain, torch.zeros(2), grads)[0], 1e-12)
-
-
-def test_lookahead_is_one_kernel():
-    params = {"a": torch.randn(20), "b": torch.randn(4, 5)}
-    tx = combined.looking_ahead(0.1)
-    grads = make_grads(params, 7)
-    wanted, _ = run(tx, params, grads)
-    step, state, before = fo.compile(tx), tx.init(params), kernels.count()
-    for g in grads:
-        params, state = step(g, state, params)
-    assert kernels.count() <= before + 1
-    (entry,) = step.plan.entries
-    assert [len(bank.kernels) for bank in entry.tensors.executors] == [1]
-    torch.testing.assert_close(params, wanted, rtol=1e-5, atol=1e-6)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from helpers import assert_close, assert_same, run
@@ -145,29 +143,6 @@ def test_an_embedding_trains_as_in_torch(name, hyper, module):
     (_, (q,)), (_, (p,)) = made
     assert_close(p.detach(), q.detach(), 1e-10)
     assert_same(p.detach()[TOUCHED:], start[TOUCHED:])
-
-
-@every_setting
-def test_a_checkpoint_in_the_middle_changes_nothing(name, hyper):
-    grads = gradients((6, 3), 1)
-
-    def make(start):
-        p = torch.nn.Parameter(start.clone())
-        return getattr(adapters, name)([p], compile=False, **hyper), p
-
-    def go_on(opt, p, some):
-        for g in some:
-            p.grad = g.clone()
-            opt.step()
-
-    opt, p = make(torch.ones(6, 3, dtype=torch.float64))
-    go_on(opt, p, grads[:7])
-    twin, q = make(p.detach())
-    twin.load_state_dict(copy.deepcopy(opt.state_dict()))
-    go_on(opt, p, grads[7:])
-    go_on(twin, q, grads[7:])
-    assert_same(q.detach(), p.detach())
-    assert_same(twin.state.get(q), opt.state.get(p))
 
 
 # ---------------------------------------------------------------- recipes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_close, assert_same, clone, through_file
+from helpers import assert_close, assert_same, through_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -115,15 +115,6 @@ def test_only_ratios_count_for_a_relative_tolerance(values, power):
     assert scales([v * 2.0**power for v in values], **options) == scales(values, **options)
 
 
-def test_means_of_several_values_are_compared():
-    values = losses(60, noise=1.0)
-    means = torch.tensor(values).reshape(-1, 3).mean(1).tolist()
-    found = scales(values, accumulation_size=3, patience=2, cooldown=1, rtol=1e-3)
-    assert found[2::3] == scales(means, patience=2, cooldown=1, rtol=1e-3)
-    assert found[1::3][1:] == found[0::3][1:]
-    assert found[-1] < 0.3
-
-
 @pytest.mark.parametrize("strange", [NAN, INF])
 def test_a_strange_value_is_no_improvement_and_leaves_nothing_behind(strange):
     assert scales([strange, strange, 1.0, 0.5, 0.25], patience=2) == [1.0, 0.5, 0.5, 0.5, 0.5]
@@ -181,20 +172,6 @@ def test_many_runs_at_once_are_the_runs_one_by_one():
     assert len({tuple(run) for run in alone}) == 4
 
 
-def test_the_gradient_with_respect_to_the_factor():
-    """Three reductions: factor³."""
-
-    def last(factor):
-        tx = fo.reduce_on_plateau(factor, patience=1)
-        state, u = tx.init(G), G
-        for _ in range(4):
-            u, state = tx.update(G, state, G, value=1.0)
-        return u
-
-    slope = torch.func.grad(last)(torch.tensor(0.5, dtype=torch.float64))
-    assert slope.item() == pytest.approx(3 * 0.25)
-
-
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_one_graph_serves_all_values_and_scales():
     counter = CompileCounterWithBackend("aot_eager")
@@ -213,18 +190,6 @@ def test_one_graph_serves_all_values_and_scales():
     assert len(frames) == 1
     assert_close(found, steps(recipe(), values, params, recipe().init(params)), 1e-6)
     assert fo.get(found[1], "scale") < 1
-
-
-@pytest.mark.parametrize("make", [float, torch.tensor], ids=["number", "tensor"])
-def test_compiled_in_place(make):
-    tx, params = recipe(), parameters()
-    values = [make(-x) for x in losses(9)]
-    wanted = steps(tx, values, clone(params), tx.init(params))
-    step, mine, state = fo.compile(tx), clone(params), tx.init(params)
-    for value in values:
-        mine, state = step(clone(mine), state, mine, value=value)
-    assert_close((mine, state), wanted, 1e-6)
-    assert fo.get(state, "scale") < 1
 
 
 def test_behind_a_gate_only_open_steps_have_a_value():
