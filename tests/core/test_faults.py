@@ -20,38 +20,38 @@ def tree(*values: float, dtype: torch.dtype = torch.float32) -> dict[str, Tensor
     return {name: torch.tensor([x], dtype=dtype) for name, x in zip("ab", values, strict=True)}
 
 
+def stepping(tx, compiled):
+    """A function of gradients, state and parameters: new parameters and state."""
+    if compiled:
+        return fo.compile(tx)
+    return lambda grads, state, params: run(tx, params, [grads], state)
+
+
+either = pytest.mark.parametrize("compiled", [False, True])
+
 # ---------------------------------------------------------------- hyperparameters (206, 964, 577)
 
 
 @pytest.mark.parametrize("lr", [0.25, torch.tensor(0.25), lambda count: 0.5 / (1 + count)])
-@pytest.mark.parametrize("way", ["pure", "compiled"])
-def test_the_learning_rate_can_be_read_from_the_state(lr, way):
+@either
+def test_the_learning_rate_can_be_read_from_the_state(lr, compiled):
     tx = fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr))
-    params, state = tree(1.0, 2.0), tx.init(tree(1.0, 2.0))
+    step, params, state = stepping(tx, compiled), tree(1.0, 2.0), tx.init(tree(1.0, 2.0))
     assert fo.get(state, "lr") == (0.5 if callable(lr) else 0.25)
-    step = fo.compile(tx) if way == "compiled" else None
     for _ in range(2):
-        grads = tree(0.1, 0.2)
-        if step is None:
-            params, state = run(tx, params, [grads], state)
-        else:
-            params, state = step(grads, state, params)
+        params, state = step(tree(0.1, 0.2), state, params)
     assert fo.get(state, "lr") == 0.25
     assert fo.get(state, "max_norm") == 1.0
     assert [x.dtype for x in fo.get(state, "betas")] == [torch.float64] * 2
 
 
-def test_another_learning_rate_is_read_after_the_step_that_took_it():
-    params = tree(1.0, 2.0)
-    for compiled in (False, True):
-        state = fo.adam(0.1).init(params)
-        for lr in (0.2, torch.tensor(0.3, dtype=torch.float64)):
-            tx = fo.adam(lr)
-            if compiled:
-                _, state = fo.compile(tx)(clone(params), state, clone(params))
-            else:
-                _, state = tx.update(params, state, params)
-            assert fo.get(state, "lr") == float(lr)
+@either
+def test_another_learning_rate_is_read_after_the_step_that_took_it(compiled):
+    state = fo.adam(0.1).init(tree(1.0, 2.0))
+    for lr in (0.2, torch.tensor(0.3, dtype=torch.float64)):
+        step = stepping(fo.adam(lr), compiled)
+        _, state = step(tree(1.0, 2.0), state, tree(1.0, 2.0))
+        assert fo.get(state, "lr") == float(lr)
 
 
 def test_each_part_of_a_partition_has_its_own():
@@ -105,21 +105,18 @@ def kinds(state):
     return [x.dtype for x in optree.tree_leaves(state)]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@either
 def test_a_state_keeps_its_dtypes(compiled):
     """Gradients are float32; parameters and slots bfloat16, but for slots that say otherwise."""
     tx = fo.chain(fo.accumulate(fo.chain(fo.adam(0.1), wide()), 2), fo.params_ema(0.9))
     params = tree(1.0, 2.0, dtype=torch.bfloat16)
-    state = tx.init(params)
+    step, state = stepping(tx, compiled), tx.init(params)
     first = kinds(state)
     assert fo.get(state, "exp_avg")["a"].dtype == torch.bfloat16
     assert fo.get(state, "total")["a"].dtype == torch.float32
     assert fo.get(state, "acc_grads")["a"].dtype == torch.float32
     for _ in range(4):
-        if compiled:
-            params, state = fo.compile(tx)(tree(0.1, 0.2), state, params)
-        else:
-            params, state = run(tx, params, [tree(0.1, 0.2)], state)
+        params, state = step(tree(0.1, 0.2), state, params)
         assert kinds(state) == first
         assert params["a"].dtype == torch.bfloat16
 
@@ -229,17 +226,14 @@ def test_the_rule_behind_a_shut_gate_is_not_called_at_all():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("compiled", [False, True])
+@either
 def test_a_bad_micro_batch_does_not_poison_the_next_batches(bad, compiled):
     tx = fo.accumulate(fo.sgd(1.0), 2, skip_nonfinite=True)
     params = tree(0.0, 0.0)
     batches = [tree(2.0, 1.0), tree(bad, 1.0), tree(3.0, 1.0), tree(5.0, 1.0), tree(1.0, 1.0)]
-    state, step = tx.init(params), fo.compile(tx)
+    state, step = tx.init(params), stepping(tx, compiled)
     for g in batches:
-        if compiled:
-            params, state = step(g, state, params)
-        else:
-            params, state = run(tx, params, [g], state)
+        params, state = step(g, state, params)
     assert_same(params, tree(-5.5, -2.0))
     # without skipping, the batch that has it is lost, and no other one
     lost = fo.accumulate(fo.apply_if_finite(fo.sgd(1.0), 5), 2)

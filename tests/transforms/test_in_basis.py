@@ -109,27 +109,6 @@ def test_compiled_steps_do_what_the_rule_does(name, dtype, tolerance):
     check_compiled(recipes()[name], 6, dtype, SHAPES, expected, tolerance)
 
 
-def test_a_split_and_a_kernel_are_matrices_of_their_own():
-    shapes = {"qkv": (9, 3), "conv": (2, 3, 1, 1)}
-    grads = grads_of(shapes, 8)
-    params = random_tree(0, torch.float64, shapes)
-
-    def of(key, **view):
-        tx = fo.as_matrix(fo.soap(**HYPER, precondition_frequency=2), **view)
-        return run(tx, params[key], [g[key] for g in grads])[0]
-
-    split, conv = of("qkv", split=3), of("conv")
-    for i in range(3):
-        part = slice(3 * i, 3 * i + 3)
-        plain = fo.soap(**HYPER, precondition_frequency=2)
-        alone, _ = run(plain, params["qkv"][part], [g["qkv"][part] for g in grads])
-        assert_close(split[part], alone, 1e-9)
-    flat = fo.soap(**HYPER, precondition_frequency=2)
-    as_one = [g["conv"].reshape(2, 3) for g in grads]
-    alone, _ = run(flat, params["conv"].reshape(2, 3), as_one)
-    assert_close(conv.reshape(2, 3), alone, 1e-9)
-
-
 def test_a_bad_gradient_leaves_the_basis_as_it_is_and_is_told_once(monkeypatch):
     monkeypatch.setattr(linalg, "_told", set())
     shapes = {"w": (3, 3), "v": (3, 3)}
