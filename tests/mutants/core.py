@@ -52,7 +52,7 @@ MUTANTS = [
         f"{COMBINATORS}/commit.py",
         "else -0.0)",
         "else 0.0)",
-        ("tests/combinators/test_commits.py -k sgd-momentum-bool",),
+        ("tests/combinators/test_commits.py -k sgd-bool",),
     ),
     Mutant(
         "a rollback of several steps says that all but one are kept",
