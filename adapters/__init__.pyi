@@ -1,5 +1,6 @@
 """What editors and type checkers read of __init__.py: `make lists` writes it."""
 
+from functional_optim.adapters import drop_ins as drop_ins
 from functional_optim.adapters.averaging import AveragingOptimizer as AveragingOptimizer
 from functional_optim.adapters.drop_ins import ASGD as ASGD
 from functional_optim.adapters.drop_ins import SGD as SGD
@@ -21,8 +22,6 @@ from functional_optim.adapters.fault_tolerant.optimizer import (
 from functional_optim.adapters.gradient_free.optimizer import GradientFree as GradientFree
 from functional_optim.adapters.lbfgs import LBFGS as LBFGS
 from functional_optim.adapters.muon_adamw import MuonAdamW as MuonAdamW
-from functional_optim.adapters.one_rate import DAdaptAdam as DAdaptAdam
-from functional_optim.adapters.one_rate import Prodigy as Prodigy
 from functional_optim.adapters.optimizer import Optimizer as Optimizer
 from functional_optim.adapters.ready_made import ADOPT as ADOPT
 from functional_optim.adapters.ready_made import APOLLO as APOLLO
@@ -40,6 +39,7 @@ from functional_optim.adapters.ready_made import AdamMini as AdamMini
 from functional_optim.adapters.ready_made import AdaMuon as AdaMuon
 from functional_optim.adapters.ready_made import Adan as Adan
 from functional_optim.adapters.ready_made import AdEMAMix as AdEMAMix
+from functional_optim.adapters.ready_made import DAdaptAdam as DAdaptAdam
 from functional_optim.adapters.ready_made import Dion2 as Dion2
 from functional_optim.adapters.ready_made import DoG as DoG
 from functional_optim.adapters.ready_made import DoWG as DoWG
@@ -53,18 +53,19 @@ from functional_optim.adapters.ready_made import MomoAdam as MomoAdam
 from functional_optim.adapters.ready_made import NoisySGD as NoisySGD
 from functional_optim.adapters.ready_made import NorMuon as NorMuon
 from functional_optim.adapters.ready_made import NovoGrad as NovoGrad
+from functional_optim.adapters.ready_made import Prodigy as Prodigy
 from functional_optim.adapters.ready_made import PSGDKron as PSGDKron
+from functional_optim.adapters.ready_made import ScheduleFreeAdamW as ScheduleFreeAdamW
+from functional_optim.adapters.ready_made import ScheduleFreeSGD as ScheduleFreeSGD
 from functional_optim.adapters.ready_made import Scion as Scion
 from functional_optim.adapters.ready_made import Shampoo as Shampoo
 from functional_optim.adapters.ready_made import SignSGD as SignSGD
 from functional_optim.adapters.ready_made import Signum as Signum
 from functional_optim.adapters.ready_made import StableAdamW as StableAdamW
 from functional_optim.adapters.ready_made import Yogi as Yogi
-from functional_optim.adapters.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
-from functional_optim.adapters.schedule_free import ScheduleFreeSGD as ScheduleFreeSGD
 from functional_optim.adapters.sharpness import ASAM as ASAM
 from functional_optim.adapters.sharpness import SAM as SAM
 from functional_optim.adapters.sophia import SophiaG as SophiaG
-from functional_optim.adapters.state.decoding import decode_slots as decode_slots
+from functional_optim.adapters.state.loading import decode_slots as decode_slots
 from functional_optim.adapters.stub import OptimizerStub as OptimizerStub
 from functional_optim.adapters.stub import zero_loss as zero_loss

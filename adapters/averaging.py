@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from functional_optim.adapters.optimizer import Optimizer, with_hooks
+from functional_optim.adapters.base import with_hooks
+from functional_optim.adapters.optimizer import Optimizer
+from functional_optim.adapters.ready_made import ReadyMade
 from functional_optim.combinators.averaging import from_average, to_average
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
@@ -75,22 +77,18 @@ class AveragingOptimizer(Optimizer):
     def _switch(self, training: bool, other: Callable[[Tensor, Tensor, float], Tensor]) -> None:
         """Bring all groups into a mode, without letting Ctrl-C between. other: one point from z."""
         late = [group for group in self.param_groups if group.get(TRAINING, True) != training]
-        if late:
-            held(partial(base.unrecorded, self._replace, late, training, other))
 
-    def _replace(
-        self,
-        groups: list[dict[str, Any]],
-        training: bool,
-        other: Callable[[Tensor, Tensor, float], Tensor],
-    ) -> None:
-        for group in groups:
-            for p in group["params"]:
-                mine = self.state.get(p) or {}
-                z = mine.get("z", mine.get("z.bfloat16"))
-                if isinstance(z, Tensor):
-                    p.copy_(other(p, z, float(mine["average_share"])))
-            group[TRAINING] = training
+        def replace() -> None:
+            for group in late:
+                for p in group["params"]:
+                    mine = self.state.get(p) or {}
+                    z = mine.get("z", mine.get("z.bfloat16"))
+                    if isinstance(z, Tensor):
+                        p.copy_(other(p, z, float(mine["average_share"])))
+                group[TRAINING] = training
+
+        if late:
+            held(partial(base.unrecorded, replace))
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient; see :meth:`Optimizer.step`.
@@ -142,3 +140,14 @@ class AveragingOptimizer(Optimizer):
         for group in state["param_groups"]:
             group.setdefault(TRAINING, True)
         super().__setstate__(state)
+
+
+class ScheduleFree(AveragingOptimizer, ReadyMade):
+    """A `ReadyMade` with two modes."""
+
+    how = ("compile", "stored")
+    texts: ClassVar[dict[str, str]] = {
+        "modes": " with two modes, as :class:`AveragingOptimizer`",
+        "raises": "\n    RuntimeError: from a step in evaluation mode.",
+        "switch": "    >>> opt.eval()\n",
+    }

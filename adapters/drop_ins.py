@@ -6,14 +6,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
 from functional_optim import algorithms
-from functional_optim.adapters.optimizer import OptimizerBase
-from functional_optim.adapters.state.recipes import check_arguments
-from functional_optim.adapters.state.storage import KEY, Stored
+from functional_optim.adapters.base import OptimizerBase
+from functional_optim.adapters.state.recipes import check_arguments, constructor
+from functional_optim.adapters.state.storage import KEY
 from functional_optim.core import base
-from functional_optim.engine.group import Compile, how_to
+from functional_optim.engine.group import how_to
 
 CAPTURABLE, UNCAPTURABLE = ["cuda", "xpu", "hpu", "xla"], ("cpu", "meta", "mps", "mtia")
 FUSED, UNFUSED = ["mps", "cuda", "xpu", "hpu", "cpu", "mtia"], ("meta", "xla")
@@ -59,26 +58,30 @@ TORCHS = {
 class DropIn(OptimizerBase):
     """A class of torch.optim whose steps are run by a recipe.
 
-    A subclass states its signature, which is torch's and the keywords `compile` and `stored`, for
-    editors and type checkers, and passes its arguments to `_construct`. Its hyperparameters are
-    named as the recipe's are, so the recipe is called with a parameter group.
+    A subclass has the signature of torch's class of its name, and the keywords `compile` and
+    `stored`. Editors and type checkers read it in drop_ins.pyi, which `make lists` writes. Its
+    hyperparameters are named as the recipe's are, so the recipe is called with a parameter group.
 
     recipe: the function that makes the transformation.
+    how: the keywords that say how it is run.
     sparse: what a sparse gradient does: raises "never", moves its rows only ("lazy").
+    refusal: the error of the first.
     counted: what torch's error for `capturable` on a wrong device calls the tensors of numbers.
     backward: how its docstring's example makes gradients.
     optional: hyperparameters that a loaded group may lack, besides those that torch's class adds.
     """
 
     recipe: ClassVar[Callable[..., base.GradientTransformation]]
+    how: ClassVar[tuple[str, ...]] = ("compile", "stored")
     sparse: ClassVar[str] = "never"
+    refusal: ClassVar[str] = "{} does not support sparse gradients"
     counted: ClassVar[str] = "params and state_steps"
     backward: ClassVar[str] = "w.square().sum().backward()"
     optional: ClassVar[tuple[str, ...]] = ()
     _names: ClassVar[tuple[str, ...]] = ()
 
     def _construct(self, arguments: dict[str, Any]) -> None:
-        """Call torch's constructor. arguments: the `locals()` of the drop-in's own."""
+        """Call torch's constructor. arguments: of the drop-in's own, by name."""
         own = type(self).__name__
         name = own.lower() if hasattr(algorithms, own.lower()) else type(self).recipe.__name__
         instead = f"adapters.Optimizer(params, fo.{name}, lr=schedule)"
@@ -93,6 +96,9 @@ class DropIn(OptimizerBase):
             self._step_supports_amp_scaling = True  # torch 2.11's own Adagrad does not say so
 
     def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__:
+            theirs = inspect.signature(getattr(torch.optim, cls.__name__).__init__).parameters
+            cls.__init__ = constructor(cls.__name__, theirs.values(), cls.how)
         super().__init_subclass__()
         if "recipe" in cls.__dict__:
             own = inspect.signature(cls).parameters  # the recipe may take more
@@ -113,7 +119,7 @@ class DropIn(OptimizerBase):
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         if g.layout != torch.strided and self.sparse == "never":
-            raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+            raise RuntimeError(self.refusal.format(type(self).__name__))
         if torch.compiler.is_compiling():
             return
         if group.get("capturable") and p.device.type in UNCAPTURABLE:
@@ -147,14 +153,6 @@ class Adadelta(DropIn, torch.optim.Adadelta):
 
     recipe = algorithms.adadelta
 
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1.0, rho: float = 0.9, eps: float = 1e-6,
-        weight_decay: float = 0, foreach: bool | None = None, *, capturable: bool = False,
-        maximize: bool = False, differentiable: bool = False, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
 
 class Adafactor(DropIn, torch.optim.Adafactor):
     """torch.optim.Adafactor, run by `functional_optim.adafactor`. State: `step`; `row_var` and
@@ -162,14 +160,6 @@ class Adafactor(DropIn, torch.optim.Adafactor):
     """
 
     recipe = algorithms.adafactor
-
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-2, beta2_decay: float = -0.8,
-        eps: tuple[float | None, float] = (None, 0.001), d: float = 1.0, weight_decay: float = 0.0,
-        *, foreach: bool | None = None, maximize: bool = False, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
 
 
 class Adagrad(DropIn, torch.optim.Adagrad):
@@ -182,15 +172,9 @@ class Adagrad(DropIn, torch.optim.Adagrad):
     sparse = "lazy"
     optional = ("initial_accumulator_value",)  # torch reads it at construction only
 
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-2, lr_decay: float = 0,
-        weight_decay: float = 0, initial_accumulator_value: float = 0, eps: float = 1e-10,
-        foreach: bool | None = None, *, maximize: bool = False, differentiable: bool = False,
-        fused: bool | None = None, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-        if stored is not None or any(KEY in group for group in self.param_groups):
+    def _construct(self, arguments: dict[str, Any]) -> None:
+        super()._construct(arguments)
+        if self.stored is not None or any(KEY in group for group in self.param_groups):
             self.state.clear()  # what torch has made
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
@@ -209,23 +193,7 @@ class Adam(DropIn, torch.optim.Adam):
     """
 
     recipe = algorithms.adam
-
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0, amsgrad: bool = False, *, foreach: bool | None = None,
-        maximize: bool = False, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, decoupled_weight_decay: bool = False, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
-    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
-        if g.layout != torch.strided:
-            raise RuntimeError(
-                "Adam does not support sparse gradients, please consider SparseAdam instead"
-            )
-        super().check_gradient(p, g, group)
+    refusal = "Adam does not support sparse gradients, please consider SparseAdam instead"
 
 
 class AdamW(Adam, torch.optim.AdamW):
@@ -233,30 +201,11 @@ class AdamW(Adam, torch.optim.AdamW):
     and with amsgrad `max_exp_avg_sq`.
     """
 
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False,
-        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
 
 class Adamax(DropIn, torch.optim.Adamax):
     """torch.optim.Adamax, run by `functional_optim.adamax`. State: `step`, `exp_avg`, `exp_inf`."""
 
     recipe = algorithms.adamax
-
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 2e-3,
-        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0,
-        foreach: bool | None = None, *, maximize: bool = False, differentiable: bool = False,
-        capturable: bool = False, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
 
 
 class ASGD(DropIn, torch.optim.ASGD):
@@ -267,15 +216,6 @@ class ASGD(DropIn, torch.optim.ASGD):
     recipe = algorithms.asgd
     counted = "params, mus, etas, and state_steps"
 
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-2, lambd: float = 0.0001,
-        alpha: float = 0.75, t0: float = 1e6, weight_decay: float = 0,
-        foreach: bool | None = None, maximize: bool = False, differentiable: bool = False,
-        capturable: bool = False, *, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
 
 class Muon(DropIn, torch.optim.Muon):
     """torch.optim.Muon, run by `functional_optim.muon`. State: `momentum_buffer`. No step count, as
@@ -284,15 +224,6 @@ class Muon(DropIn, torch.optim.Muon):
 
     recipe = algorithms.muon
     counts_steps = False
-
-    def __init__(
-        self, params: ParamsT, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
-        nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315), eps: float = 1e-7,
-        ns_steps: int = 5, adjust_lr_fn: str | None = None, *, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
 
 
 class NAdam(DropIn, torch.optim.NAdam):
@@ -303,16 +234,6 @@ class NAdam(DropIn, torch.optim.NAdam):
     recipe = algorithms.nadam
     counted = "params, mu_products and state_steps"
 
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 2e-3,
-        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0,
-        momentum_decay: float = 0.004, decoupled_weight_decay: bool = False, *,
-        foreach: bool | None = None, maximize: bool = False, capturable: bool = False,
-        differentiable: bool = False, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
 
 class RAdam(DropIn, torch.optim.RAdam):
     """torch.optim.RAdam, run by `functional_optim.radam`. State: `step`, `exp_avg`,
@@ -320,16 +241,6 @@ class RAdam(DropIn, torch.optim.RAdam):
     """
 
     recipe = algorithms.radam
-
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0,
-        decoupled_weight_decay: bool = False, *, foreach: bool | None = None,
-        maximize: bool = False, capturable: bool = False, differentiable: bool = False,
-        compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
 
 
 class RMSprop(DropIn, torch.optim.RMSprop):
@@ -339,30 +250,12 @@ class RMSprop(DropIn, torch.optim.RMSprop):
 
     recipe = algorithms.rmsprop
 
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-2, alpha: float = 0.99, eps: float = 1e-8,
-        weight_decay: float = 0, momentum: float = 0, centered: bool = False,
-        capturable: bool = False, foreach: bool | None = None, maximize: bool = False,
-        differentiable: bool = False, *, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
-
 
 class Rprop(DropIn, torch.optim.Rprop):
     """torch.optim.Rprop, run by `functional_optim.rprop`. State: `step`, `prev`, `step_size`."""
 
     recipe = algorithms.rprop
     optional = ("lr",)  # torch reads it at a parameter's first step only
-
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-2, etas: tuple[float, float] = (0.5, 1.2),
-        step_sizes: tuple[float, float] = (1e-6, 50), *, capturable: bool = False,
-        foreach: bool | None = None, maximize: bool = False, differentiable: bool = False,
-        compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
 
 
 class SGD(DropIn, torch.optim.SGD):
@@ -374,15 +267,6 @@ class SGD(DropIn, torch.optim.SGD):
     recipe = algorithms.sgd
     counts_steps = False
     sparse = "lazy"
-
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-3, momentum: float = 0,
-        dampening: float = 0, weight_decay: float | Tensor = 0, nesterov: bool = False, *,
-        maximize: bool = False, foreach: bool | None = None, differentiable: bool = False,
-        fused: bool | None = None, compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         super().check_gradient(p, g, group)
@@ -399,23 +283,14 @@ class SparseAdam(DropIn, torch.optim.SparseAdam):
     """
 
     recipe = algorithms.sparse_adam
-    optional = ("maximize",)
+    how = ("compile",)
+    optional = ("maximize",)  # old checkpoints lack it
     sparse = "lazy"
     integer_steps = True
     backward = "torch.nn.functional.embedding(torch.arange(2), w, sparse=True).sum().backward()"
-
-    def __init__(
-        self, params: ParamsT, lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, maximize: bool = False, *,
-        compile: Compile = True,
-    ) -> None:  # fmt: skip
-        self._construct(locals())
 
     def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         if g.layout == torch.strided:
             raise RuntimeError(
                 "SparseAdam does not support dense gradients, please consider Adam instead"
             )
-
-    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        return super().transform({"maximize": False, **group})  # old checkpoints lack it

@@ -9,32 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.adapters.optimizer import OptimizerBase
-from functional_optim.adapters.state.transaction import transaction
-from functional_optim.algorithms.lbfgs.quasi_newton import (
-    Memory,
-    Past,
-    Run,
-    Settings,
-    advance,
-    aim,
-    begin,
-)
+from functional_optim.adapters.base import OptimizerBase
+from functional_optim.algorithms.lbfgs import quasi_newton
+from functional_optim.algorithms.lbfgs.quasi_newton import Memory, Past, Run, Settings
 from functional_optim.algorithms.lbfgs.transform import lbfgs
 from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base, sharding
 from functional_optim.core.ravel import Ravel, real_dtype
 from functional_optim.kernels.interrupts import held
 
-NAMES = (
-    "lr",
-    "max_iter",
-    "max_eval",
-    "tolerance_grad",
-    "tolerance_change",
-    "history_size",
-    "line_search_fn",
-)
+NAMES = ("lr", "max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size")
 PAIRS = ("old_stps", "old_dirs", "ro")
 
 
@@ -74,24 +58,21 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
     keeps_trees = False
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
-        return lbfgs(**{name: group[name] for name in NAMES})
+        return lbfgs(**{name: group[name] for name in (*NAMES, "line_search_fn")})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add the one parameter group; a second one raises ValueError, and is not added.
+    def checked_transform(
+        self, group: dict[str, Any], *, in_step: bool = False
+    ) -> base.GradientTransformation:
+        """As for all; an unknown search is refused by the step only, as by torch's."""
+        given = group if in_step else {**group, "line_search_fn": None}
+        return super().checked_transform(given, in_step=in_step)
 
-        Args:
-            param_group: `params`, and values that differ from the defaults.
-        """
-        if isinstance(param_group, dict):  # the step refuses an unknown search, as torch's does
-            self.checked_transform({**self.defaults, **param_group, "line_search_fn": None})
-        transaction(self, self._add, param_group)
-
-    def _add(self, param_group: dict[str, Any]) -> None:
-        torch.optim.Optimizer.add_param_group(self, param_group)
+    def check_parameters(self, group: dict[str, Any]) -> None:
+        """Raise ValueError for a second group, and for a part of a model."""
         if len(self.param_groups) > 1:
             raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")
-        self.check_parameters(self.param_groups[0])
-        check_undivided(self.param_groups[0]["params"])
+        super().check_parameters(group)
+        check_undivided(group["params"])
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if what was loaded does not fit."""
@@ -140,33 +121,30 @@ class LBFGS(OptimizerBase, torch.optim.LBFGS):
         flat = flat_of(group["params"])
         before = [(p, p.detach().clone()) for p in flat.leaves]
         try:
-            return self._run(closure, settings_of(group, flat), flat, before)
+            return self._run(closure, flat, before)
         except BaseException:
             for p, value in before:
                 p.copy_(value)
             raise
 
     def _run(
-        self,
-        closure: Callable[[], Any],
-        settings: Settings,
-        flat: Ravel,
-        before: list[tuple[Tensor, Tensor]],
+        self, closure: Callable[[], Any], flat: Ravel, before: list[tuple[Tensor, Tensor]]
     ) -> Any:
         """The run; writes the state at its end, when nothing can raise any more.
 
         before: what the parameters were, emptied once the step is done.
         """
-        mesh = sharding.mesh_of(flat.leaves)
+        settings, mesh = settings_of(self.param_groups[0], flat), sharding.mesh_of(flat.leaves)
         loss = closure()
         old = self.state.get(flat.leaves[0], {})
-        run = begin(settings, point(flat), number(loss, mesh), gradient(flat), past_of(old, flat))
+        here = point(flat), number(loss, mesh), gradient(flat)
+        run = quasi_newton.begin(settings, *here, past_of(old, flat))
         while not run.done:
-            write(flat, aim(settings, run))
+            write(flat, quasi_newton.aim(settings, run))
             f = number(closure(), mesh)
             if not settings.wolfe:
                 run = run._replace(x=point(flat))  # a closure may project the parameters
-            run = advance(settings, run, f, gradient(flat))
+            run = quasi_newton.advance(settings, run, f, gradient(flat))
         new = state_of(run, old, settings.history_size)
 
         def finish() -> None:
@@ -187,17 +165,10 @@ def flat_of(params: list[Tensor]) -> Ravel:
 
 def settings_of(group: dict[str, Any], flat: Ravel) -> Settings:
     """A parameter group's hyperparameters."""
-    lr = group["lr"]
-    return Settings(
-        lr=lr.squeeze() if isinstance(lr, Tensor) and lr.dim() else lr,
-        max_iter=group["max_iter"],
-        max_eval=group["max_eval"],
-        tolerance_grad=group["tolerance_grad"],
-        tolerance_change=group["tolerance_change"],
-        history_size=group["history_size"],
-        wolfe=group["line_search_fn"] is not None,
-        snap=flat.snap,
-    )
+    own = {name: group[name] for name in NAMES}
+    if isinstance(own["lr"], Tensor) and own["lr"].dim():
+        own["lr"] = own["lr"].squeeze()
+    return Settings(**own, wolfe=group["line_search_fn"] is not None, snap=flat.snap)
 
 
 def past_of(old: dict[str, Any], flat: Ravel) -> Past:

@@ -16,6 +16,8 @@ from functional_optim.core.paths import partial
 from functional_optim.tuning.summary import folded, summary
 
 if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
     from functional_optim import numeric
     from functional_optim.adapters.state.storage import Stored
     from functional_optim.algorithms.adam import Betas
@@ -83,40 +85,18 @@ class MuonAdamW(Optimizer):
     """The hyperparameters of AdamW's groups that differ from those of Muon's."""
 
     def __init__(
-        self,
-        params: Any,
-        lr: numeric.Hyper = 0.02,
-        adamw_lr: numeric.Hyper = 3e-4,
-        weight_decay: numeric.Hyper = 0.01,
-        adamw_weight_decay: numeric.Hyper = 0.01,
-        momentum: numeric.Hyper = 0.95,
-        betas: Betas = (0.9, 0.95),
-        eps: numeric.Hyper = 1e-10,
-        *,
-        nesterov: Nesterov = True,
-        ns_coefficients: Coefficients = "jordan",
-        ns_eps: float = 1e-7,
-        ns_steps: int = 5,
-        ns_dtype: torch.dtype = torch.bfloat16,
-        scale: Scale = "original",
-        accumulator: Accumulator = "ema",
-        muon: Mask = (),
-        adamw: Mask = (),
-        views: Views | None = None,
-        compile: Compile = True,
-        stored: Stored | None = None,
-    ) -> None:
-        self.adamw = {"lr": adamw_lr, "weight_decay": adamw_weight_decay}
-        super().__init__(
-            params,
-            of_one_group,
-            compile=compile,
-            stored=stored,
-            **{"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas},
-            **{"eps": eps, "nesterov": nesterov, "ns_coefficients": ns_coefficients},
-            **{"ns_eps": ns_eps, "ns_steps": ns_steps, "ns_dtype": ns_dtype, "scale": scale},
-            **{"accumulator": accumulator, "muon": muon, "adamw": adamw, "views": views},
-        )
+        self, params: ParamsT, lr: numeric.Hyper = 0.02, adamw_lr: numeric.Hyper = 3e-4,
+        weight_decay: numeric.Hyper = 0.01, adamw_weight_decay: numeric.Hyper = 0.01,
+        momentum: numeric.Hyper = 0.95, betas: Betas = (0.9, 0.95), eps: numeric.Hyper = 1e-10, *,
+        nesterov: Nesterov = True, ns_coefficients: Coefficients = "jordan", ns_eps: float = 1e-7,
+        ns_steps: int = 5, ns_dtype: torch.dtype = torch.bfloat16, scale: Scale = "original",
+        accumulator: Accumulator = "ema", muon: Mask = (), adamw: Mask = (),
+        views: Views | None = None, compile: Compile = True, stored: Stored | None = None,
+    ) -> None:  # fmt: skip
+        own = ("self", "params", "__class__")
+        hyper = {key: x for key, x in locals().items() if key not in ("own", *own)}
+        self.adamw = {key: hyper.pop(f"adamw_{key}") for key in ("lr", "weight_decay")}
+        super().__init__(params, of_one_group, **hyper)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group: one of its hidden matrices, and one of its other parameters.
@@ -140,15 +120,13 @@ class MuonAdamW(Optimizer):
         tell = HiddenMatrices("MuonAdamW", ("muon", "adamw"), given["muon"], given["adamw"])
         paths = named({"params": [p for _, p in pairs], "param_names": [name for name, _ in pairs]})
         labels = [tell(path, p) for path, p in paths]
+        of_adamw = {**self.adamw, **({} if "muon" in labels else rest), **own}
         for label in ("muon", "adamw"):
             mine = [pair for pair, found in zip(pairs, labels, strict=True) if found == label]
-            if not mine:
-                continue
-            more = {}
-            if label == "adamw":
-                more = {**self.adamw, **({} if "muon" in labels else rest), **own}
+            more = of_adamw if label == "adamw" else {}
             name = self._free(f"{rest['name']}.{label}" if "name" in rest else label)
-            super().add_param_group({**rest, **more, "params": mine, "name": name})
+            if mine:
+                super().add_param_group({**rest, **more, "params": mine, "name": name})
         return None
 
     def _free(self, name: str) -> str:

@@ -7,64 +7,34 @@ which `make lists` writes.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from inspect import Parameter
 from typing import Any, ClassVar
 
 import functional_optim as fo
+from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.optimizer import Optimizer
+from functional_optim.adapters.state.recipes import constructor
 
-CLASSES = {
+CLASSES = (
     # begin: algorithms (make lists)
-    "ADOPT": "adopt",
-    "APOLLO": "apollo",
-    "AdEMAMix": "ademamix",
-    "AdaBelief": "adabelief",
-    "AdaMuon": "adamuon",
-    "AdamMini": "adam_mini",
-    "Adan": "adan",
-    "CAME": "came",
-    "COCOB": "cocob",
-    "Dion2": "dion2",
-    "DoG": "dog",
-    "DoWG": "dowg",
-    "Fromage": "fromage",
-    "GaLore": "galore",
-    "KLSOAP": "kl_soap",
-    "KLShampoo": "kl_shampoo",
-    "LAMB": "lamb",
-    "LARS": "lars",
-    "LaProp": "laprop",
-    "Lion": "lion",
-    "MADGRAD": "madgrad",
-    "MARS": "mars",
-    "Momo": "momo",
-    "MomoAdam": "momo_adam",
-    "NoisySGD": "noisy_sgd",
-    "NorMuon": "normuon",
-    "NovoGrad": "novograd",
-    "PSGDKron": "psgd_kron",
-    "SM3": "sm3",
-    "SOAP": "soap",
-    "Scion": "scion",
-    "Shampoo": "shampoo",
-    "SignSGD": "sign_sgd",
-    "Signum": "signum",
-    "StableAdamW": "stable_adamw",
-    "Yogi": "yogi",
+    "ADOPT", "APOLLO", "AdEMAMix", "AdaBelief", "AdaMuon", "AdamMini", "Adan", "CAME", "COCOB",
+    "DAdaptAdam", "Dion2", "DoG", "DoWG", "Fromage", "GaLore", "KLSOAP", "KLShampoo", "LAMB",
+    "LARS", "LaProp", "Lion", "MADGRAD", "MARS", "Momo", "MomoAdam", "NoisySGD", "NorMuon",
+    "NovoGrad", "PSGDKron", "Prodigy", "SM3", "SOAP", "ScheduleFreeAdamW", "ScheduleFreeSGD",
+    "Scion", "Shampoo", "SignSGD", "Signum", "StableAdamW", "Yogi",
     # end: algorithms
-}
-"""The functions of which classes are made, by the names of these."""
+)  # fmt: skip
+"""Their names. That of a function is the same, but for capitals and underscores."""
 
-DOC = """`functional_optim.{name}` as an optimizer object.
+DOC = """`functional_optim.{name}` as an optimizer object{modes}.
 
 Args:
     params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
     compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
         warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
         compiled.
-    stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.
-    capturable: keep step counts on the device, so that a step can be captured in a CUDA graph, as
-        in :class:`Optimizer`. Default False.
+    stored: how slots are stored, as in :class:`Optimizer`; None (the default): in full.{capturable}
 
     The other arguments are those of :func:`functional_optim.{name}`, with its defaults. They become
     the entries of the parameter groups, and a group may have its own.
@@ -72,7 +42,7 @@ Args:
 State of each parameter: `step`, and the slots of :func:`functional_optim.{name}`.
 
 Raises:
-    TypeError, ValueError: for arguments and gradients that cannot be used.
+    TypeError, ValueError: for arguments and gradients that cannot be used.{raises}
 
 Example::
 
@@ -87,20 +57,27 @@ Example::
     ...     return loss
     >>> for _ in range(3):
     ...     loss = opt.step(closure)
-    >>> bool(w.square().sum() < 2)
+{switch}    >>> bool(w.square().sum() < 2)
     True
 """
 """What the docstring of each becomes."""
 
 
+CAPTURABLE = """
+    capturable: keep step counts on the device, so that a step can be captured in a CUDA graph, as
+        in :class:`Optimizer`. Default False."""
+
+
 class ReadyMade(Optimizer):
     """An `Optimizer` that runs one algorithm.
 
-    algorithm: its name. doc: the text of a subclass's docstring, which is made of its name.
+    algorithm: its name. how: the names of the arguments that say how it is run. texts: parts of a
+    subclass's docstring, which is made of its name.
     """
 
     algorithm: ClassVar[str]
-    doc: ClassVar[str] = DOC
+    how: ClassVar[tuple[str, ...]] = ("compile", "stored", "capturable")
+    texts: ClassVar[dict[str, str]] = {"modes": "", "raises": "", "switch": ""}
 
     def _construct(self, arguments: dict[str, Any]) -> None:
         """Call the constructor. arguments: of the subclass's own, by name."""
@@ -108,53 +85,67 @@ class ReadyMade(Optimizer):
         super().__init__(arguments["params"], getattr(fo, type(self).algorithm), **hyper)
 
     def __init_subclass__(cls) -> None:
+        if "algorithm" in vars(cls):
+            _complete(cls)
         super().__init_subclass__()
-        if "algorithm" in cls.__dict__ and cls.__doc__:  # -OO leaves none
-            cls.__doc__ = cls.doc.format(name=cls.algorithm, optimizer=cls.__name__)
 
 
-def __getattr__(name: str) -> Any:
+def _complete(cls: type[ReadyMade]) -> None:
+    """Give a class the constructor and the docstring that it lacks, made of its function."""
+    if "__init__" not in vars(cls):
+        first = [Parameter("self", KIND), Parameter("params", KIND, annotation="ParamsT")]
+        own = inspect.signature(getattr(fo, cls.algorithm)).parameters.values()
+        cls.__init__ = constructor(cls.__name__, [*first, *own], cls.how)
+    if cls.__doc__ is None and ReadyMade.__doc__ is not None:  # -OO leaves none
+        more = CAPTURABLE if "capturable" in cls.how else ""
+        names = {"name": cls.algorithm, "optimizer": cls.__name__, "capturable": more}
+        cls.__doc__ = DOC.format(**names, **cls.texts)
+
+
+KIND = Parameter.POSITIONAL_OR_KEYWORD
+
+
+class OneRate(ReadyMade):
+    """A `ReadyMade` whose groups have one learning rate, or 0."""
+
+    how = ("compile", "stored")
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every parameter that has a gradient; see :meth:`Optimizer.step`.
+
+        Raises:
+            RuntimeError: if two parameter groups have different learning rates other than 0.
+        """
+        rates = [group["lr"] for group in self.param_groups]
+        if len(rates) > 1:
+            known = {float(lr) for lr in rates if not callable(lr)} - {0.0}
+            if len(known) > 1:
+                raise RuntimeError(
+                    f"{type(self).__name__} estimates one scale for all parameters, but its "
+                    f"parameter groups have the learning rates {sorted(known)}; give all of them "
+                    "one rate, or 0 to those that shall rest."
+                )
+        return super()._step(closure)
+
+    step = with_hooks(_step)
+
+
+def base_of(name: str) -> Any:
+    """What a class of this name inherits from."""
+    if name.startswith("ScheduleFree"):
+        from functional_optim.adapters.averaging import ScheduleFree  # which needs this module
+
+        return ScheduleFree
+    return OneRate if name in ("DAdaptAdam", "Prodigy") else ReadyMade
+
+
+def made(name: str) -> Any:
+    """The class of this name."""
     if name not in CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, _made(name, CLASSES[name]))
+    functions = {x.replace("_", ""): x for x in dir(fo)}
+    body = {"algorithm": functions[name.lower()], "__module__": __name__}
+    return globals().setdefault(name, type(name, (base_of(name),), body))
 
 
-def _made(name: str, algorithm: str) -> type[ReadyMade]:
-    """The class of this name, whose arguments are the parameters, the function's, and those that
-    say how it is run."""
-    own = [*inspect.signature(getattr(fo, algorithm)).parameters.values()]
-    signature = inspect.Signature(
-        [
-            Parameter("self", Parameter.POSITIONAL_OR_KEYWORD),
-            Parameter("params", Parameter.POSITIONAL_OR_KEYWORD, annotation="ParamsT"),
-            *[x for x in own if x.kind is not Parameter.KEYWORD_ONLY],
-            *[x for x in own if x.kind is Parameter.KEYWORD_ONLY],
-            *HOW,
-        ],
-        return_annotation="None",
-    )
-
-    def __init__(self: ReadyMade, *args: Any, **kwargs: Any) -> None:
-        try:
-            given = signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{name}.__init__() {error}") from None
-        given.apply_defaults()
-        self._construct(given.arguments)
-
-    __init__.__qualname__ = f"{name}.__init__"
-    vars(__init__)["__signature__"] = signature
-    text = None if ReadyMade.__doc__ is None else f"`functional_optim.{algorithm}` as an object."
-    body = {"__init__": __init__, "__doc__": text, "__module__": __name__, "algorithm": algorithm}
-    return type(name, (ReadyMade,), body)
-
-
-HOW = [
-    Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    for name, default, annotation in (
-        ("compile", True, "Compile"),
-        ("stored", None, "Stored | None"),
-        ("capturable", False, "bool"),
-    )
-]
-"""The arguments that say how an algorithm is run."""
+__getattr__ = made

@@ -1,5 +1,6 @@
 """What editors and type checkers read of ready_made.py, which makes its classes late."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric
+from functional_optim.adapters.averaging import ScheduleFree
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.storage import Stored
 from functional_optim.algorithms.adam import Betas
@@ -21,13 +23,19 @@ from functional_optim.linalg import Coefficients
 from functional_optim.transforms.bases import Refresh
 from functional_optim.transforms.orthogonal import Scale
 
-CLASSES: dict[str, str]
+CLASSES: tuple[str, ...]
+
+def base_of(name: str) -> type[ReadyMade]: ...
+def made(name: str) -> type[ReadyMade]: ...
 
 class ReadyMade(Optimizer):
     algorithm: ClassVar[str]
-    doc: ClassVar[str]
+    how: ClassVar[tuple[str, ...]]
+    texts: ClassVar[dict[str, str]]
 
     def _construct(self, arguments: dict[str, Any]) -> None: ...
+
+class OneRate(ReadyMade): ...
 
 # begin: algorithms (make lists)
 
@@ -198,6 +206,26 @@ class COCOB(ReadyMade):
         compile: Compile = True,
         stored: Stored | None = None,
         capturable: bool = False,
+    ) -> None: ...
+
+class DAdaptAdam(OneRate):
+    """`functional_optim.dadapt_adam` as an optimizer object."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: numeric.Hyper = 1.0,
+        betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-08,
+        weight_decay: numeric.Hyper = 0.0,
+        decouple: bool = False,
+        use_bias_correction: bool = False,
+        d0: numeric.Hyper = 1e-06,
+        growth_rate: numeric.Hyper = math.inf,
+        *,
+        maximize: bool = False,
+        compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None: ...
 
 class Dion2(ReadyMade):
@@ -558,6 +586,29 @@ class PSGDKron(ReadyMade):
         capturable: bool = False,
     ) -> None: ...
 
+class Prodigy(OneRate):
+    """`functional_optim.prodigy` as an optimizer object."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: numeric.Hyper = 1.0,
+        betas: Betas = (0.9, 0.999),
+        beta3: numeric.Hyper | None = None,
+        eps: numeric.Hyper = 1e-08,
+        weight_decay: numeric.Hyper = 0.0,
+        decouple: bool = True,
+        use_bias_correction: bool = False,
+        safeguard_warmup: bool = False,
+        d0: numeric.Hyper = 1e-06,
+        d_coef: numeric.Hyper = 1.0,
+        growth_rate: numeric.Hyper = math.inf,
+        *,
+        maximize: bool = False,
+        compile: Compile = True,
+        stored: Stored | None = None,
+    ) -> None: ...
+
 class SM3(ReadyMade):
     """`functional_optim.sm3` as an optimizer object."""
 
@@ -594,6 +645,43 @@ class SOAP(ReadyMade):
         compile: Compile = True,
         stored: Stored | None = None,
         capturable: bool = False,
+    ) -> None: ...
+
+class ScheduleFreeAdamW(ScheduleFree):
+    """`functional_optim.schedule_free_adamw` as an optimizer object."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: numeric.Hyper = 0.0025,
+        betas: Betas = (0.9, 0.999),
+        eps: numeric.Hyper = 1e-08,
+        weight_decay: numeric.Hyper = 0.0,
+        warmup_steps: int = 0,
+        r: numeric.Hyper = 0.0,
+        weight_lr_power: numeric.Hyper = 2.0,
+        *,
+        maximize: bool = False,
+        compile: Compile = True,
+        stored: Stored | None = None,
+    ) -> None: ...
+
+class ScheduleFreeSGD(ScheduleFree):
+    """`functional_optim.schedule_free_sgd` as an optimizer object."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: numeric.Hyper = 1.0,
+        momentum: numeric.Hyper = 0.9,
+        weight_decay: numeric.Hyper = 0.0,
+        warmup_steps: int = 0,
+        r: numeric.Hyper = 0.0,
+        weight_lr_power: numeric.Hyper = 2.0,
+        *,
+        maximize: bool = False,
+        compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None: ...
 
 class Scion(ReadyMade):

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 import functional_optim as fo
-from functional_optim.adapters.optimizer import Optimizer, with_hooks
+from functional_optim.adapters.base import with_hooks
+from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.recipes import Recipe
 from functional_optim.adapters.state.storage import Stored
 from functional_optim.combinators.sharpness import SharpnessAware
@@ -82,15 +83,11 @@ class SAM(Optimizer):
         self, params: ParamsT, recipe: Recipe = fo.sgd, rho: float | Tensor = 0.05, *,
         compile: Compile = True, stored: Stored | None = None, **hyperparameters: Any,
     ) -> None:  # fmt: skip
-        self._construct(params, recipe, compile, stored, {**hyperparameters, "rho": rho})
+        hyper = {**hyperparameters, "rho": rho}
+        self._construct(params, recipe, hyper, compile=compile, stored=stored)
 
     def _construct(
-        self,
-        params: ParamsT,
-        recipe: Recipe,
-        compile: Compile,
-        stored: Stored | None,
-        hyper: dict[str, Any],
+        self, params: ParamsT, recipe: Recipe, hyper: dict[str, Any], **how: Any
     ) -> None:
         for name in self.uphill:
             if callable(hyper[name]):
@@ -101,7 +98,7 @@ class SAM(Optimizer):
                 )
         type(self).around(fo.identity(), **{name: hyper[name] for name in self.uphill})
         own = Inner(recipe, self.uphill) if callable(recipe) else recipe
-        super().__init__(params, own, compile=compile, stored=stored, **hyper)
+        super().__init__(params, own, **how, **hyper)
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         if closure is None:
@@ -183,4 +180,4 @@ class ASAM(SAM):
         **hyperparameters: Any,
     ) -> None:  # fmt: skip
         hyper = {**hyperparameters, "rho": rho, "eta": eta}
-        self._construct(params, recipe, compile, stored, hyper)
+        self._construct(params, recipe, hyper, compile=compile, stored=stored)

@@ -57,7 +57,7 @@ class SophiaG(ReadyMade):
         ...     opt.step()
         ...     opt.update_hessian([torch.tensor([100.0, 1.0])])
         >>> w.detach()
-        tensor([0., 0.])
+        tensor([0.2500, 0.2500])
     """
 
     algorithm = "sophia"
@@ -113,13 +113,14 @@ class SophiaG(ReadyMade):
     ) -> list[tuple[Tensor, Tensor]]:
         """The stored tensors of a parameter's average, with what is to be written into each."""
         placements = self.checked_transform(group).placements
-        rule = next(x.rule for x in placements if "hessian" in getattr(x.rule.slots, "_fields", ()))
-        if not any(rule.codecs):
+        rule = next(x.rule for x in placements if "hessian" in x.rule.storage.fields)
+        if not rule.storage.codecs:
             return [(state["hessian"], with_estimate(state["hessian"], estimate, weight))]
         stored = tuple([state.get(key) for key in rule.keys])
         slots = opened(rule, stored, p)
         slots = slots._replace(hessian=with_estimate(slots.hessian, estimate, weight))
-        key = None if rule.seed is None else rounding_key(rule.seed, float(state["step"]))
+        seed = rule.storage.seed
+        key = None if seed is None else rounding_key(seed, float(state["step"]))
         new = closed(rule, slots, stored, p, key)
         rows = zip(rule.keys, stored, new, strict=True)
         return [(old, x) for name, old, x in rows if name.startswith("hessian") and old is not None]
@@ -132,23 +133,19 @@ class SophiaG(ReadyMade):
         if hessian is None:
             if batch_size is None or not batch_size > 0:
                 raise ValueError(f"batch_size must be above 0, but got {batch_size!r}.")
-            return [
-                (p, group, batch_size * p.grad.abs().square())
-                for p, group in known
-                if p.grad is not None
-            ]
+            grads = [p.grad for p, _ in known]
+            hessian = [None if g is None else batch_size * g.abs().square() for g in grads]
         if len(hessian) != len(known):
             raise ValueError(
                 f"update_hessian got {len(hessian)} estimates for {len(known)} parameters; pass "
                 "one for each, or None for those without."
             )
-        pairs = [
-            (p, group, x) for (p, group), x in zip(known, hessian, strict=True) if x is not None
-        ]
-        for p, _, x in pairs:
+        rows = zip(known, hessian, strict=True)
+        found = [(p, group, x) for (p, group), x in rows if x is not None]
+        for p, _, x in found:
             if x.shape != p.shape:
                 raise ValueError(
                     f"update_hessian got an estimate of shape {tuple(x.shape)} for a parameter of "
                     f"shape {tuple(p.shape)}."
                 )
-        return pairs
+        return found

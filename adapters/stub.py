@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.adapters.optimizer import OptimizerBase, with_hooks
-from functional_optim.adapters.state.transaction import transaction
+from functional_optim.adapters.base import OptimizerBase, with_hooks
 from functional_optim.core import base
 from functional_optim.core.ravel import real_dtype
 from functional_optim.transforms import set_to_zero
@@ -99,20 +98,10 @@ class OptimizerStub(OptimizerBase):
             param_group = {**READ, **self.defaults, **param_group}
         super().add_param_group(param_group)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of a stub with the same groups.
-
-        Args:
-            state_dict: from `state_dict()`.
-
-        Raises:
-            ValueError, TypeError: if it does not fit: other groups, something else than a state
-                dict, or the state of an optimizer that learns. The optimizer is then as it was.
-        """
-        transaction(self, self._load, super().load_state_dict, state_dict)
-
-    def _load(self, load: Callable[[Any], None], state_dict: Any) -> None:
-        load(state_dict)
+    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
+        """Raise ValueError if what was loaded does not fit, such as the state of an optimizer that
+        learns."""
+        super().check_loaded(given, before)
         if self.state:
             raise ValueError(
                 f"an OptimizerStub keeps no state, but the loaded state dict has "
@@ -121,13 +110,10 @@ class OptimizerStub(OptimizerBase):
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        own = "differentiable" in (state.get("defaults") or self.__dict__.get("defaults") or {})
         super().__setstate__(state)
         for group in self.param_groups:
             for key, value in READ.items():
                 group.setdefault(key, value)
-        if not own:  # torch puts it there
-            self.defaults.pop("differentiable", None)
 
 
 def zero_loss(*args: Any) -> Tensor:

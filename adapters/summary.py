@@ -13,7 +13,7 @@ from functional_optim.core.paths import partial
 from functional_optim.tuning.summary import Summary, summary_of
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 def summary_of_groups(optimizer: OptimizerBase) -> Summary:

@@ -3,35 +3,43 @@
 The algorithms are what `functional_optim/algorithms/` defines and decorates with `factory`; what is
 said of them stands at the head of their pages in docs/algorithms/. Everything between two marks
 `begin: algorithms` and `end: algorithms` is made of these, but for the names of optax, which the
-package has for its errors. Both `__init__.pyi` are made whole, of the packages' own imports.
+package has for its errors. The table of files in ARCHITECTURE.md is made of their docstrings. Both
+`__init__.pyi` are made whole, of the packages' own imports, and drop_ins.pyi of torch's signatures.
 `--check` writes nothing, and names the files that are not as they would be written.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 from pages import GROUPS, Page, pages  # noqa: E402
 
+from functional_optim.adapters import drop_ins  # noqa: E402
+from functional_optim.adapters.ready_made import base_of  # noqa: E402
 from functional_optim.core.other_names import TABLE  # noqa: E402
 
 ALGORITHMS = ROOT / "functional_optim" / "algorithms"
 ADAPTERS = ROOT / "adapters"
 MARK = re.compile(
-    r"(# begin: algorithms[^\n]*\n|<!-- begin: algorithms -->\n?)(.*?)"
-    r"( *# end: algorithms|<!-- end: algorithms -->)",
+    r"(# begin: algorithms[^\n]*\n|<!-- begin: (?:algorithms|files) -->\n?)(.*?)"
+    r"( *# end: algorithms|<!-- end: (?:algorithms|files) -->)",
     re.DOTALL,
 )
 
 CLASS = '''
-class {optimizer}(ReadyMade):
-    """`functional_optim.{name}` as an optimizer object."""
+class {head}:
+    """{text}"""
 
     def __init__(
 {signature}
@@ -66,6 +74,19 @@ def classes() -> dict[str, list[str]]:
     }
 
 
+def made(found: dict[str, Page]) -> dict[str, str]:
+    """The algorithms whose optimizer objects are made of their functions, by these."""
+    by_hand = {name for names in classes().values() for name in names}
+    own = {page["optimizer"]: name for name, page in found.items() if "optimizer" in page}
+    return {x: own[x] for x in sorted(own) if x not in by_hand}
+
+
+def rows_of(names: Iterable[str]) -> str:
+    """Names in quotes, as many in each row as there is room for."""
+    text = " ".join([f'"{name}",' for name in names])
+    return textwrap.fill(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 4) + "\n"
+
+
 def eager(path: Path) -> set[str]:
     """What a package imports at once, which needs no place among what it imports on demand."""
     body = ast.parse(path.read_text()).body
@@ -81,12 +102,17 @@ def typed(path: Path) -> str:
     homes: dict[str, list[str]] = {}
     for node in (x for block in body if isinstance(block, ast.With) for x in block.body):
         assert isinstance(node, ast.ImportFrom)
-        homes.setdefault(str(node.module), []).extend([alias.name for alias in node.names])
+        public = [alias.name for alias in node.names if alias.asname == alias.name]
+        homes.setdefault(str(node.module), []).extend(public)
     (call,) = [x.value for x in body if isinstance(x, ast.Assign) and isinstance(x.value, ast.Call)]
-    given = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
-    homes.setdefault("functional_optim", []).extend(given.get("modules", ()))
-    for home, names in given["names"].items():
-        homes.setdefault(home, []).extend(names)
+    given = {x.arg: x.value for x in call.keywords}
+    if "modules" in given:
+        homes.setdefault("functional_optim", []).extend(ast.literal_eval(given["modules"]))
+    late = given["names"]
+    assert isinstance(late, ast.Dict)
+    for key, value in zip(late.keys, late.values, strict=True):
+        names = made(pages()) if isinstance(value, ast.Name) else ast.literal_eval(value)
+        homes.setdefault(ast.literal_eval(key), []).extend(names)
     lines = [
         f'"""What editors and type checkers read of {path.name}: `make lists` writes it."""\n\n'
     ]
@@ -119,22 +145,51 @@ def on_demand(homes: dict[str, list[str]]) -> str:
 
 def stub(optimizer: str, function: ast.FunctionDef) -> str:
     """What type checkers read of an algorithm's optimizer object."""
-    return CLASS.format(optimizer=optimizer, name=function.name, signature=signature(function))
+    base = base_of(optimizer)
+    text = f"`functional_optim.{function.name}` as an optimizer object."
+    arguments = signature(function, ("self", "params: ParamsT"), base.how)
+    return CLASS.format(head=f"{optimizer}({base.__name__})", text=text, signature=arguments)
 
 
-def signature(function: ast.FunctionDef) -> str:
-    """The arguments of an algorithm's optimizer object, as the lines of its constructor."""
+def drop_in(node: ast.ClassDef) -> str:
+    """What type checkers read of a drop-in: the arguments in torch's source, and ours."""
+    theirs = getattr(torch.optim, node.name).__init__
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(theirs)))).body
+    assert isinstance(function, ast.FunctionDef)
+    known, given = inspect.signature(theirs).parameters, function.args
+    plain = [known[x.arg].default for x in given.args[-len(given.defaults) :]]
+    given.defaults = [ast.Constant(x) for x in plain]  # torch has names for some
+    bases = ", ".join(map(ast.unparse, node.bases))
+    text = (ast.get_docstring(node) or "").partition(" State:")[0]
+    arguments = signature(function, (), getattr(drop_ins, node.name).how)
+    return CLASS.format(head=f"{node.name}({bases})", text=text, signature=arguments)
+
+
+def drop_ins_stub() -> str:
+    """What type checkers read of all drop-ins."""
+    body = ast.parse((ADAPTERS / "drop_ins.py").read_text()).body
+    nodes = [x for x in body if isinstance(x, ast.ClassDef) and x.name != "DropIn"]
+    return "".join([*map(drop_in, nodes), "\n"])
+
+
+HOW = {
+    "compile": "compile: Compile = True",
+    "stored": "stored: Stored | None = None",
+    "capturable": "capturable: bool = False",
+}
+
+
+def signature(function: ast.FunctionDef, first: Iterable[str], how: Iterable[str]) -> str:
+    """The arguments of a function, as the lines of a constructor.
+
+    first: those before. how: the names of those that say how an algorithm is run.
+    """
     given = function.args
     plain = [*given.posonlyargs, *given.args]
     defaults = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
-    words = ["self", "params: ParamsT"]
-    words += [_argument(x, default) for x, default in zip(plain, defaults, strict=True)]
-    words.append("*")
-    words += [
-        _argument(x, value) for x, value in zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    ]
-    words += ["compile: Compile = True", "stored: Stored | None = None"]
-    words += ["capturable: bool = False"]
+    words = [*first, *map(_argument, plain, defaults), "*"]
+    words += map(_argument, given.kwonlyargs, given.kw_defaults)
+    words += [HOW[name] for name in how]
     return "\n".join([f"        {word},".replace("'", '"') for word in words])
 
 
@@ -157,43 +212,48 @@ def table(found: dict[str, Page]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def files() -> str:
+    """The table of the package's files: the first sentence of each. Algorithms have their pages."""
+    lines = ["| file | contents |", "| --- | --- |"]
+    for top in (ROOT / "functional_optim", ADAPTERS):
+        for path in sorted(top.rglob("*.py"), key=lambda x: (x.parent, x.name != "__init__.py", x)):
+            if ALGORITHMS in path.parents and path.name != "__init__.py":
+                continue
+            told = ast.get_docstring(ast.parse(path.read_text())) or ""
+            sentence = re.split(r"(?<=\.)\s", told.replace("\n", " "), maxsplit=1)[0]
+            folder = path.name == "__init__.py"
+            name = path.parent if folder else path
+            shown = f"`{name.relative_to(ROOT)}{'/' if folder else ''}`"
+            lines.append(f"| {f'**{shown}**' if folder else shown} | {sentence} |")
+    return "\n".join(lines) + "\n"
+
+
 def written() -> dict[Path, list[str]]:
     """What stands between the marks of each file, in their order."""
-    modules, found, by_hand = made_by_factories(), pages(), classes()
+    modules, found = made_by_factories(), pages()
     functions = {name: f for these in modules.values() for name, f in these.items()}
-    package, adapters = ROOT / "functional_optim" / "__init__.py", ADAPTERS / "__init__.py"
+    package = ROOT / "functional_optim" / "__init__.py"
     late = {
         home: [name for name in these if name not in eager(package)]
         for home, these in modules.items()
     }
     late = {home: names for home, names in late.items() if names}
-    at_once = eager(adapters)
-    homes: dict[str, list[str]] = {}
-    made: dict[str, str] = {}
-    for name, page in found.items():
-        optimizer = page.get("optimizer")
-        if optimizer is None or optimizer in at_once:
-            continue
-        hand = [home for home, names in by_hand.items() if optimizer in names]
-        home = hand[0] if hand else "functional_optim.adapters.ready_made"
-        homes.setdefault(home, []).append(optimizer)
-        if not hand:
-            made[optimizer] = name
-    homes = {home: sorted(names, key=_like_ruff) for home, names in homes.items()}
+    own = made(found)
     names = ", ".join([f"`{name}`" for name in found])
     objects = ", ".join(
         [f"`{page['optimizer']}`" for page in found.values() if "optimizer" in page]
     )
     return {
         package: [on_demand(late)],
-        adapters: [on_demand(homes)],
-        ADAPTERS / "ready_made.py": ["".join([f'    "{x}": "{made[x]}",\n' for x in sorted(made)])],
+        ADAPTERS / "ready_made.py": [rows_of(own)],
         ADAPTERS / "ready_made.pyi": [
-            "".join([*[stub(x, functions[made[x]]) for x in sorted(made)], "\n"])
+            "".join([*[stub(x, functions[name]) for x, name in own.items()], "\n"])
         ],
+        ADAPTERS / "drop_ins.pyi": [drop_ins_stub()],
         ROOT / "docs" / "contents.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
         ROOT / "docs" / "from_optax.md": [f"{TABLE}\n"],
+        ROOT / "ARCHITECTURE.md": [files()],
     }
 
 

@@ -89,6 +89,8 @@ with _uncollected():
     from functional_optim.core.leafwise import identity as identity
     from functional_optim.core.leafwise import leafwise as leafwise
     from functional_optim.core.lift import State as State
+    from functional_optim.core.rule import Runs as Runs
+    from functional_optim.core.storage import Storage as Storage
     from functional_optim.engine.compile import compile as compile
     from functional_optim.engine.train_step import compile_train_step as compile_train_step
     from functional_optim.transforms import Basis as Basis
@@ -203,12 +205,7 @@ __getattr__, __dir__, __all__ = _on_demand(
         "functional_optim.algorithms.yogi": ("scale_by_yogi", "yogi"),
         # end: algorithms
         "functional_optim.tuning.summary": ("summary",),
-        "functional_optim.estimators": (
-            "es_gradient",
-            "forward_gradient",
-            "mezo",
-            "spsa",
-        ),
+        "functional_optim.estimators": ("es_gradient", "forward_gradient", "mezo", "spsa"),
         "functional_optim.replicas.sync.diloco": ("diloco",),
         "functional_optim.replicas.sync.local_sgd": ("local_sgd",),
         "functional_optim.tuning.report": ("report",),

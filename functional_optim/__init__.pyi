@@ -177,6 +177,8 @@ from functional_optim.core.factory import factory as factory
 from functional_optim.core.leafwise import identity as identity
 from functional_optim.core.leafwise import leafwise as leafwise
 from functional_optim.core.lift import State as State
+from functional_optim.core.rule import Runs as Runs
+from functional_optim.core.storage import Storage as Storage
 from functional_optim.engine.compile import compile as compile
 from functional_optim.engine.train_step import compile_train_step as compile_train_step
 from functional_optim.estimators import es_gradient as es_gradient

@@ -34,7 +34,6 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
@@ -132,8 +131,8 @@ class Placeholder:
     """Stands for a Python number that may be another one at the next step.
 
     An optimizer object puts it in the place of a hyperparameter, so that a new learning rate needs
-    no new transformation. It claims to be of the number's class. `at` reads the number, `equals`
-    compares it, and `check` lets it pass; anything else that depends on the number raises.
+    no new transformation. `at` reads the number, `equals` compares it, and `check` lets it pass;
+    anything else that depends on the number raises.
 
     now: the number. readable: whether `at` may read it, which it may not as long as the
     transformation is being built. equal: for each number that it was compared with, whether they
@@ -145,14 +144,6 @@ class Placeholder:
         self.readable = False
         self.equal: dict[float, bool] = {}
         self.refused = False
-
-    @property
-    def __class__(self) -> type:
-        return type(self.now)
-
-    @__class__.setter
-    def __class__(self, value: type) -> None:
-        self.refuse()
 
     def read(self) -> float:
         """The number as it is now."""
@@ -175,7 +166,7 @@ class Placeholder:
 
 def _refuse_what_numbers_can_do() -> None:
     refuse = Placeholder.refuse
-    kept = {*vars(Placeholder), "__new__", "__getattribute__", "__setattr__"}
+    kept = {*vars(Placeholder), "__class__", "__new__", "__getattribute__", "__setattr__"}
     kept |= {"__init_subclass__", "__subclasshook__"}
     for name in {*dir(int), *dir(float)} - kept:
         setattr(Placeholder, name, refuse if name.startswith("__") else property(refuse))
@@ -361,20 +352,6 @@ def stored(x: Any, device: torch.device | None = None, *, dtype: torch.dtype | N
         return torch.full((), ctypes.c_float(x).value, dtype=dtype, device=device)
 
 
-def filling(x: Tensor, value: Any) -> Callable[[], object]:
-    """A write of a number into a tensor, in place; what its dtype cannot hold becomes infinite.
-
-    It is a partial of a C function unless a subclass of Tensor may run Python in it.
-    """
-    narrow = x.dtype is torch.float32 and not isinstance(value, Tensor)
-    if narrow and not -LARGEST <= value <= LARGEST:
-        value = ctypes.c_float(float(value)).value  # torch refuses such a Python number
-    return partial(x.fill_, value) if type(x) is Tensor else lambda: x.fill_(value)
-
-
-LARGEST = torch.finfo(torch.float32).max
-
-
 def storing_wide(fn: Callable[..., Any], *args: Any) -> Any:
     """Call a function; numbers are kept in float64 meanwhile, as somebody has given them.
 
@@ -428,6 +405,35 @@ def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
         )
     if is_static(value) and not ok(value) and not _trusts():
         raise ValueError(message.format(value))
+
+
+RANGES: dict[str, Callable[[Any], bool]] = {
+    "in [0, 1)": lambda x: 0 <= x < 1,
+    "in [0, 1]": lambda x: 0 <= x <= 1,
+    "in (0, 1]": lambda x: 0 < x <= 1,
+    "in (0, 1)": lambda x: 0 < x < 1,
+    "of 0 or more": lambda x: x >= 0,
+    "of 1 or more": lambda x: x >= 1,
+    "above 0": lambda x: x > 0,
+    "positive": lambda x: x > 0,
+}
+"""Ranges of hyperparameters, by the words of their error texts."""
+
+
+def check_range(who: str, words: str, **values: Any) -> None:
+    """`check` that hyperparameters lie in one of RANGES.
+
+    Example::
+
+        >>> from functional_optim import numeric
+        >>> numeric.check_range("my_average", "in [0, 1)", decay=1.5)
+        Traceback (most recent call last):
+        ValueError: my_average needs a decay in [0, 1), but got 1.5.
+    """
+    for name, x in values.items():
+        named = f"{'an' if name[0] in 'aeiou' else 'a'} {name} {words}"
+        what = f"a positive {name}" if words == "positive" else named
+        check(RANGES[words], x, f"{who} needs {what}, but got {{}}.")
 
 
 def check_count(who: str, least: int, **counts: Any) -> None:

@@ -101,8 +101,7 @@ def _kernels(step: FusedStep, tx: GradientTransformation, p: Tensor) -> list[ker
     params = {"w": p}
     step({"w": torch.ones_like(p)}, tx.init(params), params)
     assert step.plan is not None
-    executors = [x for entry in step.plan.entries for x in entry.tensors.executors]
-    return [y for x in executors for y in x.libraries()]
+    return [x for entry in step.plan.entries for x in entry.tensors.libraries()]
 
 
 def known() -> dict[str, Callable[..., GradientTransformation]]:

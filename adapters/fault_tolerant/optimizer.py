@@ -8,14 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from functional_optim.adapters.fault_tolerant import healing
 from functional_optim.adapters.fault_tolerant.proxy import OptimizerProxy, announced
-from functional_optim.adapters.fault_tolerant.rounds import (
-    Member,
-    Round,
-    Rounds,
-    rounds_of,
-)
+from functional_optim.adapters.fault_tolerant.rounds import Member, Round, Rounds, rounds_of
 from functional_optim.adapters.stepping.scaling import unscale
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
@@ -119,10 +113,10 @@ class FaultTolerantOptimizer(OptimizerProxy):
         self.coordinator = group
 
     def _set_up(
-        self, optimizer: torch.optim.Optimizer, average_gradients: bool, heal: str, nonfinite: str
+        self, optim: torch.optim.Optimizer, average_gradients: bool, heal: str, nonfinite: str
     ) -> None:
         self._make_hooks()
-        self._member = Member(optimizer, average_gradients, nonfinite)
+        self._member = Member(optim, average_gradients, nonfinite)
         self._heal = heal
 
     @property
@@ -154,8 +148,8 @@ class FaultTolerantOptimizer(OptimizerProxy):
         number = len(rounds.members)
         group.register(
             f"optimizer.{number}" if number else "optimizer",
-            lambda saved: healing.load(member, heal, saved),
-            lambda: healing.save(member, heal),
+            lambda saved: member.load(heal, saved),
+            lambda: member.saved(heal),
         )
         rounds.members.append(member)
         member.rounds = rounds
@@ -281,9 +275,8 @@ class FaultTolerantOptimizer(OptimizerProxy):
             member.optim.step()
         except BaseException as error:
             group = self._rounds().coordinator
-            group.report_error(
-                error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
-            )
+            told = error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
+            group.report_error(told)
             now.decision = member.decision = group.decision
             raise
         member.schedules.commits += 1
@@ -324,16 +317,11 @@ class FaultTolerantOptimizer(OptimizerProxy):
         return rounds
 
     def __getstate__(self) -> dict[str, Any]:
-        member = self._member
-        return {
-            "optim": member.optim,
-            "average_gradients": member.average_gradients,
-            "heal": self._heal,
-            "nonfinite": member.nonfinite,
-        }
+        own = {name: getattr(self._member, name) for name in ("optim", "average_gradients")}
+        return {**own, "heal": self._heal, "nonfinite": self._member.nonfinite}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set_up(state["optim"], state["average_gradients"], state["heal"], state["nonfinite"])
+        self._set_up(**state)
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -11,14 +11,7 @@ import torch
 
 from functional_optim.adapters.state.loading import check_dict
 
-_HOOKS = (
-    "step_pre",
-    "step_post",
-    "state_dict_pre",
-    "state_dict_post",
-    "load_state_dict_pre",
-    "load_state_dict_post",
-)
+_HOOKED = ("step", "state_dict", "load_state_dict")
 
 
 def announced(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,6 +42,18 @@ def announced(step: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def _inner(name: str) -> Any:
+    """An attribute that is that of the optimizer inside."""
+
+    def read(self: OptimizerProxy) -> Any:
+        return getattr(self.optim, name)
+
+    def write(self: OptimizerProxy, value: Any) -> None:
+        setattr(self.optim, name, value)
+
+    return property(read, write, doc=f"The `{name}` of the optimizer inside.")
+
+
 class OptimizerProxy(torch.optim.Optimizer):
     """An optimizer whose groups, state and defaults are those of another one, `optim`.
 
@@ -56,42 +61,18 @@ class OptimizerProxy(torch.optim.Optimizer):
     """
 
     def _make_hooks(self) -> None:
-        for name in _HOOKS:
-            setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
+        for name in _HOOKED:
+            for when in ("pre", "post"):
+                setattr(self, f"_optimizer_{name}_{when}_hooks", OrderedDict())
 
     @property
     def optim(self) -> torch.optim.Optimizer:
         """The optimizer inside."""
         raise NotImplementedError
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the optimizer inside."""
-        return self.optim.param_groups
-
-    @param_groups.setter
-    def param_groups(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self, value: list[dict[str, Any]]
-    ) -> None:
-        self.optim.param_groups = value
-
-    @property
-    def state(self) -> Any:
-        """That of the optimizer inside."""
-        return self.optim.state
-
-    @state.setter
-    def state(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.optim.state = value
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Those of the optimizer inside."""
-        return self.optim.defaults
-
-    @defaults.setter
-    def defaults(self, value: dict[str, Any]) -> None:
-        self.optim.defaults = value
+    param_groups = _inner("param_groups")
+    state = _inner("state")
+    defaults = _inner("defaults")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the optimizer inside."""

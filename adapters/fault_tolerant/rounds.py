@@ -9,7 +9,10 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.adapters.fault_tolerant.schedulers import Schedules
-from functional_optim.core import memory
+from functional_optim.adapters.state.transaction import transaction
+from functional_optim.checkpoint.precision import restore_precision
+from functional_optim.engine.guards import version_of
+from functional_optim.kernels.interrupts import held
 from functional_optim.replicas.coordinator import Coordinator, Decision
 
 _NAME = "_functional_optim_rounds"
@@ -55,9 +58,7 @@ class Member:
     def _marks(self) -> dict[int, tuple[int, Any]]:
         """By parameter, so that groups may be added and taken away meanwhile."""
         grads = {id(p): p.grad for p in self.parameters() if p.grad is not None}
-        versions = memory.versions(list(grads.values()))
-        pairs = zip(grads.items(), versions, strict=True)
-        return {p: (id(g), version) for (p, g), version in pairs}
+        return {p: (id(g), version_of(g)) for p, g in grads.items()}
 
     def is_initialization(self) -> bool:
         """Is this the step by which torch.distributed.checkpoint makes the state of an optimizer?
@@ -70,6 +71,48 @@ class Member:
             return False
         trained = [p.grad for p in self.parameters() if p.requires_grad]
         return bool(trained) and not any(g is None or bool(g.any()) for g in trained)
+
+    def saved(self, heal: str) -> dict[str, Any]:
+        """What a peer needs: the schedulers and the groups' values; parameters and state, too,
+        unless heal is "schedules"."""
+        schedule = self.schedules.save()
+        if heal == "schedules":
+            return {"schedule": schedule}
+        return {
+            "params": [p.detach() for p in self.parameters()],
+            "state": self.optim.state_dict()["state"],
+            "schedule": schedule,
+        }
+
+    def load(self, heal: str, saved: dict[str, Any]) -> None:
+        """Put in place what a peer has saved, or raise ValueError before anything is changed."""
+        schedule = saved["schedule"]
+        self.schedules.check(schedule)
+        if (heal == "everything") != ("params" in saved):
+            raise ValueError(
+                f"this replica's optimizer was made with heal=\"{heal}\", but its peer's with "
+                "another; pass the same everywhere."
+            )
+        if heal == "schedules":
+            self.schedules.load(schedule, groups=True)
+            return
+        params = self.parameters()
+        mine = [(tuple(p.shape), p.dtype) for p in params]
+        theirs = [(tuple(p.shape), p.dtype) for p in saved["params"]]
+        if mine != theirs:
+            raise ValueError(
+                f"a peer's parameters do not fit this replica's: {_difference(mine, theirs)}; "
+                "build the same model everywhere."
+            )
+
+        def put() -> None:
+            _load_state(self.optim, saved["state"], schedule["groups"])
+            with torch.no_grad():
+                for p, value in zip(params, saved["params"], strict=True):
+                    p.copy_(value)
+            self.schedules.load(schedule, groups=False)
+
+        held(transaction, self.optim, put)
 
 
 class Round:
@@ -86,6 +129,12 @@ class Round:
         self.owing: list[Member] = []
         self.again: list[Member] = []
         self.empty: list[Member] = []
+
+    def release(self) -> None:
+        """Let go those that have not taken it."""
+        for member in self.owing:
+            member.round = None
+        self.owing = []
 
 
 class Rounds:
@@ -177,9 +226,7 @@ class Rounds:
     def _abandon(self, now: Round) -> None:
         """A step is over that has no decision."""
         self.current = None
-        for member in now.owing:
-            member.round = None
-        now.owing = []
+        now.release()
         self._end()
 
     def _end(self) -> None:
@@ -213,9 +260,7 @@ class Rounds:
             RuntimeError("gradients were made, and zeroed without a step() of the optimizer")
         )
         self._decide(now)
-        for member in now.owing:
-            member.round = None
-        now.owing = []
+        now.release()
 
 
 def rounds_of(coordinator: Coordinator) -> Rounds:
@@ -265,3 +310,31 @@ def nonfinite_gradient(params: list[Tensor]) -> Exception | None:
     return ValueError(
         f"the gradient of parameter {i}, of shape {tuple(g.shape)}, has an infinite or NaN entry"
     )
+
+
+def _difference(mine: list[Any], theirs: list[Any]) -> str:
+    if len(mine) != len(theirs):
+        return f"it has {len(theirs)} of them, and this one has {len(mine)}"
+    i = next(i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b)
+    (a, b), (c, d) = mine[i], theirs[i]
+    return f"its parameter {i} is a {d} of shape {c}, and this one's is a {b} of shape {a}"
+
+
+def _load_state(optim: torch.optim.Optimizer, state: Any, groups: list[dict[str, Any]]) -> None:
+    packed = optim.state_dict()["param_groups"]
+    optim.load_state_dict(
+        {
+            "state": state,
+            "param_groups": [
+                {**values, "params": mine["params"]}
+                for mine, values in zip(packed, groups, strict=True)
+            ],
+        }
+    )
+    if optim._optimizer_load_state_dict_pre_hooks:  # they say what the state is to be
+        return
+    ids = [i for mine in packed for i in mine["params"]]
+    params = [p for group in optim.param_groups for p in group["params"]]
+    for i, p in zip(ids, params, strict=True):
+        if i in state:
+            optim.state[p].update(restore_precision(optim.state[p], state[i]))

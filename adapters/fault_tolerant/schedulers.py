@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,41 +15,48 @@ from torch import Tensor
 from functional_optim.adapters.state.recipes import as_data, with_code
 from functional_optim.replicas.coordinator import Coordinator
 
-Call = tuple["FollowingScheduler", tuple[Any, ...], dict[str, Any]]
+PARAMS = ("params", "param_names")
+
+Call = Callable[[], Any]
 
 
 class FollowingScheduler:
     """A scheduler whose `step` counts only with committed steps of an optimizer.
 
-    Everything else is the scheduler's own: attributes are read from it and written to it, and
-    `isinstance` sees its class, which trainers ask for. Copied or pickled it is the scheduler
-    alone. `__wrapped__` is the scheduler.
+    It is made of a subclass of the scheduler's own class, and has the same attributes, in the same
+    dict. Copied or pickled it is the scheduler alone. `__wrapped__` is the scheduler.
     """
 
+    __slots__ = ("__wrapped__", "_schedules")
+
     def __init__(self, scheduler: Any) -> None:
-        object.__setattr__(self, "__wrapped__", scheduler)
-        object.__setattr__(self, "_schedules", None)
+        for name, x in (("__wrapped__", scheduler), ("__dict__", vars(scheduler))):
+            object.__setattr__(self, name, x)
+        self.link(None)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self.__wrapped__)
+    def step(self) -> Callable[..., Any]:
+        """Steps the scheduler, if that counts; after its optimizer is gone, always."""
+        return self._step
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Step the scheduler, if that counts; after its optimizer is gone, always.
+    @step.setter
+    def step(self, value: Any) -> None:  # another one, to be called where it counts
+        vars(self)["step"] = value
 
-        Args:
-            args, kwargs: those of the scheduler's `step`.
-        """
-        schedules = schedules_of(self)
-        if schedules is None:
-            return self.__wrapped__.step(*args, **kwargs)
-        return schedules.call((self, args, kwargs))
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        schedules, call = self.schedules(), partial(self.__wrapped__.step, *args, **kwargs)
+        return call() if schedules is None else schedules.call(self, call)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__wrapped__, name)
+    def link(self, schedules: Schedules | None) -> None:
+        """Follow an optimizer, weakly: it may lead to its scheduler, e.g. by a hook."""
+        ref = None if schedules is None else weakref.ref(schedules)
+        object.__setattr__(self, "_schedules", ref)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__wrapped__, name, value)
+    def schedules(self) -> Schedules | None:
+        """Those of the optimizer that is followed; None where that is gone."""
+        return None if self._schedules is None else self._schedules()
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
@@ -82,7 +90,7 @@ class Schedules:
         self._warned = False
         self._lock = threading.Lock()
         self._before: dict[str, Any] | None = None
-        self._calls: list[Call] = []
+        self._calls: list[tuple[FollowingScheduler, Call]] = []
 
     def follow(self, scheduler: Any) -> Any:
         """The scheduler as one whose steps count only with committed ones."""
@@ -100,19 +108,20 @@ class Schedules:
         for one in self._seen:
             if scheduler is one or scheduler is one.__wrapped__:
                 return one
-        if type(scheduler) is not FollowingScheduler:
-            scheduler = FollowingScheduler(scheduler)
-        before = schedules_of(scheduler)
+        if not isinstance(scheduler, FollowingScheduler):
+            kind = type(scheduler)
+            made = type(kind.__name__, (FollowingScheduler, kind), {"__slots__": ()})
+            scheduler = made(scheduler)
+        before = scheduler.schedules()
         if before is not None:
             del before._seen[scheduler]
-        object.__setattr__(scheduler, "_schedules", weakref.ref(self))
+        scheduler.link(self)
         self._seen[scheduler] = self.commits
         return scheduler
 
     def begin(self) -> None:
         """A step of the group begins."""
-        self._before = None
-        self._calls = []
+        self.end()
         self._open = True
 
     def end(self) -> None:
@@ -121,20 +130,20 @@ class Schedules:
         self._before = None
         self._calls = []
 
-    def call(self, call: Call) -> Any:
+    def call(self, scheduler: FollowingScheduler, call: Call) -> Any:
         """A scheduler's `step` is called: run it if it counts."""
         if self._inside:
-            return _run(call)
+            return call()
         if self._open:
-            self._note(call)
-        return self._count(call)
+            self._note(scheduler, call)
+        return self._count(scheduler, call)
 
-    def _note(self, call: Call) -> None:
+    def _note(self, scheduler: FollowingScheduler, call: Call) -> None:
         """A call comes while a step is open."""
         with self._lock:
             self._before = self._before or self._now()
-        self._calls.append(call)
-        if not self._warned and self._seen[call[0]] < self.commits:
+        self._calls.append((scheduler, call))
+        if not self._warned and self._seen[scheduler] < self.commits:
             self._warned = True
             warnings.warn(
                 "a scheduler's step() was called between the optimizer's zero_grad() and its "
@@ -144,13 +153,12 @@ class Schedules:
                 stacklevel=4,
             )
 
-    def _count(self, call: Call) -> Any:
-        scheduler, _, _ = call
+    def _count(self, scheduler: FollowingScheduler, call: Call) -> Any:
         if self._seen[scheduler] == self.commits:
             return None
         self._inside = True
         try:
-            result = _run(call)
+            result = call()
         finally:
             self._inside = False
         self._seen[scheduler] = self.commits  # one that has raised an error may be repeated
@@ -163,24 +171,13 @@ class Schedules:
 
     def _now(self) -> dict[str, Any]:
         def live() -> dict[str, Any]:
-            return {
-                "groups": [
-                    {
-                        key: as_data(x)
-                        for key, x in group.items()
-                        if key not in ("params", "param_names")
-                    }
-                    for group in self.groups()
-                ],
-                "schedulers": [
-                    {
-                        "class": type(scheduler.__wrapped__).__qualname__,
-                        "state": scheduler.state_dict(),
-                        "due": seen < self.commits,
-                    }
-                    for scheduler, seen in list(self._seen.items())
-                ],
-            }
+            groups = [
+                {key: as_data(x) for key, x in group.items() if key not in PARAMS}
+                for group in self.groups()
+            ]
+            pairs = list(self._seen.items())
+            known = [_saved(scheduler, seen < self.commits) for scheduler, seen in pairs]
+            return {"groups": groups, "schedulers": known}
 
         return Coordinator.copied(live)
 
@@ -209,10 +206,15 @@ class Schedules:
                 for key, value in values.items():
                     group[key] = _loaded(group.get(key), with_code(value, group.get(key)))
         for scheduler, theirs in zip(list(self._seen), saved["schedulers"], strict=True):
-            scheduler.load_state_dict(theirs["state"])
+            scheduler.__wrapped__.load_state_dict(theirs["state"])
             self._seen[scheduler] = self.commits - theirs["due"]
-        for call in self._calls:
-            self._count(call)
+        for scheduler, call in self._calls:
+            self._count(scheduler, call)
+
+
+def _saved(scheduler: FollowingScheduler, due: bool) -> dict[str, Any]:
+    own = scheduler.__wrapped__
+    return {"class": type(own).__qualname__, "state": own.state_dict(), "due": due}
 
 
 def _loaded(mine: Any, value: Any) -> Any:
@@ -220,20 +222,6 @@ def _loaded(mine: Any, value: Any) -> Any:
     if isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.shape == value.shape:
         return mine.detach().copy_(value) if mine.requires_grad else mine.copy_(value)
     return value
-
-
-def schedules_of(scheduler: FollowingScheduler) -> Schedules | None:
-    """Those of the optimizer that a scheduler follows; None where that is gone.
-
-    The link is weak: an optimizer may lead to its scheduler, e.g. by a hook.
-    """
-    found = object.__getattribute__(scheduler, "_schedules")
-    return None if found is None else found()
-
-
-def _run(call: Call) -> Any:
-    scheduler, args, kwargs = call
-    return scheduler.__wrapped__.step(*args, **kwargs)
 
 
 def _alone(scheduler: Any) -> Any:

@@ -36,6 +36,11 @@ class Searching(NamedTuple):
     def name(self) -> str:
         return self.method.name
 
+    @property
+    def size(self) -> int:
+        """On what the shapes in its state depend, beside the parameters."""
+        return self.method.population
+
     def init(self, params: Any, seed: int) -> Any:
         home = tree.leaves(params)[0].device
         return self.method.init(tree.map(lambda p: p.to(home), params), seed)
@@ -62,12 +67,17 @@ class EstimatingState(NamedTuple):
     tx: Any
     """The state of the transformation."""
 
+    def own(self) -> EstimatorState:
+        """The state as the estimator knows it."""
+        return EstimatorState(*self[:3])
+
 
 class Estimating(NamedTuple):
     """An estimator of gradients, and who works on them."""
 
     estimator: Estimator
     tx: base.GradientTransformation
+    size: int | None = None
 
     @property
     def name(self) -> str:
@@ -77,7 +87,7 @@ class Estimating(NamedTuple):
         return EstimatingState(*self.estimator.init(params, seed), tx=self.tx.init(params))
 
     def ask(self, state: EstimatingState, params: Any) -> tuple[int, Leaf, Any]:
-        own = estimators_part(state)
+        own = state.own()
         items = list(tree.items(params))
 
         def alone(i: int) -> Tensor:
@@ -90,7 +100,7 @@ class Estimating(NamedTuple):
         return n, tree.leaves(self.estimator.candidates(own, params)).__getitem__, state
 
     def tell(self, fitness: Tensor, asked: Any, params: Any) -> tuple[Any, EstimatingState]:
-        value, own = self.estimator.read(fitness, estimators_part(asked))
+        value, own = self.estimator.read(fitness, asked.own())
         extra = {"value": value} if "value" in self.tx.extra else {}
         grads = self.estimator.gradient(own, params)
         updates, tx = self.tx.update(grads, asked.tx, params, **extra)
@@ -98,11 +108,6 @@ class Estimating(NamedTuple):
 
 
 Driver: TypeAlias = Searching | Estimating
-
-
-def estimators_part(state: EstimatingState) -> EstimatorState:
-    """The state as the estimator knows it."""
-    return EstimatorState(state.step, state.seed, state.weights)
 
 
 class Recipe:

@@ -8,19 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric, tree
-from functional_optim.adapters.gradient_free.methods import (
-    Driver,
-    EstimatingState,
-    Recipe,
-    Searching,
-    estimators_part,
-)
-from functional_optim.adapters.optimizer import OptimizerBase, with_hooks
+from functional_optim.adapters.base import OptimizerBase, with_hooks
+from functional_optim.adapters.gradient_free.methods import Driver, Estimating, Recipe
 from functional_optim.adapters.state.names import names_of
 from functional_optim.adapters.state.recipes import check_keys
-from functional_optim.adapters.state.transaction import transaction
 from functional_optim.checkpoint.errors import misfit, refuse
 from functional_optim.core import base, randomness
 from functional_optim.kernels.interrupts import held
@@ -82,7 +76,7 @@ class GradientFree(OptimizerBase):
     counts_steps = False
 
     def __init__(
-        self, params: Any, method: Any, *, tx: Any = None, seed: int = 0, **hyperparameters: Any
+        self, params: ParamsT, method: Any, *, tx: Any = None, seed: int = 0, **hyperparameters: Any
     ) -> None:
         randomness.seed_tensor("GradientFree", seed, torch.device("cpu"))
         self.recipe = Recipe(method, tx, hyperparameters)
@@ -126,10 +120,11 @@ class GradientFree(OptimizerBase):
         if groups and isinstance(param_group, dict):
             shared = {name: groups[0][name] for name in self.defaults if name in groups[0]}
             param_group = {**shared, **param_group}
-        transaction(self, self._add, super().add_param_group, param_group)
+        super().add_param_group(param_group)
 
-    def _add(self, add: Callable[[Any], None], param_group: Any) -> None:
-        add(param_group)
+    def check_parameters(self, group: dict[str, Any]) -> None:
+        """Raise TypeError for an integer parameter, ValueError for a group that differs."""
+        super().check_parameters(group)
         self._group()
 
     def _check_keys(self, group: dict[str, Any]) -> None:
@@ -164,9 +159,8 @@ class GradientFree(OptimizerBase):
         if not kept:
             return driver.init(params, self.param_groups[0]["seed"])
         like = self.__dict__.get("_like")
-        size = driver.method.population if isinstance(driver, Searching) else None
-        if like is None or like[0] != size:
-            like = size, tree.map(Described, driver.init(params, 0))
+        if like is None or like[0] != driver.size:
+            like = driver.size, tree.map(Described, driver.init(params, 0))
             check_kept(kept, like[1])
             self.__dict__["_like"] = like
         found = [kept[path].to(x.device, x.like.dtype) for path, x in tree.items(like[1])]
@@ -193,7 +187,7 @@ class GradientFree(OptimizerBase):
         driver = numeric.trusting(True, self.recipe, self._group())
         params = self._tree([p.detach() for p in self._params()])
         state = self._state(driver, params)
-        return estimators_part(state) if isinstance(state, EstimatingState) else state
+        return state.own() if isinstance(driver, Estimating) else state
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure for every candidate, and learn.
@@ -248,22 +242,13 @@ class GradientFree(OptimizerBase):
         kind = losses[0].dtype if losses[0].is_floating_point() else torch.float64
         return worst_if_not_finite(fitness).min().to(kind)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of the same method for parameters of the same shapes.
+    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
+        """Raise ValueError if what was loaded does not fit.
 
         Of a method that was called before it was passed, the hyperparameters are not compared.
-
-        Args:
-            state_dict: from `state_dict()`.
-
-        Raises:
-            ValueError, TypeError: if it does not fit. The optimizer is then as it was.
         """
-        transaction(self, self._load, super().load_state_dict, state_dict)
-
-    def _load(self, load: Callable[[Any], None], state_dict: Any) -> None:
+        super().check_loaded(given, before)
         self.__dict__.pop("_like", None)
-        load(state_dict)
         base.unrecorded(numeric.trusting, True, self._check_state)
 
     def _check_state(self) -> None:

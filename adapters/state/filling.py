@@ -17,7 +17,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import init_slots, stands_beside
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
     from functional_optim.engine.plan import PlanLeaf
 
 Made = list[tuple[Tensor, str]]
@@ -41,10 +41,10 @@ def fill_state(
     are.
     """
     if not optimizer.state.get(p):
-        for placement in tx.placements:
-            if placement.rule.slots is not None and not placement.rule.slots._fields:
-                init_slots(placement.rule, p.detach())  # which may refuse p
-    if not _keeps_state(optimizer, tx):
+        for rule, _, _ in tx.rules:
+            if rule.storage.slots is not None and not rule.storage.fields:
+                init_slots(rule, p.detach())  # which may refuse p
+    if not (optimizer.counts_steps or any(tx.layout.slots) or any(tx.layout.carry)):
         return
     mine = optimizer.state[p]
     if optimizer.counts_steps and "step" not in mine:
@@ -52,22 +52,20 @@ def fill_state(
         mine["step"] = 0 if optimizer.integer_steps else owned(numeric.stored(0.0, device))
     elif device is not None and isinstance(mine.get("step"), Tensor):
         mine["step"] = _there(mine["step"], device)
-    for placement, slot_keys, carry_keys in zip(
-        tx.placements, tx.layout.slots, tx.layout.carry, strict=True
-    ):
-        for key, value in zip(carry_keys, placement.rule.carry or (), strict=True):
-            if key not in mine:
-                first = numeric.stored(value, device)
-                made.append((p, key))
-                mine[key] = first.clone() if recorded else owned(first)
-            elif type(value) is int and mine[key].dtype is torch.float32:  # a count of before
-                mine[key] = owned(mine[key].to(torch.float64))
-            if device is not None:
-                mine[key] = _there(mine[key], device)
-        if any(mine.get(key) is None for key in slot_keys):
-            _check_form(name, mine, slot_keys)
-            start = init_slots(placement.rule, p if recorded else p.detach(), name)
-            for key, slot in zip(slot_keys, start, strict=True):
+    for key, value in tx.carried.items():
+        if key not in mine:
+            first = numeric.stored(value, device)
+            made.append((p, key))
+            mine[key] = first.clone() if recorded else owned(first)
+        elif type(value) is int and mine[key].dtype is torch.float32:  # a count of before
+            mine[key] = owned(mine[key].to(torch.float64))
+        if device is not None:
+            mine[key] = _there(mine[key], device)
+    for rule, keys, _ in tx.rules:
+        if any(mine.get(key) is None for key in keys):
+            _check_form(name, mine, keys)
+            start = init_slots(rule, p if recorded else p.detach(), name)
+            for key, slot in zip(keys, start, strict=True):
                 if mine.get(key) is None and slot is not None:
                     made.append((p, key))
                     mine[key] = slot
@@ -103,11 +101,12 @@ def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
 
     leaves: those that step together.
     """
-    for i, (placement, keys) in enumerate(zip(tx.placements, tx.layout.slots, strict=True)):
+    for i, (rule, keys, _) in enumerate(tx.rules):
         alike: dict[Any, list[dict[str, Any]]] = {}
         in_order = sorted(leaves, key=lambda leaf, i=i: leaf.turns[i] if leaf.turns else 0)
-        rule = placement.rule
-        for leaf in in_order if rule.batched and rule.home is None and not any(rule.codecs) else ():
+        storage = rule.storage
+        stacked = rule.runs.batched and storage.home is None and not storage.codecs
+        for leaf in in_order if stacked else ():
             mine = [leaf.slots.get(key) for key in keys]
             if all(x is None or memory.has_address(x) for x in mine):
                 looks = [x if x is None else (x.shape, x.dtype, x.device) for x in mine]
@@ -124,12 +123,11 @@ def put_into_stacks(leaves: Sequence[PlanLeaf], tx: Leafwise) -> None:
 
 def check_slots(name: str, p: Tensor, state: dict[str, Any], tx: Leafwise) -> None:
     """Raise TypeError or ValueError for a slot of p's shape that cannot be kept for p."""
-    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
+    for rule, keys, _ in tx.rules:
         for k, key in enumerate(keys):
             slot = state.get(key)
-            if slot is not None and stands_beside(placement.rule, k, slot, p, name):
-                away = placement.rule.home is not None
-                base.check_slot(name, key, slot, p, away=away)
+            if slot is not None and stands_beside(rule, k, slot, p, name):
+                base.check_slot(name, key, slot, p, away=rule.storage.home is not None)
 
 
 def discard(optimizer: OptimizerBase, made: Made) -> None:
@@ -143,11 +141,6 @@ def discard(optimizer: OptimizerBase, made: Made) -> None:
             mine.pop(key, None)
             if not mine:
                 del optimizer.state[p]
-
-
-def _keeps_state(optimizer: OptimizerBase, tx: Leafwise) -> bool:
-    layout = tx.layout
-    return optimizer.counts_steps or any(layout.slots) or any(layout.carry)
 
 
 class Names:

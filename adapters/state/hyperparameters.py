@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim import kernels
-
 PLAIN_NUMBERS = (float, int, bool)
 
 
@@ -26,11 +24,6 @@ def constants(group: dict[str, Any]) -> dict[str, Any] | None:
         x for value in values.values() for x in (value if isinstance(value, tuple) else (value,))
     ]
     return None if any(isinstance(x, (Tensor, list, dict)) for x in inner) else dict(group)
-
-
-def identical(group: dict[str, Any], seen: dict[str, Any] | None) -> bool:
-    """Are a group's entries the very objects that were seen?"""
-    return seen is not None and kernels.same_entries(group, seen)
 
 
 def _host(value: Any) -> Any:

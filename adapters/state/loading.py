@@ -1,4 +1,6 @@
-"""What a loaded state dict must be, and what torch's loading does to it that ours must not."""
+"""State dicts: what a loaded one must be, what torch's loading does to it that ours must not, and
+packed slots, decoded under torch's keys.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from functional_optim.checkpoint.entries import Entry
 from functional_optim.checkpoint.errors import described, listed, misfit, not_a_number, refuse
 from functional_optim.checkpoint.precision import restore_precision
 from functional_optim.core import base, sharding
-from functional_optim.core.cells import WEIGHT_SLOTS
+from functional_optim.core.cells import CELLS, WEIGHT_SLOTS
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import partial
 from functional_optim.core.storage import at_home, slots_like
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 def load_checked(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any) -> None:
@@ -144,9 +146,8 @@ def check_loaded(
     """
     faults: list[str] = []
     chains: list[tuple[int, Leafwise]] = []
-    for k, (group, saved) in enumerate(
-        zip(optimizer.param_groups, given["param_groups"], strict=True)
-    ):
+    pairs = zip(optimizer.param_groups, given["param_groups"], strict=True)
+    for k, (group, saved) in enumerate(pairs):
         try:
             tx = optimizer.checked_transform(group, in_step=True)
         except KeyError as missing:
@@ -205,18 +206,13 @@ def _check_parameter(
 
     other: whether the hyperparameters are those of another algorithm.
     """
-    carried = {
-        key: first
-        for placement, keys in zip(tx.placements, tx.layout.carry, strict=True)
-        for key, first in zip(keys, placement.rule.carry or (), strict=True)
-    }
+    carried = tx.carried
     numbers = {**carried, STEPS: 0}.items()
     entries = [(Entry([(key, True)], first, number=True), False) for key, first in numbers]
-    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True):
-        likes = slots_like(placement.rule, p, path)
-        shaped = [x is not None and x.shape == p.shape for x in likes]
-        rows = zip(keys, likes, shaped, strict=True)
-        entries += [(Entry([(key, True)], x), shaped) for key, x, shaped in rows if x is not None]
+    for rule, keys, _ in tx.rules:
+        rows = zip(keys, slots_like(rule, p, path), strict=True)
+        each = [(Entry([(key, True)], x), x.shape == p.shape) for key, x in rows if x is not None]
+        entries += each
     slots = {key: x for key, x in found.items() if key not in {*carried, "step", STEPS}}
     slots = {key: restore_precision(x, raw.get(key)) for key, x in slots.items()}
     needed = {entry.keys[0][0]: (entry.value, p) for entry, _ in entries if not entry.number}
@@ -250,9 +246,9 @@ def _check_parameter(
 
 def _send_home(found: dict[str, Any], tx: Leafwise | None) -> None:
     """Put the slots of one parameter into the memory in which they are kept."""
-    for placement, keys in zip(tx.placements, tx.layout.slots, strict=True) if tx else ():
-        if placement.rule.home is not None:
-            kept = at_home(placement.rule, tuple([found.get(key) for key in keys]))
+    for rule, keys, _ in tx.rules if tx else ():
+        if rule.storage.home is not None:
+            kept = at_home(rule, tuple([found.get(key) for key in keys]))
             found.update({key: x for key, x in zip(keys, kept, strict=True) if key in found})
 
 
@@ -307,3 +303,72 @@ def _check_whole(
         return [f"{where} has {listed(sorted(map(str, kept)))}, but needs {listed(sorted(like))}"]
     why = {key: misfit(kept[key], like[key]) for key in like.keys() & kept.keys()}
     return [f"{key} of {where} {fault}" for key, fault in sorted(why.items()) if fault]
+
+
+def decode_slots(optimizer: OptimizerBase, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict with each packed slot whole, in float32, under torch's own key.
+
+    `opt.state_dict(decoded=True)` returns this. As a hook it serves whatever calls `state_dict` by
+    itself: `opt.register_state_dict_post_hook(adapters.decode_slots)` for trainers, and for
+    `get_optimizer_state_dict`, so that a checkpoint can be loaded by other numbers of processes.
+    Loading packs the slots again.
+
+    Args:
+        optimizer: whose state it is.
+        state_dict: what its `state_dict()` returned. It is not changed.
+
+    Raises:
+        ValueError: if it is packed, and of a group whose transformation works on whole trees, or
+            if it does not fit.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from functional_optim import adapters
+        >>> p = torch.nn.Parameter(torch.ones(64, 64))
+        >>> opt = adapters.Optimizer([("hidden", p)], lambda: fo.stored(fo.lion(), "int8"))
+        >>> p.grad = torch.ones(64, 64)
+        >>> opt.step()
+        >>> hook = opt.register_state_dict_post_hook(adapters.decode_slots)
+        >>> list(opt.state[p]), list(opt.state_dict()["state"][0])
+        (['step', 'exp_avg.int8', 'exp_avg.scale'], ['step', 'exp_avg'])
+    """
+    state, faults = dict(state_dict["state"]), list[str]()
+    groups = zip(optimizer.param_groups, state_dict["param_groups"], strict=True)
+    for k, (group, saved) in enumerate(groups):
+        tx = optimizer.checked_transform(group, in_step=True)
+        for i, ((path, p), index) in enumerate(zip(named(group), saved["params"], strict=True)):
+            found = state.get(index)
+            if not found:
+                continue
+            if not isinstance(tx, Leafwise):
+                _check_unpacked(k, found)
+                continue
+            part = tx.on(path, p)
+            if part is not None:
+                state[index], strange = converted(found, _whole(part, path, p))
+                where = place(group, k, i)
+                faults += [f"{key} of parameter {where} {x}" for key, x in strange.items()]
+    refuse("the state", faults, "pass what the optimizer's own state_dict() returned")
+    return {**state_dict, "state": state}
+
+
+def _whole(tx: Leafwise, path: str, p: Tensor) -> dict[str, tuple[Any, Tensor]]:
+    """What a parameter's slots are like where none is packed."""
+    found: dict[str, tuple[Any, Tensor]] = {}
+    for rule, keys, _ in tx.rules:
+        plain = rule.without_codecs()
+        like = dict(zip(plain.keys, slots_like(plain, p, path), strict=True))
+        for key, own in zip(keys, rule.keys, strict=True):
+            if like.get(own) is not None:
+                found[key] = (like[own], p)
+    return found
+
+
+def _check_unpacked(k: int, found: Mapping[str, Any]) -> None:
+    packed = [key for key in found if not CELLS.keys().isdisjoint(str(key).split("."))]
+    if packed:
+        raise ValueError(
+            f"group {k} has a transformation of whole trees, of which {packed[0]} is packed; only "
+            "recipes made of one-tensor rules can be decoded. Save it as it is."
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
@@ -16,7 +16,11 @@ from functional_optim.checkpoint.lookup import entries_of, read, single
 from functional_optim.core.leafwise import Leafwise
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
+
+
+States: TypeAlias = list[tuple[str, dict[str, Any]]]
+"""The states of a group's parameters, with the names of these."""
 
 
 def numbers_of(optimizer: OptimizerBase, names: Sequence[str]) -> dict[str, float]:
@@ -30,7 +34,8 @@ def numbers_of(optimizer: OptimizerBase, names: Sequence[str]) -> dict[str, floa
         label = str(group.get("name", k)) if len(groups) > 1 else ""
         within = "" if alone else f"{label}."
         if isinstance(tx, Leafwise):
-            _add(found, optimizer, group, tx, label, within)
+            states = [(path, optimizer.state.get(p) or {}) for path, p in named(group)]
+            _add(found, tx, states, label, within)
         elif optimizer.keeps_trees and group["params"]:
             for key, x in single(entries_of(TreeGroup(optimizer, k, tx).state())).items():
                 name, _, path = key.partition("/")
@@ -38,31 +43,22 @@ def numbers_of(optimizer: OptimizerBase, names: Sequence[str]) -> dict[str, floa
     return read(found, names)
 
 
-def _add(
-    found: dict[str, Any],
-    optimizer: OptimizerBase,
-    group: dict[str, Any],
-    tx: Leafwise,
-    label: str,
-    within: str,
-) -> None:
+def _add(found: dict[str, Any], tx: Leafwise, states: States, label: str, within: str) -> None:
     """Add the numbers of a group. label: its name, if there are several. within: what its
     parameters have before their names."""
-    layout, states = tx.layout, [optimizer.state.get(p) or {} for p in group["params"]]
-    known = {key: x for mine in reversed(states) for key, x in mine.items()}
-    rows = zip(tx.placements, layout.carry, strict=True)
-    shared = {key for placement, keys in rows if placement.rule.shared for key in keys}
-    each = {key for mine in states for key, x in mine.items() if not _is_number(x)}
-    counts = [mine[key] for mine in states for key in (STEPS, "step") if key in mine]
+    known = {key: x for _, mine in reversed(states) for key, x in mine.items()}
+    shared = {key for rule, _, keys in tx.rules if rule.runs.shared for key in keys}
+    each = {key for _, mine in states for key, x in mine.items() if not _is_number(x)}
+    counts = [mine[key] for _, mine in states for key in (STEPS, "step") if key in mine]
     steps = list(map(Readings(), counts))
     if steps:
         found["step"] = max(*steps, found.get("step", 0.0))
-    for i, (placement, keys) in enumerate(zip(tx.placements, layout.hyper, strict=True)):
-        gate = layout.carry[i - placement.gate][0] if placement.gate else ""
+    for i, (placement, keys) in enumerate(zip(tx.placements, tx.layout.hyper, strict=True)):
+        gate = tx.layout.carry[i - placement.gate][0] if placement.gate else ""
         t = known.get(gate, 1.0) if gate else max(steps, default=1.0)
         for key, (_, value) in zip(keys, placement.rule.each_hyper(), strict=True):
             found[_joined(key, label)] = numeric.at(value, numeric.maximum(t, 1.0))
-    for (path, _), mine in zip(named(group), states, strict=True):
+    for path, mine in states:
         for key, x in mine.items():
             if key in shared:
                 found.setdefault(key, x)

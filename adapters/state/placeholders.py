@@ -8,8 +8,8 @@ these numbers, it serves for all numbers to come.
 
 from __future__ import annotations
 
+import dis
 import functools
-import inspect
 from collections.abc import Callable, Collection
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -30,7 +30,7 @@ class Placeholders:
     """The hyperparameters of a group that are replaced where its transformation reads them.
 
     recipe: the functions that make a transformation; nothing is replaced if they might ask for the
-    exact type of a number.
+    class of a number.
     """
 
     def __init__(self, *recipe: Any) -> None:
@@ -61,18 +61,14 @@ class Placeholders:
         if not keys or not self.unfit.isdisjoint(changed) or not isinstance(tx, Leafwise):
             return tx
         known = {key: _placeholder(group[key]) for key in keys}
-        if not any(map(asks_type, self.recipe)):
+        if not any(map(asks_class, self.recipe)):
             try:
                 found = make({**group, **known})
             except Exception:
                 found = None
+            alike = isinstance(found, Leafwise) and _alike(tx.placements, found.placements)
             every = [x for places in known.values() for x in _each(places)]
-            refused = any(x.refused for x in every)
-            if (
-                isinstance(found, Leafwise)
-                and not refused
-                and _alike(tx.placements, found.placements, set())
-            ):
+            if found is not None and alike and not any(x.refused for x in every):
                 self.known = known
                 for x in every:
                     x.readable = True
@@ -96,12 +92,12 @@ def _each(x: Any) -> tuple[Any, ...]:
 
 def _suits(places: Any, x: Any) -> bool:
     """Whether placeholders can take a hyperparameter."""
-    if type(places) is not tuple:
-        return places.suits(x)
-    return type(x) is tuple and len(x) == len(places) and all(map(Placeholder.suits, places, x))
+    if type(places) is not tuple or type(x) is not tuple:
+        return type(places) is Placeholder and places.suits(x)
+    return len(x) == len(places) and all(map(Placeholder.suits, places, x))
 
 
-def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -> bool:
+def _alike(a: Any, b: Any, above: Collection[tuple[int, int]] = (), *, read: bool = False) -> bool:
     """Whether two objects are the same but for placeholders in the second.
 
     above: the pairs that are being compared. read: whether a rule of this package holds the object,
@@ -119,17 +115,15 @@ def _alike(a: Any, b: Any, above: set[tuple[int, int]], *, read: bool = False) -
         return repr(a) == repr(b)
     if kind is FunctionType:
         own = _is_own(b) and not _home(b).startswith(PACKAGE + "schedules.")
+        given, other = [(f.__defaults__, f.__kwdefaults__) for f in (a, b)]
+        same = a.__code__ is b.__code__ and a.__globals__ is b.__globals__
         return (
-            a.__code__ is b.__code__
-            and a.__globals__ is b.__globals__
-            and _alike(
-                (a.__defaults__, a.__kwdefaults__), (b.__defaults__, b.__kwdefaults__), inside
-            )
-            and _alike(_held(a), _held(b), inside, read=own)
+            same and _alike(given, other, inside) and _alike(_held(a), _held(b), inside, read=own)
         )
     if kind is Rule:
-        code, other = [tuple(x._replace(hyper=(), given=())) for x in (a, b)]  # given: of hyper
-        return _alike(code, other, inside) and _alike(a.hyper, b.hyper, inside, read=True)
+        x, y = [(*z._replace(hyper=(), reads=()), z.reads.extra, z.reads.plain) for z in (a, b)]
+        mine, other = [(z.hyper, z.reads.hyper) for z in (a, b)]
+        return _alike(x, y, inside) and _alike(mine, other, inside, read=True)
     if kind is list or isinstance(b, tuple):
         read = read and kind in (list, tuple)
         pairs = zip(a, b, strict=False)
@@ -162,15 +156,17 @@ def _content(cell: Any) -> Any:
         return cell
 
 
-def asks_type(f: Any, above: Collection[Any] = ()) -> bool:
-    """Whether a recipe might ask for the exact type of a number, which a placeholder does not have.
+ASKS = {"type", "isinstance", "issubclass", "__class__"}
+"""What tells the class of a number, beside `match`."""
 
-    It and the functions that it can call by name are searched for `type`. `isinstance` may be used.
+
+def asks_class(f: Any, above: Collection[Any] = ()) -> bool:
+    """Whether a recipe might ask for the class of a number, which a placeholder does not have.
+
+    It and the functions that it can call by name are searched for what tells a class.
     """
-    f = inspect.unwrap(f.call if type(f) is ByReference else f)
-    if type(f) is functools.partial:
-        return asks_type(f.func, above)
-    f = getattr(f, "__func__", f)
+    f = f.call if type(f) is ByReference else f
+    f = getattr(f.func if type(f) is functools.partial else f, "__func__", f)
     if type(f) is not FunctionType:
         return True
     if _is_own(f) or f in above:
@@ -178,11 +174,13 @@ def asks_type(f: Any, above: Collection[Any] = ()) -> bool:
     names = _names(f.__code__)
     found = [f.__globals__.get(name) for name in names]
     found += [vars(x).get(name) for x in found if type(x) is ModuleType for name in names]
-    functions = [x for x in (*found, *_held(f)) if type(x) is FunctionType]
-    return "type" in names or any(asks_type(x, (*above, f)) for x in functions)
+    found += [vars(f).get("__wrapped__"), *_held(f)]
+    functions = [x for x in found if type(x) is FunctionType]
+    return not ASKS.isdisjoint(names) or any(asks_class(x, {*above, f}) for x in functions)
 
 
 def _names(code: CodeType) -> set[str]:
     """The global names and attributes that code reads, functions inside of it included."""
     inner = [_names(x) for x in code.co_consts if isinstance(x, CodeType)]
-    return set(code.co_names).union(*inner)
+    matches = {"isinstance"} if dis.opmap["MATCH_CLASS"] in code.co_code[::2] else set[str]()
+    return {*code.co_names, *matches}.union(*inner)

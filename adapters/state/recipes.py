@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable, Collection, Iterable
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -51,9 +52,16 @@ class ByReference:
         """The recipe, to be pickled with these groups."""
         return ByReference(self.call, self.names, *groups, more=self.more)
 
-    def taking(self, more: Iterable[str]) -> ByReference:
-        """The recipe, to be called with these as well, where a group has them."""
-        return ByReference(self.call, self.names, more=(*self.more, *more))
+    def checked(self, group: dict[str, Any]) -> ByReference:
+        """The recipe, for a group as well; TypeError for a hyperparameter that it does not take.
+
+        One with `**kwargs` takes all: it gets those of the group, too.
+        """
+        names = (*self.names, *self.more)
+        if not takes_any(self.call):
+            check_keys(group, names)
+            return self
+        return ByReference(self.call, self.names, more=(*self.more, *unknown_keys(group, names)))
 
     def __call__(self, group: dict[str, Any]) -> Any:
         values = {name: group[name] for name in self.names}
@@ -62,7 +70,7 @@ class ByReference:
         return self.call(**values)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ByReference:
-        return ByReference(self.call, self.names, more=self.more)
+        return self.beside()
 
     def __reduce__(self) -> tuple[Any, ...]:
         _check_pickled("recipe", self.call)
@@ -178,3 +186,34 @@ def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:
         )
     own = {p.name: copy.copy(p.default) for p in named if p.default is not p.empty}
     return {**own, **given}
+
+
+HOW = {
+    "compile": Parameter("compile", Parameter.KEYWORD_ONLY, default=True, annotation="Compile"),
+    "stored": Parameter("stored", Parameter.KEYWORD_ONLY, default=None, annotation="Stored | None"),
+    "capturable": Parameter("capturable", Parameter.KEYWORD_ONLY, default=False, annotation="bool"),
+}
+"""The arguments that say how an algorithm is run."""
+
+
+def constructor(
+    owner: str, parameters: Iterable[Parameter], how: Iterable[str]
+) -> Callable[..., None]:
+    """The `__init__` of a class called `owner`: it hands its arguments on to `_construct`, by name.
+
+    parameters: all but those that say how it is run. how: the names of these.
+    """
+    every = [*parameters, *[HOW[name] for name in how]]
+    signature = inspect.Signature(sorted(every, key=lambda x: x.kind), return_annotation="None")
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            given = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{owner}.__init__() {error}") from None
+        given.apply_defaults()
+        self._construct(given.arguments)
+
+    __init__.__qualname__ = f"{owner}.__init__"
+    vars(__init__)["__signature__"] = signature
+    return __init__

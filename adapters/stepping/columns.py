@@ -8,6 +8,7 @@ state are theirs: they stay the same objects, and are written one by one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core import memory
 from functional_optim.engine.executor import Write
+from functional_optim.engine.plan import filling
 
 
 def owned(x: Tensor) -> Tensor:
@@ -50,7 +51,6 @@ class Column:
         if self.ours:
             self._hand_out(torch.stack([x.to(found[0].device) for x in found]))
         self.here = found[0].device.type == "cpu"
-        self.versions = memory.versions(self.tensors)
         self.known: float | None = None if self.captured else value
         self.moved = False
 
@@ -65,7 +65,7 @@ class Column:
             return [partial(self._move, value)]
         if self.ours and self.key == "step" and not isinstance(value, Tensor) and value >= EXACT:
             return [partial(self._widen, value)]
-        return list(map(numeric.filling, self.tensors, repeat(value)))
+        return list(map(filling, self.tensors, repeat(value)))
 
     def _move(self, value: Tensor) -> None:
         """Move to the device of a value."""
@@ -80,10 +80,15 @@ class Column:
             self.moved = True
         self.tensors[0].fill_(value)
 
+    def fill(self) -> Callable[[float], object] | None:
+        """What sets all to a number below `EXACT`, if that takes one call of a C function."""
+        first = self.tensors[0]
+        plain = len(self.tensors) == 1 and type(first) is Tensor and self.here
+        return first.fill_ if plain and not self.captured else None
+
     def written(self, value: Any) -> bool:
         """Note what was written; True if the states have new tensors for that."""
         moved, self.moved = self.moved, False
-        self.versions = memory.versions(self.tensors)
         if not (self.here or self.captured):
             self.known = None if isinstance(value, Tensor) else self._rounded(value)
         return moved
@@ -97,10 +102,6 @@ class Column:
         if self.here:
             return first.item()
         return numeric.float64(first) if self.known is None else self.known
-
-    def untouched(self) -> bool:
-        """Has nobody else written to one?"""
-        return memory.versions(self.tensors) == self.versions
 
 
 class Readings:
@@ -127,7 +128,7 @@ class Integers:
     def __init__(self, states: list[dict[str, Any]], key: str) -> None:
         self.states = states
         self.key = key
-        self.value = states[0][key]
+        self.tensors: list[Tensor] = []
 
     def writes(self, value: Any) -> list[Write]:
         """What sets all to one value."""
@@ -139,9 +140,4 @@ class Integers:
 
     def written(self, value: Any) -> bool:
         """Note what was written; True: the states have new objects."""
-        self.value = int(value)
         return True
-
-    def untouched(self) -> bool:
-        """Has nobody else written to one?"""
-        return all(state[self.key] == self.value for state in self.states)

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from functional_optim.adapters.state.capturing import is_capturable, number_device
+from functional_optim.adapters.state.capturing import is_capturable
 from functional_optim.adapters.state.filling import (
     Made,
     Names,
-    check_slots,
-    fill_state,
     put_into_stacks,
 )
 from functional_optim.adapters.state.hyperparameters import (
@@ -28,20 +26,26 @@ from functional_optim.adapters.state.hyperparameters import (
     changed_values,
     constants,
     host_values,
-    identical,
 )
-from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.placeholders import Placeholders
 from functional_optim.adapters.state.storage import storage_of
-from functional_optim.adapters.stepping.columns import Column, Integers, Readings
+from functional_optim.adapters.stepping.columns import EXACT, Column, Integers, Readings
+from functional_optim.adapters.stepping.leaves import (
+    checked_leaves,
+    live_params,
+    own_numbers,
+    signature,
+    turns_of_params,
+)
 from functional_optim.adapters.stepping.loss import asks, extra_of
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
 from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
 from functional_optim.core import base, sharding
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.recording import kept_for
-from functional_optim.core.rule import Numbers
+from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import Write
 from functional_optim.engine.group import how_to, same_leaves
 from functional_optim.engine.guards import TensorGuard
@@ -51,12 +55,10 @@ from functional_optim.engine.plan import (
     StepContext,
     StepPlan,
     commit,
-    reduction_order,
-    turns_in,
 )
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 class ParamEntry(PlanEntry):
@@ -93,12 +95,15 @@ class ParamEntry(PlanEntry):
         if optimizer.counts_steps and leaves:
             self.step = Integers(states, "step") if optimizer.integer_steps else made("step", done)
         self.captured = isinstance(self.step, Column) and self.step.captured
-        own = zip(_own_numbers(tx) if leaves else (), values, strict=True)
+        own = zip(own_numbers(tx) if leaves else (), values, strict=True)
         self.columns = {**shared, **{key: made(key, value) for key, value in own}}
         self.mine = {key for key, column in self.columns.items() if id(column) not in written}
         written.update(map(id, self.columns.values()))
         self.idle: list[Numbers] = [()] * len(tx.layout.carry)
         self.noted: list[tuple[Column | Integers, Any]] = []
+        plain = isinstance(self.step, Column) and not self.columns
+        self.fill = self.step.fill() if plain else None
+        """What writes the step count, where that is the only number."""
 
     def time(self) -> Any:
         """The number of this step; on the device, where that counts."""
@@ -123,6 +128,8 @@ class ParamEntry(PlanEntry):
 
     def writes(self, context: StepContext) -> list[Write]:
         """The writes of the step count and of what each rule carries on."""
+        if self.fill is not None and context.time < EXACT:
+            return [partial(self.fill, context.time)]
         self.noted = [] if self.step is None else [(self.step, context.time)]
         if self.columns:
             carried = self.carried(context)
@@ -147,11 +154,10 @@ class ParamEntry(PlanEntry):
             moved |= column.written(value)
         return moved
 
-    def untouched(self) -> bool:
-        """Whether nobody else has written to the step counts or the carried numbers."""
-        if self.step is not None and not self.step.untouched():
-            return False
-        return not self.columns or all(c.untouched() for c in self.columns.values())
+    def numbers(self) -> list[Tensor]:
+        """The tensors of the step counts and the carried numbers."""
+        columns = [x for x in (self.step, *self.columns.values()) if x is not None]
+        return [x for column in columns for x in column.tensors]
 
     def retake(self, tx: base.GradientTransformation) -> bool:
         """Take a transformation with other numbers; False if it has more than those."""
@@ -219,7 +225,7 @@ class OptimizerPlan(StepPlan):
             live = live_params(group)
             if isinstance(tx, Leafwise):
                 for i, part, leaf, new in checked_leaves(optimizer, k, tx, turns, made, names):
-                    kind = (k, part, leaf.g.layout, *_signature(optimizer, leaf, part, new, read))
+                    kind = (k, part, leaf.g.layout, *signature(optimizer, leaf, part, new, read))
                     found.setdefault(kind, []).append((before + i, leaf))
                 optimizer.check_parts(group, tx)
             else:
@@ -237,7 +243,7 @@ class OptimizerPlan(StepPlan):
             leaves = [leaf for _, leaf in members]
             if first:
                 put_into_stacks(leaves, part)
-            keys = set(chain.from_iterable(part.layout.carry)).difference(_own_numbers(part))
+            keys = set(chain.from_iterable(part.layout.carry)).difference(own_numbers(part))
             shared = {key: columns[k, key] for key in keys}
             entries.append(
                 ParamEntry(optimizer, k, part, leaves, places, done, values, shared, written)
@@ -258,36 +264,41 @@ class OptimizerPlan(StepPlan):
         parts += [(x.placements, x.counts()) for x in self.trees if x.tx.communicates]
         absent = counts.waiting([(entry.group, entry.tx) for entry in entries])
         super().__init__(entries, absent, reduction_order(parts))
-        self.numbers = {"step", STEPS}
-        self.numbers.update(*[keys for _, tx in chains for keys in tx.layout.carry])
-        self.guard = state_guard(optimizer, self.numbers)
+        self.keys = {"step", STEPS}.union(*[keys for _, tx in chains for keys in tx.layout.carry])
+        self.guard = self._guard(optimizer)
         self.asking = any(asks(part.tx) for part in (*self.entries, *self.trees))
         self.captured = next((entry for entry in entries if entry.captured), None)
         self.mesh = sharding.mesh_of(
             [p for group in optimizer.param_groups for p in group["params"]]
         )
 
+    @property
+    def driven(self) -> bool:
+        """Whether its steps may be captured for replay."""
+        return self.guard.driven
+
     def fresh(self, optimizer: OptimizerBase) -> list[Tensor]:
         """The gradients, right after the plan was made."""
         live = [row for group in optimizer.param_groups for row in live_params(group)]
         return [self.guard.apart(g) for _, _, g in live]
 
+    def _guard(self, optimizer: OptimizerBase) -> TensorGuard:
+        """What tells whether this plan holds for the next step."""
+        columns = [] if self.steps is None else self.steps.tensors
+        numbers = [x for entry in self.entries for x in entry.numbers()]
+        return state_guard(optimizer, self.keys, {id(x): x for x in (*columns, *numbers)})
+
     def gradients(self, optimizer: OptimizerBase) -> list[Tensor] | None:
         """The gradients, if the plan still holds; new numbers in the groups are taken over here."""
-        grads = self.guard.gradients(optimizer.param_groups, optimizer.state)
-        if grads is None:
+        found = self.guard.gradients(optimizer.param_groups, optimizer.state, self.constants)
+        if found is None:
             return None
-        for entry in self.entries:
-            if not entry.untouched():
-                return None
-        if self.steps is not None and not self.steps.untouched():
-            return None
-        return grads if self._take_numbers(optimizer) else None
+        grads, changed = found
+        return grads if not changed or self._take_numbers(optimizer, changed) else None
 
-    def _take_numbers(self, optimizer: OptimizerBase) -> bool:
-        for k, group in enumerate(optimizer.param_groups):
-            if identical(group, self.constants[k]):
-                continue
+    def _take_numbers(self, optimizer: OptimizerBase, groups: list[int]) -> bool:
+        for k in groups:
+            group = optimizer.param_groups[k]
             hyper = self._new_numbers(k, group)
             changed = changed_values(self.hyper[k], hyper)
             if not changed or self.placeholders[k].take(changed):
@@ -359,7 +370,9 @@ class OptimizerPlan(StepPlan):
         for entry in self.entries:
             moved |= entry.finish()
         if moved:
-            self.guard = state_guard(optimizer, self.numbers)
+            self.guard = self._guard(optimizer)
+        else:
+            self.guard.settle()
         optimizer.__dict__["_plan"] = self
 
     def _tree_parts(self, extra: dict[str, Any], elsewhere: bool) -> list[TreePart]:
@@ -374,69 +387,13 @@ class OptimizerPlan(StepPlan):
         return [TreePart(x, extra, elsewhere, alone=alone, order=self.order) for x in taking]
 
 
-def live_params(group: dict[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
-    """The parameters of a group that have a gradient, with their names."""
-    return [(name, p, p.grad) for name, p in named(group) if p.grad is not None]
-
-
-Turns = dict[tuple[int, str], tuple[int, ...]]
-"""The turns of parameters for the rules that act on them, by group and name."""
-
-
-def turns_of_params(optimizer: OptimizerBase, chains: Sequence[tuple[int, Leafwise]]) -> Turns:
-    """The turns that parameters take over all groups."""
-    transforms = dict(chains)
-    places = [(k, name, p) for k in transforms for name, p in named(optimizer.param_groups[k])]
-    turns = turns_in(transforms, places)
-    return {(k, name): own for (k, name, _), own in zip(places, turns, strict=True) if own}
-
-
-def checked_leaves(
-    optimizer: OptimizerBase,
-    k: int,
-    tx: Leafwise,
-    turns: Turns,
-    made: Made,
-    names: Names,
-    *,
-    recorded: bool = False,
-) -> list[tuple[int, Leafwise, PlanLeaf, bool]]:
-    """The parameters of a group on which its rules act, checked, with all that their state needs.
-
-    Of each one: its index among the gradients of the group, the rules, the parameter with its
-    state, and whether this is its first step.
-
-    Args:
-        optimizer: the optimizer.
-        k: the index of the group.
-        tx: what the group asks for.
-        turns: of all parameters.
-        made: gets the entries of the state that are new.
-        names: gets the tensors that are written.
-        recorded: as in `fill_state`.
-    """
-    group = optimizer.param_groups[k]
-    found = []
-    for i, (name, p, g) in enumerate(live_params(group)):
-        part = tx.on(name, p)
-        if part is None:
-            continue
-        optimizer.check_gradient(p, g, group)
-        base.check_gradient(name, g, p)
-        new = not optimizer.state.get(p)
-        device = number_device(optimizer, group, p)
-        fill_state(optimizer, name, p, part, made, recorded=recorded, device=device)
-        mine = optimizer.state.get(p) or {}
-        check_slots(name, p, mine, part)
-        names.add(name, p, mine, part)
-        found.append((i, part, PlanLeaf(name, p, g, mine, turns.get((k, name), ())), new))
-    return found
-
-
-def state_guard(optimizer: OptimizerBase, numbers: set[str]) -> TensorGuard:
+def state_guard(
+    optimizer: OptimizerBase, keys: set[str], numbers: dict[int, Tensor]
+) -> TensorGuard:
     """What compares the objects of an optimizer with those of now: parameters, gradients, state.
 
-    numbers: keys of the state whose tensors hold step counts and carried numbers.
+    keys: those of the state whose tensors hold step counts and carried numbers. numbers: tensors
+    that hold them, or whose views do, by their ids.
     """
     params = tuple([tuple(group["params"]) for group in optimizer.param_groups])
     every = list(chain.from_iterable(params))
@@ -446,29 +403,9 @@ def state_guard(optimizer: OptimizerBase, numbers: set[str]) -> TensorGuard:
         x
         for mine in dicts
         for name, x in mine.items()
-        if name not in numbers and isinstance(x, Tensor)
+        if name not in keys and isinstance(x, Tensor)
     ]
     live = [p for p in every if p.grad is not None]
     values = tuple([tuple(x.values()) for x in dicts])
-    return TensorGuard([p.grad for p in every], [*live, *slots], params, states, values)
-
-
-def _signature(
-    optimizer: OptimizerBase, leaf: PlanLeaf, tx: Leafwise, new: bool, read: Readings
-) -> tuple[Any, ...]:
-    """What tensors that step together have in common: finished steps, carried numbers, and the
-    device of both.
-
-    An optimizer that keeps no step count, as torch's SGD, knows only whether it was here before.
-    """
-    time = read(leaf.slots["step"]) if optimizer.counts_steps else float(not new)
-    numbers = [leaf.slots[key] for key in _own_numbers(tx)]
-    held = [leaf.slots["step"], *numbers] if optimizer.counts_steps else numbers
-    devices = {str(x.device) for x in held if isinstance(x, Tensor)}
-    return time, tuple(map(read, numbers)), tuple(sorted(devices))
-
-
-def _own_numbers(tx: Leafwise) -> list[str]:
-    """The keys of the carried numbers that each parameter has for itself."""
-    pairs = zip(tx.placements, tx.layout.carry, strict=True)
-    return [key for placement, keys in pairs if not placement.rule.shared for key in keys]
+    grads, written = [p.grad for p in every], [*live, *slots]
+    return TensorGuard(grads, written, params, states, values, tuple(numbers.values()))

@@ -8,7 +8,7 @@ have none. A parameter that joins late takes them over.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,15 +19,22 @@ from functional_optim.adapters.stepping.columns import Column, Readings, owned
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Placement
 from functional_optim.core.storage import Slots, init_slots_as
+from functional_optim.engine.absent import WithoutGradient
 from functional_optim.engine.group import same_function
-from functional_optim.engine.plan import StepContext, WithoutGradient
+from functional_optim.engine.plan import StepContext
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 STEPS = "optimizer_step"
 """The key of the optimizer's own count of steps. A state has it only once there was a step in which
 no parameter had a gradient that has had one in all steps; else the largest `step` is the count."""
+
+
+Keys: TypeAlias = tuple[str, ...]
+
+Parts: TypeAlias = Sequence[tuple[int, Leafwise]]
+"""For each entry of a plan its group, and what acts on its tensors."""
 
 
 class Holder(NamedTuple):
@@ -35,7 +42,7 @@ class Holder(NamedTuple):
 
     p: Tensor
     state: dict[str, Any]
-    slots: tuple[str, ...]
+    slots: Keys
 
     def own(self) -> Slots:
         """Its slots for that rule."""
@@ -45,48 +52,42 @@ class Holder(NamedTuple):
 class SharedRule:
     """One shared rule, in all parameter groups that have it.
 
-    keys: of the carried numbers. groups: their indices.
+    keys: of the carried numbers. groups: the keys of its slots, by the indices of the groups.
     """
 
-    def __init__(self, placement: Placement, count: int, keys: tuple[str, ...]) -> None:
+    def __init__(
+        self, placement: Placement, count: int, keys: Keys, groups: dict[int, Keys]
+    ) -> None:
         self.placement = placement
         self.count = count
         self.keys = keys
-        self.groups: dict[int, tuple[str, ...]] = {}
+        self.groups = groups
         self.holders: list[Holder] = []
-        self.others: list[tuple[Tensor, tuple[str, ...]]] = []
+        self.others: list[tuple[Tensor, Keys]] = []
 
-    def takes(
-        self,
-        placement: Placement,
-        count: int,
-        keys: tuple[str, ...],
-        groups: list[dict[str, Any]],
-        k: int,
-    ) -> bool:
+    def is_like(self, other: SharedRule, groups: list[dict[str, Any]]) -> bool:
         """Whether a rule of another group is this one: of the same name, place and numbers."""
-        if (self.placement.name, self.count, self.keys) != (placement.name, count, keys):
+        a, b = self.placement, other.placement
+        if (a.name, self.count, self.keys) != (b.name, other.count, other.keys):
             return False
         if torch.compiler.is_compiling():  # which cannot compare functions
-            return _same_entries(groups[next(iter(self.groups))], groups[k])
+            return _same_entries(*[groups[next(iter(x.groups))] for x in (self, other)])
         try:
-            mine, other = self.placement.rule, placement.rule
-            return same_function(mine.scalars, other.scalars) and (
-                kernels.static_key(mine.hyper) == kernels.static_key(other.hyper)
-            )
+            same = same_function(a.rule.scalars, b.rule.scalars)
+            return same and kernels.static_key(a.rule.hyper) == kernels.static_key(b.rule.hyper)
         except TypeError:  # for a hyperparameter in a tensor
             return False
 
-    def waiting(self, parts: Sequence[tuple[int, Leafwise]]) -> WithoutGradient | None:
+    def waiting(self, parts: Parts) -> WithoutGradient | None:
         """Those without a gradient, whose slots go on in such a step, too.
 
         parts: for each entry of the plan its group, and what acts on its tensors.
         """
         rows = [(holder.p, holder.own()) for holder in self.holders if holder.p.grad is None]
-        place = self.place(parts) if rows and self.placement.rule.absent else None
+        place = self.place(parts) if rows and self.placement.rule.runs.absent else None
         return None if place is None else WithoutGradient(*place, rows)
 
-    def place(self, parts: Sequence[tuple[int, Leafwise]]) -> tuple[int, int] | None:
+    def place(self, parts: Parts) -> tuple[int, int] | None:
         """The first entry that has the rule, and the rule's index in it."""
         for k, (group, tx) in enumerate(parts):
             if group in self.groups and self.keys in tx.layout.carry:
@@ -112,7 +113,7 @@ class SharedRule:
                 holder.state[key] = owned(self.holders[0].state[key])
         self.holders += new
 
-    def _holder(self, optimizer: OptimizerBase, p: Tensor, slots: tuple[str, ...]) -> Holder | None:
+    def _holder(self, optimizer: OptimizerBase, p: Tensor, slots: Keys) -> Holder | None:
         mine = optimizer.state.get(p)
         has = mine and all(key in mine for key in self.keys)
         return Holder(p, mine, slots) if mine and has else None
@@ -152,23 +153,21 @@ class SharedCounts:
         found = False
         for k, tx in chains:
             self.counted.append(k)
-            rows = zip(
-                tx.placements, tx.layout.counts, tx.layout.carry, tx.layout.slots, strict=True
-            )
-            for placement, count, keys, slots in rows:
-                found |= placement.rule.shared
-                if placement.rule.shared and keys:
-                    self._of(placement, count, keys, k).groups[k] = slots
+            rows = zip(tx.placements, tx.layout.counts, tx.rules, strict=True)
+            for placement, count, (rule, slots, keys) in rows:
+                found |= rule.runs.shared
+                if rule.runs.shared and keys:
+                    self._add(SharedRule(placement, count, keys, {k: slots}))
         self.counts_steps = found and optimizer.counts_steps
         for mine in self.rules:
             mine.look(optimizer)
 
-    def _of(self, placement: Placement, count: int, keys: tuple[str, ...], k: int) -> SharedRule:
+    def _add(self, new: SharedRule) -> None:
         for known in self.rules:
-            if known.takes(placement, count, keys, self.optimizer.param_groups, k):
-                return known
-        self.rules.append(SharedRule(placement, count, keys))
-        return self.rules[-1]
+            if known.is_like(new, self.optimizer.param_groups):
+                known.groups.update(new.groups)
+                return
+        self.rules.append(new)
 
     def gather(self) -> None:
         """Let those join that have got their state since."""
@@ -176,7 +175,7 @@ class SharedCounts:
             shared.join(self.optimizer)
 
     def agree(self, read: Readings) -> None:
-        """Bring into phase what is not; see `SharedLink.agree`."""
+        """Bring into phase what is not; see `SharedRule.agree`."""
         for shared in self.rules:
             if shared.holders:
                 shared.agree(read)
@@ -198,26 +197,18 @@ class SharedCounts:
 
     def time(self, read: Readings) -> float:
         """How many steps are finished."""
-        found = [mine[key] for mine in self.states() for key in ("step", STEPS) if key in mine]
-        return max(map(read, found), default=0.0)
+        return max(map(read, self._counts()), default=0.0)
 
     def traced_time(self) -> Any:
         """The number of this step, where values cannot be compared; None if it is the first."""
-        counts = [
-            numeric.float64(mine[key])
-            for mine in self.states()
-            for key in ("step", STEPS)
-            if key in mine
-        ]
-        return torch.stack([torch.as_tensor(x) for x in counts]).amax() + 1 if counts else None
+        counts = [torch.as_tensor(numeric.float64(x)) for x in self._counts()]
+        return torch.stack(counts).amax() + 1 if counts else None
+
+    def _counts(self) -> list[Any]:
+        return [mine[key] for mine in self.states() for key in ("step", STEPS) if key in mine]
 
     def write_apart(
-        self,
-        contexts: Sequence[StepContext],
-        parts: Sequence[tuple[int, Leafwise]],
-        t: Any,
-        *,
-        replace: bool,
+        self, contexts: Sequence[StepContext], parts: Parts, t: Any, *, replace: bool
     ) -> None:
         """Write the numbers of those without a gradient, after a step of each parameter apart.
 
@@ -260,8 +251,8 @@ class SharedCounts:
             mine[STEPS] = owned(numeric.stored(time, dtype=torch.float64))
         return Column(states, STEPS, time)
 
-    def waiting(self, parts: Sequence[tuple[int, Leafwise]]) -> list[WithoutGradient]:
-        """What happens to tensors without a gradient; see `SharedLink.waiting`."""
+    def waiting(self, parts: Parts) -> list[WithoutGradient]:
+        """What happens to tensors without a gradient; see `SharedRule.waiting`."""
         found = [shared.waiting(parts) for shared in self.rules]
         return [absent for absent in found if absent is not None]
 

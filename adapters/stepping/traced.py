@@ -6,29 +6,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.adapters.state.filling import Made, Names, discard
+from functional_optim.adapters.stepping.leaves import Row, checked_leaves, turns_of_params
 from functional_optim.adapters.stepping.loss import asks, extra_of
-from functional_optim.adapters.stepping.plan import checked_leaves, turns_of_params
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.core import modes, sharding
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.rule import Numbers
+from functional_optim.core.numbers import Numbers
+from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import Write
-from functional_optim.engine.plan import (
-    PlanEntry,
-    PlanLeaf,
-    StepContext,
-    StepPlan,
-    make,
-    reduction_order,
-)
+from functional_optim.engine.plan import PlanEntry, StepContext, StepPlan, make
 from functional_optim.kernels.interrupts import held
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
@@ -48,22 +41,13 @@ def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
 
 
 class TracedEntry(PlanEntry):
-    """One parameter. new: whether this is its first step."""
+    """One parameter. row: what `checked_leaves` says of it. new: whether this is its first step."""
 
-    def __init__(
-        self,
-        optimizer: OptimizerBase,
-        tx: Leafwise,
-        leaf: PlanLeaf,
-        place: int,
-        new: bool,
-        replace: bool,
-    ) -> None:
+    def __init__(self, optimizer: OptimizerBase, row: Row, place: int, replace: bool) -> None:
+        _, tx, leaf, self.new = row
         super().__init__(tx, [leaf], [place], "apart", replace=replace)
         self.optimizer = optimizer
-        self.p: Tensor = leaf.p
         self.state: Any = leaf.slots
-        self.new = new
 
     def time(self) -> Any:
         """The number of this step, as a tensor if the optimizer counts steps."""
@@ -86,12 +70,11 @@ class TracedEntry(PlanEntry):
         if self.optimizer.counts_steps:
             with torch.no_grad():
                 self.state["step"] += 1
-        placements, layout = self.tensors.placements, self.tx.layout
-        for placement, keys, values in zip(placements, layout.carry, context.carried, strict=True):
-            for key, value, first in zip(keys, values, placement.rule.carry or (), strict=True):
-                self.state[key] = numeric.stored(value, dtype=numeric.carry_dtype(first))
+        values = [x for each in context.carried for x in each]
+        for (key, first), value in zip(self.tx.carried.items(), values, strict=True):
+            self.state[key] = numeric.stored(value, dtype=numeric.carry_dtype(first))
         if self.tensors.replace:
-            for keys, values in zip(layout.slots, self.tensors.slots[0], strict=True):
+            for keys, values in zip(self.tx.layout.slots, self.tensors.slots[0], strict=True):
                 self.state.update(zip(keys, values, strict=True))
 
 
@@ -116,19 +99,13 @@ def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Made) -> Non
     if not modes.traced():
         names.check_apart()
     counts.gather()
-    entries = [
-        TracedEntry(optimizer, part, leaf, i, new, replace)
-        for i, (_, (_, part, leaf, new)) in enumerate(found)
-    ]
-    parts = [(k, part) for k, (_, part, _, _) in found]
-    order = reduction_order(
-        [(tx.placements, tx.layout.counts) for _, tx in chains if tx.communicates]
-    )
-    plan = StepPlan(entries, (), order)
-    extra: dict[str, Any] = {}
-    if any(asks(part) for _, part in parts):
-        every = [p for group in optimizer.param_groups for p in group["params"]]
-        extra = extra_of(loss, sharding.mesh_of(every))
+    entries = [TracedEntry(optimizer, row, i, replace) for i, (_, row) in enumerate(found)]
+    parts = [(k, entry.tx) for (k, _), entry in zip(found, entries, strict=True)]
+    over = [(tx.placements, tx.layout.counts) for _, tx in chains if tx.communicates]
+    plan = StepPlan(entries, (), reduction_order(over))
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    asked = any(asks(part) for _, part in parts)
+    extra = extra_of(loss, sharding.mesh_of(every)) if asked else {}
 
     def step() -> None:
         contexts, writes = plan.writes([leaf.g for _, (_, _, leaf, _) in found], extra, count)
@@ -149,8 +126,7 @@ def _keeps_doubles(entries: list[TracedEntry]) -> bool:
     found = [
         entry.state[key].dtype
         for entry in entries
-        for placement, keys in zip(entry.tensors.placements, entry.tx.layout.carry, strict=True)
-        for key, first in zip(keys, placement.rule.carry or (), strict=True)
+        for key, first in entry.tx.carried.items()
         if type(first) is not int
     ]
     return bool(found) and set(found) == {torch.float64}

@@ -17,16 +17,17 @@ from functional_optim import tree
 from functional_optim.adapters.state.names import names_of
 from functional_optim.core import base, sharding
 from functional_optim.core.memory import Written
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import partial
-from functional_optim.core.rule import Numbers, Placement
-from functional_optim.core.scalars import Key, Missing, Totals
+from functional_optim.core.rule import Placement
+from functional_optim.core.scalars import Key
 from functional_optim.core.state_keys import indices_by_name
+from functional_optim.core.totals import Missing, ReductionOrder, Totals
 from functional_optim.engine.executor import Write
 from functional_optim.engine.graphs import check_updates
-from functional_optim.engine.plan import ReductionOrder
 
 if TYPE_CHECKING:
-    from functional_optim.adapters.optimizer import OptimizerBase
+    from functional_optim.adapters.base import OptimizerBase
 
 
 class TreeGroup:
@@ -64,7 +65,7 @@ class TreeGroup:
         return (
             elsewhere
             and bool(self.params)
-            and any(placement.rule.shared for placement in self.placements)
+            and any(placement.rule.runs.shared for placement in self.placements)
         )
 
     def updated(self, extra: dict[str, Any]) -> tuple[Any, Any]:

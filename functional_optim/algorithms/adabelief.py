@@ -18,10 +18,10 @@ from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.algorithms.radam import rectification
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
 
 
 class BeliefSlots(NamedTuple):
@@ -29,23 +29,6 @@ class BeliefSlots(NamedTuple):
     """First moment m, like p."""
     exp_avg_var: Tensor
     """Average s of (g − m)², like p."""
-
-
-class BeliefScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in m."""
-    weight2: Any
-    """1 − β₂, the weight of (g − m)² in s."""
-    bias_correction1: Any
-    """1 − β₁ᵗ."""
-    adaptive: Any
-    """The root of s's bias correction, times the rectification r_t if there is one."""
-    plain: Any
-    """1 while the variance is not known, else 0."""
-    eps: Any
-    """ε that is added to s."""
-    root_eps: Any
-    """ε that is added to the root."""
 
 
 def _checked(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
@@ -85,25 +68,29 @@ def scale_by_belief(
     """
     hyper = _checked(betas, eps)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> BeliefScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         root = numeric.sqrt(1 - b2**t)
         if rectify:
             rect, plain = rectification(t, b2)
-            return BeliefScalars(1 - b1, 1 - b2, 1 - b1**t, rect * root, plain, eps, eps)
-        return BeliefScalars(1 - b1, 1 - b2, 1 - b1**t, root, 0.0, eps, eps * root)
+            return 1 - b1, 1 - b2, 1 - b1**t, rect * root, plain, eps, eps
+        return 1 - b1, 1 - b2, 1 - b1**t, root, 0.0, eps, eps * root
 
-    def update(
-        g: Tensor, slots: BeliefSlots, p: Tensor, s: BeliefScalars
-    ) -> tuple[Tensor, BeliefSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
+    def update(g: Tensor, slots: BeliefSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, a2, c1, adaptive, plain, eps, root_eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
         r = g - m
-        v = slots.exp_avg_var.lerp(r * r, s.weight2) + s.eps
-        u = (m / s.bias_correction1) * (s.adaptive / (v.sqrt() + s.root_eps) + s.plain)
+        v = slots.exp_avg_var.lerp(r * r, a2) + eps
+        u = (m / c1) * (adaptive / (v.sqrt() + root_eps) + plain)
         return u, BeliefSlots(m, v)
 
     return leafwise(
-        _start, update, scalars, hyper=hyper, nonnegative=("exp_avg_var",), name="scale_by_belief"
+        _start,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_var",)),
+        name="scale_by_belief",
     )
 
 
@@ -143,7 +130,7 @@ def adabelief(
         tensor([0.7000, 1.2000])
     """
     adapt = scale_by_belief(betas, eps, rectify=rectify)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)
 
 
 @factory
@@ -176,7 +163,7 @@ def scale_by_acprop(
     """
     hyper = _checked(betas, eps)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> BeliefScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         first = t == 1
         if rectify:
@@ -189,18 +176,22 @@ def scale_by_acprop(
             plain, root_eps = numeric.where(first, 1.0, 0.0), eps * adaptive
         eps = numeric.where(first, 0.0, eps)
         root_eps = numeric.where(first, 1.0, root_eps)  # not 0, where s is 0
-        return BeliefScalars(1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps, root_eps)
+        return 1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps, root_eps
 
-    def update(
-        g: Tensor, slots: BeliefSlots, p: Tensor, s: BeliefScalars
-    ) -> tuple[Tensor, BeliefSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        r, v = g - m, slots.exp_avg_var + s.eps
-        u = s.adaptive * g / (v.sqrt() + s.root_eps) + s.plain * (m / s.bias_correction1)
-        return u, BeliefSlots(m, v.lerp(r * r, s.weight2))
+    def update(g: Tensor, slots: BeliefSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, a2, c1, adaptive, plain, eps, root_eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        r, v = g - m, slots.exp_avg_var + eps
+        u = adaptive * g / (v.sqrt() + root_eps) + plain * (m / c1)
+        return u, BeliefSlots(m, v.lerp(r * r, a2))
 
     return leafwise(
-        _start, update, scalars, hyper=hyper, nonnegative=("exp_avg_var",), name="scale_by_acprop"
+        _start,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_var",)),
+        name="scale_by_acprop",
     )
 
 
@@ -241,4 +232,4 @@ def acprop(
         tensor([0.7000, 1.2000])
     """
     adapt = scale_by_acprop(betas, eps, rectify=rectify)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)

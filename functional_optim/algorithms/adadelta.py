@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import signed
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 class AdadeltaSlots(NamedTuple):
@@ -50,25 +49,20 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
     numeric.check(lambda x: 0.0 <= x <= 1.0, rho, "Invalid rho value: {}")
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def init(p: Tensor) -> AdadeltaSlots:
-        return AdadeltaSlots(torch.zeros_like(p), torch.zeros_like(p))
-
-    def scalars(t: Any, *, rho: Any, eps: Any) -> tuple[Any, Any]:
+    def scalars(t, *, rho, eps):
         return 1 - rho, eps
 
-    def update(
-        g: Tensor, slots: AdadeltaSlots, p: Tensor, a: Any, eps: Any
-    ) -> tuple[Tensor, AdadeltaSlots]:
+    def update(g: Tensor, slots: AdadeltaSlots, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:
         v = slots.square_avg.lerp(g * g, a)
         d = (slots.acc_delta + eps).sqrt() / (v + eps).sqrt() * g
         return d, AdadeltaSlots(v, slots.acc_delta.lerp(d * d, a))
 
     return leafwise(
-        init,
+        zeros(AdadeltaSlots),
         update,
         scalars,
         hyper={"rho": rho, "eps": eps},
-        nonnegative=("square_avg", "acc_delta"),
+        storage=Storage(nonnegative=("square_avg", "acc_delta")),
         name="scale_by_adadelta",
     )
 
@@ -107,9 +101,4 @@ def adadelta(
         >>> fo.apply_updates(w, updates)
         tensor([0.9980, 1.0020])
     """
-    return chain(
-        signed(maximize),
-        add_decayed_weights(weight_decay),
-        scale_by_adadelta(rho, eps),
-        scale_by_lr(lr),
-    )
+    return descent(scale_by_adadelta(rho, eps), lr, weight_decay, maximize=maximize)

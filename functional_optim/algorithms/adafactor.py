@@ -18,6 +18,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import scale
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -29,19 +30,6 @@ class AdafactorSlots(NamedTuple):
     """Average C of the columns' mean squares, (…, 1, n); None below two dimensions."""
     variance: Tensor | None
     """Average V of g², like p; None from two dimensions on."""
-
-
-class AdafactorScalars(NamedTuple):
-    weight: Any
-    """1 − β₂(t), the weight of g² in the averages."""
-    rho: Any
-    """Relative step size."""
-    decay: Any
-    """Share of the parameter that the step takes away."""
-    min_scale: Any
-    """ε₂, the least scale of a parameter."""
-    threshold: Any
-    """d, the root mean square to which updates are clipped."""
 
 
 @factory
@@ -92,28 +80,25 @@ def scale_by_adafactor(
         zero = torch.zeros_like(p)  # averaged, so that shards and strides are those of later steps
         return AdafactorSlots(mean(zero, -1), mean(zero, -2), None)
 
-    def scalars(
-        t: Any, *, lr: Any, beta2_decay: Any, weight_decay: Any, d: Any
-    ) -> AdafactorScalars:
+    def scalars(t, *, lr, beta2_decay, weight_decay, d):
         rho = numeric.minimum(lr, 1 / numeric.sqrt(t))
         weight = numeric.power(t, beta2_decay)
-        return AdafactorScalars(weight, rho, lr * weight_decay, numeric.at(eps2, t), d)
+        return weight, rho, lr * weight_decay, numeric.at(eps2, t), d
 
-    def update(
-        g: Tensor, slots: AdafactorSlots, p: Tensor, s: AdafactorScalars
-    ) -> tuple[Tensor, AdafactorSlots]:
+    def update(g: Tensor, slots: AdafactorSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a, rho, decay, min_scale, threshold = numbers
         least = torch.finfo(p.dtype).eps if eps1 is None else eps1
         R, C, v = slots
         if R is not None and C is not None:
-            R = R.lerp(mean(g * g, -1), s.weight)
-            C = C.lerp(mean(g * g, -2), s.weight)
+            R = R.lerp(mean(g * g, -1), a)
+            C = C.lerp(mean(g * g, -2), a)
             V = of_rank_one(R, C, least)
         else:
             assert v is not None
-            V = v = v.lerp(g * g, s.weight)
+            V = v = v.lerp(g * g, a)
         U = g * V.clamp(min=least * least).rsqrt()
-        alpha = rms(p).clamp(min=s.min_scale) * s.rho / (rms(U) / s.threshold).clamp(min=1.0)
-        return s.decay * p + U * alpha, AdafactorSlots(R, C, v)
+        alpha = rms(p).clamp(min=min_scale) * rho / (rms(U) / threshold).clamp(min=1.0)
+        return decay * p + U * alpha, AdafactorSlots(R, C, v)
 
     hyper = {
         "lr": lr,
@@ -127,7 +112,7 @@ def scale_by_adafactor(
         update,
         scalars,
         hyper=hyper,
-        nonnegative=AdafactorSlots._fields,
+        storage=Storage(nonnegative=AdafactorSlots._fields),
         name="scale_by_adafactor",
     )
 
@@ -185,7 +170,5 @@ def adafactor(
         tensor([0.9000, 1.1000])
     """
     return chain(
-        signed(maximize),
-        scale_by_adafactor(lr, beta2_decay, eps, d, weight_decay),
-        scale(-1),
+        signed(maximize), scale_by_adafactor(lr, beta2_decay, eps, d, weight_decay), scale(-1)
     )

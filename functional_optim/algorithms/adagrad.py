@@ -13,11 +13,12 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import check_lr, signed
+from functional_optim.core.scalars import given
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.scaling import check_lr
 
 
 class AdagradSlots(NamedTuple):
@@ -55,15 +56,17 @@ def scale_by_adagrad(
     def init(p: Tensor) -> AdagradSlots:
         return AdagradSlots(torch.full_like(p, start * (1 + 1j) if p.is_complex() else start))
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
-        return (eps,)
-
     def update(g: Tensor, slots: AdagradSlots, p: Tensor, eps: Any) -> tuple[Tensor, AdagradSlots]:
         s = slots.sum + g * g
         return g / (s.sqrt() + eps), AdagradSlots(s)
 
     return leafwise(
-        init, update, scalars, hyper={"eps": eps}, nonnegative=("sum",), name="scale_by_adagrad"
+        init,
+        update,
+        given,
+        hyper={"eps": eps},
+        storage=Storage(nonnegative=("sum",)),
+        name="scale_by_adagrad",
     )
 
 
@@ -109,9 +112,6 @@ def adagrad(
     def decayed(count: Any) -> Any:
         return numeric.at(lr, count + 1) / (1 + count * numeric.at(lr_decay, count + 1))
 
-    return chain(
-        signed(maximize),
-        add_decayed_weights(weight_decay),
-        scale_by_adagrad(initial_accumulator_value, eps),
-        scale_by_lr(lr if numeric.is_zero(lr_decay) else decayed),
-    )
+    adapt = scale_by_adagrad(initial_accumulator_value, eps)
+    rate = lr if numeric.is_zero(lr_decay) else decayed
+    return descent(adapt, rate, weight_decay, maximize=maximize)

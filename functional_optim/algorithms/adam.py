@@ -15,11 +15,10 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import signed
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
 
 Betas = tuple[numeric.Hyper, numeric.Hyper]
 
@@ -93,7 +92,7 @@ def scale_by_adam(
     def init(p: Tensor) -> Any:
         return slot_type(*[torch.zeros_like(p) for _ in slot_type._fields])
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         c1, c2, following = 1.0, 1.0, 1.0
         if debias:
@@ -110,7 +109,12 @@ def scale_by_adam(
         return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=slot_type._fields[1:], name="scale_by_adam"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=slot_type._fields[1:]),
+        name="scale_by_adam",
     )
 
 
@@ -153,7 +157,8 @@ def adam(
         tensor([0.9000, 1.1000])
     """
     adapt = scale_by_adam(betas, eps, amsgrad=amsgrad)
-    return adam_chain(adapt, lr, weight_decay, decoupled_weight_decay, maximize)
+    decoupled = decoupled_weight_decay
+    return descent(adapt, lr, weight_decay, decoupled=decoupled, maximize=maximize)
 
 
 @factory
@@ -196,22 +201,6 @@ def adamw(
     return adam(
         lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True
     )
-
-
-def adam_chain(
-    adapt: Leafwise,
-    lr: numeric.Hyper,
-    weight_decay: numeric.Hyper,
-    decoupled: bool,
-    maximize: bool,
-) -> GradientTransformation:
-    """An adaptive transform with what the whole family puts around it."""
-    descend = scale_by_lr(lr)
-    decay = add_decayed_weights(weight_decay)
-    sign = signed(maximize)
-    if decoupled:
-        return chain(sign, adapt, decay, descend)
-    return chain(sign, decay, adapt, descend)
 
 
 def check_betas(betas: Betas) -> Betas:

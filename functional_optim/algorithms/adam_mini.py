@@ -17,7 +17,6 @@ from functional_optim.algorithms.adam import (
     AdamScalars,
     AdamSlots,
     Betas,
-    adam_chain,
     check_betas,
     scale_by_adam,
 )
@@ -27,6 +26,8 @@ from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.paths import fits
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
 
 Block = Literal["row", "tensor"] | int
 """What shares one second moment: a row, a whole tensor, or as many rows as make one of so many
@@ -106,7 +107,7 @@ def scale_by_adam_mini(
             return AdamSlots(m, p.new_zeros(block, 1))
         return AdamSlots(m, squares(torch.zeros_like(p)))
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
 
@@ -121,7 +122,7 @@ def scale_by_adam_mini(
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_adam_mini",
     )
 
@@ -189,4 +190,4 @@ def adam_mini(
         if block != "entry":
             parts[str(block)] = scale_by_adam_mini(betas, eps, block)
     adapt: Any = partition(parts, label)
-    return adam_chain(adapt, lr, weight_decay, decoupled=True, maximize=maximize)
+    return descent(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import Betas, adam_chain, check_betas
+from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 class AdamaxSlots(NamedTuple):
@@ -24,15 +27,6 @@ class AdamaxSlots(NamedTuple):
     """First moment m, like p."""
     exp_inf: Tensor
     """Decaying maximum of |g|, like p."""
-
-
-class AdamaxScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in the first moment."""
-    beta2: Any
-    bias_correction1: Any
-    """1 − β₁ᵗ."""
-    eps: Any
 
 
 @factory
@@ -59,22 +53,25 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
     hyper = {"betas": check_betas(betas), "eps": eps}
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def init(p: Tensor) -> AdamaxSlots:
-        return AdamaxSlots(torch.zeros_like(p), torch.zeros_like(p))
+    init = zeros(AdamaxSlots)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamaxScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
-        return AdamaxScalars(1 - b1, b2, 1 - b1**t, eps)
+        return 1 - b1, b2, 1 - b1**t, eps
 
-    def update(
-        g: Tensor, slots: AdamaxSlots, p: Tensor, s: AdamaxScalars
-    ) -> tuple[Tensor, AdamaxSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        top = torch.maximum(s.beta2 * slots.exp_inf, g.abs() + s.eps)
-        return (m / s.bias_correction1) / top, AdamaxSlots(m, top)
+    def update(g: Tensor, slots: AdamaxSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, b2, c1, eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        top = torch.maximum(b2 * slots.exp_inf, g.abs() + eps)
+        return (m / c1) / top, AdamaxSlots(m, top)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("exp_inf",), name="scale_by_adamax"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_inf",)),
+        name="scale_by_adamax",
     )
 
 
@@ -112,7 +109,7 @@ def adamax(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    return adam_chain(scale_by_adamax(betas, eps), lr, weight_decay, False, maximize)
+    return descent(scale_by_adamax(betas, eps), lr, weight_decay, maximize=maximize)
 
 
 @factory
@@ -147,4 +144,4 @@ def adamaxw(
         >>> fo.apply_updates(w, updates)
         tensor([0.8500, 1.0500])
     """
-    return adam_chain(scale_by_adamax(betas, eps), lr, weight_decay, True, False)
+    return descent(scale_by_adamax(betas, eps), lr, weight_decay, decoupled=True)

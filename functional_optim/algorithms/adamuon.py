@@ -13,25 +13,22 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.muon import Nesterov, matrix_momentum
-from functional_optim.algorithms.normuon import frobenius, matrix_chain
+from functional_optim.algorithms.muon import Nesterov, matrix_chain, matrix_momentum
+from functional_optim.algorithms.normuon import frobenius
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import sign
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
+from functional_optim.transforms.rules import zeros
 
 
 class AdaMuonSlots(NamedTuple):
     v_buffer: Tensor
     """Average v of the orthogonal matrices' squares, like p."""
-
-
-class AdaMuonScalars(NamedTuple):
-    weight: Any
-    """1 − μ, the weight of a square in v."""
-    eps: Any
 
 
 @factory
@@ -78,38 +75,28 @@ def scale_by_adamuon(
         >>> u.square().mean().sqrt()
         tensor(0.2000)
     """
-    numeric.check(
-        lambda x: 0.0 <= x < 1.0,
-        momentum,
-        "scale_by_adamuon needs a momentum in [0, 1), but got {}.",
-    )
-    numeric.check(
-        lambda x: x >= 0.0, eps, "scale_by_adamuon needs an eps of 0 or more, but got {}."
-    )
+    numeric.check_range("scale_by_adamuon", "in [0, 1)", momentum=momentum)
+    numeric.check_range("scale_by_adamuon", "of 0 or more", eps=eps)
     polar = polar_factor("scale_by_adamuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
 
-    def init(p: Tensor) -> AdaMuonSlots:
-        return AdaMuonSlots(torch.zeros_like(p))
+    def scalars(t, *, momentum, eps):
+        return 1 - momentum, eps
 
-    def scalars(t: Any, *, momentum: Any, eps: Any) -> AdaMuonScalars:
-        return AdaMuonScalars(1 - momentum, eps)
-
-    def update(
-        S: Tensor, slots: AdaMuonSlots, p: Any, s: AdaMuonScalars
-    ) -> tuple[Tensor, AdaMuonSlots]:
+    def update(S: Tensor, slots: AdaMuonSlots, p: Any, *numbers: Any) -> tuple[Tensor, Any]:
+        a, eps = numbers
         O = polar(S)  # noqa: E741
-        v = slots.v_buffer.lerp(O * O, s.weight)
-        U = O / (v.sqrt() + s.eps)
+        v = slots.v_buffer.lerp(O * O, a)
+        U = O / (v.sqrt() + eps)
         size = 0.2 * math.sqrt(S.shape[-2] * S.shape[-1])
-        return U * (size / (frobenius(U) + s.eps)), AdaMuonSlots(v)
+        return U * (size / (frobenius(U) + eps)), AdaMuonSlots(v)
 
     second = leafwise(
-        matrices_only("scale_by_adamuon", init),
+        matrices_only("scale_by_adamuon", zeros(AdaMuonSlots)),
         update,
         scalars,
         hyper={"momentum": momentum, "eps": eps},
-        batched=True,
-        nonnegative=AdaMuonSlots._fields,
+        runs=Runs(batched=True),
+        storage=Storage(nonnegative=AdaMuonSlots._fields),
         name="scale_by_adamuon",
     )
     mix = matrix_momentum("scale_by_adamuon", momentum, nesterov)
@@ -163,12 +150,6 @@ def adamuon(
         True
     """
     adapt = scale_by_adamuon(
-        momentum,
-        eps,
-        nesterov,
-        ns_coefficients,
-        ns_steps,
-        ns_eps=ns_eps,
-        ns_dtype=ns_dtype,
+        momentum, eps, nesterov, ns_coefficients, ns_steps, ns_eps=ns_eps, ns_dtype=ns_dtype
     )
     return matrix_chain(adapt, lr, weight_decay)

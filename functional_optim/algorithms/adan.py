@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -18,7 +17,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, proximal_step, scale_by_lr
+from functional_optim.core.storage import Storage
+from functional_optim.transforms import proximal_step
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 class AdanSlots(NamedTuple):
@@ -30,25 +32,6 @@ class AdanSlots(NamedTuple):
     """Second moment n, like p."""
     previous_grad: Tensor
     """The gradient before, like p; 0 before the first."""
-
-
-class AdanScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in m."""
-    weight2: Any
-    """1 − β₂, the weight of the difference in v."""
-    weight3: Any
-    """1 − β₃, the weight of the square in n."""
-    bias_correction1: Any
-    """1 − β₁ᵗ."""
-    bias_correction3: Any
-    """1 − β₃ᵗ."""
-    beta2: Any
-    lead: Any
-    """β₂ / (1 − β₂ᵗ), the weight of v in the step."""
-    later: Any
-    """0 at the first step, which has no difference, else 1."""
-    eps: Any
 
 
 @factory
@@ -81,27 +64,32 @@ def scale_by_adan(
     check_each_beta(three)
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def init(p: Tensor) -> AdanSlots:
-        return AdanSlots(*[torch.zeros_like(p) for _ in AdanSlots._fields])
+    init = zeros(AdanSlots)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> AdanScalars:
+    def scalars(t, *, betas, eps):
         b1, b2, b3 = betas
         lead, later = b2 / (1 - b2**t), numeric.where(t == 1, 0.0, 1.0)
-        return AdanScalars(1 - b1, 1 - b2, 1 - b3, 1 - b1**t, 1 - b3**t, b2, lead, later, eps)
+        return 1 - b1, 1 - b2, 1 - b3, 1 - b1**t, 1 - b3**t, b2, lead, later, eps
 
-    def update(g: Tensor, slots: AdanSlots, p: Tensor, s: AdanScalars) -> tuple[Tensor, AdanSlots]:
-        d = s.later * (g - slots.previous_grad)
-        m = slots.exp_avg.lerp(g, s.weight1)
-        v = slots.exp_avg_diff.lerp(d, s.weight2)
-        ahead = g + s.beta2 * d
-        n = slots.exp_avg_sq.lerp(ahead * ahead, s.weight3)
-        u = m / s.bias_correction1 + s.lead * v
-        u = u / ((n / s.bias_correction3).sqrt() + s.eps)
+    def update(g: Tensor, slots: AdanSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdanSlots]:
+        a1, a2, a3, c1, c3, b2, lead, later, eps = numbers
+        d = later * (g - slots.previous_grad)
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_diff.lerp(d, a2)
+        ahead = g + b2 * d
+        n = slots.exp_avg_sq.lerp(ahead * ahead, a3)
+        u = m / c1 + lead * v
+        u = u / ((n / c3).sqrt() + eps)
         return u, AdanSlots(m, v, n, g.clone())
 
     hyper = {"betas": three, "eps": eps}
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_adan"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_sq",)),
+        name="scale_by_adan",
     )
 
 
@@ -143,5 +131,5 @@ def adan(
     """
     adapt = scale_by_adan(betas, eps)
     if no_prox:
-        return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+        return descent(adapt, lr, weight_decay, decoupled=True)
     return chain(adapt, proximal_step(lr, weight_decay))

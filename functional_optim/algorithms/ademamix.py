@@ -10,21 +10,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import (
-    AdamSlots,
-    Betas,
-    check_betas,
-    check_each_beta,
-)
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas, check_each_beta
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 class AdEMAMixSlots(NamedTuple):
@@ -34,22 +29,6 @@ class AdEMAMixSlots(NamedTuple):
     """Slow average m₂ of the gradient, like p."""
     exp_avg_sq: Tensor
     """Second moment ν, like p."""
-
-
-class AdEMAMixScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in m₁."""
-    weight2: Any
-    """1 − β₂, the weight of g² in ν."""
-    weight3: Any
-    """1 − β₃(t), the weight of g in m₂."""
-    bias_correction1: Any
-    """1 − β₁ᵗ."""
-    bias_correction2: Any
-    """1 − β₂ᵗ."""
-    alpha: Any
-    """α(t), the weight of m₂ in the step."""
-    eps: Any
 
 
 @factory
@@ -93,28 +72,29 @@ def scale_by_ademamix(
     numeric.check(lambda x: x >= 0.0, alpha, "Invalid alpha value: {}")
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def init(p: Tensor) -> AdEMAMixSlots:
-        return AdEMAMixSlots(*[torch.zeros_like(p) for _ in AdEMAMixSlots._fields])
+    init = zeros(AdEMAMixSlots)
 
-    def scalars(
-        t: Any, *, betas: Any, eps: Any, alpha: Any, beta3_warmup: Any, alpha_warmup: Any
-    ) -> AdEMAMixScalars:
+    def scalars(t, *, betas, eps, alpha, beta3_warmup, alpha_warmup):
         b1, b2, b3 = betas
         b3 = _warmed(t, b1, b3, beta3_warmup)
         alpha = alpha * _risen(t, alpha_warmup)
-        return AdEMAMixScalars(1 - b1, 1 - b2, 1 - b3, 1 - b1**t, 1 - b2**t, alpha, eps)
+        return 1 - b1, 1 - b2, 1 - b3, 1 - b1**t, 1 - b2**t, alpha, eps
 
-    def update(
-        g: Tensor, slots: AdEMAMixSlots, p: Tensor, s: AdEMAMixScalars
-    ) -> tuple[Tensor, AdEMAMixSlots]:
-        m1 = slots.exp_avg_fast.lerp(g, s.weight1)
-        m2 = slots.exp_avg_slow.lerp(g, s.weight3)
-        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
-        m = m1 / s.bias_correction1 + s.alpha * m2
-        return m / ((v / s.bias_correction2).sqrt() + s.eps), AdEMAMixSlots(m1, m2, v)
+    def update(g: Tensor, slots: AdEMAMixSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, a2, a3, c1, c2, alpha, eps = numbers
+        m1 = slots.exp_avg_fast.lerp(g, a1)
+        m2 = slots.exp_avg_slow.lerp(g, a3)
+        v = slots.exp_avg_sq.lerp(g * g, a2)
+        m = m1 / c1 + alpha * m2
+        return m / ((v / c2).sqrt() + eps), AdEMAMixSlots(m1, m2, v)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_ademamix"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_sq",)),
+        name="scale_by_ademamix",
     )
 
 
@@ -184,18 +164,7 @@ def ademamix(
         tensor([0.9000, 1.1000])
     """
     adapt = scale_by_ademamix(betas, alpha, beta3_warmup, alpha_warmup, eps)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
-
-
-class SimplifiedAdEMAMixScalars(NamedTuple):
-    beta1: Any
-    """β₁(t), the weight of the old sum in the new one."""
-    weight2: Any
-    """1 − β₂, the weight of g² in ν."""
-    bias_correction2: Any
-    """1 − β₂ᵗ."""
-    alpha: Any
-    eps: Any
+    return descent(adapt, lr, weight_decay, decoupled=True)
 
 
 @factory
@@ -236,30 +205,24 @@ def scale_by_simplified_ademamix(
     numeric.check(lambda x: 0.0 <= x < 1.0, min_beta1, "Invalid min_beta1 value: {}")
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def init(p: Tensor) -> AdamSlots:
-        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
-
-    def scalars(
-        t: Any, *, betas: Any, eps: Any, alpha: Any, beta1_warmup: Any, min_beta1: Any
-    ) -> SimplifiedAdEMAMixScalars:
+    def scalars(t, *, betas, eps, alpha, beta1_warmup, min_beta1):
         b1, b2 = betas
         b1 = _warmed(t, min_beta1, b1, beta1_warmup)
-        return SimplifiedAdEMAMixScalars(b1, 1 - b2, 1 - b2**t, alpha, eps)
+        return b1, 1 - b2, 1 - b2**t, alpha, eps
 
-    def update(
-        g: Tensor, slots: AdamSlots, p: Tensor, s: SimplifiedAdEMAMixScalars
-    ) -> tuple[Tensor, AdamSlots]:
-        m = s.beta1 * slots.exp_avg + g
-        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
-        u = (m + s.alpha * g) / ((v / s.bias_correction2).sqrt() + s.eps)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        b1, a2, c2, alpha, eps = numbers
+        m = b1 * slots.exp_avg + g
+        v = slots.exp_avg_sq.lerp(g * g, a2)
+        u = (m + alpha * g) / ((v / c2).sqrt() + eps)
         return u, AdamSlots(m, v)
 
     return leafwise(
-        init,
+        zeros(AdamSlots),
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_simplified_ademamix",
     )
 
@@ -306,4 +269,4 @@ def simplified_ademamix(
         tensor([0.9000, 1.1000])
     """
     adapt = scale_by_simplified_ademamix(betas, alpha, beta1_warmup, min_beta1, eps)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)

@@ -8,9 +8,8 @@ with clipping, as in the authors' code, https://github.com/iShohei220/adopt.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -19,19 +18,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import after_the_first, signed
-
-
-class AdoptScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of the divided gradient in m."""
-    weight2: Any
-    """1 − β₂, the weight of g² in v; 1 at the first step."""
-    min_square: Any
-    """ε², the least second moment to divide by the root of."""
-    bound: Any
-    """Largest entry of the divided gradient; 0 at the first step."""
 
 
 @factory
@@ -70,29 +60,34 @@ def scale_by_adopt(
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     numeric.check(lambda x: x >= 0.0, hyper["clip_exponent"], "Invalid clip_exponent value: {}")
 
-    def init(p: Tensor) -> AdamSlots:
-        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
+    init = zeros(AdamSlots)
 
-    def scalars(t: Any, *, betas: Any, eps: Any, clip_exponent: Any) -> AdoptScalars:
+    def scalars(t, *, betas, eps, clip_exponent):
         b1, b2 = betas
         first = t == 1
         bound = numeric.power(t - 1, clip_exponent)
         bound = numeric.where(clip_exponent == math.inf, math.inf, bound)
-        return AdoptScalars(
+        return (
             1 - b1,
             numeric.where(first, 1.0, 1 - b2),
             numeric.where(first, 1.0, eps * eps),
             numeric.where(first, 0.0, bound),
         )
 
-    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: AdoptScalars) -> tuple[Tensor, AdamSlots]:
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        a1, a2, min_square, bound = numbers
         m, v = slots
-        n = (g / v.clamp(min=s.min_square).sqrt()).clamp(-s.bound, s.bound)
-        m = m.lerp(n, s.weight1)
-        return m, AdamSlots(m, v.lerp(g * g, s.weight2))
+        n = (g / v.clamp(min=min_square).sqrt()).clamp(-bound, bound)
+        m = m.lerp(n, a1)
+        return m, AdamSlots(m, v.lerp(g * g, a2))
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_adopt"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_sq",)),
+        name="scale_by_adopt",
     )
 
 

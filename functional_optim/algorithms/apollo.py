@@ -15,18 +15,13 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
-from functional_optim.algorithms.galore import (
-    check_low_rank,
-    due,
-    low_rank,
-    of_matrices,
-    root,
-    tall,
-)
+from functional_optim.algorithms.galore import due, low_rank, of_matrices, root, tall
 from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage
 from functional_optim.transforms.orthogonal import matrices_only
 
 ScaleType = Literal["channel", "tensor"]
@@ -42,22 +37,6 @@ class ApolloSlots(NamedTuple):
     """P, random: (shorter side, r)."""
     update_norm: Tensor
     """Norm of the last scaled gradient, (1, 1)."""
-
-
-class ApolloScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of the projected gradient in M."""
-    weight2: Any
-    """1 − β₂, the weight of its square in V."""
-    correction: Any
-    """√(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
-    eps: Any
-    root: Any
-    """√scale."""
-    growth: Any
-    """γ, how much longer a scaled gradient may be than the last."""
-    draw: Any
-    """How many projectors there were before the one of this step."""
 
 
 @factory
@@ -107,17 +86,13 @@ def scale_by_apollo(
         >>> state.slots["projector"].shape, bool((u > 0).all())
         (torch.Size([3, 2]), True)
     """
-    check_low_rank("scale_by_apollo", rank, update_proj_gap, eps)
+    numeric.check_count("scale_by_apollo", 1, rank=rank, update_proj_gap=update_proj_gap)
     if scale_type not in ("channel", "tensor"):
         raise ValueError(
             f"scale_by_apollo needs a scale_type 'channel' or 'tensor', but got {scale_type!r}."
         )
-    numeric.check(
-        lambda x: x >= 0.0, scale, "scale_by_apollo needs a scale of 0 or more, but got {}."
-    )
-    numeric.check(
-        lambda x: x >= 1.0, growth, "scale_by_apollo needs a growth of 1 or more, but got {}."
-    )
+    numeric.check_range("scale_by_apollo", "of 0 or more", eps=eps, scale=scale)
+    numeric.check_range("scale_by_apollo", "of 1 or more", growth=growth)
     if isinstance(seed, Tensor):
         raise TypeError("scale_by_apollo needs a Python integer as its seed, but got a tensor.")
     randomness.seed_tensor("scale_by_apollo", seed, torch.device("cpu"))
@@ -130,47 +105,44 @@ def scale_by_apollo(
     def init(p: Tensor) -> ApolloSlots:
         return ApolloSlots(*low_rank(p, rank), p.new_zeros(1, 1))
 
-    def scalars(
-        t: Any, *, betas: Any, eps: Any, scale: Any, growth: Any, update_proj_gap: Any
-    ) -> ApolloScalars:
+    def scalars(t, *, betas, eps, scale, growth, update_proj_gap):
         b1, b2 = betas
         correction = numeric.sqrt(1 - b2**t) / (1 - b1**t)
         draw = (t - 1 - (t - 1) % update_proj_gap) / update_proj_gap
-        root = numeric.sqrt(scale)
-        return ApolloScalars(1 - b1, 1 - b2, correction, eps, root, growth, draw)
+        return 1 - b1, 1 - b2, correction, eps, numeric.sqrt(scale), growth, draw
 
     def norm(x: Tensor, dim: Any) -> Tensor:
         return torch.linalg.vector_norm(x, dim=dim, keepdim=True)
 
-    def step(G: Tensor, P: Tensor, x: ApolloSlots, s: ApolloScalars) -> tuple[Tensor, ApolloSlots]:
+    def step(G: Tensor, P: Tensor, x: ApolloSlots, *numbers: Any) -> tuple[Tensor, ApolloSlots]:
+        a1, a2, correction, eps, factor, growth, _ = numbers
         X = tall(G)
         R = X @ P
-        M, V = x.exp_avg.lerp(R, s.weight1), x.exp_avg_sq.lerp(R * R, s.weight2)
-        N = M / (root(V) + s.eps)
+        M, V = x.exp_avg.lerp(R, a1), x.exp_avg_sq.lerp(R * R, a2)
+        N = M / (root(V) + eps)
         U = X * (norm(N, across) / (norm(R, across) + 1e-8))
         size, last = norm(U, (-2, -1)), x.update_norm
-        excess = (size / ((last + 1e-8) * s.growth)).clamp(min=1.0)
+        excess = (size / ((last + 1e-8) * growth)).clamp(min=1.0)
         excess = excess.masked_fill(last == 0, 1.0)
         new = ApolloSlots(M, V, P, size / excess)
-        return tall(s.correction * s.root * (U / excess), like=G), new
+        return tall(correction * factor * (U / excess), like=G), new
 
-    def plain(G: Tensor, x: ApolloSlots, p: Any, s: ApolloScalars) -> tuple[Tensor, ApolloSlots]:
-        return step(G, x.projector, x, s)
+    def plain(G: Tensor, x: ApolloSlots, p: Any, *numbers: Any) -> tuple[Tensor, ApolloSlots]:
+        return step(G, x.projector, x, *numbers)
 
-    def renew(G: Tensor, x: ApolloSlots, p: Any, s: ApolloScalars) -> tuple[Tensor, ApolloSlots]:
+    def renew(G: Tensor, x: ApolloSlots, p: Any, *numbers: Any) -> tuple[Tensor, ApolloSlots]:
+        *_, draw = numbers
         rows, columns = x.projector.shape[-2:]
-        P = projection(seed, s.draw, rows, columns, x.projector)
-        return step(G, P.expand_as(x.projector), x, s)
+        P = projection(seed, draw, rows, columns, x.projector)
+        return step(G, P.expand_as(x.projector), x, *numbers)
 
     return leafwise(
         matrices_only("scale_by_apollo", init),
         [plain, renew],
         scalars,
-        choose=due,
-        start=(renew, ["projector"]),
         hyper=hyper,
-        batched=True,
-        nonnegative=("exp_avg_sq",),
+        runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_apollo",
     )
 

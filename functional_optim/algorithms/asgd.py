@@ -17,7 +17,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms import add_decayed_weights
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -63,23 +64,15 @@ def scale_by_asgd(
     """
     check_lr(lr)
 
-    def scalars(
-        t: Any, carry: EtaCarry, *, lr: Any, lambd: Any, alpha: Any
-    ) -> tuple[tuple[Any, Any], EtaCarry]:
+    def scalars(t, carry, *, lr, lambd, alpha):
         eta = lr / numeric.power(1 + lambd * lr * t, alpha)
         return (carry.eta, lambd), EtaCarry(eta)
 
     def update(g: Tensor, slots: Any, p: Tensor, eta: Any, lambd: Any) -> tuple[Tensor, Any]:
         return -eta * (g + lambd * p), slots
 
-    return leafwise(
-        None,
-        update,
-        scalars,
-        carry=EtaCarry(numeric.at(lr, 1)),
-        hyper={"lr": lr, "lambd": lambd, "alpha": alpha},
-        name="scale_by_asgd",
-    )
+    carry, hyper = EtaCarry(numeric.at(lr, 1)), {"lr": lr, "lambd": lambd, "alpha": alpha}
+    return leafwise(None, update, scalars, carry=carry, hyper=hyper, name="scale_by_asgd")
 
 
 @factory
@@ -107,7 +100,7 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
     def init(p: Tensor) -> AsgdSlots:
         return AsgdSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
 
-    def scalars(t: Any, carry: MuCarry, *, t0: Any) -> tuple[tuple[Any], MuCarry]:
+    def scalars(t, carry, *, t0):
         return (carry.mu,), MuCarry(1 / numeric.maximum(1.0, t - t0))
 
     def update(u: Tensor, slots: AsgdSlots, p: Tensor, mu: Any) -> tuple[Tensor, AsgdSlots]:
@@ -119,8 +112,8 @@ def polyak_average(t0: numeric.Hyper = 1e6) -> Leafwise:
         scalars,
         carry=MuCarry(1.0),
         hyper={"t0": t0},
-        weights=("ax",),
-        reads_new_params=True,
+        runs=Runs(after="step"),
+        storage=Storage(weights=("ax",)),
         name="polyak_average",
     )
 

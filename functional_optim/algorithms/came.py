@@ -14,10 +14,12 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adafactor import mean, rms
-from functional_optim.algorithms.adam import adam_chain, check_each_beta
+from functional_optim.algorithms.adam import check_each_beta
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
 
 
 class CameSlots(NamedTuple):
@@ -33,21 +35,6 @@ class CameSlots(NamedTuple):
     """The same as C of these."""
     exp_avg_sq: Tensor | None
     """Average V of g², like p; None from two dimensions on."""
-
-
-class CameScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of an update in m."""
-    weight2: Any
-    """1 − β₂, the weight of g² in its averages."""
-    weight3: Any
-    """1 − β₃, the weight of a squared distance in its averages."""
-    eps1: Any
-    """Added to g²."""
-    eps2: Any
-    """Added to squared distances."""
-    threshold: Any
-    """d, the root mean square to which updates are clipped."""
 
 
 @factory
@@ -91,11 +78,7 @@ def scale_by_came(
         numeric.check(
             lambda x: x > 0.0, x, f"scale_by_came needs a positive eps at index {i}, but got {{}}."
         )
-    numeric.check(
-        lambda x: x > 0.0,
-        clip_threshold,
-        "scale_by_came needs a positive clip_threshold, but got {}.",
-    )
+    numeric.check_range("scale_by_came", "positive", clip_threshold=clip_threshold)
 
     def init(p: Tensor) -> CameSlots:
         if p.is_complex():
@@ -110,28 +93,29 @@ def scale_by_came(
         R, C, S, D = [mean(torch.zeros_like(p), dim) for dim in (-1, -2, -1, -2)]
         return CameSlots(m, R, C, S, D, None)
 
-    def scalars(t: Any, *, betas: Any, eps: Any, clip_threshold: Any) -> CameScalars:
+    def scalars(t, *, betas, eps, clip_threshold):
         (b1, b2, b3), (eps1, eps2) = betas, eps
-        return CameScalars(1 - b1, 1 - b2, 1 - b3, eps1, eps2, clip_threshold)
+        return 1 - b1, 1 - b2, 1 - b3, eps1, eps2, clip_threshold
 
-    def update(g: Tensor, slots: CameSlots, p: Tensor, s: CameScalars) -> tuple[Tensor, CameSlots]:
+    def update(g: Tensor, slots: CameSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, CameSlots]:
+        a1, a2, a3, eps1, eps2, threshold = numbers
         m, R, C, S, D, v = slots
-        square = g * g + s.eps1
+        square = g * g + eps1
         if R is not None and C is not None:
-            R = R.lerp(mean(square, -1), s.weight2)
-            C = C.lerp(mean(square, -2), s.weight2)
+            R = R.lerp(mean(square, -1), a2)
+            C = C.lerp(mean(square, -2), a2)
             U = g * inverse_root(R, C)
         else:
             assert v is not None
-            v = v.lerp(square, s.weight2)
+            v = v.lerp(square, a2)
             U = g * v.rsqrt()
-        U = U / (rms(U) / s.threshold).clamp(min=1.0)
-        m = m.lerp(U, s.weight1)
+        U = U / (rms(U) / threshold).clamp(min=1.0)
+        m = m.lerp(U, a1)
         if S is None or D is None:
             return m, CameSlots(m, R, C, S, D, v)
-        distance = (U - m) * (U - m) + s.eps2
-        S = S.lerp(mean(distance, -1), s.weight3)
-        D = D.lerp(mean(distance, -2), s.weight3)
+        distance = (U - m) * (U - m) + eps2
+        S = S.lerp(mean(distance, -1), a3)
+        D = D.lerp(mean(distance, -2), a3)
         return m * inverse_root(S, D), CameSlots(m, R, C, S, D, v)
 
     hyper = {"betas": betas, "eps": eps, "clip_threshold": clip_threshold}
@@ -140,7 +124,7 @@ def scale_by_came(
         update,
         scalars,
         hyper=hyper,
-        nonnegative=CameSlots._fields[1:],
+        storage=Storage(nonnegative=CameSlots._fields[1:]),
         name="scale_by_came",
     )
 
@@ -197,4 +181,4 @@ def came(
         tensor([0.9900, 1.0100])
     """
     adapt = scale_by_came(betas, eps, clip_threshold)
-    return adam_chain(adapt, lr, weight_decay, decoupled=True, maximize=maximize)
+    return descent(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

@@ -16,7 +16,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.scalars import given
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, apply_delta
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import signed
 
 
@@ -31,11 +34,6 @@ class CocobSlots(NamedTuple):
     """What the bets have won, ≥ 0, like p."""
     bet: Tensor
     """How far the bets have moved the parameter from its start, like p."""
-
-
-class CocobScalars(NamedTuple):
-    alpha: Any
-    eps: Any
 
 
 @factory
@@ -69,28 +67,21 @@ def scale_by_cocob(alpha: numeric.Hyper = 100.0, eps: numeric.Hyper = 1e-8) -> L
             f"COCOB divides by {name}, so it must be above 0, but is {{}}.",
         )
 
-    def init(p: Tensor) -> CocobSlots:
-        return CocobSlots(*[torch.zeros_like(p) for _ in CocobSlots._fields])
-
-    def scalars(t: Any, *, alpha: Any, eps: Any) -> CocobScalars:
-        return CocobScalars(alpha, eps)
-
-    def update(
-        g: Tensor, slots: CocobSlots, p: Tensor, s: CocobScalars
-    ) -> tuple[Tensor, CocobSlots]:
-        L = torch.maximum(slots.max_abs_grad, g.abs()).clamp(min=s.eps)
+    def update(g: Tensor, slots: CocobSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, CocobSlots]:
+        alpha, eps = numbers
+        L = torch.maximum(slots.max_abs_grad, g.abs()).clamp(min=eps)
         G = slots.sum_abs_grad + g.abs()
         total = slots.sum_grad + g
         reward = (slots.reward - g * slots.bet).clamp(min=0.0)
-        bet = -total / L * ((L + reward) / torch.maximum(G + L, s.alpha * L))
+        bet = -total / L * ((L + reward) / torch.maximum(G + L, alpha * L))
         return bet - slots.bet, CocobSlots(L, G, total, reward, bet)
 
     return leafwise(
-        init,
+        zeros(CocobSlots),
         update,
-        scalars,
+        given,
         hyper=hyper,
-        nonnegative=("max_abs_grad", "sum_abs_grad", "reward"),
+        storage=Storage(nonnegative=("max_abs_grad", "sum_abs_grad", "reward")),
         name="scale_by_cocob",
     )
 

@@ -25,7 +25,8 @@ from functional_optim.algorithms.prodigy import (
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 
 
 class DadaptSlots(NamedTuple):
@@ -42,35 +43,6 @@ class DadaptCarry(NamedTuple):
     """Estimate of the distance to the solution; 0 before the first step, which takes d0."""
     numerator_weighted: Any
     """Average of ⟨g, s⟩ in the norm of Adam."""
-
-
-class DadaptWeights(NamedTuple):
-    """What the sums over the tree need."""
-
-    rate: Any
-    """Step size, d · lr."""
-    beta: Any
-    """√β₂, or 1 where the learning rate is 0."""
-    weight: Any
-    """Weight of g in s."""
-    eps: Any
-    on: Any
-    """1; 0 where the learning rate is 0."""
-
-
-class DadaptScalars(NamedTuple):
-    beta1: Any
-    weight1: Any
-    """Weight of g in m."""
-    beta2: Any
-    weight2: Any
-    """Weight of g² in v."""
-    beta: Any
-    weight: Any
-    """Weight of g in s."""
-    eps: Any
-    decay: Any
-    """Share of p that is taken away."""
 
 
 @factory
@@ -110,31 +82,19 @@ def scale_by_dadapt_adam(
     def init(p: Tensor) -> DadaptSlots:
         return DadaptSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(3)])
 
-    def before(
-        t: Any, carry: DadaptCarry, *, lr: Any, betas: Any, eps: Any, d0: Any
-    ) -> DadaptWeights:
+    def before(t, carry, *, lr, betas, eps, d0):
         d = numeric.where(carry.d == 0, d0, carry.d)
         rate = d * lr * (bias_correction(t, betas) if use_bias_correction else 1.0)
         root, on = numeric.sqrt(betas[1]), numeric.where(lr > 0, 1.0, 0.0)
-        return DadaptWeights(rate, kept_rate(on, root), rate * (1 - root), eps, on)
+        return rate, kept_rate(on, root), rate * (1 - root), eps, on
 
-    def reduce(g: Tensor, slots: DadaptSlots, p: Tensor, s: DadaptWeights) -> tuple[Tensor, Tensor]:
-        inner = s.rate * (g * slots.s / (slots.exp_avg_sq.sqrt() + s.eps)).sum()
-        return inner, s.on * (s.beta * slots.s + s.weight * g).abs().sum()
+    def reduce(g: Tensor, slots: DadaptSlots, p: Tensor, *weights: Any) -> tuple[Tensor, Tensor]:
+        rate, beta, weight, eps, on = weights
+        inner = rate * (g * slots.s / (slots.exp_avg_sq.sqrt() + eps)).sum()
+        return inner, on * (beta * slots.s + weight * g).abs().sum()
 
-    def scalars(
-        t: Any,
-        carry: DadaptCarry,
-        total: tuple[Any, Any],
-        *,
-        lr: Any,
-        betas: Any,
-        eps: Any,
-        weight_decay: Any,
-        d0: Any,
-        growth_rate: Any,
-    ) -> tuple[DadaptScalars, DadaptCarry]:
-        w = before(t, carry, lr=lr, betas=betas, eps=eps, d0=d0)
+    def scalars(t, carry, total, *, lr, betas, eps, weight_decay, d0, growth_rate):
+        rate, beta, weight, _, on = before(t, carry, lr=lr, betas=betas, eps=eps, d0=d0)
         d = numeric.where(carry.d == 0, d0, carry.d)
         root = numeric.sqrt(betas[1])
         null = total[1] == 0  # no gradient yet but zeros
@@ -144,25 +104,17 @@ def scale_by_dadapt_adam(
         carried = DadaptCarry(
             numeric.where(null, d, new), numeric.where(null, carry.numerator_weighted, numerator)
         )
-        numbers = DadaptScalars(
-            beta1=kept_rate(w.on, betas[0]),
-            weight1=w.rate * (1 - betas[0]),
-            beta2=kept_rate(w.on, betas[1]),
-            weight2=w.on * (1 - betas[1]),
-            beta=w.beta,
-            weight=w.weight,
-            eps=eps,
-            decay=numeric.where(null, 0.0, w.rate * weight_decay),
-        )
-        return numbers, carried
+        b1, b2 = [kept_rate(on, x) for x in betas]
+        a1, a2 = rate * (1 - betas[0]), on * (1 - betas[1])
+        decay = numeric.where(null, 0.0, rate * weight_decay)
+        return (b1, a1, b2, a2, beta, weight, eps, decay), carried
 
-    def update(
-        g: Tensor, slots: DadaptSlots, p: Tensor, s: DadaptScalars
-    ) -> tuple[Tensor, DadaptSlots]:
-        m = s.beta1 * slots.exp_avg + s.weight1 * g
-        v = s.beta2 * slots.exp_avg_sq + s.weight2 * (g * g)
-        u = -(m / (v.sqrt() + s.eps) + s.decay * p)
-        return u, DadaptSlots(m, v, s.beta * slots.s + s.weight * g)
+    def update(g: Tensor, slots: DadaptSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        b1, a1, b2, a2, beta, weight, eps, decay = numbers
+        m = b1 * slots.exp_avg + a1 * g
+        v = b2 * slots.exp_avg_sq + a2 * (g * g)
+        u = -(m / (v.sqrt() + eps) + decay * p)
+        return u, DadaptSlots(m, v, beta * slots.s + weight * g)
 
     hyper = {
         "lr": lr,
@@ -178,10 +130,10 @@ def scale_by_dadapt_adam(
         scalars,
         before=before,
         reduce=reduce,
-        carry=DadaptCarry(0, 0),  # in float64
+        carry=DadaptCarry(0, 0),
         hyper=hyper,
-        shared=True,
-        nonnegative=("exp_avg_sq",),
+        runs=Runs(shared=True),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_dadapt_adam",
     )
 
@@ -234,12 +186,7 @@ def dadapt_adam(
         True
     """
     step = scale_by_dadapt_adam(
-        lr,
-        betas,
-        eps,
-        weight_decay if decouple else 0.0,
-        d0,
-        growth_rate,
+        lr, betas, eps, weight_decay if decouple else 0.0, d0, growth_rate,
         use_bias_correction=use_bias_correction,
-    )
+    )  # fmt: skip
     return decayed_chain(step, weight_decay, decouple, maximize)

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.muon import MuonSlots
-from functional_optim.algorithms.normuon import matrix_chain
+from functional_optim.algorithms.muon import MuonSlots, matrix_chain
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.scalars import given
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.orthogonal import (
     Scale,
@@ -26,6 +27,7 @@ from functional_optim.transforms.orthogonal import (
     polar_factor,
     shape_factor,
 )
+from functional_optim.transforms.rules import zeros
 
 
 @factory
@@ -83,17 +85,9 @@ def scale_by_dion2(
         raise ValueError(
             f"scale_by_dion2 needs as fraction a Python number in (0, 1], but got {fraction!r}."
         )
-    numeric.check(
-        lambda x: x >= 0.0, ef_decay, "scale_by_dion2 needs an ef_decay of 0 or more, but got {}."
-    )
+    numeric.check_range("scale_by_dion2", "of 0 or more", ef_decay=ef_decay)
     polar = polar_factor("scale_by_dion2", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     check_scale("scale_by_dion2", scale)
-
-    def init(p: Tensor) -> MuonSlots:
-        return MuonSlots(torch.zeros_like(p))
-
-    def scalars(t: Any, *, ef_decay: Any) -> tuple[Any]:
-        return (ef_decay,)
 
     def update(G: Tensor, slots: MuonSlots, p: Any, decay: Any) -> tuple[Tensor, MuonSlots]:
         M = slots.momentum_buffer + G
@@ -110,13 +104,9 @@ def scale_by_dion2(
         U, M = (U.mT, rows.mT) if tall else (U, rows)
         return shape_factor(scale, m, n) * U, MuonSlots(M)
 
+    init, hyper = matrices_only("scale_by_dion2", zeros(MuonSlots)), {"ef_decay": ef_decay}
     return leafwise(
-        matrices_only("scale_by_dion2", init),
-        update,
-        scalars,
-        hyper={"ef_decay": ef_decay},
-        batched=True,
-        name="scale_by_dion2",
+        init, update, given, hyper=hyper, runs=Runs(batched=True), name="scale_by_dion2"
     )
 
 
@@ -169,12 +159,6 @@ def dion2(
         True
     """
     adapt = scale_by_dion2(
-        fraction,
-        ef_decay,
-        ns_coefficients,
-        ns_steps,
-        ns_eps=ns_eps,
-        scale=scale,
-        ns_dtype=ns_dtype,
+        fraction, ef_decay, ns_coefficients, ns_steps, ns_eps=ns_eps, scale=scale, ns_dtype=ns_dtype
     )
     return matrix_chain(adapt, lr, weight_decay)

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import times
-from functional_optim.core.storage import wide_dtype
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import signed
+from functional_optim.core.rule import Runs, times
+from functional_optim.core.storage import Storage, wide_dtype
+from functional_optim.transforms.descent import descent
 
 
 class StartSlots(NamedTuple):
@@ -44,9 +42,7 @@ class DowgCarry(NamedTuple):
 
 @factory
 def scale_by_dog(
-    reps_rel: numeric.Hyper = 1e-6,
-    eps: numeric.Hyper = 1e-8,
-    init_eta: numeric.Hyper | None = None,
+    reps_rel: numeric.Hyper = 1e-6, eps: numeric.Hyper = 1e-8, init_eta: numeric.Hyper | None = None
 ) -> Leafwise:
     """Multiply a gradient by the largest distance from the start over the root of Σ ‖g‖².
 
@@ -66,11 +62,11 @@ def scale_by_dog(
         >>> tx.update(torch.tensor([0.0, 2.0]), tx.init(w), w)[0]
         tensor([0., 3.])
     """
-    numeric.check(lambda x: x > 0.0, reps_rel, "dog needs a reps_rel above 0, but got {}.")
-    numeric.check(lambda x: x >= 0.0, eps, "dog needs an eps of 0 or more, but got {}.")
+    numeric.check_range("dog", "above 0", reps_rel=reps_rel)
+    numeric.check_range("dog", "of 0 or more", eps=eps)
     hyper = {"eps": eps, "first": reps_rel}
     if init_eta is not None:
-        numeric.check(lambda x: x > 0.0, init_eta, "dog needs an init_eta above 0, but got {}.")
+        numeric.check_range("dog", "above 0", init_eta=init_eta)
         hyper["first"] = init_eta
     given = init_eta is not None
 
@@ -78,9 +74,7 @@ def scale_by_dog(
         away, start = p - slots.p0, slots.p0
         return (away * away).sum(), (g * g).sum(), (start * start).sum()
 
-    def scalars(
-        t: Any, carry: DogCarry, total: tuple[Any, Any, Any], *, first: Any, eps: Any
-    ) -> tuple[tuple[Any], DogCarry]:
+    def scalars(t, carry, total, *, first, eps):
         new = carry.grad_square_sum == 0
         least = 0.0 if given else first * (1 + _root(total[2]))
         distance = numeric.where(new, least, numeric.maximum(carry.distance, _root(total[0])))
@@ -95,10 +89,10 @@ def scale_by_dog(
         times,
         scalars,
         reduce=reduce,
-        carry=DogCarry(0, 0),  # in float64
+        carry=DogCarry(0, 0),
         hyper=hyper,
-        shared=True,
-        weights=("p0",),
+        runs=Runs(shared=True),
+        storage=Storage(weights=("p0",)),
         name="scale_by_dog",
     )
 
@@ -146,12 +140,8 @@ def dog(
         >>> bool(w.norm() < 1)
         True
     """
-    return chain(
-        signed(maximize),
-        add_decayed_weights(weight_decay),
-        scale_by_dog(reps_rel, eps, init_eta),
-        scale_by_lr(lr),
-    )
+    adapt = scale_by_dog(reps_rel, eps, init_eta)
+    return descent(adapt, lr, weight_decay, maximize=maximize)
 
 
 @factory
@@ -175,15 +165,13 @@ def scale_by_dowg(eps: numeric.Hyper = 1e-4) -> Leafwise:
         >>> tx.update(torch.tensor([0.0, 2.0]), tx.init(w), w)[0]
         tensor([0.0000, 0.6667])
     """
-    numeric.check(lambda x: x > 0.0, eps, "dowg needs an eps above 0, but got {}.")
+    numeric.check_range("dowg", "above 0", eps=eps)
 
     def reduce(g: Tensor, slots: StartSlots, p: Tensor) -> tuple[Tensor, Tensor]:
         away = p - slots.p0
         return (away * away).sum(), (g * g).sum()
 
-    def scalars(
-        t: Any, carry: DowgCarry, total: tuple[Any, Any], *, eps: Any
-    ) -> tuple[tuple[Any], DowgCarry]:
+    def scalars(t, carry, total, *, eps):
         before = numeric.where(carry.distance_square == 0, eps, carry.distance_square)
         square = numeric.maximum(before, total[0])
         weighted = carry.weighted_square_sum + square * total[1]
@@ -194,10 +182,10 @@ def scale_by_dowg(eps: numeric.Hyper = 1e-4) -> Leafwise:
         times,
         scalars,
         reduce=reduce,
-        carry=DowgCarry(0, 0),  # in float64
+        carry=DowgCarry(0, 0),
         hyper={"eps": eps},
-        shared=True,
-        weights=("p0",),
+        runs=Runs(shared=True),
+        storage=Storage(weights=("p0",)),
         name="scale_by_dowg",
     )
 
@@ -234,7 +222,7 @@ def dowg(
         >>> bool(w.norm() < 1)
         True
     """
-    return chain(signed(maximize), scale_by_dowg(eps), scale_by_lr(lr))
+    return descent(scale_by_dowg(eps), lr, maximize=maximize)
 
 
 def _start(p: Tensor) -> StartSlots:

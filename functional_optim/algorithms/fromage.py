@@ -15,6 +15,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.rule import Runs
 from functional_optim.transforms import keep_norms_within, scale_by_trust_ratio
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -43,7 +44,7 @@ def scale_by_fromage(lr: numeric.Hyper = 1e-2) -> Leafwise:
     """
     check_lr(lr)
 
-    def scalars(t: Any, *, lr: Any) -> tuple[Any, Any]:
+    def scalars(t, *, lr):
         shrunk = 1 / numeric.sqrt(1 + lr * lr)
         return lr * shrunk, lr * lr * shrunk / (1 + 1 / shrunk)  # the latter: 1 − shrunk
 
@@ -51,7 +52,7 @@ def scale_by_fromage(lr: numeric.Hyper = 1e-2) -> Leafwise:
         return -(step * u + decay * p), slots
 
     return leafwise(
-        None, update, scalars, hyper={"lr": lr}, scales_step=True, name="scale_by_fromage"
+        None, update, scalars, hyper={"lr": lr}, runs=Runs(after="lr"), name="scale_by_fromage"
     )
 
 

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from functional_optim import linalg, numeric
-from functional_optim.algorithms.adam import Betas, adam_chain, check_betas, scale_by_adam
+from functional_optim.algorithms.adam import Betas, check_betas, scale_by_adam
 from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import matrices_only
 
 
@@ -27,17 +30,6 @@ class GaloreSlots(NamedTuple):
     """Average V of its square: (longer side, r)."""
     projector: Tensor
     """P, whose r columns are what the gradient is projected on: (shorter side, r)."""
-
-
-class GaloreScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of the projected gradient in M."""
-    weight2: Any
-    """1 − β₂, the weight of its square in V."""
-    correction: Any
-    """√(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
-    eps: Any
-    scale: Any
 
 
 @factory
@@ -86,10 +78,8 @@ def scale_by_galore(
         >>> state.slots["exp_avg"].shape
         torch.Size([2, 1])
     """
-    check_low_rank("scale_by_galore", rank, update_proj_gap, eps)
-    numeric.check(
-        lambda x: x >= 0.0, scale, "scale_by_galore needs a scale of 0 or more, but got {}."
-    )
+    numeric.check_count("scale_by_galore", 1, rank=rank, update_proj_gap=update_proj_gap)
+    numeric.check_range("scale_by_galore", "of 0 or more", eps=eps, scale=scale)
     hyper = {
         **{"betas": check_betas(betas), "eps": eps, "scale": scale},
         "update_proj_gap": update_proj_gap,
@@ -98,22 +88,23 @@ def scale_by_galore(
     def init(p: Tensor) -> GaloreSlots:
         return GaloreSlots(*low_rank(p, rank))
 
-    def scalars(t: Any, *, betas: Any, eps: Any, scale: Any) -> GaloreScalars:
+    def scalars(t, *, betas, eps, scale):
         b1, b2 = betas
         correction = numeric.sqrt(1 - b2**t) / (1 - b1**t)
-        return GaloreScalars(1 - b1, 1 - b2, correction, eps, scale)
+        return 1 - b1, 1 - b2, correction, eps, scale
 
-    def step(X: Tensor, P: Tensor, x: GaloreSlots, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
+    def step(X: Tensor, P: Tensor, x: GaloreSlots, *numbers: Any) -> tuple[Tensor, GaloreSlots]:
+        a1, a2, correction, eps, scale = numbers
         R = X @ P
-        M, V = x.exp_avg.lerp(R, s.weight1), x.exp_avg_sq.lerp(R * R, s.weight2)
-        N = s.correction * M / (root(V) + s.eps)
-        return s.scale * (N @ P.mT), GaloreSlots(M, V, P)
+        M, V = x.exp_avg.lerp(R, a1), x.exp_avg_sq.lerp(R * R, a2)
+        N = correction * M / (root(V) + eps)
+        return scale * (N @ P.mT), GaloreSlots(M, V, P)
 
-    def plain(G: Tensor, x: GaloreSlots, p: Any, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
-        U, x = step(tall(G), x.projector, x, s)
+    def plain(G: Tensor, x: GaloreSlots, p: Any, *numbers: Any) -> tuple[Tensor, GaloreSlots]:
+        U, x = step(tall(G), x.projector, x, *numbers)
         return tall(U, like=G), x
 
-    def renew(G: Tensor, x: GaloreSlots, p: Any, s: GaloreScalars) -> tuple[Tensor, GaloreSlots]:
+    def renew(G: Tensor, x: GaloreSlots, p: Any, *numbers: Any) -> tuple[Tensor, GaloreSlots]:
         X, r = tall(G), x.projector.shape[-1]
         _, vectors, finite = linalg.eigh(X.mT @ X)
         linalg.tell_not_finite("scale_by_galore", finite)
@@ -121,18 +112,16 @@ def scale_by_galore(
         # of the two signs of a vector, the one with which the averages go on
         turned = (first * x.projector).sum(-2, keepdim=True) < 0
         first = torch.where(turned, -first, first)
-        U, x = step(X, torch.where(finite[..., None, None], first, x.projector), x, s)
+        U, x = step(X, torch.where(finite[..., None, None], first, x.projector), x, *numbers)
         return tall(U, like=G), x
 
     return leafwise(
         matrices_only("scale_by_galore", init),
         [plain, renew],
         scalars,
-        choose=due,
-        start=(renew, ["projector"]),
         hyper=hyper,
-        batched=True,
-        nonnegative=("exp_avg_sq",),
+        runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_galore",
     )
 
@@ -162,12 +151,6 @@ def low_rank(p: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     return zero, torch.zeros_like(zero), p.new_zeros(shorter, r)
 
 
-def check_low_rank(name: str, rank: Any, update_proj_gap: Any, eps: numeric.Hyper) -> None:
-    """Raise ValueError for numbers of a projected Adam that are out of range."""
-    numeric.check_count(name, 1, rank=rank, update_proj_gap=update_proj_gap)
-    numeric.check(lambda x: x >= 0.0, eps, f"{name} needs an eps of 0 or more, but got {{}}.")
-
-
 def of_matrices(
     name: str,
     adapt: Leafwise,
@@ -186,7 +169,7 @@ def of_matrices(
 
     parts = {"matrix": adapt, "other": scale_by_adam(betas, eps)}
     both: Any = partition(parts, label)
-    return adam_chain(both, lr, weight_decay, decoupled=True, maximize=maximize)
+    return descent(both, lr, weight_decay, decoupled=True, maximize=maximize)
 
 
 @factory

@@ -8,7 +8,7 @@ https://arxiv.org/abs/1708.03888, Algorithm 1, with torch.optim's momentum.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.scalars import given
 from functional_optim.transforms import (
     add_decayed_weights,
     clip_by_global_norm,
@@ -28,12 +29,6 @@ from functional_optim.transforms import (
 )
 from functional_optim.transforms.normalizing import trust_ratio
 from functional_optim.transforms.scaling import signed
-
-
-class LarsScalars(NamedTuple):
-    weight_decay: Any
-    coefficient: Any
-    eps: Any
 
 
 @factory
@@ -70,15 +65,13 @@ def scale_by_lars(
             lambda x: x >= 0.0, value, f"scale_by_lars needs a {name} of 0 or more, but got {{}}."
         )
 
-    def scalars(t: Any, *, weight_decay: Any, trust_coefficient: Any, eps: Any) -> LarsScalars:
-        return LarsScalars(weight_decay, trust_coefficient, eps)
-
-    def update(g: Tensor, slots: Any, p: Tensor, s: LarsScalars) -> tuple[Tensor, Any]:
+    def update(g: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        decay, k, eps = numbers
         P, G = (p * p).sum(), (g * g).sum()
-        ratio = trust_ratio(P, G, s.coefficient, s.weight_decay, s.eps)
-        return (g + s.weight_decay * p) * ratio, slots
+        ratio = trust_ratio(P, G, k, decay, eps)
+        return (g + decay * p) * ratio, slots
 
-    return leafwise(None, update, scalars, hyper=hyper, name="scale_by_lars")
+    return leafwise(None, update, given, hyper=hyper, name="scale_by_lars")
 
 
 @factory

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -18,26 +17,15 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import decay_after_step, scale
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import check_lr
 
 
 class LapropCarry(NamedTuple):
     lr_average: Any
     """Average of the learning rate with β₁, 0-dim; 0 before the first step."""
-
-
-class LapropScalars(NamedTuple):
-    beta1: Any
-    weight1: Any
-    """(1 − β₁) lr, the weight of the divided gradient in m."""
-    weight2: Any
-    """1 − β₂, the weight of g² in v."""
-    bias_correction1: Any
-    """The average of the learning rate over the learning rate: 1 − β₁ᵗ for a constant one."""
-    bias_correction2: Any
-    """1 − β₂ᵗ."""
-    eps: Any
 
 
 @factory
@@ -71,34 +59,28 @@ def scale_by_laprop(
     hyper = {"lr": lr, "betas": check_betas(betas), "eps": eps}
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def init(p: Tensor) -> AdamSlots:
-        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
-
-    def scalars(
-        t: Any, carry: LapropCarry, *, lr: Any, betas: Any, eps: Any
-    ) -> tuple[LapropScalars, LapropCarry]:
+    def scalars(t, carry, *, lr, betas, eps):
         b1, b2 = betas
         average = b1 * carry.lr_average + (1 - b1) * lr
         null = lr == 0
         correction = numeric.where(null, 1.0, average / numeric.where(null, 1.0, lr))
-        numbers = LapropScalars(b1, (1 - b1) * lr, 1 - b2, correction, 1 - b2**t, eps)
+        numbers = (b1, (1 - b1) * lr, 1 - b2, correction, 1 - b2**t, eps)
         return numbers, LapropCarry(average)
 
-    def update(
-        g: Tensor, slots: AdamSlots, p: Tensor, s: LapropScalars
-    ) -> tuple[Tensor, AdamSlots]:
-        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
-        n = g / ((v / s.bias_correction2).sqrt() + s.eps)
-        m = s.beta1 * slots.exp_avg + s.weight1 * n
-        return m / s.bias_correction1, AdamSlots(m, v)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        b1, a1, a2, c1, c2, eps = numbers
+        v = slots.exp_avg_sq.lerp(g * g, a2)
+        n = g / ((v / c2).sqrt() + eps)
+        m = b1 * slots.exp_avg + a1 * n
+        return m / c1, AdamSlots(m, v)
 
     return leafwise(
-        init,
+        zeros(AdamSlots),
         update,
         scalars,
-        carry=LapropCarry(0),  # an int, so that the average is kept in float64
+        carry=LapropCarry(0),
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_laprop",
     )
 

@@ -16,6 +16,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights
 
 
@@ -26,14 +27,6 @@ class MadgradSlots(NamedTuple):
     """Sum of λ g, like p."""
     x0: Tensor
     """Where the parameter was before the first step, like p."""
-
-
-class MadgradScalars(NamedTuple):
-    lamb: Any
-    """λ = (lr + ε) √t, the weight of the gradient in both sums."""
-    weight: Any
-    """1 − momentum, the weight of z in the parameter."""
-    eps: Any
 
 
 @factory
@@ -67,17 +60,16 @@ def scale_by_madgrad(
     def init(p: Tensor) -> MadgradSlots:
         return MadgradSlots(torch.zeros_like(p), torch.zeros_like(p), p.clone())
 
-    def scalars(t: Any, *, lr: Any, momentum: Any, eps: Any) -> MadgradScalars:
-        return MadgradScalars((lr + eps) * numeric.sqrt(t), 1 - momentum, eps)
+    def scalars(t, *, lr, momentum, eps):
+        return (lr + eps) * numeric.sqrt(t), 1 - momentum, eps
 
-    def update(
-        g: Tensor, slots: MadgradSlots, p: Tensor, c: MadgradScalars
-    ) -> tuple[Tensor, MadgradSlots]:
-        v = slots.grad_sum_sq + c.lamb * (g * g)
-        s = slots.s + c.lamb * g
-        root = _cube_root(v.masked_fill(v == 0, 1.0)) + c.eps  # where v is 0, s is
+    def update(g: Tensor, slots: MadgradSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        lamb, a, eps = numbers
+        v = slots.grad_sum_sq + lamb * (g * g)
+        s = slots.s + lamb * g
+        root = _cube_root(v.masked_fill(v == 0, 1.0)) + eps  # where v is 0, s is
         z = slots.x0 - s / root
-        return c.weight * (z - p), MadgradSlots(v, s, slots.x0)
+        return a * (z - p), MadgradSlots(v, s, slots.x0)
 
     hyper = {"lr": lr, "momentum": momentum, "eps": eps}
     return leafwise(
@@ -85,8 +77,7 @@ def scale_by_madgrad(
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("grad_sum_sq",),
-        weights=("x0",),
+        storage=Storage(nonnegative=("grad_sum_sq",), weights=("x0",)),
         name="scale_by_madgrad",
     )
 

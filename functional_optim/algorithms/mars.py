@@ -15,7 +15,8 @@ from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
-from functional_optim.transforms import add_decayed_weights, scale_by_lr, variance_reduction
+from functional_optim.transforms import variance_reduction
+from functional_optim.transforms.descent import descent
 
 
 def _by_dimensions(path: str, p: Tensor) -> str:
@@ -76,12 +77,8 @@ def mars(
     """
     b1, _ = check_betas(betas)
     numeric.pair(betas_1d, "betas_1d", "(0.9, 0.95)")
-    correct = chain(
-        variance_reduction(gamma, b1),
-        scale_by_adam(betas, eps),
-        add_decayed_weights(weight_decay),
-        scale_by_lr(lr),
-    )
+    adapt = chain(variance_reduction(gamma, b1), scale_by_adam(betas, eps))
+    correct = descent(adapt, lr, weight_decay, decoupled=True)
     if optimize_1d:
         return correct
     other = adamw(lr_1d, betas_1d, eps, weight_decay_1d)

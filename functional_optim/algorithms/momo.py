@@ -16,8 +16,9 @@ from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -47,29 +48,6 @@ class MomoBoundCarry(NamedTuple):
     """Average of ⟨g, p⟩ over the whole tree."""
     lb: Any
     """Estimate of the least loss; 0 before the first step."""
-
-
-class MomentScalars(NamedTuple):
-    """What the sums of MoMo-Adam over the tree need."""
-
-    weight1: Any
-    """1 − β₁, the weight of g in m."""
-    weight2: Any
-    """1 − β₂, the weight of g² in v."""
-    bias_correction2: Any
-    """1 − β₂ᵗ."""
-    eps: Any
-
-
-class MomoAdamScalars(NamedTuple):
-    weight1: Any
-    weight2: Any
-    bias_correction2: Any
-    eps: Any
-    rate: Any
-    """Step size τ."""
-    shrink: Any
-    """1 / (1 + lr · weight_decay)."""
 
 
 @factory
@@ -117,54 +95,25 @@ def momo(
         >>> float(w @ w) < 2
         True
     """
-    _check("momo", lr, weight_decay)
-    numeric.check(lambda x: 0.0 <= x < 1.0, beta, "momo needs a beta in [0, 1), but got {}.")
+    check_lr(lr)
+    numeric.check_range("momo", "of 0 or more", weight_decay=weight_decay)
+    numeric.check_range("momo", "in [0, 1)", beta=beta)
 
     def init(p: Tensor) -> MomoSlots:
         return MomoSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
 
-    def before(t: Any, carry: Any, *, beta: Any) -> tuple[Any]:
+    def before(t, carry, *, beta):
         return (1 - beta if bias_correction else numeric.where(t == 1, 1.0, 1 - beta),)
 
-    def reduce(g: Tensor, slots: MomoSlots, p: Tensor, a: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def averages(g: Tensor, slots: MomoSlots, a: Any) -> tuple[Tensor, Tensor, Any]:
         m = slots.exp_avg.lerp(g, a)
-        return (p * m).sum(), (p * g).sum(), (m * m).sum()
+        return m, m, MomoSlots(m)
 
-    def scalars(
-        t: Any,
-        carry: Any,
-        total: tuple[Any, Any, Any],
-        *,
-        lr: Any,
-        weight_decay: Any,
-        beta: Any,
-        lb: Any,
-        value: Any,
-    ) -> tuple[tuple[Any, Any, Any], Any]:
-        (weight,) = before(t, carry, beta=beta)
-        rho = 1 - beta**t if bias_correction else 1.0
-        spread = 1 + lr * weight_decay
-        rate, carried = _stepped(t, carry, total, value, weight, rho, lr, spread, lb)
-        return (weight, rate, 1 / spread), carried
-
-    def update(
-        g: Tensor, slots: MomoSlots, p: Tensor, a: Any, rate: Any, shrink: Any
-    ) -> tuple[Tensor, MomoSlots]:
-        m = slots.exp_avg.lerp(g, a)
-        return shrink * (p - rate * m) - p, MomoSlots(m)
+    def rho(t, *, beta):
+        return 1 - beta**t if bias_correction else 1.0
 
     hyper = {"lr": lr, "weight_decay": weight_decay, "beta": beta, "lb": lb}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        before=before,
-        reduce=reduce,
-        carry=_first(use_fstar),
-        hyper=hyper,
-        shared=True,
-        name="momo",
-    )
+    return _model_step("momo", init, before, averages, rho, hyper, use_fstar)
 
 
 @factory
@@ -209,57 +158,62 @@ def momo_adam(
         >>> float(w @ w) < 2
         True
     """
-    _check("momo_adam", lr, weight_decay)
+    check_lr(lr)
+    numeric.check_range("momo_adam", "of 0 or more", weight_decay=weight_decay)
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
     def init(p: Tensor) -> MomoAdamSlots:
         return MomoAdamSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(2)])
 
-    def before(t: Any, carry: Any, *, betas: Any, eps: Any) -> MomentScalars:
-        return MomentScalars(1 - betas[0], 1 - betas[1], 1 - betas[1] ** t, eps)
+    def before(t, carry, *, betas, eps):
+        return 1 - betas[0], 1 - betas[1], 1 - betas[1] ** t, eps
 
-    def averages(g: Tensor, slots: MomoAdamSlots, s: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """m, v, and m divided as in Adam."""
-        m = slots.exp_avg.lerp(g, s.weight1)
-        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
-        return m, v, m / ((v / s.bias_correction2).sqrt() + s.eps)
+    def averages(g: Tensor, slots: MomoAdamSlots, *moments: Any) -> tuple[Tensor, Tensor, Any]:
+        a1, a2, c2, eps = moments
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(g * g, a2)
+        return m, m / ((v / c2).sqrt() + eps), MomoAdamSlots(m, v)
 
-    def reduce(
-        g: Tensor, slots: MomoAdamSlots, p: Tensor, s: MomentScalars
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        m, _, u = averages(g, slots, s)
+    def rho(t, *, betas, eps):
+        return 1 - betas[0] ** t
+
+    hyper = {"lr": lr, "betas": check_betas(betas), "eps": eps}
+    hyper |= {"weight_decay": weight_decay, "lb": lb}
+    squares = ("exp_avg_sq",)
+    return _model_step("momo_adam", init, before, averages, rho, hyper, use_fstar, squares)
+
+
+def _model_step(
+    name: str,
+    init: Any,
+    before: Any,
+    averages: Any,
+    rho: Any,
+    hyper: Any,
+    use_fstar: bool,
+    nonnegative: tuple[str, ...] = (),
+) -> Leafwise:
+    """The rule of one averaged gradient m and the direction of its step, which may be m itself.
+
+    averages: returns m, the direction and the new slots. rho: the bias correction of m.
+    """
+
+    def reduce(g: Tensor, slots: Any, p: Tensor, *moments: Any) -> tuple[Tensor, ...]:
+        m, u, _ = averages(g, slots, *moments)
         return (p * m).sum(), (p * g).sum(), (m * u).sum()
 
-    def scalars(
-        t: Any,
-        carry: Any,
-        total: tuple[Any, Any, Any],
-        *,
-        lr: Any,
-        betas: Any,
-        eps: Any,
-        weight_decay: Any,
-        lb: Any,
-        value: Any,
-    ) -> tuple[MomoAdamScalars, Any]:
-        moments = before(t, carry, betas=betas, eps=eps)
-        spread, rho = 1 + lr * weight_decay, 1 - betas[0] ** t
-        rate, carried = _stepped(t, carry, total, value, moments.weight1, rho, lr, spread, lb)
-        return MomoAdamScalars(*moments, rate, 1 / spread), carried
+    def scalars(t, carry, total, *, lr, weight_decay, lb, value, **betas):
+        moments = before(t, carry, **betas)
+        spread = 1 + lr * weight_decay
+        known = (value, moments[0], rho(t, **betas), lr, spread, lb)
+        rate, carried = _stepped(t, carry, total, *known)
+        return (*moments, rate, 1 / spread), carried
 
-    def update(
-        g: Tensor, slots: MomoAdamSlots, p: Tensor, s: MomoAdamScalars
-    ) -> tuple[Tensor, MomoAdamSlots]:
-        m, v, u = averages(g, slots, s)
-        return s.shrink * (p - s.rate * u) - p, MomoAdamSlots(m, v)
+    def update(g: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        *moments, rate, shrink = numbers
+        _, u, new = averages(g, slots, *moments)
+        return shrink * (p - rate * u) - p, new
 
-    hyper = {
-        "lr": lr,
-        "betas": check_betas(betas),
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "lb": lb,
-    }
     return leafwise(
         init,
         update,
@@ -268,9 +222,9 @@ def momo_adam(
         reduce=reduce,
         carry=_first(use_fstar),
         hyper=hyper,
-        shared=True,
-        nonnegative=("exp_avg_sq",),
-        name="momo_adam",
+        runs=Runs(shared=True),
+        storage=Storage(nonnegative=nonnegative),
+        name=name,
     )
 
 
@@ -314,12 +268,3 @@ def _stepped(
         return rate, MomoCarry(loss, grad_dot)
     reached = (loss + dot - grad_dot - 0.5 * rate * square) / rho
     return rate, MomoBoundCarry(loss, grad_dot, numeric.maximum(reached, lb))
-
-
-def _check(who: str, lr: numeric.Hyper, weight_decay: numeric.Hyper) -> None:
-    check_lr(lr)
-    numeric.check(
-        lambda x: x >= 0.0,
-        weight_decay,
-        f"{who} needs a weight_decay of 0 or more, but got {{}}.",
-    )

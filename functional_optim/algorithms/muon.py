@@ -14,12 +14,13 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.base import EmptyState, GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.linalg import Coefficients
-from functional_optim.transforms import add_decayed_weights, orthogonalize, scale_by_lr
+from functional_optim.transforms import orthogonalize
+from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import Scale
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.scaling import check_lr
 
 Accumulator = Literal["ema", "sum"]
@@ -112,10 +113,7 @@ def _checked(p: Tensor) -> EmptyState:
 
 
 def matrix_momentum(
-    name: str,
-    momentum: numeric.Hyper,
-    nesterov: Nesterov,
-    accumulator: Accumulator = "ema",
+    name: str, momentum: numeric.Hyper, nesterov: Nesterov, accumulator: Accumulator = "ema"
 ) -> Leafwise:
     """The momentum of a matrix optimizer.
 
@@ -130,10 +128,9 @@ def matrix_momentum(
             f"{nesterov!r}."
         )
 
-    def init(p: Tensor) -> MuonSlots:
-        return MuonSlots(torch.zeros_like(p))
+    init = zeros(MuonSlots)
 
-    def scalars(t: Any, *, momentum: Any) -> tuple[Any, Any]:
+    def scalars(t, *, momentum):
         return momentum, 1 - momentum
 
     def update(g: Tensor, slots: MuonSlots, p: Tensor, mu: Any, a: Any) -> tuple[Tensor, MuonSlots]:
@@ -202,20 +199,21 @@ def muon(
         >>> bool((fo.apply_updates(w, updates).diag() < 0.95).all())
         True
     """
+    adapt = scale_by_muon(
+        momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn,
+        scale=scale, accumulator=accumulator, ns_dtype=ns_dtype,
+    )  # fmt: skip
+    return matrix_chain(adapt, lr, weight_decay)
+
+
+def matrix_chain(
+    adapt: GradientTransformation, lr: numeric.Hyper, weight_decay: numeric.Hyper
+) -> GradientTransformation:
+    """The transform of a matrix optimizer with decoupled decay and a learning rate.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
     numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")
-    return chain(
-        scale_by_muon(
-            momentum,
-            nesterov,
-            ns_coefficients,
-            eps,
-            ns_steps,
-            adjust_lr_fn,
-            scale=scale,
-            accumulator=accumulator,
-            ns_dtype=ns_dtype,
-        ),
-        add_decayed_weights(weight_decay),
-        scale_by_lr(lr),
-    )
+    return descent(adapt, lr, weight_decay, decoupled=True)

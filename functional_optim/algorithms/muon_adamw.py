@@ -136,7 +136,7 @@ def _seen_by_path(tx: Any, choice: HiddenMatrices, views: Sequence[Mapping[str, 
     answers = Answers(choice.view, range(len(known)), "views")
     placements = []
     for i, own in enumerate(tx.placements):
-        if own.rule.batched:
+        if own.rule.runs.batched:
             ways = [seen.placements[i] for seen in known]
             placements += [x.on(Choice(answers, k)) for k, x in enumerate(ways)]
         else:

@@ -9,33 +9,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, adam_chain, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 class NadamCarry(NamedTuple):
     mu_product: Any
     """μ₁ μ₂ … μ_t, 0-dim; 1 before the first step."""
-
-
-class NadamScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in m."""
-    weight2: Any
-    """1 − β₂, the weight of g² in v."""
-    bias_correction2: Any
-    """1 − β₂ᵗ."""
-    grad_factor: Any
-    """(1 − μ_t) / (1 − μ₁ … μ_t)."""
-    momentum_factor: Any
-    """μ_{t+1} / (1 − μ₁ … μ_{t+1})."""
-    eps: Any
 
 
 @factory
@@ -67,34 +55,30 @@ def scale_by_nadam(
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     numeric.check(lambda x: x >= 0.0, momentum_decay, "Invalid momentum_decay value: {}")
 
-    def init(p: Tensor) -> AdamSlots:
-        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
-
-    def scalars(
-        t: Any, carry: NadamCarry, *, betas: Any, eps: Any, momentum_decay: Any
-    ) -> tuple[NadamScalars, NadamCarry]:
+    def scalars(t, carry, *, betas, eps, momentum_decay):
         b1, b2 = betas
         mu = b1 * (1 - 0.5 * numeric.power(0.96, t * momentum_decay))
         mu_next = b1 * (1 - 0.5 * numeric.power(0.96, (t + 1) * momentum_decay))
         product = numeric.rounded(carry.mu_product * numeric.rounded(mu))
         from_g = numeric.divide(1 - mu, 1 - product)
         from_m = numeric.divide(mu_next, 1 - product * mu_next)
-        numbers = NadamScalars(1 - b1, 1 - b2, 1 - b2**t, from_g, from_m, eps)
+        numbers = (1 - b1, 1 - b2, 1 - b2**t, from_g, from_m, eps)
         return numbers, NadamCarry(product)
 
-    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: NadamScalars) -> tuple[Tensor, AdamSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
-        u = s.grad_factor * g + s.momentum_factor * m
-        return u / ((v / s.bias_correction2).sqrt() + s.eps), AdamSlots(m, v)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        a1, a2, c2, grad_factor, momentum_factor, eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(g * g, a2)
+        u = grad_factor * g + momentum_factor * m
+        return u / ((v / c2).sqrt() + eps), AdamSlots(m, v)
 
     return leafwise(
-        init,
+        zeros(AdamSlots),
         update,
         scalars,
         carry=NadamCarry(1.0),
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_nadam",
     )
 
@@ -138,4 +122,5 @@ def nadam(
         tensor(True)
     """
     adapt = scale_by_nadam(betas, eps, momentum_decay)
-    return adam_chain(adapt, lr, weight_decay, decoupled_weight_decay, maximize)
+    decoupled = decoupled_weight_decay
+    return descent(adapt, lr, weight_decay, decoupled=decoupled, maximize=maximize)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adafactor import mean
-from functional_optim.algorithms.muon import Nesterov, matrix_momentum
+from functional_optim.algorithms.muon import Nesterov, matrix_chain, matrix_momentum
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
 from functional_optim.transforms.orthogonal import (
     Scale,
     check_scale,
@@ -27,18 +27,11 @@ from functional_optim.transforms.orthogonal import (
     polar_factor,
     shape_factor,
 )
-from functional_optim.transforms.scaling import check_lr
 
 
 class NorMuonSlots(NamedTuple):
     second_momentum_buffer: Tensor
     """Average v of the rows' mean squares, (m, 1)."""
-
-
-class NorMuonScalars(NamedTuple):
-    weight: Any
-    """1 − β₂, the weight of a mean square in v."""
-    eps: Any
 
 
 @factory
@@ -89,26 +82,23 @@ def scale_by_normuon(
         >>> u.abs().flatten() / u.norm()  # the rows are of one length
         tensor([0.5774, 0.5774, 0.5774])
     """
-    check_rows("scale_by_normuon", beta2, eps)
-    numeric.check(
-        lambda x: x >= 0.0, momentum, "scale_by_normuon needs a momentum of 0 or more, but got {}."
-    )
+    numeric.check_range("scale_by_normuon", "in [0, 1)", beta2=beta2)
+    numeric.check_range("scale_by_normuon", "of 0 or more", eps=eps, momentum=momentum)
     polar = polar_factor("scale_by_normuon", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     check_scale("scale_by_normuon", scale)
 
     def init(p: Tensor) -> NorMuonSlots:
         return NorMuonSlots(torch.zeros_like(p[:, :1]) if p.shape[1] else p.new_zeros(len(p), 1))
 
-    def scalars(t: Any, *, beta2: Any, eps: Any) -> NorMuonScalars:
-        return NorMuonScalars(1 - beta2, eps)
+    def scalars(t, *, beta2, eps):
+        return 1 - beta2, eps
 
-    def update(
-        M: Tensor, slots: NorMuonSlots, p: Any, s: NorMuonScalars
-    ) -> tuple[Tensor, NorMuonSlots]:
+    def update(M: Tensor, slots: NorMuonSlots, p: Any, *numbers: Any) -> tuple[Tensor, Any]:
+        a, eps = numbers
         O = polar(M)  # noqa: E741
-        v = slots.second_momentum_buffer.lerp(mean(O * O, -1), s.weight)
-        U = O / (v.sqrt() + s.eps)
-        U = U * (frobenius(O) / (frobenius(U) + s.eps))
+        v = slots.second_momentum_buffer.lerp(mean(O * O, -1), a)
+        U = O / (v.sqrt() + eps)
+        U = U * (frobenius(O) / (frobenius(U) + eps))
         return shape_factor(scale, *M.shape[-2:]) * U, NorMuonSlots(v)
 
     rows = leafwise(
@@ -116,18 +106,12 @@ def scale_by_normuon(
         update,
         scalars,
         hyper={"beta2": beta2, "eps": eps},
-        batched=True,
-        nonnegative=NorMuonSlots._fields,
+        runs=Runs(batched=True),
+        storage=Storage(nonnegative=NorMuonSlots._fields),
         name="scale_by_normuon",
     )
     mix = matrix_momentum("scale_by_normuon", momentum, nesterov)
     return Leafwise((*mix.placements, *rows.placements))
-
-
-def check_rows(name: str, beta2: numeric.Hyper, eps: numeric.Hyper) -> None:
-    """Raise ValueError for numbers of a second moment that are out of range."""
-    numeric.check(lambda x: 0.0 <= x < 1.0, beta2, f"{name} needs a beta2 in [0, 1), but got {{}}.")
-    numeric.check(lambda x: x >= 0.0, eps, f"{name} needs an eps of 0 or more, but got {{}}.")
 
 
 def frobenius(X: Tensor) -> Tensor:
@@ -186,27 +170,7 @@ def normuon(
         True
     """
     adapt = scale_by_normuon(
-        momentum,
-        beta2,
-        eps,
-        nesterov,
-        ns_coefficients,
-        ns_steps,
-        ns_eps=ns_eps,
-        scale=scale,
-        ns_dtype=ns_dtype,
-    )
+        momentum, beta2, eps, nesterov, ns_coefficients, ns_steps,
+        ns_eps=ns_eps, scale=scale, ns_dtype=ns_dtype,
+    )  # fmt: skip
     return matrix_chain(adapt, lr, weight_decay)
-
-
-def matrix_chain(
-    adapt: GradientTransformation, lr: numeric.Hyper, weight_decay: numeric.Hyper
-) -> GradientTransformation:
-    """The transform of a matrix optimizer with decoupled decay and a learning rate.
-
-    Raises:
-        ValueError: for numbers out of range.
-    """
-    check_lr(lr, "Learning rate should be >= 0 but is: {}")
-    numeric.check(lambda x: x >= 0.0, weight_decay, "weight decay should be >= 0 but is: {}")
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))

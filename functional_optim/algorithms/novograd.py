@@ -19,9 +19,9 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import compute_dtype
-from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
-from functional_optim.transforms.scaling import signed
+from functional_optim.core.storage import Storage, compute_dtype
+from functional_optim.transforms import add_decayed_weights, trace
+from functional_optim.transforms.descent import descent
 
 
 class NovogradSlots(NamedTuple):
@@ -60,7 +60,7 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
     def init(p: Tensor) -> NovogradSlots:
         return NovogradSlots(torch.zeros((), dtype=compute_dtype(p), device=p.device))
 
-    def scalars(t: Any, *, beta2: Any, eps: Any) -> tuple[Any, Any]:
+    def scalars(t, *, beta2, eps):
         return 1 - beta2, eps
 
     def update(
@@ -77,7 +77,7 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_novograd",
     )
 
@@ -119,10 +119,5 @@ def novograd(
         tensor([0.4000, 1.8000])
     """
     b1, b2 = check_betas(betas)
-    return chain(
-        signed(maximize),
-        scale_by_novograd(b2, eps),
-        add_decayed_weights(weight_decay),
-        trace(b1),
-        scale_by_lr(lr),
-    )
+    decay = add_decayed_weights(weight_decay)
+    return descent(chain(scale_by_novograd(b2, eps), decay, trace(b1)), lr, maximize=maximize)

@@ -8,9 +8,8 @@ https://arxiv.org/abs/1711.00141, Algorithm 1.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -19,14 +18,9 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import scale_by_lr
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 from functional_optim.transforms.variance_reduction import PreviousGrad
-
-
-class OptimisticScalars(NamedTuple):
-    alpha: Any
-    beta: Any
-    """β, 0 at the first step, which has no change."""
 
 
 @factory
@@ -51,16 +45,14 @@ def scale_by_optimistic_gradient(alpha: numeric.Hyper = 1.0, beta: numeric.Hyper
         (tensor([2.]), tensor([8.]))
     """
 
-    def init(p: Tensor) -> PreviousGrad:
-        return PreviousGrad(torch.zeros_like(p))
+    init = zeros(PreviousGrad)
 
-    def scalars(t: Any, *, alpha: Any, beta: Any) -> OptimisticScalars:
-        return OptimisticScalars(alpha, numeric.where(t == 1, 0.0, beta))
+    def scalars(t, *, alpha, beta):
+        return alpha, numeric.where(t == 1, 0.0, beta)
 
-    def update(
-        g: Tensor, slots: PreviousGrad, p: Tensor, s: OptimisticScalars
-    ) -> tuple[Tensor, PreviousGrad]:
-        return s.alpha * g + s.beta * (g - slots.previous_grad), PreviousGrad(g.clone())
+    def update(g: Tensor, slots: PreviousGrad, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        alpha, beta = numbers
+        return alpha * g + beta * (g - slots.previous_grad), PreviousGrad(g.clone())
 
     hyper = {"alpha": alpha, "beta": beta}
     return leafwise(init, update, scalars, hyper=hyper, name="scale_by_optimistic_gradient")
@@ -96,7 +88,7 @@ def optimistic_gradient_descent(
         >>> bool(w.norm() < 1e-3)
         True
     """
-    return chain(scale_by_optimistic_gradient(alpha, beta), scale_by_lr(lr))
+    return descent(scale_by_optimistic_gradient(alpha, beta), lr)
 
 
 @factory
@@ -136,4 +128,4 @@ def optimistic_adam_v2(
         tensor([0.9000, 1.1000])
     """
     adapt = scale_by_adam(betas, eps, nesterov=nesterov)
-    return chain(adapt, scale_by_optimistic_gradient(alpha, beta), scale_by_lr(lr))
+    return descent(chain(adapt, scale_by_optimistic_gradient(alpha, beta)), lr)

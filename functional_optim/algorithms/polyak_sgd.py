@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
-from functional_optim.transforms import scale_by_lr, scale_by_polyak
+from functional_optim.transforms import scale_by_polyak
+from functional_optim.transforms.descent import descent
 
 
 @factory
@@ -52,4 +52,4 @@ def polyak_sgd(
         >>> float(w @ w) < 1e-4
         True
     """
-    return chain(scale_by_polyak(f_min, max_learning_rate, eps, variant), scale_by_lr(scaling))
+    return descent(scale_by_polyak(f_min, max_learning_rate, eps, variant), scaling)

@@ -19,7 +19,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.transforms import add_decayed_weights
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -42,35 +43,6 @@ class ProdigyCarry(NamedTuple):
     """The largest estimate so far; 0 before the first step."""
     d_numerator: Any
     """Weighted sum of ⟨g, p0 − p⟩."""
-
-
-class ProdigyWeights(NamedTuple):
-    """What the sums over the tree need."""
-
-    inner: Any
-    """Weight of ⟨g, p0 − p⟩."""
-    beta3: Any
-    weight3: Any
-    """Weight of g in s."""
-    on: Any
-    """1; 0 where the learning rate is 0."""
-
-
-class ProdigyScalars(NamedTuple):
-    beta1: Any
-    weight1: Any
-    """Weight of g in m."""
-    beta2: Any
-    weight2: Any
-    """Weight of g² in v."""
-    beta3: Any
-    weight3: Any
-    """Weight of g in s."""
-    rate: Any
-    """Step size, d · lr."""
-    eps: Any
-    """eps times the new d."""
-    weight_decay: Any
 
 
 @factory
@@ -107,77 +79,53 @@ def scale_by_prodigy(
         tensor([-0.3162,  0.3162])
     """
     check_numbers("prodigy", lr, eps, weight_decay, d0, growth_rate)
-    numeric.check(lambda x: x > 0.0, d_coef, "prodigy needs a d_coef above 0, but got {}.")
+    numeric.check_range("prodigy", "above 0", d_coef=d_coef)
     every = check_betas(betas)
     if beta3 is not None:
-        numeric.check(
-            lambda x: 0.0 <= x < 1.0, beta3, "prodigy needs a beta3 in [0, 1), but got {}."
-        )
+        numeric.check_range("prodigy", "in [0, 1)", beta3=beta3)
         every = (*every, beta3)
 
     def init(p: Tensor) -> ProdigySlots:
         m, v, s = [torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(3)]
         return ProdigySlots(m, v, s, p.to(wide_dtype(p), copy=True))
 
-    def before(t: Any, carry: ProdigyCarry, *, lr: Any, betas: Any, d0: Any) -> ProdigyWeights:
+    def before(t, carry, *, lr, betas, d0):
         d = numeric.where(carry.d == 0, d0, carry.d)
         rate = d * lr * (bias_correction(t, betas) if use_bias_correction else 1.0)
         b3 = betas[2] if len(betas) == 3 else numeric.sqrt(betas[1])
         on = numeric.where(lr > 0, 1.0, 0.0)
         weight3 = d / d0 * (d if safeguard_warmup else rate)
-        return ProdigyWeights(d / d0 * rate, kept_rate(on, b3), on * weight3, on)
+        return d / d0 * rate, kept_rate(on, b3), on * weight3, on
 
-    def reduce(
-        g: Tensor, slots: ProdigySlots, p: Tensor, s: ProdigyWeights
-    ) -> tuple[Tensor, Tensor]:
-        inner = s.inner * (g * (slots.p0 - p)).sum()
-        return inner, s.on * (s.beta3 * slots.s + s.weight3 * g).abs().sum()
+    def reduce(g: Tensor, slots: ProdigySlots, p: Tensor, *weights: Any) -> tuple[Tensor, Tensor]:
+        weight, b3, a3, on = weights
+        inner = weight * (g * (slots.p0 - p)).sum()
+        return inner, on * (b3 * slots.s + a3 * g).abs().sum()
 
-    def scalars(
-        t: Any,
-        carry: ProdigyCarry,
-        total: tuple[Any, Any],
-        *,
-        lr: Any,
-        betas: Any,
-        eps: Any,
-        weight_decay: Any,
-        d0: Any,
-        d_coef: Any,
-        growth_rate: Any,
-    ) -> tuple[ProdigyScalars, ProdigyCarry]:
-        w = before(t, carry, lr=lr, betas=betas, d0=d0)
+    def scalars(t, carry, total, *, lr, betas, eps, weight_decay, d0, d_coef, growth_rate):
+        _, b3, a3, on = before(t, carry, lr=lr, betas=betas, d0=d0)
         d = numeric.where(carry.d == 0, d0, carry.d)
         top = numeric.where(carry.d == 0, d0, carry.d_max)
         rate = d * lr * (bias_correction(t, betas) if use_bias_correction else 1.0)
         null = total[1] == 0  # no gradient yet but zeros
-        numerator = w.beta3 * carry.d_numerator + total[0]
+        numerator = b3 * carry.d_numerator + total[0]
         guess = d_coef * numerator / numeric.where(null, 1.0, total[1])
         new_top = numeric.maximum(top, guess)
         start = numeric.where(d == d0, numeric.maximum(d, guess), d)
         new = ProdigyCarry(grown(start, new_top, growth_rate), new_top, numerator)
         old = ProdigyCarry(d, top, carry.d_numerator)
         new = ProdigyCarry(*[numeric.where(null, a, b) for a, b in zip(old, new, strict=True)])
-        numbers = ProdigyScalars(
-            beta1=kept_rate(w.on, betas[0]),
-            weight1=w.on * d * (1 - betas[0]),
-            beta2=kept_rate(w.on, betas[1]),
-            weight2=w.on * d * d * (1 - betas[1]),
-            beta3=w.beta3,
-            weight3=w.weight3,
-            rate=numeric.where(null, 0.0, rate),
-            eps=new.d * eps,
-            weight_decay=weight_decay,
-        )
-        return numbers, new
+        b1, b2 = [kept_rate(on, x) for x in betas[:2]]
+        a1, a2 = on * d * (1 - betas[0]), on * d * d * (1 - betas[1])
+        rate = numeric.where(null, 0.0, rate)
+        return (b1, a1, b2, a2, b3, a3, rate, new.d * eps, weight_decay), new
 
-    def update(
-        g: Tensor, slots: ProdigySlots, p: Tensor, s: ProdigyScalars
-    ) -> tuple[Tensor, ProdigySlots]:
-        m = s.beta1 * slots.exp_avg + s.weight1 * g
-        v = s.beta2 * slots.exp_avg_sq + s.weight2 * (g * g)
-        u = -s.rate * (m / (v.sqrt() + s.eps) + s.weight_decay * p)
-        return u, ProdigySlots(m, v, s.beta3 * slots.s + s.weight3 * g, slots.p0)
+    def update(g: Tensor, slots: ProdigySlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        b1, a1, b2, a2, b3, a3, rate, eps, decay = numbers
+        m = b1 * slots.exp_avg + a1 * g
+        v = b2 * slots.exp_avg_sq + a2 * (g * g)
+        u = -rate * (m / (v.sqrt() + eps) + decay * p)
+        return u, ProdigySlots(m, v, b3 * slots.s + a3 * g, slots.p0)
 
     hyper = {
         "lr": lr,
@@ -194,11 +142,10 @@ def scale_by_prodigy(
         scalars,
         before=before,
         reduce=reduce,
-        carry=ProdigyCarry(0, 0, 0),  # in float64
+        carry=ProdigyCarry(0, 0, 0),
         hyper=hyper,
-        shared=True,
-        nonnegative=("exp_avg_sq",),
-        weights=("p0",),
+        runs=Runs(shared=True),
+        storage=Storage(nonnegative=("exp_avg_sq",), weights=("p0",)),
         name="scale_by_prodigy",
     )
 
@@ -257,17 +204,9 @@ def prodigy(
         (True, True)
     """
     step = scale_by_prodigy(
-        lr,
-        betas,
-        beta3,
-        eps,
-        weight_decay if decouple else 0.0,
-        d0,
-        d_coef,
-        growth_rate,
-        use_bias_correction=use_bias_correction,
-        safeguard_warmup=safeguard_warmup,
-    )
+        lr, betas, beta3, eps, weight_decay if decouple else 0.0, d0, d_coef, growth_rate,
+        use_bias_correction=use_bias_correction, safeguard_warmup=safeguard_warmup,
+    )  # fmt: skip
     return decayed_chain(step, weight_decay, decouple, maximize)
 
 
@@ -303,7 +242,5 @@ def check_numbers(
     check_lr(lr)
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
-    numeric.check(lambda x: x > 0.0, d0, f"{who} needs a d0 above 0, but got {{}}.")
-    numeric.check(
-        lambda x: x >= 1.0, growth_rate, f"{who} needs a growth_rate of 1 or more, but got {{}}."
-    )
+    numeric.check_range(who, "above 0", d0=d0)
+    numeric.check_range(who, "of 1 or more", growth_rate=growth_rate)

@@ -20,6 +20,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
 from functional_optim.core.storage import wide_dtype
 from functional_optim.core.views import MatrixView
 from functional_optim.linalg import triangular_product, triangular_times
@@ -48,11 +49,6 @@ class KronSlots(NamedTuple):
 class KronCount(NamedTuple):
     steps_since_renewal: int
     renewals: int
-
-
-class KronScalars(NamedTuple):
-    precond_lr: Any
-    t: Any
 
 
 class Factor(NamedTuple):
@@ -155,14 +151,8 @@ def scale_by_psgd_kron(
     share = preconditioner_update_probability
     if share is None:
         share = schedules.exponential_decay(1.0, 1000, math.exp(-1.0), 500, end_value=0.03)
-    numeric.check(
-        lambda x: 0.0 < x <= 1.0,
-        share,
-        f"{name} needs a preconditioner_update_probability in (0, 1], but got {{}}.",
-    )
-    numeric.check(
-        lambda x: x >= 0.0, precond_lr, f"{name} needs a precond_lr of 0 or more, but got {{}}."
-    )
+    numeric.check_range(name, "in (0, 1]", preconditioner_update_probability=share)
+    numeric.check_range(name, "of 0 or more", precond_lr=precond_lr)
     numeric.check_count(name, 0, max_size_triangular=max_size_triangular, seed=seed)
     numeric.check_count(name, 0, min_ndim_triangular=min_ndim_triangular)
     if memory_save_mode not in MODES:
@@ -193,15 +183,13 @@ def scale_by_psgd_kron(
         ]
         return KronSlots(first[0], first[1] if len(first) > 1 else None)
 
-    def scalars(
-        t: Any, count: KronCount, *, preconditioner_update_probability: Any, precond_lr: Any
-    ) -> tuple[KronScalars, KronCount]:
+    def scalars(t, count, *, preconditioner_update_probability, precond_lr):
         due = is_due(count, preconditioner_update_probability)
         since = numeric.where(due, 0.0, count.steps_since_renewal + 1)
         renewals = count.renewals + numeric.where(due, 1.0, 0.0)
-        return KronScalars(precond_lr, t), KronCount(since, renewals)
+        return (precond_lr, t), KronCount(since, renewals)
 
-    def choose(t: Any, count: KronCount, *, preconditioner_update_probability: Any) -> Any:
+    def choose(t, count, *, preconditioner_update_probability):
         uneven = numeric.where(count.renewals % BALANCED_EVERY == BALANCED_EVERY - 1, 2, 1)
         return numeric.where(is_due(count, preconditioner_update_probability), uneven, 0)
 
@@ -224,7 +212,7 @@ def scale_by_psgd_kron(
         left, *right = [f.Q.reshape(q.shape) for f, q in zip(factors, factors_of(x), strict=True)]
         return KronSlots(left, right[0] if right else None)
 
-    def plain(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
+    def plain(u: Tensor, x: KronSlots, p: Any, *numbers: Any) -> tuple[Tensor, KronSlots]:
         if u.numel() == 0:
             return u, x
         mu, factors = opened(u, x)
@@ -232,18 +220,18 @@ def scale_by_psgd_kron(
             mu = f.whitened(mu)
         return mu.reshape(u.shape), x
 
-    def renew(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
+    def renew(u: Tensor, x: KronSlots, p: Any, precond_lr: Any, t: Any) -> tuple[Tensor, KronSlots]:
         if u.numel() == 0:
             return u, x
         mu, factors = opened(u, x)
         shape = tuple(mu.shape[-2:])
-        key = draws.stream(torch.full((), seed, device=u.device), count_of(s.t), *shape)
+        key = draws.stream(torch.full((), seed, device=u.device), count_of(t), *shape)
         V = randomness.normal(key, shape, mu.dtype, mu.device)
         size = mu.abs().mean((-2, -1), keepdim=True)
         A, B = mu + DAMPING * size * V, V
         for f in factors:
             A, B = f.times(A), f.divided(B)
-        found = [f.learned(A, B, s.precond_lr) for f in factors]
+        found = [f.learned(A, B, precond_lr) for f in factors]
         good = size > 0
         for _, norm in found:
             good = good & norm.isfinite()
@@ -255,26 +243,24 @@ def scale_by_psgd_kron(
             mu = f.whitened(mu)
         return mu.reshape(u.shape), closed(factors, x)
 
-    def balance(u: Tensor, x: KronSlots, p: Any, s: KronScalars) -> tuple[Tensor, KronSlots]:
+    def balance(u: Tensor, x: KronSlots, p: Any, *numbers: Any) -> tuple[Tensor, KronSlots]:
         """`renew` with factors that have been made equally large."""
         if u.numel() == 0 or x.Q_right is None:
-            return renew(u, x, p, s)
+            return renew(u, x, p, *numbers)
         _, (left, right) = opened(u, x)
         a, b = [f.Q.abs().amax((-2, -1), keepdim=True) for f in (left, right)]
         ratio = (b / a).sqrt()
         even = [left._replace(Q=left.Q * ratio), right._replace(Q=right.Q / ratio)]
-        return renew(u, closed(even, x), p, s)
+        return renew(u, closed(even, x), p, *numbers)
 
     hyper = {"preconditioner_update_probability": share, "precond_lr": precond_lr}
     whiten = leafwise(
         init,
         [plain, renew, balance],
         scalars,
-        choose=choose,
         carry=KronCount(0, 0),
         hyper=hyper,
-        shared=True,
-        batched=True,
+        runs=Runs(choose=choose, shared=True, batched=True),
         name=name,
     )
     seen = [x.seen_as(MatrixView(assumed=True)) for x in whiten.placements]
@@ -364,17 +350,9 @@ def psgd_kron(
         True
     """
     check_lr(lr)
-    return chain(
-        scale_by_psgd_kron(
-            b1,
-            preconditioner_update_probability,
-            max_size_triangular,
-            min_ndim_triangular,
-            memory_save_mode,
-            precond_lr,
-            clip_rms,
-            seed=seed,
-        ),
-        add_decayed_weights(weight_decay, mask=lambda path, p: p.dim() >= 2),
-        scale_by_lr(lr),
-    )
+    whiten = scale_by_psgd_kron(
+        b1, preconditioner_update_probability, max_size_triangular, min_ndim_triangular,
+        memory_save_mode, precond_lr, clip_rms, seed=seed,
+    )  # fmt: skip
+    decay = add_decayed_weights(weight_decay, mask=lambda path, p: p.dim() >= 2)
+    return chain(whiten, decay, scale_by_lr(lr))

@@ -7,30 +7,18 @@ paper: 4).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, adam_chain, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-
-
-class RadamScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in m."""
-    weight2: Any
-    """1 − β₂, the weight of g² in v."""
-    bias_correction1: Any
-    """1 − β₁ᵗ."""
-    adaptive: Any
-    """Rectification r_t √(1 − β₂ᵗ) while ρ_t > 5, else 0."""
-    plain: Any
-    """0 while ρ_t > 5, else 1."""
-    eps: Any
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 @factory
@@ -57,23 +45,28 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
     hyper = {"betas": check_betas(betas), "eps": eps}
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
-    def init(p: Tensor) -> AdamSlots:
-        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
+    init = zeros(AdamSlots)
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> RadamScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         rect, plain = rectification(t, b2)
         adaptive = rect * numeric.sqrt(1 - b2**t)
-        return RadamScalars(1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps)
+        return 1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps
 
-    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: RadamScalars) -> tuple[Tensor, AdamSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
-        u = (m / s.bias_correction1) * (s.adaptive / (v.sqrt() + s.eps) + s.plain)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        a1, a2, c1, adaptive, plain, eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(g * g, a2)
+        u = (m / c1) * (adaptive / (v.sqrt() + eps) + plain)
         return u, AdamSlots(m, v)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_radam"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_sq",)),
+        name="scale_by_radam",
     )
 
 
@@ -124,4 +117,5 @@ def radam(
         tensor([0.7000, 1.2000])
     """
     adapt = scale_by_radam(betas, eps)
-    return adam_chain(adapt, lr, weight_decay, decoupled_weight_decay, maximize)
+    decoupled = decoupled_weight_decay
+    return descent(adapt, lr, weight_decay, decoupled=decoupled, maximize=maximize)

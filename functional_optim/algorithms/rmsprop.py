@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -18,8 +17,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
-from functional_optim.transforms.scaling import signed
+from functional_optim.core.storage import Storage
+from functional_optim.transforms import trace
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 class RmsSlots(NamedTuple):
@@ -63,10 +64,7 @@ def scale_by_rms(
     numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     slot_type = CenteredSlots if centered else RmsSlots
 
-    def init(p: Tensor) -> Any:
-        return slot_type(*[torch.zeros_like(p) for _ in slot_type._fields])
-
-    def scalars(t: Any, *, alpha: Any, eps: Any) -> tuple[Any, Any]:
+    def scalars(t, *, alpha, eps):
         return 1 - alpha, eps
 
     def update(g: Tensor, slots: Any, p: Tensor, a: Any, eps: Any) -> tuple[Tensor, Any]:
@@ -76,12 +74,13 @@ def scale_by_rms(
         m = slots.grad_avg.lerp(g, a)
         return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
 
+    init, hyper = zeros(slot_type), {"alpha": alpha, "eps": eps}
     return leafwise(
         init,
         update,
         scalars,
-        hyper={"alpha": alpha, "eps": eps},
-        nonnegative=("square_avg",),
+        hyper=hyper,
+        storage=Storage(nonnegative=("square_avg",)),
         name="scale_by_rms",
     )
 
@@ -125,10 +124,6 @@ def rmsprop(
         >>> fo.apply_updates(w, updates)
         tensor([0.8000, 1.2000])
     """
-    return chain(
-        signed(maximize),
-        add_decayed_weights(weight_decay),
-        scale_by_rms(alpha, eps, centered=centered),
-        identity() if numeric.is_zero(momentum) else trace(momentum),
-        scale_by_lr(lr),
-    )
+    adapt = scale_by_rms(alpha, eps, centered=centered)
+    moving = identity() if numeric.is_zero(momentum) else trace(momentum)
+    return descent(chain(adapt, moving), lr, weight_decay, maximize=maximize)

@@ -17,6 +17,7 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.storage import Storage
 from functional_optim.transforms import scale
 from functional_optim.transforms.scaling import check_lr, signed
 
@@ -26,15 +27,6 @@ class RpropSlots(NamedTuple):
     """The last gradient, like p; 0 where its sign had changed."""
     step_size: Tensor
     """Size of the next step, like p."""
-
-
-class RpropScalars(NamedTuple):
-    shrink: Any
-    """η⁻, the factor for a changed sign."""
-    grow: Any
-    """η⁺, the factor for an unchanged sign."""
-    min_step: Any
-    max_step: Any
 
 
 @factory
@@ -75,21 +67,25 @@ def scale_by_rprop(
         size = torch.zeros_like(p) + (first * (1 + 1j) if p.is_complex() else first)
         return RpropSlots(torch.zeros_like(p), size.to(p.dtype))
 
-    def scalars(t: Any, *, etas: Any, step_sizes: Any) -> RpropScalars:
-        return RpropScalars(*etas, *step_sizes)
+    def scalars(t, *, etas, step_sizes):
+        return *etas, *step_sizes
 
-    def update(
-        g: Tensor, slots: RpropSlots, p: Tensor, s: RpropScalars
-    ) -> tuple[Tensor, RpropSlots]:
+    def update(g: Tensor, slots: RpropSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, RpropSlots]:
+        shrink, grow, min_step, max_step = numbers
         agreement, size = g * slots.prev, slots.step_size
-        shrunk = torch.where(agreement < 0, s.shrink * size, size)
-        size = torch.where(agreement > 0, s.grow * size, shrunk).clamp(s.min_step, s.max_step)
+        shrunk = torch.where(agreement < 0, shrink * size, size)
+        size = torch.where(agreement > 0, grow * size, shrunk).clamp(min_step, max_step)
         g = torch.where(agreement < 0, 0, g)
         return g.sign() * size, RpropSlots(g, size)
 
     hyper = {"lr": lr, "etas": (minus, plus), "step_sizes": bounds}
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("step_size",), name="scale_by_rprop"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("step_size",)),
+        name="scale_by_rprop",
     )
 
 

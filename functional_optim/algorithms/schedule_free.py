@@ -9,31 +9,23 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
-from functional_optim.combinators.averaging import check_share, schedule_free
+from functional_optim.combinators.averaging import schedule_free
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import check_lr, signed
+from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.scaling import check_lr
 
 
 class SecondMomentSlots(NamedTuple):
     exp_avg_sq: Tensor
     """Second moment v, like p."""
-
-
-class SecondMomentScalars(NamedTuple):
-    weight: Any
-    """1 − β₂, the weight of g² in v."""
-    bias_correction: Any
-    """1 − β₂ᵗ."""
-    eps: Any
 
 
 @factory
@@ -59,34 +51,24 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
         tensor([ 1.0000, -1.0000])
     """
-    numeric.check(
-        lambda x: 0.0 <= x < 1.0,
-        beta2,
-        "scale_by_second_moment needs a beta2 in [0, 1), but got {}.",
-    )
-    numeric.check(
-        lambda x: x >= 0.0, eps, "scale_by_second_moment needs an eps of 0 or more, but got {}."
-    )
+    numeric.check_range("scale_by_second_moment", "in [0, 1)", beta2=beta2)
+    numeric.check_range("scale_by_second_moment", "of 0 or more", eps=eps)
 
-    def init(p: Tensor) -> SecondMomentSlots:
-        return SecondMomentSlots(torch.zeros_like(p))
+    def scalars(t, *, beta2, eps):
+        return 1 - beta2, 1 - beta2**t, eps
 
-    def scalars(t: Any, *, beta2: Any, eps: Any) -> SecondMomentScalars:
-        return SecondMomentScalars(1 - beta2, 1 - beta2**t, eps)
-
-    def update(
-        g: Tensor, slots: SecondMomentSlots, p: Tensor, s: SecondMomentScalars
-    ) -> tuple[Tensor, SecondMomentSlots]:
-        v = slots.exp_avg_sq.lerp(g * g, s.weight)
-        return g / ((v / s.bias_correction).sqrt() + s.eps), SecondMomentSlots(v)
+    def update(g: Tensor, slots: SecondMomentSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a, c, eps = numbers
+        v = slots.exp_avg_sq.lerp(g * g, a)
+        return g / ((v / c).sqrt() + eps), SecondMomentSlots(v)
 
     hyper = {"beta2": beta2, "eps": eps}
     return leafwise(
-        init,
+        zeros(SecondMomentSlots),
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_second_moment",
     )
 
@@ -133,8 +115,7 @@ def schedule_free_sgd(
     check_lr(lr)
     numeric.check_count("schedule_free_sgd", 0, warmup_steps=warmup_steps)
     rate = _warmed(lr, warmup_steps)
-    direction = (signed(maximize), add_decayed_weights(weight_decay))
-    inner = chain(*direction, scale_by_lr(rate))
+    inner = descent(identity(), rate, weight_decay, maximize=maximize)
     return schedule_free(inner, rate, momentum, r, weight_lr_power)
 
 
@@ -184,16 +165,12 @@ def schedule_free_adamw(
         tensor([0.9000, 1.1000])
     """
     b1, b2 = check_betas(betas)
-    check_share("schedule_free_adamw", "first beta", b1)
+    numeric.check_range("schedule_free_adamw", "in (0, 1]", **{"first beta": b1})
     check_lr(lr)
     numeric.check_count("schedule_free_adamw", 0, warmup_steps=warmup_steps)
     rate = _warmed(lr, warmup_steps)
-    inner = chain(
-        signed(maximize),
-        scale_by_second_moment(b2, eps),
-        add_decayed_weights(weight_decay),
-        scale_by_lr(rate),
-    )
+    adapt = scale_by_second_moment(b2, eps)
+    inner = descent(adapt, rate, weight_decay, decoupled=True, maximize=maximize)
     return schedule_free(inner, rate, b1, r, weight_lr_power)
 
 

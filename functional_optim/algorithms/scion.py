@@ -21,6 +21,8 @@ from functional_optim.core.base import EmptyState, GradientTransformation, real_
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.scalars import given
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
@@ -92,7 +94,7 @@ def scale_by_scion(
             f"scale_by_scion takes normalized={normalized!r} only for the norms of matrices, "
             f"{', '.join(NORMALIZED)}; leave it out for {norm!r}."
         )
-    numeric.check(lambda x: x >= 0.0, eps, "scale_by_scion needs an eps of 0 or more, but got {}.")
+    numeric.check_range("scale_by_scion", "of 0 or more", eps=eps)
     polar = polar_factor("scale_by_scion", ns_coefficients, ns_eps, ns_steps, ns_dtype)
     if norm == "auto":
         parts = {
@@ -120,9 +122,6 @@ def _of_matrices(
 ) -> Leafwise:
     """The rule for a norm of matrices."""
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
-        return (eps,)
-
     def update(G: Tensor, slots: Any, p: Any, eps: Any) -> tuple[Tensor, Any]:
         m, n = G.shape[-2], max(G.shape[-1], 1)
         if norm == "spectral":
@@ -135,13 +134,9 @@ def _of_matrices(
         size = _norms(G, -1)
         return G / ((math.sqrt(n) * size if normalized else size) + eps), slots
 
+    init = matrices_only(f"scale_by_scion with the norm {norm!r}")
     return leafwise(
-        matrices_only(f"scale_by_scion with the norm {norm!r}"),
-        update,
-        scalars,
-        hyper={"eps": eps},
-        batched=True,
-        name="scale_by_scion",
+        init, update, given, hyper={"eps": eps}, runs=Runs(batched=True), name="scale_by_scion"
     )
 
 
@@ -172,9 +167,6 @@ def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
 def _of_vectors(eps: numeric.Hyper) -> Leafwise:
     """The rule for biases: all entries of a tensor count alike."""
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
-        return (eps,)
-
     def update(u: Tensor, slots: Any, p: Tensor, eps: Any) -> tuple[Tensor, Any]:
         S = (u * u).mean()
         rms = S.masked_fill(S == 0, 1.0).sqrt()  # the root of 0 has no derivative
@@ -182,7 +174,7 @@ def _of_vectors(eps: numeric.Hyper) -> Leafwise:
 
     real = real_only("scale_by_scion")
     hyper = {"eps": eps}
-    return leafwise(real, update, scalars, hyper=hyper, name="scale_by_scion")
+    return leafwise(real, update, given, hyper=hyper, name="scale_by_scion")
 
 
 @factory
@@ -241,15 +233,9 @@ def scion(
     """
     check_lr(lr, "Learning rate should be >= 0 but is: {}")
     numeric.check(lambda x: x >= 0.0, momentum, "momentum should be >= 0 but is: {}")
-    numeric.check(lambda x: x >= 0.0, radius, "scion needs a radius of 0 or more, but got {}.")
+    numeric.check_range("scion", "of 0 or more", radius=radius)
     farthest = scale_by_scion(
-        norm,
-        normalized,
-        eps,
-        ns_coefficients,
-        ns_steps,
-        ns_eps=ns_eps,
-        ns_dtype=ns_dtype,
+        norm, normalized, eps, ns_coefficients, ns_steps, ns_eps=ns_eps, ns_dtype=ns_dtype
     )
     average = matrix_momentum("scion", momentum, nesterov=False)
     return chain(

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from functional_optim import numeric
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import identity
-from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms import trace
+from functional_optim.transforms.descent import descent
 
 
 @factory
@@ -52,15 +51,9 @@ def sgd(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 0.9000])
     """
-    descend = scale_by_lr(lr)
-    decay = add_decayed_weights(weight_decay)
     accumulate = trace(momentum, dampening, nesterov)
     if nesterov and (numeric.is_zero(momentum) or not numeric.is_zero(dampening)):
         words = "Nesterov momentum requires a momentum and zero dampening"
         numeric.check(lambda _: False, 0.0, words)  # when it is made: later, torch steps
-    return chain(
-        signed(maximize),
-        decay,
-        identity() if numeric.is_zero(momentum) else accumulate,
-        descend,
-    )
+    moving = identity() if numeric.is_zero(momentum) else accumulate
+    return descent(moving, lr, weight_decay, maximize=maximize)

@@ -22,7 +22,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.core.views import MatrixView
 from functional_optim.linalg import eigh, tell_not_finite
 from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
@@ -150,7 +151,13 @@ def scale_by_shampoo(
                 [0., 1.]])
     """
     name = "scale_by_shampoo"
-    _check(name, eps, beta3, grafting, grafting_beta2, grafting_eps, exponents, refresh)
+    _check_choices(name, grafting, exponents, refresh)
+    numeric.check(lambda x: x > 0.0, eps, f"{name} needs eps above 0, but got {{}}.")
+    if beta3 is not None:
+        numeric.check_range(name, "in [0, 1)", beta3=beta3)
+    if grafting_beta2 is not None:
+        numeric.check_range(name, "in [0, 1]", grafting_beta2=grafting_beta2)
+    numeric.check_range(name, "of 0 or more", grafting_eps=grafting_eps)
     numeric.check_count(name, 1, precondition_frequency=precondition_frequency)
     if max_preconditioner_dim is not None:
         numeric.check_count(name, 1, max_preconditioner_dim=max_preconditioner_dim)
@@ -185,9 +192,7 @@ def scale_by_shampoo(
         plain = ShampooSlots(torch.zeros_like(p), left, right, left_root, right_root)
         return GraftedSlots(*plain, torch.zeros_like(p)) if squares else plain
 
-    def scalars(
-        t: Any, *, betas: Any, beta3: Any, eps: Any, grafting_beta2: Any, grafting_eps: Any
-    ) -> ShampooScalars:
+    def scalars(t, *, betas, beta3, eps, grafting_beta2, grafting_eps):
         b1, b2 = betas
         b3 = beta3 if ahead else b1
         lacking = 1 - b3 * numeric.power(b1, t - 1) if use_bias_correction else 1.0
@@ -205,7 +210,7 @@ def scale_by_shampoo(
             grafting_eps,
         )
 
-    def choose(t: Any, *, turn: int = 0) -> Any:
+    def choose(t, *, turn=0):
         due = numeric.where(t % every == turn, RENEW, PLAIN)
         due = numeric.where(t == start, RENEW, due)
         return numeric.where(t < start, EARLY if squares else PLAIN, due)
@@ -270,11 +275,9 @@ def scale_by_shampoo(
         init,
         [plain, renew, early],
         scalars,
-        choose=choose,
-        turns=every if refresh == "spread" else None,
         hyper=hyper,
-        batched=True,
-        nonnegative=("exp_avg_sq",) if squares else (),
+        runs=Runs(choose=choose, turns=every if refresh == "spread" else None, batched=True),
+        storage=Storage(nonnegative=("exp_avg_sq",) if squares else ()),
         name=name,
     )
     view = MatrixView(assumed=True, block=max_preconditioner_dim or sys.maxsize)
@@ -303,36 +306,13 @@ def inverse_root(A: Tensor, power: Any, eps: Any) -> tuple[Tensor, Tensor]:
     return (Q * values.pow(-power)[..., None, :]) @ Q.mT, finite
 
 
-def _check(
-    name: str,
-    eps: Any,
-    beta3: Any,
-    grafting: Any,
-    grafting_beta2: Any,
-    grafting_eps: Any,
-    exponents: Any,
-    refresh: Any,
-) -> None:
-    """Raise ValueError for numbers out of range, or other words."""
-    numeric.check(lambda x: x > 0.0, eps, f"{name} needs eps above 0, but got {{}}.")
-    if beta3 is not None:
-        numeric.check(
-            lambda x: 0.0 <= x < 1.0, beta3, f"{name} needs a beta3 in [0, 1), but got {{}}."
-        )
+def _check_choices(name: str, grafting: Any, exponents: Any, refresh: Any) -> None:
+    """Raise ValueError for other words or exponents."""
     if grafting not in (None, "sgd", "adagrad", "rmsprop", "adam"):
         raise ValueError(
             f"{name} needs a grafting of None, 'sgd', 'adagrad', 'rmsprop' or 'adam', but got "
             f"{grafting!r}."
         )
-    if grafting_beta2 is not None:
-        numeric.check(
-            lambda x: 0.0 <= x <= 1.0,
-            grafting_beta2,
-            f"{name} needs a grafting_beta2 in [0, 1], but got {{}}.",
-        )
-    numeric.check(
-        lambda x: x >= 0.0, grafting_eps, f"{name} needs a grafting_eps of 0 or more, but got {{}}."
-    )
     if exponents is not None and not (
         isinstance(exponents, tuple)
         and len(exponents) == 2
@@ -443,19 +423,12 @@ def shampoo(
         if decay.placements:
             decay = add_decayed_weights(share)
     precondition = scale_by_shampoo(
-        betas,
-        eps,
-        beta3=beta3,
-        max_preconditioner_dim=max_preconditioner_dim,
+        betas, eps, beta3=beta3, max_preconditioner_dim=max_preconditioner_dim,
         precondition_frequency=precondition_frequency,
         start_preconditioning_step=start_preconditioning_step,
-        use_bias_correction=use_bias_correction,
-        grafting=grafting,
-        grafting_beta2=grafting_beta2,
-        grafting_eps=grafting_eps,
-        exponents=exponents,
-        refresh=refresh,
-    )
+        use_bias_correction=use_bias_correction, grafting=grafting, grafting_beta2=grafting_beta2,
+        grafting_eps=grafting_eps, exponents=exponents, refresh=refresh,
+    )  # fmt: skip
     before, after = (decay, chain()) if weight_decay_type == "l2" else (chain(), decay)
     moving = chain() if numeric.is_zero(momentum) else trace(momentum, nesterov=nesterov)
     return chain(before, precondition, after, moving, scale_by_lr(lr))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
@@ -19,19 +18,14 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, ema, scale_by_lr, sign
+from functional_optim.transforms import ema, sign
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 class LionSlots(NamedTuple):
     exp_avg: Tensor
     """Average m of the gradient, like p."""
-
-
-class LionScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in the step."""
-    weight2: Any
-    """1 − β₂, the weight of g in m."""
 
 
 @factory
@@ -57,16 +51,16 @@ def scale_by_lion(betas: Betas = (0.9, 0.99)) -> Leafwise:
     """
     hyper = {"betas": check_betas(betas)}
 
-    def init(p: Tensor) -> LionSlots:
-        return LionSlots(torch.zeros_like(p))
+    init = zeros(LionSlots)
 
-    def scalars(t: Any, *, betas: Any) -> LionScalars:
+    def scalars(t, *, betas):
         b1, b2 = betas
-        return LionScalars(1 - b1, 1 - b2)
+        return 1 - b1, 1 - b2
 
-    def update(g: Tensor, slots: LionSlots, p: Tensor, s: LionScalars) -> tuple[Tensor, LionSlots]:
+    def update(g: Tensor, slots: LionSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, LionSlots]:
+        a1, a2 = numbers
         m = slots.exp_avg
-        return m.lerp(g, s.weight1), LionSlots(m.lerp(g, s.weight2))
+        return m.lerp(g, a1), LionSlots(m.lerp(g, a2))
 
     mix = leafwise(init, update, scalars, hyper=hyper, name="scale_by_lion")
     return Leafwise((*mix.placements, *sign().placements))
@@ -101,14 +95,12 @@ def lion(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    return chain(scale_by_lion(betas), add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(scale_by_lion(betas), lr, weight_decay, decoupled=True)
 
 
 @factory
 def signum(
-    lr: numeric.Hyper = 1e-2,
-    momentum: numeric.Hyper = 0.9,
-    weight_decay: numeric.Hyper = 0.0,
+    lr: numeric.Hyper = 1e-2, momentum: numeric.Hyper = 0.9, weight_decay: numeric.Hyper = 0.0
 ) -> GradientTransformation:
     """Signum: the sign of the average gradient.
 
@@ -134,12 +126,9 @@ def signum(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    numeric.check(
-        lambda x: 0.0 <= x < 1.0, momentum, "signum needs a momentum in [0, 1), but got {}."
-    )
-    return chain(
-        ema(momentum, debias=False), sign(), add_decayed_weights(weight_decay), scale_by_lr(lr)
-    )
+    numeric.check_range("signum", "in [0, 1)", momentum=momentum)
+    average = ema(momentum, debias=False)
+    return descent(chain(average, sign()), lr, weight_decay, decoupled=True)
 
 
 @factory
@@ -167,4 +156,4 @@ def sign_sgd(lr: numeric.Hyper = 1e-2, weight_decay: numeric.Hyper = 0.0) -> Gra
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    return chain(sign(), add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(sign(), lr, weight_decay, decoupled=True)

@@ -17,8 +17,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import ema, scale, scale_by_lr
-from functional_optim.transforms.scaling import signed
+from functional_optim.core.scalars import given
+from functional_optim.core.storage import Storage
+from functional_optim.transforms import ema, scale
+from functional_optim.transforms.descent import descent
 
 MOST = 5
 """Dimensions that a tensor may have; kernels of 3-D convolutions have as many."""
@@ -88,9 +90,6 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
         found = [largest(zero, i) for i in range(max(p.dim(), 1))]
         return Sm3Slots(*found, *[None] * (MOST - len(found)))
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
-        return (eps,)
-
     def update(g: Tensor, slots: Sm3Slots, p: Tensor, eps: Any) -> tuple[Tensor, Sm3Slots]:
         bound, *others = [x for x in slots if x is not None]
         for x in others:
@@ -103,9 +102,9 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
     return leafwise(
         init,
         update,
-        scalars,
+        given,
         hyper={"eps": eps},
-        nonnegative=Sm3Slots._fields,
+        storage=Storage(nonnegative=Sm3Slots._fields),
         name="scale_by_sm3",
     )
 
@@ -160,4 +159,4 @@ def sm3(
     average = ema(momentum, debias=False)
     if numeric.is_zero(momentum):
         average = scale(1.0)
-    return chain(signed(maximize), scale_by_sm3(eps), average, scale_by_lr(lr))
+    return descent(chain(scale_by_sm3(eps), average), lr, maximize=maximize)

@@ -162,13 +162,7 @@ def soap(
                 [1.0000, 0.9000]])
     """
     adapt = scale_by_soap(
-        betas,
-        eps,
-        precondition_frequency,
-        max_precond_dim,
-        normalize_grads,
-        correct_bias,
-        shampoo_beta=shampoo_beta,
-        refresh=refresh,
-    )
+        betas, eps, precondition_frequency, max_precond_dim, normalize_grads, correct_bias,
+        shampoo_beta=shampoo_beta, refresh=refresh,
+    )  # fmt: skip
     return chain(adapt, step_then_decay(lr, weight_decay), after_the_first())

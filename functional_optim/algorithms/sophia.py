@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.scaling import signed
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 class SophiaSlots(NamedTuple):
@@ -26,13 +24,6 @@ class SophiaSlots(NamedTuple):
     """Average gradient m, like p."""
     hessian: Tensor
     """Average h of the estimates of the Hessian's diagonal, like p."""
-
-
-class SophiaScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in m."""
-    rho: Any
-    eps: Any
 
 
 @factory
@@ -73,17 +64,15 @@ def scale_by_sophia(
         "above 0, but got {}."
     )  # fmt: skip
 
-    def init(p: Tensor) -> SophiaSlots:
-        return SophiaSlots(torch.zeros_like(p), torch.zeros_like(p))
+    init = zeros(SophiaSlots)
 
-    def scalars(t: Any, *, betas: Any, rho: Any, eps: Any) -> SophiaScalars:
-        return SophiaScalars(1 - betas[0], rho, eps)
+    def scalars(t, *, betas, rho, eps):
+        return 1 - betas[0], rho, eps
 
-    def update(
-        g: Tensor, slots: SophiaSlots, p: Tensor, s: SophiaScalars
-    ) -> tuple[Tensor, SophiaSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        u = m / (s.rho * slots.hessian.clamp(min=0.0) + s.eps)
+    def update(g: Tensor, slots: SophiaSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, rho, eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        u = m / (rho * slots.hessian.clamp(min=0.0) + eps)
         return u.clamp(-1.0, 1.0), SophiaSlots(m, slots.hessian)
 
     return leafwise(init, update, scalars, hyper=hyper, name="scale_by_sophia")
@@ -132,9 +121,5 @@ def sophia(
         >>> fo.apply_updates(w, updates)  # a step of Newton's method
         tensor([0., 0.])
     """
-    return chain(
-        signed(maximize),
-        scale_by_sophia(betas, rho, eps),
-        add_decayed_weights(weight_decay),
-        scale_by_lr(lr),
-    )
+    adapt = scale_by_sophia(betas, rho, eps)
+    return descent(adapt, lr, weight_decay, decoupled=True, maximize=maximize)

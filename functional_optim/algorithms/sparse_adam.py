@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import Betas, adam_chain, check_betas, scale_by_adam
+from functional_optim.algorithms.adam import Betas, check_betas, scale_by_adam
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
+from functional_optim.transforms.descent import descent
 
 
 @factory
@@ -60,4 +61,4 @@ def sparse_adam(
         t = count + 1
         return numeric.divide(numeric.at(eps, t), numeric.sqrt(1 - numeric.at(b2, t) ** t))
 
-    return adam_chain(scale_by_adam(betas, corrected), lr, 0.0, False, maximize)
+    return descent(scale_by_adam(betas, corrected), lr, maximize=maximize)

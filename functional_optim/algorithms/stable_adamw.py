@@ -7,28 +7,18 @@ it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import scale_by_lr
-from functional_optim.transforms.scaling import signed
-
-
-class StableAdamScalars(NamedTuple):
-    weight1: Any
-    """(1 − β₁) / (1 − β₁ᵗ), the weight of g in m: the averages are kept free of bias."""
-    weight2: Any
-    """(1 − β₂) / (1 − β₂ᵗ), the weight of g² in v."""
-    eps: Any
-    weight_decay: Any
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 
 @factory
@@ -65,29 +55,26 @@ def scale_by_stable_adam(
     )  # fmt: skip
     numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
 
-    def init(p: Tensor) -> AdamSlots:
-        return AdamSlots(torch.zeros_like(p), torch.zeros_like(p))
-
-    def scalars(t: Any, *, betas: Any, eps: Any, weight_decay: Any) -> StableAdamScalars:
+    def scalars(t, *, betas, eps, weight_decay):
         b1, b2 = betas
-        return StableAdamScalars((1 - b1) / (1 - b1**t), (1 - b2) / (1 - b2**t), eps, weight_decay)
+        return (1 - b1) / (1 - b1**t), (1 - b2) / (1 - b2**t), eps, weight_decay
 
-    def update(
-        g: Tensor, slots: AdamSlots, p: Tensor, s: StableAdamScalars
-    ) -> tuple[Tensor, AdamSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
-        excess = (g * g / v.clamp(min=s.eps * s.eps)).mean()
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        a1, a2, eps, decay = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(g * g, a2)
+        excess = (g * g / v.clamp(min=eps * eps)).mean()
         excess = excess.clamp(min=1.0)  # the root of 0 has no derivative
-        u = m / (v.sqrt() + s.eps) + s.weight_decay * p
+        u = m / (v.sqrt() + eps) + decay * p
         return u * excess.rsqrt(), AdamSlots(m, v)
 
+    init = zeros(AdamSlots)
     return leafwise(
         init,
         update,
         scalars,
         hyper=hyper,
-        nonnegative=("exp_avg_sq",),
+        storage=Storage(nonnegative=("exp_avg_sq",)),
         name="scale_by_stable_adam",
     )
 
@@ -126,8 +113,4 @@ def stable_adamw(
         >>> fo.apply_updates(w, updates)
         tensor([0.9000, 1.1000])
     """
-    return chain(
-        signed(maximize),
-        scale_by_stable_adam(betas, eps, weight_decay),
-        scale_by_lr(lr),
-    )
+    return descent(scale_by_stable_adam(betas, eps, weight_decay), lr, maximize=maximize)

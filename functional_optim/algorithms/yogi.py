@@ -6,25 +6,21 @@ https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization, A
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import AdamScalars, AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
-from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.transforms import add_decayed_weights, scale_by_lr
+from functional_optim.core.storage import Storage
+from functional_optim.transforms.descent import descent
 
 
 @factory
 def scale_by_yogi(
-    betas: Betas = (0.9, 0.999),
-    eps: numeric.Hyper = 1e-3,
-    initial_accumulator_value: float = 1e-6,
+    betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-3, initial_accumulator_value: float = 1e-6
 ) -> Leafwise:
     """Divide the average gradient by the root of a second moment that changes additively.
 
@@ -56,7 +52,7 @@ def scale_by_yogi(
         value = start * (1 + 1j) if p.is_complex() else start
         return AdamSlots(torch.full_like(p, value), torch.full_like(p, value))
 
-    def scalars(t: Any, *, betas: Any, eps: Any) -> AdamScalars:
+    def scalars(t, *, betas, eps):
         b1, b2 = betas
         return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
 
@@ -67,7 +63,12 @@ def scale_by_yogi(
         return u, AdamSlots(m, v)
 
     return leafwise(
-        init, update, scalars, hyper=hyper, nonnegative=("exp_avg_sq",), name="scale_by_yogi"
+        init,
+        update,
+        scalars,
+        hyper=hyper,
+        storage=Storage(nonnegative=("exp_avg_sq",)),
+        name="scale_by_yogi",
     )
 
 
@@ -106,4 +107,4 @@ def yogi(
         tensor([0.9000, 1.1000])
     """
     adapt = scale_by_yogi(betas, eps, initial_accumulator_value)
-    return chain(adapt, add_decayed_weights(weight_decay), scale_by_lr(lr))
+    return descent(adapt, lr, weight_decay, decoupled=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from functional_optim.core import base
 from functional_optim.core.chain import Sequence, chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.rule import Placement
 from functional_optim.core.views import MatrixView
 
 
@@ -70,8 +72,9 @@ def as_matrix(
                 f"as_matrix needs for {name} a number of 1 or more, or a tuple of such, but got "
                 f"{value!r}."
             )
-    seen = _seen_by(tx, MatrixView(kernel, heads, split, orientation == "in_out"))
-    if not any(x.rule.view is not None for x in seen.placements):
+    view = MatrixView(kernel, heads, split, orientation == "in_out")
+    seen = each_placement(tx, lambda x: x.seen_as(view))
+    if not any(x.rule.storage.view is not None for x in seen.placements):
         raise ValueError(
             "as_matrix was given a transformation without a rule that takes batches of matrices; "
             "pass one such as muon(), or leave as_matrix out."
@@ -79,9 +82,10 @@ def as_matrix(
     return seen
 
 
-def _seen_by(tx: Any, view: MatrixView) -> Any:
+def each_placement(tx: Any, change: Callable[[Placement], Placement]) -> Any:
+    """A transformation with each of its rules placed otherwise; parts of whole trees stay."""
     if isinstance(tx, Leafwise):
-        return Leafwise(tuple([x.seen_as(view) for x in tx.placements]))
+        return Leafwise(tuple([change(x) for x in tx.placements]))
     if isinstance(tx, Sequence):
-        return chain(*[_seen_by(part, view) for part in tx.parts])
+        return chain(*[each_placement(part, change) for part in tx.parts])
     return tx

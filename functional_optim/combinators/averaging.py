@@ -13,7 +13,8 @@ from functional_optim.core import base
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 
 
 class IterateSlots(NamedTuple):
@@ -33,13 +34,6 @@ class ScheduleFreeCarry(NamedTuple):
     """The largest learning rate so far."""
     weight_sum: Any
     """Sum of the weights of all iterates in the average."""
-
-
-class AverageScalars(NamedTuple):
-    pull: Any
-    """Share of the way from y to z that the parameters go."""
-    step: Any
-    """Factor on the step of the base."""
 
 
 @factory
@@ -83,16 +77,10 @@ def gpa(
         (tensor([4.]), tensor([2.]), tensor([3.]))
     """
     base.check_transformation("gpa", tx, "gpa(adamw())")
-    check_share("gpa", "train_interp_coeff", train_interp_coeff)
-    numeric.check(
-        lambda x: 0.0 <= x <= 1.0,
-        eval_interp_coeff,
-        "gpa needs an eval_interp_coeff in [0, 1], but got {}.",
-    )
+    numeric.check_range("gpa", "in (0, 1]", train_interp_coeff=train_interp_coeff)
+    numeric.check_range("gpa", "in [0, 1]", eval_interp_coeff=eval_interp_coeff)
 
-    def scalars(
-        t: Any, carry: ShareCarry, *, train_interp_coeff: Any, eval_interp_coeff: Any
-    ) -> tuple[AverageScalars, ShareCarry]:
+    def scalars(t, carry, *, train_interp_coeff, eval_interp_coeff):
         share = train_interp_coeff
         numbers = _between(carry.average_share, share, 1 - eval_interp_coeff)
         return numbers, ShareCarry(share)
@@ -145,23 +133,13 @@ def schedule_free(
         (tensor([-0.2569]), tensor([-0.1992]))
     """
     base.check_transformation("schedule_free", tx, "schedule_free(sgd(1.0))")
-    check_share("schedule_free", "momentum", momentum)
+    numeric.check_range("schedule_free", "in (0, 1]", momentum=momentum)
     for name, number in (("lr", lr), ("r", r), ("weight_lr_power", weight_lr_power)):
         numeric.check(
-            lambda x: x >= 0.0,
-            number,
-            f"schedule_free needs {name} to be 0 or more, but got {{}}.",
+            lambda x: x >= 0.0, number, f"schedule_free needs {name} to be 0 or more, but got {{}}."
         )
 
-    def scalars(
-        t: Any,
-        carry: ScheduleFreeCarry,
-        *,
-        weight_lr: Any,
-        momentum: Any,
-        r: Any,
-        weight_lr_power: Any,
-    ) -> tuple[AverageScalars, ScheduleFreeCarry]:
+    def scalars(t, carry, *, weight_lr, momentum, r, weight_lr_power):
         top = numeric.maximum(weight_lr, carry.lr_max)
         weight = numeric.power(t, r) * numeric.power(top, weight_lr_power)
         total = carry.weight_sum + weight
@@ -227,12 +205,7 @@ def from_average(x: Tensor, z: Tensor, share: Any) -> Tensor:
     return (x + (1 - share) * (z - x)).to(x.dtype)
 
 
-def check_share(who: str, name: str, share: numeric.Hyper) -> None:
-    """Raise ValueError unless the share of the average lets it be found again."""
-    numeric.check(lambda x: 0.0 < x <= 1.0, share, f"{who} needs a {name} in (0, 1], but got {{}}.")
-
-
-def _between(old: Any, new: Any, weight: Any) -> AverageScalars:
+def _between(old: Any, new: Any, weight: Any) -> tuple[Any, ...]:
     """The numbers of a step, from the shares of the average in y before and after it.
 
     weight: that of the new iterate in the average. y' − y follows from y = μ x + (1 − μ) z,
@@ -240,7 +213,7 @@ def _between(old: Any, new: Any, weight: Any) -> AverageScalars:
     and tells nothing of x, which starts anew from there.
     """
     kept = new * (1 - weight)
-    return AverageScalars(1 - kept / _nonzero(old), 1 - kept)
+    return 1 - kept / _nonzero(old), 1 - kept
 
 
 def _nonzero(share: Any) -> Any:
@@ -251,10 +224,9 @@ def _averaging(scalars: Callable[..., Any], carry: Any, hyper: Any, name: str) -
     def init(p: Tensor) -> IterateSlots:
         return IterateSlots(p.to(wide_dtype(p), copy=True))
 
-    def update(
-        u: Tensor, slots: IterateSlots, p: Tensor, s: AverageScalars
-    ) -> tuple[Tensor, IterateSlots]:
-        return s.pull * (slots.z - p) + s.step * u, IterateSlots(slots.z + u)
+    def update(u: Tensor, slots: IterateSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        pull, step = numbers
+        return pull * (slots.z - p) + step * u, IterateSlots(slots.z + u)
 
     return leafwise(
         init,
@@ -262,7 +234,7 @@ def _averaging(scalars: Callable[..., Any], carry: Any, hyper: Any, name: str) -
         scalars,
         carry=carry,
         hyper=hyper,
-        weights=("z",),
-        scales_step=True,
+        runs=Runs(after="lr"),
+        storage=Storage(weights=("z",)),
         name=name,
     )

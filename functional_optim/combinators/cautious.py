@@ -50,7 +50,7 @@ def cautious(
         >>> tx.update(torch.tensor([1.0, -0.5]), state, w)[0]  # momentum 1.9 and 0.4
         tensor([-3.8000, -0.0000])
     """
-    numeric.check(lambda x: 0 < x <= 1, eps, "cautious needs an eps in (0, 1], but got {}.")
+    numeric.check_range("cautious", "in (0, 1]", eps=eps)
     base.check_transformation("cautious", tx, "cautious(scale_by_adam())")
     placements = [x for part in _runs(tx) for x in part.placements]
     if any(name == "lr" for (rule, *_) in placements for name, _ in rule.hyper):
@@ -59,7 +59,7 @@ def cautious(
             "transforms before it, e.g. chain(cautious(scale_by_adam()), scale_by_lr(1e-3))."
         )
 
-    def scalars(t: Any, *, eps: Any) -> tuple[Any]:
+    def scalars(t, *, eps):
         return (eps,)
 
     if not isinstance(tx, Leafwise):

@@ -18,9 +18,9 @@ from functional_optim.core import base
 from functional_optim.core.chain import Sequence, Wrapped, freezing_rules
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import either, squares
-from functional_optim.core.scalars import given_totals
+from functional_optim.core.rule import Runs, either, squares
 from functional_optim.core.storage import wide_dtype
+from functional_optim.core.totals import given_totals
 
 Condition = Callable[[Any], Any]
 """A function of the number of finished steps: whether the next one is taken."""
@@ -68,19 +68,6 @@ class AccumulateSlots(NamedTuple):
     acc_grads: Tensor
     """Mean or sum of the micro-batches so far, like p; float32 for half types. Zero after a full
     batch."""
-
-
-class AccumulateScalars(NamedTuple):
-    """Conditions are 1 where they hold, and 0 elsewhere."""
-
-    full: Any
-    """Whether the micro-batch completes its batch."""
-    counted: Any
-    """Whether the micro-batch belongs to the batch: with skip_nonfinite, whether it is finite."""
-    first: Any
-    """Whether it is the first of its batch."""
-    share: Any
-    """Weight of the micro-batch in the mean so far."""
 
 
 @factory
@@ -141,13 +128,12 @@ def _by_condition(
             "e.g. lambda step: step >= 100."
         )
 
-    def scalars(t: Any, carry: GateCarry) -> tuple[Any, GateCarry]:
-        opened = _as_number(should(t - 1))
+    def scalars(t, carry):
+        opened = numeric.float64(should(t - 1))
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
     update = _emptied if empties else _passed
-    gate = leafwise(None, update, scalars, carry=GateCarry(0, 0.0), shared=True, name=name)
-    return _behind(gate, tx)
+    return _gated(tx, name, update, scalars, GateCarry(0, 0.0))
 
 
 @factory
@@ -181,14 +167,15 @@ def apply_if_finite(
     """
     numeric.check_count("apply_if_finite", 0, max_consecutive_errors=max_consecutive_errors)
 
-    def scalars(t: Any, carry: FiniteCarry, total: tuple[Any]) -> tuple[Any, FiniteCarry]:
-        bad = _as_number(total[0] > 0)
+    def scalars(t, carry, total):
+        bad = numeric.float64(total[0] > 0)
         row = numeric.where(bad > 0, carry.notfinite_count + 1, 0.0)
-        opened = _as_number((row == 0) | (row > max_consecutive_errors))
+        opened = numeric.float64((row == 0) | (row > max_consecutive_errors))
         all_bad = carry.total_notfinite + bad
         return (opened,), FiniteCarry(carry.open_steps + opened, opened, row, all_bad)
 
-    return _behind(_measuring(_strange, scalars, FiniteCarry(0, 0.0, 0, 0), "apply_if_finite"), tx)
+    carry = FiniteCarry(0, 0.0, 0, 0)
+    return _gated(tx, "apply_if_finite", _emptied, scalars, carry, _strange)
 
 
 MOST = 2.0**127
@@ -243,10 +230,10 @@ def dynamic_loss_scale(
             raise ValueError(f"dynamic_loss_scale needs a {name} {range_}, but got {x!r}.")
     numeric.check_count("dynamic_loss_scale", 1, growth_interval=growth_interval)
 
-    def scalars(t: Any, carry: LossScaleCarry, total: tuple[Any]) -> tuple[Any, LossScaleCarry]:
-        opened = _as_number(total[0] == 0)
+    def scalars(t, carry, total):
+        opened = numeric.float64(total[0] == 0)
         finite = (carry.growth_tracker + 1) * opened
-        grows = _as_number(finite >= growth_interval)
+        grows = numeric.float64(finite >= growth_interval)
         scale = carry.loss_scale * numeric.where(opened > 0, 1.0, backoff_factor)
         scale = scale * numeric.where(grows > 0, growth_factor, 1.0)
         scale = numeric.minimum(numeric.maximum(scale, 1 / MOST), MOST)
@@ -255,16 +242,7 @@ def dynamic_loss_scale(
         return (opened, 1 / carry.loss_scale), new
 
     carry = LossScaleCarry(0, 0.0, float(init_scale), 0)
-    gate = leafwise(
-        None,
-        _unscaled,
-        scalars,
-        reduce=_strange,
-        carry=carry,
-        shared=True,
-        name="dynamic_loss_scale",
-    )
-    return _behind(gate, tx)
+    return _gated(tx, "dynamic_loss_scale", _unscaled, scalars, carry, _strange)
 
 
 @factory
@@ -293,15 +271,16 @@ def skip_large_updates(
         >>> u, tx.update(torch.tensor([9.0]), state, w)[0]
         (tensor([0.]), tensor([-4.5000]))
     """
-    numeric.check(
-        lambda x: x > 0, max_norm, "skip_large_updates needs a positive max_norm, but got {}."
-    )
+    numeric.check_range("skip_large_updates", "positive", max_norm=max_norm)
 
-    def scalars(t: Any, carry: GateCarry, total: tuple[Any]) -> tuple[Any, GateCarry]:
-        opened = _as_number(numeric.sqrt(total[0]) <= numeric.at(max_norm, t))  # False for a NaN
+    def scalars(t, carry, total):
+        opened = numeric.float64(
+            numeric.sqrt(total[0]) <= numeric.at(max_norm, t)
+        )  # False for a NaN
         return (opened,), GateCarry(carry.open_steps + opened, opened)
 
-    return _behind(_measuring(squares, scalars, GateCarry(0, 0.0), "skip_large_updates"), tx)
+    carry = GateCarry(0, 0.0)
+    return _gated(tx, "skip_large_updates", _emptied, scalars, carry, squares)
 
 
 @factory
@@ -355,33 +334,31 @@ def accumulate(
     def init(p: Tensor) -> AccumulateSlots:
         return AccumulateSlots(torch.zeros_like(p, dtype=wide_dtype(p)))
 
-    def scalars(
-        t: Any, carry: AccumulateCarry, total: tuple[Any] = (0.0,)
-    ) -> tuple[AccumulateScalars, AccumulateCarry]:
-        counted = _as_number(total[0] == 0)
+    def scalars(t, carry, total=(0.0,)):
+        counted = numeric.float64(total[0] == 0)
         count = carry.mini_step + counted
         wanted = every(carry.open_steps) if callable(every) else every
-        full = _as_number(count >= wanted) * counted
-        first = _as_number(count == 1)
+        full = numeric.float64(count >= wanted) * counted
+        first = numeric.float64(count == 1)
         share = 1 / numeric.maximum(count, 1.0) if mean else 1.0
         waiting = numeric.where(full > 0, 0.0, count)
         new = AccumulateCarry(carry.open_steps + full, full, waiting)
-        return AccumulateScalars(full, counted, first, share), new
+        return (full, counted, first, share), new
 
-    def update(
-        u: Tensor, slots: AccumulateSlots, p: Tensor, s: AccumulateScalars
-    ) -> tuple[Tensor, AccumulateSlots]:
+    def update(u: Tensor, slots: AccumulateSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        full, counted, first, share = numbers
         old = slots.acc_grads
-        more = old + s.share * (u - old) if mean else old + u
-        acc = either(s.counted, either(s.first, u, more), old)
+        more = old + share * (u - old) if mean else old + u
+        acc = either(counted, either(first, u, more), old)
         nothing = torch.zeros_like(acc)
-        return either(s.full, acc, 0.0), AccumulateSlots(either(s.full, nothing, acc))
+        return either(full, acc, 0.0), AccumulateSlots(either(full, nothing, acc))
 
-    def absent(slots: AccumulateSlots, s: AccumulateScalars) -> AccumulateSlots:
+    def absent(slots: AccumulateSlots, *numbers: Any) -> AccumulateSlots:
+        full, counted, first, share = numbers
         old = slots.acc_grads
         nothing = torch.zeros_like(old)
-        less = either(s.first, nothing, old - s.share * old if mean else old)
-        return AccumulateSlots(either(s.full, nothing, either(s.counted, less, old)))
+        less = either(first, nothing, old - share * old if mean else old)
+        return AccumulateSlots(either(full, nothing, either(counted, less, old)))
 
     collector = leafwise(
         init,
@@ -389,17 +366,20 @@ def accumulate(
         scalars,
         reduce=_strange if skip_nonfinite else None,
         carry=AccumulateCarry(0, 0.0, 0),
-        shared=True,
-        absent=absent,
-        dense_only=True,
+        runs=Runs(shared=True, absent=absent, dense_only=True),
         name="accumulate",
     )
     return _behind(collector, tx)
 
 
-def _measuring(reduce: Any, scalars: Any, carry: Any, name: str) -> Leafwise:
-    """A gate that measures the updates. They are zero in the steps in which it is shut."""
-    return leafwise(None, _emptied, scalars, reduce=reduce, carry=carry, shared=True, name=name)
+def _gated(
+    tx: Any, name: str, update: Any, scalars: Any, carry: Any, reduce: Any = None
+) -> base.GradientTransformation:
+    """A transformation behind a gate without slots."""
+    gate = leafwise(
+        None, update, scalars, reduce=reduce, carry=carry, runs=Runs(shared=True), name=name
+    )
+    return _behind(gate, tx)
 
 
 def _emptied(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]:
@@ -417,11 +397,6 @@ def _passed(u: Tensor, slots: Any, p: Tensor, opened: Any) -> tuple[Tensor, Any]
 def _strange(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
     """The number of entries that are infinite or NaN."""
     return ((~u.isfinite()).to(u.dtype).sum(),)
-
-
-def _as_number(condition: Any) -> Any:
-    """A condition as 1 or 0: a float, or a 0-dim float64 tensor."""
-    return numeric.float64(condition)
 
 
 def _behind(gate: Leafwise, tx: Any) -> base.GradientTransformation:

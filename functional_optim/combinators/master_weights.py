@@ -116,7 +116,7 @@ def master_weights(
     tx = made_of_rules("master_weights", tx)
     if not isinstance(kind, str) or kind not in CELLS:
         raise ValueError(f"master_weights knows no kind {kind!r}; pass one of {', '.join(CELLS)}.")
-    if any(x.rule.weight_codec is not None for x in tx.placements):
+    if any(x.rule.storage.weight_codec is not None for x in tx.placements):
         raise ValueError("master_weights got a recipe that has them already; use it once.")
     randomness.seed_tensor("master_weights", seed, torch.device("cpu"))
     cells = CELLS[kind]
@@ -135,11 +135,8 @@ def master_weights(
 
     first = leafwise(init if record else None, _as_it_is, name="master_weights")
     (placement,) = first.placements
-    rule = placement.rule._replace(
-        weight_codec=InBlocks(cells, BLOCK, PLACE),
-        seed=seed if kind in ("split8", "stochastic") else None,
-        plain=False,
-    )
+    codec, own = InBlocks(cells, BLOCK, PLACE), seed if kind in ("split8", "stochastic") else None
+    rule = placement.rule.stored_by(weight_codec=codec, seed=own)
     return Leafwise((placement._replace(rule=rule), *map(_with_wide_slots, tx.placements)))
 
 

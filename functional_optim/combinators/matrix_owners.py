@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from functional_optim.combinators.as_matrix import each_placement
 from functional_optim.core import base
-from functional_optim.core.chain import Sequence, chain
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.ownership import Owners
 
 
 @factory
 def matrix_owners(
-    tx: base.GradientTransformation,
-    owners: Literal["each", "spread"] = "spread",
-    group: Any = None,
+    tx: base.GradientTransformation, owners: Literal["each", "spread"] = "spread", group: Any = None
 ) -> base.GradientTransformation:
     """Say which process computes what of the rules of matrices in a transformation.
 
@@ -59,17 +56,10 @@ def matrix_owners(
     base.check_transformation("matrix_owners", tx, "matrix_owners(muon())")
     if owners not in ("each", "spread"):
         raise ValueError(f"matrix_owners needs owners 'each' or 'spread', but got {owners!r}.")
-    if not any(x.rule.batched for x in tx.placements):
+    if not any(x.rule.runs.batched for x in tx.placements):
         raise ValueError(
             "matrix_owners was given a transformation without a rule that takes batches of "
             "matrices; pass one such as muon(), or leave matrix_owners out."
         )
-    return _owned(tx, Owners(group) if owners == "spread" else None)
-
-
-def _owned(tx: Any, owners: Owners | None) -> Any:
-    if isinstance(tx, Leafwise):
-        return Leafwise(tuple([x.spread_over(owners) for x in tx.placements]))
-    if isinstance(tx, Sequence):
-        return chain(*[_owned(part, owners) for part in tx.parts])
-    return tx
+    shared = Owners(group) if owners == "spread" else None
+    return each_placement(tx, lambda x: x.spread_over(shared))

@@ -12,7 +12,8 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
 
 BETAS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 
@@ -88,7 +89,7 @@ def mechanize(
         numeric.check(lambda x: 0 < x < 1, beta, "mechanize needs betas in (0, 1), but got {}.")
     numeric.check(lambda x: x >= 0, s_decay, "mechanize needs an s_decay of 0 or more, not {}.")
     numeric.check(lambda x: x > 0, s_init, "mechanize needs an s_init above 0, but got {}.")
-    numeric.check(lambda x: x > 0, eps, "mechanize needs an eps above 0, but got {}.")
+    numeric.check_range("mechanize", "above 0", eps=eps)
     count = len(betas)
     first = {"s": 0.0, "v": 0.0, "r": 0.0, "m": 1e-6}
     names = [f"{letter}_{i}" for letter in first for i in range(count)]
@@ -102,9 +103,7 @@ def mechanize(
         d, there = slots.delta, p + u
         return (d * g).sum(), (d * there).sum(), (there * there).sum(), (g * g).sum()
 
-    def scalars(
-        t: Any, carry: Any, total: Any, *, s_decay: Any, betas: Any, s_init: Any, eps: Any
-    ) -> Any:
+    def scalars(t, carry, total, *, s_decay, betas, s_init, eps):
         s, v, r, m = (carry[i * count : (i + 1) * count] for i in range(4))
         scale = sum(s)
         forward, back, there, gradient = total
@@ -126,9 +125,10 @@ def mechanize(
         return slots.p_ref + scale * d - p, MechanicSlots(slots.p_ref, d)
 
     hyper = {"s_decay": s_decay, "betas": betas, "s_init": s_init, "eps": eps}
+    runs, storage = Runs(shared=True, after="lr"), Storage(weights=("p_ref",))
     (tuner,) = leafwise(
-        init, update, scalars, reduce=reduce, carry=carry, hyper=hyper, shared=True,
-        weights=("p_ref",), scales_step=True, name="mechanize",
+        init, update, scalars, reduce=reduce, carry=carry, hyper=hyper,
+        runs=runs, storage=storage, name="mechanize",
     ).placements  # fmt: skip
     return Leafwise((*tx.placements, tuner.looking_back(len(tx.placements))))
 

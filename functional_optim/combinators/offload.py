@@ -94,7 +94,7 @@ def offload(
     tx = made_of_rules("offload", tx)
     numeric.check_count("offload", 0, min_size=min_size)
     home = _home(to, min_size)
-    kept = [x._replace(rule=x.rule._replace(home=home)) for x in tx.placements]
+    kept = [x._replace(rule=x.rule.stored_by(home=home)) for x in tx.placements]
     return Leafwise(tuple(kept))
 
 

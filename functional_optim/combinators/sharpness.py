@@ -111,7 +111,7 @@ def sam(
     base.check_transformation("sam", tx, "sam(sgd(0.1, momentum=0.9))")
     hyper = _checked("sam", rho, eps)
 
-    def scalars(t: Any, total: tuple[Any], *, rho: Any, eps: Any) -> tuple[Any]:
+    def scalars(t, total, *, rho, eps):
         return (rho / (numeric.sqrt(total[0]) + eps),)
 
     ascent = leafwise(None, times, scalars, reduce=squares, hyper=hyper, name="sam")
@@ -161,16 +161,16 @@ def asam(
     """
     base.check_transformation("asam", tx, "asam(sgd(0.1, momentum=0.9))")
     hyper = {**_checked("asam", rho, eps), "eta": eta}
-    numeric.check(lambda x: x >= 0.0, eta, "asam needs an eta of 0 or more, but got {}.")
+    numeric.check_range("asam", "of 0 or more", eta=eta)
 
-    def before(t: Any, *, eta: Any) -> tuple[Any]:
+    def before(t, *, eta):
         return (eta,)
 
     def reduce(g: Tensor, slots: Any, p: Tensor, eta: Any) -> tuple[Tensor]:
         scaled = (p.abs() + eta) * g
         return ((scaled * scaled).sum(),)
 
-    def scalars(t: Any, total: tuple[Any], *, rho: Any, eta: Any, eps: Any) -> tuple[Any, Any]:
+    def scalars(t, total, *, rho, eta, eps):
         return rho / (numeric.sqrt(total[0]) + eps), eta
 
     def update(g: Tensor, slots: Any, p: Tensor, factor: Any, eta: Any) -> tuple[Tensor, Any]:

@@ -18,7 +18,6 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, made_of_rules
 from functional_optim.core.paths import Mask, chosen, fits, masked_by
 from functional_optim.core.rule import Placement, Rule
-from functional_optim.core.storage import stored_keys
 
 Kind = str | torch.dtype
 """How a slot is stored: one of `KINDS`, or torch's dtype of that name."""
@@ -202,7 +201,9 @@ def _kind(kind: Any) -> str:
 
 def _check_fit(tx: Leafwise, patterns: list[str]) -> None:
     pairs = zip(tx.placements, tx.layout.slots, strict=True)
-    keys = dict.fromkeys([key for x, own in pairs if x.rule.weight_codec is None for key in own])
+    keys = dict.fromkeys(
+        [key for x, own in pairs if x.rule.storage.weight_codec is None for key in own]
+    )
     for pattern in patterns:
         if not any(fits(pattern, key) for key in keys):
             raise ValueError(
@@ -227,29 +228,25 @@ def _packed(
 ) -> Placement:
     """A rule whose slots are packed, as far as patterns fit."""
     rule = placement.rule
-    if rule.packs is not None and any(fits(x, name) for x, _ in patterns for name in names):
+    storage = rule.storage
+    if storage.packs is not None and any(fits(x, name) for x, _ in patterns for name in names):
         raise ValueError(
             f"stored got a recipe in which stored has packed {placement.name} already; use one, "
             'with a dict of patterns for several kinds, e.g. {"exp_avg": "int8", "*": "bfloat16"}.'
         )
-    if rule.slots is None or any(rule.codecs) or rule.weight_codec is not None:
+    if not storage.fields or storage.codecs or storage.weight_codec is not None:
         return placement
-    fields: tuple[str, ...] = rule.slots._fields
     like = [_is_like_p(x) for x in _probed(rule)]
-    codecs: list[Any] = []
-    for j, (field, name) in enumerate(zip(fields, names, strict=True)):
+    codecs: dict[str, Any] = {}
+    for j, (field, name) in enumerate(zip(storage.fields, names, strict=True)):
         kind = next((kind for pattern, kind in patterns if fits(pattern, name)), None)
-        if kind is None or (not explicit and (not like[j] or field in rule.weights)):
-            codecs.append(None)
+        if kind is None or (not explicit and (not like[j] or field in storage.weights)):
             continue
         _check_slot("stored", rule, field, name, kind, seed)
-        codecs.append(InBlocks(_cells(kind, field not in rule.nonnegative), block, j))
-    if not any(codecs):
+        codecs[field] = InBlocks(_cells(kind, field not in storage.nonnegative), block, j)
+    if not codecs:
         return placement
-    used = tuple(codecs)
-    keys = stored_keys(rule.slots, used, choice=True)
-    new = rule._replace(codecs=used, keys=keys, packs=packs, seed=seed)
-    return placement._replace(rule=new._replace(plain=False, dense_only=True))
+    return placement._replace(rule=rule.stored_by(codecs=codecs, packs=packs, seed=seed))
 
 
 def _probed(rule: Rule) -> list[Any]:
@@ -277,7 +274,7 @@ def _in_dtypes(
     if not any(own):
         return placement
     rule = placement.rule
-    if rule.codecs:
+    if rule.storage.codecs:
         raise TypeError(
             f"slot_dtypes cannot change slots of {placement.name}, which a codec stores; the "
             "codec chooses their dtypes."
@@ -300,15 +297,16 @@ def _in_dtypes(
 
 def _check_slot(who: str, rule: Rule, field: str, name: str, kind: str, seed: int | None) -> None:
     """Raise ValueError for a slot that would be spoiled."""
-    if field in rule.weights and kind.startswith(("int", "float8")):
+    if field in rule.storage.weights and kind.startswith(("int", "float8")):
         raise ValueError(
             f"{who} cannot keep {name} in {kind}: it is an average or a copy of the parameters, "
             "which 8 bits would spoil; leave it out, or store it in bfloat16."
         )
-    decays = ("decay",) if field in rule.weights else MOMENTS if field in rule.nonnegative else ()
+    moments = MOMENTS if field in rule.storage.nonnegative else ()
+    decays = ("decay",) if field in rule.storage.weights else moments
     rates = [x for key, value in rule.hyper if key in decays for x in _rates(value)]
     if seed is None and kind == "bfloat16" and max(rates, default=0.0) > FORGETFUL:
-        still = "stand still" if field in rule.weights else "never fall"
+        still = "stand still" if field in rule.storage.weights else "never fall"
         raise ValueError(
             f"{who} cannot keep {name} in bfloat16 rounded to the nearest: with a decay rate of "
             f"{max(rates):g} it would {still}. Use stored with a seed, which rounds by chance, "
@@ -323,4 +321,4 @@ MOMENTS = ("betas", "alpha", "beta", "beta2", "rho")
 def _rates(value: Any) -> list[float]:
     """The decay rates that a hyperparameter holds, if they are numbers."""
     each = value if isinstance(value, tuple) else (value,)
-    return [x for x in each if isinstance(x, float)]
+    return [x for x in each if numeric.is_static(x) and isinstance(x, float)]

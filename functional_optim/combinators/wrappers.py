@@ -14,8 +14,8 @@ from functional_optim.core.chain import Sequence, Wrapped, chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.ravel import Ravel
-from functional_optim.core.rule import either
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs, either
+from functional_optim.core.storage import Storage, wide_dtype
 
 
 class LookaheadSlots(NamedTuple):
@@ -57,16 +57,12 @@ def lookahead(
     """
     base.check_transformation("lookahead", tx, "lookahead(adam())")
     numeric.check_count("lookahead", 1, sync_period=sync_period)
-    numeric.check(
-        lambda x: 0.0 <= x <= 1.0,
-        slow_step_size,
-        "lookahead needs a slow_step_size in [0, 1], but got {}.",
-    )
+    numeric.check_range("lookahead", "in [0, 1]", slow_step_size=slow_step_size)
 
     def init(p: Tensor) -> LookaheadSlots:
         return LookaheadSlots(p.to(wide_dtype(p), copy=True))
 
-    def scalars(t: Any, *, slow_step_size: Any) -> tuple[Any, Any]:
+    def scalars(t, *, slow_step_size):
         return numeric.float64(t % sync_period == 0), slow_step_size
 
     def update(
@@ -82,8 +78,8 @@ def lookahead(
         update,
         scalars,
         hyper=hyper,
-        weights=("slow_params",),
-        shared=True,
+        runs=Runs(shared=True),
+        storage=Storage(weights=("slow_params",)),
         name="lookahead",
     )
     return chain(tx, slow)

@@ -14,8 +14,8 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import freezes
 from functional_optim.core.paths import Choice, check_choices, chosen, partial
 from functional_optim.core.rule import Placement
-from functional_optim.core.scalars import given_totals
 from functional_optim.core.state_keys import check_rates
+from functional_optim.core.totals import given_totals
 
 
 @factory
@@ -112,12 +112,12 @@ class Sequence(base.GradientTransformation):
 
     def __new__(cls, parts: tuple[base.GradientTransformation, ...]) -> Sequence:
         for part in parts[:-1]:
-            if any(x.rule.weight_codec is not None for x in _rules_of(part)):
+            if any(x.rule.storage.weight_codec is not None for x in _rules_of(part)):
                 raise ValueError(
                     "a transformation of whole trees stands after master_weights, whose update is "
                     "rounded for the parameters; put it before, or leave master_weights out."
                 )
-            if isinstance(part, Leafwise) and part.placements[-1].rule.reads_new_params:
+            if isinstance(part, Leafwise) and part.placements[-1].rule.runs.after == "step":
                 name = part.placements[-1].name
                 raise ValueError(
                     f"a transformation stands after {name}, which reads the parameters after the "

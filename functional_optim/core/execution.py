@@ -6,26 +6,17 @@ The pure transform, the kernels and the eager executors all run rules through th
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.core import base, modes, sharding
+from functional_optim.core.numbers import Numbers, Own, in_turn, parts_of, told
 from functional_optim.core.ownership import Sharing, run_owned, slot_parts_of
 from functional_optim.core.returned import are_slots, checked_sums, no_pair, no_slots
-from functional_optim.core.rule import (
-    Keyed,
-    Numbers,
-    Placement,
-    Rule,
-    Selected,
-    in_turn,
-    master_of,
-    number_of,
-    told,
-)
+from functional_optim.core.rule import Placement, Rule, Update, master_of, number_of
 from functional_optim.core.step_number import plain
 from functional_optim.core.storage import (
     Slots,
@@ -82,11 +73,11 @@ def _run(
         rule, lookback = placement.rule, placement.lookback
         if looks_back:
             passed.append(list(us))
-        if rule.weight_codec is not None:
+        if rule.storage.weight_codec is not None:
             for mine, leaf in zip(new, leaves, strict=True):
                 mine.append(leaf.slots[k])
             continue
-        if rule.batched:
+        if rule.runs.batched:
             results = _run_owned(placement, us, leaves, k)
             us = [u for u, _ in results]
             for mine, (_, own) in zip(new, results, strict=True):
@@ -94,10 +85,11 @@ def _run(
             continue
         for i, leaf in zip(range(len(leaves)), leaves, strict=True):
             p, slots = leaf.p, leaf.slots
-            if rule.reads_new_params and master_of(placements, p) is None:
-                xs[i] = as_real(base.add(p, as_update(us[i], p)), dtypes[i])
-            elif rule.reads_new_params:
-                xs[i] = weights_of(placements, leaf) + us[i]
+            if rule.runs.after == "step":
+                if master_of(placements, p) is None:
+                    xs[i] = as_real(base.add(p, as_update(us[i], p)), dtypes[i])
+                else:
+                    xs[i] = weights_of(placements, leaf) + us[i]
             given = (xs[i],) if lookback is None else (xs[i], passed[k - lookback][i])
             us[i], mine = _run_one(rule, us[i], slots[k], p, given, leaf.own(k))
             new[i].append(mine)
@@ -109,7 +101,7 @@ def weights_of(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
     p, k = leaf.p, master_of(placements, leaf.p)
     if k is None:
         return as_real(p, compute_dtype(p))
-    codec = placements[k].rule.weight_codec
+    codec = placements[k].rule.storage.weight_codec
     assert codec is not None
     kept = present([beside(p, leaf.slots[k])])
     found = codec.decode((p, *kept), SlotSpec(p.shape, torch.float32))
@@ -127,11 +119,10 @@ def _divided(
     k = master_of(placements, leaf.p)
     if k is None:
         return u, new
-    p, codec, own = leaf.p, placements[k].rule.weight_codec, leaf.own(k)
+    p, codec = leaf.p, placements[k].rule.storage.weight_codec
     assert codec is not None
-    own = own.numbers if type(own) is Selected else own
-    key = own.key if type(own) is Keyed else None
-    wanted, *rest = codec.encode(weights_of(placements, leaf) + u, key)
+    _, key, _ = parts_of(leaf.own(k))
+    wanted, *rest = codec.encode(weights_of(placements, leaf) + u, *key)
     step = torch.where(wanted == p, 0.0, wanted.to(torch.float32) - p.to(torch.float32))
     step = _with_gradient_of(u, step)
     met = base.add(p, step) == wanted
@@ -148,37 +139,42 @@ def _with_gradient_of(x: Tensor, rounded: Tensor) -> Tensor:
 
 
 def _run_one(
-    rule: Rule,
-    u: Tensor,
-    stored: Slots,
-    p: Tensor,
-    given: tuple[Any, ...],
-    numbers: Numbers,
-    variant: int | None = None,
+    rule: Rule, u: Tensor, stored: Slots, p: Tensor, given: tuple[Any, ...], own: Numbers
 ) -> tuple[Tensor, Slots]:
-    """One rule on one tensor. given: the arguments between slots and numbers. variant: of its
-    updates, or START; None: what the numbers and its slots say."""
-    if rule.start is not None and variant is None:
-        return _run_started(rule, u, stored, p, given, numbers)
-    if type(numbers) is Selected:
-        return _run_selected(rule, u, stored, p, given, numbers)
+    """One rule on one tensor, or on a batch. given: the arguments between slots and numbers."""
     if not rule.updates:
         return u, stored
-    key, numbers = numbers if type(numbers) is Keyed else (None, numbers)
-    slots = () if rule.slots is None else opened(rule, stored, p)
-    arguments = (*given, *numbers) if type(numbers) is tuple else (*given, numbers)
-    if rule.measure is not None:
-        found = checked_sums("measure", rule.measure(u, slots, *arguments))
-        arguments = (*arguments, *told(found))
-    update, shape, dtype = rule.updates[variant or 0], u.shape, u.dtype
-    if variant == START and rule.start is not None:
-        update = rule.start[0]
-    if rule.view is None:
+    if type(own) is not Own and rule.runs.start is None:
+        return _run_update(rule, p, given, own, (), rule.updates[0], u, stored)
+    which, key, values = parts_of(own)
+    run = functools.partial(_run_update, rule, p, given, values, key)
+    acts = which[0] if which else 1
+    if rule.runs.start is None:
+        return _run_selected(rule, u, stored, acts, run)
+    return _run_started(rule, u, stored, p, acts, run)
+
+
+def _run_update(
+    rule: Rule,
+    p: Tensor,
+    given: tuple[Any, ...],
+    values: Numbers,
+    key: tuple[Any, ...],
+    update: Update,
+    u: Tensor,
+    stored: Slots,
+) -> tuple[Tensor, Slots]:
+    """One update of a rule on one tensor. key: of the random numbers for rounding its slots."""
+    storage, shape, dtype = rule.storage, u.shape, u.dtype
+    slots = () if storage.slots is None else opened(rule, stored, p)
+    arguments = (*given, *values) if type(values) is tuple else (*given, values)
+    view = storage.view
+    if view is None:
         found = update(u, slots, *arguments)
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor):
             raise no_pair(rule, found)
     else:
-        found = seen_update(rule.view, rule.init, update, u, slots, p, arguments, rule.name)
+        found = seen_update(view, rule.init, update, u, slots, p, arguments, rule.name)
     u, record = found
     if u.shape != shape:
         raise ValueError(
@@ -189,75 +185,66 @@ def _run_one(
         if not are_slots(record, slots):
             raise no_slots(rule, record)
         u, record = plain(u), tuple(map(plain, record))
-    own = closed(rule, record, stored, p, key) if stored or record != () else ()
+    own = closed(rule, record, stored, p, *key) if stored or record != () else ()
     return u if u.dtype == dtype else u.to(dtype), own
 
 
+Run = Callable[[Update, Tensor, Slots], tuple[Tensor, Slots]]
+"""An update of a rule, on a tensor and its slots."""
+
+
 def _run_selected(
-    rule: Rule,
-    u: Tensor,
-    stored: Slots,
-    p: Tensor,
-    given: tuple[Any, ...],
-    numbers: Selected,
+    rule: Rule, u: Tensor, stored: Slots, acts: Any, run: Run
 ) -> tuple[Tensor, Slots]:
-    which, own = numbers
-    if not isinstance(which, Tensor):
-        k = number_of(rule, which)
-        return _run_one(rule, u, stored, p, given, own, k - 1) if k else (u, stored)
+    if not isinstance(acts, Tensor):
+        k = number_of(rule, acts)
+        return run(rule.updates[k - 1], u, stored) if k else (u, stored)
     new_u, new = u, stored
     for k in range(len(rule.updates)):
-        here = which == k + 1 if len(rule.updates) > 1 else which > 0
-        its_u, its = _run_one(rule, u, stored, p, given, own, k)
+        here = acts == k + 1 if len(rule.updates) > 1 else acts > 0
+        its_u, its = run(rule.updates[k], u, stored)
         new_u = torch.where(here, its_u, new_u)
         new = tuple([_where(here, x, old) for x, old in zip(its, new, strict=True)])
     return new_u, new
 
 
 def _run_started(
-    rule: Rule,
-    u: Tensor,
-    stored: Slots,
-    p: Tensor,
-    given: tuple[Any, ...],
-    numbers: Numbers,
+    rule: Rule, u: Tensor, stored: Slots, p: Tensor, acts: Any, run: Run
 ) -> tuple[Tensor, Slots]:
     """A rule that starts each tensor with its first gradient: on one tensor, or on a batch."""
-    fresh, own, acts = fresh_ones(rule, u, stored, p), numbers, 1.0
-    if type(numbers) is Selected:
-        acts, own = numbers
-    if fresh is None or (not isinstance(acts, Tensor) and not acts):
-        return _run_one(rule, u, stored, p, given, numbers, 0)
+    fresh = fresh_ones(rule, u, stored, p)
+    if rule.runs.start is None or fresh is None or not (isinstance(acts, Tensor) or acts):
+        return _run_selected(rule, u, stored, acts, run)
+    start, _ = rule.runs.start
     known = None if isinstance(acts, Tensor) else _read(fresh)
     if known is None:
-        started, first = _run_one(rule, u, stored, p, given, own, START)
-        update, later = _run_one(rule, u, stored, p, given, numbers, 0)
+        started, first = run(start, u, stored)
+        update, later = _run_selected(rule, u, stored, acts, run)
         fresh = fresh & (acts > 0) if isinstance(acts, Tensor) else fresh
         pairs = zip(first, later, strict=True)
         return _where(fresh, started, update), tuple([_where(fresh, x, y) for x, y in pairs])
+
+    def acted(one: bool, u: Tensor, own: Slots) -> tuple[Tensor, Slots]:
+        return run(start, u, own) if one else _run_selected(rule, u, own, acts, run)
+
     if len(set(known)) == 1:
-        return _run_one(rule, u, stored, p, given, *((own, START) if known[0] else (numbers, 0)))
+        return acted(known[0], u, stored)
     results: list[tuple[Tensor, Slots]] = []
     for i, one in enumerate(known):
         mine = tuple([x if x is None else x[i : i + 1] for x in stored])
-        which = (own, START) if one else (numbers, 0)
-        results.append(_run_one(rule, u[i : i + 1], mine, p, given, *which))
+        results.append(acted(one, u[i : i + 1], mine))
     columns = zip(*[new for _, new in results], strict=True)
     new = tuple([None if x[0] is None else torch.cat(x) for x in columns])
     return torch.cat([x for x, _ in results]), new
 
 
-START = -1
-"""The variant of a rule that starts a tensor."""
-
-
 def fresh_ones(rule: Rule, u: Tensor, stored: Slots, p: Tensor) -> Tensor | None:
     """Which tensors of a batch a rule has not started yet, by the first columns of the slots that
     its start makes; None if all need no start."""
-    if rule.start is None or not rule.updates:
+    if rule.runs.start is None or not rule.updates:
         return None
     slots, first = opened(rule, stored, p), u.dim() - p.dim()
-    found = [getattr(slots, name) for name in rule.start[1]]
+    found = [getattr(slots, name) for name in rule.runs.start[1]]
     columns = [x.select(-1, 0).flatten(first) for x in found if x is not None and x.numel()]
     if not columns:
         return None
@@ -291,7 +278,7 @@ def _run_owned(
     slots of DTensors are packed, since whole matrices are not in the blocks of their parts.
     """
     rule, owners = placement.rule, placement.owners
-    packed = any(rule.codecs) and any(map(sharding.is_sharded, us))
+    packed = rule.storage.codecs and any(map(sharding.is_sharded, us))
     if packed or owners is None or modes.traced() or any(u.requires_grad for u in us):
         return run_batched(rule, us, leaves, k)
     parts = [Sharing.of(u, owners.group) for u in us]
@@ -324,7 +311,7 @@ def run_batched(
     rule: Rule, us: list[Tensor], leaves: Sequence[Leaf], k: int
 ) -> list[tuple[Tensor, Slots]]:
     """A rule on all updates, those of one shape together. k: its index among the rules."""
-    if any(rule.codecs):
+    if rule.storage.codecs:
         return _run_unpacked(rule, us, leaves, k)
     alike: dict[Any, list[int]] = {}
     for i, (u, leaf) in enumerate(zip(us, leaves, strict=True)):
@@ -362,12 +349,10 @@ def _run_unpacked(
     found: list[tuple[Tensor, Slots]] = []
     results = run_batched(plain, us, whole, k)
     for (u, new), before, leaf in zip(results, whole, leaves, strict=True):
-        own = leaf.own(k)
-        own = own.numbers if type(own) is Selected else own
-        key = own.key if type(own) is Keyed else None
+        _, key, _ = parts_of(leaf.own(k))
         same = all(x is y for x, y in zip(new, before.slots[k], strict=True))
         stored = leaf.slots[k]
-        found.append((u, stored if same else closed(rule, new, stored, leaf.p, key)))
+        found.append((u, stored if same else closed(rule, new, stored, leaf.p, *key)))
     return found
 
 
@@ -375,7 +360,7 @@ def _choice(leaf: Leaf, k: int) -> Any:
     """The variant of the k-th rule for a tensor, where it is not that of all tensors; its turn
     where that is not known."""
     own = leaf.numbers[k]
-    if type(own) is not Selected or type(own.which) is not tuple:
+    if type(own) is not Own or len(own.which) < 2:
         return None
     which = own.which[leaf.turns[k]]
     return (leaf.turns[k],) if isinstance(which, Tensor) else which
@@ -440,10 +425,16 @@ def measure(placements: Sequence[Placement], leaf: Leaf) -> tuple[Tensor, ...]:
     k = len(placements) - 1
     rule, own, lookback = placements[k].rule, numbers[k], placements[k].lookback
     assert rule.reduce is not None
-    own = own.numbers if type(own) is Selected else own
-    known = () if rule.slots is None else opened(rule, slots[k], p)
+    _, _, values = parts_of(own)
+    known = () if rule.storage.slots is None else opened(rule, slots[k], p)
     earlier = () if lookback is None else (_after(placements[: k - lookback], leaf),)
-    given = _after(placements[:k], leaf), known, weights_of(placements, leaf), *earlier, *told(own)
+    given = (
+        _after(placements[:k], leaf),
+        known,
+        weights_of(placements, leaf),
+        *earlier,
+        *told(values),
+    )
     return checked_sums("reduce", modes.uncast(p.device.type, rule.reduce, *given))
 
 
@@ -454,21 +445,20 @@ def _after(placements: Sequence[Placement], leaf: Leaf) -> Tensor:
 
 def slots_without_gradient(rule: Rule, p: Tensor, slots: Slots, numbers: Numbers) -> Slots:
     """A tensor's slots for one rule after a step in which it has no gradient, as they are kept."""
-    numbers = in_turn(numbers, 0)  # whether a rule acts is the same in all turns
-    which, own = numbers if type(numbers) is Selected else (1, numbers)
-    key, own = own if type(own) is Keyed else (None, own)
-    known = not isinstance(which, Tensor)
-    if rule.absent is None or _lacks(rule, slots) or (known and not which > 0):
+    which, key, values = parts_of(in_turn(numbers, 0))  # in all turns a rule acts, or in none
+    acts = which[0] if which else 1
+    shut = not isinstance(acts, Tensor) and not acts > 0
+    if rule.runs.absent is None or shut or _lacks(rule, slots):
         return slots
-    new = closed(rule, rule.absent(opened(rule, slots, p), *told(own)), slots, p, key)
-    if isinstance(which, Tensor):
-        return tuple([torch.where(which > 0, x, old) for x, old in zip(new, slots, strict=True)])
+    new = closed(rule, rule.runs.absent(opened(rule, slots, p), *told(values)), slots, p, *key)
+    if isinstance(acts, Tensor):
+        return tuple([torch.where(acts > 0, x, old) for x, old in zip(new, slots, strict=True)])
     return new
 
 
 def _lacks(rule: Rule, slots: Slots) -> bool:
     """Whether a tensor lacks one of a rule's slots."""
-    if not any(rule.codecs):
+    if not rule.storage.codecs:
         return any(x is None for x in slots)
     found = stored_slots(rule, slots)
     return any(own.codec is None and own.whole is None for own in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,9 +13,12 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.lift import lift, part_of, route
-from functional_optim.core.rule import Numbers, Placement, Rule, Update, constants
+from functional_optim.core.numbers import Numbers, told
+from functional_optim.core.returned import checked_sums
+from functional_optim.core.rule import Placement, Reads, Rule, Runs, Update, constants
 from functional_optim.core.state_keys import Layout, lay_out
-from functional_optim.core.storage import Codec, stored_keys
+from functional_optim.core.storage import Storage
+from functional_optim.kernels.callers import warn
 
 
 class Leafwise(base.GradientTransformation):
@@ -51,14 +55,29 @@ class Leafwise(base.GradientTransformation):
         return self._placements
 
     @property
+    def rules(self) -> list[tuple[Rule, tuple[str, ...], tuple[str, ...]]]:
+        """Each rule, with the keys of its slots and of its carried numbers."""
+        keys = zip(self._placements, self.layout.slots, self.layout.carry, strict=True)
+        return [(placement.rule, slots, carry) for placement, slots, carry in keys]
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What each carried number begins with, by key."""
+        return {
+            key: first
+            for rule, _, keys in self.rules
+            for key, first in zip(keys, rule.carry or (), strict=True)
+        }
+
+    @property
     def communicates(self) -> bool:
         return any(placement.reduce_groups for placement in self._placements)
 
     def _own_extra(self, *, required: bool) -> tuple[str, ...]:
-        rules = [placement.rule for placement in self._placements if placement.rule.extra]
+        rules = [placement.rule for placement in self._placements if placement.rule.reads.extra]
         known = [base.extra_names(cast("Any", rule.scalars), required=required) for rule in rules]
         pairs = zip(rules, known, strict=True)
-        return tuple([name for rule, names in pairs for name in rule.extra if name in names])
+        return tuple([name for rule, names in pairs for name in rule.reads.extra if name in names])
 
     def on(self, path: str, leaf: Any) -> Leafwise | None:
         """The chain of rules that act on one leaf; None if the leaf is frozen."""
@@ -99,30 +118,17 @@ def leafwise(
     *,
     reduce: Callable[..., tuple[Any, ...]] | None = None,
     before: Callable[..., Numbers] | None = None,
-    measure: Callable[..., Numbers] | None = None,
-    choose: Callable[..., Any] | None = None,
-    start: tuple[Update, Sequence[str]] | None = None,
-    turns: int | None = None,
     carry: Any = None,
     hyper: Mapping[str, numeric.Hyper | tuple[numeric.Hyper, ...]] | None = None,
-    codecs: Mapping[str, Codec] | None = None,
-    nonnegative: Sequence[str] = (),
-    weights: Sequence[str] = (),
-    elementwise: bool | None = None,
-    reads_new_params: bool = False,
-    scales_step: bool = False,
-    shared: bool = False,
-    absent: Callable[..., Any] | None = None,
-    batched: bool = False,
-    dense_only: bool = False,
+    runs: Runs = Runs(),
+    storage: Storage = Storage(),
     name: str = "",
-    **renamed: Any,
+    **old: Any,
 ) -> Leafwise:
     """Lift a rule for one tensor to a transformation of trees.
 
     The operations of a rule say what it is: element-wise, with reductions over rows, columns or
-    whole tensors, or with products of matrices. They are recorded when the rule first runs. So
-    `measure`, `elementwise`, `batched` and `dense_only` are never needed for right results.
+    whole tensors, or with products of matrices. They are recorded when the rule first runs.
 
     Args:
         init: `init(p)` returns the tensor's slots, a NamedTuple of tensors of any shapes and
@@ -132,7 +138,7 @@ def leafwise(
             place only on tensors that it has made. It may close over bools, strings and ints, never
             over a number that may change: those come in as `numbers`. Half types arrive as float32,
             complex tensors as real pairs; slots go back to their own dtype by themselves. Several
-            of them, variants of one rule, if there is `choose`.
+            of them, variants of one rule, if `runs` has `choose`.
         scalars: `scalars(t)` returns the numbers that all tensors share at step t, which is 1 at
             the first: a NamedTuple, which `update` gets as one argument, or a plain tuple, whose
             entries it gets one by one. `t` is a float, or a 0-dim float64 tensor; for functions of
@@ -142,60 +148,23 @@ def leafwise(
             hyperparameters.
         reduce: `reduce(u, slots, p, *numbers)` measures one tensor: a tuple of 0-dim tensors.
             They are summed over the whole tree in float64 and handed to `scalars` as `total`.
-            Without `scalars`, `update` gets the totals themselves.
+            Without `scalars`, `update` gets the totals themselves. What is needed of one tensor
+            alone, such as its norm, `update` computes itself.
         before: `before(t[, carry])` returns the numbers that `reduce` needs; it may take
             hyperparameters by name.
-        measure: `measure(u, slots, p, *numbers)` returns sums over the elements of the tensor, as
-            0-dim tensors: a NamedTuple, which `update` gets as one more argument, or a tuple, whose
-            elements it gets one by one. Not needed, since `update` may compute these sums itself,
-            and any other reduction. Useful to write sums once that several variants read.
-        choose: `choose(t[, carry])` returns the index of the variant for step t, from 0; it may
-            take hyperparameters by name. Where the number is known, only that variant is run, or
-            compiled; in a traced step all are, behind a condition.
-        start: an `update` and names of slots: for a tensor of which these slots have zeros in the
-            first column, it runs in the place of the others, and makes them. So a tensor starts
-            with its first gradient, whenever that comes. For rules that take batches.
-        turns: how many turns to spread a dear variant over, ≥ 1, for a rule that is not
-            element-wise. `choose` then also takes a keyword-only `turn`, and is asked for each,
-            from 0 to turns - 1: `lambda t, *, turn: t % 10 == turn` renews a tenth of the tensors
-            in each step. All tensors on which the rule acts, with a gradient or without, take
-            turns in the order of their sizes, so each turn gets its share of the large ones.
-            In an optimizer object they do so over all groups. Nothing is stored: another set of
-            tensors gives other turns.
         carry: a NamedTuple of numbers, the first values of those that recur. `scalars` then
             returns `(numbers, carry)`. A float is kept in torch's default dtype, as torch.optim
             keeps it. An int marks a count, which is kept in float64: exact up to 2^53.
         hyper: the hyperparameters by torch's names: floats, 0-dim tensors, schedules, or tuples of
             these. `scalars` takes them by name, and `fo.get` finds their values in the state, those
             of a tuple as `betas.0`, `betas.1`.
-        codecs: for slots that are stored as other tensors, by name, their `Codec`. Not for sparse
-            gradients.
-        nonnegative: the names of slots whose entries are sizes, such as second moments. All others
-            are taken to be linear in the gradients, such as momentum: what changes the basis of
-            matrices (`in_basis`) rotates them along.
-        weights: the names of slots that are parameters of their own, such as averages or copies of
-            them. `stored` keeps them in full.
-        elementwise: True asserts that the update of each element depends on that element alone. Not
-            needed: it selects nothing. The first use compares it with the operations.
-        reads_new_params: True for a rule that gets the parameter *after* the update as `p`, and
-            returns `u` as it came. Only others of this kind may follow it.
-        scales_step: True for a rule that changes the finished step, so that no learning rate may
-            follow it.
-        shared: whether an optimizer object has one carry and one count of steps for all of its
-            tensors, as a transformation of trees has: they go on in each step in which one of the
-            tensors has a gradient, and a tensor that joins late takes them over. False: each tensor
-            has its own, which counts the steps in which it had a gradient, as torch.optim does it.
-        absent: `absent(slots, *numbers)` returns the slots of a tensor that has no gradient in a
-            step, with the numbers of `update`. Without it, they stay as they are. For a shared
-            rule that carries numbers.
-        batched: True for a rule that takes several tensors of one shape at once: `u` and the slots
-            may have one more dimension in front, and `p` is None. Not needed for products of
-            matrices, but these are faster in batches. `as_matrix` and `matrix_owners` change such
-            rules only. A batched rule cannot have codecs or `measure`.
-        dense_only: True refuses sparse gradients. Not needed for a rule that reduces over rows or
-            depends on their number: such a rule is found and refuses them. Rules with `batched` or
-            `codecs` always do.
+        runs: when the rule runs, and on what: see `Runs`. Default: in every step, for each tensor
+            alone.
+        storage: what the slots are, and how they are stored: see `Storage`. Default: all are linear
+            in the gradients, such as momentum, and stored as they are.
         name: tells two rules with the same slot names apart.
+        old: arguments that are fields of `runs` and `storage`, or needed no more. They work, with a
+            DeprecationWarning.
 
     Returns:
         A `GradientTransformation` whose `update` also takes the extra arguments of `scalars`.
@@ -205,12 +174,11 @@ def leafwise(
             that there is not.
         ValueError: at the first use, if `update` writes into its arguments, reads a value of a
             tensor, draws random numbers, or closes over a tensor, or if its operations contradict
-            `elementwise=True`, `batched` or `measure`.
-        ValueError: at once, if a rule that takes batches has codecs, a measure or reads new
-            parameters, one that has `absent` is not shared or carries nothing, there are variants
-            without `choose` or the reverse, `turns` without a `choose` that takes a turn or the
-            reverse, or a codec for a slot that there is not, or one that would be nonnegative or
-            weights.
+            `Runs(batched=True)`.
+        ValueError: at once, if a rule that takes batches has codecs or reads new parameters, one
+            that has `absent` is not shared or carries nothing, there are variants without `choose`
+            or the reverse, `turns` without a `choose` that takes a turn or the reverse, or a codec
+            for a slot that there is not, or one that would be nonnegative or weights.
 
     Example::
 
@@ -238,84 +206,29 @@ def leafwise(
         >>> state.slots["exp_avg"]
         tensor([ 0.1000, -0.1000])
     """
-    _check_renamed(name, renamed)
     updates = (update,) if callable(update) else tuple(update)
-    if (choose is None) != (len(updates) == 1):
-        raise ValueError(
-            f"the rule {name!r} has {len(updates)} variants of update and "
-            f"{'no ' if choose is None else ''}choose; pass several variants and a function that "
-            "chooses one of them, or a single update and none."
+    if old:
+        updates, runs, storage = _translated(name, old, updates, runs, storage)
+    if not isinstance(runs, Runs) or not isinstance(storage, Storage):
+        raise TypeError(
+            f"the rule {name!r} got runs={runs!r} and storage={storage!r}; pass a "
+            "functional_optim.Runs and a functional_optim.Storage."
         )
-    _check_turns(name, choose, turns, hyper or {})
-    if absent is not None and turns is not None:
-        raise ValueError(
-            f"the rule {name!r} has `absent` and turns, but a tensor without a gradient takes no "
-            "turn; leave one of them out."
-        )
-    if absent is not None and (carry is None or not shared):
-        raise ValueError(
-            f"the rule {name!r} has `absent`, whose numbers must be there for tensors that do not "
-            "step; pass a carry and shared=True, or leave absent out."
-        )
-    slots = None if init is None else _slots_of(name, init)
-    fields: tuple[str, ...] = () if slots is None else slots._fields
-    if start is not None and not (batched and set(start[1]) <= set(fields) and start[1]):
-        raise ValueError(
-            f"the rule {name!r} has a start, which needs batched=True and names of slots; its "
-            f"slots are {', '.join(fields) or 'none'}."
-        )
-    if batched and (codecs or measure is not None or reads_new_params):
-        raise ValueError(
-            f"the rule {name!r} takes batches of tensors, so it can have no codecs, no measure and "
-            "no reads_new_params; put what needs them into another rule, and chain the two."
-        )
-    used = tuple([codecs.get(field) for field in fields]) if codecs else ()
-    if codecs and (unknown := sorted(codecs.keys() - set(fields))):
-        raise ValueError(
-            f"the rule {name!r} has a codec for {', '.join(unknown)}, but its slots are "
-            f"{', '.join(fields) or 'none'}."
-        )
-    for kind, given_names in (("nonnegative", nonnegative), ("weights", weights)):
-        if unknown := sorted(set(given_names) - set(fields)):
-            raise ValueError(
-                f"the rule {name!r} says that {', '.join(unknown)} is {kind}, but its slots are "
-                f"{', '.join(fields) or 'none'}."
-            )
+    storage = storage._replace(slots=None if init is None else _slots_of(name, init))
+    _check_runs(name, runs, len(updates), carry, hyper or {})
+    _check_storage(name, runs, storage)
+    if runs.batched or storage.codecs:
+        runs = runs._replace(dense_only=True)
     known = tuple((hyper or {}).items())
     named = () if scalars is None else base.extra_names(scalars)
     if scalars is not None and base.takes_any(scalars):
         named = (*named, *[key for key, _ in known if key not in named])
     given = {key: value for key, value in known if key in named}
-    fixed = constants(given)
     extra = tuple([x for x in named if x not in (hyper or {})])
+    plain = carry is None and reduce is None and runs.choose is None and not extra
+    reads = Reads(tuple(given.items()), constants(given), extra, plain)
     rule = Rule(
-        updates=updates,
-        init=init,
-        slots=slots,
-        keys=stored_keys(slots, used),
-        codecs=used,
-        nonnegative=tuple(nonnegative),
-        weights=tuple(weights),
-        scalars=scalars,
-        reduce=reduce,
-        before=before,
-        measure=measure,
-        choose=choose,
-        start=None if start is None else (start[0], tuple(start[1])),
-        turns=turns or 0,
-        absent=absent,
-        carry=carry,
-        hyper=known,
-        given=tuple(given.items()) if fixed is None else fixed,
-        extra=extra,
-        plain=carry is None and reduce is None and choose is None and not extra,
-        elementwise=elementwise,
-        reads_new_params=reads_new_params,
-        shared=shared,
-        batched=batched,
-        dense_only=dense_only or batched or len(used) > 0,
-        name=name,
-        scales_step=scales_step,
+        updates, init, scalars, reduce, before, carry, known, reads, runs, storage, name=name
     )
     return Leafwise((Placement(rule, name),))
 
@@ -331,19 +244,31 @@ def _slots_of(name: str, init: Callable[[Tensor], Any]) -> Any:
     return type(probe)
 
 
-def _check_turns(
-    name: str,
-    choose: Callable[..., Any] | None,
-    turns: Any,
-    hyper: Mapping[str, Any],
-) -> None:
-    """Raise ValueError unless turns are a number of them, and those that `choose` is asked for."""
+def _check_runs(name: str, runs: Runs, variants: int, carry: Any, hyper: Mapping[str, Any]) -> None:
+    """Raise ValueError for times to run that contradict each other or the rule."""
+    choose, turns, absent = runs.choose, runs.turns, runs.absent
+    who = f"the rule {name!r}"
+    if (choose is None) != (variants == 1):
+        raise ValueError(
+            f"{who} has {variants} variants of update and {'no ' if choose is None else ''}choose; "
+            "pass several variants and a function that chooses one of them, or a single update and "
+            "none."
+        )
+    if runs.after not in (None, "lr", "step"):
+        raise ValueError(f"{who} has after={runs.after!r}; pass 'lr', 'step' or None.")
+    if absent is not None and turns is not None:
+        raise ValueError(
+            f"{who} has `absent` and turns, but a tensor without a gradient takes no turn; leave "
+            "one of them out."
+        )
+    if absent is not None and (carry is None or not runs.shared):
+        raise ValueError(
+            f"{who} has `absent`, whose numbers must be there for tensors that do not step; pass a "
+            "carry and shared=True, or leave absent out."
+        )
     if torch.compiler.is_compiling():
         return  # Dynamo does not know the defaults of a function
-    who = f"the rule {name!r}"
     if turns is None:
-        if torch.compiler.is_compiling():  # Dynamo cannot read a function's defaults
-            return
         if choose is not None and "turn" in {*base.extra_names(choose, required=True)} - {*hyper}:
             raise ValueError(
                 f"choose of {who} takes a turn, but there are no turns; pass turns=, the number "
@@ -363,15 +288,86 @@ def _check_turns(
         )
 
 
-RENAMED = {"flat": "elementwise", "tail": "reads_new_params", "stack": "batched"}
-"""Arguments of `leafwise` that had other names."""
+def _check_storage(name: str, runs: Runs, storage: Storage) -> None:
+    """Raise ValueError for slots that there are not, or that cannot be stored so."""
+    fields, codecs = storage.fields, storage.codecs
+    who, own = f"the rule {name!r}", ", ".join(fields) or "none"
+    if runs.start is not None and not (
+        runs.batched and runs.start[1] and set(runs.start[1]) <= set(fields)
+    ):
+        raise ValueError(
+            f"{who} has a start, which needs batched=True and names of slots; its slots are {own}."
+        )
+    if runs.batched and (codecs or runs.after == "step"):
+        raise ValueError(
+            f"{who} takes batches of tensors, so it can have no codecs, and cannot run "
+            "after='step'; put what needs them into another rule, and chain the two."
+        )
+    if unknown := sorted(set(codecs) - set(fields)):
+        raise ValueError(f"{who} has a codec for {', '.join(unknown)}, but its slots are {own}.")
+    for kind, named in (("nonnegative", storage.nonnegative), ("weights", storage.weights)):
+        if unknown := sorted(set(named) - set(fields)):
+            raise ValueError(
+                f"{who} says that {', '.join(unknown)} is {kind}, but its slots are {own}."
+            )
 
 
-def _check_renamed(name: str, given: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that there are not."""
-    for old in given:
-        advice = f"it is called {RENAMED[old]}" if old in RENAMED else "check the spelling"
-        raise TypeError(f"leafwise got the argument {old} for the rule {name!r}; {advice}.")
+NEEDLESS = "leave it out: what a rule is follows from its operations"
+
+OLD = {
+    **dict.fromkeys(("choose", "turns", "shared", "absent", "batched", "dense_only"), "Runs"),
+    **dict.fromkeys(("codecs", "nonnegative", "weights"), "Storage"),
+    "reads_new_params": "pass runs=functional_optim.Runs(after='step')",
+    "scales_step": "pass runs=functional_optim.Runs(after='lr')",
+    "measure": "compute these sums in update",
+    "elementwise": NEEDLESS,
+}
+"""The arguments of 0.2, and what has a field of the same name, or other words."""
+
+OLDER = {"flat": NEEDLESS, "tail": OLD["reads_new_params"], "stack": "pass Runs(batched=True)"}
+"""Arguments that are refused."""
+
+
+def _translated(
+    name: str, old: dict[str, Any], updates: tuple[Update, ...], runs: Runs, storage: Storage
+) -> tuple[tuple[Update, ...], Runs, Storage]:
+    """What arguments of 0.2 say, in the words of today.
+
+    Raises:
+        TypeError: for an argument that there is not.
+        ValueError: for a measure of a rule that takes batches, which would sum over all of them.
+    """
+    for key in old:
+        if key not in OLD:
+            advice = OLDER.get(key, "check the spelling")
+            raise TypeError(f"leafwise got the argument {key} for the rule {name!r}; {advice}.")
+        place = OLD[key]
+        if place in ("Runs", "Storage"):
+            place = f"pass {place.lower()}=functional_optim.{place}({key}=...)"
+        if not torch.compiler.is_compiling():
+            warn(f"leafwise(..., {key}=...) is deprecated; {place}.", DeprecationWarning)
+    runs = runs._replace(**{key: x for key, x in old.items() if OLD[key] == "Runs"})
+    storage = storage._replace(**{key: x for key, x in old.items() if OLD[key] == "Storage"})
+    storage = storage._replace(codecs=storage.codecs or {})
+    if old.get("reads_new_params") or old.get("scales_step"):
+        runs = runs._replace(after="step" if old.get("reads_new_params") else "lr")
+    measure = old.get("measure")
+    if measure is not None and runs.batched:
+        raise ValueError(
+            f"the rule {name!r} takes batches of tensors, so it can have no measure; compute in "
+            "update what is summed over each of them."
+        )
+    if measure is not None:
+        updates = tuple([partial(_measured, x, measure) for x in updates])
+    return updates, runs, storage
+
+
+def _measured(
+    update: Update, measure: Callable[..., Any], u: Tensor, slots: Any, *given: Any
+) -> tuple[Any, Any]:
+    """An update with what is measured on the tensor as further arguments."""
+    found = checked_sums("measure", measure(u, slots, *given))
+    return update(u, slots, *given, *told(found))
 
 
 @factory

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
-from functional_optim.core import base, modes, sharding
+from functional_optim.core import base, memory, modes, sharding
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import check_choices, chosen
 from functional_optim.core.rows import (
     Kind,
@@ -22,11 +23,12 @@ from functional_optim.core.rows import (
     stepped,
     summed_elsewhere,
 )
-from functional_optim.core.rule import Numbers, Placement
-from functional_optim.core.scalars import Caster, StepScalars, given_totals
+from functional_optim.core.rule import Placement
+from functional_optim.core.scalars import Caster, StepScalars
 from functional_optim.core.state_keys import Layout
 from functional_optim.core.storage import init_slots, stands_beside
-from functional_optim.core.traits import check_part
+from functional_optim.core.totals import given_totals
+from functional_optim.core.traits import check_part, of_package
 from functional_optim.core.turns import takes_turns
 from functional_optim.kernels.private import keep_numbers_open
 
@@ -100,6 +102,7 @@ def lift(
     every = tuple(range(len(placements)))
     meets = any(x.reduce_groups for x in placements)
     spread = takes_turns(placements)
+    look = memory.Look()
 
     def kind_of(places: tuple[int, ...]) -> Kind:
         mine, names = part_of(placements, layout, places) if routed else (placements, layout)
@@ -137,13 +140,18 @@ def lift(
         return State(step, carry, dict(zip(keys, columns, strict=True)), hyper)
 
     def update(grads: Any, state: State, params: Any = None, **extra: Any) -> tuple[Any, State]:
-        base.check_extra(extra, tuple([name for (rule, *_) in placements for name in rule.extra]))
+        base.check_extra(
+            extra, tuple([name for (rule, *_) in placements for name in rule.reads.extra])
+        )
         check_state(placements, layout, state)
         if params is None:
             raise ValueError("update needs the parameters: call update(grads, state, params).")
-        if not torch.compiler.is_compiling():
-            check_trees(placements, layout, params, grads, state)
         columns = [state.slots[key] for key in keys]
+        given, seen = (params, grads, columns), False
+        if not torch.compiler.is_compiling():
+            seen = not modes.intercepted() and look.same(given)
+            if not seen:
+                check_trees(placements, layout, params, grads, state)
         rows: list[Row | None] = []
         kinds: dict[tuple[int, ...], Kind] = {}
 
@@ -178,8 +186,10 @@ def lift(
             used, names = part_of(placements, layout, at)
             groups = [group.among(at) for group in groups]
         step = StepScalars(used, t, carry_of(names, state.carry), extra)
-        if not modes.traced():
+        if not seen and not modes.traced():
             check_groups(groups, step)
+            if of_package(placements):
+                look.note(given)
         while step.proceed():
             if totals is None or before is None or totals.alone:
                 step.advance(measured(groups, step))
@@ -189,7 +199,7 @@ def lift(
             step.advance(summed_elsewhere(groups, step, key, totals))
         cast = Caster(step.numbers)
         found = stepped(groups, cast)
-        if any(x.rule.absent is not None for x in used):
+        if any(x.rule.runs.absent is not None for x in used):
             for k, row in enumerate(rows):
                 if row is not None and row.g is None:
                     found[k] = (None, absent_slots(row, at, cast(row.p)))
@@ -280,7 +290,7 @@ def check_trees(
     for placement, keys in zip(placements, layout.slots, strict=True):
         # rules that meet on no leaf may have slots of one name
         acts = [chosen(placement.where, path, p) for (path, p), _ in (known if keys else ())]
-        away = placement.rule.home is not None
+        away = placement.rule.storage.home is not None
         for k, key in enumerate(keys):
             of = (
                 params,

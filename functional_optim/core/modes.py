@@ -10,13 +10,6 @@ from functional_optim.kernels.private import dispatch_modes as _modes
 from functional_optim.kernels.private import early_dispatch_modes as _early_modes
 from functional_optim.kernels.private import transform as _transform
 
-_plain = (torch.empty(0, device="cpu"),)
-
-
-def function_modes() -> bool:
-    """Whether a mode, such as that of a default device, sees calls of torch's functions."""
-    return torch.overrides.has_torch_function(_plain)
-
 
 def transformed() -> bool:
     """Whether a transform of torch.func, such as vmap, is active."""

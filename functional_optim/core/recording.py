@@ -7,9 +7,9 @@ recipe that is built anew, with other hyperparameters, is not recorded again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 from functional_optim.core import base
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.execution import Leaf, measure, run_all_stored
-from functional_optim.core.rule import Form, Placement, Rule, with_forms
+from functional_optim.core.numbers import Form, kinds_of, with_forms
+from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.small import (
     axes_of,
     check_shapes,
@@ -33,10 +34,6 @@ from functional_optim.kernels import graph as graphs
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.keys import are_own, static_key
 from functional_optim.kernels.node import RuleError, Unsuitable
-
-Goal = Literal["step", "reduce", "stage"]
-"""What is done with rules: make their step, in place; measure with the last of them; or write the
-slots of the last one alone, as a stage of a step."""
 
 
 class Recorded(NamedTuple):
@@ -94,9 +91,10 @@ class Body:
         self.holes = holes
         self.forms = forms
         self.goal: Goal = goal
-        self.count = sum([form.total for form in forms])
+        kinds = kinds_of(forms)
+        self.count = len(kinds)
         """How many numbers it reads."""
-        self.whole = dict(_whole(forms))
+        self.whole = {i: kind for i, kind in enumerate(kinds) if kind is not float}
         """Which of them are ints or bools, and which of both."""
         self.key = (goal, forms, tuple(holes), tuple([key_of(x) for x in placements]))
 
@@ -230,7 +228,7 @@ class Body:
         codecs = {
             own.codec
             for placement, mine in zip(self.placements, slots, strict=True)
-            if mine and any(placement.rule.codecs)
+            if mine and placement.rule.storage.codecs
             for own in stored_slots(placement.rule, mine)
             if own.codec is not None
         }
@@ -250,7 +248,7 @@ class Body:
         )
         whole = torch.empty_like(p, dtype=torch.float32, device="meta")
         rows = [
-            tuple([None if hole else whole for hole in own]) if any(x.rule.codecs) else mine
+            tuple([None if hole else whole for hole in own]) if x.rule.storage.codecs else mine
             for x, own, mine in zip(self.placements, plain.holes, slots, strict=True)
         ]
         if not plain.is_flat(g, p, rows, whole=True):
@@ -271,7 +269,7 @@ class Body:
         return any(
             getattr(codec.cells, "bits", 8) == 4
             for placement in self.placements
-            for codec in placement.rule.codecs
+            for codec in placement.rule.storage.codecs.values()
             if isinstance(codec, InBlocks)
         )
 
@@ -370,23 +368,17 @@ class Body:
         return repr(self.placements[rule].name)
 
 
-def _whole(forms: Sequence[Form]) -> Iterator[tuple[int, type]]:
-    start = 0
-    for form in forms:
-        yield from form.whole_from(start)
-        start += form.total
-
-
 def functions_of(rule: Rule) -> tuple[Any, ...]:
     """What a rule does to tensors."""
-    return (*rule.updates, rule.reduce, rule.measure)
+    return (*rule.updates, rule.reduce)
 
 
 def key_of(placement: Placement) -> Any:
     """What a rule is known by: its code, without its numbers."""
-    rule = placement.rule
-    functions = (*functions_of(rule), rule.init, rule.codecs)
-    kind = (rule.slots, rule.view, rule.weight_codec, rule.reads_new_params, rule.home is None)
+    rule, storage = placement.rule, placement.rule.storage
+    functions = (*functions_of(rule), rule.init, storage.codecs)
+    own = (storage.slots, storage.view, storage.weight_codec, storage.home is None)
+    kind = (*own, rule.runs.after == "step")
     return (static_key(functions), kind, placement.lookback, placement.name)
 
 
@@ -417,13 +409,10 @@ def _watched(
         return None if function is None else asked.Inside(recorder, k, function)
 
     if inside is not None:
-        rule = rule._replace(codecs=tuple([_masked(x, inside) for x in rule.codecs]))
-    rule = rule._replace(
-        updates=tuple(map(watched, rule.updates)),
-        reduce=watched(rule.reduce),
-        measure=watched(rule.measure),
-    )
-    return placement._replace(rule=rule)
+        codecs = rule.storage.codecs.items()
+        rule = rule.stored_by(codecs={name: _masked(x, inside) for name, x in codecs})
+    updates = tuple(map(watched, rule.updates))
+    return placement._replace(rule=rule._replace(updates=updates, reduce=watched(rule.reduce)))
 
 
 def _masked(codec: Any, inside: Tensor) -> Any:
@@ -433,7 +422,7 @@ def _masked(codec: Any, inside: Tensor) -> Any:
 
 def _holes_of(placement: Placement, slots: Slots) -> tuple[bool, ...]:
     """Which of its slots a rule lacks, as it sees them."""
-    if not (slots and any(placement.rule.codecs)):
+    if not (slots and placement.rule.storage.codecs):
         return tuple([x is None for x in slots])
     found = stored_slots(placement.rule, slots)
     return tuple([own.codec is None and own.whole is None for own in found])

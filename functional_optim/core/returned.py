@@ -34,7 +34,7 @@ def no_slots(rule: Rule, record: Any) -> TypeError:
     if isinstance(record, tuple):
         kinds = ", ".join([type(x).__name__ for x in record])
         what = f"a tuple of {len(record)}{': ' * bool(record)}{kinds}"
-    names = ", ".join(() if rule.slots is None else rule.slots._fields)
+    names = ", ".join(rule.storage.fields)
     own = f"tensors for {names}" if names else "the slots as they came, since it has no init"
     return TypeError(
         f"update of the rule {rule.name!r} returned as slots {what}; return {own}: (u, slots)."

@@ -14,19 +14,22 @@ from functional_optim.core.execution import (
     run_all_stored,
     slots_without_gradient,
 )
-from functional_optim.core.rule import Numbers, Placement
+from functional_optim.core.numbers import Numbers
+from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import (
     Caster,
     Key,
-    Missing,
     StepScalars,
+)
+from functional_optim.core.sparse import run_rows
+from functional_optim.core.storage import Slots, explain
+from functional_optim.core.totals import (
+    Missing,
     Totals,
     nothing_measured,
     over_groups,
     sum_parts,
 )
-from functional_optim.core.sparse import run_rows
-from functional_optim.core.storage import Slots, explain
 from functional_optim.core.traits import check_rules, trial_of, unchecked
 from functional_optim.core.turns import turns_of
 
@@ -213,7 +216,7 @@ def absent_slots(row: Row, at: tuple[int, ...], numbers: list[Numbers]) -> list[
     """The slots of a leaf without a gradient. at: the rules that have these numbers."""
     new = list(row.slots)
     for k, (i, placement) in enumerate(zip(row.kind.at, row.kind.placements, strict=True)):
-        if placement.rule.absent is not None and i in at:
+        if placement.rule.runs.absent is not None and i in at:
             given = numbers[at.index(i)]
             new[k] = slots_without_gradient(placement.rule, row.p, new[k], given)
     return new

@@ -2,129 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core import base
+from functional_optim.core.numbers import Numbers, Own
 from functional_optim.core.ownership import Owners
 from functional_optim.core.paths import BFLOAT16, Choice
-from functional_optim.core.storage import Codec, Home, WeightCodec
+from functional_optim.core.storage import Storage, stored_keys
 from functional_optim.core.views import MatrixView
-
-Numbers = tuple[Any, ...]
-"""The numbers that a rule reads in a step: a plain tuple, or the rule's own NamedTuple."""
 
 Update = Callable[..., tuple[Any, Any]]
 
-
-class Several(NamedTuple):
-    """The numbers of a rule that runs others: those of each, in a tuple."""
-
-    each: tuple[Numbers, ...]
+Goal = Literal["step", "reduce", "stage"]
+"""What is done with rules: make their step, in place; measure with the last of them; or write the
+slots of the last one alone, as a stage of a step."""
 
 
-class Keyed(NamedTuple):
-    """The numbers of a rule whose slots are rounded by chance, with the key of the step."""
+class Runs(NamedTuple):
+    """When a rule of `leafwise` runs, and on what: `leafwise(..., runs=Runs(batched=True))`.
 
-    key: Any
-    numbers: Numbers
+    Args:
+        choose: `choose(t[, carry])` returns the index of the variant of `update` for step t, from
+            0; it may take hyperparameters by name. Where the number is known, only that variant is
+            run, or compiled; in a traced step all are, behind a condition. None: there is one.
+        turns: how many turns to spread a dear variant over, ≥ 1, for a rule that is not
+            element-wise. `choose` then also takes a keyword-only `turn`, and is asked for each,
+            from 0 to turns - 1: `lambda t, *, turn: t % 10 == turn` renews a tenth of the tensors
+            in each step. All tensors on which the rule acts, with a gradient or without, take
+            turns in the order of their sizes, so each turn gets its share of the large ones.
+            In an optimizer object they do so over all groups. Nothing is stored: another set of
+            tensors gives other turns. None: all tensors take the same variant.
+        start: an `update` and names of slots: for a tensor of which these slots have zeros in the
+            first column, it runs in the place of the others, and makes them. So a tensor starts
+            with its first gradient, whenever that comes. For rules that take batches.
+        shared: whether an optimizer object has one carry and one count of steps for all of its
+            tensors, as a transformation of trees has: they go on in each step in which one of the
+            tensors has a gradient, and a tensor that joins late takes them over. False: each tensor
+            has its own, which counts the steps in which it had a gradient, as torch.optim does it.
+        absent: `absent(slots, *numbers)` returns the slots of a tensor that has no gradient in a
+            step, with the numbers of `update`. None: they stay as they are. For a shared rule that
+            carries numbers.
+        after: "lr" for a rule that changes the finished step, so that no learning rate may follow
+            it. "step" for one that gets the parameter *after* the update as `p`, and returns `u` as
+            it came; only others of this kind may follow it. None: it may stand anywhere.
+        batched: True for a rule that takes several tensors of one shape at once: `u` and the slots
+            may have one more dimension in front, and `p` is None. Not needed for products of
+            matrices, but these are faster in batches. `as_matrix` and `matrix_owners` change such
+            rules only. A batched rule cannot have codecs.
+        dense_only: True refuses sparse gradients. Not needed for a rule that reduces over rows or
+            depends on their number: such a rule is found and refuses them. Rules with `batched` or
+            codecs always do.
 
+    `leafwise` raises ValueError for values that contradict each other, or the rule.
 
-class Selected(NamedTuple):
-    """The numbers of a rule that does not act in every step, or has several variants.
+    Example::
 
-    which: above 0 where the rule acts; of a rule with several variants, the number of the one that
-    does, from 1. 0: update and slots stay as they were, behind a shut gate. A tuple: such a number
-    for each turn of a rule that has several.
+        >>> import torch, functional_optim as fo
+        >>> def keep(u, slots, p):
+        ...     return u, slots
+        >>> def flip(u, slots, p):
+        ...     return -u, slots
+        >>> runs = fo.Runs(choose=lambda t: t % 2 == 0)
+        >>> tx, w = fo.leafwise(None, (keep, flip), runs=runs), torch.zeros(1)
+        >>> u, state = tx.update(torch.ones(1), tx.init(w), w)
+        >>> u, tx.update(torch.ones(1), state, w)[0]
+        (tensor([1.]), tensor([-1.]))
     """
 
-    which: Any
-    numbers: Numbers
+    choose: Callable[..., Any] | None = None
+    turns: int | None = None
+    start: tuple[Update, Sequence[str]] | None = None
+    shared: bool = False
+    absent: Callable[..., Any] | None = None
+    after: Literal["lr", "step"] | None = None
+    batched: bool = False
+    dense_only: bool = False
 
 
-class Policy(Protocol):
-    """Whether a leaf is stored by codecs, by its path and itself."""
+class Reads(NamedTuple):
+    """What `scalars` of a rule takes by name.
 
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """The masks that it asks."""
-        ...
+    hyper: hyperparameters. fixed: their values, if these never change. extra: extra arguments of
+    `update`. plain: whether the step and the hyperparameters are all that its numbers depend on.
+    """
 
-    def __call__(self, path: str, p: Tensor, /) -> bool: ...
-
-    def left_out(self, path: str, p: Tensor, /) -> str:
-        """Why a leaf is not, in a few words; empty for one that is."""
-        ...
+    hyper: tuple[tuple[str, Any], ...] = ()
+    fixed: dict[str, Any] | None = None
+    extra: tuple[str, ...] = ()
+    plain: bool = False
 
 
 class Rule(NamedTuple):
-    """The mathematics of one tensor and its slots. `leafwise` documents the fields."""
+    """The mathematics of one tensor; when it runs, and how its slots are stored.
+
+    `leafwise` documents the fields.
+    """
 
     updates: tuple[Update, ...]
     """The variants; most rules have one. None behind a gate that is known to be shut."""
     init: Callable[[Tensor], Any] | None = None
-    slots: type | None = None
-    """The NamedTuple that `init` returns."""
-    keys: tuple[str, ...] = ()
-    """The names of the stored tensors of the slots."""
-    codecs: tuple[Codec | None, ...] = ()
-    """For each slot; None where it is stored as it is."""
-    packs: Policy | None = None
-    """Which leaves are stored by codecs; None: all."""
-    seed: int | None = None
-    """Of the random numbers by which codecs round; None: they round to the nearest."""
-    nonnegative: tuple[str, ...] = ()
-    """The slots whose entries are sizes, such as second moments."""
-    weights: tuple[str, ...] = ()
-    """The slots that are parameters of their own, such as averages of them."""
-    weight_codec: WeightCodec | None = None
-    """How parameters in bfloat16 and this rule's slots hold weights of more bits, which all rules
-    of the leaf see; its own `update` is not called."""
-    home: Home | None = None
-    """Where new slots are kept; None: where their parameter is."""
     scalars: Callable[..., Any] | None = None
     reduce: Callable[..., tuple[Any, ...]] | None = None
     before: Callable[..., Numbers] | None = None
-    measure: Callable[..., Numbers] | None = None
-    choose: Callable[..., Any] | None = None
-    start: tuple[Update, tuple[str, ...]] | None = None
-    """The update of a tensor whose slots of these names are all zeros."""
-    turns: int = 0
-    """For how many turns `choose` is asked; 0: once for all tensors."""
-    absent: Callable[..., Any] | None = None
     carry: Any = None
     hyper: tuple[tuple[str, Any], ...] = ()
     """Hyperparameters by name: numbers, 0-dim tensors, schedules, or tuples of these."""
-    given: dict[str, Any] | tuple[tuple[str, Any], ...] = ()
-    """Those that `scalars` takes by name; a dict of their values if these never change."""
-    extra: tuple[str, ...] = ()
-    """The extra arguments of `update` that `scalars` takes by name."""
-    plain: bool = False
-    """Whether the step and the hyperparameters are all that its numbers depend on."""
-    elementwise: bool | None = None
-    """What its author says; True is compared with what it does."""
-    reads_new_params: bool = False
-    shared: bool = False
-    batched: bool = False
-    dense_only: bool = False
-    """Whether it needs all rows of a tensor, so that sparse gradients are refused."""
-    view: MatrixView | None = None
-    """How a rule that takes batches sees a parameter as matrices; None: as it is."""
+    reads: Reads = Reads()
+    runs: Runs = Runs()
+    storage: Storage = Storage()
     name: str = ""
     """What errors call it."""
-    scales_step: bool = False
-    """Whether it changes the finished step, so that no learning rate may follow."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the stored tensors of the slots."""
+        return stored_keys(self.storage)
+
+    def stored_by(self, **changes: Any) -> Rule:
+        """The same with other fields of its storage."""
+        storage = self.storage._replace(**changes)
+        plain = self.reads.plain and storage.seed is None  # else its numbers have a key
+        return self._replace(storage=storage, reads=self.reads._replace(plain=plain))
 
     def without_codecs(self) -> Rule:
         """The same on slots that are stored as it sees them."""
-        if self.slots is None or not any(self.codecs):
-            return self
-        return self._replace(codecs=(), packs=None, seed=None, keys=self.slots._fields)
+        return self.stored_by(codecs={}, packs=None, seed=None) if self.storage.codecs else self
 
     def each_hyper(self) -> list[tuple[str, Any]]:
         """The hyperparameters, those in tuples one by one, under the names that a state shows."""
@@ -138,9 +146,8 @@ class Rule(NamedTuple):
 
     def given_at(self, t: Any) -> dict[str, Any]:
         """The values at step t of the hyperparameters that `scalars` takes."""
-        if type(self.given) is dict:
-            return self.given
-        return {name: value_at(x, t) for name, x in self.given}
+        hyper, fixed, _, _ = self.reads
+        return {name: value_at(x, t) for name, x in hyper} if fixed is None else fixed
 
     def carried(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The carried numbers as an argument; none for a rule that carries nothing."""
@@ -152,10 +159,11 @@ class Rule(NamedTuple):
 
     def chosen(self, t: Any, carry: Sequence[Any]) -> list[Any]:
         """The index of the variant for step t, from 0: for each turn, or one for all tensors."""
-        if self.choose is None:
+        choose, turns, *_ = self.runs
+        if choose is None:
             return [0]
-        asked = self._ready(self.choose, t, carry)
-        return [asked(turn=turn) for turn in range(self.turns)] if self.turns else [asked()]
+        asked = self._ready(choose, t, carry)
+        return [asked(turn=turn) for turn in range(turns)] if turns else [asked()]
 
     def _asked(self, function: Callable[..., Any], t: Any, carry: Sequence[Any]) -> Any:
         return self._ready(function, t, carry)()
@@ -174,7 +182,7 @@ def master_of(placements: Sequence[Placement], p: Tensor) -> int | None:
     if p.dtype is not torch.bfloat16:
         return None
     for k, placement in zip(range(len(placements)), placements, strict=True):
-        if placement.rule.weight_codec is not None:
+        if placement.rule.storage.weight_codec is not None:
             return k
     return None
 
@@ -236,7 +244,7 @@ class Placement(NamedTuple):
 
     def spread_over(self, owners: Owners | None) -> Placement:
         """The same with matrices spread over processes, or not, if its rule takes batches."""
-        return self._replace(owners=owners) if self.rule.batched else self
+        return self._replace(owners=owners) if self.rule.runs.batched else self
 
     def among(self, gate: int, lookback: int | None) -> Placement:
         """The same on one leaf, where other rules may stand before it."""
@@ -244,8 +252,9 @@ class Placement(NamedTuple):
 
     def choices(self) -> tuple[Choice, ...]:
         """The selections of leaves that it asks: where it acts, and where its slots are packed."""
-        packs = () if self.rule.packs is None else self.rule.packs.choices
-        return (*self.where, *packs, *([BFLOAT16] if self.rule.weight_codec is not None else ()))
+        storage = self.rule.storage
+        packs = () if storage.packs is None else storage.packs.choices
+        return (*self.where, *packs, *([BFLOAT16] if storage.weight_codec is not None else ()))
 
     def initialized(self, init: Callable[[Tensor], Any]) -> Placement:
         """The same with other first values for the slots."""
@@ -256,27 +265,21 @@ class Placement(NamedTuple):
 
         One that has a view keeps it, unless nobody has asked for that.
         """
-        known = self.rule.view
-        if not self.rule.batched or (known is not None and not known.assumed):
+        known = self.rule.storage.view
+        if not self.rule.runs.batched or (known is not None and not known.assumed):
             return self
         if known is not None:
             view = view._replace(block=known.block)
-        return self._replace(rule=self.rule._replace(view=view))
+        return self._replace(rule=self.rule.stored_by(view=view))
 
     def variant(self, which: int) -> Placement:
-        """The same with one variant of the rule, by the number in `Selected`; 0: with none."""
+        """The same with one variant of the rule, by the number in `Own`; 0: with none."""
         updates = self.rule.updates[which - 1 : which]
-        rule = self.rule._replace(updates=updates, choose=None, turns=0)
+        runs = self.rule.runs._replace(choose=None, turns=None)
         if which:
-            return self._replace(rule=rule, gate=0)
-        idle = rule._replace(
-            updates=(),
-            start=None,
-            measure=None,
-            batched=False,
-            elementwise=None,
-            reads_new_params=False,
-        )
+            return self._replace(rule=self.rule._replace(updates=updates, runs=runs), gate=0)
+        runs = runs._replace(start=None, after=None, batched=False)
+        idle = self.rule._replace(updates=(), runs=runs)
         return self._replace(rule=idle, gate=0, lookback=None)
 
 
@@ -289,19 +292,20 @@ def settled(
     are then as they were. So is a rule whose variant differs from tensor to tensor, with None for
     its variant.
     """
-    chosen = [own for own in numbers if type(own) is Selected]
-    if not chosen or any(isinstance(own.which, Tensor) for own in chosen):
+    chosen = [own.which for own in numbers if type(own) is Own and own.which]
+    if not chosen or any(len(x) == 1 and isinstance(x[0], Tensor) for x in chosen):
         return None, placements, list(numbers)
     known: list[int | None] = []
     plain: list[Placement] = []
     left: list[Numbers] = []
     for placement, own in zip(placements, numbers, strict=False):
-        if type(own) is Selected:
-            which = None
-            if type(own.which) is not tuple:
-                which = number_of(placement.rule, own.which)
-                placement, own = placement.variant(which), own.numbers if which else ()
-            known.append(which)
+        if type(own) is Own and own.which:
+            variant = None
+            if len(own.which) == 1:
+                variant = number_of(placement.rule, own.which[0])
+                placement = placement.variant(variant)
+                own = Own((), own.key, own.values) if variant else ()
+            known.append(variant)
         plain.append(placement)
         left.append(own)
     return tuple(known), tuple(plain), left
@@ -310,13 +314,6 @@ def settled(
 def number_of(rule: Rule, which: Any) -> int:
     """A known choice as the number of a variant; 0: none."""
     return int(which if len(rule.updates) > 1 else which > 0)
-
-
-def in_turn(own: Numbers, turn: int) -> Numbers:
-    """A rule's numbers as they are for the tensors of a turn."""
-    if type(own) is Selected and type(own.which) is tuple:
-        return own._replace(which=own.which[turn])
-    return own
 
 
 def variant_of(rule: Rule, index: Any) -> Any:
@@ -331,104 +328,6 @@ def variant_of(rule: Rule, index: Any) -> Any:
             f"whole number from 0 to {len(rule.updates) - 1}."
         )
     return 1 + index
-
-
-def unkeyed(own: Numbers) -> Numbers:
-    """A rule's numbers without the key of the step."""
-    return own.numbers if type(own) is Keyed else own
-
-
-def told(numbers: Numbers) -> Numbers:
-    """The numbers of a rule as arguments: a NamedTuple is one, the entries of a tuple are many."""
-    return numbers if type(numbers) is tuple else (numbers,)  # for `hasattr` a trace takes long
-
-
-def flat_numbers(numbers: Sequence[Numbers]) -> list[Any]:
-    """All numbers of some rules in one list."""
-    flat: list[Any] = []
-    for own in numbers:
-        if type(own) is Selected:
-            flat += [*own.which] if type(own.which) is tuple else [own.which]
-            own = own.numbers
-        if type(own) is Keyed:
-            flat.append(own.key)
-            own = own.numbers
-        flat += flat_numbers(own.each) if type(own) is Several else [*own]
-    return flat
-
-
-class Form(NamedTuple):
-    """How the numbers of a rule are put together.
-
-    record: their NamedTuple, None for a tuple. size: how many they are. selected: how many numbers
-    choose a variant before them, one for each turn. each: of `Several` the forms of its parts.
-    keyed: whether the key of the step stands between those and these. whole: which of them are
-    ints or bools, and which of both; object for one that is large.
-    """
-
-    record: type | None
-    size: int
-    selected: int
-    each: tuple[Form, ...] = ()
-    keyed: bool = False
-    whole: tuple[tuple[int, type], ...] = ()
-
-    @property
-    def total(self) -> int:
-        """How many numbers there are in all."""
-        return self.selected + self.keyed + self.size
-
-    def whole_from(self, start: int) -> list[tuple[int, type]]:
-        """Which of all numbers are ints or bools. start: the place of its first one."""
-        start += self.selected + self.keyed
-        found = [(start + i, kind) for i, kind in self.whole]
-        for form in self.each:
-            found += form.whole_from(start)
-            start += form.total
-        return found
-
-
-LARGE = 1 << 20
-"""Of ints below it, products of three fit into the 64 bits of torch's."""
-
-
-def form_of(own: Numbers) -> Form:
-    """The form of a rule's numbers."""
-    if type(own) is Selected:
-        count = len(own.which) if type(own.which) is tuple else 1
-        return form_of(own.numbers)._replace(selected=count)
-    if type(own) is Keyed:
-        return form_of(own.numbers)._replace(keyed=True)
-    if type(own) is Several:
-        each = tuple(map(form_of, own.each))
-        return Form(None, sum([form.size for form in each]), 0, each)
-    whole = tuple(
-        [
-            (i, type(x) if abs(x) < LARGE else object)
-            for i, x in enumerate(own)
-            if isinstance(x, int)
-        ]
-    )
-    return Form(type(own) if hasattr(own, "_fields") else None, len(own), 0, whole=whole)
-
-
-def with_forms(flat: Iterator[Any], forms: Sequence[Form]) -> list[Numbers]:
-    """The inverse of `flat_numbers`."""
-    found: list[Numbers] = []
-    for record, size, selected, each, keyed, _ in forms:
-        which = [next(flat) for _ in range(selected)]
-        key = [next(flat) for _ in range(keyed)]
-        if each:
-            own = Several(tuple(with_forms(flat, each)))
-        else:
-            values = tuple([next(flat) for _ in range(size)])
-            own = values if record is None else record(*values)
-        if key:
-            own = Keyed(key[0], own)
-        if which:
-            own = Selected(which[0] if selected == 1 else tuple(which), own)
-        found.append(own)
-    return found
 
 
 def either(condition: Any, a: Tensor, b: Any) -> Tensor:

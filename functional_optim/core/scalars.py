@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core import base, modes, sharding
+from functional_optim.core import base, modes
 from functional_optim.core.codecs import rounding_key
-from functional_optim.core.execution import Leaf, measure
-from functional_optim.core.rule import (
-    Keyed,
+from functional_optim.core.numbers import (
     Numbers,
-    Placement,
-    Selected,
+    Own,
     flat_numbers,
     form_of,
-    unkeyed,
-    variant_of,
+    parts_of,
     with_forms,
 )
+from functional_optim.core.rule import Goal, Placement, Rule, settled, variant_of
 from functional_optim.core.step_number import StepNumber
-from functional_optim.core.storage import compute_dtype, init_slots
+from functional_optim.core.storage import compute_dtype
+
+Source = Literal["value", "tensor"]
+"""Where a number is: known to the host, or on a device."""
 
 Key = tuple[str, int]
 """A measurement: the name of its rule, and its index among the rules of that name."""
+
+
+def given(t: Any, **hyper: Any) -> tuple[Any, ...]:
+    """`scalars` of a rule whose numbers are its hyperparameters, in their order."""
+    return tuple(hyper.values())
 
 
 class StepScalars:
@@ -37,7 +40,7 @@ class StepScalars:
 
     A rule that measures needs the total before it can go on: whoever drives this object measures
     with `to_measure()` and hands the total to `advance`. The numbers of a rule behind a gate, or
-    with several variants, are `Selected`; a tensor has its own turn among several (`in_turn`).
+    with several variants, are an `Own`; a tensor has its own turn among several (`in_turn`).
 
     t: the number of this step. together: that of shared rules, if it is another one.
     """
@@ -68,11 +71,11 @@ class StepScalars:
     def _proceed(self) -> bool:
         for placement in self.placements[len(self.numbers) :]:
             rule = placement.rule
-            if rule.plain and not placement.gate:
+            if rule.reads.plain and not placement.gate:
                 result: Any = ()
                 if rule.scalars is not None:
-                    t = self.together if rule.shared else self.time
-                    result = rule.scalars(t, **rule.given_at(t))
+                    t = self.together if rule.runs.shared else self.time
+                    result = rule.scalars(t, **_given(rule, t))
                 self.numbers.append(result if isinstance(result, tuple) else _refused(placement))
                 self.carried.append(())
                 continue
@@ -89,8 +92,10 @@ class StepScalars:
         """The numbers so far, and those that the next rule's `reduce` needs."""
         i = len(self.numbers)
         placement = self.placements[i]
-        given = placement.rule.numbers_before(self.time_of(i), self.carry[i])
-        return [*self.numbers, Selected(self.opened(i), given) if placement.gate else given]
+        given: Numbers = ()
+        if placement.rule.before is not None:
+            given = placement.rule.numbers_before(self.time_of(i), self.carry[i])
+        return [*self.numbers, Own((self.opened(i),), (), given) if placement.gate else given]
 
     def advance(self, total: Numbers | None = None) -> None:
         """Work out the next rule's numbers, and what it carries to the next step."""
@@ -100,21 +105,22 @@ class StepScalars:
         if placement.reduce_groups and placement.gate and self._pass_by(placement):
             return
         numbers, carried = self._worked_out(i, total)
-        if rule.seed is not None:
-            numbers = Keyed(rounding_key(rule.seed, self.time_of(i)), numbers)
-        if placement.gate or rule.choose is not None:
+        seed, chooses, which = rule.storage.seed, rule.runs.choose is not None, ()
+        key = () if seed is None else (rounding_key(seed, self.time_of(i)),)
+        if placement.gate or chooses:
             opened = self.opened(i) if placement.gate else 1.0
             if isinstance(opened, Tensor):
                 pairs = zip(carried, mine, strict=True)
                 carried = tuple([numeric.where(opened > 0, new, old) for new, old in pairs])
-            which = opened
-            if rule.choose is not None:
+            which = (opened,)
+            if chooses:
                 found = rule.chosen(self.time_of(i), mine)
                 each = [variant_of(rule, _known(x)) for x in found]
                 if placement.gate:
                     each = [numeric.where(opened > 0, x, 0) for x in each]
-                which = each[0] if len(each) == 1 else tuple(each)
-            numbers = Selected(which, numbers)
+                which = tuple(each)
+        if which or key:
+            numbers = Own(which, key, parts_of(numbers)[2])
         self.numbers.append(numbers)
         self.carried.append(tuple(carried))
 
@@ -124,12 +130,12 @@ class StepScalars:
         if rule.scalars is None:
             return total or (), mine
         t = self.time_of(i)
-        args = [t, *rule.carried(mine)]
+        args = [t] if rule.carry is None else [t, *rule.carried(mine)]
         if rule.reduce is not None:
             args.append(total)
         try:
-            extra = {name: self.extra[name] for name in rule.extra if name in self.extra}
-            result = rule.scalars(*args, **rule.given_at(t), **extra)
+            extra = {name: self.extra[name] for name in rule.reads.extra if name in self.extra}
+            result = rule.scalars(*args, **_given(rule, t), **extra)
         except numeric.NotANumber as error:
             raise error.among(rule.each_hyper()) from None
         except TypeError:
@@ -142,7 +148,7 @@ class StepScalars:
         """Raise TypeError for an extra argument that the numbers of a rule need and nobody gave."""
         rule, name = self.placements[i].rule, self.placements[i].name or "a rule"
         needed = base.extra_names(rule.scalars, required=True) if rule.scalars else ()
-        missing = [x for x in needed if x in rule.extra and x not in self.extra]
+        missing = [x for x in needed if x in rule.reads.extra and x not in self.extra]
         if missing:
             raise TypeError(
                 f"{name} needs the extra argument {missing[0]}: call update(grads, state, params, "
@@ -160,24 +166,28 @@ class StepScalars:
         if not self.is_shut():
             return False
         i = len(self.numbers)
-        self.numbers.append(Selected(0.0, ()))
+        self.numbers.append(Own((0.0,), (), ()))
         self.carried.append(self.carry[i])
         return True
 
     def opened(self, i: int) -> Any:
         """The number of the gates before a rule: above 0 if all are open."""
-        gate = self.numbers[i - self.placements[i].gate]
-        if type(gate) is not Selected:
-            return _known(unkeyed(gate)[0])
-        own = unkeyed(gate.numbers)
-        return _known(gate.which * own[0] if own else gate.which)
+        which, _, values = parts_of(self.numbers[i - self.placements[i].gate])
+        if not which:
+            return _known(values[0])
+        return _known(which[0] * values[0] if values else which[0])
 
     def time_of(self, i: int) -> Any:
         """A rule's number of this step: behind a gate, open steps alone are counted."""
         placement = self.placements[i]
         if placement.gate:
             return numeric.maximum(self.carried[i - placement.gate][0], 1.0)
-        return self.together if placement.rule.shared else self.time
+        return self.together if placement.rule.runs.shared else self.time
+
+
+def _given(rule: Rule, t: Any) -> dict[str, Any]:
+    """The hyperparameters that `scalars` of a rule takes at step t."""
+    return rule.given_at(t) if rule.reads.fixed is None else rule.reads.fixed
 
 
 def _known(choice: Any) -> Any:
@@ -192,6 +202,65 @@ def _refused(placement: Placement) -> NoReturn:
         f"scalars of the rule {placement.name!r} must return a tuple or a NamedTuple of numbers; "
         "with a carry, a pair of such a tuple and the new carry."
     )
+
+
+class BoundScalars:
+    """Rules and their numbers in a step, each in the variant that acts, as what runs them reads it.
+
+    task: what kernels differ in: the goal, how many rules lead to what is measured, the variants
+    that act (of rules that have several or stand behind a gate; None for one that differs from
+    tensor to tensor), where numbers are, and how they are put together. The last three only where
+    steps differ in them.
+
+    Args:
+        placements: the rules.
+        numbers: those of each.
+        goal: for what the rules run.
+        chooses: whether some of them have variants or gates.
+        placed: whether kernels differ in where numbers are.
+        varied: whether the numbers of a rule may be put together in another way than in other
+            steps.
+    """
+
+    def __init__(
+        self,
+        placements: tuple[Placement, ...],
+        numbers: list[Numbers],
+        goal: Goal,
+        *,
+        chooses: bool = False,
+        placed: bool = False,
+        varied: bool = False,
+    ) -> None:
+        chosen = None
+        if chooses:
+            chosen, placements, numbers = settled(placements, numbers)
+        self.placements = placements
+        self.numbers = numbers
+        self.goal: Goal = goal
+        self.sources: tuple[Source, ...] = ()
+        if placed:
+            self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
+        self.task: Any = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
+        if varied:
+            self.task = (*self.task, *map(form_of, numbers))
+        self.skip: Tensor | None = None
+        """Not 0 where the step is to be left out, known on the device alone; None: it is made."""
+
+    def on(self, device: torch.device) -> list[Any]:
+        """The numbers for a kernel that takes some with the launch and reads others on a device:
+        Python floats, and float64 tensors there."""
+        found: list[Any] = []
+        for x in flat_numbers(self.numbers):
+            known = not isinstance(x, Tensor) or x.device.type == "cpu"
+            wide = float(x) if known else x.detach().to(device, torch.float64, non_blocking=True)
+            found.append(wide)
+        return found
+
+
+def _source(x: Any) -> Source:
+    """Where a number of a step comes from: the CPU's go with a launch."""
+    return "tensor" if isinstance(x, Tensor) and x.device.type != "cpu" else "value"
 
 
 class Caster:
@@ -221,123 +290,3 @@ class Caster:
             flat = [next(supply) if isinstance(x, Tensor) else x for x in self.flat]
             self.cast[key] = with_forms(iter(flat), self.forms)
         return self.cast[key]
-
-
-def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
-    """Sum what `reduce` measured on each tensor, entry by entry, in float64.
-
-    Measurements of sharded tensors are themselves sharded (DTensors): what this process has of them
-    is summed first, and then completed at once.
-    """
-    columns = list(zip(*parts, strict=True))
-    plain = [[x for x in c if not sharding.is_sharded(x)] for c in columns]
-    divided = [[x for x in c if sharding.is_sharded(x)] for c in columns]
-    if any(divided):
-        for own, more in zip(plain, sharding.completed_sums(divided), strict=True):
-            own += more
-    return tuple(map(_sum, plain))
-
-
-def _sum(column: Sequence[Tensor]) -> Tensor:
-    """The sum of 0-dim tensors, on the device of the first one that is not on the CPU."""
-    if len(column) == 1:
-        return column[0].to(torch.float64)
-    devices = dict.fromkeys([x.device for x in column])
-    if len(devices) > 1:
-        device = next(device for device in devices if device.type != "cpu")
-        column = [x.to(device, non_blocking=True) for x in column]
-    return torch.stack(list(column)).to(torch.float64).sum()
-
-
-class Missing(BaseException):
-    """Raised by an update of whole trees, inside `Totals`, where it measures.
-
-    key: the measurement. parts: what it has found here.
-    """
-
-    def __init__(self, key: Key, parts: Sequence[Sequence[Tensor]]) -> None:
-        super().__init__(key)
-        self.key = key
-        self.parts = parts
-
-
-class Totals:
-    """The totals for an update of whole trees that is one of several parts of a step.
-
-    An update that runs inside `with totals:` takes the totals of what it measures from `known`, in
-    the order in which it asks. At the first one that is not there it is left by `Missing`. An
-    update is pure, so it can be run again when that total has been summed over all parts.
-
-    Args:
-        alone: whether no other part measures, so that what is found here is the total.
-        everyone: whether all numbers go on, whatever gradients there are in this part.
-        agenda: the measurements that whoever runs the update sums over processes.
-    """
-
-    def __init__(
-        self, *, alone: bool = False, everyone: bool = False, agenda: Iterable[Key] = ()
-    ) -> None:
-        self.alone = alone
-        self.everyone = everyone
-        self.agenda = frozenset(agenda)
-        self.known: list[Numbers] = []
-        self.asked = 0
-        self.passed: Counter[str] = Counter()
-        self.gates: list[Any] = []
-
-    def __enter__(self) -> None:
-        self.asked = 0
-        self.passed.clear()
-        self.gates.clear()
-        self.outer = getattr(_local, "totals", None)
-        _local.totals = self
-
-    def __exit__(self, *error: object) -> None:
-        _local.totals = self.outer
-
-    def enter(self, placements: Iterable[Placement]) -> Counter[str]:
-        """The number of rules of each name before these; adds these."""
-        before = self.passed.copy()
-        self.passed.update([placement.name for placement in placements])
-        return before
-
-    def next(self) -> Numbers | None:
-        """The total that is asked for now; None if it is not known."""
-        self.asked += 1
-        return self.known[self.asked - 1] if self.asked <= len(self.known) else None
-
-    def shut(self, gates: Iterable[Any]) -> bool:
-        """Whether a gate keeps a measurement out of the sum: one of these, or one further out."""
-        return not all(gate > 0 for gate in (*self.gates, *gates))
-
-
-def given_totals() -> Totals | None:
-    """The `Totals` inside of which an update runs, where it could be left."""
-    if torch.compiler.is_compiling():
-        return None
-    totals = getattr(_local, "totals", None)
-    return None if totals is None or modes.intercepted() else totals
-
-
-_local = threading.local()
-
-
-def over_groups(placement: Placement, total: Numbers | None) -> Numbers:
-    """A measurement, summed over the process groups of its rule. total: None if nothing was there.
-
-    In a process that has none of the leaves, or no gradient for them, zeros take part.
-    """
-    if total is None:
-        total = nothing_measured(placement)
-    return (
-        sharding.summed_over(total, placement.reduce_groups) if placement.reduce_groups else total
-    )
-
-
-def nothing_measured(placement: Placement) -> Numbers:
-    """The total of a rule's measurement on no tensors: as many zeros as it measures on one."""
-    rule, p = placement.rule, torch.zeros((1, 1), device="cpu")
-    given = rule.numbers_before(1.0, rule.carry or ())
-    lookback = None if placement.lookback is None else 0
-    alone = Placement(rule, lookback=lookback)
-    return (0.0,) * len(measure([alone], Leaf(p, p, [init_slots(rule, p)], [given])))

@@ -45,7 +45,7 @@ def check_packed(
     whole: whether it is one, and no part: each process has as many as the largest part needs.
     """
     for placement, own in zip(placements, slots, strict=True):
-        if not (own and any(placement.rule.codecs)):
+        if not (own and placement.rule.storage.codecs):
             continue
         for slot in stored_slots(placement.rule, own):
             if not isinstance(slot.codec, InBlocks) or slot.codec.entrywise:
@@ -82,7 +82,7 @@ def slots_like(placement: Placement, tiny: Tensor, p: Tensor, slots: Slots) -> l
     real = [None if x is None else tuple(x.shape) for x in slots]
     if p.dim() == 0 and tiny.dim():  # a number as a vector of one element
         found = [None if x is None else () for x in found]
-    if found == real or any(placement.rule.codecs):
+    if found == real or placement.rule.storage.codecs:
         pairs = [(x, y) for x, y in zip(made, slots, strict=True) if y is not None]
         if any(x is None for x, _ in pairs):
             raise Unsuitable("packed slots beside some that a vector does not have")
@@ -96,7 +96,7 @@ def _first_slots(placement: Placement, tiny: Tensor, slots: Slots) -> Slots:
     if rule.init is None:
         return ()
     try:
-        return init_slots_as(rule._replace(home=None), tiny, slots)
+        return init_slots_as(rule.stored_by(home=None), tiny, slots)
     except Exception:  # a rule that takes only some shapes
         return ()
 

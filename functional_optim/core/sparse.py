@@ -59,7 +59,10 @@ def checked_rows(placements: Sequence[Placement], leaf: Leaf) -> tuple[tuple[Ten
     Raises:
         RuntimeError: for a rule that needs all rows, or whose slots have others.
     """
-    name = next((x.name or "a rule" for x in placements if x.rule.dense_only), None)
+    name = next(
+        (x.name or "a rule" for x in placements if x.rule.runs.dense_only or x.rule.storage.codecs),
+        None,
+    )
     found = None if name else rows_of(placements, leaf)
     if found is not None:
         dims = leaf.g.sparse_dim()

@@ -71,9 +71,8 @@ def _kind(placement: Placement, numbered: dict[int, int]) -> Any:
         pairs = zip(numbers, placement.where, strict=True)
         where = tuple([(k, answer) for k, (_, answer) in pairs])
     hyper = tuple([(name, len(x) if type(x) is tuple else -1) for name, x in rule.hyper])
-    reads = rule.reads_new_params, rule.scales_step
-    master = rule.weight_codec is not None
-    return (placement.name, rule.keys, type(rule.carry), *reads, master, hyper, where)
+    master = rule.storage.weight_codec is not None
+    return (placement.name, rule.keys, type(rule.carry), rule.runs.after, master, hyper, where)
 
 
 def _once(keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
@@ -82,8 +81,8 @@ def _once(keys: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
 
 def _lay_out(placements: tuple[Placement, ...]) -> Layout:
     for i, first in enumerate(placements):
-        for second in placements[i + 1 :] if first.rule.reads_new_params else ():
-            if not (second.rule.reads_new_params or exclusive(first.where, second.where)):
+        for second in placements[i + 1 :] if first.rule.runs.after == "step" else ():
+            if not (second.rule.runs.after == "step" or exclusive(first.where, second.where)):
                 raise ValueError(
                     f"{second.name or 'a rule'} stands after {first.name}, which reads the "
                     f"parameters after the update; put {first.name} last in the chain."
@@ -113,7 +112,7 @@ def indices_by_name(placements: Sequence[Placement]) -> tuple[int, ...]:
 
 def _check_masters(placements: tuple[Placement, ...]) -> None:
     """Raise if two rules keep the bits of one parameter."""
-    known = [x for x in placements if x.rule.weight_codec is not None]
+    known = [x for x in placements if x.rule.storage.weight_codec is not None]
     for i, first in enumerate(known):
         if not all(exclusive(first.where, second.where) for second in known[i + 1 :]):
             raise ValueError(
@@ -125,7 +124,7 @@ def _check_masters(placements: tuple[Placement, ...]) -> None:
 def _check_order(placements: tuple[Placement, ...]) -> None:
     """Raise if a learning rate surely multiplies what a rule before it made of the step."""
     for i, first in enumerate(placements):
-        for second in placements[i + 1 :] if first.rule.scales_step else ():
+        for second in placements[i + 1 :] if first.rule.runs.after == "lr" else ():
             scales = any(name == "lr" for name, _ in second.rule.hyper)
             if scales and set(second.where) <= set(first.where):
                 raise ValueError(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from functional_optim.core import sharding
-from functional_optim.core.views import seen_init
+from functional_optim.core.paths import Choice
+from functional_optim.core.views import MatrixView, seen_init
 
 if TYPE_CHECKING:
     from functional_optim.core.rule import Rule
@@ -97,7 +98,8 @@ class Codec(Protocol):
         ...     return mean, Average(mean)
         >>> def init(p):
         ...     return Average(torch.zeros_like(p))
-        >>> average = fo.leafwise(init, update, codecs={"mean": Half()}, name="average")
+        >>> half = fo.Storage(codecs={"mean": Half()})
+        >>> average = fo.leafwise(init, update, storage=half, name="average")
         >>> fo.chain(average, fo.scale_by_lr(0.1)).init(torch.zeros(2)).slots
         {'mean.half': tensor([0., 0.], dtype=torch.float16)}
     """
@@ -141,6 +143,83 @@ class WeightCodec(Protocol):
         ...
 
 
+class Policy(Protocol):
+    """Whether a leaf is stored by codecs, by its path and itself."""
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The masks that it asks."""
+        ...
+
+    def __call__(self, path: str, p: Tensor, /) -> bool: ...
+
+    def left_out(self, path: str, p: Tensor, /) -> str:
+        """Why a leaf is not, in a few words; empty for one that is."""
+        ...
+
+
+UNPACKED: Mapping[str, Codec] = {}
+
+
+class Storage(NamedTuple):
+    """What the slots of a rule of `leafwise` are, and how they are stored.
+
+    Args:
+        codecs: for slots that are stored as other tensors, by name, their `Codec`. Not for sparse
+            gradients.
+        nonnegative: the names of slots whose entries are sizes, such as second moments. All others
+            are taken to be linear in the gradients, such as momentum: what changes the basis of
+            matrices (`in_basis`) rotates them along. `stored` gives them codes without a sign.
+        weights: the names of slots that are parameters of their own, such as averages or copies of
+            them. `stored` keeps them in full.
+
+    The other fields are set by `leafwise` (slots: the NamedTuple that `init` returns) and by
+    combinators: `stored` (packs, seed), `offload` (home), `as_matrix` (view), `master_weights`
+    (weight_codec).
+
+    `leafwise` raises ValueError for a slot that there is not, or that would be packed and also
+    nonnegative or weights.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> from typing import NamedTuple
+        >>> class Slots(NamedTuple):
+        ...     sum: torch.Tensor  # of squares
+        >>> def init(p):
+        ...     return Slots(torch.zeros_like(p))
+        >>> def update(g, slots, p):
+        ...     total = slots.sum + g * g
+        ...     return g / (total.sqrt() + 1e-10), Slots(total)
+        >>> kept = fo.Storage(nonnegative=("sum",))
+        >>> adagrad = fo.leafwise(init, update, storage=kept, name="adagrad")
+        >>> small = fo.stored(adagrad, "int8", min_size=1, where=lambda path, p: True)
+        >>> list(small.init(torch.ones(2)).slots)
+        ['sum', 'sum.uint8', 'sum.scale']
+    """
+
+    codecs: Mapping[str, Codec] = UNPACKED
+    nonnegative: Sequence[str] = ()
+    weights: Sequence[str] = ()
+    slots: type | None = None
+    packs: Policy | None = None
+    """Which leaves are stored by codecs; None: all."""
+    seed: int | None = None
+    """Of the random numbers by which codecs round; None: they round to the nearest."""
+    home: Home | None = None
+    """Where new slots are kept; None: where their parameter is."""
+    view: MatrixView | None = None
+    """How a rule that takes batches sees a parameter as matrices; None: as it is."""
+    weight_codec: WeightCodec | None = None
+    """How parameters in bfloat16 and these slots hold weights of more bits, which all rules of the
+    leaf see; the rule's own `update` is not called."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the slots, as the rule sees them."""
+        return () if self.slots is None else self.slots._fields
+
+
 def keys_of(field: str, codec: Codec | None, *, choice: bool) -> list[str]:
     """The names of the tensors in which a slot is stored. choice: of some leaves as it is."""
     if codec is None:
@@ -149,15 +228,13 @@ def keys_of(field: str, codec: Codec | None, *, choice: bool) -> list[str]:
     return [field, *names] if choice and field not in names else names
 
 
-def stored_keys(
-    slots: type | None, codecs: Sequence[Codec | None], *, choice: bool = False
-) -> tuple[str, ...]:
-    """The names of the tensors in which slots are stored. choice: of some leaves as they are."""
-    fields: tuple[str, ...] = () if slots is None else slots._fields
-    if not any(codecs):
+def stored_keys(storage: Storage) -> tuple[str, ...]:
+    """The names of the tensors in which slots are stored."""
+    fields, codecs = storage.fields, storage.codecs
+    if not codecs:
         return fields
-    pairs = zip(fields, codecs, strict=True)
-    return tuple([key for x, codec in pairs for key in keys_of(x, codec, choice=choice)])
+    choice = storage.packs is not None
+    return tuple([key for x in fields for key in keys_of(x, codecs.get(x), choice=choice)])
 
 
 class StoredSlot(NamedTuple):
@@ -170,12 +247,11 @@ class StoredSlot(NamedTuple):
 
 def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
     """The stored tensors of a rule with codecs, slot by slot."""
-    assert rule.slots is not None
     found: list[StoredSlot] = []
-    at = 0
-    fields: tuple[str, ...] = rule.slots._fields
-    for field, codec in zip(fields, rule.codecs, strict=True):
-        names = keys_of(field, codec, choice=rule.packs is not None)
+    at, storage = 0, rule.storage
+    for field in storage.fields:
+        codec = storage.codecs.get(field)
+        names = keys_of(field, codec, choice=storage.packs is not None)
         mine = stored[at : at + len(names)]
         at += len(names)
         if codec is None:
@@ -191,13 +267,14 @@ def _made(rule: Rule, p: Tensor) -> tuple[Any, ...]:
     """A new tensor's slots for one rule, as the rule makes them."""
     if rule.init is None:
         return ()
-    return tuple(rule.init(p) if rule.view is None else seen_init(rule.view, rule.init, p))
+    view = rule.storage.view
+    return tuple(rule.init(p) if view is None else seen_init(view, rule.init, p))
 
 
 def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
     """A new tensor's slots for one rule, as they are stored. path: of the tensor."""
     made = _made(rule, p)
-    if any(rule.codecs):
+    if rule.storage.codecs:
         made = _first_packed(rule, made, p, path)
     return at_home(rule, made)
 
@@ -207,7 +284,8 @@ def _first_packed(rule: Rule, made: Sequence[Any], p: Tensor, path: str) -> Slot
 
     How others are divided, if they are, is known to the rule alone.
     """
-    packs = rule.packs is None or rule.packs(path, p)
+    chosen = rule.storage.packs
+    packs = chosen is None or chosen(path, p)
     divided = sharding.is_sharded(p)
     packed = [packs and x is not None and (not divided or x.shape == p.shape) for x in made]
     return encoded_slots(rule, made, packed, p)
@@ -215,7 +293,7 @@ def _first_packed(rule: Rule, made: Sequence[Any], p: Tensor, path: str) -> Slot
 
 def at_home(rule: Rule, slots: Slots) -> Slots:
     """New slots in the memory in which their rule keeps them."""
-    home = rule.home
+    home = rule.storage.home
     return slots if home is None else tuple([x if x is None else home.keep(x) for x in slots])
 
 
@@ -227,7 +305,7 @@ def beside(p: Tensor, slots: Slots) -> Slots:
 def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
     """A tensor's first slots, packed where its stored ones are."""
     made = _made(rule, p)
-    if not any(rule.codecs):
+    if not rule.storage.codecs:
         return made
     packed = [own.codec is not None for own in stored_slots(rule, stored)]
     return encoded_slots(rule, made, packed, p)
@@ -236,7 +314,7 @@ def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
 def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:
     """Tensors without data, with the shapes and dtypes of the stored slots of a tensor like p."""
     empty = torch.empty(p.shape, dtype=p.dtype, device="meta")
-    if not any(rule.codecs) or not sharding.is_sharded(p):
+    if not rule.storage.codecs or not sharding.is_sharded(p):
         return init_slots(rule, empty, path)
     local = torch.empty(sharding.part(p).shape, device="meta")
     made = [
@@ -254,12 +332,13 @@ def encoded_slots(
     packed: of each slot whether this tensor's is. key: as in `Codec.encode`.
     """
     stored: list[Any] = []
-    assert rule.slots is not None
-    fields: tuple[str, ...] = rule.slots._fields
-    for field, x, codec, packs in zip(fields, slots, rule.codecs, packed, strict=True):
-        names = keys_of(field, codec, choice=rule.packs is not None)
+    storage = rule.storage
+    choice = storage.packs is not None
+    for field, x, packs in zip(storage.fields, slots, packed, strict=True):
+        codec = storage.codecs.get(field)
+        names = keys_of(field, codec, choice=choice)
         if codec is None or not packs:
-            whole = x if codec is None or rule.packs is not None else None
+            whole = x if codec is None or choice else None
             stored += [whole, *[None] * (len(names) - 1)]
         else:
             room = [None] * (len(names) - len(codec.fields))
@@ -276,13 +355,15 @@ SMALL = 1 << 15
 
 def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
     """The slots of a tensor as its rule sees them. p: the tensor."""
-    if rule.slots is None:
+    storage = rule.storage
+    record: Any = storage.slots
+    if record is None:
         return ()
     dtype = compute_dtype(p)
-    if rule.home is not None:
+    if storage.home is not None:
         stored = beside(p, stored)
-    if not (rule.codecs and any(rule.codecs)):  # `any` takes a trace long
-        return rule.slots(
+    if not storage.codecs:
+        return record(
             *[
                 x if x is None or x.dtype is dtype or x.dtype in WHOLE else as_real(x, dtype)
                 for x in stored
@@ -298,7 +379,7 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
             found.append(whole)
         else:
             found.append(codec.decode(packed, SlotSpec(as_real(like, dtype).shape, dtype)))
-    return rule.slots(*found)
+    return record(*found)
 
 
 def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any = None) -> Slots:
@@ -310,12 +391,12 @@ def closed(rule: Rule, slots: Sequence[Any], stored: Slots, p: Tensor, key: Any 
         ValueError: if a slot got another shape, as it does where the state of a smaller parameter
             is spread over a larger one.
     """
-    if rule.codecs and any(rule.codecs):
+    if rule.storage.codecs:
         packed = [own.codec is not None for own in stored_slots(rule, stored)]
         slots = encoded_slots(rule, slots, packed, p, key)
     pairs = zip(slots, stored, strict=True)
     new = tuple([None if old is None else _kept_as(x, old) for x, old in pairs])
-    if rule.home is not None:
+    if rule.storage.home is not None:
         pairs = zip(new, stored, strict=True)
         new = tuple([x if x is None else x.to(old.device) for x, old in pairs])
     for x, old in zip(new, stored, strict=True):
@@ -343,7 +424,7 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor, path: str) -> bool:
     Raises:
         TypeError: for one of integers or bools where the rule's own has other numbers.
     """
-    if rule.init is None or rule.batched or any(rule.codecs):
+    if rule.init is None or rule.runs.batched or rule.storage.codecs:
         return False
     if isinstance(slot, Tensor) and slot.is_nested:
         return True  # which is refused
@@ -351,7 +432,7 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor, path: str) -> bool:
     if torch.compiler.is_compiling():
         return fits
     if p.dim() < len(TINY):
-        usual, whole = _made_as(rule.init, rule.view, TINY[p.dim()], p.dtype)[k]
+        usual, whole = _made_as(rule.init, rule.storage.view, TINY[p.dim()], p.dtype)[k]
         if fits and usual and not whole and slot.dtype in WHOLE:
             raise TypeError(
                 f"the slot {rule.keys[k]!r} of parameter {path!r} has dtype {slot.dtype}, but "
@@ -360,7 +441,7 @@ def stands_beside(rule: Rule, k: int, slot: Any, p: Tensor, path: str) -> bool:
             )
         if fits or not usual:
             return usual
-    return _made_as(rule.init, rule.view, tuple(p.shape), p.dtype)[k][0]
+    return _made_as(rule.init, rule.storage.view, tuple(p.shape), p.dtype)[k][0]
 
 
 TINY = ((2,), (5,), (5, 3), (5, 3, 2), (5, 3, 2, 2), (5, 3, 2, 2, 2))

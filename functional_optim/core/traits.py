@@ -12,20 +12,21 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import modes, sharding
-from functional_optim.core.recording import Body, functions_of, key_of
-from functional_optim.core.rule import (
+from functional_optim.core.numbers import (
     Numbers,
-    Placement,
-    Rule,
-    Selected,
+    Own,
     flat_numbers,
     form_of,
+    parts_of,
     told,
     with_forms,
 )
-from functional_optim.core.scalars import StepScalars, nothing_measured
+from functional_optim.core.recording import Body, functions_of, key_of
+from functional_optim.core.rule import Placement, Rule
+from functional_optim.core.scalars import StepScalars
 from functional_optim.core.small import filled, small_shapes
 from functional_optim.core.storage import Slots, init_slots_as
+from functional_optim.core.totals import nothing_measured
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.keys import are_own
@@ -52,7 +53,7 @@ def _alone(
     Raises:
         Unsuitable: if it does not take such a tensor, or such numbers.
     """
-    rule = placement.rule.without_codecs()._replace(home=None)
+    rule = placement.rule.without_codecs().stored_by(home=None)
     lookback = None if placement.lookback is None else 0
     alone = Placement(rule, placement.name, lookback=lookback)
     try:
@@ -106,7 +107,7 @@ def why_not_elementwise(placement: Placement, p: Tensor) -> str | None:
     Inside a transform of torch.func, and where torch.compile is tracing, rules are not recorded:
     one that nobody has looked at before is taken for element-wise.
     """
-    if placement.rule.batched:
+    if placement.rule.runs.batched:
         return "a product of matrices"
     if torch.compiler.is_compiling():
         return None
@@ -159,6 +160,11 @@ def check_part(placement: Placement, path: str, p: Tensor, *, flat: bool) -> Non
 _checked: set[Any] = set()
 
 
+def of_package(placements: Sequence[Placement]) -> bool:
+    """Whether all rules are this package's, which its tests look at."""
+    return all(are_own(functions_of(x.rule)) for x in placements if x.rule.updates)
+
+
 def unchecked(placements: Sequence[Placement], p: Tensor) -> list[int]:
     """The rules that were not looked at on a parameter like p, by their indices.
 
@@ -181,18 +187,19 @@ def check_rules(placements: Sequence[Placement], numbers: Sequence[Numbers], p: 
 
 
 def _looks(placement: Placement, p: Tensor) -> Any:
-    return (key_of(placement), placement.rule.elementwise, p.dim(), p.dtype)
+    return (key_of(placement), p.dim(), p.dtype)
 
 
 def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
     rule, who = placement.rule, f"the rule {placement.name!r}"
-    for x in flat_numbers([numbers]):
+    for x in flat_numbers([numbers]) if type(numbers) is Own else numbers:
         if not isinstance(x, (Real, Tensor)):
             raise TypeError(
                 f"scalars of {who} returned {x!r} among its numbers; return Python numbers and "
                 "0-dim tensors."
             )
-    numbers = numbers.numbers if type(numbers) is Selected else numbers
+    if type(numbers) is Own:
+        numbers = Own((), numbers.key, numbers.values)
     for one in variants(placement):
         with suppress(Unsuitable):  # it runs eagerly, whatever it does
             body, tiny, slots = _alone(one, p, numbers)
@@ -202,29 +209,8 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
                 measures = Body(body.placements, body.holes, (form_of(given),), "reduce")
                 measures.find(tiny, tiny, [slots])
         with suppress(Unsuitable):
-            if rule.batched:
+            if rule.runs.batched:
                 _check_batched(one, p, who)
-    with suppress(Unsuitable):
-        if rule.measure is not None:
-            _check_measure(placement, p, who)
-    if rule.elementwise and (why := why_not_elementwise(placement, p)) is not None:
-        raise ValueError(
-            f"{who} was passed elementwise=True, but its update is not element-wise because of "
-            f"{why}; leave elementwise out, since what a rule is follows from its operations."
-        )
-
-
-def _check_measure(placement: Placement, p: Tensor, who: str) -> None:
-    measure = placement.rule.measure
-    body, tiny, slots = _alone(placement, p)
-    seen = Placement(placement.rule._replace(reduce=measure, measure=None), placement.name)
-    graph = Body([seen], body.holes, body.forms, "reduce").find(tiny, tiny, [slots]).graph
-    for node in graph.results:
-        if ops.kind(node.op) == "reduce" and ops.REDUCE[node.op] != "sum":
-            raise ValueError(
-                f"{who} was passed measure=, which returns sums over the elements of a tensor, but "
-                f"{node.what} makes no sum; compute it in update, where any reduction may be."
-            )
 
 
 def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
@@ -232,7 +218,8 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
     if p.dim() < 2:
         return
     body, tiny, slots = _alone(placement, p)
-    plain = Placement(placement.rule._replace(batched=False, view=None), placement.name)
+    rule = placement.rule.stored_by(view=None)
+    plain = Placement(rule._replace(runs=rule.runs._replace(batched=False)), placement.name)
     numbers = with_forms(iter([0.5] * body.count), body.forms)
     pairs = [tiny, 2 * tiny.flip(-1) + 0.5]
     advice = "; leave batched out: tensors then come one by one, with p."
@@ -263,5 +250,6 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
 
 
 def _run_update(rule: Rule, numbers: Any, u: Tensor, slots: Sequence[Any]) -> Tensor:
-    own = () if rule.slots is None else rule.slots(*slots)
-    return rule.updates[0](u, own, None, *told(numbers))[0]
+    record = rule.storage.slots
+    own = () if record is None else record(*slots)
+    return rule.updates[0](u, own, None, *told(parts_of(numbers)[2]))[0]

@@ -14,7 +14,7 @@ Acting = tuple[Sequence[Placement], Sequence[Hashable], Tensor]
 
 def takes_turns(placements: Sequence[Placement]) -> bool:
     """Whether a rule chooses its variant for each turn."""
-    return any(placement.rule.turns for placement in placements)
+    return any(placement.rule.runs.turns for placement in placements)
 
 
 def turns_of(leaves: Sequence[Acting]) -> list[tuple[int, ...]]:
@@ -27,7 +27,7 @@ def turns_of(leaves: Sequence[Acting]) -> list[tuple[int, ...]]:
     acted_on: dict[Hashable, list[int]] = {}
     for i, (placements, keys, _) in enumerate(leaves):
         for placement, key in zip(placements, keys, strict=True):
-            if placement.rule.turns:
+            if placement.rule.runs.turns:
                 acted_on.setdefault(key, []).append(i)
     ranks: list[dict[Hashable, int]] = [{} for _ in leaves]
     for key, members in acted_on.items():
@@ -36,7 +36,7 @@ def turns_of(leaves: Sequence[Acting]) -> list[tuple[int, ...]]:
     return [
         tuple(
             [
-                mine[key] % placement.rule.turns if placement.rule.turns else 0
+                mine[key] % placement.rule.runs.turns if placement.rule.runs.turns else 0
                 for placement, key in zip(placements, keys, strict=True)
             ]
         )

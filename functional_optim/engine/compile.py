@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 from functional_optim import kernels, tree
@@ -25,6 +26,7 @@ from functional_optim.engine.plan import (
 )
 from functional_optim.engine.tree_plan import TreePlan, check_apart
 from functional_optim.kernels.interrupts import held
+from functional_optim.kernels.private import set_grad_enabled
 
 Backend = Literal["kernels", "torch"]
 """What compiles a step: this package's own kernels, or torch.compile."""
@@ -283,18 +285,29 @@ class FusedStep(Step):
             kernels.prefetch(wanted, wait=False)
 
     def __call__(self, grads: Any, state: State, params: Any, **extra: Any) -> tuple[Any, State]:
-        if modes.intercepted():
+        plan, given = self.plan, None
+        if plan is not None and self.donate and not torch.compiler.is_compiling():
+            given = plan.gradients(grads, state, params)
+        if given is None and modes.intercepted():
             return self.by_operations(grads, state, params, extra)
-        return base.unrecorded(self._by_kernels, grads, state, params, extra)
+        recording = torch.is_grad_enabled()
+        try:  # as `base.unrecorded` does
+            set_grad_enabled(False)
+            return self._by_kernels(grads, state, params, extra, given)
+        finally:
+            set_grad_enabled(recording)
 
     def _by_kernels(
-        self, grads: Any, state: State, params: Any, extra: dict[str, Any]
+        self,
+        grads: Any,
+        state: State,
+        params: Any,
+        extra: dict[str, Any],
+        given: list[Tensor] | None,
     ) -> tuple[Any, State]:
+        """given: the gradients, if the plan holds."""
         if extra:
             base.check_extra(extra, self.extra)
-        plan, given = self.plan, None
-        if plan is not None and self.donate:
-            given = plan.gradients(grads, state, params)
         if given is None and without_kernels(params):
             if self.elsewhere is None:
                 self.elsewhere = CompiledUpdate(self.tx, self.options)
@@ -302,7 +315,9 @@ class FusedStep(Step):
         if not self.donate:
             check(self.tx, grads, state, params)
             params, state = tree.map(memory.copied, params), tree.map(memory.copied, state)
-        if kernels.capturing():
+        plan = self.plan
+        driven = plan is None or given is None or plan.guard.driven or torch.cuda.is_initialized()
+        if driven and kernels.capturing():
             self._check_capture(given is not None)
         if plan is None or given is None:
             if self.donate:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.core.rule import Placement, Rule
+from functional_optim.core.storage import Storage
 
 
 class Between(NamedTuple):
@@ -24,10 +25,10 @@ def _take(u: Tensor, slots: Between, p: Tensor, *numbers: Any) -> tuple[Tensor, 
     return slots.update, slots
 
 
-PUT = Placement(Rule((_put,), slots=Between, keys=Between._fields, codecs=(None,)))
+PUT = Placement(Rule((_put,), storage=Storage(slots=Between)))
 """Leaves the update in a slot."""
 
-TAKE = Placement(Rule((_take,), slots=Between, keys=Between._fields, codecs=(None,)))
+TAKE = Placement(Rule((_take,), storage=Storage(slots=Between)))
 """Goes on with the update in its slot, and ignores the numbers of the rule for which it stands."""
 
 SKIP = Placement(Rule(()))

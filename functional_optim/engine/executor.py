@@ -8,15 +8,14 @@ device, or a new way of storing tensors, is a new file and an entry in that list
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core import memory
-from functional_optim.core.recording import Goal
-from functional_optim.core.rule import Numbers, Placement, flat_numbers, form_of
+from functional_optim.core.rule import Placement
+from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots
 
 if TYPE_CHECKING:
@@ -32,65 +31,23 @@ Write = Callable[[], object]
 step are C functions, or partials of some (see `commit`)."""
 
 
-class BoundScalars:
-    """Rules and their numbers in a step, in the form that each executor reads.
+class Runner(Protocol):
+    """What runs a task for some tensors of a group, again and again."""
 
-    chosen: the variants that act, of rules that have several or stand behind a gate, None for one
-    that differs from tensor to tensor. None: there are no such rules, or it is not known. placed:
-    whether kernels differ in where numbers are. varied: whether the numbers of a rule may be put
-    together in another way than in other steps. task: what kernels differ in.
-    """
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> Sequence[Sequence[Any]]:
+        """What the last of the rules measures, in parts still to be summed.
 
-    def __init__(
-        self,
-        placements: tuple[Placement, ...],
-        numbers: list[Numbers],
-        chosen: tuple[int | None, ...] | None,
-        goal: Goal,
-        *,
-        placed: bool = False,
-        varied: bool = False,
-    ) -> None:
-        self.placements = placements
-        self.numbers = numbers
-        self.goal: Goal = goal
-        self.sources: tuple[kernels.NumberSource, ...] = ()
-        if placed:
-            self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
-        self.task: Any = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
-        if varied:
-            self.task = (*self.task, *map(form_of, numbers))
-        self.made: dict[Any, Tensor] = {}
-        self.skip: Tensor | None = None
-        """Not 0 where the step is to be left out, known on the device alone; None: it is made."""
+        grads: of all tensors of the group.
+        """
+        ...
 
-    def on(self, device: torch.device) -> list[Any]:
-        """The numbers for a kernel that takes some with the launch and reads others on a device:
-        Python floats, and float64 tensors there."""
-        found: list[Any] = []
-        for x in flat_numbers(self.numbers):
-            known = not isinstance(x, Tensor) or x.device.type == "cpu"
-            wide = float(x) if known else x.detach().to(device, torch.float64, non_blocking=True)
-            found.append(wide)
-        return found
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> Sequence[Write]:
+        """The step of every tensor and its slots, in place, as writes that are ready to be made."""
+        ...
 
-    def tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """All numbers as one vector, for a kernel that is called with tensors."""
-        found = self.made.get((dtype, device))
-        if found is None:
-            flat = flat_numbers(self.numbers)
-            if any(isinstance(x, Tensor) for x in flat):
-                wide = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in flat]
-                found = torch.stack([x.detach().reshape(()) for x in wide]).to(dtype)
-            else:
-                found = torch.tensor(flat, dtype=dtype, device=device)
-            self.made[dtype, device] = found
-        return found
-
-
-def _source(x: Any) -> kernels.NumberSource:
-    """Where a number of a step comes from: the CPU's go with a launch."""
-    return "tensor" if isinstance(x, Tensor) and x.device.type != "cpu" else "value"
+    def libraries(self) -> list[Any]:
+        """The native libraries that it calls; None for each kernel that is not in one."""
+        ...
 
 
 class Executor:
@@ -131,29 +88,18 @@ class Executor:
         """The native libraries that `prepare` will ask for, as far as that is known."""
         return []
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Compile what a task needs; False if the next class of the list must do it.
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
+        """What runs a task; None if the next class of the list must do it.
 
         grads: of all tensors of the group.
 
         Raises:
             RuntimeError: if the group is strict, and it cannot be compiled.
         """
-        return True
-
-    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
-        """What the last of the rules measures, in parts still to be summed.
-
-        grads: of all tensors of the group.
-        """
-        raise NotImplementedError
-
-    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
-        """The step of every tensor and its slots, in place, as writes that are ready to be made."""
         raise NotImplementedError
 
     def libraries(self) -> list[Any]:
-        """The native libraries that it calls; None for each kernel that is not in one."""
+        """As a `Runner`: none."""
         return []
 
     def mine(self, grads: list[Tensor]) -> list[Tensor]:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.rule import Placement
+from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots, present
 from functional_optim.core.turns import takes_turns
-from functional_optim.engine.executor import BoundScalars, How
+from functional_optim.engine.executor import How, Runner
 from functional_optim.engine.native import KernelExecutor, Served
 from functional_optim.kernels.graph import Graph
 
@@ -33,7 +34,7 @@ class TritonExecutor(KernelExecutor):
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
         """Tensors of a GPU."""
-        fit = p.device.type in kernels.DRIVERS and not any(x.rule.batched for x in placements)
+        fit = p.device.type in kernels.DRIVERS and not any(x.rule.runs.batched for x in placements)
         return super().accepts(placements, g, p, slots, how) if fit else None
 
     def text_of(self, graph: Graph) -> Hashable:
@@ -42,17 +43,18 @@ class TritonExecutor(KernelExecutor):
 
         return source_of(graph).text
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Compile the kernels of a task; False, with a warning, if one of them cannot be used."""
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
+        """Launches of the kernels of a task; None, with a warning, if one of them cannot be
+        used."""
         missing = kernels.DRIVERS[self.device.type].missing()
         if missing is not None:
             return self._gave_way(f"no Triton kernels can be built here ({missing})")
         try:
             every = [] if takes_turns(scalars.placements) else self.graphs(grads, scalars)
         except kernels.Unsuitable:
-            return False
-        mine = self._readable(grads)
-        found: list[tuple[list[int], TableLaunch]] = []
+            return None
+        mine = self._readable(self.mine(grads))
+        found: list[tuple[list[int], Any]] = []
         for own in every:
             try:
                 launch = self._launch(own)
@@ -62,12 +64,10 @@ class TritonExecutor(KernelExecutor):
             except Exception as error:  # of a compiler, or of the comparison with the rule
                 return self._gave_way(f"a Triton kernel cannot be used ({kernels.line(error)})")
             found.append((own.members, launch))
-        self.kernels[scalars.task] = found
-        return bool(found)
+        return TableLaunches(*self.launches(found)) if found else None
 
-    def _gave_way(self, what: str) -> bool:
+    def _gave_way(self, what: str) -> None:
         kernels.give_way(what, f"steps on {self.device.type} run", strict=self.group.strict)
-        return False
 
     def _launch(self, own: Served) -> TableLaunch:
         used = len(own.body.placements)
@@ -77,11 +77,17 @@ class TritonExecutor(KernelExecutor):
         ]
         return TableLaunch(own, rows, self.device)
 
-    def call(
-        self, kernel: TableLaunch, grads: list[Tensor], scalars: BoundScalars
-    ) -> Callable[[], Sequence[Any]]:
+
+class TableLaunches(kernels.Launches):
+    """Launches that read some numbers on the device."""
+
+    def call(self, launch: Any, grads: list[Tensor], scalars: Any) -> Callable[[], Any]:
         """All launches of a task, with what they need on the device."""
-        return kernel.ready(grads, scalars)
+        return launch.ready(grads, scalars)
+
+    def libraries(self) -> list[Any]:
+        """None for each kernel."""
+        return []
 
 
 class TableLaunch:

@@ -7,15 +7,15 @@ from types import FunctionType
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from functional_optim import kernels
 from functional_optim.core.ownership import Shared
-from functional_optim.core.recording import Goal, Kept
-from functional_optim.core.rule import Numbers, Placement, Rule, settled
+from functional_optim.core.recording import Kept
+from functional_optim.core.rule import Placement, Rule
+from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots, explain
 from functional_optim.core.traits import check_rules
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.executor import Executor, How, Runner
 from functional_optim.engine.gpu import TritonExecutor
 from functional_optim.engine.joined import JoinedExecutor
 from functional_optim.engine.native import NativeExecutor
@@ -91,7 +91,7 @@ class TensorGroup:
         self.how: How = how
         self.strict = how == "strict"
         self.varied = how != "apart" and any(not are_own((x.rule.scalars,)) for x in placements)
-        self.chooses = any(x.gate > 0 or x.rule.choose is not None for x in placements)
+        self.chooses = any(x.gate > 0 or x.rule.runs.choose is not None for x in placements)
         self.params = params
         self.slots = slots
         self.turns = turns or [()] * len(params)
@@ -105,7 +105,8 @@ class TensorGroup:
         self.placed = any(p.device.type in kernels.DRIVERS for p in params)
         through = [x for x in self.executors if x.through_memory]
         self.written = [p for x in through for p in x.params if not p.is_inference()]
-        self.prepared: set[Any] = set()
+        self.ready: dict[Any, kernels.Together] = {}
+        """What runs each task that there has been: the one thing that is kept of a step."""
         maybe = (ShardExecutor, PerTensorExecutor)
         self.divided = any(isinstance(x, maybe) for x in self.executors)
         """Whether gradients may have to be divided between processes as their parameters are."""
@@ -129,67 +130,58 @@ class TensorGroup:
         self.placements = placements
         return True
 
-    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
-        """What the last rule of the known numbers measures, in parts still to be summed."""
-        try:
-            self.prepare(grads, scalars)
-            return [part for x in self.executors for part in x.measure(grads, scalars)]
-        except Exception:
-            self._explain()
-            raise
-
-    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
-        """The step of every tensor and its slots, in place, as writes that are ready to be made."""
-        try:
-            self.prepare(grads, scalars)
-            writes = [one for x in self.executors for one in x.step(grads, scalars)]
-        except Exception:
-            self._explain()
-            raise
-        if self.written:  # through memory alone, or through views made without autograd
-            increment_version(self.written)
-        return writes
-
     def _explain(self) -> None:
         """Raise ValueError if a step has failed because slots are those of another tensor."""
         rules = [x.rule for x in self.placements]
         for p, slots in zip(self.params, self.slots, strict=True):
             explain(rules, p, slots)
 
-    def bound(self, numbers: list[Numbers], goal: Goal) -> BoundScalars:
-        """The numbers of a step, with the rules that read them, each in the variant that acts."""
-        placements, chosen = self.placements, None
-        if len(numbers) < len(placements):
-            placements = placements[: len(numbers)]
-        if self.chooses:
-            chosen, placements, numbers = settled(placements, numbers)
-        placed, varied = self.placed, self.varied
-        return BoundScalars(placements, numbers, chosen, goal, placed=placed, varied=varied)
-
     def wanted(self, grads: list[Tensor], tasks: Iterable[BoundScalars]) -> list[kernels.Source]:
         """The native libraries that will be asked for, as far as that is known."""
-        new = [own for own in tasks if own.task not in self.prepared]
+        new = [own for own in tasks if own.task not in self.ready]
         return [one for own in new for x in self.executors for one in x.wanted(grads, own)]
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> None:
-        """Have each executor ready; what one cannot compile goes to the next that accepts it."""
-        if scalars.task in self.prepared:
-            return
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> kernels.Together:
+        """What runs a task; what one executor cannot compile goes to the next that accepts it."""
+        found = self.ready.get(scalars.task)
+        if found is not None:
+            return found
+        try:
+            runners = self._runners(grads, scalars)
+        except Exception:
+            self._explain()
+            raise
+        self.ready[scalars.task] = kernels.Together(runners, self.written, self._explain)
+        return self.ready[scalars.task]
+
+    def _runners(self, grads: list[Tensor], scalars: BoundScalars) -> list[Runner]:
         if self.how != "apart":
             for p in {(p.dim(), p.dtype): p for p in self.params}.values():
                 check_rules(scalars.placements, scalars.numbers, p)
         kernels.prefetch(self.wanted(grads, [scalars]))
-        ready: list[Executor] = []
+        executors: list[Executor] = []
+        runners: list[Runner] = []
         waiting = [*self.executors]
         while waiting:
             executor = waiting.pop(0)
-            if executor.prepare(grads, scalars):
-                ready.append(executor)
+            runner = executor.prepare(grads, scalars)
+            if runner is not None:
+                executors.append(executor)
+                runners.append(runner)
             else:
                 waiting = [*self._instead_of(executor, grads), *waiting]
-                self.prepared.clear()  # the new ones have nothing ready for other tasks
-        self.executors = ready
-        self.prepared.add(scalars.task)
+                self.ready.clear()  # the new ones have nothing ready for other tasks
+        self.executors = executors
+        return runners
+
+    def libraries(self) -> list[Any]:
+        """The native libraries that are called; None for each kernel that is not in one."""
+        return [
+            library
+            for together in self.ready.values()
+            for runner in together.runners
+            for library in runner.libraries()
+        ]
 
     def _instead_of(self, executor: Executor, grads: list[Tensor]) -> list[Executor]:
         """Executors for the tensors of one that cannot do a task: several of its class, one for
@@ -225,17 +217,15 @@ def _same_code(a: Placement, b: Placement) -> bool:
 def _same_rule(a: Rule, b: Rule) -> bool:
     """Whether two rules do the same to tensors, given the same numbers."""
     return (
-        a.slots is b.slots
-        and a.codecs == b.codecs
-        and a.weight_codec == b.weight_codec
-        and a.reads_new_params == b.reads_new_params
-        and a.elementwise == b.elementwise
-        and a.turns == b.turns
-        and a.view == b.view
+        a.storage.slots is b.storage.slots
+        and a.storage.codecs == b.storage.codecs
+        and a.storage.weight_codec == b.storage.weight_codec
+        and a.storage.view == b.storage.view
+        and a.runs.after == b.runs.after
+        and a.runs.turns == b.runs.turns
         and len(a.updates) == len(b.updates)
         and all(map(same_function, a.updates, b.updates))
         and same_function(a.reduce, b.reduce)
-        and same_function(a.measure, b.measure)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from operator import is_
 from types import BuiltinFunctionType
@@ -13,15 +13,18 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels, tree
-from functional_optim.core.memory import Written, has_address, is_there, reach
+from functional_optim.core import modes
+from functional_optim.core.memory import Written, has_address, is_there, reach, same_looks
 from functional_optim.kernels import private
 
 
 class TensorGuard:
-    """Gradients as they looked, and where tensors lay.
+    """Gradients as they looked, where tensors lay, and what else a plan was built from.
 
-    A gradient that has no memory, or lies in that of the tensors, never looks the same: whoever
-    takes it in has to check and copy it.
+    Its one question, `trees` or `gradients`, is whether a plan may be used again. Nothing that
+    must see operations, such as a dispatch mode, may be active then. A gradient that has no memory,
+    or lies in that of the tensors, never looks the same: whoever takes it in has to check and copy
+    it.
 
     Args:
         given: gradients, and None where there is none.
@@ -31,6 +34,8 @@ class TensorGuard:
             of tuples, the parameters of each group.
         states, values: for `gradients`, the values of the optimizer's state, and for each of these
             its own values.
+        numbers: for `gradients`, the tensors of its numbers, into which nobody may have written
+            since `settle` was called.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class TensorGuard:
         objects: tuple[Any, ...],
         states: tuple[Any, ...] = (),
         values: tuple[Any, ...] = (),
+        numbers: tuple[Tensor, ...] = (),
     ) -> None:
         self.kinds = tuple(map(type, given))
         grads = [g for g in given if g is not None]
@@ -55,6 +61,9 @@ class TensorGuard:
         self.meshes = _meshes(grads)
         self.simple = not (self.others or self.meshes)
         self.objects, self.states, self.values = objects, states, values
+        self.driven = any(x.device.type in kernels.DRIVERS for x in tensors)
+        """Whether a step may be captured for replay on the device of some tensor."""
+        self.numbers, self.versions = numbers, list(map(version_of, numbers))
         self.native: Any = None
 
     def apart(self, g: Tensor) -> Tensor:
@@ -69,17 +78,24 @@ class TensorGuard:
         if self.native is not None and outline is not None:
             found = self.native.trees(outline, grads, *rest)
             return found if self.simple or found is None or self._others_stay(found) else None
+        if modes.intercepted():
+            return None
         try:
             given, *columns = tree.places(structure, grads, *rest)
         except (ValueError, TypeError):  # another structure
             return None
         return self._fit(given) if _same_objects(list(chain(*columns)), self.objects) else None
 
-    def gradients(self, groups: list[dict[str, Any]], state: Any) -> list[Tensor] | None:
-        """The gradients of an optimizer's parameters, if all of its objects are the same."""
+    def gradients(
+        self, groups: list[dict[str, Any]], state: Any, entries: Sequence[dict[str, Any] | None]
+    ) -> tuple[list[Tensor], list[int]] | None:
+        """The gradients of an optimizer's parameters, if all of its objects are the same; and the
+        indices of groups with other entries than these. An entry that is None is another one."""
         if self.native is not None:
-            grads = self.native.gradients(groups, state)
-            return grads if self.simple or grads is None or self._others_stay(grads) else None
+            found = self.native.gradients(groups, state, entries)
+            return found if self.simple or found is None or self._others_stay(found[0]) else None
+        if modes.intercepted():
+            return None
         lists = [group["params"] for group in groups]
         unchanged = (
             len(lists) == len(self.objects)
@@ -90,8 +106,20 @@ class TensorGuard:
                 for mine, known in zip(self.states, self.values, strict=True)
                 if isinstance(mine, dict)
             )
+            and list(map(version_of, self.numbers)) == self.versions
         )
-        return self._fit([p.grad for params in lists for p in params]) if unchanged else None
+        grads = self._fit([p.grad for params in lists for p in params]) if unchanged else None
+        if grads is None:
+            return None
+        pairs = enumerate(zip(groups, entries, strict=True))
+        return grads, [k for k, (group, own) in pairs if own is None or not _same(group, own)]
+
+    def settle(self) -> None:
+        """Note how often the numbers have been written, after a step has written them."""
+        if self.native is not None:
+            self.native.settle()
+        else:
+            self.versions = list(map(version_of, self.numbers))
 
     def _fit(self, given: Sequence[Tensor | None]) -> list[Tensor] | None:
         """The gradients that are there, if these look the same and no tensor has moved.
@@ -124,6 +152,8 @@ class TensorGuard:
                 params=self.objects,
                 states=self.states,
                 values=self.values,
+                numbers=self.numbers,
+                quiet=(private.dispatch_modes, private.transform, private.early_dispatch_modes),
             )
         return grads
 
@@ -140,22 +170,12 @@ class TensorGuard:
         )
 
 
-def same_looks(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """A function that says whether tensors have the dtypes, sizes, strides and devices of these.
+def version_of(x: Tensor) -> Any:
+    """How often torch has counted writes into a tensor.
 
-    It is the one with which torch.compile guards its inputs: a tensor costs 10 ns.
+    An inference tensor counts none: its version equals no other, since nobody knows.
     """
-    made = private.TensorGuards
-    if made is not None and all(x.layout is torch.strided and not x.is_nested for x in tensors):
-        sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-        return made(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    known = list(map(_look, tensors))
-    return lambda *now: list(map(_look, now)) == known
-
-
-def _look(x: Tensor) -> tuple[Any, ...]:
-    strides = x.stride() if x.layout is torch.strided else None
-    return (x.layout, x.dtype, x.device, x.numel(), strides)
+    return object() if x.is_inference() else x._version
 
 
 def _meshes(grads: list[Tensor]) -> list[Any]:
@@ -168,6 +188,11 @@ def _place(x: Tensor) -> int | None:
         return x.data_ptr()
     except RuntimeError:  # of a layout, or inside of a transform, that has no storage
         return None
+
+
+def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Have two dicts the very same keys and values, in the same order?"""
+    return _same_objects(a, b) and all(map(is_, a.values(), b.values()))
 
 
 def _same_objects(a: Any, b: Any) -> bool:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from functional_optim.core import base, memory
 from functional_optim.core.execution import Leaf, measure, run_stored
+from functional_optim.core.numbers import Numbers, form_of
 from functional_optim.core.recording import Body
-from functional_optim.core.rule import Numbers, Placement, form_of
-from functional_optim.core.scalars import Caster
+from functional_optim.core.rule import Placement
+from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.storage import Slots, laid_out_like, present, with_holes
 from functional_optim.core.turns import takes_turns
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.native import in_memory, kind_of
 
 PIECE = 1 << 17
@@ -72,23 +73,23 @@ class JoinedExecutor(Executor):
         """Plain tensors of one layout, where nothing is rounded by its place in the tensor."""
         if (
             how != "eager"
-            or any(x.rule.seed is not None or x.rule.batched for x in placements)
+            or any(x.rule.storage.seed is not None or x.rule.runs.batched for x in placements)
             or not in_memory(g, [p, *present(slots)])
             or any(x.shape != p.shape for x in present(slots))
         ):
             return None
         return kind_of(g, p, slots)
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Whether all rules are element-wise, and what is measured is a sum over elements."""
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
+        """Itself, if all rules are element-wise, and what is measured is a sum over elements."""
         if takes_turns(scalars.placements):
-            return False
+            return None
         forms = tuple(map(form_of, scalars.numbers))
         count = len(scalars.placements)
         holes = [tuple(own) for own in self.holes[:count]]
         body = Body(scalars.placements, holes, forms, scalars.goal, self.group.kept)
         rows = zip(self.mine(grads), self.params, self.slots, strict=True)
-        return all(body.is_flat(g, p, own[:count]) for g, p, own in rows)
+        return self if all(body.is_flat(g, p, own[:count]) for g, p, own in rows) else None
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of every tensor.

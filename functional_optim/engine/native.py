@@ -14,12 +14,14 @@ from torch import Tensor
 
 from functional_optim import kernels
 from functional_optim.core.memory import WITHOUT_MEMORY, has_address
+from functional_optim.core.numbers import form_of
 from functional_optim.core.recording import Body, OddLayout
-from functional_optim.core.rule import Keyed, Numbers, Placement, form_of
+from functional_optim.core.rule import Placement
+from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.small import check_packed, sizes_of
 from functional_optim.core.storage import Slots, laid_out_like, present
 from functional_optim.core.turns import takes_turns
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.executor import Executor, How, Runner
 from functional_optim.kernels import record
 from functional_optim.kernels.graph import Graph
 
@@ -111,7 +113,7 @@ class Served:
             for i, (x, y) in enumerate(zip(own, new, strict=True)):
                 if y is not None:
                     steps = i == 1 and body.goal == "step"
-                    bits = i > 1 and any(x.rule.weight_codec for x in body.placements)
+                    bits = i > 1 and any(x.rule.storage.weight_codec for x in body.placements)
                     kernels.compare(x.cpu(), y.to(x.dtype), old[i] if steps else None, bits=bits)
         for k, x in enumerate(totals):
             y = torch.stack([found[k].double() for _, found in made]).sum()
@@ -140,7 +142,6 @@ class KernelExecutor(Executor):
         self.lazy = first.is_complex() or any(p.numel() == 1 for p in self.params)
         self.apart = any(grads[i].stride() != group.params[i].stride() for i in members)
         self.served: dict[Any, list[Served]] = {}
-        self.kernels: dict[Any, Any] = {}
 
     @classmethod
     def accepts(
@@ -149,7 +150,7 @@ class KernelExecutor(Executor):
         """Dense tensors of one layout, whose memory a kernel can see."""
         if how not in ("compiled", "strict") or not in_memory(g, [p, *present(slots)]):
             return None
-        if not p.is_contiguous() and any(x.rule.seed is not None for x in placements):
+        if not p.is_contiguous() and any(x.rule.storage.seed is not None for x in placements):
             return None  # random numbers go by the place in the tensor, not in memory
         return (*kind_of(g, p, slots), p.is_contiguous())
 
@@ -181,31 +182,13 @@ class KernelExecutor(Executor):
         """What graphs have in common that share a kernel."""
         raise NotImplementedError
 
-    def call(
-        self, kernel: Any, grads: list[Tensor], scalars: BoundScalars
-    ) -> Callable[[], Sequence[Any]]:
-        """A call of a kernel, which returns what it measures, summed over its tensors."""
-        raise NotImplementedError
+    def launches(self, found: list[tuple[list[int], Any]]) -> tuple[Any, ...]:
+        """The arguments of `Launches`."""
+        apart = self.lazy or self.apart
+        return found, None if self.every else self.members, self._readable if apart else None
 
-    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
-        """What the last of the rules measures, one part for each kernel."""
-        return [one() for one in self._calls(grads, scalars)]
-
-    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
-        """The calls of the kernels."""
-        return [*self._calls(grads, scalars)]
-
-    def _calls(
-        self, grads: list[Tensor], scalars: BoundScalars
-    ) -> list[Callable[[], Sequence[Any]]]:
-        mine, found = self._readable(grads), self.kernels[scalars.task]
-        if len(found) == 1:
-            return [self.call(found[0][1], mine, scalars)]
-        return [self.call(kernel, [mine[i] for i in own], scalars) for own, kernel in found]
-
-    def _readable(self, grads: list[Tensor]) -> list[Tensor]:
+    def _readable(self, mine: list[Tensor]) -> list[Tensor]:
         """Gradients whose memory is what they say, laid out as their parameters are."""
-        mine = grads if self.every else self.mine(grads)
         if self.lazy:
             mine = [g.resolve_conj().resolve_neg() for g in mine]
         if self.apart:
@@ -221,7 +204,7 @@ class NativeExecutor(KernelExecutor):
         cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
     ) -> Hashable | None:
         """Tensors of the CPU."""
-        on_cpu = p.device.type == "cpu" and not any(x.rule.batched for x in placements)
+        on_cpu = p.device.type == "cpu" and not any(x.rule.runs.batched for x in placements)
         return super().accepts(placements, g, p, slots, how) if on_cpu else None
 
     def wanted(self, grads: list[Tensor], scalars: BoundScalars) -> list[kernels.Source]:
@@ -238,21 +221,20 @@ class NativeExecutor(KernelExecutor):
         """The text of its library."""
         return kernels.source_of(graph).text
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Compile the libraries of a task; False if one of them cannot be had."""
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
+        """Launches of the libraries of a task; None if one of them cannot be had."""
         sources = self.wanted(grads, scalars)
-        found: list[tuple[list[int], kernels.Launch]] = []
+        found: list[tuple[list[int], Any]] = []
         for own, source in zip(self.served.get(scalars.task, ()), sources, strict=True):
             native = kernels.library(source, strict=self.group.strict)
             if native is None:
-                return False
+                return None
             if not own.does(native):
                 what = "a kernel does something else than the rules do to small tensors"
                 kernels.give_way(what, "they run", strict=self.group.strict)
-                return False
+                return None
             found.append((own.members, self._launch(native, own)))
-        self.kernels[scalars.task] = found
-        return bool(found)
+        return kernels.Launches(*self.launches(found)) if found else None
 
     def _launch(self, native: kernels.Native, own: Served) -> kernels.Launch:
         params, used = [self.params[i] for i in own.members], len(own.body.placements)
@@ -264,16 +246,6 @@ class NativeExecutor(KernelExecutor):
         threads = torch.get_num_threads() if large else 1
         return kernels.Launch(native, own.sizes, rows, own.constants, threads)
 
-    def call(
-        self, kernel: kernels.Launch, grads: list[Tensor], scalars: BoundScalars
-    ) -> Callable[[], Sequence[Any]]:
-        """One call of the library, in C."""
-        return kernel.ready(grads, list(map(plain, scalars.numbers)))
-
-    def libraries(self) -> list[Any]:
-        """The native libraries that it calls."""
-        return [launch.native for found in self.kernels.values() for _, launch in found]
-
 
 def reason(placements: Sequence[Placement], error: kernels.Unsuitable) -> str:
     """Why rules have no kernel; nothing where only the layout of their tensors is odd."""
@@ -281,11 +253,6 @@ def reason(placements: Sequence[Placement], error: kernels.Unsuitable) -> str:
         return ""
     name = "" if error.rule is None else f"the rule {placements[error.rule].name!r} has "
     return f"{name}{error}, for which there is no kernel"
-
-
-def plain(own: Numbers) -> Numbers:
-    """The numbers of a rule in one tuple."""
-    return (own.key, *own.numbers) if type(own) is Keyed else own
 
 
 def kind_of(g: Tensor, p: Tensor, slots: list[Slots]) -> tuple[Any, ...]:

@@ -12,10 +12,10 @@ from torch import Tensor
 from functional_optim.core import base, sharding
 from functional_optim.core.execution import Leaf, measure, run_all_stored, run_stored
 from functional_optim.core.rule import Placement
-from functional_optim.core.scalars import Caster
+from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.sparse import checked_rows
 from functional_optim.core.storage import Slots
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write, write
+from functional_optim.engine.executor import Executor, How, Runner, Write, write
 
 
 class PerTensorExecutor(Executor):
@@ -27,6 +27,10 @@ class PerTensorExecutor(Executor):
     ) -> Hashable | None:
         """Everything."""
         return cls
+
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner:
+        """Itself: nothing is compiled."""
+        return self
 
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What the last of the rules measures, tensor by tensor."""
@@ -45,7 +49,7 @@ class PerTensorExecutor(Executor):
         """
         placements, cast = scalars.placements, Caster(scalars.numbers)
         writes: list[Write] = []
-        away = any(placement.rule.home is not None for placement in placements)
+        away = any(placement.rule.storage.home is not None for placement in placements)
         dense = [i for i in self.members if grads[i].layout is torch.strided]
         for i in self.members:
             if grads[i].layout is not torch.strided:
@@ -53,7 +57,7 @@ class PerTensorExecutor(Executor):
                 writes.append(_rows_stepped(placements, leaf))
         for some in (
             [dense]
-            if any(placement.rule.batched for placement in placements)
+            if any(placement.rule.runs.batched for placement in placements)
             else [[i] for i in dense]
         ):
             step = partial(self._stepped, some, grads, placements, cast)

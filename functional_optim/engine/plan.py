@@ -6,7 +6,8 @@ takes it if its tensors are the same (`guards.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -14,26 +15,31 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.overrides import has_torch_function
 
 from functional_optim import kernels
-from functional_optim.core import memory, modes, sharding
-from functional_optim.core.execution import slots_without_gradient
+from functional_optim.core import modes, sharding
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.recording import Kept
-from functional_optim.core.rule import Numbers, Placement
+from functional_optim.core.rule import Goal
 from functional_optim.core.scalars import (
-    Caster,
+    BoundScalars,
     Key,
     StepScalars,
+)
+from functional_optim.core.totals import (
+    ReductionOrder,
+    next_measurement,
     nothing_measured,
     over_groups,
     sum_parts,
 )
-from functional_optim.core.storage import Slots
 from functional_optim.core.turns import Acting, takes_turns, turns_of
-from functional_optim.engine.executor import BoundScalars, How, Write
+from functional_optim.engine.executor import How, Write
 from functional_optim.engine.group import TensorGroup
+from functional_optim.kernels import watch
 from functional_optim.kernels.interrupts import held
 
 
@@ -137,14 +143,11 @@ class StepPlan:
     """
 
     def __init__(
-        self, entries: Sequence[PlanEntry], absent: Sequence[WithoutGradient], order: ReductionOrder
+        self, entries: Sequence[PlanEntry], absent: Sequence[Absent], order: ReductionOrder
     ) -> None:
         self.entries = entries
         self.absent = absent
         self.order = order
-        measures = any(x.rule.reduce for entry in entries for x in entry.tensors.placements)
-        self.prepared = len(entries) == 1 and not measures
-        """Whether all libraries were asked for that one step may need, if there may be several."""
 
     def writes(
         self,
@@ -166,17 +169,24 @@ class StepPlan:
         contexts = self._contexts(grads, extra, shared_time)
         for context in contexts:
             context.skip = skip
-        if not self.prepared:
-            kernels.prefetch([one for context in contexts for one in context.wanted()])
-            for context in contexts:
-                context.prepare()
-            self.prepared = True
+        for context in contexts:
+            if not context.tensors.ready:
+                self._prepare(contexts)
+                break
         writes = step_all([*contexts, *others], self.order)
         for absent in self.absent:
             writes += absent.step(contexts)
         for entry, context in zip(self.entries, contexts, strict=True):
             writes += entry.writes(context)
         return contexts, writes
+
+    def _prepare(self, contexts: list[StepContext]) -> None:
+        """Have all libraries built at once, as far as they are known, before the first step."""
+        measures = any(x.rule.reduce for context in contexts for x in context.placements)
+        if len(contexts) > 1 or measures:
+            kernels.prefetch([one for context in contexts for one in context.wanted()])
+            for context in contexts:
+                context.prepare()
 
     def wanted(self, grads: list[Tensor], extra: dict[str, Any]) -> list[kernels.Source]:
         """The native libraries that a step needs, as far as they are known before it."""
@@ -243,17 +253,16 @@ class StepContext(StepScalars):
             while trial.proceed():
                 shut, placement = trial.is_shut(), self.placements[len(trial.numbers)]
                 if not shut:
-                    tasks.append(self.tensors.bound(trial.to_measure(), "reduce"))
+                    tasks.append(self._bound("reduce", trial.to_measure()))
                 trial.advance(None if shut else nothing_measured(placement))
-            tasks.append(self.tensors.bound(trial.numbers, "step"))
+            tasks.append(self._bound("step", trial.numbers))
         return tasks
 
     def measure(self) -> list[Sequence[Any]]:
         """What the next rule measures, in parts still to be summed; none behind a shut gate."""
         if self.is_shut():
             return []
-        scalars = self.tensors.bound(self.to_measure(), "reduce")
-        return self.tensors.measure(self.grads, scalars)
+        return self._run("reduce", self.to_measure())
 
     def advance(self, total: Numbers | None = None) -> None:
         """Work out the next rule's numbers. total: None if nobody has measured anything."""
@@ -264,9 +273,32 @@ class StepContext(StepScalars):
 
     def step(self) -> list[Write]:
         """The group's step, once all numbers are known, ready to be written."""
-        scalars = self.tensors.bound(self.numbers, "step")
+        return self._run("step", self.numbers)
+
+    def _run(self, goal: Goal, numbers: list[Numbers]) -> list[Any]:
+        """Measure, or make the step ready, by what the group has ready for this task."""
+        scalars, tensors = self._bound(goal, numbers), self.tensors
         scalars.skip = self.skip
-        return self.tensors.step(self.grads, scalars)
+        together = tensors.ready.get(scalars.task) or tensors.prepare(self.grads, scalars)
+        return (together.step if goal == "step" else together.measure)(self.grads, scalars)
+
+    def _bound(self, goal: Goal, numbers: list[Numbers]) -> BoundScalars:
+        """Numbers with the rules that read them, each in the variant that acts."""
+        tensors = self.tensors
+        return BoundScalars(
+            tensors.placements[: len(numbers)],
+            numbers,
+            goal,
+            chooses=tensors.chooses,
+            placed=tensors.placed,
+            varied=tensors.varied,
+        )
+
+
+class Absent(Protocol):
+    """Tensors without a gradient whose slots go on in a step."""
+
+    def step(self, contexts: Sequence[StepContext]) -> list[Write]: ...
 
 
 class Part(Protocol):
@@ -294,7 +326,11 @@ def step_all(parts: Sequence[Part], order: ReductionOrder = ()) -> list[Write]:
     """
     left = list(order)
     while (waiting := [part for part in parts if part.proceed()]) or left:
-        key = _next_measurement(waiting, left) if left or len(waiting) > 1 else None
+        key = (
+            next_measurement([x.ahead() for x in waiting], left)
+            if left or len(waiting) > 1
+            else None
+        )
         meeting = waiting if key is None else [x for x in waiting if x.ahead()[0] == key]
         found: list[Sequence[Any]] = []
         for part in meeting:
@@ -307,33 +343,8 @@ def step_all(parts: Sequence[Part], order: ReductionOrder = ()) -> list[Write]:
     return [write for part in parts for write in part.step()]
 
 
-class WithoutGradient:
-    """The tensors without a gradient on which a rule acts, and what it does to their slots.
-
-    entry: the index of an entry that has the rule's numbers. at: its index among the rules there.
-    """
-
-    def __init__(self, entry: int, at: int, rows: list[tuple[Tensor, Slots]]) -> None:
-        self.entry = entry
-        self.at = at
-        self.rows = rows
-
-    def results(self, contexts: Sequence[StepContext]) -> list[Slots]:
-        """The new slots of each tensor."""
-        context = contexts[self.entry]
-        placement, cast = context.placements[self.at], Caster([context.numbers[self.at]])
-        return [
-            slots_without_gradient(placement.rule, p, slots, cast(p)[0]) for p, slots in self.rows
-        ]
-
-    def step(self, contexts: Sequence[StepContext]) -> list[Write]:
-        """The new slots, ready to be written in place."""
-        return [
-            partial(slot.copy_, x)
-            for (_, slots), new in zip(self.rows, self.results(contexts), strict=True)
-            for slot, x in zip(slots, memory.apart(new, slots), strict=True)
-            if slot is not None and x is not slot
-        ]
+PLAIN = (torch.empty(0, device="cpu"),)
+"""With which torch tells whether a mode sees calls of its functions."""
 
 
 def commit(writes: list[Write]) -> None:
@@ -343,9 +354,23 @@ def commit(writes: list[Write]) -> None:
     inside of it, so none has to be held back. Under a mode, such as that of a default device,
     torch's functions may run Python.
     """
-    library = kernels.watcher()
-    if library is None or modes.function_modes() or not library.run_all(writes):
+    library = watch.module
+    if library is None or has_torch_function(PLAIN) or not library.run_all(writes):
         held(make, writes)
+
+
+def filling(x: Tensor, value: Any) -> Callable[[], object]:
+    """A write of a number into a tensor, in place; what its dtype cannot hold becomes infinite.
+
+    It is a partial of a C function unless a subclass of Tensor may run Python in it.
+    """
+    narrow = x.dtype is torch.float32 and not isinstance(value, Tensor)
+    if narrow and not -LARGEST <= value <= LARGEST:
+        value = ctypes.c_float(float(value)).value  # torch refuses such a Python number
+    return partial(x.fill_, value) if type(x) is Tensor else lambda: x.fill_(value)
+
+
+LARGEST = torch.finfo(torch.float32).max
 
 
 def make(writes: Iterable[Write]) -> None:
@@ -372,45 +397,3 @@ def _total(parts: list[Sequence[Any]]) -> Numbers:
             sums = tuple([x.item() if x.device.type == "cpu" else x for x in sums])
         total = [x + y for x, y in zip(total, sums, strict=True)] if numbers else list(sums)
     return tuple(total)
-
-
-ReductionOrder = Sequence[tuple[Key, Placement]]
-
-
-def reduction_order(chains: Iterable[tuple[Sequence[Placement], Sequence[int]]]) -> ReductionOrder:
-    """The measurements that rules sum over processes, in an order that suits all chains of them.
-
-    chains: rules, and of each its index among the rules of its name.
-    """
-    known: dict[Key, Placement] = {}
-    plans: list[list[Key]] = []
-    for placements, counts in chains:
-        pairs = zip(placements, counts, strict=True)
-        own = {(x.name, n): x for x, n in pairs if x.reduce_groups and x.rule.reduce is not None}
-        known.update(own)
-        plans.append(list(own))
-    order: list[Key] = []
-    while plans := [plan for plan in plans if plan]:
-        order.append(_in_reach(plans))
-        plans = [plan[1:] if plan[0] == order[-1] else plan for plan in plans]
-    return [(key, known[key]) for key in order]
-
-
-def _next_measurement(waiting: list[Part], left: ReductionOrder) -> Key:
-    """The next measurement that every group that needs it has reached."""
-    plans = [part.ahead() for part in waiting]
-    if left:
-        plans.append([key for key, _ in left])
-    return _in_reach(plans)
-
-
-def _in_reach(plans: list[list[Key]]) -> Key:
-    """The first of one plan that nobody has still before it out of reach."""
-    for key, *_ in plans:
-        if all(key not in plan[1:] for plan in plans):
-            return key
-    names = " and ".join(sorted({plan[0][0] for plan in plans}))
-    raise ValueError(
-        f"two parameter groups measure {names} in different orders, so no sum over both exists; "
-        "put these rules in the same order in both."
-    )

@@ -24,13 +24,14 @@ from functional_optim.core.execution import (
     run_batch,
     run_batched,
 )
+from functional_optim.core.numbers import Numbers, form_of, in_turn
 from functional_optim.core.ownership import Shared, Sharing, run_owned
-from functional_optim.core.recording import Body, Goal
-from functional_optim.core.rule import Numbers, Placement, Rule, form_of, in_turn
-from functional_optim.core.scalars import Caster
+from functional_optim.core.recording import Body
+from functional_optim.core.rule import Goal, Placement, Rule
+from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
 from functional_optim.engine.cuts import PUT, TAKE
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of, reason
 from functional_optim.kernels.private import DispatchMode
 
@@ -64,16 +65,16 @@ class ProductExecutor(Executor):
         pairs = [] if step is None else step.bound(scalars)
         return [one for x, own in pairs for one in x.wanted(mine, [own])]
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
-        """Compile the kernels between the products; False if one of them cannot be had."""
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
+        """The task in stages; None if one of the kernels between the products cannot be had."""
         step = self._step(grads, scalars)
-        return step is not None and step.prepare(self.mine(grads), scalars)
+        return step if step is not None and step.prepare(self.mine(grads), scalars) else None
 
     def _step(self, grads: list[Tensor], scalars: BoundScalars) -> StagedStep | None:
         """A task in stages; None if neither it nor an earlier one has any."""
         if scalars.task not in self.staged:
             at = self._by_aten(scalars)
-            products = at or self.staged or any(x.rule.batched for x in self.group.placements)
+            products = at or self.staged or any(x.rule.runs.batched for x in self.group.placements)
             if at is None or not products:
                 return None
             self.staged[scalars.task] = StagedStep(self, self.mine(grads), scalars, at)
@@ -88,9 +89,9 @@ class ProductExecutor(Executor):
             rule, own = placement.rule, scalars.numbers[i]
             if not rule.updates:
                 continue
-            alone = rule.batched or (rule.turns and len(rule.updates) > 1)
+            alone = rule.runs.batched or (rule.runs.turns and len(rule.updates) > 1)
             if alone or not self._has_kernel(placement, own, i):
-                if placement.lookback is not None or rule.reads_new_params:
+                if placement.lookback is not None or rule.runs.after == "step":
                     return None
                 if rule in (PUT.rule, TAKE.rule):  # there is no kernel for any rule
                     return None
@@ -99,7 +100,7 @@ class ProductExecutor(Executor):
 
     def _has_kernel(self, placement: Placement, own: Numbers, i: int) -> bool:
         """Whether a rule by itself can be a kernel."""
-        if placement.lookback is not None or placement.rule.weight_codec is not None:
+        if placement.lookback is not None or placement.rule.storage.weight_codec is not None:
             return True
         first = self.slots[0][i]
         holes = [tuple([x is None for x in first])]
@@ -112,19 +113,6 @@ class ProductExecutor(Executor):
             self.why = reason([placement], error)
             return False
         return True
-
-    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
-        """What the last of the rules measures, behind the products before it."""
-        return self.staged[scalars.task].measure(self.mine(grads), scalars)
-
-    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
-        """The last kernel and the slots of the products: these have run by then."""
-        return self.staged[scalars.task].step(self.mine(grads), scalars)
-
-    def libraries(self) -> list[Any]:
-        """Those of the kernels around the products."""
-        groups = [group for step in self.staged.values() for group in step.groups()]
-        return [x for group in groups for one in group.executors for x in one.libraries()]
 
     def stacks_of(self, i: int) -> Stacks | OwnedStacks:
         """What goes into the product at this index among the rules, the same for all tasks."""
@@ -181,10 +169,6 @@ class StagedStep:
             kept=owner.group.kept,
         )
 
-    def groups(self) -> list[Any]:
-        """The groups of its kernels, in their order."""
-        return [*[tensors for _, tensors in self.stages], self.last]
-
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
         """Compile its kernels; False if one of them cannot be had."""
         for tensors, bound in self.bound(scalars):
@@ -203,13 +187,23 @@ class StagedStep:
         last = _all_act(self.last, numbers, scalars.goal)
         return [*found, (self.last, last)]
 
+    def libraries(self) -> list[Any]:
+        """Those of its kernels."""
+        return [
+            x for group in (*[own for _, own in self.stages], self.last) for x in group.libraries()
+        ]
+
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
-        *_, (last, bound) = self._advance(grads, scalars)[0]
-        return last.measure(grads, bound)
+        """What the last of the rules measures, behind the products before it."""
+        mine = self.owner.mine(grads)
+        *_, (last, bound) = self._advance(mine, scalars)[0]
+        return _ready(last, mine, bound).measure(mine, bound)
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
-        (*_, (last, bound)), writes = self._advance(grads, scalars)
-        return [*last.step(grads, bound), *writes]
+        """The last kernel and the slots of the products: these have run by then."""
+        mine = self.owner.mine(grads)
+        (*_, (last, bound)), writes = self._advance(mine, scalars)
+        return [*_ready(last, mine, bound).step(mine, bound), *writes]
 
     def _advance(
         self, grads: list[Tensor], scalars: BoundScalars
@@ -226,16 +220,21 @@ class StagedStep:
         cast = Caster(scalars.numbers)
         numbers = cast(self.owner.params[0])
         for i, (stacks, _), (tensors, own) in zip(self.at, self.stages, bound, strict=False):
-            for one in tensors.step(grads, own):
+            for one in _ready(tensors, grads, own).step(grads, own):
                 one()
             writes += stacks.multiply(scalars.placements[i], numbers[i])
         return bound, writes
 
 
+def _ready(group: Any, grads: list[Tensor], scalars: BoundScalars) -> kernels.Together:
+    """What runs a task of a group."""
+    return group.ready.get(scalars.task) or group.prepare(grads, scalars)
+
+
 def _all_act(group: Any, numbers: list[Numbers], goal: Goal) -> BoundScalars:
     """The numbers of a group whose rules all act in each step."""
     placed, varied = group.placed, group.varied
-    return BoundScalars(group.placements, numbers, None, goal, placed=placed, varied=varied)
+    return BoundScalars(group.placements, numbers, goal, placed=placed, varied=varied)
 
 
 class Stacks:
@@ -271,11 +270,12 @@ class Stacks:
         """Run the rule on all tensors. Returns the writes of its slots."""
         writes: list[Write] = []
         away = self.params[0].device.type != "cpu"
-        if away and placement.rule.start is not None and self._has_started(placement.rule):
-            placement = placement._replace(rule=placement.rule._replace(start=None))
+        if away and placement.rule.runs.start is not None and self._has_started(placement.rule):
+            rule = placement.rule
+            placement = placement._replace(rule=rule._replace(runs=rule.runs._replace(start=None)))
         for members, stack, own in self.batches:
-            packed = any(placement.rule.codecs)  # in blocks of one tensor, not of a stack
-            if placement.rule.batched and len(members) > 1 and not packed:
+            packed = placement.rule.storage.codecs  # in blocks of one tensor, not of a stack
+            if placement.rule.runs.batched and len(members) > 1 and not packed:
                 for run_of, given in self._runs(members, numbers):
                     old = tuple([slot.read(run_of) for slot in own])
                     p, u = self.params[members[0]], stack[run_of]

@@ -18,9 +18,10 @@ from functional_optim.core import sharding
 from functional_optim.core.codecs import InBlocks
 from functional_optim.core.ownership import Shared, Sharing, slot_parts_of
 from functional_optim.core.rule import Placement, Rule
+from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots, present, stored_slots
 from functional_optim.core.traits import is_elementwise
-from functional_optim.engine.executor import BoundScalars, Executor, How, Write
+from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.guards import TensorGuard
 
 
@@ -73,26 +74,34 @@ class ShardExecutor(Executor):
         spec = _spec(p)
         if spec is None or how == "apart" or not sharding.is_sharded(g):
             return None
-        batched = [x.rule.batched for x in placements]
+        batched = [x.rule.runs.batched for x in placements]
         if any(batched) and (how == "eager" or Sharing.of(p) is None):
             return None
         for own, some, x in zip(slots, batched, placements, strict=True):
-            if some and (any(x.rule.codecs) or slot_parts_of(own) is None):
+            if some and (x.rule.storage.codecs or slot_parts_of(own) is None):
                 return None
             if not some and not (_beside(x.rule, own, p, spec) and is_elementwise(x, p)):
                 return None
         return (spec, any(batched))
 
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner:
+        """Itself: the group of the shards compiles what it needs."""
+        return self
+
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What is measured on the shards, as one DTensor of parts for each number."""
         given = self._given(grads)
-        found = self.inner.measure(given, scalars)
+        found = self.inner.prepare(given, scalars).measure(given, scalars)
         return [[self._over_mesh(x) for x in part] for part in found]
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of the shards."""
         given = self._given(grads)  # which may make another inner group
-        return self.inner.step(given, scalars)
+        return self.inner.prepare(given, scalars).step(given, scalars)
+
+    def libraries(self) -> list[Any]:
+        """Those that step the shards."""
+        return self.inner.libraries()
 
     def _given(self, grads: list[Tensor]) -> list[Tensor]:
         """The local gradients, after shards that have moved were taken in."""
@@ -123,7 +132,7 @@ def _beside(rule: Rule, slots: Slots, p: Any, spec: Hashable) -> bool:
     """Whether an element-wise rule can step the shards of slots beside those of a parameter."""
     if any(_spec(x) != spec for x in present([slots])):
         return False
-    if not any(rule.codecs):
+    if not rule.storage.codecs:
         return all(x.shape == p.shape for x in present([slots]))
     return all(
         own.whole is None or own.whole.shape == p.shape
@@ -135,7 +144,7 @@ def _beside(rule: Rule, slots: Slots, p: Any, spec: Hashable) -> bool:
 
 def _local(rule: Rule, slots: Slots, p: Any) -> Slots:
     """The slots of a local shard; packed ones in the blocks that a plain tensor of it has."""
-    if not any(rule.codecs):
+    if not rule.storage.codecs:
         return tuple(map(sharding.shard, slots))
     shape = sharding.shard(p).shape
     packed: dict[int, Tensor] = {}

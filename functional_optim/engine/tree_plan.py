@@ -14,19 +14,20 @@ from functional_optim import numeric, tree
 from functional_optim.core import memory
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State, count_keys
+from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import chosen
 from functional_optim.core.recording import Kept
-from functional_optim.core.rule import Numbers
 from functional_optim.core.storage import present
+from functional_optim.core.totals import reduction_order
+from functional_optim.engine.absent import WithoutGradient
 from functional_optim.engine.executor import How, Write
-from functional_optim.engine.guards import TensorGuard
+from functional_optim.engine.guards import TensorGuard, version_of
 from functional_optim.engine.plan import (
     PlanEntry,
     PlanLeaf,
     StepContext,
     StepPlan,
-    WithoutGradient,
-    reduction_order,
+    filling,
     turns_in,
 )
 
@@ -57,22 +58,22 @@ class TreeNumbers:
         if self.captured:
             return numeric.float64(x)
         tensor, version, value = self.known.get(key, UNKNOWN)
-        if tensor is not x or [version] != memory.versions([x]):
+        if tensor is not x or version != version_of(x):
             return float(x.item())
         return numeric.float64(x) if value is None else value
 
     def writing(self, key: str, value: Any) -> Write:
         """The write of a carried number."""
         self.written[key] = value
-        return numeric.filling(self.state.carry[key], value)
+        return filling(self.state.carry[key], value)
 
     def writes(self) -> list[Write]:
         """The writes of what all leaves share."""
         self.written[COUNT] = self.time
-        writes: list[Write] = [numeric.filling(self.state.step, self.time)]
+        writes: list[Write] = [filling(self.state.step, self.time)]
         if self.fixed or self.recorded:
             hyper = self.state.hyper
-            writes += [numeric.filling(hyper[key], value) for key, value in self.fixed.items()]
+            writes += [filling(hyper[key], value) for key, value in self.fixed.items()]
             writes += [slot.detach_ for slot in self.recorded]  # the step itself was not recorded
         return writes
 
@@ -83,8 +84,7 @@ class TreeNumbers:
         if not self.captured:
             for key, value in self.written.items():
                 x = self.state.step if key is COUNT else self.state.carry[key]
-                (version,) = memory.versions([x])
-                self.known[key] = x, version, _stored(value, x)
+                self.known[key] = x, version_of(x), _stored(value, x)
 
 
 COUNT = ""
@@ -152,7 +152,7 @@ class TreeEntry(PlanEntry):
             writes += [self.numbers.writing(k, x) for k, x in self.carried(context)]
         for key, i, value in self.changing:
             now = numeric.at(value, context.time_of(i))
-            writes.append(numeric.filling(state.hyper[key], now))
+            writes.append(filling(state.hyper[key], now))
         return writes
 
 
@@ -261,7 +261,7 @@ def _absent(
     ):
         mine = [
             (leaf.p, tuple([leaf.slots[key] for key in keys]))
-            for leaf in (rows if placement.rule.absent else ())
+            for leaf in (rows if placement.rule.runs.absent else ())
             if leaf.g is None and chosen(placement.where, leaf.name, leaf.p)
         ]
         for k, entry in enumerate(entries if mine else ()):

@@ -54,7 +54,7 @@ def es_gradient(
         >>> bool(w.norm() < 0.2)
         True
     """
-    numeric.check(lambda x: x > 0, sigma, "es_gradient needs a positive sigma, but got {}.")
+    numeric.check_range("es_gradient", "positive", sigma=sigma)
     check_count("es_gradient", "population", population)
     if population % 2:
         raise ValueError(

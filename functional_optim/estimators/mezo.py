@@ -58,7 +58,7 @@ def mezo(eps: numeric.Hyper = 1e-3, samples: int = 1) -> Estimator:
         >>> bool(value < 0.05)
         True
     """
-    numeric.check(lambda x: x > 0, eps, "mezo needs a positive eps, but got {}.")
+    numeric.check_range("mezo", "positive", eps=eps)
     check_count("mezo", "samples", samples)
     return pairs("mezo", NORMAL._replace(number=samples), eps, differences, lazy=True)
 

@@ -48,8 +48,8 @@ def spsa(
         >>> grads.round(decimals=4)
         tensor([2.])
     """
-    numeric.check(lambda x: x > 0, c, "spsa needs a positive c, but got {}.")
-    numeric.check(lambda x: x >= 0.0, gamma, "spsa needs a gamma of 0 or more, but got {}.")
+    numeric.check_range("spsa", "positive", c=c)
+    numeric.check_range("spsa", "of 0 or more", gamma=gamma)
     check_count("spsa", "samples", samples)
 
     def reach(count: Any) -> Any:
@@ -84,9 +84,9 @@ def spsa_gain(
         >>> lr(0), fo.sgd(lr) is not None
         (1.0, True)
     """
-    numeric.check(lambda x: x > 0, a, "spsa_gain needs a positive a, but got {}.")
+    numeric.check_range("spsa_gain", "positive", a=a)
     numeric.check(lambda x: x >= 0, stability, "spsa_gain needs stability ≥ 0, but got {}.")
-    numeric.check(lambda x: x > 0, alpha, "spsa_gain needs a positive alpha, but got {}.")
+    numeric.check_range("spsa_gain", "positive", alpha=alpha)
 
     def schedule(count: Any) -> Any:
         t = count + 1

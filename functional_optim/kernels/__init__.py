@@ -8,13 +8,13 @@ write it; `libraries` builds C++, keeps it on disk (`disk_cache`) and loads it (
 from __future__ import annotations
 
 import functools
-import operator
 from types import FunctionType
 from typing import Any
 
 import torch
 
 from functional_optim.kernels import disk_cache, toolchain, watch
+from functional_optim.kernels.comparison import compare
 from functional_optim.kernels.disk_cache import folder
 from functional_optim.kernels.drivers import DRIVERS, CaptureError, NumberSource
 from functional_optim.kernels.failures import (
@@ -31,8 +31,8 @@ from functional_optim.kernels.failures import (
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.interrupts import held
 from functional_optim.kernels.keys import static_key
-from functional_optim.kernels.launches import READER, Launch, Native, compare
-from functional_optim.kernels.libraries import count, library, prefetch
+from functional_optim.kernels.launches import READER, Launch, Launches, Together
+from functional_optim.kernels.libraries import Native, count, library, prefetch
 from functional_optim.kernels.node import RuleError, Unsuitable
 from functional_optim.kernels.print_cpp import Source, source_of
 
@@ -42,11 +42,13 @@ __all__ = [
     "CaptureError",
     "Graph",
     "Launch",
+    "Launches",
     "Native",
     "NoCompiler",
     "NumberSource",
     "RuleError",
     "Source",
+    "Together",
     "Unsuitable",
     "capturing",
     "cause",
@@ -63,7 +65,6 @@ __all__ = [
     "prefetch",
     "refusal",
     "require_compiler",
-    "same_entries",
     "source_of",
     "static_key",
     "tell",
@@ -83,14 +84,6 @@ def capturing() -> bool:
 def watcher() -> Any:
     """The library that looks over objects, or None (see `watch`)."""
     return watch.module if READER else None
-
-
-def same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Do two dicts hold the very same objects, in the same order?"""
-    if watch.module is not None:
-        return watch.module.same_entries(a, b)
-    same_keys = len(a) == len(b) and all(map(operator.is_, a, b))
-    return same_keys and all(map(operator.is_, a.values(), b.values()))
 
 
 def is_kept(kernel: Native) -> bool:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import array
 import ctypes
-import itertools
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from functional_optim.kernels import watch
-from functional_optim.kernels.node import Unsuitable
-from functional_optim.kernels.print_cpp import BLOCK, LOCAL, PARTS, SYMBOL, Source
+from functional_optim.kernels.libraries import Native
+from functional_optim.kernels.print_cpp import BLOCK, LOCAL, PARTS
 from functional_optim.kernels.private import data_reader as READER
 
 CHUNK = 1 << 13
@@ -25,25 +24,6 @@ CHUNK = 1 << 13
 
 ALIGNED = 64
 """Bytes to which scratch memory is aligned."""
-
-
-class Native:
-    """A loaded library.
-
-    name: under which it is kept. found: it was kept before, and not built by this process. source:
-    what it was built from, which says how it is to be called.
-    """
-
-    def __init__(self, path: Path, source: Source, name: str, *, found: bool) -> None:
-        self.name = name
-        self.found = found
-        self.source = source
-        self.outputs = source.outputs
-        library = ctypes.CDLL(str(path))
-        self.call = getattr(library, SYMBOL)
-        self.call.restype = None
-        self.call.argtypes = [ctypes.c_void_p]
-        self.address: Any = ctypes.cast(self.call, ctypes.c_void_p).value
 
 
 class Launch:
@@ -131,7 +111,7 @@ class Launch:
 
         Args:
             grads: each tensor's gradient, plain tensors.
-            numbers: of each rule.
+            numbers: of each rule, in tuples, which may hold tuples.
         """
         if READER and watch.module is not None:
             launch, function = watch.module.launch, self.native.address
@@ -141,12 +121,100 @@ class Launch:
     def _through_ctypes(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
     ) -> tuple[float, ...]:
-        vector = array.array("d", itertools.chain(*numbers))
+        vector = array.array("d", list(_flat(numbers)))
         given = array.array("q", list(map(id if READER else Tensor.data_ptr, grads)))
         self.call[3], self.call[5] = given.buffer_info()[0], vector.buffer_info()[0]
         ctypes.memset(self.totals.buffer_info()[0], 0, 8 * len(self.totals))
         self.native.call(self.address)
         return tuple(self.totals)
+
+
+class Together:
+    """What runs a task for all tensors of a group.
+
+    Args:
+        runners: of some tensors each.
+        written: the tensors whose versions a step raises, as it writes past autograd.
+        explain: called where something raises; it may raise a better error.
+    """
+
+    def __init__(
+        self, runners: Sequence[Any], written: list[Tensor], explain: Callable[[], None]
+    ) -> None:
+        self.runners = runners
+        self.written = written
+        self.explain = explain
+
+    def step(self, grads: list[Tensor], scalars: Any) -> list[Callable[[], object]]:
+        """The step of every tensor and its slots, in place, as writes that are ready to be made."""
+        try:
+            writes = [one for x in self.runners for one in x.step(grads, scalars)]
+        except Exception:
+            self.explain()
+            raise
+        if self.written:
+            increment_version(self.written)
+        return writes
+
+    def measure(self, grads: list[Tensor], scalars: Any) -> list[Sequence[Any]]:
+        """What the last of the rules measures, in parts still to be summed."""
+        try:
+            return [part for x in self.runners for part in x.measure(grads, scalars)]
+        except Exception:
+            self.explain()
+            raise
+
+
+class Launches:
+    """The launches of a task: over all its tensors, or over those of a kind each.
+
+    Args:
+        found: each launch, with the indices of its tensors among those of the task.
+        members: the indices of the task's gradients among those that are handed over; None: they
+            are all of them, in this order.
+        readable: turns gradients into such whose memory is what they say, laid out as their
+            parameters are; None: they are so.
+    """
+
+    def __init__(
+        self,
+        found: Sequence[tuple[list[int], Any]],
+        members: list[int] | None,
+        readable: Callable[[list[Tensor]], list[Tensor]] | None,
+    ) -> None:
+        self.found = found
+        self.members = members
+        self.readable = readable
+        self.only = found[0][1] if len(found) == 1 else None
+
+    def step(self, grads: list[Tensor], scalars: Any) -> list[Callable[[], tuple[float, ...]]]:
+        """The calls, which return what they measure. scalars: those of the step."""
+        if self.members is not None:
+            grads = [grads[i] for i in self.members]
+        if self.readable is not None:
+            grads = self.readable(grads)
+        if self.only is not None:
+            return [self.call(self.only, grads, scalars)]
+        return [self.call(one, [grads[i] for i in own], scalars) for own, one in self.found]
+
+    def call(
+        self, launch: Any, grads: list[Tensor], scalars: Any
+    ) -> Callable[[], tuple[float, ...]]:
+        """A launch with what it reads in this step."""
+        return launch.ready(grads, scalars.numbers)
+
+    def measure(self, grads: list[Tensor], scalars: Any) -> list[tuple[float, ...]]:
+        """What the calls measure, in parts still to be summed."""
+        return [one() for one in self.step(grads, scalars)]
+
+    def libraries(self) -> list[Native]:
+        """The libraries that are called."""
+        return [launch.native for _, launch in self.found]
+
+
+def _flat(numbers: Sequence[Any]) -> Iterator[float]:
+    for x in numbers:
+        yield from _flat(x) if isinstance(x, tuple) else (x,)
 
 
 def _blocks(sizes: Sequence[int]) -> array.array[int]:
@@ -167,28 +235,3 @@ def _team() -> int:
 
 
 TEAM = _team()
-
-
-def compare(x: Tensor, expected: Tensor, old: Tensor | None = None, *, bits: bool = False) -> None:
-    """Raise Unsuitable unless a library has done what the rules do.
-
-    old: what was there before; a step may be small beside it. bits: integers are the last bits of
-    weights, which a rounding elsewhere changes.
-    """
-    expected = expected.reshape(x.shape)
-    if not x.dtype.is_floating_point or x.element_size() == 1:
-        if bits:
-            return
-        codes = x.dtype.is_floating_point  # of 8 bits, for which there is no comparison
-        pair = (x.view(torch.uint8), expected.view(torch.uint8)) if codes else (x, expected)
-        same = int(pair[0].ne(pair[1]).sum()) <= max(1, 0.02 * x.numel())  # neighbours, by rounding
-    else:
-        a, b = x.double(), expected.double()
-        step = b if old is None else b - old.double()
-        size = step.nan_to_num(0.0, 0.0, 0.0).abs().amax() if x.numel() else step.sum()
-        rounding = 2 * torch.finfo(x.dtype).eps * b.abs()
-        near = (a - b).abs() <= rounding + 1e-4 * step.abs() + 1e-5 * size
-        near &= b.isfinite()
-        same = bool((near | (a == b) | (a.isnan() & b.isnan())).all())
-    if not same:
-        raise Unsuitable("a kernel that does something else than the rule")

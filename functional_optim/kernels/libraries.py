@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from functional_optim.kernels import disk_cache, toolchain, watch
 from functional_optim.kernels.failures import NoCompiler, cause, refusal, tell_failed
 from functional_optim.kernels.interrupts import held, let_through
-from functional_optim.kernels.launches import Native
-from functional_optim.kernels.print_cpp import Source
+from functional_optim.kernels.print_cpp import SYMBOL, Source
+
+
+class Native:
+    """A loaded library.
+
+    name: under which it is kept. found: it was kept before, and not built by this process. source:
+    what it was built from, which says how it is to be called.
+    """
+
+    def __init__(self, path: Path, source: Source, name: str, *, found: bool) -> None:
+        self.name = name
+        self.found = found
+        self.source = source
+        self.outputs = source.outputs
+        library = ctypes.CDLL(str(path))
+        self.call = getattr(library, SYMBOL)
+        self.call.restype = None
+        self.call.argtypes = [ctypes.c_void_p]
+        self.address: Any = ctypes.cast(self.call, ctypes.c_void_p).value
+
 
 _built: dict[str, Native | None] = {}
 """Libraries by their texts; None for one that is not available."""

@@ -15,7 +15,7 @@ struct Column {
     Py_ssize_t count;
 };
 
-static PyObject *GRAD, *OFFSET, *PARAMS, *FUNC, *PARTIAL;
+static PyObject *GRAD, *OFFSET, *PARAMS, *FUNC, *PARTIAL, *VERSION;
 
 /* An address below this may be an offset from 0; no storage is so large that one above it is. */
 static const int64_t LOWEST = (int64_t)1 << 40;
@@ -24,9 +24,10 @@ static const int64_t LOWEST = (int64_t)1 << 40;
 struct Guard {
     PyObject_HEAD
     PyObject* given;  /* a dict of the arguments, which owns all objects below */
-    PyObject *kinds, *checker, *wide, *tensors, *params, *states, *values;
+    PyObject *kinds, *checker, *wide, *tensors, *params, *states, *values, *numbers, *quiet;
     PyCFunctionWithKeywords check;
     Column places, reaches, starts, stops;
+    Column versions;  /* of the tensors that hold numbers */
     Column last;      /* where the gradients lay when they were last found to be apart */
     Reader read;
 };
@@ -43,19 +44,37 @@ static int copied(PyObject* array, Column* out)
     return out->x ? 0 : (PyErr_NoMemory(), -1);
 }
 
+/* How often torch has counted writes into a tensor; -1 for an inference tensor, which counts none. */
+static int64_t version(PyObject* tensor)
+{
+    PyObject* found = PyObject_GetAttr(tensor, VERSION);
+    if (!found) return PyErr_Clear(), -1;
+    const int64_t count = PyLong_AsLongLong(found);
+    Py_DECREF(found);
+    return count;
+}
+
+static void look_at_versions(Guard* self)
+{
+    for (Py_ssize_t i = 0; i < self->versions.count; ++i)
+        self->versions.x[i] = version(PyTuple_GET_ITEM(self->numbers, i));
+}
+
 static int guard_init(Guard* self, PyObject*, PyObject* named)
 {
     static const char* names[] = {"kinds", "check", "wide", "tensors", "places", "reaches", "starts",
-                                  "stops", "read", "params", "states", "values", NULL};
+                                  "stops", "read", "params", "states", "values", "numbers",
+                                  "quiet", NULL};
     PyObject *none = PyTuple_New(0), *check, *places, *reaches, *starts, *stops;
     long long read;
     PyObject* given = named ? PyDict_Copy(named) : PyDict_New();
     int done = none && given &&
         PyArg_ParseTupleAndKeywords(
-            none, given, "$O!O!O!O!OOOOLO!O!O!", (char**)names, &PyTuple_Type, &self->kinds,
+            none, given, "$O!O!O!O!OOOOLO!O!O!O!O!", (char**)names, &PyTuple_Type, &self->kinds,
             &PyCFunction_Type, &check, &PyTuple_Type, &self->wide, &PyTuple_Type, &self->tensors,
-            &places, &reaches, &starts, &stops, &read, &PyTuple_Type, &self->params, &PyTuple_Type, &self->states,
-            &PyTuple_Type, &self->values);
+            &places, &reaches, &starts, &stops, &read, &PyTuple_Type, &self->params, &PyTuple_Type,
+            &self->states, &PyTuple_Type, &self->values, &PyTuple_Type, &self->numbers,
+            &PyTuple_Type, &self->quiet);
     Py_XDECREF(none);
     Py_XSETREF(self->given, given);
     if (!done || copied(places, &self->places) < 0 || copied(reaches, &self->reaches) < 0 ||
@@ -63,6 +82,11 @@ static int guard_init(Guard* self, PyObject*, PyObject* named)
         copied(reaches, &self->last) < 0)
         return -1;
     memset(self->last.x, 0, self->last.count * sizeof(int64_t));
+    PyMem_Free(self->versions.x);
+    self->versions.count = PyTuple_GET_SIZE(self->numbers);
+    self->versions.x = (int64_t*)PyMem_Malloc(8 * self->versions.count);
+    if (!self->versions.x) return PyErr_NoMemory(), -1;
+    look_at_versions(self);
     self->read = (Reader)read;
     self->checker = PyCFunction_GET_SELF(check); /* one without keywords ignores the third argument */
     self->check = (PyCFunctionWithKeywords)(void*)PyCFunction_GET_FUNCTION(check);
@@ -90,6 +114,7 @@ static void guard_dealloc(Guard* self)
     PyMem_Free(self->starts.x);
     PyMem_Free(self->stops.x);
     PyMem_Free(self->last.x);
+    PyMem_Free(self->versions.x);
     Py_TYPE(self)->tp_free((PyObject*)self);
 }
 
@@ -200,6 +225,19 @@ static int walk(Guard* self, PyObject* tree, PyObject* outline, PyObject* grads,
     return same;
 }
 
+/* Does nobody see operations? Functions tell, each by None or a count of 0. */
+static int unseen(Guard* self)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->quiet); ++i) {
+        PyObject* found = PyObject_CallNoArgs(PyTuple_GET_ITEM(self->quiet, i));
+        if (!found) return -1;
+        const int none = found == Py_None || PyObject_Not(found);
+        Py_DECREF(found);
+        if (none != 1) return none;
+    }
+    return 1;
+}
+
 /* From an outline, a tree of gradients or None, and more trees, all of that outline: the gradients
    that are there; None if anything is not as it was. */
 static PyObject* guard_trees(Guard* self, PyObject* const* given, Py_ssize_t n)
@@ -207,7 +245,8 @@ static PyObject* guard_trees(Guard* self, PyObject* const* given, Py_ssize_t n)
     PyObject* grads = PyList_New(0);
     if (!grads) return NULL;
     Py_ssize_t at = 0;
-    int same = walk(self, given[1], given[0], grads, &at);
+    int same = unseen(self);
+    if (same == 1) same = walk(self, given[1], given[0], grads, &at);
     at = 0;
     for (Py_ssize_t k = 2; same == 1 && k < n; ++k) same = walk(self, given[k], given[0], NULL, &at);
     return answer(self, same, grads);
@@ -230,17 +269,48 @@ static int same_state(PyObject* state, PyObject* states, PyObject* values)
     return 1;
 }
 
-/* From an optimizer's groups and state: the gradients of all parameters that have one; None if
-   anything is not as it was. */
+/* Has nobody written to the numbers since `settle`? Nobody knows of those of inference tensors. */
+static int unwritten(Guard* self)
+{
+    for (Py_ssize_t i = 0; i < self->versions.count; ++i) {
+        const int64_t now = version(PyTuple_GET_ITEM(self->numbers, i));
+        if (now < 0 || now != self->versions.x[i]) return 0;
+    }
+    return 1;
+}
+
+/* Note how the numbers are, after a step has written them. */
+static PyObject* guard_settle(Guard* self, PyObject*)
+{
+    look_at_versions(self);
+    Py_RETURN_NONE;
+}
+
+/* Have two dicts the very same keys and values, in the same order? */
+static int same_entries(PyObject* a, PyObject* b)
+{
+    PyObject *key, *value, *other_key, *other_value;
+    Py_ssize_t at = 0, other_at = 0;
+    if (!PyDict_Check(b) || PyDict_GET_SIZE(a) != PyDict_GET_SIZE(b)) return 0;
+    while (PyDict_Next(a, &at, &key, &value))
+        if (!PyDict_Next(b, &other_at, &other_key, &other_value) || key != other_key ||
+            value != other_value)
+            return 0;
+    return 1;
+}
+
+/* From an optimizer's groups and state, and the entries that the groups had: the gradients of all
+   parameters that have one, and the indices of groups with other entries; None if anything else is
+   not as it was. */
 static PyObject* guard_gradients(Guard* self, PyObject* const* given, Py_ssize_t)
 {
-    PyObject *groups = given[0], *state = given[1], *params = self->params;
+    PyObject *groups = given[0], *state = given[1], *entries = given[2], *params = self->params;
     if (!PyList_Check(groups) || PyList_GET_SIZE(groups) != PyTuple_GET_SIZE(params))
         Py_RETURN_NONE;
     PyObject* grads = PyList_New(0);
     if (!grads) return NULL;
     Py_ssize_t k = 0;
-    int same = 1;
+    int same = unseen(self);
     for (Py_ssize_t i = 0; same == 1 && i < PyTuple_GET_SIZE(params); ++i) {
         PyObject* group = PyList_GET_ITEM(groups, i);
         PyObject* known = PyTuple_GET_ITEM(params, i);
@@ -254,50 +324,68 @@ static PyObject* guard_gradients(Guard* self, PyObject* const* given, Py_ssize_t
             Py_XDECREF(grad);
         }
     }
-    if (same == 1) same = same_state(state, self->states, self->values);
-    return answer(self, same, grads);
+    if (same == 1) same = same_state(state, self->states, self->values) && unwritten(self);
+    grads = answer(self, same, grads);
+    if (!grads || grads == Py_None) return grads;
+    PyObject *changed = PyList_New(0), *pair = changed ? PyTuple_New(2) : NULL;
+    for (Py_ssize_t i = 0; pair && i < PyList_GET_SIZE(groups); ++i)
+        if (!same_entries(PyList_GET_ITEM(groups, i), PyList_GET_ITEM(entries, i))) {
+            PyObject* at = PyLong_FromSsize_t(i);
+            if (!at || PyList_Append(changed, at) < 0) Py_CLEAR(pair);
+            Py_XDECREF(at);
+        }
+    if (!pair) {
+        Py_DECREF(grads);
+        Py_XDECREF(changed);
+        return NULL;
+    }
+    PyTuple_SET_ITEM(pair, 0, grads);
+    PyTuple_SET_ITEM(pair, 1, changed);
+    return pair;
 }
 
 static PyMethodDef guard_methods[] = {
     {"trees", (PyCFunction)(void*)guard_trees, METH_FASTCALL, NULL},
     {"gradients", (PyCFunction)(void*)guard_gradients, METH_FASTCALL, NULL},
+    {"settle", (PyCFunction)guard_settle, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyTypeObject guard_type = {PyVarObject_HEAD_INIT(NULL, 0)};
 
-/* Have two dicts the very same keys and values, in the same order? */
-static PyObject* same_entries(PyObject*, PyObject* const* given, Py_ssize_t)
+/* How many numbers nested tuples hold. */
+static Py_ssize_t count_of(PyObject* own)
 {
-    PyObject *key, *value, *other_key, *other_value;
-    Py_ssize_t at = 0, other_at = 0;
-    if (PyDict_GET_SIZE(given[0]) != PyDict_GET_SIZE(given[1])) Py_RETURN_FALSE;
-    while (PyDict_Next(given[0], &at, &key, &value))
-        if (!PyDict_Next(given[1], &other_at, &other_key, &other_value) || key != other_key ||
-            value != other_value)
-            Py_RETURN_FALSE;
-    Py_RETURN_TRUE;
+    if (!PyTuple_Check(own)) return 1;
+    Py_ssize_t count = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(own); ++i) count += count_of(PyTuple_GET_ITEM(own, i));
+    return count;
+}
+
+/* Put the numbers of nested tuples one after another; where the next one goes, NULL for an
+   exception. */
+static double* unpack(PyObject* own, double* next)
+{
+    if (!PyTuple_Check(own)) {
+        *next = PyFloat_AsDouble(own);
+        return *next == -1.0 && PyErr_Occurred() ? NULL : next + 1;
+    }
+    for (Py_ssize_t i = 0; next && i < PyTuple_GET_SIZE(own); ++i)
+        next = unpack(PyTuple_GET_ITEM(own, i), next);
+    return next;
 }
 
 /* The numbers of all rules, one after another, which the caller frees; NULL for an exception. */
 static double* unpacked(PyObject* numbers)
 {
     Py_ssize_t count = 0;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(numbers); ++i)
-        count += PyTuple_GET_SIZE(PyList_GET_ITEM(numbers, i));
+    const Py_ssize_t rules = PyList_GET_SIZE(numbers);
+    for (Py_ssize_t i = 0; i < rules; ++i) count += count_of(PyList_GET_ITEM(numbers, i));
     double *found = (double*)PyMem_Malloc(8 * count), *next = found;
     if (!found) return (double*)PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(numbers); ++i) {
-        PyObject* own = PyList_GET_ITEM(numbers, i);
-        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(own); ++j) {
-            *next = PyFloat_AsDouble(PyTuple_GET_ITEM(own, j));
-            if (*next++ == -1.0 && PyErr_Occurred()) {
-                PyMem_Free(found);
-                return NULL;
-            }
-        }
-    }
-    return found;
+    for (Py_ssize_t i = 0; next && i < rules; ++i) next = unpack(PyList_GET_ITEM(numbers, i), next);
+    if (!next) PyMem_Free(found);
+    return next ? found : NULL;
 }
 
 /* Run a library; the sums that it returns. Of its function and its record of a call, the addresses;
@@ -346,7 +434,6 @@ static PyObject* run_all(PyObject*, PyObject* functions)
 }
 
 static PyMethodDef methods[] = {
-    {"same_entries", (PyCFunction)(void*)same_entries, METH_FASTCALL, NULL},
     {"launch", (PyCFunction)(void*)launch, METH_FASTCALL, NULL},
     {"run_all", run_all, METH_O, NULL},
     {NULL, NULL, 0, NULL},
@@ -360,6 +447,7 @@ PyMODINIT_FUNC PyInit_functional_optim_watch(void)
     OFFSET = PyUnicode_InternFromString("storage_offset");
     PARAMS = PyUnicode_InternFromString("params");
     FUNC = PyUnicode_InternFromString("func");
+    VERSION = PyUnicode_InternFromString("_version");
     PyObject* functools = PyImport_ImportModule("functools");
     if (!functools) return NULL;
     PARTIAL = PyObject_GetAttrString(functools, "partial");

@@ -7,13 +7,7 @@ from typing import Any
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
-from functional_optim.schedules.formula import (
-    check_least,
-    check_positive,
-    half_cosine,
-    of_step,
-    share,
-)
+from functional_optim.schedules.formula import check_least, half_cosine, of_step, share
 
 
 @factory
@@ -34,10 +28,7 @@ def constant(value: Number) -> Schedule:
 
 @factory
 def linear(
-    init_value: Number,
-    end_value: Number,
-    transition_steps: Number,
-    transition_begin: Number = 0,
+    init_value: Number, end_value: Number, transition_steps: Number, transition_begin: Number = 0
 ) -> Schedule:
     """A straight line from init_value to end_value, constant before and after.
 
@@ -59,7 +50,7 @@ def linear(
     check_least("linear", 1, transition_steps=transition_steps)
     check_least("linear", 0, transition_begin=transition_begin)
 
-    def formula(n: Any, init: Any, end: Any, steps: Any, begin: Any) -> Any:
+    def formula(n, init, end, steps, begin):
         return numeric.lerp(init, end, share(n - begin, steps))
 
     return of_step(formula, init_value, end_value, transition_steps, transition_begin)
@@ -91,11 +82,11 @@ def polynomial(
         >>> fo.schedules.polynomial(1.0, 0.0, power=2, transition_steps=10)(5)
         0.25
     """
-    check_positive("polynomial", power=power)
+    numeric.check_range("polynomial", "positive", power=power)
     check_least("polynomial", 1, transition_steps=transition_steps)
     check_least("polynomial", 0, transition_begin=transition_begin)
 
-    def formula(n: Any, init: Any, end: Any, power: Any, steps: Any, begin: Any) -> Any:
+    def formula(n, init, end, power, steps, begin):
         left = numeric.power(1 - share(n - begin, steps), power)
         return numeric.lerp(end, init, left)
 
@@ -130,9 +121,9 @@ def cosine_decay(
         (1.0, 0.5, 0.0)
     """
     check_least("cosine_decay", 1, decay_steps=decay_steps)
-    check_positive("cosine_decay", exponent=exponent)
+    numeric.check_range("cosine_decay", "positive", exponent=exponent)
 
-    def formula(n: Any, init: Any, steps: Any, alpha: Any, exponent: Any) -> Any:
+    def formula(n, init, steps, alpha, exponent):
         return init * numeric.lerp(alpha, 1.0, cosine_left(n, steps, exponent))
 
     return of_step(formula, init_value, decay_steps, alpha, exponent)
@@ -175,9 +166,9 @@ def exponential_decay(
     """
     check_least("exponential_decay", 1, transition_steps=transition_steps)
     check_least("exponential_decay", 0, transition_begin=transition_begin)
-    check_positive("exponential_decay", decay_rate=decay_rate)
+    numeric.check_range("exponential_decay", "positive", decay_rate=decay_rate)
 
-    def formula(n: Any, init: Any, steps: Any, rate: Any, begin: Any, *bound: Any) -> Any:
+    def formula(n, init, steps, rate, begin, *bound):
         times = numeric.maximum(n - begin, 0.0) / steps
         value = init * numeric.power(rate, numeric.floor(times) if staircase else times)
         for end in bound:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import Any
 
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
-from functional_optim.schedules.formula import WAYS, check_least, check_positive, of_step
+from functional_optim.schedules.formula import WAYS, check_least, of_step
 from functional_optim.schedules.pieces import between, join
 from functional_optim.schedules.warm import warmup_cosine_decay
 
@@ -58,9 +57,7 @@ def linear_onecycle(
             f"pct_final={pct_final}."
         )
 
-    def formula(
-        n: Any, steps: Any, peak: Any, start: Any, final: Any, div: Any, final_div: Any
-    ) -> Any:
+    def formula(n, steps, peak, start, final, div, final_div):
         ends = (numeric.floor(start * steps), numeric.floor(final * steps), steps)
         low = peak / div
         return between(n, WAYS["linear"], ends, (low, peak, low, low / final_div))
@@ -102,11 +99,9 @@ def cosine_onecycle(
     """
     name = "cosine_onecycle"
     _check_cycle(name, transition_steps, div_factor, final_div_factor)
-    numeric.check(
-        lambda x: 0 <= x <= 1, pct_start, f"{name} needs a pct_start in [0, 1], but got {{}}."
-    )
+    numeric.check_range(name, "in [0, 1]", pct_start=pct_start)
 
-    def formula(n: Any, steps: Any, peak: Any, start: Any, div: Any, final_div: Any) -> Any:
+    def formula(n, steps, peak, start, div, final_div):
         ends = (numeric.floor(start * steps), steps)
         low = peak / div
         return between(n, WAYS["cosine"], ends, (low, peak, low / final_div))
@@ -147,4 +142,4 @@ def sgdr(cosine_kwargs: Iterable[Mapping[str, Number]]) -> Schedule:
 
 def _check_cycle(name: str, steps: Number, div_factor: Number, final_div_factor: Number) -> None:
     check_least(name, 1, transition_steps=steps)
-    check_positive(name, div_factor=div_factor, final_div_factor=final_div_factor)
+    numeric.check_range(name, "positive", div_factor=div_factor, final_div_factor=final_div_factor)

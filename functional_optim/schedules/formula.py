@@ -70,12 +70,6 @@ def check_least(name: str, least: int, **numbers: Number) -> None:
         numeric.check(lambda x: x >= least, x, text)
 
 
-def check_positive(name: str, **numbers: Number) -> None:
-    """Raise ValueError for a Python number that is not above 0."""
-    for argument, x in numbers.items():
-        numeric.check(lambda x: x > 0, x, f"{name} needs a positive {argument}, but got {{}}.")
-
-
 def check_schedule(name: str, schedule: Any) -> None:
     """Raise TypeError for what cannot be called."""
     if not callable(schedule):

@@ -45,7 +45,7 @@ def join(schedules: Iterable[Schedule], boundaries: Iterable[Number]) -> Schedul
         check_schedule("join", part)
     _check_boundaries("join", starts)
 
-    def formula(n: Any, *starts: Any) -> Any:
+    def formula(n, *starts):
         first, *others = parts
         value = first(n)
         for start, part in zip(starts, others, strict=True):
@@ -78,7 +78,7 @@ def piecewise_constant(
     """
     starts, scales = _sorted("piecewise_constant", boundaries_and_scales)
 
-    def formula(n: Any, init: Any, *numbers: Any) -> Any:
+    def formula(n, init, *numbers):
         starts, scales = _halves(numbers)
         value = init
         for start, scale in zip(starts, scales, strict=True):
@@ -115,7 +115,7 @@ def piecewise_interpolate(
     shape = way("piecewise_interpolate", interpolate_type, ("linear", "cosine"))
     ends, scales = _sorted("piecewise_interpolate", boundaries_and_scales)
 
-    def formula(n: Any, init: Any, *numbers: Any) -> Any:
+    def formula(n, init, *numbers):
         ends, scales = _halves(numbers)
         return between(n, shape, ends, tuple(accumulate(scales, mul, initial=init)))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
@@ -11,7 +9,6 @@ from functional_optim.schedules.basic import constant, cosine_left, exponential_
 from functional_optim.schedules.formula import (
     check_kind,
     check_least,
-    check_positive,
     check_schedule,
     of_step,
     share,
@@ -57,9 +54,9 @@ def warmup(
     if kind == "constant":
         return join([constant(init_value), schedule], [warmup_steps])
     if kind == "exponential":
-        check_positive("an exponential warmup", init_value=init_value)
+        numeric.check_range("an exponential warmup", "positive", init_value=init_value)
 
-    def formula(n: Any, init: Any, steps: Any) -> Any:
+    def formula(n, init, steps):
         peak, x = numeric.float64(schedule(0)), share(n, steps)
         if kind == "exponential":
             return init * numeric.power(peak / init, x)
@@ -129,9 +126,9 @@ def warmup_cosine_decay(
             "warmup_cosine_decay needs 0 <= warmup_steps < decay_steps (which counts the warmup "
             f"in), but got warmup_steps={warmup_steps}, decay_steps={decay_steps}."
         )
-    check_positive("warmup_cosine_decay", exponent=exponent)
+    numeric.check_range("warmup_cosine_decay", "positive", exponent=exponent)
 
-    def formula(n: Any, peak: Any, end: Any, warm: Any, steps: Any, exponent: Any) -> Any:
+    def formula(n, peak, end, warm, steps, exponent):
         return numeric.lerp(end, peak, cosine_left(n, steps - warm, exponent))
 
     fall = of_step(formula, peak_value, end_value, *lengths, exponent)
@@ -222,7 +219,7 @@ def warmup_stable_decay(
     check_least(name, 0, warmup_steps=warmup_steps, stable_steps=stable_steps)
     check_least(name, 1, decay_steps=decay_steps)
 
-    def formula(n: Any, peak: Any, end: Any, stable: Any, steps: Any) -> Any:
+    def formula(n, peak, end, stable, steps):
         return numeric.lerp(peak, end, shape(share(n - stable, steps)))
 
     fall = of_step(formula, peak_value, end_value, stable_steps, decay_steps)
@@ -258,7 +255,7 @@ def inverse_square_root(
     """
     check_least("inverse_square_root", 1, warmup_steps=warmup_steps)
 
-    def formula(n: Any, peak: Any, warm: Any) -> Any:
+    def formula(n, peak, warm):
         return peak * numeric.sqrt(warm / (warm + n))
 
     fall = of_step(formula, peak_value, warmup_steps)

@@ -67,9 +67,7 @@ def annealing(population: int, sigma: numeric.Hyper, temperature: numeric.Hyper)
         True
     """
     check_positive("annealing", sigma=sigma)
-    numeric.check(
-        lambda x: x >= 0.0, temperature, "annealing needs a temperature of 0 or more, but got {}."
-    )
+    numeric.check_range("annealing", "of 0 or more", temperature=temperature)
 
     def start(at: Start) -> dict[str, Any]:
         return {

@@ -85,10 +85,7 @@ def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
     check_positive("sep_cma_es", sigma=sigma)
 
     def start(at: Start) -> dict[str, Any]:
-        return {
-            **covariance.fields(at.mean, at.number(sigma)),
-            "C": torch.ones_like(at.mean),
-        }
+        return {**covariance.fields(at.mean, at.number(sigma)), "C": torch.ones_like(at.mean)}
 
     def sample(state: SepCMAState) -> Tensor:
         z = normal(state, population, state.mean)

@@ -43,13 +43,9 @@ from functional_optim.transforms.scaling import scale as scale
 from functional_optim.transforms.scaling import scale_by_lr as scale_by_lr
 from functional_optim.transforms.scaling import scale_by_schedule as scale_by_schedule
 from functional_optim.transforms.scaling import set_to_zero as set_to_zero
-from functional_optim.transforms.variance_reduction import (
-    variance_reduction as variance_reduction,
-)
+from functional_optim.transforms.variance_reduction import variance_reduction as variance_reduction
 from functional_optim.transforms.weight_decay import add_decayed_weights as add_decayed_weights
-from functional_optim.transforms.weight_decay import (
-    cautious_weight_decay as cautious_weight_decay,
-)
+from functional_optim.transforms.weight_decay import cautious_weight_decay as cautious_weight_decay
 from functional_optim.transforms.weight_decay import decay_after_step as decay_after_step
 from functional_optim.transforms.weight_decay import proximal_step as proximal_step
 from functional_optim.transforms.weight_decay import step_then_decay as step_then_decay

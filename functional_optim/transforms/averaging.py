@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import wide_dtype
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage, wide_dtype
+from functional_optim.transforms.rules import zeros
 
 
 class ParamsEmaSlots(NamedTuple):
@@ -49,14 +50,12 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
         >>> state.slots["params_ema"]
         tensor([3.])
     """
-    numeric.check(
-        lambda x: 0.0 <= x <= 1.0, decay, "params_ema needs a decay in [0, 1], but got {}."
-    )
+    numeric.check_range("params_ema", "in [0, 1]", decay=decay)
 
     def init(p: Tensor) -> ParamsEmaSlots:
         return ParamsEmaSlots(p.to(wide_dtype(p), copy=True))
 
-    def scalars(t: Any, *, decay: Any) -> tuple[Any]:
+    def scalars(t, *, decay):
         return (1 - decay,)
 
     def update(u: Tensor, slots: ParamsEmaSlots, p: Tensor, a: Any) -> tuple[Tensor, Any]:
@@ -67,8 +66,8 @@ def params_ema(decay: numeric.Hyper) -> Leafwise:
         update,
         scalars,
         hyper={"decay": decay},
-        weights=("params_ema",),
-        reads_new_params=True,
+        runs=Runs(after="step"),
+        storage=Storage(weights=("params_ema",)),
         name="params_ema",
     )
 
@@ -104,12 +103,11 @@ def ema(decay: numeric.Hyper, debias: bool = True) -> Leafwise:
         >>> u, state.slots["ema"]
         (tensor([2.]), tensor([1.]))
     """
-    numeric.check(lambda x: 0.0 <= x < 1.0, decay, "ema needs a decay in [0, 1), but got {}.")
+    numeric.check_range("ema", "in [0, 1)", decay=decay)
 
-    def init(p: Tensor) -> EmaSlots:
-        return EmaSlots(torch.zeros_like(p))
+    init = zeros(EmaSlots)
 
-    def scalars(t: Any, *, decay: Any) -> tuple[Any, Any]:
+    def scalars(t, *, decay):
         return 1 - decay, (1 - decay**t if debias else 1.0)
 
     def update(u: Tensor, slots: EmaSlots, p: Tensor, a: Any, c: Any) -> tuple[Tensor, EmaSlots]:

@@ -133,7 +133,7 @@ def shampoo_basis(
             known = [None if n > max_precond_dim else _square(p, n) for n in p.shape]
         return (*known, *[x if x is None else x.clone() for x in known])
 
-    def scalars(t: Any, *, shampoo_beta: Any, **others: Any) -> tuple[Any]:
+    def scalars(t, *, shampoo_beta, **others):
         return (1 - shampoo_beta,)
 
     def grams(G: Tensor, x: Any, weight: Any) -> dict[str, Tensor | None]:
@@ -239,9 +239,7 @@ def kl_basis(
     if eps is not None:
         hyper["eps"] = eps
 
-    def scalars(
-        t: Any, *, shampoo_beta: Any, init_factor: Any, eps: Any = 0.0, **others: Any
-    ) -> tuple[Any, Any, Any]:
+    def scalars(t, *, shampoo_beta, init_factor, eps=0.0, **others):
         return 1 - shampoo_beta, init_factor, eps
 
     def first(G: Tensor, x: Any, s: tuple[Any, Any, Any]) -> Any:
@@ -321,11 +319,7 @@ def _turns(name: str, precondition_frequency: Any, refresh: str) -> int | None:
     if refresh == "spread":
         numeric.check_count(name, 1, precondition_frequency=precondition_frequency)
         return precondition_frequency
-    numeric.check(
-        lambda x: x >= 1,
-        precondition_frequency,
-        name + " needs a precondition_frequency of 1 or more, but got {}.",
-    )
+    numeric.check_range(name, "of 1 or more", precondition_frequency=precondition_frequency)
     return None
 
 

@@ -11,6 +11,7 @@ from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
+from functional_optim.core.scalars import given
 
 
 @factory
@@ -31,15 +32,12 @@ def clip_by_value(max_value: numeric.Hyper) -> Leafwise:
         >>> tx.update(torch.tensor([-3.0, 0.5, 2.0]), tx.init(w), w)[0]
         tensor([-1.0000,  0.5000,  1.0000])
     """
-    _check_bound("clip_by_value", "max_value", max_value)
-
-    def scalars(t: Any, *, max_value: Any) -> tuple[Any]:
-        return (max_value,)
+    numeric.check_range("clip_by_value", "positive", max_value=max_value)
 
     def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
         return u.clamp(-c, c), slots
 
-    return leafwise(None, update, scalars, hyper={"max_value": max_value}, name="clip_by_value")
+    return leafwise(None, update, given, hyper={"max_value": max_value}, name="clip_by_value")
 
 
 @factory
@@ -68,20 +66,14 @@ def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
         >>> tx.update({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, tx.init(w), w)[0]
         {'a': tensor([0.6000]), 'b': tensor([0.8000])}
     """
-    _check_bound("clip_by_global_norm", "max_norm", max_norm)
+    numeric.check_range("clip_by_global_norm", "positive", max_norm=max_norm)
 
-    def scalars(t: Any, total: tuple[Any], *, max_norm: Any) -> tuple[Any]:
+    def scalars(t, total, *, max_norm):
         norm = numeric.sqrt(total[0])
         return (1 / numeric.maximum(1.0, numeric.divide(norm + eps, max_norm)),)
 
-    return leafwise(
-        None,
-        times,
-        scalars,
-        reduce=squares,
-        hyper={"max_norm": max_norm},
-        name="clip_by_global_norm",
-    )
+    hyper = {"max_norm": max_norm}
+    return leafwise(None, times, scalars, reduce=squares, hyper=hyper, name="clip_by_global_norm")
 
 
 @factory
@@ -107,10 +99,7 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
         >>> tx.update({"a": torch.full((2,), 4.0), "b": torch.ones(2)}, tx.init(w), w)[0]
         {'a': tensor([1., 1.]), 'b': tensor([1., 1.])}
     """
-    _check_bound("clip_by_block_rms", "threshold", threshold)
-
-    def scalars(t: Any, *, threshold: Any) -> tuple[Any]:
-        return (threshold,)
+    numeric.check_range("clip_by_block_rms", "positive", threshold=threshold)
 
     def update(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Any]:
         # the root of 0 has no derivative, nor has a mean over nothing
@@ -118,7 +107,7 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
         return u * excess.rsqrt(), slots
 
     hyper = {"threshold": threshold}
-    return leafwise(None, update, scalars, hyper=hyper, name="clip_by_block_rms")
+    return leafwise(None, update, given, hyper=hyper, name="clip_by_block_rms")
 
 
 @factory
@@ -153,11 +142,7 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
         tensor([[0.0000, 2.5000],
                 [0.0000, 1.0000]])
     """
-    _check_bound("adaptive_grad_clip", "clipping", clipping)
-    _check_bound("adaptive_grad_clip", "eps", eps)
-
-    def scalars(t: Any, *, clipping: Any, eps: Any) -> tuple[Any, Any]:
-        return clipping, eps
+    numeric.check_range("adaptive_grad_clip", "positive", clipping=clipping, eps=eps)
 
     def update(u: Tensor, slots: Any, p: Tensor, ratio: Any, eps: Any) -> tuple[Tensor, Any]:
         # units are fewer than entries: divide once for each, and multiply
@@ -165,19 +150,10 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
         excess = _unit_squares(u * (1 / most)).clamp(min=1.0)
         return u * (1 / excess.sqrt()), slots
 
-    return leafwise(
-        base.real_only("adaptive_grad_clip"),
-        update,
-        scalars,
-        hyper={"clipping": clipping, "eps": eps},
-        name="adaptive_grad_clip",
-    )
+    init, hyper = base.real_only("adaptive_grad_clip"), {"clipping": clipping, "eps": eps}
+    return leafwise(init, update, given, hyper=hyper, name="adaptive_grad_clip")
 
 
 def _unit_squares(x: Tensor) -> Tensor:
     """The squared norm of each unit, broadcastable to x."""
     return (x * x).sum(tuple(range(1, x.dim())) if x.dim() > 1 else None, keepdim=True)
-
-
-def _check_bound(transform: str, name: str, bound: numeric.Hyper) -> None:
-    numeric.check(lambda x: x > 0, bound, f"{transform} needs a positive {name}, but got {{}}.")

@@ -12,6 +12,8 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.kernels.callers import warn
 
 
 class NanCarry(NamedTuple):
@@ -43,7 +45,7 @@ def zero_nans() -> Leafwise:
     def reduce(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
         return (u.isnan().to(u.dtype).sum(),)
 
-    def scalars(t: Any, carry: NanCarry, total: tuple[Any]) -> tuple[tuple[()], NanCarry]:
+    def scalars(t, carry, total):
         return (), NanCarry(total[0], carry.total_nan_count + total[0])
 
     def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
@@ -55,7 +57,7 @@ def zero_nans() -> Leafwise:
         scalars,
         reduce=reduce,
         carry=NanCarry(0, 0),
-        shared=True,
+        runs=Runs(shared=True),
         name="zero_nans",
     )
 
@@ -83,7 +85,7 @@ def keep_params_nonnegative() -> Leafwise:
         return torch.maximum(u, -p), slots
 
     init = base.real_only("keep_params_nonnegative")
-    return leafwise(init, update, scales_step=True, name="keep_params_nonnegative")
+    return leafwise(init, update, runs=Runs(after="lr"), name="keep_params_nonnegative")
 
 
 @factory
@@ -101,7 +103,7 @@ def keep_params_in(
     Args:
         projection: a function of one tensor and of `numbers` by name: one of `fo.projections`, or
             your own, of tensor operations only.
-        elementwise: as in `leafwise`. Nothing needs to be passed.
+        elementwise: not needed, since what a projection is follows from its operations.
         numbers: its arguments: numbers, 0-dim tensors, or schedules.
 
     Raises:
@@ -125,9 +127,13 @@ def keep_params_in(
             f"keep_params_in takes a projection, but got {projection!r}; pass e.g. "
             "fo.projections.box, and its numbers by name."
         )
+    if elementwise is not None:
+        warn(
+            "keep_params_in(..., elementwise=...) is deprecated; leave it out.", DeprecationWarning
+        )
     names = tuple(numbers)
 
-    def scalars(t: Any) -> tuple[Any, ...]:
+    def scalars(t):
         return tuple([numeric.at(x, t) for x in numbers.values()])
 
     def update(u: Tensor, slots: Any, p: Tensor, *given: Any) -> tuple[Tensor, Any]:
@@ -137,11 +143,5 @@ def keep_params_in(
 
     init = base.real_only("keep_params_in")
     return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=numbers,
-        elementwise=elementwise,
-        scales_step=True,
-        name="keep_params_in",
+        init, update, scalars, hyper=numbers, runs=Runs(after="lr"), name="keep_params_in"
     )

@@ -16,7 +16,9 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Placement, Rule, Several, Update, told
+from functional_optim.core.numbers import Own, told
+from functional_optim.core.rule import Placement, Rule, Runs, Update
+from functional_optim.core.storage import Storage
 from functional_optim.core.traits import is_elementwise
 from functional_optim.transforms.bases import Basis, Sides
 
@@ -81,9 +83,9 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     hyper = {key: x for rule in rules for key, x in rule.hyper} | basis.hyper
     _once([*[key for rule in rules for key, _ in rule.hyper], *basis.hyper], "hyperparameters")
     record = _record(tuple(fields))
-    parts = tuple([_Inner(rule.updates[0], rule.slots, rule.keys) for rule in rules])
-    linear = [key for rule in rules for key in rule.keys if key not in rule.nonnegative]
-    sizes = [key for rule in rules for key in rule.nonnegative]
+    parts = tuple([_Inner(rule.updates[0], rule.storage.slots, rule.keys) for rule in rules])
+    sizes = [key for rule in rules for key in rule.storage.nonnegative]
+    linear = [key for rule in rules for key in rule.keys if key not in sizes]
     sides, first, observe = basis.sides, basis.first, basis.observe
     renew, weigh = basis.renew, basis.weigh
 
@@ -92,19 +94,18 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         own = [x for rule in rules if rule.init is not None for x in rule.init(seen)]
         return record(*own, *basis.init(p))
 
-    def scalars(t: Any, **given: Any) -> Several:
+    def scalars(t, **given):
         def of(function: Any, names: Any, t: Any) -> Any:
             return function(t, **{name: given[name] for name in names})
 
         n = numeric.maximum(t - 1, 1.0)
-        own = [of(r.scalars, dict(r.given), n) if r.scalars else () for r in rules]
-        return Several((of(basis.scalars, basis.hyper, t), *own))
+        own = [of(r.scalars, dict(r.reads.hyper), n) if r.scalars else () for r in rules]
+        return Own((), (), (of(basis.scalars, basis.hyper, t), *own))
 
-    def begin(G: Tensor, x: Any, p: Any, numbers: Several) -> tuple[Tensor, Any]:
-        return torch.zeros_like(G), first(G, x, numbers.each[0])
+    def begin(G: Tensor, x: Any, p: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
+        return torch.zeros_like(G), first(G, x, s)
 
-    def step(G: Tensor, x: Any, p: Any, numbers: Several) -> tuple[Tensor, Any]:
-        s, *own = numbers.each
+    def step(G: Tensor, x: Any, p: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
         left, right = sides(x)
         half = G if left is None else left.mT @ G
         seen = half if right is None else half @ right
@@ -114,34 +115,37 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         u = u if right is None else u @ right.mT
         return u, observe(G, half, seen, x._replace(**changed), s)
 
-    def turn(G: Tensor, x: Any, p: Any, numbers: Several) -> tuple[Tensor, Any]:
-        u, x = step(G, x, p, numbers)
+    def turn(G: Tensor, x: Any, p: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
+        u, x = step(G, x, p, s, *own)
         old = sides(x)
-        x, orders = renew(x, numbers.each[0])
+        x, orders = renew(x, s)
         left, right = zip(old, sides(x), strict=True)
         moved = {key: _columns(right, _rows(left, getattr(x, key))) for key in linear}
         moved |= {key: _reordered(getattr(x, key), orders) for key in sizes}
         return u, x._replace(**moved)
 
-    def variant(t: Any, every: Any, turn: int) -> Any:
+    def variant(t, every, turn):
         return numeric.where(t == 1, 0, numeric.where((t - 1) % every == turn, 2, 1))
 
-    def together(t: Any, *, precondition_frequency: Any) -> Any:
+    def together(t, *, precondition_frequency):
         return variant(t, precondition_frequency, 0)
 
-    def spread(t: Any, *, precondition_frequency: Any, turn: int) -> Any:
+    def spread(t, *, precondition_frequency, turn):
         return variant(t, precondition_frequency, turn)
 
+    eigenvalues = [key for key in basis.slots if key.endswith("eigenvalues")]
     return leafwise(
         init,
         [begin, step, turn],
         scalars,
-        choose=together if basis.turns is None else spread,
-        start=(begin, basis.made_first) if basis.made_first else None,
-        turns=basis.turns,
         hyper=hyper,
-        nonnegative=[*sizes, *[key for key in basis.slots if key.endswith("eigenvalues")]],
-        batched=True,
+        runs=Runs(
+            choose=together if basis.turns is None else spread,
+            turns=basis.turns,
+            start=(begin, basis.made_first) if basis.made_first else None,
+            batched=True,
+        ),
+        storage=Storage(nonnegative=[*sizes, *eigenvalues]),
         name="in_basis",
     )
 
@@ -193,8 +197,9 @@ def _fits(placement: Placement) -> bool:
     One that reads the parameter raises when it is run (`_NO_PARAMETERS`).
     """
     rule: Rule = placement.rule
-    uses = rule.reduce or rule.before or rule.measure or rule.choose or rule.absent or rule.extra
-    kind = rule.reads_new_params or rule.shared or rule.carry is not None or any(rule.codecs)
+    runs = rule.runs
+    uses = rule.reduce or rule.before or runs.choose or runs.absent or rule.reads.extra
+    kind = runs.after == "step" or runs.shared or rule.carry is not None or rule.storage.codecs
     placed = placement.where or placement.gate or placement.lookback is not None
     if len(rule.updates) > 1 or uses or kind or placed:
         return False
@@ -217,7 +222,7 @@ def _once(names: list[str], what: str) -> list[str]:
 
 
 def _run(
-    parts: tuple[_Inner, ...], u: Tensor, x: Any, numbers: list[Any]
+    parts: tuple[_Inner, ...], u: Tensor, x: Any, numbers: tuple[Any, ...]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The update of rules, one after the other, and their new slots by name."""
     changed: dict[str, Tensor] = {}

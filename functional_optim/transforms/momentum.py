@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.rules import zeros
 
 
 class TraceSlots(NamedTuple):
@@ -47,10 +47,9 @@ def trace(
     """
     numeric.check(lambda x: x >= 0.0, momentum, "Invalid momentum value: {}")
 
-    def init(p: Tensor) -> TraceSlots:
-        return TraceSlots(torch.zeros_like(p))
+    init = zeros(TraceSlots)
 
-    def scalars(t: Any, *, momentum: Any, dampening: Any) -> tuple[Any, Any]:
+    def scalars(t, *, momentum, dampening):
         return momentum, numeric.where(t == 1, 1.0, 1 - dampening)
 
     def update(u: Tensor, slots: TraceSlots, p: Tensor, mu: Any, a: Any) -> tuple[Tensor, Any]:

@@ -14,6 +14,7 @@ from functional_optim import numeric
 from functional_optim.core import base, sharding
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise, made_of_rules
+from functional_optim.core.rule import Runs
 from functional_optim.core.storage import compute_dtype
 from functional_optim.measures import Measure, Place
 
@@ -103,10 +104,7 @@ def monitor(
 
 @factory
 def snapshot(
-    name: str,
-    measure: Measure | Callable[[Tensor], Tensor],
-    *,
-    of: Place = "updates",
+    name: str, measure: Measure | Callable[[Tensor], Tensor], *, of: Place = "updates"
 ) -> Leafwise:
     """`monitor` for one measurement.
 
@@ -139,7 +137,7 @@ def _of_all(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Le
     def reduce(u: Tensor, slots: Any, p: Tensor, *g: Tensor) -> tuple[Tensor, ...]:
         return tuple([x for row in sums(u, p, *g) for x in row])
 
-    def scalars(t: Any, carry: Any, total: tuple[Any, ...]) -> tuple[tuple[()], Any]:
+    def scalars(t, carry, total):
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         rows = [total[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         found = [m.finish(*row) for m, row in zip(measures, rows, strict=True)]
@@ -147,7 +145,13 @@ def _of_all(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Le
 
     first = record(*[0.0] * len(measures))
     return leafwise(
-        None, _unchanged, scalars, reduce=reduce, carry=first, shared=True, name="monitor"
+        None,
+        _unchanged,
+        scalars,
+        reduce=reduce,
+        carry=first,
+        runs=Runs(shared=True),
+        name="monitor",
     )
 
 
@@ -160,7 +164,7 @@ def _of_each(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> L
     def init(p: Tensor) -> Any:
         return record(*[torch.zeros((), dtype=compute_dtype(p), device=p.device) for _ in finish])
 
-    def scalars(t: Any) -> tuple[Any, ...]:
+    def scalars(t):
         return tuple(_weights(measures, t))
 
     def update(u: Tensor, slots: Any, p: Tensor, *given: Any) -> tuple[Tensor, Any]:

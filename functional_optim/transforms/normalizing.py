@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import squares, times
+from functional_optim.core.scalars import given
 
 
 @factory
@@ -58,9 +59,9 @@ def normalize(scale_factor: numeric.Hyper = 1.0, eps: numeric.Hyper = 1e-6) -> L
         >>> tx.update({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, tx.init(w), w)[0]
         {'a': tensor([6.0000]), 'b': tensor([8.0000])}
     """
-    numeric.check(lambda x: x >= 0.0, eps, "normalize needs an eps of 0 or more, but got {}.")
+    numeric.check_range("normalize", "of 0 or more", eps=eps)
 
-    def scalars(t: Any, total: tuple[Any], *, scale_factor: Any, eps: Any) -> tuple[Any]:
+    def scalars(t, total, *, scale_factor, eps):
         null = total[0] == 0
         norm = numeric.sqrt(numeric.where(null, 1.0, total[0])) + eps
         return (numeric.where(null, 0.0, scale_factor / norm),)
@@ -100,18 +101,9 @@ def centralize() -> Leafwise:
     return leafwise(base.real_only("centralize"), update, name="centralize")
 
 
-class TrustRatioScalars(NamedTuple):
-    min_square: Any
-    """Least square of both norms."""
-    coefficient: Any
-    eps: Any
-
-
 @factory
 def scale_by_trust_ratio(
-    min_norm: numeric.Hyper = 0.0,
-    trust_coefficient: numeric.Hyper = 1.0,
-    eps: numeric.Hyper = 0.0,
+    min_norm: numeric.Hyper = 0.0, trust_coefficient: numeric.Hyper = 1.0, eps: numeric.Hyper = 0.0
 ) -> Leafwise:
     """Multiply each tensor's update by ‖p‖ / ‖u‖: layers move in proportion to their size.
 
@@ -150,12 +142,13 @@ def scale_by_trust_ratio(
             f"scale_by_trust_ratio needs a {name} of 0 or more, but got {{}}.",
         )
 
-    def scalars(t: Any, *, min_norm: Any, trust_coefficient: Any, eps: Any) -> TrustRatioScalars:
-        return TrustRatioScalars(min_norm * min_norm, trust_coefficient, eps)
+    def scalars(t, *, min_norm, trust_coefficient, eps):
+        return min_norm * min_norm, trust_coefficient, eps
 
-    def update(u: Tensor, slots: Any, p: Tensor, s: TrustRatioScalars) -> tuple[Tensor, Any]:
-        P, U = [(x * x).sum().clamp(min=s.min_square) for x in (p, u)]
-        return u * trust_ratio(P, U, s.coefficient, 0.0, s.eps), slots
+    def update(u: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        min_square, k, eps = numbers
+        P, U = [(x * x).sum().clamp(min=min_square) for x in (p, u)]
+        return u * trust_ratio(P, U, k, 0.0, eps), slots
 
     return leafwise(None, update, scalars, hyper=hyper, name="scale_by_trust_ratio")
 
@@ -185,21 +178,14 @@ def clip_by_trust_ratio(trust_coefficient: numeric.Hyper = 1.0) -> Leafwise:
         >>> u, tx.update(torch.tensor([0.0, 20.0]), state, w)[0]
         (tensor([0., 2.]), tensor([0., 5.]))
     """
-    numeric.check(
-        lambda x: x > 0.0,
-        trust_coefficient,
-        "clip_by_trust_ratio needs a positive trust_coefficient, but got {}.",
-    )
-
-    def scalars(t: Any, *, trust_coefficient: Any) -> tuple[Any]:
-        return (trust_coefficient,)
+    numeric.check_range("clip_by_trust_ratio", "positive", trust_coefficient=trust_coefficient)
 
     def update(u: Tensor, slots: Any, p: Tensor, c: Any) -> tuple[Tensor, Any]:
         P, U = (p * p).sum(), (u * u).sum()
         return u * trust_ratio(P, U, c, 0.0, 0.0).clamp(max=1.0), slots
 
     hyper = {"trust_coefficient": trust_coefficient}
-    return leafwise(None, update, scalars, hyper=hyper, name="clip_by_trust_ratio")
+    return leafwise(None, update, given, hyper=hyper, name="clip_by_trust_ratio")
 
 
 def trust_ratio(P: Tensor, U: Tensor, coefficient: Any, decay: Any, eps: Any) -> Tensor:

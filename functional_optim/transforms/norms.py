@@ -9,6 +9,8 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.scalars import given
 from functional_optim.core.storage import as_real, compute_dtype
 from functional_optim.transforms.scaling import check_lr
 
@@ -56,30 +58,17 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
         >>> fo.apply_updates(w, u)
         tensor([6., 8.])
     """
-    numeric.check(
-        lambda x: x > 0.0, factor, "keep_norms_within needs a positive factor, but got {}."
-    )
+    numeric.check_range("keep_norms_within", "positive", factor=factor)
 
-    def scalars(t: Any, *, factor: Any) -> tuple[Any]:
-        return (factor,)
-
-    def update(
-        u: Tensor, slots: StartNormSlots, p: Tensor, factor: Any
-    ) -> tuple[Tensor, StartNormSlots]:
+    def update(u: Tensor, slots: StartNormSlots, p: Tensor, factor: Any) -> tuple[Tensor, Any]:
         x = p + u
         most, square = factor * slots.start_norm, (x * x).sum()
         long = square > most * most
         excess = 1 - most * square.masked_fill(~long, 1.0).rsqrt()
         return u - excess.masked_fill(~long, 0.0) * x, slots
 
-    return leafwise(
-        at_start,
-        update,
-        scalars,
-        hyper={"factor": factor},
-        scales_step=True,
-        name="keep_norms_within",
-    )
+    hyper, name = {"factor": factor}, "keep_norms_within"
+    return leafwise(at_start, update, given, hyper=hyper, runs=Runs(after="lr"), name=name)
 
 
 @factory
@@ -115,12 +104,7 @@ def hyperball(lr: numeric.Hyper) -> Leafwise:
     """
     check_lr(lr)
 
-    def scalars(t: Any, *, lr: Any) -> tuple[Any]:
-        return (lr,)
-
-    def update(
-        u: Tensor, slots: StartNormSlots, p: Tensor, lr: Any
-    ) -> tuple[Tensor, StartNormSlots]:
+    def update(u: Tensor, slots: StartNormSlots, p: Tensor, lr: Any) -> tuple[Tensor, Any]:
         R, square = slots.start_norm, (u * u).sum()
         null = square == 0
         step = lr * R * square.masked_fill(null, 1.0).rsqrt()
@@ -131,10 +115,5 @@ def hyperball(lr: numeric.Hyper) -> Leafwise:
         return (share - 1) * p - share * step * u, slots
 
     return leafwise(
-        at_start,
-        update,
-        scalars,
-        hyper={"lr": lr},
-        scales_step=True,
-        name="hyperball",
+        at_start, update, given, hyper={"lr": lr}, runs=Runs(after="lr"), name="hyperball"
     )

@@ -13,6 +13,7 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.rule import Runs
 from functional_optim.linalg import Coefficients, newton_schulz, polynomials
 
 Scale = Literal["original", "match_rms_adamw", "spectral"] | None
@@ -71,10 +72,7 @@ def orthogonalize(
         return shape_factor(scale, *G.shape[-2:]) * polar(G), slots
 
     return leafwise(
-        matrices_only("orthogonalize"),
-        update,
-        batched=True,
-        name="orthogonalize",
+        matrices_only("orthogonalize"), update, runs=Runs(batched=True), name="orthogonalize"
     )
 
 
@@ -102,11 +100,7 @@ def matrices_only(
 
 
 def polar_factor(
-    name: str,
-    ns_coefficients: Coefficients,
-    eps: float,
-    ns_steps: int,
-    ns_dtype: torch.dtype,
+    name: str, ns_coefficients: Coefficients, eps: float, ns_steps: int, ns_dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
     """Newton–Schulz with these settings, into the dtype of its argument. name: for errors.
 

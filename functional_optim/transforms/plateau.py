@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import times
+from functional_optim.core.rule import Runs, times
 
 
 class PlateauCarry(NamedTuple):
@@ -99,18 +99,18 @@ def reduce_on_plateau(
         )
 
     def scalars(
-        t: Any,
-        carry: PlateauCarry,
+        t,
+        carry,
         *,
-        factor: Any,
-        patience: Any,
-        rtol: Any,
-        atol: Any,
-        cooldown: Any,
-        accumulation_size: Any,
-        min_scale: Any,
-        value: Any = None,
-    ) -> tuple[tuple[Any], PlateauCarry]:
+        factor,
+        patience,
+        rtol,
+        atol,
+        cooldown,
+        accumulation_size,
+        min_scale,
+        value=None,
+    ):
         count = carry.count + 1
         mean = carry.avg_value + (_number(value) - carry.avg_value) / count
         full = count >= accumulation_size
@@ -154,7 +154,7 @@ def reduce_on_plateau(
             "accumulation_size": accumulation_size,
             "min_scale": min_scale,
         },
-        shared=True,
+        runs=Runs(shared=True),
         name="reduce_on_plateau",
     )
 

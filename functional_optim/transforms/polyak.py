@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -49,20 +47,14 @@ def scale_by_polyak(
         >>> tx.update(2 * w, tx.init(w), w, value=w @ w)[0]
         tensor([-1.])
     """
-    numeric.check(
-        lambda x: x > 0,
-        max_learning_rate,
-        "scale_by_polyak needs a positive max_learning_rate, but got {}.",
-    )
-    numeric.check(lambda x: x >= 0.0, eps, "scale_by_polyak needs an eps of 0 or more, but got {}.")
+    numeric.check_range("scale_by_polyak", "positive", max_learning_rate=max_learning_rate)
+    numeric.check_range("scale_by_polyak", "of 0 or more", eps=eps)
     if variant not in ("sps", "sps+"):
         raise ValueError(
             f'scale_by_polyak knows the variants "sps" and "sps+", but got {variant!r}.'
         )
 
-    def scalars(
-        t: Any, total: tuple[Any], *, f_min: Any, max_learning_rate: Any, eps: Any, value: Any
-    ) -> tuple[Any]:
+    def scalars(t, total, *, f_min, max_learning_rate, eps, value):
         gap = numeric.float64(value) - f_min
         if variant == "sps+":
             gap = numeric.maximum(gap, 0.0)

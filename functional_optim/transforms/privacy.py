@@ -68,11 +68,7 @@ def differentially_private_aggregate(
     numeric.check(
         lambda x: x > 0.0, l2_norm_clip, f"{me} needs an l2_norm_clip above 0, but got {{}}."
     )
-    numeric.check(
-        lambda x: x >= 0.0,
-        noise_multiplier,
-        f"{me} needs a noise_multiplier of 0 or more, but got {{}}.",
-    )
+    numeric.check_range(me, "of 0 or more", noise_multiplier=noise_multiplier)
     init = seeded(me, seed)
 
     def update(grads: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:

@@ -117,8 +117,8 @@ def _factors(
     key_heads: int | None,
 ) -> tuple[Tensor, Tensor]:
     """What both projections are multiplied by."""
-    numeric.check(lambda x: x > 0.0, tau, "qk_clip needs a positive tau, but got {}.")
-    numeric.check(lambda x: 0.0 <= x <= 1.0, alpha, "qk_clip needs an alpha in [0, 1], but got {}.")
+    numeric.check_range("qk_clip", "positive", tau=tau)
+    numeric.check_range("qk_clip", "in [0, 1]", alpha=alpha)
     for name, x in {"w_q": w_q, "w_k": w_k, "max_logits": max_logits}.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"qk_clip needs a tensor for {name}, but got a {type(x).__name__}.")

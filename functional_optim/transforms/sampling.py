@@ -39,9 +39,7 @@ class MetropolisState(NamedTuple):
 
 @factory
 def metropolis(
-    propose: Callable[[Tree, Tree], Tree],
-    temperature: numeric.Hyper = 1.0,
-    seed: int | Tensor = 0,
+    propose: Callable[[Tree, Tree], Tree], temperature: numeric.Hyper = 1.0, seed: int | Tensor = 0
 ) -> base.GradientTransformation:
     """Sample from exp(−f / temperature), or anneal, by proposals that are accepted or taken back.
 
@@ -99,9 +97,7 @@ def metropolis(
             f"metropolis needs a function propose(params, noise), but got a "
             f"{type(propose).__name__}; pass e.g. lambda p, z: fo.tree.map(torch.add, p, z)."
         )
-    numeric.check(
-        lambda x: x >= 0.0, temperature, "metropolis needs a temperature of 0 or more, but got {}."
-    )
+    numeric.check_range("metropolis", "of 0 or more", temperature=temperature)
     randomness.seed_tensor("metropolis", seed, torch.device("cpu"))
 
     def init(params: Tree) -> MetropolisState:

@@ -11,6 +11,7 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.rule import times
+from functional_optim.core.scalars import given
 
 
 @factory
@@ -30,7 +31,7 @@ def scale(factor: numeric.Hyper) -> Leafwise:
     """
     if numeric.equals(factor, 1):
         return identity()
-    return leafwise(None, times, _factor, hyper={"factor": factor}, name="scale")
+    return leafwise(None, times, given, hyper={"factor": factor}, name="scale")
 
 
 def signed(maximize: bool) -> Leafwise:
@@ -68,7 +69,7 @@ def scale_by_lr(lr: numeric.Hyper) -> Leafwise:
     """
     check_lr(lr)
 
-    def scalars(t: Any, *, lr: Any) -> tuple[Any]:
+    def scalars(t, *, lr):
         return (-lr,)
 
     return leafwise(None, times, scalars, hyper={"lr": lr}, name="scale_by_lr")
@@ -98,7 +99,7 @@ def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
             f"scale_by_schedule takes a function of the step count, but got {schedule!r}; "
             "use scale for a number."
         )
-    return leafwise(None, times, _factor, hyper={"factor": schedule}, name="scale_by_schedule")
+    return leafwise(None, times, given, hyper={"factor": schedule}, name="scale_by_schedule")
 
 
 @factory
@@ -136,10 +137,7 @@ def apply_delta(lr: numeric.Hyper = 1.0) -> Leafwise:
     """
     check_lr(lr)
 
-    def scalars(t: Any, *, lr: Any) -> tuple[Any]:
-        return (lr,)
-
-    return leafwise(None, times, scalars, hyper={"lr": lr}, name="apply_delta")
+    return leafwise(None, times, given, hyper={"lr": lr}, name="apply_delta")
 
 
 @factory
@@ -177,8 +175,3 @@ def check_lr(lr: numeric.Hyper, says: str = "Invalid learning rate: {}") -> None
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
     numeric.check(lambda x: x >= 0.0, lr, says)
-
-
-def _factor(t: Any, *, factor: Any) -> tuple[Any]:
-    """The `scalars` of a rule that multiplies by a hyperparameter."""
-    return (factor,)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.transforms.rules import zeros
 
 
 class PreviousGrad(NamedTuple):
@@ -53,15 +53,12 @@ def variance_reduction(
     numeric.check(lambda x: 0.0 <= x < 1.0, beta1, "Invalid beta1 value: {}")
     numeric.check(lambda x: x > 0.0, max_norm, "Invalid max_norm value: {}")
 
-    def init(p: Tensor) -> PreviousGrad:
-        return PreviousGrad(torch.zeros_like(p))
+    init = zeros(PreviousGrad)
 
-    def scalars(t: Any, *, gamma: Any, beta1: Any, max_norm: Any) -> tuple[Any, Any]:
+    def scalars(t, *, gamma, beta1, max_norm):
         return gamma * beta1 / (1 - beta1), max_norm
 
-    def update(
-        g: Tensor, slots: PreviousGrad, p: Tensor, a: Any, most: Any
-    ) -> tuple[Tensor, PreviousGrad]:
+    def update(g: Tensor, slots: PreviousGrad, p: Tensor, a: Any, most: Any) -> tuple[Tensor, Any]:
         c = g + a * (g - slots.previous_grad)
         excess = ((c * c).sum() / (most * most)).clamp(min=1.0)
         return c * excess.rsqrt(), PreviousGrad(g.clone())

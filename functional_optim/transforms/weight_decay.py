@@ -10,7 +10,8 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.paths import Mask, masked_by
-from functional_optim.core.rule import Update
+from functional_optim.core.rule import Runs, Update
+from functional_optim.core.scalars import given
 from functional_optim.transforms.scaling import check_lr, scale_by_lr
 
 
@@ -115,11 +116,10 @@ def _decay(
     if numeric.is_zero(weight_decay):
         return identity()
 
-    def scalars(t: Any, *, weight_decay: Any) -> tuple[Any]:
-        return (weight_decay,)
-
     hyper = {"weight_decay": weight_decay}
-    decay = leafwise(None, update, scalars, hyper=hyper, scales_step=independent, name=name)
+    decay = leafwise(
+        None, update, given, hyper=hyper, runs=Runs(after="lr" if independent else None), name=name
+    )
     return Leafwise(tuple([placement.on(*where) for placement in decay.placements]))
 
 
@@ -154,12 +154,14 @@ def proximal_step(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
     if numeric.is_zero(weight_decay):
         return scale_by_lr(lr)
 
-    def scalars(t: Any, *, lr: Any, weight_decay: Any) -> tuple[Any, Any]:
+    def scalars(t, *, lr, weight_decay):
         whole = 1 + lr * weight_decay
         return -lr / whole, lr * weight_decay / whole
 
     hyper = {"lr": lr, "weight_decay": weight_decay}
-    return leafwise(None, _shrunk, scalars, hyper=hyper, scales_step=True, name="proximal_step")
+    return leafwise(
+        None, _shrunk, scalars, hyper=hyper, runs=Runs(after="lr"), name="proximal_step"
+    )
 
 
 @factory
@@ -189,11 +191,13 @@ def decay_after_step(weight_decay: numeric.Hyper) -> Leafwise:
     if numeric.is_zero(weight_decay):
         return identity()
 
-    def scalars(t: Any, *, weight_decay: Any) -> tuple[Any, Any]:
+    def scalars(t, *, weight_decay):
         return 1 - weight_decay, weight_decay
 
     hyper = {"weight_decay": weight_decay}
-    return leafwise(None, _shrunk, scalars, hyper=hyper, scales_step=True, name="decay_after_step")
+    return leafwise(
+        None, _shrunk, scalars, hyper=hyper, runs=Runs(after="lr"), name="decay_after_step"
+    )
 
 
 @factory
@@ -226,12 +230,14 @@ def step_then_decay(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
     if numeric.is_zero(weight_decay):
         return scale_by_lr(lr)
 
-    def scalars(t: Any, *, lr: Any, weight_decay: Any) -> tuple[Any, Any]:
+    def scalars(t, *, lr, weight_decay):
         lost = lr * weight_decay
         return -lr * (1 - lost), lost
 
     hyper = {"lr": lr, "weight_decay": weight_decay}
-    return leafwise(None, _shrunk, scalars, hyper=hyper, scales_step=True, name="step_then_decay")
+    return leafwise(
+        None, _shrunk, scalars, hyper=hyper, runs=Runs(after="lr"), name="step_then_decay"
+    )
 
 
 def _shrunk(u: Tensor, slots: Any, p: Tensor, factor: Any, lost: Any) -> tuple[Tensor, Any]:

@@ -307,18 +307,19 @@ def _slots(tx: Leafwise, path: str, p: Tensor) -> tuple[list[tuple[str, str]], s
     rows = () if mine is None else zip(mine.placements, mine.layout.slots, strict=True)
     for (rule, *_), names in rows:
         tensors = slots_like(rule, p, path)
-        if not any(rule.codecs):
+        if not rule.storage.codecs:
             pairs = zip(names, tensors, strict=True)
             found += [(name, _dtype(x)) for name, x in pairs if x is not None]
             continue
-        named = [_name(rule, names, field) for field in rule.slots._fields] if rule.slots else []
-        for name, own, wanted in zip(named, stored_slots(rule, tensors), rule.codecs, strict=True):
+        packs, fields = rule.storage.packs, rule.storage.fields
+        for field, own in zip(fields, stored_slots(rule, tensors), strict=True):
+            name = _name(rule, names, field)
             if own.codec is not None:
                 found.append((name, getattr(own.codec, "text", type(own.codec).__name__)))
             elif own.whole is not None:
                 found.append((name, _dtype(own.whole)))
-                if wanted is not None and rule.packs is not None:
-                    left_out = rule.packs.left_out(path, p)
+                if field in rule.storage.codecs and packs is not None:
+                    left_out = packs.left_out(path, p)
     return found, left_out
 
 
@@ -375,7 +376,7 @@ def _acting(tx: Any, path: str, p: Tensor) -> tuple[tuple[str, ...], tuple[tuple
     if isinstance(tx, Leafwise):
         mine = tx.on(path, p)
         placements = () if mine is None else mine.placements
-        views = [x.rule.view for x in placements if x.rule.view is not None]
+        views = [x.rule.storage.view for x in placements if x.rule.storage.view is not None]
         seen = [
             tuple(x.shape)
             for view in views[:1]

@@ -94,7 +94,7 @@ def test_schedulers_are_what_torch_makes_of_them():
     net = model()
     opt = FaultTolerantOptimizer(Local(), INSIDE["sgd"](net.parameters(), 1.0))
     scheduler = opt.follow(lrs.StepLR(opt, 1, 0.5))
-    assert isinstance(scheduler, lrs.StepLR)
+    assert issubclass(type(scheduler), lrs.StepLR)  # no class is forged
     other = lrs.StepLR(INSIDE["sgd"](model().parameters(), 1.0), 1, 0.5)
     assert scheduler.state_dict() == other.state_dict()
     assert repr(scheduler) == repr(scheduler.__wrapped__)
@@ -193,6 +193,22 @@ def test_follow_takes_what_is_no_scheduler_of_torch():
     assert scheduler.steps == 3
     with pytest.raises(TypeError, match="no step and no state_dict and no load_state_dict"):
         opt.follow(object())
+
+
+def test_a_step_that_somebody_has_put_into_a_scheduler_follows():
+    opt = FaultTolerantOptimizer(Scripted([True, False]), INSIDE["sgd"](model().parameters(), 1.0))
+    plain, seen = Plain(), []
+    plain.step = lambda: seen.append("before")
+    scheduler = opt.follow(plain)
+    for _ in range(2):
+        opt.zero_grad()
+        opt.step()
+        scheduler.step()
+    assert seen == ["before"]
+    scheduler.step = lambda: seen.append("after")
+    scheduler.step()
+    plain.step()
+    assert seen == ["before", "after"]
 
 
 def test_a_scheduler_can_be_given_to_another_optimizer():

@@ -315,7 +315,9 @@ def test_a_compiled_step_of_an_object_counts_alike():
 
 def test_a_rule_for_absent_tensors_needs_numbers_of_all():
     with pytest.raises(ValueError, match="shared=True"):
-        fo.leafwise(None, lambda u, slots, p: (u, slots), absent=lambda slots: slots, name="x")
+        fo.leafwise(
+            None, lambda u, slots, p: (u, slots), runs=fo.Runs(absent=lambda slots: slots), name="x"
+        )
 
 
 @pytest.fixture

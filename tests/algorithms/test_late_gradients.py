@@ -108,9 +108,9 @@ def test_a_start_needs_a_batch_and_slots_that_there_are():
     def update(u: Tensor, slots: Any, p: Any) -> Any:
         return u, slots
 
-    for more in ({}, {"batched": True}):
+    for batched in (False, True):
         with pytest.raises(ValueError, match="has a start, which needs batched=True and names"):
-            fo.leafwise(None, update, start=(update, ["basis"]), **more)
+            fo.leafwise(None, update, runs=fo.Runs(start=(update, ["basis"]), batched=batched))
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (5, 4), (4, 3, 2, 2)], ids=str)

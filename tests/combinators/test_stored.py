@@ -295,11 +295,11 @@ def test_copies_of_the_parameters_and_second_moments_are_known():
         for rule in [x.rule for x in placements]:
             known = () if rule.init is None else rule.init(p)
             seen.add(name)
-            for field, x in zip(rule.slots._fields if known else (), known, strict=True):
+            for field, x in zip(rule.storage.fields if known else (), known, strict=True):
                 if isinstance(x, Tensor) and x.shape == p.shape and torch.equal(x.float(), p):
-                    assert field in rule.weights, (name, field)
+                    assert field in rule.storage.weights, (name, field)
                 if "_sq" in field or "eigenvalues" in field:
-                    assert field in rule.nonnegative, (name, field)
+                    assert field in rule.storage.nonnegative, (name, field)
     assert {"madgrad", "galore", "apollo", "came", "kl_soap", "adamw"} <= seen
 
 

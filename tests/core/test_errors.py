@@ -322,7 +322,7 @@ def test_an_update_of_a_whole_tree_is_not_spread_over_a_parameter(name, way):
 
 @pytest.mark.parametrize("wrong", [lambda u: -u.mT, lambda u: -u.mean(), lambda u: -u.flatten()])
 def test_matrices_of_another_shape_are_not_joined(wrong):
-    rule = fo.leafwise(None, lambda u, s, p: (wrong(u), s), batched=True, name="mine")
+    rule = fo.leafwise(None, lambda u, s, p: (wrong(u), s), runs=fo.Runs(batched=True), name="mine")
     w = torch.ones(3, 4, 2, 2)
     for tx in (fo.as_matrix(rule), fo.as_matrix(rule, kernel="batch")):
         for step in (tx.update, fo.compile(tx)):

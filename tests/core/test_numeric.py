@@ -15,6 +15,7 @@ import torch
 from hypothesis import example, given
 
 from functional_optim import numeric
+from functional_optim.engine.plan import filling
 
 SPECIAL = (
     math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 1e-320,
@@ -47,7 +48,7 @@ FUNCTIONS = {
 ABOUT_KINDS = {
     "is_static", "is_zero", "equals", "check", "check_count", "pair", "triple",
     "storage_dtype",
-    "carry_dtype", "filling", "storing_wide", "trusting",
+    "carry_dtype", "storing_wide", "trusting",
 }  # fmt: skip
 """What asks whether a number is a tensor, or is no function of numbers; tested below or by use."""
 OPEN_ZEROS = {"clip", "maximum", "minimum"}
@@ -116,7 +117,7 @@ def test_one_tensor_among_numbers_changes_nothing(name, data):
 def test_a_number_fills_a_tensor_as_a_tensor_does(a, b):
     for dtype in (torch.float32, torch.float64):
         here, there = torch.zeros(2, dtype=dtype), torch.zeros(2, dtype=dtype)
-        numeric.filling(here, a)()
+        filling(here, a)()
         there.copy_(tensor(a))
         torch.testing.assert_close(here, there, rtol=0, atol=0, equal_nan=True)
 

@@ -46,12 +46,16 @@ class Step(NamedTuple):
 
 
 def rule(name: str = "", slots: Any = Slots, last: bool = False) -> Any:
-    return fo.leafwise(lambda p: slots(p), lambda u, x, p: (u, x), name=name, reads_new_params=last)
+    runs = fo.Runs(after="step" if last else None)
+    return fo.leafwise(lambda p: slots(p), lambda u, x, p: (u, x), name=name, runs=runs)
 
 
-def turning(update: Any = lambda u, x, p: (u, x), **more: Any) -> Any:
-    given = {"choose": lambda t, *, turn: 0, "turns": 2, "elementwise": False, **more}
-    return fo.leafwise(None, (update, update), name="mine", **given)
+def turning(hyper: Any = None, **more: Any) -> Any:
+    def update(u: Any, x: Any, p: Any) -> Any:
+        return u, x
+
+    runs = fo.Runs(**{"choose": lambda t, *, turn: 0, "turns": 2, **more})
+    return fo.leafwise(None, (update, update), name="mine", runs=runs, hyper=hyper)
 
 
 def model() -> Any:
@@ -273,7 +277,7 @@ NUMBERS: list[Any] = [
         r"different names, but got \['a', 'b', 'a'\]",
     ),
     (
-        lambda: fo.leafwise(None, lambda u, x, p: (u, x), nonnegative=("v",), name="x"),
+        lambda: fo.leafwise(None, lambda u, x, p: (u, x), storage=fo.Storage(nonnegative=("v",))),
         "says that v is nonnegative, but its slots are none",
     ),
     *[(lambda n=n: turning(turns=n), "'mine' needs a whole number of 1") for n in (0, 2.0, True)],
@@ -282,7 +286,7 @@ NUMBERS: list[Any] = [
     (lambda: turning(turns=None), "takes a turn, but there are no turns"),
     (lambda: turning(absent=lambda slots: slots), "has `absent` and turns"),
     (
-        lambda: fo.leafwise(None, lambda u, x, p: (u, x), turns=2, elementwise=False, name="mine"),
+        lambda: fo.leafwise(None, lambda u, x, p: (u, x), runs=fo.Runs(turns=2), name="mine"),
         "has turns=2 and no choose",
     ),
     (lambda: stepped(turning(choose=lambda t, *, turn: turn + 1)), "returned 2; .* from 0 to 1"),

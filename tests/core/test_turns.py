@@ -54,11 +54,8 @@ def renewing(turns: Any = 3, lr: Any = 0.1, batched: bool = True, products: bool
         init,
         [cheap, dear],
         lambda t, *, lr: (lr,),
-        choose=lambda t, *, turn: t % turns == turn,
-        turns=turns,
         hyper={"lr": lr},
-        elementwise=False,
-        batched=batched,
+        runs=fo.Runs(choose=lambda t, *, turn: t % turns == turn, turns=turns, batched=batched),
         name="renewing",
     )
 
@@ -300,7 +297,7 @@ def test_divided_tensors_have_the_turns_of_whole_ones():
 
     def counting() -> Any:
         choose = lambda t, *, turn: t % 3 == turn  # noqa: E731
-        return fo.leafwise(init, [plain, dear], choose=choose, turns=3, elementwise=False)
+        return fo.leafwise(init, [plain, dear], runs=fo.Runs(choose=choose, turns=3))
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

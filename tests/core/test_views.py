@@ -73,7 +73,7 @@ def accumulating() -> Any:
         left = x.left + u @ u.mT
         return left @ u, SquareSlots(left, x.kept + u, None)
 
-    return fo.leafwise(init, update, elementwise=False, batched=True, name="accumulating")
+    return fo.leafwise(init, update, runs=fo.Runs(batched=True), name="accumulating")
 
 
 def matrices(x: Tensor, arguments: dict[str, Any]) -> tuple[MatrixView, list[Tensor]]:

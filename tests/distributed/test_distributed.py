@@ -51,7 +51,7 @@ def test_a_kernel_beside_shards_measures_with_them(both):
 def test_slots_are_divided_as_their_parameters(case, both):
     _, states = alone(case)
     numbers = {"step", *case.tx().init(case.params()).carry}
-    of_matrices = any(x.rule.batched for x in case.tx().placements)
+    of_matrices = any(x.rule.runs.batched for x in case.tx().placements)
     for mine in results(both, case.name):
         for name, kinds in mine["placements"].items():
             shape, placement = SHARDED[name]

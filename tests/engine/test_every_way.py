@@ -161,7 +161,9 @@ def packed(lr: Any) -> Any:
         return -lr * m, Momentum(m, slots.count + 1)
 
     numbers, codecs = (lambda t, *, lr: (lr,)), {"exp_avg": Bytes()}
-    return fo.leafwise(init, update, numbers, hyper={"lr": lr}, codecs=codecs, name="packed")
+    return fo.leafwise(
+        init, update, numbers, hyper={"lr": lr}, storage=fo.Storage(codecs=codecs), name="packed"
+    )
 
 
 def cumulated(lr: Any) -> Any:

@@ -13,7 +13,7 @@ from helpers import assert_same, clone
 
 import functional_optim as fo
 from functional_optim import adapters, tree
-from functional_optim.engine import guards
+from functional_optim.core import memory
 from functional_optim.kernels import interrupts, private
 
 
@@ -104,7 +104,7 @@ def test_without_torchs_own_guards(monkeypatch):
 
 
 def test_what_looks_the_same():
-    check = guards.same_looks([torch.ones(2, 3), torch.eye(3).to_sparse()])
+    check = memory.same_looks([torch.ones(2, 3), torch.eye(3).to_sparse()])
     assert check(torch.zeros(2, 3), torch.zeros(3, 3).to_sparse())
     assert not check(torch.zeros(3, 2).t(), torch.eye(3).to_sparse())
     assert not check(torch.zeros(2, 3), torch.eye(3))

@@ -243,7 +243,7 @@ def failing(after):
             raise ValueError("not of this length.")
         return -u, slots
 
-    return fo.leafwise(None, update, elementwise=False)
+    return fo.leafwise(None, update)
 
 
 @pytest.mark.parametrize("how", [False, True])

@@ -22,16 +22,12 @@ class Sums(NamedTuple):
 def unit_rms(scale: Any = 1.0) -> Any:
     """Give each tensor's update a root mean square."""
 
-    def measure(u: Tensor, slots: Any, p: Tensor, scale: Any) -> Sums:
-        return Sums((u * u).sum(), torch.ones_like(u).sum())
-
-    def update(u: Tensor, slots: Any, p: Tensor, scale: Any, m: Sums) -> Any:
-        return scale * u / (m.squares / m.size + 1e-12).sqrt(), slots
+    def update(u: Tensor, slots: Any, p: Tensor, scale: Any) -> Any:
+        squares, size = (u * u).sum(), torch.ones_like(u).sum()
+        return scale * u / (squares / size + 1e-12).sqrt(), slots
 
     numbers = lambda t, *, scale: (scale,)  # noqa: E731
-    return fo.leafwise(
-        None, update, numbers, hyper={"scale": scale}, measure=measure, name="unit_rms"
-    )
+    return fo.leafwise(None, update, numbers, hyper={"scale": scale}, name="unit_rms")
 
 
 @pytest.mark.parametrize("way", ["update", "compiled"])
@@ -81,18 +77,17 @@ def rescaled(u: Tensor, slots: Any, p: Tensor, x: Any) -> Any:
     return -u / x, slots
 
 
-@pytest.mark.parametrize("what", ["measure", "reduce"])
-def test_a_measurement_that_is_no_single_number_is_refused(what):
+def test_a_measurement_that_is_no_single_number_is_refused():
     """A kernel would write all of its elements to where there is memory for one."""
     p = torch.ones(3)
     parameter = torch.nn.Parameter(p.clone())
     parameter.grad = p
     for wrong in (lambda u, slots, p: (u * u,), lambda u, slots, p: (u * u).sum()):
-        tx = fo.leafwise(None, rescaled, **{what: wrong})
+        tx = fo.leafwise(None, rescaled, reduce=wrong)
         opt = adapters.Optimizer([parameter], lambda tx=tx: tx)
         trees = (p, tx.init(p), p)
         for step, *given in ((tx.update, *trees), (fo.compile(tx), *trees), (opt.step,)):
-            with pytest.raises(TypeError, match=f"{what} of a rule returned .* of 0-dim tensors"):
+            with pytest.raises(TypeError, match=r"reduce of a rule returned .* of 0-dim tensors"):
                 step(*given)
     assert_same(parameter.detach(), p)
 

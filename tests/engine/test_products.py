@@ -144,17 +144,17 @@ def test_layouts_that_cannot_be_stacked_are_stepped_all_the_same():
     assert_close(*results, 1e-12)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"codecs": {"exp_avg": object()}}, {"measure": lambda u, slots, p: (u.sum(),)}],
-    ids=["codecs", "measure"],
-)
-def test_what_a_batched_rule_cannot_have(more):
+def test_what_a_batched_rule_cannot_have():
     def init(p):
         return SoapSlots(p, p, p, p, p, p)
 
-    with pytest.raises(ValueError, match="takes batches of tensors, so it can have no codecs"):
-        fo.leafwise(init, lambda u, slots, p: (u, slots), batched=True, name="cube", **more)
+    def update(u, slots, p):
+        return u, slots
+
+    runs, packed = fo.Runs(batched=True), fo.Storage(codecs={"exp_avg": object()})
+    for more in ({"runs": runs, "storage": packed}, {"runs": runs._replace(after="step")}):
+        with pytest.raises(ValueError, match="takes batches of tensors, so it can have no codecs"):
+            fo.leafwise(init, update, name="cube", **more)
 
 
 class Momentum(NamedTuple):
@@ -169,7 +169,7 @@ def cubed() -> Any:
     def init(p):
         return Momentum(torch.zeros_like(p))
 
-    return fo.leafwise(init, update, elementwise=False, batched=True, name="cubed")
+    return fo.leafwise(init, update, runs=fo.Runs(batched=True), name="cubed")
 
 
 def test_slots_keep_their_dtypes_where_parameters_of_one_shape_have_different_ones():

@@ -107,7 +107,7 @@ def packed(lr: Any = 0.1, beta: Any = 0.9) -> Any:
         update,
         scalars,
         hyper={"lr": lr, "beta": beta},
-        codecs={"exp_avg": Bytes()},
+        storage=fo.Storage(codecs={"exp_avg": Bytes()}),
         name="packed",
     )
 
@@ -261,7 +261,7 @@ def test_a_codec_for_no_slot_and_a_packed_slot_of_another_dtype_are_refused():
         fo.leafwise(
             lambda p: PackedSlots(p, p),
             lambda u, slots, p: (u, slots),
-            codecs={"exp_av": Bytes()},
+            storage=fo.Storage(codecs={"exp_av": Bytes()}),
         )
     with pytest.raises(TypeError, match="which a codec stores"):
         fo.slot_dtypes(packed(), **{"exp_avg.scale": torch.float64})
@@ -296,8 +296,8 @@ def refreshing(every: int = 3, lr: Any = 0.1) -> Any:
         init,
         (cheap, dear),
         lambda t, *, lr: (lr,),
-        choose=lambda t: t % every == 1,
         hyper={"lr": lr},
+        runs=fo.Runs(choose=lambda t: t % every == 1),
         name="refreshing",
     )
 
@@ -392,10 +392,10 @@ def test_wrong_variants_are_refused():
     with pytest.raises(ValueError, match="2 variants of update and no choose"):
         fo.leafwise(None, (update, update))
     with pytest.raises(ValueError, match="1 variants of update and choose"):
-        fo.leafwise(None, update, choose=lambda t: 0)
+        fo.leafwise(None, update, runs=fo.Runs(choose=lambda t: 0))
     w = torch.ones(2)
     for wrong in (2, -1, -2, 0.5, float("nan"), None, torch.tensor(-1)):
-        tx = fo.leafwise(None, (update, update), choose=lambda t, wrong=wrong: wrong)
+        tx = fo.leafwise(None, (update, update), runs=fo.Runs(choose=lambda t, wrong=wrong: wrong))
         for step in (tx.update, fo.compile(tx)):
             with pytest.raises(ValueError, match="; return a whole number from 0 to 1"):
                 step(w, tx.init(w), w)
@@ -442,7 +442,7 @@ def test_a_rule_that_returns_no_tuple_and_renamed_arguments_are_refused():
     tx = fo.leafwise(None, lambda u, slots, p, a: (a * u, slots), lambda t: 0.1, name="half")
     with pytest.raises(TypeError, match="scalars of the rule 'half' must return a tuple"):
         tx.update(w, tx.init(w), w)
-    with pytest.raises(TypeError, match="argument flat for the rule ''; it is called elementwise"):
+    with pytest.raises(TypeError, match="argument flat for the rule ''; leave it out"):
         fo.leafwise(None, lambda u, slots, p: (u, slots), flat=False)
     with pytest.raises(TypeError, match=r"argument elementwis .*check the spelling"):
         fo.leafwise(None, lambda u, slots, p: (u, slots), elementwis=False)

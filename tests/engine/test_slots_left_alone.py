@@ -37,7 +37,7 @@ def halved() -> Any:
     def update(u: Tensor, slots: Slots, p: Tensor) -> Any:
         return u, Slots(slots.sum + u, slots.large)
 
-    return fo.leafwise(init, update, codecs={"sum": Halves()})
+    return fo.leafwise(init, update, storage=fo.Storage(codecs={"sum": Halves()}))
 
 
 @pytest.mark.parametrize("compile", ["strict", False])

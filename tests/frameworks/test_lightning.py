@@ -11,7 +11,7 @@ from voting import recipe
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.adapters.optimizer import OptimizerBase
+from functional_optim.adapters.base import OptimizerBase
 
 every_row = pytest.mark.parametrize("case", cases.with_torch())
 

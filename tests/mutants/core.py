@@ -29,14 +29,14 @@ MUTANTS = [
     Mutant(
         "micro-batches that are left out count as one of the batch",
         f"{COMBINATORS}/gates.py",
-        "full = _as_number(count >= wanted) * counted",
-        "full = _as_number(count + 1 - counted >= wanted)",
+        "full = numeric.float64(count >= wanted) * counted",
+        "full = numeric.float64(count + 1 - counted >= wanted)",
         ("tests/core/test_faults.py -k micro_batch",),
     ),
     Mutant(
         "a tensor without a gradient keeps what it has accumulated beyond its share",
         f"{COMBINATORS}/gates.py",
-        "old - s.share * old if mean else old)",
+        "old - share * old if mean else old)",
         "old)",
         ("tests/combinators/test_grammar_properties.py -k micro_batch",),
     ),
@@ -113,8 +113,8 @@ MUTANTS = [
     Mutant(
         "averages of parameters are packed in 8 bits",
         f"{COMBINATORS}/stored.py",
-        '    if field in rule.weights and kind.startswith(("int", "float8")):',
-        '    if field in rule.weights and kind.startswith("float8"):',
+        'if field in rule.storage.weights and kind.startswith(("int", "float8")):',
+        'if field in rule.storage.weights and kind.startswith("float8"):',
         ("tests/core/test_refused_calls.py",),
     ),
     Mutant(

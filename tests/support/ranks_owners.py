@@ -40,7 +40,7 @@ def accumulating() -> Any:
         left, total = x.left + u @ u.mT, x.total + u
         return left @ total, SquareSlots(left, total)
 
-    return fo.leafwise(init, update, elementwise=False, batched=True, name="accumulating")
+    return fo.leafwise(init, update, runs=fo.Runs(batched=True), name="accumulating")
 
 
 def recipe(owners: str | None = None, lr: float = 0.1) -> Any:

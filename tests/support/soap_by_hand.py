@@ -81,11 +81,12 @@ def soap(
         init,
         [plain, renew],
         scalars,
-        choose=choose,
-        turns=every if refresh == "spread" else None,
         hyper=hyper,
-        elementwise=False,
-        batched=batched,
-        dense_only=True,
+        runs=fo.Runs(
+            choose=choose,
+            turns=every if refresh == "spread" else None,
+            batched=batched,
+            dense_only=True,
+        ),
         name="soap",
     )

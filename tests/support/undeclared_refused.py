@@ -10,8 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from undeclared_numbers import centred, row_norm, row_trust_ratio, unit_norm
-from undeclared_places import sorted_rows
+from undeclared_numbers import centred, row_trust_ratio, unit_norm
 from undeclared_slots import momentum
 
 import functional_optim as fo
@@ -209,28 +208,13 @@ closing_over("closes_over_a_parameter", torch.nn.Parameter(torch.ones(3)))
 # --- rules that contradict their arguments
 
 
-def sizes_of_one(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor]:
-    return (u.abs().max(),)
-
-
 CONTRADICTED: dict[str, Refusal] = {
-    "elementwise_rows": Refusal(
-        "elementwise_rows",
-        lambda: {"init": None, "update": row_norm.update, "elementwise": True},
-        ("elementwise", "norm"),
-    ),
-    "elementwise_sort": Refusal(
-        "elementwise_sort",
-        lambda: {"init": None, "update": sorted_rows.update, "elementwise": True},
-        ("elementwise", "sort"),
-    ),
     "batched_with_p": Refusal(
         "batched_with_p",
         lambda: {
             "init": None,
             "update": row_trust_ratio.update,
-            "elementwise": False,
-            "batched": True,
+            "runs": fo.Runs(batched=True),
         },
         ("batched", r"\bp\b"),
     ),
@@ -239,24 +223,14 @@ CONTRADICTED: dict[str, Refusal] = {
         lambda: {
             "init": None,
             "update": unit_norm.update,
-            "elementwise": False,
-            "batched": True,
+            "runs": fo.Runs(batched=True),
         },
         ("batched", "norm"),
     ),
     "batched_mean_of_all": Refusal(
         "batched_mean_of_all",
-        lambda: {"init": None, "update": centred.update, "batched": True},
+        lambda: {"init": None, "update": centred.update, "runs": fo.Runs(batched=True)},
         ("batched", "mean"),
-    ),
-    "measured_maximum": Refusal(
-        "measured_maximum",
-        lambda: {
-            "init": None,
-            "update": lambda u, slots, p, top: (u / top, slots),
-            "measure": sizes_of_one,
-        },
-        ("measure", "max"),
     ),
 }
 """Rules whose arguments say what their operations deny."""

@@ -274,9 +274,10 @@ def test_a_projection_of_ones_own():
     p, u = torch.zeros(2), torch.tensor([3.0, 1.0])
     tx = fo.keep_params_in(halfspace, bound=2.0)
     assert_same(once(tx, u, p), torch.tensor([2.0, 0.0]))
-    wrong = fo.keep_params_in(halfspace, elementwise=True, bound=2.0)
-    with pytest.raises(ValueError, match="elementwise=True, but its update is not element-wise"):
-        wrong.update(u, wrong.init(p), p)
+    for said in (True, False):
+        with pytest.warns(DeprecationWarning, match=r"elementwise=\.\.\.\) is deprecated"):
+            tx = fo.keep_params_in(halfspace, elementwise=said, bound=2.0)
+        assert_same(once(tx, u, p), torch.tensor([2.0, 0.0]))
 
 
 # ---------------------------------------------------------------- Polyak, cautious

@@ -140,8 +140,7 @@ def scale_by_backtracking_linesearch(
 
 
 def value_alone(
-    value_fn: Callable[[Any], Any] | None,
-    value_and_grad: Callable[[Any], tuple[Any, Any]] | None,
+    value_fn: Callable[[Any], Any] | None, value_and_grad: Callable[[Any], tuple[Any, Any]] | None
 ) -> Callable[[Any], Any]:
     """The function params → value out of the two that update may be given."""
     if value_fn is not None:

@@ -1,0 +1,373 @@
+"""What all optimizer objects share: torch.optim.Optimizer over a transformation of each group."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.optim.optimizer as every_optimizer
+from torch import Tensor
+
+from functional_optim import numeric
+from functional_optim.adapters.state.capturing import check_capture
+from functional_optim.adapters.state.filling import Made, discard
+from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
+from functional_optim.adapters.state.names import named, place
+from functional_optim.adapters.state.numbers import numbers_of
+from functional_optim.adapters.state.recipes import as_data
+from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
+from functional_optim.adapters.state.transaction import transaction
+from functional_optim.adapters.stepping.columns import owned
+from functional_optim.adapters.stepping.plan import OptimizerPlan
+from functional_optim.adapters.stepping.scaling import left_to_step, unscale
+from functional_optim.adapters.stepping.traced import step_traced
+from functional_optim.core import base, modes
+from functional_optim.core.calls import explaining
+from functional_optim.core.chain import choices_of
+from functional_optim.core.factory import forgetting_calls
+from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.lift import check_parts
+from functional_optim.core.paths import check_choices
+from functional_optim.engine.group import Compile
+from functional_optim.kernels import private
+
+
+def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step with torch's hooks and its entry in profiles, without their 5 µs where nobody asks."""
+    announced = torch.optim.Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def quick(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            torch.compiler.is_compiling()
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or every_optimizer._global_optimizer_pre_hooks
+            or every_optimizer._global_optimizer_post_hooks
+            or private.profiling()
+        ):
+            return announced(self, *args, **kwargs)
+        return step(self, *args, **kwargs)
+
+    quick.__name__ = "step"
+    quick.__qualname__ = "OptimizerBase.step"
+    vars(quick)["hooked"] = True  # torch would wrap it again
+    return quick
+
+
+def _without_compiler(method: Any, *args: Any) -> Any:
+    """Call a method of torch's Optimizer.
+
+    torch hides some from its compiler by a wrapper that imports it, in a second. A step that is not
+    being compiled needs no hiding.
+    """
+    hidden = method.__func__
+    by_torch = hidden.__globals__["__name__"].startswith("torch.")  # and not by another library
+    if torch.compiler.is_compiling() or not (by_torch and hasattr(hidden, "__wrapped__")):
+        return method(*args)
+    return hidden.__wrapped__(method.__self__, *args)
+
+
+class OptimizerBase(torch.optim.Optimizer):
+    """The part that every optimizer object shares: `step` and loading, over `transform(group)`.
+
+    A drop-in inherits from this class and, after it, from torch's own, which gives it torch's
+    signature, errors, defaults and `isinstance`.
+
+    compile: run compiled kernels; False runs the rules eagerly, and "strict" raises a RuntimeError
+        at a step that cannot be compiled, where True falls back with a warning.
+    stored: how slots are stored, unless a group says it for itself; see `Optimizer`.
+    capturable: keep step counts and carried numbers on the device; see `Optimizer`.
+    counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD
+        and Muon.
+    integer_steps: keep it as a Python int, as torch's SparseAdam does.
+    keeps_trees: keep the state of a transformation of whole trees by its paths.
+    """
+
+    compile: Compile  # of each object alone: wrappers ask their own class before it
+    stored: Stored | None
+    capturable: bool
+    counts_steps: bool = True
+    integer_steps: bool = False
+    keeps_trees: bool = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__.startswith("functional_optim.") and "__init__" in vars(cls):
+            cls.__init__ = explaining(cls.__init__)
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The transformation that a parameter group asks for."""
+        raise NotImplementedError
+
+    def checked_transform(
+        self, group: dict[str, Any], *, in_step: bool = False
+    ) -> base.GradientTransformation:
+        """`transform`, with slots stored as asked for; raises TypeError if that is none.
+
+        in_step: take numbers that are out of range, as torch does after construction: its own
+        LinearLR comes to a learning rate of -2e-19.
+        """
+        tx = forgetting_calls(in_step, numeric.trusting, in_step, self.transform, group)
+        if not isinstance(tx, base.GradientTransformation):
+            raise TypeError(
+                f"the recipe returned a {type(tx).__name__}; it must return a transformation, such "
+                "as fo.adamw(lr) or fo.chain(...)."
+            )
+        return forgetting_calls(in_step, with_storage, tx, storage_of(self, group))
+
+    def _check_selections(self) -> None:
+        """Warn of patterns, of the recipe or of how slots are stored, that fit no parameter."""
+        if not torch.compiler.is_compiling():
+            groups = self.param_groups
+            check_choices(
+                *[(choices_of(self.checked_transform(x)), dict(named(x))) for x in groups]
+            )
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every parameter that has a gradient.
+
+        Args:
+            closure: reevaluates the model and returns the loss. Called once, with gradients
+                enabled, before the gradients are read. Rules that ask for `value` get the loss.
+
+        Returns:
+            The closure's loss; None without a closure.
+
+        Raises:
+            RuntimeError: for a gradient that the algorithm does not take; without a closure, if the
+                recipe asks for the loss.
+            TypeError, ValueError: for a gradient or slot that does not suit its parameter, and for
+                parameters with gradients, or their slots, that share memory.
+
+        A step that raises has changed neither parameters nor state (but for rules on DTensors, as
+        they run while it is written); one that Ctrl-C interrupts has changed none of them, or all.
+        """
+        loss = None
+        if closure is not None:
+            if not callable(closure):
+                raise TypeError(
+                    f"step takes a closure or nothing, but got a {type(closure).__name__}; call "
+                    "loss.backward() and step(), or pass a function that computes the loss and "
+                    "its gradients and returns the loss."
+                )
+            loss = base.recorded(closure)
+        if torch.compiler.is_compiling():
+            base.unrecorded(partial(step_traced, self, loss, replace=False))
+        elif self.defaults.get("differentiable"):
+            base.recorded(partial(step_traced, self, loss, replace=True))
+        else:
+            recording = torch.is_grad_enabled()
+            try:  # as `base.unrecorded` does
+                private.set_grad_enabled(False)
+                self._step_in_place(loss)
+            finally:
+                private.set_grad_enabled(recording)
+        return loss
+
+    step = with_hooks(_step)
+
+    def _step_in_place(self, loss: Any) -> None:
+        mine = self.__dict__
+        plan = mine.pop("_plan", None)  # a step that raises leaves no plan behind
+        grads = None if plan is None else plan.gradients(self)
+        if grads is None and modes.intercepted():
+            mine["_plan"] = plan
+            step_traced(self, loss, replace=False)
+            return
+        made: Made = []
+        try:
+            if grads is None or plan.driven or torch.cuda.is_initialized():
+                check_capture(self, None if grads is None else plan)
+            if plan is None or grads is None:
+                plan = OptimizerPlan(self, made, first=plan is None)
+                grads = plan.fresh(self)
+            skip = None
+            if "grad_scale" in mine or "found_inf" in mine:
+                scale, skip = left_to_step(self)
+                if skip is not None and not (skip.device.type != "cpu" and plan.can_skip()):
+                    if skip.item():
+                        discard(self, made)
+                        mine["_plan"] = None if made else plan
+                        return
+                    skip = None
+                if scale is not None:
+                    unscale(grads, scale)
+            plan.run(self, grads, loss, made, skip)
+        except BaseException:
+            discard(self, made)
+            raise
+
+    def check_gradient(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        """Raise RuntimeError for a gradient that the rules cannot take."""
+
+    def dense_gradient(self, g: Tensor, group: dict[str, Any]) -> Tensor:
+        """A sparse gradient as the rules of this group take it."""
+        return g
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, as torch does; its hyperparameters are checked first.
+
+        Args:
+            param_group: `params`, and values that differ from the defaults.
+
+        Raises:
+            TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
+                optimizer is then as it was.
+        """
+        transaction(self, self._add_checked, super().add_param_group, param_group)
+
+    def _add_checked(self, add: Callable[[Any], None], param_group: Any) -> None:
+        if isinstance(param_group, dict):
+            self._check_keys(param_group)
+            self.checked_transform({**self.defaults, **param_group})
+        try:
+            _without_compiler(add, param_group)
+        except ValueError as error:
+            if "without names to the optimizer" not in str(error):
+                raise
+            raise ValueError(
+                f"{error}; pass pairs of names and parameters, as module.named_parameters() gives."
+            ) from None
+        group = self.param_groups[-1]
+        self.check_parameters(group)
+        tx = self.checked_transform(group)
+        if isinstance(tx, Leafwise):
+            for name, p in named(group):
+                tx.on(name, p)
+            self.check_parts(group, tx)
+
+    def _check_keys(self, group: dict[str, Any]) -> None:
+        """Raise TypeError for a hyperparameter of a new group that nobody reads.
+
+        Drop-ins let it pass, as torch does.
+        """
+
+    def check_parts(self, group: dict[str, Any], tx: Leafwise) -> None:
+        """Raise ValueError where a group's tensors are parts of what a rule takes for all of it."""
+        check_parts(tx.placements, named(group))
+
+    def check_parameters(self, group: dict[str, Any]) -> None:
+        """Raise TypeError for an integer parameter."""
+        names = group.get("param_names") or [str(i) for i in range(len(group["params"]))]
+        base.check_params(dict(zip(names, group["params"], strict=True)))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, as torch does.
+
+        Args:
+            set_to_none: set each to None (the default), or fill it with zeros.
+        """
+        _without_compiler(super().zero_grad, set_to_none)
+
+    def state_dict(self, *, decoded: bool = False) -> dict[str, Any]:
+        """State and parameter groups, as torch has them; see torch.optim.Optimizer.state_dict.
+
+        A schedule, or another function, among a group's hyperparameters is code: None stands in its
+        place, and `load_state_dict` leaves the one that is there. So it does with `stored`.
+
+        Args:
+            decoded: slots that `fo.stored` has packed, whole, in float32, under torch's own keys,
+                so that torch.optim's class loads them. See `adapters.decode_slots`.
+        """
+        saved = _without_compiler(super().state_dict)
+        for group in saved.get("param_groups", ()):  # hooks of the user may return something else
+            group.pop(KEY, None)
+            group.update({name: as_data(value) for name, value in group.items()})
+        return decode_slots(self, saved) if decoded else saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this class or of the torch.optim class that it stands for.
+
+        Args:
+            state_dict: from `state_dict()`. A slot that it lacks starts anew at the next step.
+                Slots that `fo.stored` has packed, here or there, are decoded, or packed with
+                rounding to the nearest, as this optimizer keeps them.
+                Where a hyperparameter here is a schedule, it stays. Counts of the optimizer that
+                differ between parameters are brought into phase: those of the parameter with the
+                most steps count, and what the rule has collected for others starts anew.
+
+        Raises:
+            ValueError, TypeError: if it does not fit: one error for all parameters. Where both name
+                their parameters, names and order must be equal, but for what torch's wrappers put
+                into them. The optimizer is then as it was.
+        """
+        load = super().load_state_dict
+        load_checked(self, lambda given: _without_compiler(load, given), state_dict)
+
+    def numbers(self, *names: str) -> dict[str, float]:
+        """All single numbers of the states, read at once; see `functional_optim.numbers`.
+
+        These are `step`, the largest count of steps; hyperparameters, those of schedules as they
+        were at the last step; what the optimizer counts once; and what the state of each parameter
+        has, such as the numbers of `monitor(per_tensor=True)`. The latter stand under the name and
+        the parameter's name, or its place in the group: `"cosine/layer.weight"`, `"cosine/0"`. With
+        several groups hyperparameters stand under name and group, `"lr/0"`, and places are counted
+        in the group, `"cosine/0.1"`.
+
+        Args:
+            names: those to read, as in `functional_optim.numbers`. Default: all.
+
+        Raises:
+            KeyError: for a name under which there is no single number.
+
+        Example::
+
+            >>> import torch, functional_optim as fo
+            >>> from functional_optim.adapters import Optimizer
+            >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+            >>> watch = fo.monitor({"grad_norm": fo.measures.global_norm})
+            >>> opt = Optimizer([w], lambda lr: fo.chain(watch, fo.sgd(lr)), lr=0.1)
+            >>> (w * w / 2).sum().backward()
+            >>> opt.step()
+            >>> opt.numbers("lr", "grad_norm")
+            {'lr': 0.1, 'grad_norm': 5.0}
+        """
+        return numbers_of(self, names)
+
+    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
+        """Raise ValueError if what was loaded does not fit.
+
+        given: what was loaded, behind all hooks. before: names in the groups before the load.
+        """
+        check_loaded(self, given, before)
+
+    def __str__(self) -> str:
+        from functional_optim.adapters.summary import text_of_groups  # which no step needs
+
+        return f"{self!r}\n{text_of_groups(self)}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {key: vars(self)[key] for key in ("compile", KEY) if key in vars(self)}
+        return {**super().__getstate__(), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        copied = "defaults" in state  # else loaded
+        known = "differentiable" in (state["defaults"] if copied else self.defaults)
+        try:
+            super().__setstate__(state)
+        except KeyError as missing:  # in torch's own, for the state of another algorithm
+            raise ValueError(
+                f"{_without(state, missing.args[0])}, which {type(self).__name__} needs; load a "
+                "checkpoint of the same kind of optimizer."
+            ) from None
+        if not known:  # torch adds it, and a group that is added later would be unlike the others
+            self.defaults.pop("differentiable", None)
+        for mine in self.state.values():
+            for key, value in mine.items():
+                if isinstance(value, Tensor) and value.dim() == 0:
+                    mine[key] = owned(value)
+
+
+def _without(state: dict[str, Any], key: str) -> str:
+    """Which parameter of a loaded state lacks a slot, and what it has, for an error."""
+    for k, group in enumerate(state["param_groups"]):
+        for i, p in enumerate(group["params"]):
+            mine = state["state"].get(p)
+            if mine is not None and key not in mine:
+                has = sorted(map(str, mine))
+                return f"parameter {place(group, k, i)} of the loaded state has {has}, no {key!r}"
+    return f"the loaded parameter groups have no {key!r}"

@@ -1,0 +1,180 @@
+"""Totals of what rules measure: over tensors, over processes, over the parts of a step."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core import modes, sharding
+from functional_optim.core.execution import Leaf, measure
+from functional_optim.core.numbers import Numbers
+from functional_optim.core.rule import Placement
+from functional_optim.core.scalars import Key
+from functional_optim.core.storage import init_slots
+
+
+class Missing(BaseException):
+    """Raised by an update of whole trees, inside `Totals`, where it measures.
+
+    key: the measurement. parts: what it has found here.
+    """
+
+    def __init__(self, key: Key, parts: Sequence[Sequence[Tensor]]) -> None:
+        super().__init__(key)
+        self.key = key
+        self.parts = parts
+
+
+class Totals:
+    """The totals for an update of whole trees that is one of several parts of a step.
+
+    An update that runs inside `with totals:` takes the totals of what it measures from `known`, in
+    the order in which it asks. At the first one that is not there it is left by `Missing`. An
+    update is pure, so it can be run again when that total has been summed over all parts.
+
+    Args:
+        alone: whether no other part measures, so that what is found here is the total.
+        everyone: whether all numbers go on, whatever gradients there are in this part.
+        agenda: the measurements that whoever runs the update sums over processes.
+    """
+
+    def __init__(
+        self, *, alone: bool = False, everyone: bool = False, agenda: Iterable[Key] = ()
+    ) -> None:
+        self.alone = alone
+        self.everyone = everyone
+        self.agenda = frozenset(agenda)
+        self.known: list[Numbers] = []
+        self.asked = 0
+        self.passed: Counter[str] = Counter()
+        self.gates: list[Any] = []
+
+    def __enter__(self) -> None:
+        self.asked = 0
+        self.passed.clear()
+        self.gates.clear()
+        self.outer = getattr(_local, "totals", None)
+        _local.totals = self
+
+    def __exit__(self, *error: object) -> None:
+        _local.totals = self.outer
+
+    def enter(self, placements: Iterable[Placement]) -> Counter[str]:
+        """The number of rules of each name before these; adds these."""
+        before = self.passed.copy()
+        self.passed.update([placement.name for placement in placements])
+        return before
+
+    def next(self) -> Numbers | None:
+        """The total that is asked for now; None if it is not known."""
+        self.asked += 1
+        return self.known[self.asked - 1] if self.asked <= len(self.known) else None
+
+    def shut(self, gates: Iterable[Any]) -> bool:
+        """Whether a gate keeps a measurement out of the sum: one of these, or one further out."""
+        return not all(gate > 0 for gate in (*self.gates, *gates))
+
+
+def given_totals() -> Totals | None:
+    """The `Totals` inside of which an update runs, where it could be left."""
+    if torch.compiler.is_compiling():
+        return None
+    totals = getattr(_local, "totals", None)
+    return None if totals is None or modes.intercepted() else totals
+
+
+_local = threading.local()
+
+
+def sum_parts(parts: Sequence[Sequence[Tensor]]) -> Numbers:
+    """Sum what `reduce` measured on each tensor, entry by entry, in float64.
+
+    Measurements of sharded tensors are themselves sharded (DTensors): what this process has of them
+    is summed first, and then completed at once.
+    """
+    columns = list(zip(*parts, strict=True))
+    plain = [[x for x in c if not sharding.is_sharded(x)] for c in columns]
+    divided = [[x for x in c if sharding.is_sharded(x)] for c in columns]
+    if any(divided):
+        for own, more in zip(plain, sharding.completed_sums(divided), strict=True):
+            own += more
+    return tuple(map(_sum, plain))
+
+
+def _sum(column: Sequence[Tensor]) -> Tensor:
+    """The sum of 0-dim tensors, on the device of the first one that is not on the CPU."""
+    if len(column) == 1:
+        return column[0].to(torch.float64)
+    devices = dict.fromkeys([x.device for x in column])
+    if len(devices) > 1:
+        device = next(device for device in devices if device.type != "cpu")
+        column = [x.to(device, non_blocking=True) for x in column]
+    return torch.stack(list(column)).to(torch.float64).sum()
+
+
+def over_groups(placement: Placement, total: Numbers | None) -> Numbers:
+    """A measurement, summed over the process groups of its rule. total: None if nothing was there.
+
+    In a process that has none of the leaves, or no gradient for them, zeros take part.
+    """
+    if total is None:
+        total = nothing_measured(placement)
+    return (
+        sharding.summed_over(total, placement.reduce_groups) if placement.reduce_groups else total
+    )
+
+
+def nothing_measured(placement: Placement) -> Numbers:
+    """The total of a rule's measurement on no tensors: as many zeros as it measures on one."""
+    rule, p = placement.rule, torch.zeros((1, 1), device="cpu")
+    given = rule.numbers_before(1.0, rule.carry or ())
+    lookback = None if placement.lookback is None else 0
+    alone = Placement(rule, lookback=lookback)
+    return (0.0,) * len(measure([alone], Leaf(p, p, [init_slots(rule, p)], [given])))
+
+
+ReductionOrder = Sequence[tuple[Key, Placement]]
+
+
+def reduction_order(chains: Iterable[tuple[Sequence[Placement], Sequence[int]]]) -> ReductionOrder:
+    """The measurements that rules sum over processes, in an order that suits all chains of them.
+
+    chains: rules, and of each its index among the rules of its name.
+    """
+    known: dict[Key, Placement] = {}
+    plans: list[list[Key]] = []
+    for placements, counts in chains:
+        pairs = zip(placements, counts, strict=True)
+        own = {(x.name, n): x for x, n in pairs if x.reduce_groups and x.rule.reduce is not None}
+        known.update(own)
+        plans.append(list(own))
+    order: list[Key] = []
+    while plans := [plan for plan in plans if plan]:
+        order.append(_in_reach(plans))
+        plans = [plan[1:] if plan[0] == order[-1] else plan for plan in plans]
+    return [(key, known[key]) for key in order]
+
+
+def next_measurement(plans: list[list[Key]], left: ReductionOrder) -> Key:
+    """The next measurement that every part that needs it has reached.
+
+    plans: of each part those that are still before it. left: those that are summed over processes.
+    """
+    return _in_reach([*plans, [key for key, _ in left]] if left else plans)
+
+
+def _in_reach(plans: list[list[Key]]) -> Key:
+    """The first of one plan that nobody has still before it out of reach."""
+    for key, *_ in plans:
+        if all(key not in plan[1:] for plan in plans):
+            return key
+    names = " and ".join(sorted({plan[0][0] for plan in plans}))
+    raise ValueError(
+        f"two parameter groups measure {names} in different orders, so no sum over both exists; "
+        "put these rules in the same order in both."
+    )

@@ -1,0 +1,18 @@
+"""What many rules have in common: how their slots begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def zeros(record: Any) -> Callable[[Tensor], Any]:
+    """`init` of a rule all of whose slots begin as zeros like the parameter."""
+
+    def init(p: Tensor) -> Any:
+        return record(*[torch.zeros_like(p) for _ in record._fields])
+
+    return init
