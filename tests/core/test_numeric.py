@@ -46,7 +46,7 @@ FUNCTIONS = {
 }
 """Each function of numbers, with what it takes."""
 ABOUT_KINDS = {
-    "is_static", "is_zero", "equals", "check", "check_count", "pair", "triple",
+    "is_static", "is_zero", "equals", "check", "check_count", "check_range", "pair", "triple",
     "storage_dtype",
     "carry_dtype", "storing_wide", "trusting",
 }  # fmt: skip
