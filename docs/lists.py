@@ -11,12 +11,14 @@ package has for its errors. The table of files in ARCHITECTURE.md is made of the
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -137,8 +139,9 @@ def on_demand(homes: dict[str, list[str]]) -> str:
         quoted = ", ".join([f'"{name}"' for name in names])
         line = f'{indent}"{home}": ({quoted}{"," if len(names) == 1 else ""}),\n'
         if len(line) > 101:
-            each = "".join([f'{indent}    "{name}",\n' for name in names])
-            line = f'{indent}"{home}": (\n{each}{indent}),\n'
+            inside = f"{indent}    "
+            each = textwrap.fill(f"{quoted},", 100, initial_indent=inside, subsequent_indent=inside)
+            line = f'{indent}"{home}": (\n{each}\n{indent}),\n'
         lines.append(line)
     return "".join(lines)
 
@@ -212,6 +215,44 @@ def table(found: dict[str, Page]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def contents(found: dict[str, Page]) -> str:
+    """The page of everything: each public name with a link and the first sentence about it."""
+    lines = ["# Everything in the package", "", "`make lists` writes this page.", ""]
+
+    def add(title: str, rows: dict[str, tuple[str, Any]]) -> None:
+        lines.extend((f"## {title}", "", "| | |", "| --- | --- |"))
+        for name, (link, thing) in rows.items():
+            told = (inspect.getdoc(thing) or "") if callable(thing) else "a table"
+            told = _first_sentence(told).replace("|", "\\|")
+            lines.append(f"| [`{name}`]({link}) | {told} |")
+        lines.append("")
+
+    package = importlib.import_module("functional_optim")
+    add("Algorithms", {x: (f"algorithms/{x}.md", getattr(package, x)) for x in found})
+    for path in sorted((ROOT / "docs" / "api").glob("*.rst")):
+        text, rows, module = path.read_text(), {}, "functional_optim"
+        title = text.splitlines()[0]
+        for line in text.splitlines():
+            directive, _, told = line.strip().partition(":: ")
+            if directive == ".. currentmodule":
+                module = told
+            elif directive in (".. autofunction", ".. autoclass", ".. autodata"):
+                full = told if told.startswith("functional_optim") else f"{module}.{told}"
+                home, _, name = full.rpartition(".")
+                thing = getattr(importlib.import_module(home), name)
+                shown = full.removeprefix("functional_optim.")
+                rows[shown] = (f"api/{path.name}", thing)
+        if rows:
+            add(title, rows)
+    return "\n".join(lines)
+
+
+def _first_sentence(told: str) -> str:
+    paragraph = told.partition("\n\n")[0].replace("\n", " ")
+    sentence = re.split(r"(?<=\.)\s", paragraph, maxsplit=1)[0]
+    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", sentence)
+
+
 def files() -> str:
     """The table of the package's files: the first sentence of each. Algorithms have their pages."""
     lines = ["| file | contents |", "| --- | --- |"]
@@ -219,8 +260,7 @@ def files() -> str:
         for path in sorted(top.rglob("*.py"), key=lambda x: (x.parent, x.name != "__init__.py", x)):
             if ALGORITHMS in path.parents and path.name != "__init__.py":
                 continue
-            told = ast.get_docstring(ast.parse(path.read_text())) or ""
-            sentence = re.split(r"(?<=\.)\s", told.replace("\n", " "), maxsplit=1)[0]
+            sentence = _first_sentence(ast.get_docstring(ast.parse(path.read_text())) or "")
             folder = path.name == "__init__.py"
             name = path.parent if folder else path
             shown = f"`{name.relative_to(ROOT)}{'/' if folder else ''}`"
@@ -239,10 +279,6 @@ def written() -> dict[Path, list[str]]:
     }
     late = {home: names for home, names in late.items() if names}
     own = made(found)
-    names = ", ".join([f"`{name}`" for name in found])
-    objects = ", ".join(
-        [f"`{page['optimizer']}`" for page in found.values() if "optimizer" in page]
-    )
     return {
         package: [on_demand(late)],
         ADAPTERS / "ready_made.py": [rows_of(own)],
@@ -250,7 +286,6 @@ def written() -> dict[Path, list[str]]:
             "".join([*[stub(x, functions[name]) for x, name in own.items()], "\n"])
         ],
         ADAPTERS / "drop_ins.pyi": [drop_ins_stub()],
-        ROOT / "docs" / "contents.md": [names, objects],
         ROOT / "docs" / "choosing.md": [table(found)],
         ROOT / "docs" / "from_optax.md": [f"{TABLE}\n"],
         ROOT / "ARCHITECTURE.md": [files()],
@@ -271,6 +306,7 @@ def stale() -> dict[Path, str]:
     now = {path: fill(path.read_text(), parts) for path, parts in written().items()}
     for folder in (ROOT / "functional_optim", ADAPTERS):
         now[folder / "__init__.pyi"] = typed(folder / "__init__.py")
+    now[ROOT / "docs" / "contents.md"] = contents(pages())
     return {path: text for path, text in now.items() if _read(path) != text}
 
 

@@ -1,5 +1,6 @@
 """What editors and type checkers read of __init__.py: `make lists` writes it."""
 
+from functional_optim import algorithms as algorithms
 from functional_optim import estimators as estimators
 from functional_optim import linalg as linalg
 from functional_optim import measures as measures
@@ -9,40 +10,24 @@ from functional_optim import replicas as replicas
 from functional_optim import schedules as schedules
 from functional_optim import search as search
 from functional_optim import tree as tree
-from functional_optim.algorithms import adadelta as adadelta
-from functional_optim.algorithms import adafactor as adafactor
-from functional_optim.algorithms import adagrad as adagrad
-from functional_optim.algorithms import adam as adam
-from functional_optim.algorithms import adamax as adamax
-from functional_optim.algorithms import adamw as adamw
-from functional_optim.algorithms import asgd as asgd
-from functional_optim.algorithms import muon as muon
-from functional_optim.algorithms import nadam as nadam
-from functional_optim.algorithms import polyak_average as polyak_average
-from functional_optim.algorithms import polyak_sgd as polyak_sgd
-from functional_optim.algorithms import radam as radam
-from functional_optim.algorithms import rmsprop as rmsprop
-from functional_optim.algorithms import rprop as rprop
-from functional_optim.algorithms import scale_by_adadelta as scale_by_adadelta
-from functional_optim.algorithms import scale_by_adafactor as scale_by_adafactor
-from functional_optim.algorithms import scale_by_adagrad as scale_by_adagrad
-from functional_optim.algorithms import scale_by_adam as scale_by_adam
-from functional_optim.algorithms import scale_by_adamax as scale_by_adamax
-from functional_optim.algorithms import scale_by_asgd as scale_by_asgd
-from functional_optim.algorithms import scale_by_muon as scale_by_muon
-from functional_optim.algorithms import scale_by_nadam as scale_by_nadam
-from functional_optim.algorithms import scale_by_radam as scale_by_radam
-from functional_optim.algorithms import scale_by_rms as scale_by_rms
-from functional_optim.algorithms import scale_by_rprop as scale_by_rprop
-from functional_optim.algorithms import sgd as sgd
-from functional_optim.algorithms import sparse_adam as sparse_adam
 from functional_optim.algorithms.adabelief import acprop as acprop
 from functional_optim.algorithms.adabelief import adabelief as adabelief
 from functional_optim.algorithms.adabelief import scale_by_acprop as scale_by_acprop
 from functional_optim.algorithms.adabelief import scale_by_belief as scale_by_belief
+from functional_optim.algorithms.adadelta import adadelta as adadelta
+from functional_optim.algorithms.adadelta import scale_by_adadelta as scale_by_adadelta
+from functional_optim.algorithms.adafactor import adafactor as adafactor
+from functional_optim.algorithms.adafactor import scale_by_adafactor as scale_by_adafactor
+from functional_optim.algorithms.adagrad import adagrad as adagrad
+from functional_optim.algorithms.adagrad import scale_by_adagrad as scale_by_adagrad
+from functional_optim.algorithms.adam import adam as adam
+from functional_optim.algorithms.adam import adamw as adamw
+from functional_optim.algorithms.adam import scale_by_adam as scale_by_adam
 from functional_optim.algorithms.adam_mini import adam_mini as adam_mini
 from functional_optim.algorithms.adam_mini import scale_by_adam_mini as scale_by_adam_mini
+from functional_optim.algorithms.adamax import adamax as adamax
 from functional_optim.algorithms.adamax import adamaxw as adamaxw
+from functional_optim.algorithms.adamax import scale_by_adamax as scale_by_adamax
 from functional_optim.algorithms.adamuon import adamuon as adamuon
 from functional_optim.algorithms.adamuon import scale_by_adamuon as scale_by_adamuon
 from functional_optim.algorithms.adan import adan as adan
@@ -57,6 +42,9 @@ from functional_optim.algorithms.adopt import adopt as adopt
 from functional_optim.algorithms.adopt import scale_by_adopt as scale_by_adopt
 from functional_optim.algorithms.apollo import apollo as apollo
 from functional_optim.algorithms.apollo import scale_by_apollo as scale_by_apollo
+from functional_optim.algorithms.asgd import asgd as asgd
+from functional_optim.algorithms.asgd import polyak_average as polyak_average
+from functional_optim.algorithms.asgd import scale_by_asgd as scale_by_asgd
 from functional_optim.algorithms.came import came as came
 from functional_optim.algorithms.came import scale_by_came as scale_by_came
 from functional_optim.algorithms.cocob import cocob as cocob
@@ -90,7 +78,11 @@ from functional_optim.algorithms.madgrad import scale_by_madgrad as scale_by_mad
 from functional_optim.algorithms.mars import mars as mars
 from functional_optim.algorithms.momo import momo as momo
 from functional_optim.algorithms.momo import momo_adam as momo_adam
+from functional_optim.algorithms.muon import muon as muon
+from functional_optim.algorithms.muon import scale_by_muon as scale_by_muon
 from functional_optim.algorithms.muon_adamw import muon_adamw as muon_adamw
+from functional_optim.algorithms.nadam import nadam as nadam
+from functional_optim.algorithms.nadam import scale_by_nadam as scale_by_nadam
 from functional_optim.algorithms.noisy_sgd import dpsgd as dpsgd
 from functional_optim.algorithms.noisy_sgd import noisy_sgd as noisy_sgd
 from functional_optim.algorithms.normuon import normuon as normuon
@@ -104,10 +96,17 @@ from functional_optim.algorithms.optimistic import (
 from functional_optim.algorithms.optimistic import (
     scale_by_optimistic_gradient as scale_by_optimistic_gradient,
 )
+from functional_optim.algorithms.polyak_sgd import polyak_sgd as polyak_sgd
 from functional_optim.algorithms.prodigy import prodigy as prodigy
 from functional_optim.algorithms.prodigy import scale_by_prodigy as scale_by_prodigy
 from functional_optim.algorithms.psgd import psgd_kron as psgd_kron
 from functional_optim.algorithms.psgd import scale_by_psgd_kron as scale_by_psgd_kron
+from functional_optim.algorithms.radam import radam as radam
+from functional_optim.algorithms.radam import scale_by_radam as scale_by_radam
+from functional_optim.algorithms.rmsprop import rmsprop as rmsprop
+from functional_optim.algorithms.rmsprop import scale_by_rms as scale_by_rms
+from functional_optim.algorithms.rprop import rprop as rprop
+from functional_optim.algorithms.rprop import scale_by_rprop as scale_by_rprop
 from functional_optim.algorithms.schedule_free import (
     scale_by_second_moment as scale_by_second_moment,
 )
@@ -115,6 +114,7 @@ from functional_optim.algorithms.schedule_free import schedule_free_adamw as sch
 from functional_optim.algorithms.schedule_free import schedule_free_sgd as schedule_free_sgd
 from functional_optim.algorithms.scion import scale_by_scion as scale_by_scion
 from functional_optim.algorithms.scion import scion as scion
+from functional_optim.algorithms.sgd import sgd as sgd
 from functional_optim.algorithms.shampoo import scale_by_shampoo as scale_by_shampoo
 from functional_optim.algorithms.shampoo import shampoo as shampoo
 from functional_optim.algorithms.sign import lion as lion
@@ -127,6 +127,7 @@ from functional_optim.algorithms.soap import scale_by_soap as scale_by_soap
 from functional_optim.algorithms.soap import soap as soap
 from functional_optim.algorithms.sophia import scale_by_sophia as scale_by_sophia
 from functional_optim.algorithms.sophia import sophia as sophia
+from functional_optim.algorithms.sparse_adam import sparse_adam as sparse_adam
 from functional_optim.algorithms.stable_adamw import scale_by_stable_adam as scale_by_stable_adam
 from functional_optim.algorithms.stable_adamw import stable_adamw as stable_adamw
 from functional_optim.algorithms.yogi import scale_by_yogi as scale_by_yogi

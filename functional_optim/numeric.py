@@ -421,19 +421,17 @@ RANGES: dict[str, Callable[[Any], bool]] = {
 
 
 def check_range(who: str, words: str, **values: Any) -> None:
-    """`check` that hyperparameters lie in one of RANGES.
-
-    Example::
-
-        >>> from functional_optim import numeric
-        >>> numeric.check_range("my_average", "in [0, 1)", decay=1.5)
-        Traceback (most recent call last):
-        ValueError: my_average needs a decay in [0, 1), but got 1.5.
-    """
+    """`check` that hyperparameters lie in one of RANGES, which `words` names."""
     for name, x in values.items():
         named = f"{'an' if name[0] in 'aeiou' else 'a'} {name} {words}"
         what = f"a positive {name}" if words == "positive" else named
         check(RANGES[words], x, f"{who} needs {what}, but got {{}}.")
+
+
+def check_least(who: str, least: int, **values: Any) -> None:
+    """`check` that hyperparameters are at least as large as a number."""
+    for name, x in values.items():
+        check(lambda x: x >= least, x, f"{who} needs {name} of at least {least}, but got {{}}.")
 
 
 def check_count(who: str, least: int, **counts: Any) -> None:

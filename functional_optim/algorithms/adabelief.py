@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.algorithms.adam import Betas, adam_numbers
 from functional_optim.algorithms.radam import rectification
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
@@ -29,11 +29,6 @@ class BeliefSlots(NamedTuple):
     """First moment m, like p."""
     exp_avg_var: Tensor
     """Average s of (g − m)², like p."""
-
-
-def _checked(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
-    return {"betas": check_betas(betas), "eps": eps}
 
 
 def _start(p: Tensor) -> BeliefSlots:
@@ -66,7 +61,7 @@ def scale_by_belief(
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
         tensor([ 2.0000, -2.0000])
     """
-    hyper = _checked(betas, eps)
+    hyper = adam_numbers(betas, eps)
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
@@ -84,14 +79,8 @@ def scale_by_belief(
         u = (m / c1) * (adaptive / (v.sqrt() + root_eps) + plain)
         return u, BeliefSlots(m, v)
 
-    return leafwise(
-        _start,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_var",)),
-        name="scale_by_belief",
-    )
+    storage = Storage(nonnegative=("exp_avg_var",))
+    return leafwise(_start, update, scalars, hyper=hyper, storage=storage, name="scale_by_belief")
 
 
 @factory
@@ -161,7 +150,7 @@ def scale_by_acprop(
         >>> u, tx.update(torch.tensor([5.0, -0.01]), state, w)[0]
         (tensor([ 5.0000, -0.0100]), tensor([ 2.0000, -2.0000]))
     """
-    hyper = _checked(betas, eps)
+    hyper = adam_numbers(betas, eps)
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
@@ -185,14 +174,8 @@ def scale_by_acprop(
         u = adaptive * g / (v.sqrt() + root_eps) + plain * (m / c1)
         return u, BeliefSlots(m, v.lerp(r * r, a2))
 
-    return leafwise(
-        _start,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_var",)),
-        name="scale_by_acprop",
-    )
+    storage = Storage(nonnegative=("exp_avg_var",))
+    return leafwise(_start, update, scalars, hyper=hyper, storage=storage, name="scale_by_acprop")
 
 
 @factory

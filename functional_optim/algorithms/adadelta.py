@@ -57,14 +57,10 @@ def scale_by_adadelta(rho: numeric.Hyper = 0.9, eps: numeric.Hyper = 1e-6) -> Le
         d = (slots.acc_delta + eps).sqrt() / (v + eps).sqrt() * g
         return d, AdadeltaSlots(v, slots.acc_delta.lerp(d * d, a))
 
-    return leafwise(
-        zeros(AdadeltaSlots),
-        update,
-        scalars,
-        hyper={"rho": rho, "eps": eps},
-        storage=Storage(nonnegative=("square_avg", "acc_delta")),
-        name="scale_by_adadelta",
-    )
+    init = zeros(AdadeltaSlots)
+    hyper = {"rho": rho, "eps": eps}
+    storage = Storage(nonnegative=("square_avg", "acc_delta"))
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_adadelta")
 
 
 @factory

@@ -100,21 +100,10 @@ def scale_by_adafactor(
         alpha = rms(p).clamp(min=min_scale) * rho / (rms(U) / threshold).clamp(min=1.0)
         return decay * p + U * alpha, AdafactorSlots(R, C, v)
 
-    hyper = {
-        "lr": lr,
-        "beta2_decay": beta2_decay,
-        "eps.1": eps2,
-        "weight_decay": weight_decay,
-        "d": d,
-    }
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=AdafactorSlots._fields),
-        name="scale_by_adafactor",
-    )
+    hyper = {"lr": lr, "beta2_decay": beta2_decay, "eps.1": eps2}
+    hyper |= {"weight_decay": weight_decay, "d": d}
+    storage = Storage(nonnegative=AdafactorSlots._fields)
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_adafactor")
 
 
 def mean(x: Tensor, dim: int) -> Tensor:

@@ -60,14 +60,8 @@ def scale_by_adagrad(
         s = slots.sum + g * g
         return g / (s.sqrt() + eps), AdagradSlots(s)
 
-    return leafwise(
-        init,
-        update,
-        given,
-        hyper={"eps": eps},
-        storage=Storage(nonnegative=("sum",)),
-        name="scale_by_adagrad",
-    )
+    hyper, storage = {"eps": eps}, Storage(nonnegative=("sum",))
+    return leafwise(init, update, given, hyper=hyper, storage=storage, name="scale_by_adagrad")
 
 
 @factory

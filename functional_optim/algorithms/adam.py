@@ -19,6 +19,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import zeros
 
 Betas = tuple[numeric.Hyper, numeric.Hyper]
 
@@ -37,20 +38,6 @@ class AmsgradSlots(NamedTuple):
     """Second moment v, like p."""
     max_exp_avg_sq: Tensor
     """Largest v so far, like p."""
-
-
-class AdamScalars(NamedTuple):
-    weight1: Any
-    """1 − β₁, the weight of g in m."""
-    weight2: Any
-    """1 − β₂, the weight of g² in v."""
-    bias_correction1: Any
-    """1 − β₁ᵗ, or 1."""
-    bias_correction2: Any
-    """1 − β₂ᵗ, or 1."""
-    eps: Any
-    lead: Any = 0.0
-    """β₁ (1 − β₁ᵗ) / (1 − β₁ᵗ⁺¹), the weight of m beside (1 − β₁) g, with Nesterov momentum."""
 
 
 @factory
@@ -85,37 +72,29 @@ def scale_by_adam(
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
         tensor([-0.1000,  0.1000])
     """
-    hyper = {"betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = adam_numbers(betas, eps)
     slot_type = AmsgradSlots if amsgrad else AdamSlots
-
-    def init(p: Tensor) -> Any:
-        return slot_type(*[torch.zeros_like(p) for _ in slot_type._fields])
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
         c1, c2, following = 1.0, 1.0, 1.0
         if debias:
             c1, c2, following = 1 - b1**t, 1 - b2**t, 1 - b1 ** (t + 1)
-        lead = (b1 * c1 / following,) if nesterov else ()
-        return AdamScalars(1 - b1, 1 - b2, c1, c2, eps, *lead)
+        lead = b1 * c1 / following if nesterov else 0.0
+        return 1 - b1, 1 - b2, c1, c2, eps, lead
 
-    def update(g: Tensor, slots: Any, p: Tensor, s: AdamScalars) -> tuple[Tensor, Any]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        v = slots.exp_avg_sq.lerp(g * g, s.weight2)
+    def update(g: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
+        a1, a2, c1, c2, eps, lead = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(g * g, a2)
         top = torch.maximum(slots.max_exp_avg_sq, v) if amsgrad else v
-        step = s.lead * m + s.weight1 * g if nesterov else m
-        u = (step / s.bias_correction1) / ((top / s.bias_correction2).sqrt() + s.eps)
+        step = lead * m + a1 * g if nesterov else m
+        u = (step / c1) / ((top / c2).sqrt() + eps)
         return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=slot_type._fields[1:]),
-        name="scale_by_adam",
-    )
+    init = zeros(slot_type)
+    storage = Storage(nonnegative=slot_type._fields[1:])
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_adam")
 
 
 @factory
@@ -201,6 +180,13 @@ def adamw(
     return adam(
         lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True
     )
+
+
+def adam_numbers(betas: Betas, eps: numeric.Hyper) -> dict[str, Any]:
+    """The hyperparameters that Adam's relatives share, or torch's error for one out of range."""
+    pair = check_betas(betas)
+    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    return {"betas": pair, "eps": eps}
 
 
 def check_betas(betas: Betas) -> Betas:

@@ -13,21 +13,15 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import (
-    AdamScalars,
-    AdamSlots,
-    Betas,
-    check_betas,
-    scale_by_adam,
-)
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers, scale_by_adam
 from functional_optim.combinators.partition import partition
 from functional_optim.core import sharding
 from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.paths import fits
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import SQUARES
 
 Block = Literal["row", "tensor"] | int
 """What shares one second moment: a row, a whole tensor, or as many rows as make one of so many
@@ -69,8 +63,7 @@ def scale_by_adam_mini(
         >>> state.slots["exp_avg_sq"].shape
         torch.Size([2, 1])
     """
-    hyper = {"betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = adam_numbers(betas, eps)
     if block not in ("row", "tensor"):
         if isinstance(block, str):
             raise ValueError(
@@ -109,22 +102,16 @@ def scale_by_adam_mini(
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
-        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
+        return 1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps
 
-    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: AdamScalars) -> tuple[Tensor, AdamSlots]:
-        m = slots.exp_avg.lerp(g, s.weight1)
-        v = slots.exp_avg_sq.lerp(squares(cut(g)), s.weight2)
-        u = cut(m / s.bias_correction1) / ((v / s.bias_correction2).sqrt() + s.eps)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        a1, a2, c1, c2, eps = numbers
+        m = slots.exp_avg.lerp(g, a1)
+        v = slots.exp_avg_sq.lerp(squares(cut(g)), a2)
+        u = cut(m / c1) / ((v / c2).sqrt() + eps)
         return u.reshape(g.shape), AdamSlots(m, v)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_adam_mini",
-    )
+    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_adam_mini")
 
 
 @factory

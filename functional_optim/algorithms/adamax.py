@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import Betas, check_betas
+from functional_optim.algorithms.adam import Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
@@ -50,8 +50,7 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]
         tensor([ 1.0000, -1.0000])
     """
-    hyper = {"betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = adam_numbers(betas, eps)
 
     init = zeros(AdamaxSlots)
 
@@ -65,14 +64,8 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
         top = torch.maximum(b2 * slots.exp_inf, g.abs() + eps)
         return (m / c1) / top, AdamaxSlots(m, top)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_inf",)),
-        name="scale_by_adamax",
-    )
+    storage = Storage(nonnegative=("exp_inf",))
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_adamax")
 
 
 @factory

@@ -17,12 +17,11 @@ from functional_optim.algorithms.muon import Nesterov, matrix_chain, matrix_mome
 from functional_optim.algorithms.normuon import frobenius
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs
+from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import sign
-from functional_optim.transforms.orthogonal import matrices_only, polar_factor
+from functional_optim.transforms.orthogonal import matrix_rule, polar_factor
 from functional_optim.transforms.rules import zeros
 
 
@@ -90,15 +89,9 @@ def scale_by_adamuon(
         size = 0.2 * math.sqrt(S.shape[-2] * S.shape[-1])
         return U * (size / (frobenius(U) + eps)), AdaMuonSlots(v)
 
-    second = leafwise(
-        matrices_only("scale_by_adamuon", zeros(AdaMuonSlots)),
-        update,
-        scalars,
-        hyper={"momentum": momentum, "eps": eps},
-        runs=Runs(batched=True),
-        storage=Storage(nonnegative=AdaMuonSlots._fields),
-        name="scale_by_adamuon",
-    )
+    init, hyper = zeros(AdaMuonSlots), {"momentum": momentum, "eps": eps}
+    storage = Storage(nonnegative=AdaMuonSlots._fields)
+    second = matrix_rule("scale_by_adamuon", init, update, scalars, hyper, storage)
     mix = matrix_momentum("scale_by_adamuon", momentum, nesterov)
     return Leafwise((*mix.placements, *sign().placements, *second.placements))
 

@@ -17,10 +17,9 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms import proximal_step
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 
 
 class AdanSlots(NamedTuple):
@@ -83,14 +82,7 @@ def scale_by_adan(
         return u, AdanSlots(m, v, n, g.clone())
 
     hyper = {"betas": three, "eps": eps}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_adan",
-    )
+    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_adan")
 
 
 @factory

@@ -17,9 +17,8 @@ from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas, chec
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 
 
 class AdEMAMixSlots(NamedTuple):
@@ -88,14 +87,7 @@ def scale_by_ademamix(
         m = m1 / c1 + alpha * m2
         return m / ((v / c2).sqrt() + eps), AdEMAMixSlots(m1, m2, v)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_ademamix",
-    )
+    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_ademamix")
 
 
 def _steps(name: str, warmup: numeric.Hyper | None) -> numeric.Hyper:
@@ -217,13 +209,9 @@ def scale_by_simplified_ademamix(
         u = (m + alpha * g) / ((v / c2).sqrt() + eps)
         return u, AdamSlots(m, v)
 
+    init = zeros(AdamSlots)
     return leafwise(
-        zeros(AdamSlots),
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_simplified_ademamix",
+        init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_simplified_ademamix"
     )
 
 

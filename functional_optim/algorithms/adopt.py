@@ -13,14 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms import add_decayed_weights, scale_by_lr
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 from functional_optim.transforms.scaling import after_the_first, signed
 
 
@@ -55,9 +54,8 @@ def scale_by_adopt(
         >>> tx.update(torch.tensor([5.0, -0.01]), state, w)[0]
         tensor([ 0.5000, -0.5000])
     """
-    hyper: dict[str, Any] = {"betas": check_betas(betas), "eps": eps}
+    hyper = adam_numbers(betas, eps)
     hyper["clip_exponent"] = math.inf if clip_exponent is None else clip_exponent
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
     numeric.check(lambda x: x >= 0.0, hyper["clip_exponent"], "Invalid clip_exponent value: {}")
 
     init = zeros(AdamSlots)
@@ -81,14 +79,7 @@ def scale_by_adopt(
         m = m.lerp(n, a1)
         return m, AdamSlots(m, v.lerp(g * g, a2))
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_adopt",
-    )
+    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_adopt")
 
 
 @factory

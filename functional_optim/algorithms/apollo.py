@@ -21,8 +21,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.orthogonal import matrices_only
+from functional_optim.transforms.rules import SQUARES
 
 ScaleType = Literal["channel", "tensor"]
 """What has a factor of its own: each index of the longer side, or the whole matrix."""
@@ -96,10 +96,8 @@ def scale_by_apollo(
     if isinstance(seed, Tensor):
         raise TypeError("scale_by_apollo needs a Python integer as its seed, but got a tensor.")
     randomness.seed_tensor("scale_by_apollo", seed, torch.device("cpu"))
-    hyper = {
-        **{"betas": check_betas(betas), "eps": eps, "scale": scale, "growth": growth},
-        "update_proj_gap": update_proj_gap,
-    }
+    hyper: dict[str, Any] = {"betas": check_betas(betas), "eps": eps, "scale": scale}
+    hyper |= {"growth": growth, "update_proj_gap": update_proj_gap}
     across = -1 if scale_type == "channel" else (-2, -1)
 
     def init(p: Tensor) -> ApolloSlots:
@@ -142,7 +140,7 @@ def scale_by_apollo(
         scalars,
         hyper=hyper,
         runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
-        storage=Storage(nonnegative=("exp_avg_sq",)),
+        storage=SQUARES,
         name="scale_by_apollo",
     )
 

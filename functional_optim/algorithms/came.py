@@ -119,14 +119,8 @@ def scale_by_came(
         return m * inverse_root(S, D), CameSlots(m, R, C, S, D, v)
 
     hyper = {"betas": betas, "eps": eps, "clip_threshold": clip_threshold}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=CameSlots._fields[1:]),
-        name="scale_by_came",
-    )
+    storage = Storage(nonnegative=CameSlots._fields[1:])
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_came")
 
 
 def inverse_root(R: Tensor, C: Tensor) -> Tensor:

@@ -76,14 +76,9 @@ def scale_by_cocob(alpha: numeric.Hyper = 100.0, eps: numeric.Hyper = 1e-8) -> L
         bet = -total / L * ((L + reward) / torch.maximum(G + L, alpha * L))
         return bet - slots.bet, CocobSlots(L, G, total, reward, bet)
 
-    return leafwise(
-        zeros(CocobSlots),
-        update,
-        given,
-        hyper=hyper,
-        storage=Storage(nonnegative=("max_abs_grad", "sum_abs_grad", "reward")),
-        name="scale_by_cocob",
-    )
+    init = zeros(CocobSlots)
+    storage = Storage(nonnegative=("max_abs_grad", "sum_abs_grad", "reward"))
+    return leafwise(init, update, given, hyper=hyper, storage=storage, name="scale_by_cocob")
 
 
 @factory

@@ -26,7 +26,8 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
-from functional_optim.core.storage import Storage, wide_dtype
+from functional_optim.core.storage import wide_dtype
+from functional_optim.transforms.rules import SQUARES
 
 
 class DadaptSlots(NamedTuple):
@@ -116,14 +117,8 @@ def scale_by_dadapt_adam(
         u = -(m / (v.sqrt() + eps) + decay * p)
         return u, DadaptSlots(m, v, beta * slots.s + weight * g)
 
-    hyper = {
-        "lr": lr,
-        "betas": pair,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "d0": d0,
-        "growth_rate": growth_rate,
-    }
+    hyper: dict[str, Any] = {"lr": lr, "betas": pair, "eps": eps, "weight_decay": weight_decay}
+    hyper |= {"d0": d0, "growth_rate": growth_rate}
     return leafwise(
         init,
         update,
@@ -133,7 +128,7 @@ def scale_by_dadapt_adam(
         carry=DadaptCarry(0, 0),
         hyper=hyper,
         runs=Runs(shared=True),
-        storage=Storage(nonnegative=("exp_avg_sq",)),
+        storage=SQUARES,
         name="scale_by_dadapt_adam",
     )
 

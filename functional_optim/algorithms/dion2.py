@@ -16,14 +16,13 @@ from functional_optim import numeric
 from functional_optim.algorithms.muon import MuonSlots, matrix_chain
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs
+from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.scalars import given
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.orthogonal import (
     Scale,
     check_scale,
-    matrices_only,
+    matrix_rule,
     polar_factor,
     shape_factor,
 )
@@ -104,10 +103,8 @@ def scale_by_dion2(
         U, M = (U.mT, rows.mT) if tall else (U, rows)
         return shape_factor(scale, m, n) * U, MuonSlots(M)
 
-    init, hyper = matrices_only("scale_by_dion2", zeros(MuonSlots)), {"ef_decay": ef_decay}
-    return leafwise(
-        init, update, given, hyper=hyper, runs=Runs(batched=True), name="scale_by_dion2"
-    )
+    hyper = {"ef_decay": ef_decay}
+    return matrix_rule("scale_by_dion2", zeros(MuonSlots), update, given, hyper)
 
 
 @factory

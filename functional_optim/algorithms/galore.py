@@ -18,9 +18,9 @@ from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
 from functional_optim.transforms.orthogonal import matrices_only
+from functional_optim.transforms.rules import SQUARES
 
 
 class GaloreSlots(NamedTuple):
@@ -80,10 +80,8 @@ def scale_by_galore(
     """
     numeric.check_count("scale_by_galore", 1, rank=rank, update_proj_gap=update_proj_gap)
     numeric.check_range("scale_by_galore", "of 0 or more", eps=eps, scale=scale)
-    hyper = {
-        **{"betas": check_betas(betas), "eps": eps, "scale": scale},
-        "update_proj_gap": update_proj_gap,
-    }
+    hyper: dict[str, Any] = {"betas": check_betas(betas), "eps": eps, "scale": scale}
+    hyper["update_proj_gap"] = update_proj_gap
 
     def init(p: Tensor) -> GaloreSlots:
         return GaloreSlots(*low_rank(p, rank))
@@ -121,7 +119,7 @@ def scale_by_galore(
         scalars,
         hyper=hyper,
         runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
-        storage=Storage(nonnegative=("exp_avg_sq",)),
+        storage=SQUARES,
         name="scale_by_galore",
     )
 

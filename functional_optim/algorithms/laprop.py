@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms import decay_after_step, scale
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -56,8 +55,7 @@ def scale_by_laprop(
         tensor([ 1., -1.])
     """
     check_lr(lr)
-    hyper = {"lr": lr, "betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = {"lr": lr, **adam_numbers(betas, eps)}
 
     def scalars(t, carry, *, lr, betas, eps):
         b1, b2 = betas
@@ -74,14 +72,9 @@ def scale_by_laprop(
         m = b1 * slots.exp_avg + a1 * n
         return m / c1, AdamSlots(m, v)
 
+    init, carry = zeros(AdamSlots), LapropCarry(0)
     return leafwise(
-        zeros(AdamSlots),
-        update,
-        scalars,
-        carry=LapropCarry(0),
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_laprop",
+        init, update, scalars, carry=carry, hyper=hyper, storage=SQUARES, name="scale_by_laprop"
     )
 
 

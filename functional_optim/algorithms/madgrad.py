@@ -72,14 +72,8 @@ def scale_by_madgrad(
         return a * (z - p), MadgradSlots(v, s, slots.x0)
 
     hyper = {"lr": lr, "momentum": momentum, "eps": eps}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("grad_sum_sq",), weights=("x0",)),
-        name="scale_by_madgrad",
-    )
+    storage = Storage(nonnegative=("grad_sum_sq",), weights=("x0",))
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_madgrad")
 
 
 def _cube_root(x: Tensor) -> Tensor:

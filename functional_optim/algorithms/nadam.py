@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 
 
 class NadamCarry(NamedTuple):
@@ -51,8 +50,7 @@ def scale_by_nadam(
         >>> float(state.carry["mu_product"]) < 0.9
         True
     """
-    hyper = {"betas": check_betas(betas), "eps": eps, "momentum_decay": momentum_decay}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = {**adam_numbers(betas, eps), "momentum_decay": momentum_decay}
     numeric.check(lambda x: x >= 0.0, momentum_decay, "Invalid momentum_decay value: {}")
 
     def scalars(t, carry, *, betas, eps, momentum_decay):
@@ -72,14 +70,9 @@ def scale_by_nadam(
         u = grad_factor * g + momentum_factor * m
         return u / ((v / c2).sqrt() + eps), AdamSlots(m, v)
 
+    init, carry = zeros(AdamSlots), NadamCarry(1.0)
     return leafwise(
-        zeros(AdamSlots),
-        update,
-        scalars,
-        carry=NadamCarry(1.0),
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_nadam",
+        init, update, scalars, carry=carry, hyper=hyper, storage=SQUARES, name="scale_by_nadam"
     )
 
 

@@ -16,14 +16,13 @@ from functional_optim.algorithms.adafactor import mean
 from functional_optim.algorithms.muon import Nesterov, matrix_chain, matrix_momentum
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs
+from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.orthogonal import (
     Scale,
     check_scale,
-    matrices_only,
+    matrix_rule,
     polar_factor,
     shape_factor,
 )
@@ -101,15 +100,8 @@ def scale_by_normuon(
         U = U * (frobenius(O) / (frobenius(U) + eps))
         return shape_factor(scale, *M.shape[-2:]) * U, NorMuonSlots(v)
 
-    rows = leafwise(
-        matrices_only("scale_by_normuon", init),
-        update,
-        scalars,
-        hyper={"beta2": beta2, "eps": eps},
-        runs=Runs(batched=True),
-        storage=Storage(nonnegative=NorMuonSlots._fields),
-        name="scale_by_normuon",
-    )
+    hyper, storage = {"beta2": beta2, "eps": eps}, Storage(nonnegative=NorMuonSlots._fields)
+    rows = matrix_rule("scale_by_normuon", init, update, scalars, hyper, storage)
     mix = matrix_momentum("scale_by_normuon", momentum, nesterov)
     return Leafwise((*mix.placements, *rows.placements))
 

@@ -19,9 +19,10 @@ from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage, compute_dtype
+from functional_optim.core.storage import compute_dtype
 from functional_optim.transforms import add_decayed_weights, trace
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import SQUARES
 
 
 class NovogradSlots(NamedTuple):
@@ -72,14 +73,7 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
         return g / (root + eps), NovogradSlots(v)
 
     hyper = {"beta2": beta2, "eps": eps}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_novograd",
-    )
+    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_novograd")
 
 
 @factory

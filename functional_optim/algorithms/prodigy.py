@@ -127,15 +127,8 @@ def scale_by_prodigy(
         u = -rate * (m / (v.sqrt() + eps) + decay * p)
         return u, ProdigySlots(m, v, b3 * slots.s + a3 * g, slots.p0)
 
-    hyper = {
-        "lr": lr,
-        "betas": every,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "d0": d0,
-        "d_coef": d_coef,
-        "growth_rate": growth_rate,
-    }
+    hyper: dict[str, Any] = {"lr": lr, "betas": every, "eps": eps, "weight_decay": weight_decay}
+    hyper |= {"d0": d0, "d_coef": d_coef, "growth_rate": growth_rate}
     return leafwise(
         init,
         update,

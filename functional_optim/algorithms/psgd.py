@@ -254,14 +254,9 @@ def scale_by_psgd_kron(
         return renew(u, closed(even, x), p, *numbers)
 
     hyper = {"preconditioner_update_probability": share, "precond_lr": precond_lr}
+    carry, runs = KronCount(0, 0), Runs(choose=choose, shared=True, batched=True)
     whiten = leafwise(
-        init,
-        [plain, renew, balance],
-        scalars,
-        carry=KronCount(0, 0),
-        hyper=hyper,
-        runs=Runs(choose=choose, shared=True, batched=True),
-        name=name,
+        init, [plain, renew, balance], scalars, carry=carry, hyper=hyper, runs=runs, name=name
     )
     seen = [x.seen_as(MatrixView(assumed=True)) for x in whiten.placements]
     clip = clip_by_block_rms(clip_rms)

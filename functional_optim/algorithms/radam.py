@@ -12,13 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 
 
 @factory
@@ -42,8 +41,7 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
         >>> tx.update(torch.tensor([5.0, -0.01]), tx.init(w), w)[0]  # not adaptive yet
         tensor([ 5.0000, -0.0100])
     """
-    hyper = {"betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = adam_numbers(betas, eps)
 
     init = zeros(AdamSlots)
 
@@ -60,14 +58,7 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
         u = (m / c1) * (adaptive / (v.sqrt() + eps) + plain)
         return u, AdamSlots(m, v)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_radam",
-    )
+    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_radam")
 
 
 def rectification(t: Any, b2: Any) -> tuple[Any, Any]:

@@ -75,14 +75,8 @@ def scale_by_rms(
         return g / ((v - m * m).clamp(min=0).sqrt() + eps), CenteredSlots(v, m)
 
     init, hyper = zeros(slot_type), {"alpha": alpha, "eps": eps}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("square_avg",)),
-        name="scale_by_rms",
-    )
+    storage = Storage(nonnegative=("square_avg",))
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_rms")
 
 
 @factory

@@ -79,14 +79,8 @@ def scale_by_rprop(
         return g.sign() * size, RpropSlots(g, size)
 
     hyper = {"lr": lr, "etas": (minus, plus), "step_sizes": bounds}
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("step_size",)),
-        name="scale_by_rprop",
-    )
+    storage = Storage(nonnegative=("step_size",))
+    return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_rprop")
 
 
 @factory

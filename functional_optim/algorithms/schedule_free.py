@@ -17,9 +17,8 @@ from functional_optim.combinators.averaging import schedule_free
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 from functional_optim.transforms.scaling import check_lr
 
 
@@ -63,13 +62,9 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
         return g / ((v / c).sqrt() + eps), SecondMomentSlots(v)
 
     hyper = {"beta2": beta2, "eps": eps}
+    init = zeros(SecondMomentSlots)
     return leafwise(
-        zeros(SecondMomentSlots),
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_second_moment",
+        init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_second_moment"
     )
 
 

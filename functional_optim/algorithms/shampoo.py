@@ -271,14 +271,10 @@ def scale_by_shampoo(
         **{"betas": (b1, b2), "eps": eps, "beta3": beta3 if ahead else b1},
         **{"grafting_beta2": grafting_beta2, "grafting_eps": grafting_eps},
     }
+    runs = Runs(choose=choose, turns=every if refresh == "spread" else None, batched=True)
+    storage = Storage(nonnegative=("exp_avg_sq",) if squares else ())
     rule = leafwise(
-        init,
-        [plain, renew, early],
-        scalars,
-        hyper=hyper,
-        runs=Runs(choose=choose, turns=every if refresh == "spread" else None, batched=True),
-        storage=Storage(nonnegative=("exp_avg_sq",) if squares else ()),
-        name=name,
+        init, [plain, renew, early], scalars, hyper=hyper, runs=runs, storage=storage, name=name
     )
     view = MatrixView(assumed=True, block=max_preconditioner_dim or sys.maxsize)
     return Leafwise(tuple([x.seen_as(view) for x in rule.placements]))

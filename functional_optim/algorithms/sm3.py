@@ -99,14 +99,8 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
         u = g * (bound + eps).rsqrt()
         return u, Sm3Slots(*found, *[None] * (MOST - len(found)))
 
-    return leafwise(
-        init,
-        update,
-        given,
-        hyper={"eps": eps},
-        storage=Storage(nonnegative=Sm3Slots._fields),
-        name="scale_by_sm3",
-    )
+    storage = Storage(nonnegative=Sm3Slots._fields)
+    return leafwise(init, update, given, hyper={"eps": eps}, storage=storage, name="scale_by_sm3")
 
 
 def largest(x: Tensor, dim: int) -> Tensor:

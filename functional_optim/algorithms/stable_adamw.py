@@ -16,9 +16,8 @@ from functional_optim.algorithms.adam import AdamSlots, Betas, check_betas
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.rules import zeros
+from functional_optim.transforms.rules import SQUARES, zeros
 
 
 @factory
@@ -70,12 +69,7 @@ def scale_by_stable_adam(
 
     init = zeros(AdamSlots)
     return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_stable_adam",
+        init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_stable_adam"
     )
 
 

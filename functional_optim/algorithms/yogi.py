@@ -6,16 +6,18 @@ https://papers.nips.cc/paper/8186-adaptive-methods-for-nonconvex-optimization, A
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.algorithms.adam import AdamScalars, AdamSlots, Betas, check_betas
+from functional_optim.algorithms.adam import AdamSlots, Betas, adam_numbers
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.storage import Storage
 from functional_optim.transforms.descent import descent
+from functional_optim.transforms.rules import SQUARES
 
 
 @factory
@@ -44,8 +46,7 @@ def scale_by_yogi(
         tensor([ 1.0000, -1.0000])
     """
     start = initial_accumulator_value
-    hyper = {"betas": check_betas(betas), "eps": eps}
-    numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
+    hyper = adam_numbers(betas, eps)
     numeric.check(lambda x: x >= 0.0, start, "Invalid initial_accumulator_value value: {}")
 
     def init(p: Tensor) -> AdamSlots:
@@ -54,22 +55,16 @@ def scale_by_yogi(
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
-        return AdamScalars(1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps)
+        return 1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps
 
-    def update(g: Tensor, slots: AdamSlots, p: Tensor, s: AdamScalars) -> tuple[Tensor, AdamSlots]:
-        m, v = slots.exp_avg.lerp(g, s.weight1), slots.exp_avg_sq
-        v = v - s.weight2 * (v - g * g).sign() * (g * g)
-        u = (m / s.bias_correction1) / ((v / s.bias_correction2).sqrt() + s.eps)
+    def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
+        a1, a2, c1, c2, eps = numbers
+        m, v = slots.exp_avg.lerp(g, a1), slots.exp_avg_sq
+        v = v - a2 * (v - g * g).sign() * (g * g)
+        u = (m / c1) / ((v / c2).sqrt() + eps)
         return u, AdamSlots(m, v)
 
-    return leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        storage=Storage(nonnegative=("exp_avg_sq",)),
-        name="scale_by_yogi",
-    )
+    return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_yogi")
 
 
 @factory

@@ -122,15 +122,12 @@ class HiddenMatrices(Answers):
                 f"{matrix}=, e.g. {matrix}=('blocks.*.weight',), or use another optimizer."
             )
         matrices = [path for _, path, p in leaves if p.dim() >= 2]
+        claims = [[x for own, _ in parts for x, _ in own.claims[k].patterns] for k in (0, 1)]
+        views = [x for own, _ in parts for x in own.views]
         for argument, patterns, among, what in (
-            (
-                matrix,
-                [x for own, _ in parts for x, _ in own.claims[0].patterns],
-                matrices,
-                "matrix",
-            ),
-            (other, [x for own, _ in parts for x, _ in own.claims[1].patterns], paths, "parameter"),
-            ("views", [x for own, _ in parts for x in own.views], found, f"leaf of {matrix}"),
+            (matrix, claims[0], matrices, "matrix"),
+            (other, claims[1], paths, "parameter"),
+            ("views", views, found, f"leaf of {matrix}"),
         ):
             for pattern in dict.fromkeys(patterns):
                 if not any(fits(pattern, path) for path in among):

@@ -73,14 +73,9 @@ def lookahead(
         return either(sync, there - p, u), LookaheadSlots(either(sync, there, slow))
 
     hyper = {"slow_step_size": slow_step_size}
+    runs, storage = Runs(shared=True), Storage(weights=("slow_params",))
     slow = leafwise(
-        init,
-        update,
-        scalars,
-        hyper=hyper,
-        runs=Runs(shared=True),
-        storage=Storage(weights=("slow_params",)),
-        name="lookahead",
+        init, update, scalars, hyper=hyper, runs=runs, storage=storage, name="lookahead"
     )
     return chain(tx, slow)
 

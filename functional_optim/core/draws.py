@@ -47,11 +47,11 @@ def for_paths(key: Tensor, wanted: Sequence[Wanted], *, signs: bool = False) -> 
     together: dict[Any, list[int]] = {}
     for k, one in zip(range(len(wanted)), wanted, strict=True):
         together.setdefault((one.dtype, one.device), []).append(k)
-    make = randomness.several_signs if signs else randomness.several_normal
     found: dict[int, Tensor] = {}
     for (dtype, device), members in together.items():
         keys = [_own(key, wanted[k]) for k in members]
-        drawn = make(keys, [wanted[k].shape for k in members], dtype, device)
+        shapes = [wanted[k].shape for k in members]
+        drawn = randomness.several(keys, shapes, dtype, device, of_signs=signs)
         found.update(zip(members, drawn, strict=True))
     return [found[k] for k in range(len(wanted))]
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import base, modes, sharding
-from functional_optim.core.numbers import Numbers, Own, in_turn, parts_of, told
+from functional_optim.core.numbers import Numbers, Own, in_turn, parts_of, plain, told
 from functional_optim.core.ownership import Sharing, run_owned, slot_parts_of
 from functional_optim.core.returned import are_slots, checked_sums, no_pair, no_slots
 from functional_optim.core.rule import Placement, Rule, Update, master_of, number_of
-from functional_optim.core.step_number import plain
 from functional_optim.core.storage import (
     Slots,
     SlotSpec,

@@ -214,7 +214,8 @@ def leafwise(
             f"the rule {name!r} got runs={runs!r} and storage={storage!r}; pass a "
             "functional_optim.Runs and a functional_optim.Storage."
         )
-    storage = storage._replace(slots=None if init is None else _slots_of(name, init))
+    if init is not None:
+        storage = storage._replace(slots=_slots_of(name, init))
     _check_runs(name, runs, len(updates), carry, hyper or {})
     _check_storage(name, runs, storage)
     if runs.batched or storage.codecs:

@@ -23,13 +23,12 @@ from functional_optim.core.rows import (
     stepped,
     summed_elsewhere,
 )
-from functional_optim.core.rule import Placement
+from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import Caster, StepScalars
 from functional_optim.core.state_keys import Layout
 from functional_optim.core.storage import init_slots, stands_beside
 from functional_optim.core.totals import given_totals
 from functional_optim.core.traits import check_part, of_package
-from functional_optim.core.turns import takes_turns
 from functional_optim.kernels.private import keep_numbers_open
 
 

@@ -126,25 +126,25 @@ def signs(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch
     """Independent numbers that are -1 or 1: two for each value of the counter."""
     count = math.prod(shape)
     i = torch.arange((count + 1) // 2, dtype=torch.int64, device=device)
-    x, y = words(key, i)
-    return (1 - 2 * (torch.cat([x, y])[:count] & 1)).to(dtype).reshape(shape)
+    return torch.cat(_two_signs(*words(key, i), dtype))[:count].reshape(shape)
 
 
-def several_normal(
-    keys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: Any
+def _two_signs(x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return (1 - 2 * (x & 1)).to(dtype), (1 - 2 * (y & 1)).to(dtype)
+
+
+def several(
+    keys: Sequence[Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    device: Any,
+    *,
+    of_signs: bool,
 ) -> list[Tensor]:
-    """`normal` for several keys, by the operations of one."""
+    """`normal`, or `signs`, for several keys, by the operations of one."""
     key, i, cuts = _joined(keys, shapes, device)
-    return _apart(_deviates(*words(key, i), dtype), cuts, shapes)
-
-
-def several_signs(
-    keys: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: Any
-) -> list[Tensor]:
-    """`signs` for several keys, by the operations of one."""
-    key, i, cuts = _joined(keys, shapes, device)
-    x, y = words(key, i)
-    return _apart(((1 - 2 * (x & 1)).to(dtype), (1 - 2 * (y & 1)).to(dtype)), cuts, shapes)
+    pair = (_two_signs if of_signs else _deviates)(*words(key, i), dtype)
+    return _apart(pair, cuts, shapes)
 
 
 def _joined(

@@ -15,7 +15,7 @@ from functional_optim.core.execution import (
     slots_without_gradient,
 )
 from functional_optim.core.numbers import Numbers
-from functional_optim.core.rule import Placement
+from functional_optim.core.rule import Placement, turns_of
 from functional_optim.core.scalars import (
     Caster,
     Key,
@@ -31,7 +31,6 @@ from functional_optim.core.totals import (
     sum_parts,
 )
 from functional_optim.core.traits import check_rules, trial_of, unchecked
-from functional_optim.core.turns import turns_of
 
 
 class Kind(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -274,13 +274,16 @@ class Placement(NamedTuple):
 
     def variant(self, which: int) -> Placement:
         """The same with one variant of the rule, by the number in `Own`; 0: with none."""
-        updates = self.rule.updates[which - 1 : which]
-        runs = self.rule.runs._replace(choose=None, turns=None)
-        if which:
-            return self._replace(rule=self.rule._replace(updates=updates, runs=runs), gate=0)
-        runs = runs._replace(start=None, after=None, batched=False)
-        idle = self.rule._replace(updates=(), runs=runs)
-        return self._replace(rule=idle, gate=0, lookback=None)
+        rule, runs = self.rule, self.rule.runs
+        if not which:
+            if runs.batched or runs.choose is not None or runs.after is not None:
+                off = {"choose": None, "turns": None, "start": None, "after": None}
+                runs = runs._replace(**off, batched=False)
+            return self._replace(rule=rule._replace(updates=(), runs=runs), gate=0, lookback=None)
+        if runs.choose is not None:
+            runs = runs._replace(choose=None, turns=None)
+            rule = rule._replace(updates=rule.updates[which - 1 : which], runs=runs)
+        return self._replace(rule=rule, gate=0)
 
 
 def settled(
@@ -328,6 +331,44 @@ def variant_of(rule: Rule, index: Any) -> Any:
             f"whole number from 0 to {len(rule.updates) - 1}."
         )
     return 1 + index
+
+
+Acting = tuple[Sequence[Placement], Sequence[Hashable], Tensor]
+"""The rules that act on a tensor, what tells each of them from others, and the tensor."""
+
+
+def takes_turns(placements: Sequence[Placement]) -> bool:
+    """Whether a rule chooses its variant for each turn."""
+    return any(placement.rule.runs.turns for placement in placements)
+
+
+def turns_of(leaves: Sequence[Acting]) -> list[tuple[int, ...]]:
+    """The turn of each tensor for each of its rules; nothing for one whose rules have no turns.
+
+    A rule gives its turns to all tensors on which it acts, the one with the most entries first,
+    those of one size in their order. So each turn has one of the largest, one of the next, and so
+    on.
+    """
+    acted_on: dict[Hashable, list[int]] = {}
+    for i, (placements, keys, _) in enumerate(leaves):
+        for placement, key in zip(placements, keys, strict=True):
+            if placement.rule.runs.turns:
+                acted_on.setdefault(key, []).append(i)
+    ranks: list[dict[Hashable, int]] = [{} for _ in leaves]
+    for key, members in acted_on.items():
+        for rank, i in enumerate(sorted(members, key=lambda i: -leaves[i][2].numel())):
+            ranks[i][key] = rank
+    return [
+        tuple(
+            [
+                mine[key] % placement.rule.runs.turns if placement.rule.runs.turns else 0
+                for placement, key in zip(placements, keys, strict=True)
+            ]
+        )
+        if mine
+        else ()
+        for (placements, keys, _), mine in zip(leaves, ranks, strict=True)
+    ]
 
 
 def either(condition: Any, a: Tensor, b: Any) -> Tensor:

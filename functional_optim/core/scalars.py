@@ -14,13 +14,13 @@ from functional_optim.core.codecs import rounding_key
 from functional_optim.core.numbers import (
     Numbers,
     Own,
+    StepNumber,
     flat_numbers,
     form_of,
     parts_of,
     with_forms,
 )
-from functional_optim.core.rule import Goal, Placement, Rule, settled, variant_of
-from functional_optim.core.step_number import StepNumber
+from functional_optim.core.rule import Goal, Placement, settled, variant_of
 from functional_optim.core.storage import compute_dtype
 
 Source = Literal["value", "tensor"]
@@ -71,11 +71,13 @@ class StepScalars:
     def _proceed(self) -> bool:
         for placement in self.placements[len(self.numbers) :]:
             rule = placement.rule
-            if rule.reads.plain and not placement.gate:
+            _, fixed, _, plain = rule.reads
+            if plain and not placement.gate:
                 result: Any = ()
                 if rule.scalars is not None:
                     t = self.together if rule.runs.shared else self.time
-                    result = rule.scalars(t, **_given(rule, t))
+                    hyper = rule.given_at(t) if fixed is None else fixed
+                    result = rule.scalars(t, **hyper)
                 self.numbers.append(result if isinstance(result, tuple) else _refused(placement))
                 self.carried.append(())
                 continue
@@ -135,7 +137,7 @@ class StepScalars:
             args.append(total)
         try:
             extra = {name: self.extra[name] for name in rule.reads.extra if name in self.extra}
-            result = rule.scalars(*args, **_given(rule, t), **extra)
+            result = rule.scalars(*args, **rule.given_at(t), **extra)
         except numeric.NotANumber as error:
             raise error.among(rule.each_hyper()) from None
         except TypeError:
@@ -183,11 +185,6 @@ class StepScalars:
         if placement.gate:
             return numeric.maximum(self.carried[i - placement.gate][0], 1.0)
         return self.together if placement.rule.runs.shared else self.time
-
-
-def _given(rule: Rule, t: Any) -> dict[str, Any]:
-    """The hyperparameters that `scalars` of a rule takes at step t."""
-    return rule.given_at(t) if rule.reads.fixed is None else rule.reads.fixed
 
 
 def _known(choice: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -187,7 +186,7 @@ def check_rules(placements: Sequence[Placement], numbers: Sequence[Numbers], p: 
 
 
 def _looks(placement: Placement, p: Tensor) -> Any:
-    return (key_of(placement), p.dim(), p.dtype)
+    return (key_of(placement), placement.rule.runs.batched, p.dim(), p.dtype)
 
 
 def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
@@ -215,29 +214,40 @@ def _check(placement: Placement, numbers: Numbers, p: Tensor) -> None:
 
 def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
     """Raise ValueError unless a rule does to each of several tensors what it does to one."""
-    if p.dim() < 2:
+    seen = placement.rule.storage.view is not None
+    if seen and p.dim() < 2:  # a vector becomes a column
         return
     body, tiny, slots = _alone(placement, p)
     rule = placement.rule.stored_by(view=None)
     plain = Placement(rule._replace(runs=rule.runs._replace(batched=False)), placement.name)
     numbers = with_forms(iter([0.5] * body.count), body.forms)
     pairs = [tiny, 2 * tiny.flip(-1) + 0.5]
+    several = [None if x is None else torch.stack([x, x]) for x in slots]
     advice = "; leave batched out: tensors then come one by one, with p."
-    with torch.no_grad():
+
+    def run(u: Tensor, slots: Sequence[Any]) -> Any:
+        """What update makes of a tensor, or of several; nothing if it does not take them."""
         try:
-            run = partial(_run_update, plain.rule, numbers[0])
-            one = [run(x, slots) for x in pairs]
-            several = [None if x is None else torch.stack([x, x]) for x in slots]
-            both = run(torch.stack(pairs), several)
+            return _run_update(plain.rule, numbers[0], u, slots)
         except AttributeError as error:
             if "'NoneType'" not in str(error):
-                return
+                return None
             raise ValueError(
                 f"{who} was passed batched=True, but its update reads p, which is None for a batch"
                 f"{advice}"
             ) from error
-        except Exception:  # of a rule that does not take matrices of this size
-            return
+        except Exception:
+            return None
+
+    with torch.no_grad():
+        one, both = [run(x, slots) for x in pairs], run(torch.stack(pairs), several)
+    if both is None:
+        return
+    if any(x is None for x in one) and not seen:
+        raise ValueError(
+            f"{who} was passed batched=True, but takes several tensors of {tiny.dim()} dimensions "
+            f"and no single one: it takes them for one tensor{advice}"
+        )
     if any(not isinstance(x, Tensor) or x.shape != tiny.shape for x in one):
         return  # of which the step speaks
     pairs = zip(both, one, strict=True)

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels
-from functional_optim.core.rule import Placement
+from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots, present
-from functional_optim.core.turns import takes_turns
 from functional_optim.engine.executor import How, Runner
 from functional_optim.engine.native import KernelExecutor, Served
 from functional_optim.kernels.graph import Graph

@@ -23,7 +23,7 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import everywhere
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.recording import Kept
-from functional_optim.core.rule import Goal
+from functional_optim.core.rule import Acting, Goal, takes_turns, turns_of
 from functional_optim.core.scalars import (
     BoundScalars,
     Key,
@@ -36,7 +36,6 @@ from functional_optim.core.totals import (
     over_groups,
     sum_parts,
 )
-from functional_optim.core.turns import Acting, takes_turns, turns_of
 from functional_optim.engine.executor import How, Write
 from functional_optim.engine.group import TensorGroup
 from functional_optim.kernels import watch

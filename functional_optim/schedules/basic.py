@@ -7,7 +7,7 @@ from typing import Any
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
-from functional_optim.schedules.formula import check_least, half_cosine, of_step, share
+from functional_optim.schedules.formula import half_cosine, of_step, share
 
 
 @factory
@@ -47,8 +47,8 @@ def linear(
         >>> fo.schedules.linear(1.0, 0.0, 10)(5)
         0.5
     """
-    check_least("linear", 1, transition_steps=transition_steps)
-    check_least("linear", 0, transition_begin=transition_begin)
+    numeric.check_least("linear", 1, transition_steps=transition_steps)
+    numeric.check_least("linear", 0, transition_begin=transition_begin)
 
     def formula(n, init, end, steps, begin):
         return numeric.lerp(init, end, share(n - begin, steps))
@@ -83,8 +83,8 @@ def polynomial(
         0.25
     """
     numeric.check_range("polynomial", "positive", power=power)
-    check_least("polynomial", 1, transition_steps=transition_steps)
-    check_least("polynomial", 0, transition_begin=transition_begin)
+    numeric.check_least("polynomial", 1, transition_steps=transition_steps)
+    numeric.check_least("polynomial", 0, transition_begin=transition_begin)
 
     def formula(n, init, end, power, steps, begin):
         left = numeric.power(1 - share(n - begin, steps), power)
@@ -120,7 +120,7 @@ def cosine_decay(
         >>> schedule(0), schedule(5), schedule(10)
         (1.0, 0.5, 0.0)
     """
-    check_least("cosine_decay", 1, decay_steps=decay_steps)
+    numeric.check_least("cosine_decay", 1, decay_steps=decay_steps)
     numeric.check_range("cosine_decay", "positive", exponent=exponent)
 
     def formula(n, init, steps, alpha, exponent):
@@ -164,8 +164,8 @@ def exponential_decay(
         >>> schedule(0), schedule(5), schedule(20)
         (1.0, 0.5, 0.0625)
     """
-    check_least("exponential_decay", 1, transition_steps=transition_steps)
-    check_least("exponential_decay", 0, transition_begin=transition_begin)
+    numeric.check_least("exponential_decay", 1, transition_steps=transition_steps)
+    numeric.check_least("exponential_decay", 0, transition_begin=transition_begin)
     numeric.check_range("exponential_decay", "positive", decay_rate=decay_rate)
 
     def formula(n, init, steps, rate, begin, *bound):

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler as torchs
 from functional_optim import numeric
 from functional_optim.numeric import Number, Schedule
 from functional_optim.schedules.basic import constant, linear, polynomial
-from functional_optim.schedules.formula import WAYS, check_least, half_cosine, of_step
+from functional_optim.schedules.formula import WAYS, half_cosine, of_step
 from functional_optim.schedules.pieces import between, join
 from functional_optim.schedules.warm import warmup
 
@@ -139,12 +139,12 @@ def _power(exponent: Callable[[Any], Any], n: Any, base: Any, gamma: Any) -> Any
 
 
 def _constant(scheduler: torchs.ConstantLR, base: Number, group: int) -> Schedule:
-    check_least("ConstantLR", 1, total_iters=scheduler.total_iters)
+    numeric.check_least("ConstantLR", 1, total_iters=scheduler.total_iters)
     return warmup(constant(base), scheduler.total_iters, base * scheduler.factor, "constant")
 
 
 def _linear(scheduler: torchs.LinearLR, base: Number, group: int) -> Schedule:
-    check_least("LinearLR", 1, total_iters=scheduler.total_iters)
+    numeric.check_least("LinearLR", 1, total_iters=scheduler.total_iters)
     start, end = base * scheduler.start_factor, base * scheduler.end_factor
     return linear(start, end, scheduler.total_iters)
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
-from functional_optim.schedules.formula import WAYS, check_least, of_step
+from functional_optim.schedules.formula import WAYS, of_step
 from functional_optim.schedules.pieces import between, join
 from functional_optim.schedules.warm import warmup_cosine_decay
 
@@ -141,5 +141,5 @@ def sgdr(cosine_kwargs: Iterable[Mapping[str, Number]]) -> Schedule:
 
 
 def _check_cycle(name: str, steps: Number, div_factor: Number, final_div_factor: Number) -> None:
-    check_least(name, 1, transition_steps=steps)
+    numeric.check_least(name, 1, transition_steps=steps)
     numeric.check_range(name, "positive", div_factor=div_factor, final_div_factor=final_div_factor)

@@ -63,13 +63,6 @@ def check_kind(name: str, kind: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name} knows the kinds {words}, but got {kind!r}.")
 
 
-def check_least(name: str, least: int, **numbers: Number) -> None:
-    """Raise ValueError for a Python number below `least`."""
-    for argument, x in numbers.items():
-        text = f"{name} needs {argument} of at least {least}, but got {{}}."
-        numeric.check(lambda x: x >= least, x, text)
-
-
 def check_schedule(name: str, schedule: Any) -> None:
     """Raise TypeError for what cannot be called."""
     if not callable(schedule):

@@ -10,7 +10,7 @@ from typing import Any
 from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
-from functional_optim.schedules.formula import check_least, check_schedule, of_step, way
+from functional_optim.schedules.formula import check_schedule, of_step, way
 
 
 @factory
@@ -144,7 +144,7 @@ def _sorted(
     """Boundaries in order, and their scales."""
     found = dict(sorted((boundaries_and_scales or {}).items()))
     for boundary, scale in found.items():
-        check_least(name, 0, boundaries=boundary, scales=scale)
+        numeric.check_least(name, 0, boundaries=boundary, scales=scale)
     return tuple(found), tuple(found.values())
 
 

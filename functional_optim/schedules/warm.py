@@ -6,14 +6,7 @@ from functional_optim import numeric
 from functional_optim.core.factory import factory
 from functional_optim.numeric import Number, Schedule
 from functional_optim.schedules.basic import constant, cosine_left, exponential_decay
-from functional_optim.schedules.formula import (
-    check_kind,
-    check_least,
-    check_schedule,
-    of_step,
-    share,
-    way,
-)
+from functional_optim.schedules.formula import check_kind, check_schedule, of_step, share, way
 from functional_optim.schedules.pieces import join
 
 
@@ -49,7 +42,7 @@ def warmup(
         (0.0, 1.0, 0.25)
     """
     check_schedule("warmup", schedule)
-    check_least("warmup", 0, warmup_steps=warmup_steps)
+    numeric.check_least("warmup", 0, warmup_steps=warmup_steps)
     check_kind("warmup", kind, ("linear", "constant", "exponential"))
     if kind == "constant":
         return join([constant(init_value), schedule], [warmup_steps])
@@ -84,7 +77,7 @@ def warmup_constant(init_value: Number, peak_value: Number, warmup_steps: Number
         >>> schedule(5), schedule(1000)
         (0.5, 1.0)
     """
-    check_least("warmup_constant", 0, warmup_steps=warmup_steps)
+    numeric.check_least("warmup_constant", 0, warmup_steps=warmup_steps)
     return warmup(constant(peak_value), warmup_steps, init_value)
 
 
@@ -168,7 +161,7 @@ def warmup_exponential_decay(
         >>> schedule(5), schedule(10), schedule(20)
         (0.5, 1.0, 0.5)
     """
-    check_least("warmup_exponential_decay", 0, warmup_steps=warmup_steps)
+    numeric.check_least("warmup_exponential_decay", 0, warmup_steps=warmup_steps)
     fall = exponential_decay(
         peak_value, transition_steps, decay_rate, transition_begin, staircase, end_value
     )
@@ -216,8 +209,8 @@ def warmup_stable_decay(
     """
     name = "warmup_stable_decay"
     shape = way(name, kind, ("linear", "cosine", "1-sqrt"))
-    check_least(name, 0, warmup_steps=warmup_steps, stable_steps=stable_steps)
-    check_least(name, 1, decay_steps=decay_steps)
+    numeric.check_least(name, 0, warmup_steps=warmup_steps, stable_steps=stable_steps)
+    numeric.check_least(name, 1, decay_steps=decay_steps)
 
     def formula(n, peak, end, stable, steps):
         return numeric.lerp(peak, end, shape(share(n - stable, steps)))
@@ -253,7 +246,7 @@ def inverse_square_root(
         >>> schedule(50), schedule(100), schedule(400)
         (0.5, 1.0, 0.5)
     """
-    check_least("inverse_square_root", 1, warmup_steps=warmup_steps)
+    numeric.check_least("inverse_square_root", 1, warmup_steps=warmup_steps)
 
     def formula(n, peak, warm):
         return peak * numeric.sqrt(warm / (warm + n))

@@ -51,15 +51,8 @@ def zero_nans() -> Leafwise:
     def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
         return u.masked_fill(u.isnan(), 0.0), slots
 
-    return leafwise(
-        None,
-        update,
-        scalars,
-        reduce=reduce,
-        carry=NanCarry(0, 0),
-        runs=Runs(shared=True),
-        name="zero_nans",
-    )
+    carry, runs = NanCarry(0, 0), Runs(shared=True)
+    return leafwise(None, update, scalars, reduce=reduce, carry=carry, runs=runs, name="zero_nans")
 
 
 @factory

@@ -144,14 +144,9 @@ def _of_all(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Le
         return (), record(*_averaged(averages, carry, found, _weights(measures, t)))
 
     first = record(*[0.0] * len(measures))
+    runs = Runs(shared=True)
     return leafwise(
-        None,
-        _unchanged,
-        scalars,
-        reduce=reduce,
-        carry=first,
-        runs=Runs(shared=True),
-        name="monitor",
+        None, _unchanged, scalars, reduce=reduce, carry=first, runs=runs, name="monitor"
     )
 
 

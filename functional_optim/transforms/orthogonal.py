@@ -13,7 +13,8 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
-from functional_optim.core.rule import Runs
+from functional_optim.core.rule import Runs, Update
+from functional_optim.core.storage import Storage
 from functional_optim.linalg import Coefficients, newton_schulz, polynomials
 
 Scale = Literal["original", "match_rms_adamw", "spectral"] | None
@@ -74,6 +75,19 @@ def orthogonalize(
     return leafwise(
         matrices_only("orthogonalize"), update, runs=Runs(batched=True), name="orthogonalize"
     )
+
+
+def matrix_rule(
+    name: str,
+    init: Callable[[Tensor], Any],
+    update: Update,
+    scalars: Callable[..., Any],
+    hyper: Any,
+    storage: Storage = Storage(),
+) -> Leafwise:
+    """A rule that takes real matrices only, several of one shape at once."""
+    checked, runs = matrices_only(name, init), Runs(batched=True)
+    return leafwise(checked, update, scalars, hyper=hyper, runs=runs, storage=storage, name=name)
 
 
 def matrices_only(

@@ -85,13 +85,9 @@ def reduce_on_plateau(
     _check("factor", "between 0 and 1", lambda x: 0 < x < 1, factor)
     _check("rtol", "within [0, 1]", lambda x: 0 <= x <= 1, rtol)
     _check("min_scale", "within [0, 1]", lambda x: 0 <= x <= 1, min_scale)
-    for name, least, number in (
-        ("patience", 1, patience),
-        ("atol", 0, atol),
-        ("cooldown", 0, cooldown),
-        ("accumulation_size", 1, accumulation_size),
-    ):
-        _check(name, f"of at least {least}", lambda x, least=least: x >= least, number)
+    count = accumulation_size
+    numeric.check_least("reduce_on_plateau", 1, patience=patience, accumulation_size=count)
+    numeric.check_least("reduce_on_plateau", 0, atol=atol, cooldown=cooldown)
     if numeric.is_zero(rtol) and numeric.is_zero(atol):
         raise ValueError(
             "reduce_on_plateau needs an rtol or an atol above 0: without one, noise counts as an "
@@ -140,23 +136,11 @@ def reduce_on_plateau(
         new = PlateauCarry(*[numeric.where(full, a, b) for a, b in pairs])
         return (new.scale,), new
 
-    return leafwise(
-        None,
-        times,
-        scalars,
-        carry=PlateauCarry(1.0, math.inf, 0, 0, 0.0, 0),
-        hyper={
-            "factor": factor,
-            "patience": patience,
-            "rtol": rtol,
-            "atol": atol,
-            "cooldown": cooldown,
-            "accumulation_size": accumulation_size,
-            "min_scale": min_scale,
-        },
-        runs=Runs(shared=True),
-        name="reduce_on_plateau",
-    )
+    carry = PlateauCarry(1.0, math.inf, 0, 0, 0.0, 0)
+    hyper = {"factor": factor, "patience": patience, "rtol": rtol, "atol": atol}
+    hyper |= {"cooldown": cooldown, "accumulation_size": count, "min_scale": min_scale}
+    name, runs = "reduce_on_plateau", Runs(shared=True)
+    return leafwise(None, times, scalars, carry=carry, hyper=hyper, runs=runs, name=name)
 
 
 def _number(value: Any) -> Any:

@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.storage import Storage
+
+SQUARES = Storage(nonnegative=("exp_avg_sq",))
+"""Of slots one of which, `exp_avg_sq`, is an average of squares."""
+
 
 def zeros(record: Any) -> Callable[[Tensor], Any]:
     """`init` of a rule all of whose slots begin as zeros like the parameter."""

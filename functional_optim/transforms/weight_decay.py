@@ -149,19 +149,12 @@ def proximal_step(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
         >>> fo.apply_updates(w, u)
         tensor([3.])
     """
-    check_lr(lr)
-    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
-    if numeric.is_zero(weight_decay):
-        return scale_by_lr(lr)
 
     def scalars(t, *, lr, weight_decay):
         whole = 1 + lr * weight_decay
         return -lr / whole, lr * weight_decay / whole
 
-    hyper = {"lr": lr, "weight_decay": weight_decay}
-    return leafwise(
-        None, _shrunk, scalars, hyper=hyper, runs=Runs(after="lr"), name="proximal_step"
-    )
+    return _shrinking("proximal_step", scalars, weight_decay, lr=lr)
 
 
 @factory
@@ -187,17 +180,11 @@ def decay_after_step(weight_decay: numeric.Hyper) -> Leafwise:
         >>> fo.apply_updates(w, u)
         tensor([3.])
     """
-    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
-    if numeric.is_zero(weight_decay):
-        return identity()
 
     def scalars(t, *, weight_decay):
         return 1 - weight_decay, weight_decay
 
-    hyper = {"weight_decay": weight_decay}
-    return leafwise(
-        None, _shrunk, scalars, hyper=hyper, runs=Runs(after="lr"), name="decay_after_step"
-    )
+    return _shrinking("decay_after_step", scalars, weight_decay)
 
 
 @factory
@@ -225,19 +212,25 @@ def step_then_decay(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
         >>> fo.apply_updates(w, u)
         tensor([3.])
     """
-    check_lr(lr)
-    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
-    if numeric.is_zero(weight_decay):
-        return scale_by_lr(lr)
 
     def scalars(t, *, lr, weight_decay):
         lost = lr * weight_decay
         return -lr * (1 - lost), lost
 
-    hyper = {"lr": lr, "weight_decay": weight_decay}
-    return leafwise(
-        None, _shrunk, scalars, hyper=hyper, runs=Runs(after="lr"), name="step_then_decay"
-    )
+    return _shrinking("step_then_decay", scalars, weight_decay, lr=lr)
+
+
+def _shrinking(
+    name: str, scalars: Any, weight_decay: numeric.Hyper, **lr: numeric.Hyper
+) -> Leafwise:
+    """What changes the step as a whole, with a learning rate or after it."""
+    for rate in lr.values():
+        check_lr(rate)
+    numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
+    if numeric.is_zero(weight_decay):
+        return scale_by_lr(**lr) if lr else identity()
+    hyper, runs = {**lr, "weight_decay": weight_decay}, Runs(after="lr")
+    return leafwise(None, _shrunk, scalars, hyper=hyper, runs=runs, name=name)
 
 
 def _shrunk(u: Tensor, slots: Any, p: Tensor, factor: Any, lost: Any) -> tuple[Tensor, Any]:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, tree
+from functional_optim.core.rule import Runs
 from functional_optim.core import base
 from functional_optim.engine.train_step import Loss
 from functional_optim.tuning.lr_sweep import LRSweep
 from functional_optim.tuning.progress import progress as showing
-from functional_optim.tuning.runs import PROVIDED, Factory, RandomState, Runs
+from functional_optim.tuning.runs import PROVIDED, Factory, RandomState, SweepRuns
 
 MEMORY = 2**30
 """How many bytes the copies of one chunk may take by default, without activations: 1 GiB."""
@@ -142,7 +143,7 @@ def find_lr(
     random = RandomState(params)
     try:
         given = _batches(batches, steps)
-        runs = Runs(loss_fn, tx_factory, detached, given, random, has_aux=has_aux)
+        runs = SweepRuns(loss_fn, tx_factory, detached, given, random, has_aux=has_aux)
         text = f"find_lr, {len(tried)} values of {name}: steps"
         with showing(text, len(tried) * steps, progress) as show:
             losses = base.unrecorded(runs.losses, tried, chunk, compile, show)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -42,7 +43,8 @@ class RandomState:
             put(state)
 
 
-class Runs:
+@dataclass(eq=False)
+class SweepRuns:
     """Runs from the same parameters over the same batches.
 
     params: the parameters, which are copied. batches: the arguments of the loss after the
@@ -50,20 +52,14 @@ class Runs:
     said: what was run in another way than asked for, and why.
     """
 
-    def __init__(
-        self,
-        loss_fn: Loss,
-        tx_factory: Factory,
-        params: Any,
-        batches: Sequence[tuple[Any, ...]],
-        random: RandomState,
-        *,
-        has_aux: bool,
-    ) -> None:
-        self.loss_fn, self.tx_factory, self.has_aux = loss_fn, tx_factory, has_aux
-        self.params, self.batches, self.random = params, batches, random
-        self.said: list[str] = []
-        self.functions: tuple[Callable[..., Any], ...] = ()
+    loss_fn: Loss
+    tx_factory: Factory
+    params: Any
+    batches: Sequence[tuple[Any, ...]]
+    random: RandomState
+    has_aux: bool
+    said: list[str] = field(default_factory=list)
+    functions: tuple[Callable[..., Any], ...] = ()
 
     def losses(self, values: Sequence[float], chunk: int, compile: bool, show: Show) -> Tensor:
         """The losses [values, steps], in chunks of equal size, in the first way that works."""

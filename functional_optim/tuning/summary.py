@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +19,8 @@ from functional_optim.core.rule import Rule
 from functional_optim.core.storage import slots_like, stored_slots
 from functional_optim.core.traits import is_elementwise
 from functional_optim.tuning.tables import Table, drawn, plain
+
+T = TypeVar("T")
 
 
 class SummaryRow(NamedTuple):
@@ -64,10 +65,9 @@ class SummaryRow(NamedTuple):
     @property
     def storage(self) -> str:
         """The slots in words, "exp_avg: int8 in blocks of 256", and why a leaf is not packed."""
-        kinds: dict[str, list[str]] = {}
-        for name, kind in self.slots:
-            kinds.setdefault(kind, []).append(name)
-        text = "; ".join([f"{', '.join(names)}: {kind}" for kind, names in kinds.items()])
+        kinds = _grouped(self.slots, lambda slot: slot[1])
+        named = {kind: ", ".join([name for name, _ in some]) for kind, some in kinds.items()}
+        text = "; ".join([f"{names}: {kind}" for kind, names in named.items()])
         return f"{text} (not packed: {self.left_out})" if self.left_out else text
 
 
@@ -157,7 +157,8 @@ class Summary:
         head = ("parameter", "shape", *(("seen as",) if seen else ()), "entries", "state")
         right = (len(head) - 2, len(head) - 1)
         tables = []
-        for (group, rules, storage), some in _sections(self.rows):
+        sections = _grouped(self.rows, lambda row: (row.group, row.rules, row.storage))
+        for (group, rules, storage), some in sections.items():
             lines = [group, " → ".join(rules) or "frozen", storage]
             cells = [_cells(one, seen=seen) for one in folded(some)]
             tables.append(Table(head, tuple(cells), tuple([x for x in lines if x]), right))
@@ -242,9 +243,7 @@ def summary_of(parts: Iterable[tuple[str, base.GradientTransformation, Any]]) ->
         known, kept = _first_state(tx, params)
         asked += [(choice, list(known)) for choice in _choices(tx)]
         exact = exact and _moves_no_more(tx)
-        own: dict[str | None, list[StateTensor]] = {}
-        for x in kept:
-            own.setdefault(x.path, []).append(x)
+        own = _grouped(kept, lambda x: x.path)
         rows += [_row(group, tx, path, p, own.get(path, [])) for path, p in known.items()]
         if tx is not last:  # several parts of one tree have the same
             every = own.get(None, [])
@@ -331,14 +330,12 @@ def _name(rule: Rule, names: Sequence[str], field: str) -> str:
     return field
 
 
-def _sections(
-    rows: Sequence[SummaryRow],
-) -> list[tuple[tuple[str, tuple[str, ...], str], list[SummaryRow]]]:
-    """Rows with the same group, rules and storage, in the order of the first."""
-    found: dict[Any, list[SummaryRow]] = {}
-    for row in rows:
-        found.setdefault((row.group, row.rules, row.storage), []).append(row)
-    return list(found.items())
+def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """What has equal keys, in the order of the first."""
+    found: dict[Any, list[T]] = {}
+    for x in items:
+        found.setdefault(key(x), []).append(x)
+    return found
 
 
 def _cells(one: Folded, *, seen: bool) -> tuple[str, ...]:
@@ -355,11 +352,7 @@ def folded(rows: Sequence[SummaryRow]) -> list[Folded]:
     def kind(row: SummaryRow) -> Any:
         return _starred(row.path), row.shape, row.rules, row.matrices, row.storage
 
-    place: dict[Any, int] = {}
-    for row in rows:
-        place.setdefault(kind(row), len(place))
-    ordered = sorted(rows, key=lambda row: place[kind(row)])
-    groups = [[*some] for _, some in groupby(ordered, key=kind)]
+    groups = _grouped(rows, kind).values()
     return [Folded(_starred(x[0].path) if len(x) > 1 else x[0].path, x) for x in groups]
 
 

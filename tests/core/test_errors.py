@@ -333,6 +333,34 @@ def test_matrices_of_another_shape_are_not_joined(wrong):
             rule.update(w[0, 0], rule.init(w[0, 0]), w[0, 0])
 
 
+def test_vectors_that_a_rule_of_batches_takes_for_a_matrix_are_refused():
+    """Two biases of one length come as one tensor of two dimensions."""
+    params = {"a": torch.zeros(3), "b": torch.zeros(3)}
+    grads = {"a": torch.ones(3), "b": torch.full((3,), 2.0)}
+    for update, says in (
+        (lambda u, s, p: (u / u.norm(), s), "treats the tensors of a batch as one"),
+        (lambda u, s, p: (u @ u.mT @ u, s), "takes several tensors of 1 dimensions and no single"),
+    ):
+        tx = fo.leafwise(None, update, runs=fo.Runs(batched=True), name="mine")
+        for step in (tx.update, fo.compile(tx)):
+            with pytest.raises(ValueError, match=f"'mine' was passed batched=True, but {says}"):
+                step(grads, tx.init(params), params)
+    tx = fo.leafwise(None, lambda u, s, p: (-u, s), runs=fo.Runs(batched=True), name="mine")
+    assert tx.update(grads, tx.init(params), params)[0]["b"].eq(-2.0).all()
+
+
+def test_a_rule_that_was_run_alone_is_looked_at_again_in_batches():
+    def update(u, slots, p):
+        return u / u.norm(), slots
+
+    w, runs = {"a": torch.ones(2, 2), "b": torch.ones(2, 2)}, fo.Runs(batched=True)
+    alone = fo.leafwise(None, update, name="mine")
+    assert alone.update(w, alone.init(w), w)[0]["b"].eq(0.5).all()
+    batched = fo.leafwise(None, update, runs=runs, name="mine")
+    with pytest.raises(ValueError, match="treats the tensors of a batch as one"):
+        batched.update(w, batched.init(w), w)
+
+
 # ---------------------------------------------------------------- where there is no gradient
 
 

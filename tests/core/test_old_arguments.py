@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from helpers import assert_close, assert_same
 
 import functional_optim as fo
+from functional_optim.core.leafwise import OLD
 
 
 class Slots(NamedTuple):
@@ -131,6 +135,13 @@ def test_an_argument_of_before_makes_the_same_rule(name):
     assert any(re.match(rf"leafwise\(\.\.\., {name}=.*{says}", text) for text in texts), texts
     after = fo.leafwise(**rule, **new)
     assert before.placements == after.placements
+
+
+def test_every_argument_of_before_is_known():
+    recorded = Path(__file__).parents[1] / "support" / "reference" / "names_0_2.json"
+    arguments = set(json.loads(recorded.read_text())["functional_optim"]["leafwise"])
+    today = set(inspect.signature(fo.leafwise).parameters)
+    assert arguments - today - {"renamed"} == {*NAMED, "measure"} == set(OLD)
 
 
 @pytest.mark.parametrize("absence", [{}, {"codecs": None}, {"turns": None}, {"scales_step": False}])

@@ -204,7 +204,7 @@ MUTANTS = [
     ),
     Mutant(
         "the smallest tensors have the first turns",
-        f"{CORE}/turns.py",
+        f"{CORE}/rule.py",
         "key=lambda i: -leaves[i][2].numel()",
         "key=lambda i: leaves[i][2].numel()",
         ("tests/core/test_turns.py -k each_step_renews",),

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad_and_value
 import functional_optim as fo
 from functional_optim.tuning import find_lr as module_of_find_lr
 from functional_optim.tuning import runs as runs_module
-from functional_optim.tuning.runs import Runs
+from functional_optim.tuning.runs import SweepRuns
 
 STEPS = 4
 RATES = [0.01, 0.1, 0.3]
@@ -154,13 +154,13 @@ def test_chunks_change_nothing(chunk):
 
 def sizes(monkeypatch, **options):
     """How many copies each chunk of a sweep has."""
-    found, together = [], Runs._together
+    found, together = [], SweepRuns._together
 
     def noted(self, values, show, **more):
         found.append(len(values))
         return together(self, values, show, **more)
 
-    monkeypatch.setattr(Runs, "_together", noted)
+    monkeypatch.setattr(SweepRuns, "_together", noted)
     sweep(values=[0.1 * (1 + i) for i in range(7)], **options)
     return found
 
@@ -288,13 +288,13 @@ def test_steps_are_not_recorded_for_other_parameters(factory, monkeypatch):
     """Graphs of all steps would be kept until the end."""
     net = Net(nn.Tanh())
     some = {name: p for name, p in net.named_parameters() if "2" in name}
-    recorded, step_of = [], Runs._step
+    recorded, step_of = [], SweepRuns._step
 
     def noted(self, number, params, state, batch):
         recorded.extend([x.requires_grad for x in fo.tree.leaves((params, state))])
         return step_of(self, number, params, state, batch)
 
-    monkeypatch.setattr(Runs, "_step", noted)
+    monkeypatch.setattr(SweepRuns, "_step", noted)
     kept: list[Any] = []
     monkeypatch.setattr(runs_module, "_on_cpu", lambda x: kept.extend(x) or torch.stack(x))
     sweep(factory, loss_fn=loss_of(net), params=some)
@@ -389,7 +389,7 @@ def test_a_chunk_that_is_too_large_is_said(monkeypatch):
     def full(self, values, show, **more):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(Runs, "_together", full)
+    monkeypatch.setattr(SweepRuns, "_together", full)
     with pytest.raises(torch.OutOfMemoryError) as raised:
         sweep()
     assert raised.value.__notes__ == ["find_lr trained 3 copies at once; pass a smaller chunk=."]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,31 +21,21 @@ from functional_optim.replicas.simulation.reductions import (
 from functional_optim.replicas.simulation.scheduler import Baton, Task
 
 
+@dataclass(eq=False)
 class Group:
     """The service. Its methods run when a message arrives, and answer by messages."""
 
-    def __init__(
-        self,
-        baton: Baton,
-        rng: random.Random,
-        strike: Callable[[SimulatedMember, Point], None],
-        *,
-        min_replicas: int,
-        heals_at_start: bool,
-        init_sync: bool,
-        timeout: float,
-        join_timeout: float,
-        latency: float,
-    ) -> None:
-        self.baton = baton
-        self.rng = rng
-        self.strike = strike
-        self.min_replicas = min_replicas
-        self.heals_at_start = heals_at_start
-        self.init_sync = init_sync
-        self.timeout = timeout
-        self.join_timeout = join_timeout
-        self.latency = latency
+    baton: Baton
+    rng: random.Random
+    strike: Callable[[SimulatedMember, Point], None]
+    min_replicas: int
+    heals_at_start: bool
+    init_sync: bool
+    timeout: float
+    join_timeout: float
+    latency: float
+
+    def __post_init__(self) -> None:
         self.step = 0
         self.commits: list[Commit] = []
         self.lost: list[Event] = []
@@ -65,32 +56,29 @@ class Group:
         self.log.append(event)
         return event
 
-    def send(self, m: SimulatedMember, arrive: Callable[[], None]) -> None:
-        """A message from a replica, on its way to the service."""
-
-        def arrived() -> None:
-            if m.alive:
-                if m.cut_until > self.baton.now:
-                    self.baton.at(m.cut_until, arrived)
-                else:
-                    arrive()
-
-        self.baton.at(self.baton.now + self._travel(m), arrived)
-
-    def _reply(self, m: SimulatedMember, key: Any, value: Any) -> None:
-        """A message from the service, on its way to a replica; which goes on if it waits for it."""
+    def send(
+        self, m: SimulatedMember, arrive: Callable[[], Task | None], late: float = 0.0
+    ) -> None:
+        """A message between a replica and the service. arrive: says who goes on."""
 
         def arrived() -> Task | None:
-            if m.alive:
-                if m.cut_until > self.baton.now:
-                    self.baton.at(m.cut_until, arrived)
-                    return None
-                m.inbox[key] = value
-                if m.awaits == key:
-                    return m.task
-            return None
+            if not m.alive:
+                return None
+            if m.cut_until > self.baton.now:
+                self.baton.at(m.cut_until, arrived)
+                return None
+            return arrive()
 
-        self.baton.at(self.baton.now + self._travel(m) + m.late, arrived)
+        self.baton.at(self.baton.now + self._travel(m) + late, arrived)
+
+    def _reply(self, m: SimulatedMember, key: Any, value: Any) -> None:
+        """A message from the service to a replica, which goes on if it waits for it."""
+
+        def arrive() -> Task | None:
+            m.inbox[key] = value
+            return m.task if m.awaits == key else None
+
+        self.send(m, arrive, m.late)
         m.late = 0.0
 
     def _travel(self, m: SimulatedMember) -> float:

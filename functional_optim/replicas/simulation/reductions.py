@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -47,6 +48,7 @@ class Commit(NamedTuple):
     members: tuple[int, ...]
 
 
+@dataclass(eq=False)
 class SimulatedMember:
     """One life of a replica, as the service knows it.
 
@@ -55,23 +57,23 @@ class SimulatedMember:
     left: has it finished? It stays as a peer to heal from.
     """
 
-    def __init__(self, rank: int, life: int) -> None:
-        self.rank = rank
-        self.life = life
-        self.task: Task
-        self.saved: Callable[[], dict[str, Any]]
-        self.step = 0
-        self.held = 0
-        self.alive = True
-        self.left = False
-        self.cut_until = 0.0
-        self.slow_until = 0.0
-        self.each = 0.0
-        self.late = 0.0
-        self.inbox: dict[Any, Any] = {}
-        self.awaits: Any = None
+    rank: int
+    life: int
+    task: Task = field(init=False)
+    saved: Callable[[], dict[str, Any]] = field(init=False)
+    step: int = 0
+    held: int = 0
+    alive: bool = True
+    left: bool = False
+    cut_until: float = 0.0
+    slow_until: float = 0.0
+    each: float = 0.0
+    late: float = 0.0
+    inbox: dict[Any, Any] = field(default_factory=dict)
+    awaits: Any = None
 
 
+@dataclass(eq=False)
 class SimulatedRound:
     """One step of a quorum, from its formation to its outcome.
 
@@ -84,23 +86,17 @@ class SimulatedRound:
     heard: when something was last heard of a member.
     """
 
-    def __init__(
-        self,
-        step: int,
-        members: list[SimulatedMember],
-        participants: list[SimulatedMember],
-        source: SimulatedMember,
-        now: float,
-    ) -> None:
-        self.step = step
-        self.members = members
-        self.participants = participants
-        self.source = source
-        self.saved: dict[SimulatedMember, dict[str, Any]] = {}
-        self.given = dict.fromkeys(members, 0)
-        self.sums: dict[int, dict[SimulatedMember, Tensor]] = {}
-        self.votes: dict[SimulatedMember, str] = {}
-        self.heard = now
-        self.over = False
-        self.committed = False
-        self.reason = ""
+    step: int
+    members: list[SimulatedMember]
+    participants: list[SimulatedMember]
+    source: SimulatedMember
+    heard: float
+    saved: dict[SimulatedMember, dict[str, Any]] = field(default_factory=dict)
+    sums: dict[int, dict[SimulatedMember, Tensor]] = field(default_factory=dict)
+    votes: dict[SimulatedMember, str] = field(default_factory=dict)
+    over: bool = False
+    committed: bool = False
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        self.given = dict.fromkeys(self.members, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple
 
 from functional_optim.replicas.coordinator import Decision
@@ -19,6 +20,9 @@ from functional_optim.replicas.simulation.faults import (
 from functional_optim.replicas.simulation.group_server import Group
 from functional_optim.replicas.simulation.reductions import Commit, Event, SimulatedMember
 from functional_optim.replicas.simulation.scheduler import Baton
+
+RULES = ("min_replicas", "heals_at_start", "init_sync", "timeout", "join_timeout", "latency")
+"""What of a simulation its group service goes by."""
 
 
 class SimulationResult(NamedTuple):
@@ -76,6 +80,7 @@ class SimulationResult(NamedTuple):
         ]
 
 
+@dataclass(eq=False, repr=False)
 class Simulation:
     """Replicas that train together in one process, and what may befall them.
 
@@ -141,47 +146,34 @@ class Simulation:
         ['', 'replica 1 died', '', '']
     """
 
-    def __init__(
-        self,
-        replicas: int = 3,
-        *,
-        seed: int = 0,
-        faults: Iterable[Fault] = (),
-        min_replicas: int = 1,
-        heals_at_start: bool = False,
-        init_sync: bool = True,
-        timeout: float = 1.0,
-        join_timeout: float = 0.1,
-        latency: float = 0.01,
-        limit: float = 1e6,
-        errors: Literal["raise", "crash"] = "raise",
-        max_retries: int | None = None,
-        bucket_bytes: int = 25 * 2**20,
-    ) -> None:
-        if not 1 <= min_replicas <= replicas:
+    replicas: int = 3
+    _: KW_ONLY
+    seed: int = 0
+    faults: Iterable[Fault] = ()
+    min_replicas: int = 1
+    heals_at_start: bool = False
+    init_sync: bool = True
+    timeout: float = 1.0
+    join_timeout: float = 0.1
+    latency: float = 0.01
+    limit: float = 1e6
+    errors: Literal["raise", "crash"] = "raise"
+    max_retries: int | None = None
+    bucket_bytes: int = 25 * 2**20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_replicas <= self.replicas:
             raise ValueError(
-                f"a quorum of min_replicas={min_replicas} cannot form out of {replicas} replicas; "
-                "1 ≤ min_replicas ≤ replicas."
+                f"a quorum of min_replicas={self.min_replicas} cannot form out of {self.replicas} "
+                "replicas; 1 ≤ min_replicas ≤ replicas."
             )
-        times = {"timeout": timeout, "join_timeout": join_timeout, "latency": latency}
-        for name, seconds in times.items():
-            if not seconds > 0:
-                raise ValueError(f"{name} must be more than 0 s, but is {seconds}.")
-        if errors not in ("raise", "crash"):
-            raise ValueError(f'errors must be "raise" or "crash", but is {errors!r}.')
-        self.replicas = replicas
-        self.seed = seed
-        self.faults = list(faults)
-        self.limit = limit
-        self.errors = errors
-        self._rules: dict[str, Any] = {
-            "min_replicas": min_replicas,
-            "heals_at_start": heals_at_start,
-            "init_sync": init_sync,
-            **times,
-        }
-        self._options: dict[str, Any] = {"max_retries": max_retries, "bucket_bytes": bucket_bytes}
-        check_faults(self.faults, replicas)
+        for name in ("timeout", "join_timeout", "latency"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0 s, but is {getattr(self, name)}.")
+        if self.errors not in ("raise", "crash"):
+            raise ValueError(f'errors must be "raise" or "crash", but is {self.errors!r}.')
+        self.faults = list(self.faults)
+        check_faults(self.faults, self.replicas)
 
     def run(self, worker: Callable[[Simulated], Any]) -> SimulationResult:
         """Run a worker for each replica, to its end or its death.
@@ -206,7 +198,8 @@ class _Run:
         self.pending = list(plan.faults)
         self.returned: dict[int, Any] = {}
         self.baton = Baton(plan.limit)
-        self.group = Group(self.baton, random.Random(plan.seed), self.strike, **plan._rules)
+        rules = {name: getattr(plan, name) for name in RULES}
+        self.group = Group(self.baton, random.Random(plan.seed), self.strike, **rules)
 
     def result(self) -> SimulationResult:
         for rank in range(self.plan.replicas):
@@ -219,7 +212,8 @@ class _Run:
     def begin(self, rank: int, life: int, time: float) -> None:
         """A life of a replica, from that time on."""
         plan, group = self.plan, self.group
-        coordinator = Simulated(group, self.baton, rank, life, **plan._options)
+        options = {"max_retries": plan.max_retries, "bucket_bytes": plan.bucket_bytes}
+        coordinator = Simulated(group, self.baton, rank, life, **options)
         me = coordinator._me
 
         def live() -> None:
