@@ -29,7 +29,7 @@ def uncollected() -> Iterator[None]:
 
 
 class _InClone:
-    """Finds the package's adapters where nothing is installed: in the clone, beside the package."""
+    """Finds the adapters of a package that lies in a clone: beside the package."""
 
     def __init__(self, package: str, folder: Path) -> None:
         self.name = f"{package}.{folder.name}"
@@ -52,6 +52,7 @@ def as_installed(package: str) -> None:
     home = Path(str(sys.modules[package].__file__)).parent
     beside = home.parent / "adapters"
     if not (home / "adapters").exists() and (beside / "__init__.py").exists():
+        # before the finder of an editable install, which knows the adapters of another clone
         sys.meta_path.insert(0, _InClone(package, beside))
 
 

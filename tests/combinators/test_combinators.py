@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import pickle
 
@@ -10,8 +9,8 @@ import combined
 import optree
 import pytest
 import torch
-from combined import LEAFWISE, WHOLE, named_params, whole
-from helpers import assert_close, assert_same, clone, run
+from combined import LEAFWISE, WHOLE, WRAPPED, named_params, whole
+from helpers import assert_close, assert_same, clone, run, through_file
 from sampling import some
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -20,14 +19,13 @@ from functional_optim import kernels
 from functional_optim.adapters import Optimizer
 from functional_optim.core.leafwise import Leafwise
 
-ALL = (*LEAFWISE, *WHOLE)
-KERNELS = (combined.with_norms, combined.deep, combined.guarded, combined.conditional)
+ALL = (*LEAFWISE, *WHOLE, *WRAPPED)
+KERNELS = (
+    *(combined.with_norms, combined.deep, combined.guarded, combined.conditional),
+    combined.looking_ahead,
+)
 SMOOTH = tuple(r for r in LEAFWISE if r not in (combined.deep, combined.growing))
 """Without Muon's bfloat16, and without dividing by the roots of sums that are still zero."""
-
-
-def name_of(recipe):
-    return recipe.__name__
 
 
 def gradients(params, steps, *, bad=True):
@@ -39,13 +37,21 @@ def gradients(params, steps, *, bad=True):
     return found
 
 
-def takes_nan(recipe):
-    return recipe in (combined.finite, combined.growing, combined.guarded)
+TAKING_NAN = (combined.finite, combined.growing, combined.guarded)
 
 
-def case(recipe, steps=8):
-    params = named_params()
-    return params, gradients(params, steps, bad=takes_nan(recipe))
+def case(recipe, steps=8, dtype=torch.float64):
+    params = named_params(dtype)
+    return params, gradients(params, steps, bad=recipe in TAKING_NAN)
+
+
+def each(recipes):
+    return pytest.mark.parametrize("recipe", recipes, ids=lambda recipe: recipe.__name__)
+
+
+def rounding(recipe, other=1e-12):
+    """Muon's iteration is in bfloat16."""
+    return 5e-2 if recipe is combined.deep else other
 
 
 @pytest.fixture
@@ -60,7 +66,7 @@ def doubles():
 
 
 @pytest.mark.parametrize("donate", some([True, False]))
-@pytest.mark.parametrize("recipe", KERNELS, ids=name_of)
+@each(KERNELS)
 def test_compiled_is_eager(recipe, donate):
     params, grads = case(recipe, 20)
     tx = recipe(0.05)
@@ -70,13 +76,12 @@ def test_compiled_is_eager(recipe, donate):
     given = params if not donate else clone(params)
     for g in grads:
         given, mine = step(g, mine, given)
-    tolerance = 5e-2 if recipe is combined.deep else 1e-6  # bfloat16; carried numbers in float32
-    assert_close((given, mine), (moved, state), tolerance)
+    assert_close((given, mine), (moved, state), rounding(recipe, 1e-6))  # carried in float32
     assert_same(params, kept)
 
 
 @pytest.mark.usefixtures("fresh_dynamo", "doubles")
-@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+@each(ALL)
 def test_a_whole_step_is_one_graph_for_all_learning_rates(recipe):
     params, grads = case(recipe, 6)
     backend = CompileCounterWithBackend("aot_eager")
@@ -97,13 +102,17 @@ def test_a_whole_step_is_one_graph_for_all_learning_rates(recipe):
         want = fo.apply_updates(want, updates)
     # Dynamo traces twice before the first step ends if a Python float turns out to be a constant
     assert frames == [frames[0]] * 6
-    assert_close((mine, state), (want, known), 5e-2 if recipe is combined.deep else 1e-12)
+    assert_close((mine, state), (want, known), rounding(recipe))
 
 
 # ---------------------------------------------------------------- vmap and derivatives
 
 
-@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+def stacked(trees):
+    return optree.tree_map(lambda *x: torch.stack(x), *trees)
+
+
+@each(ALL)
 def test_a_batch_of_learning_rates_is_the_loop(recipe):
     params, grads = case(recipe, 5)
 
@@ -111,13 +120,12 @@ def test_a_batch_of_learning_rates_is_the_loop(recipe):
         return run(recipe(lr), params, grads)[0]
 
     lrs = torch.tensor([0.01, 0.03, 0.1], dtype=torch.float64)
-    each = [go(lr) for lr in lrs]
+    alone = [go(lr) for lr in lrs]
     together = torch.vmap(go)(lrs)
-    tolerance = 5e-2 if recipe is combined.deep else 1e-12
-    assert_close(together, optree.tree_map(lambda *x: torch.stack(x), *each), tolerance)
+    assert_close(together, stacked(alone), rounding(recipe))
 
 
-@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+@each(ALL)
 def test_an_ensemble_is_the_loop(recipe):
     """Its gates open and shut for each member by itself."""
     members = []
@@ -130,16 +138,12 @@ def test_an_ensemble_is_the_loop(recipe):
     def go(params, grads):
         return run(recipe(0.05), params, grads)[0]  # vmap returns no None, which some slots are
 
-    def stacked(trees):
-        return optree.tree_map(lambda *x: torch.stack(x), *trees)
-
     together = torch.vmap(go)(stacked([m[0] for m in members]), stacked([m[1] for m in members]))
-    tolerance = 5e-2 if recipe is combined.deep else 1e-6
-    assert_close(together, stacked([go(*m) for m in members]), tolerance)
+    assert_close(together, stacked([go(*m) for m in members]), rounding(recipe, 1e-6))
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("recipe", SMOOTH, ids=name_of)
+@each(SMOOTH)
 def test_the_meta_gradient_is_the_finite_difference(recipe):
     """Gates that shut out a NaN let no NaN into the derivative."""
     params, grads = case(recipe, 6)
@@ -174,13 +178,13 @@ def step(opt, mine, grads):
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("recipe", ALL, ids=name_of)
+@each(ALL)
 def test_the_object_is_the_functional_loop(recipe):
     params, grads = case(recipe)
     opt, mine = make(recipe, params)
     step(opt, mine, grads)
     moved, state = run(recipe(0.05), params, grads)
-    tolerance = 5e-2 if recipe is combined.deep else 1e-12
+    tolerance = rounding(recipe)
     assert_close({name: p.detach() for name, p in mine.items()}, moved, tolerance)
     for key, slots in state.slots.items() if recipe in LEAFWISE else ():
         for name, x in slots.items():
@@ -191,7 +195,7 @@ def test_the_object_is_the_functional_loop(recipe):
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("recipe", LEAFWISE, ids=name_of)
+@each(LEAFWISE)
 def test_groups_of_equal_settings_are_one_group(recipe):
     """A norm before a partition spans the groups, and one in a part does, too."""
     params, grads = case(recipe)
@@ -222,7 +226,7 @@ def test_a_norm_before_a_partition_spans_all_that_moves_and_one_in_a_part_that_p
         assert_close({name: p.detach() for name, p in mine.items()}, want, 1e-6)
 
 
-@pytest.mark.parametrize("recipe", LEAFWISE, ids=name_of)
+@each(LEAFWISE)
 def test_parameters_without_gradients_are_left_alone(recipe):
     params, grads = case(recipe, 5)
     for g in grads:
@@ -241,34 +245,21 @@ def stepped(recipe, params, grads):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("recipe", ALL, ids=name_of)
-def test_resumed_is_uninterrupted(recipe, dtype):
-    params = named_params(dtype)
-    grads = gradients(params, 9, bad=takes_nan(recipe))
+@each(ALL)
+def test_resumed_and_pickled_runs_are_uninterrupted(recipe, dtype):
+    params, grads = case(recipe, 9, dtype)
     opt, mine = make(recipe, params)
     step(opt, mine, grads[:5])
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    file.seek(0)
-    new, copies = make(recipe, {name: p.detach() for name, p in mine.items()})
-    new.load_state_dict(torch.load(file, weights_only=True))
+    loaded, own = make(recipe, {name: p.detach() for name, p in mine.items()})
+    loaded.load_state_dict(through_file(opt.state_dict()))
+    copies = [(loaded, own), pickle.loads(pickle.dumps((opt, mine)))]
     step(opt, mine, grads[5:])
-    step(new, copies, grads[5:])
-    assert_same([p.detach() for p in copies.values()], [p.detach() for p in mine.values()])
+    for other, tensors in copies:
+        step(other, tensors, grads[5:])
+        assert_same([p.detach() for p in tensors.values()], [p.detach() for p in mine.values()])
 
 
-@pytest.mark.parametrize("recipe", ALL, ids=name_of)
-def test_a_pickled_object_goes_on(recipe):
-    params, grads = case(recipe)
-    opt, mine = make(recipe, params)
-    step(opt, mine, grads[:5])
-    new, copies = pickle.loads(pickle.dumps((opt, mine)))
-    step(opt, mine, grads[5:])
-    step(new, copies, grads[5:])
-    assert_same([p.detach() for p in copies.values()], [p.detach() for p in mine.values()])
-
-
-@pytest.mark.parametrize("recipe", [combined.with_norms, combined.guarded], ids=name_of)
+@each([combined.with_norms, combined.guarded])
 def test_a_scheduler_builds_no_kernel(recipe):
     params, grads = case(recipe, 12)
     opt, mine = make(recipe, params, compile="strict")

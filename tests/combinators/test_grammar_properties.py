@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import optree
@@ -10,11 +11,9 @@ import torch
 from helpers import assert_close, assert_same, clone, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import functional_optim as fo
 from functional_optim import kernels
-from functional_optim.adapters import Optimizer
 from functional_optim.core import traits
 from functional_optim.core.leafwise import Leafwise
 
@@ -65,6 +64,15 @@ names = st.sampled_from(sorted(LINKS))
 threes = st.lists(names, min_size=3, max_size=3, unique=True)
 
 
+def opaque():
+    """A transformation of whole trees, with a state: the number of its steps, which it adds."""
+
+    def update(grads, state, params=None):
+        return fo.tree.map(lambda g: g + state["count"], grads), {"count": state["count"] + 1}
+
+    return fo.GradientTransformation(lambda params: {"count": torch.zeros(())}, update)
+
+
 def chained(three):
     """Named by their places: two links may have a slot of one name."""
     return fo.named_chain(*[(f"n{i}", LINKS[name]()) for i, name in enumerate(three)])
@@ -97,14 +105,89 @@ def test_a_chain_is_its_links_one_after_the_other(params, three):
 
 
 @FEW
-@given(trees, threes)
-def test_chains_in_chains_are_one_chain(params, three):
-    a, b, c = [(f"n{i}", LINKS[name]()) for i, name in enumerate(three)]
-    flat = final(fo.named_chain(a, b, c), params)
-    left = fo.chain(fo.named_chain(a, b), fo.named_chain(c))
-    right = fo.chain(fo.chain(fo.named_chain(a)), fo.chain(fo.named_chain(b, c), fo.identity()))
-    assert_same(final(left, params)[0], flat[0])
-    assert_same(final(right, params)[0], flat[0])
+@given(trees, threes, st.data())
+def test_chains_in_chains_are_one_chain(params, three, data):
+    links = [fo.named_chain((f"n{i}", LINKS[name]())) for i, name in enumerate(three)]
+    cut = data.draw(st.integers(0, len(links)))
+    nested = fo.chain(fo.chain(*links[:cut]), fo.chain(fo.chain(), fo.chain(*links[cut:])))
+    flat = fo.chain(*links)
+    assert optree.tree_structure(nested.init(params)) == optree.tree_structure(flat.init(params))
+    assert_same(final(nested, params), final(flat, params))
+
+
+@FEW
+@given(trees, st.lists(st.booleans(), max_size=5))
+def test_the_state_of_a_chain_has_a_part_for_each_run_of_rules(params, whole):
+    """Neighbouring one-tensor rules share a `State`; what is no rule stands between them."""
+    links = [
+        opaque() if own else fo.named_chain((f"n{i}", fo.trace(0.9))) for i, own in enumerate(whole)
+    ]
+    state = fo.chain(*links).init(params)
+    runs = [own for own, some in itertools.groupby(whole) for _ in (some if own else [0])]
+    if len(runs) < 2:
+        assert isinstance(state, dict if runs == [True] else fo.State)
+    else:
+        assert [isinstance(part, dict) for part in state] == runs
+
+
+@FEW
+@given(trees)
+def test_every_slot_is_a_tree_like_the_parameters(params):
+    state = fo.chain(fo.adam(amsgrad=True), fo.params_ema(0.9)).init(params)
+    assert set(state.slots) == {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "params_ema"}
+    for slot in state.slots.values():
+        assert optree.tree_structure(slot) == optree.tree_structure(params)
+        assert [x.shape for x in fo.tree.leaves(slot)] == [x.shape for x in fo.tree.leaves(params)]
+    assert (state.step.dtype, state.step.shape) == (torch.int64, ())
+
+
+def test_named_chain_names_only_slots_that_clash():
+    def keys(*named):
+        return sorted(fo.named_chain(*named).init(torch.ones(2)).slots)
+
+    fast, slow = ("fast", fo.trace(0.5)), ("slow", fo.trace(0.9))
+    clash = ["fast.momentum_buffer", "slow.momentum_buffer"]
+    assert keys(fast, slow, ("last", fo.adam())) == ["exp_avg", "exp_avg_sq", *clash]
+    assert keys(fast, ("down", fo.scale(-1))) == ["momentum_buffer"]
+    inner = [f"{x}.scale_by_adam.{key}" for x in "ab" for key in ("exp_avg", "exp_avg_sq")]
+    assert keys(("a", fo.adamw()), ("b", fo.adam())) == inner
+
+
+def test_an_identity_is_no_link_and_a_chain_says_what_it_is():
+    for tx in (fo.chain(), fo.identity(), fo.scale(1), fo.add_decayed_weights(0.0)):
+        assert tx.placements == ()
+    assert fo.scale(torch.tensor(1.0)).placements != ()  # its value may change
+    updates, state = fo.chain().update(torch.ones(2), fo.chain().init(torch.ones(2)), torch.ones(2))
+    assert torch.equal(updates, torch.ones(2))
+    assert state.step == 1
+    assert repr(fo.adamw()) == "chain(scale_by_adam, add_decayed_weights, scale_by_lr)"
+
+
+# ---------------------------------------------------------------- tree helpers
+
+
+@given(trees)
+def test_the_helpers_of_trees_agree(a):
+    b = optree.tree_map(torch.randn_like, a)
+    leaves, items = fo.tree.leaves(a), list(fo.tree.items(a))
+    summed = fo.tree.map(torch.add, a, b)
+    assert optree.tree_structure(summed) == optree.tree_structure(a)
+    assert_same(fo.tree.leaves(summed), [x + y for x, y in fo.tree.rows(a, b)])
+    first, second = fo.tree.map_unzip(2, lambda x: (x + 1, None if x.dim() else x), a)
+    assert_same(first, fo.tree.map(lambda x: x + 1, a))
+    assert [x is None for _, x in fo.tree.rows(a, second)] == [x.dim() > 0 for x in leaves]
+    assert fo.tree.map_unzip(0, lambda x: (), a) == []
+    assert [leaf for _, leaf in items] == leaves
+    if leaves:
+        flat = torch.cat([x.reshape(-1) for x in leaves])
+        assert_close(fo.tree.global_norm(a), flat.norm(), 1e-12)
+
+
+def test_the_global_norm_of_complex_numbers_and_none_as_an_empty_subtree():
+    assert fo.tree.global_norm([torch.tensor([3 + 4j]), torch.tensor([12.0])]) == 13
+    assert fo.tree.global_norm({}) == 0
+    assert fo.tree.leaves({"a": None, "b": [1, None]}) == [1]
+    assert dict(fo.tree.items({"a": None, "b": [1, (2,)]})) == {"b.0": 1, "b.1.0": 2}
 
 
 # ---------------------------------------------------------------- parts of a tree
@@ -154,26 +237,6 @@ def test_frozen_leaves_stay_and_have_no_state(params, three):
             assert len(optree.tree_leaves(slots)) == len(ours)
 
 
-@settings(max_examples=10)
-@given(trees, threes)
-def test_an_object_leaves_the_frozen_alone(params, three):
-    rows = [(f"p{i}", torch.nn.Parameter(p)) for i, p in enumerate(optree.tree_leaves(params))]
-    if not rows:
-        return
-    before = [p.detach().clone() for _, p in rows]
-    recipe = lambda: fo.chain(fo.freeze(even), chained(three))  # noqa: E731
-    opt = Optimizer(rows, recipe, compile=False)
-    for _ in range(3):
-        for _, p in rows:
-            p.grad = torch.randn_like(p)
-        opt.step()
-    for (name, p), old in zip(rows, before, strict=True):
-        assert p in opt.state or even(name, p)
-        if even(name, p):
-            assert p not in opt.state
-            assert_same(p.detach(), old)
-
-
 # ---------------------------------------------------------------- gates
 
 
@@ -209,6 +272,8 @@ def test_behind_a_shut_gate_nothing_moves(params, three):
         if not some and name in ("skip", "finite"):
             continue  # nothing to measure: the norm is 0, and all is finite
         assert_same(moved, params)
+        _, kept = run(gate(opaque(), argument), params, grads)
+        assert kept.inner["count"] == 0
         own = [key for key in state.slots if key.endswith("acc_grads")]
         for key in state.slots.keys() - set(own):
             assert_same(state.slots[key], first.slots[key])
@@ -226,11 +291,18 @@ def test_equal_micro_batches_are_one_batch(params, three, k, mean):
 @FEW
 @given(trees, threes, st.integers(1, 5))
 def test_micro_batches_are_the_mean_of_their_batch(params, three, k):
-    parts = gradients(params, 3 * k)
+    parts, structure = gradients(params, 3 * k), optree.tree_structure(params)
+    if k > 2 and structure.num_leaves > 1:  # a leaf without a gradient counts as one of zeros
+        for i in range(1, 3 * k, k):
+            first, *others = optree.tree_leaves(parts[i])
+            parts[i] = structure.unflatten([torch.zeros_like(first), *others])
     whole = [
         optree.tree_map(lambda *g: torch.stack(g).mean(0), *parts[i : i + k])
         for i in range(0, 3 * k, k)
     ]
+    if k > 2 and structure.num_leaves > 1:
+        for i in range(1, 3 * k, k):
+            parts[i] = structure.unflatten([None, *optree.tree_leaves(parts[i])[1:]])
     tx = fo.accumulate(chained(three), k)
     assert_close(run(tx, params, parts)[0], run(chained(three), params, whole)[0], 1e-9)
 
@@ -238,41 +310,9 @@ def test_micro_batches_are_the_mean_of_their_batch(params, three, k):
 # ---------------------------------------------------------------- compiled
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("seed", range(4))
-def test_any_chain_is_one_graph(seed):
-    torch.manual_seed(seed)
-    order = [sorted(LINKS)[i] for i in torch.randperm(len(LINKS))[:4].tolist()]
-    params = {"w": torch.randn(3, 2), "b": [torch.randn(()), (torch.randn(2),)]}
-    parts = {"one": chained(order), "no": fo.freeze()}
-    tx = fo.chain(
-        fo.partition(parts, {"b.0": "no", "*": "one"}), fo.accumulate(fo.scale_by_lr(0.1), 2)
-    )
-    counter = CompileCounterWithBackend("aot_eager")
-
-    @torch.compile(fullgraph=True, backend=counter)
-    def step(grads, state, params):
-        updates, state = tx.update(grads, state, params)
-        return fo.apply_updates(params, updates), state
-
-    mine, state, frames = params, tx.init(params), set()
-    grads = gradients(params, 4)
-    for g in grads:
-        mine, state = step(g, state, mine)
-        frames.add(counter.frame_count)
-    assert len(frames) == 1
-    assert_close((mine, state), run(tx, params, grads), 1e-5)
-
-
 def is_elementwise(tx):
     p = torch.ones(3, 4)
     return all(x.rule.reduce is None and traits.is_elementwise(x, p) for x in tx.placements)
-
-
-def kernels_of(step):
-    return [
-        x for entry in step.plan.entries for own in entry.tensors.executors for x in own.libraries()
-    ]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -289,7 +329,6 @@ def test_a_leafwise_chain_is_one_kernel(seed):
     for g in grads:
         mine, state = step(g, state, mine)
     assert kernels.count() <= before + 1
-    assert len(kernels_of(step)) == 1
     assert_close((mine, state), run(tx, params, grads), 1e-5)
     parts = fo.partition({"x": tx, "y": tx, "no": fo.freeze()}, {"a": "x", "b": "no", "*": "y"})
     routed, other, state = fo.compile(parts, strict=True), clone(params), parts.init(params)

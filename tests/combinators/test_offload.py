@@ -124,18 +124,3 @@ def test_a_full_disk_is_an_error_and_not_the_end(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         tx.init(model())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_wrong_arguments(tmp_path):
-    with pytest.raises(ValueError, match="a folder that exists"):
-        fo.offload(fo.adam(), "")
-    with pytest.raises(ValueError, match="cannot write files into"):
-        fo.offload(fo.adam(), "/proc")
-    with pytest.raises(TypeError, match="one-tensor rules"):
-        fo.offload(fo.flatten(fo.adam()), "cpu")
-    with pytest.raises(TypeError, match='takes "cpu" or a folder, but got a int'):
-        fo.offload(fo.adam(), 3)
-    with pytest.raises(ValueError, match="a folder that exists"):
-        fo.offload(fo.adam(), tmp_path / "none")
-    with pytest.raises(ValueError, match="min_size"):
-        fo.offload(fo.adam(), "cpu", min_size=-1)

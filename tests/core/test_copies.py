@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 
@@ -11,11 +12,9 @@ import made
 import pytest
 import torch
 from helpers import assert_same, clone, make_grads, run
-from processes import join
-from torch.optim import lr_scheduler as torchs
 
 import functional_optim as fo
-from functional_optim import adapters, replicas, schedules, search
+from functional_optim import replicas, schedules, search
 from functional_optim.core.factory import Made
 
 
@@ -122,36 +121,6 @@ def test_sharded_over_is_pickled_with_the_default_group_only():
     assert all(link.reduce_groups == (None,) for link in tx.placements)
 
 
-SCHEDULERS = {
-    "step": lambda o: torchs.StepLR(o, 3, 0.5),
-    "steps": lambda o: torchs.MultiStepLR(o, [2, 5], 0.5),
-    "constant": lambda o: torchs.ConstantLR(o, 0.5, 3),
-    "linear": lambda o: torchs.LinearLR(o, 0.5, 1.0, 3),
-    "exponential": lambda o: torchs.ExponentialLR(o, 0.9),
-    "polynomial": lambda o: torchs.PolynomialLR(o, 5, 2.0),
-    "cosine": lambda o: torchs.CosineAnnealingLR(o, 5),
-    "restarts": lambda o: torchs.CosineAnnealingWarmRestarts(o, 2, 2),
-    "cyclic": lambda o: torchs.CyclicLR(o, 0.1, 0.5, 2, cycle_momentum=False),
-    "cycle": lambda o: torchs.OneCycleLR(o, 0.5, 10),
-    "lambda": lambda o: torchs.LambdaLR(o, made.slowing),
-    "chained": lambda o: torchs.ChainedScheduler(
-        [torchs.StepLR(o, 3, 0.5), torchs.ExponentialLR(o, 0.9)]
-    ),
-    "sequence": lambda o: torchs.SequentialLR(
-        o, [torchs.ConstantLR(o, 0.5, 3), torchs.ExponentialLR(o, 0.9)], [4]
-    ),
-}
-
-
-@ways
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_schedule_made_from_torchs_is_saved_without_the_optimizer(name, way):
-    opt = torch.optim.SGD([torch.zeros(100_000)], lr=0.5, momentum=0.9)
-    schedule = schedules.from_torch(SCHEDULERS[name](opt))
-    assert_same(followed(way(schedule), ""), followed(schedule, ""))
-    assert len(pickle.dumps(schedule)) < 5_000
-
-
 def test_a_tensor_is_copied_with_what_is_made_of_it():
     lr = torch.tensor(0.5)
     module = torch.nn.Module()
@@ -212,6 +181,10 @@ def test_a_decorated_recipe_is_pickled_by_its_name():
     text = pickle.dumps(tx)
     assert b"local_lion" not in text
     assert_same(transformed(pickle.loads(text), ""), transformed(tx, ""))
+    assert pickled(fo.adamw) is fo.adamw
+    assert list(inspect.signature(fo.sgd).parameters)[:2] == ["lr", "momentum"]
+    text = "linear(0.1, 0.0, transition_steps=4)"
+    assert repr(schedules.linear(0.1, 0.0, transition_steps=4)) == text
 
 
 def test_the_outermost_factory_is_recorded_and_none_that_returns_what_it_was_given():
@@ -222,8 +195,7 @@ def test_the_outermost_factory_is_recorded_and_none_that_returns_what_it_was_giv
     pair = fo.GradientTransformation(made.init, made.signum)
     assert fo.chain(pair) is pair
     assert pickled(pair) == pair
-    schedule = fo.factory(lambda f: f)(made.slowing)
-    assert schedule is made.slowing
+    assert fo.factory(lambda f: f)(made.slowing) is made.slowing
 
 
 def test_a_record_keeps_its_arguments_as_they_were():
@@ -273,25 +245,6 @@ def test_steps_of_all_kinds_are_copied_without_what_they_have_seen():
             assert_same(twin(g, state, params, **extra), wanted)
 
 
-def in_another_process(folder):
-    step, g, state, params = torch.load(folder / "given.pt", weights_only=False)
-    torch.save(step(g, state, params), folder / "result.pt")
-
-
-def test_a_step_goes_to_a_spawned_process(tmp_path):
-    params, tx = tree(), fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(made.DOWN))
-    step, (g,) = fo.compile(tx, donate=False), make_grads(params, steps=1)
-    given = (step, g, tx.init(params), params)
-    wanted = step(*given[1:])
-    torch.save(given, tmp_path / "given.pt")
-    process = torch.multiprocessing.get_context("spawn").Process(
-        target=in_another_process, args=(tmp_path,)
-    )
-    process.start()
-    assert join([process]) == [0]
-    assert_same(torch.load(tmp_path / "result.pt", weights_only=False), wanted)
-
-
 @pytest.mark.parametrize("way", [copy.deepcopy, pickled, saved])
 def test_a_module_that_holds_a_transformation_and_a_step(way):
     net = torch.nn.Linear(2, 1)
@@ -306,22 +259,6 @@ def test_a_module_that_holds_a_transformation_and_a_step(way):
     assert_same(*results)
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("recipe", [fo.adamw, lion])
-def test_an_optimizer_object_with_a_schedule(recipe, way):
-    w = torch.nn.Parameter(torch.ones(3))
-    opt = adapters.Optimizer([w], recipe, lr=schedules.linear(0.1, 0.0, 4))
-    w.grad = torch.ones(3)
-    opt.step()
-    twin = way(opt)
-    (p,) = twin.param_groups[0]["params"]
-    p.grad = torch.ones(3)
-    for one in (opt, twin):
-        one.step()
-    assert_same(p.detach(), w.detach())
-    assert opt.state_dict()["param_groups"][0]["lr"] is None
-
-
 def test_a_replicas_transformation_is_synchronized_after_a_round_trip():
     tx = pickled(fo.diloco(fo.sgd(0.5), fo.sgd(0.5, momentum=0.9), every=2))
     replica = replicas.Replica(replicas.Local(), tx)
@@ -329,13 +266,3 @@ def test_a_replicas_transformation_is_synchronized_after_a_round_trip():
     for _ in range(4):
         now, _ = replica.step(-torch.ones(1), replica.start(now))
     assert_same(now.params, torch.tensor([1.45]))
-
-
-def test_signatures_and_names_are_those_of_the_functions():
-    import inspect
-
-    assert list(inspect.signature(fo.sgd).parameters)[:2] == ["lr", "momentum"]
-    assert pickled(fo.adamw) is fo.adamw
-    assert repr(schedules.linear(0.1, 0.0, transition_steps=4)) == (
-        "linear(0.1, 0.0, transition_steps=4)"
-    )

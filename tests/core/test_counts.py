@@ -55,24 +55,18 @@ def started(tx, p):
 
 
 @every_recipe
-def test_update_counts_on(name):
+@pytest.mark.parametrize("donate", [None, True, False])
+def test_a_pure_and_a_compiled_step_count_on_and_a_state_dict_keeps_the_count(name, donate):
     make, key = RECIPES[name]
     tx, p = make(), params()
     state = narrow(started(tx, p), key)
+    step = tx.update if donate is None else fo.compile(tx, donate=donate)
     for _ in range(3):
-        _, state = tx.update(p, state, p, **given(tx))
+        found, state = step(params(), state, p, **given(tx))
+        p = p if donate is None else found
     assert state.carry[key].item() == END + 3
-
-
-@every_recipe
-@pytest.mark.parametrize("donate", [True, False])
-def test_a_compiled_step_counts_on(name, donate):
-    make, key = RECIPES[name]
-    tx, p = make(), params()
-    step, state = fo.compile(tx, donate=donate), narrow(started(tx, p), key)
-    for _ in range(3):
-        p, state = step(params(), state, p, **given(tx))
-    assert state.carry[key].item() == END + 3
+    saved = through_file(fo.state_dict(state, p))
+    assert fo.load_state_dict(tx.init(p), saved, p).carry[key].item() == END + 3
 
 
 def loaded(opt, key):
@@ -123,16 +117,6 @@ def test_a_traced_object_counts_on(name, fresh_dynamo):
     step()
     step()
     assert {opt.state[p][key].item() for p in mine} == {END + 2}
-
-
-@every_recipe
-def test_a_state_dict_keeps_the_count(name):
-    make, key = RECIPES[name]
-    tx, p = make(), params()
-    state = narrow(started(tx, p), key)
-    _, state = tx.update(p, state, p, **given(tx))
-    saved = through_file(fo.state_dict(state, p))
-    assert fo.load_state_dict(tx.init(p), saved, p).carry[key].item() == END + 1
 
 
 def test_a_schedule_behind_a_gate_goes_on():

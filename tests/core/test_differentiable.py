@@ -56,13 +56,13 @@ def warm_state(case):
     return dict(opt.state.get(p, {}))
 
 
-def recorded_steps(case, state, keys, knobs, spec):
+def recorded_steps(case, state, keys, spec):
     """A function of parameter, gradients, slots and hyperparameters: where three steps lead."""
 
     def moved(p, g1, g2, g3, *rest):
         slots, values = rest[: len(keys)], rest[len(keys) :]
         p = p.clone()  # not a leaf, as in torch's own tests: a leaf cannot be moved in place
-        hyper = {**case.hyper, **optree.tree_unflatten(spec, values)} if knobs else case.hyper
+        hyper = {**case.hyper, **optree.tree_unflatten(spec, values)}
         opt = case.drop_in([p], differentiable=True, compile=False, **hyper)
         if state:
             held = {k: x.clone() if isinstance(x, torch.Tensor) else x for k, x in state.items()}
@@ -79,29 +79,20 @@ def recorded_steps(case, state, keys, knobs, spec):
 
 @pytest.mark.parametrize("start", ["new", "mid-run"])
 @every_recorded
-def test_gradients_of_parameter_gradients_and_slots(case, start):
+def test_gradients_of_parameters_gradients_slots_and_hyperparameters(case, start):
+    """Hyperparameters as tensors, all at once."""
     state = warm_state(case) if start == "mid-run" else {}
     keys = [k for k in state if k != "step"]
     slots = [state[k].detach().clone().requires_grad_() for k in keys]
-    moved = recorded_steps(case, state, keys, False, None)
-    inputs = (leaf(), leaf(), leaf(), leaf(), *slots)
-    assert torch.autograd.gradcheck(moved, inputs)
-    reached = torch.autograd.grad(moved(*inputs)[0].sum(), inputs, allow_unused=True)
-    # the sign is all that Rprop reads of a gradient
-    assert all(g is not None for g in reached[:4]) or case.name == "rprop"
-
-
-@pytest.mark.parametrize("start", ["new", "mid-run"])
-@every_recorded
-def test_gradients_of_the_hyperparameters(case, start):
-    """As tensors, all at once."""
     knobs = case.knobs(as_leaf)
     leaves, spec = optree.tree_flatten(knobs)
-    moved = recorded_steps(case, warm_state(case) if start == "mid-run" else {}, [], True, spec)
-    inputs = (leaf(), leaf(), leaf(), leaf(), *leaves)
+    moved = recorded_steps(case, state, keys, spec)
+    inputs = (leaf(), leaf(), leaf(), leaf(), *slots, *leaves)
     assert torch.autograd.gradcheck(moved, inputs)
-    (slope,) = torch.autograd.grad(moved(*inputs)[0].sum(), [knobs["lr"]], allow_unused=True)
-    # Rprop reads its rate once, when it makes its state
+    asked = [*inputs[:4], knobs["lr"]]
+    *reached, slope = torch.autograd.grad(moved(*inputs)[0].sum(), asked, allow_unused=True)
+    # the sign is all that Rprop reads of a gradient, and its rate when it makes its state
+    assert all(g is not None for g in reached) or case.name == "rprop"
     assert (case.name, start) == ("rprop", "mid-run") or abs(slope) > 1e-3
 
 
@@ -126,7 +117,7 @@ def test_recorded_steps_go_where_others_go(case):
 @pytest.mark.parametrize("case", [p for p in RECORDED if p.values[0].name != "rprop"])
 def test_a_second_derivative_goes_through_recorded_steps(case):
     lr = as_leaf(case.hyper["lr"])
-    moved = recorded_steps(case, warm_state(case), [], True, optree.tree_structure({"lr": 0.0}))
+    moved = recorded_steps(case, warm_state(case), [], optree.tree_structure({"lr": 0.0}))
     inputs = [leaf() for _ in range(4)]
 
     def slope(lr, *inputs):
@@ -193,6 +184,8 @@ START = {
     "second": torch.randn(4, 3, dtype=torch.float64, generator=FIXED),
 }
 every_pure = pytest.mark.parametrize("case", PURE)
+# torch's own rules for forward mode are scripted at their first use
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 BATCH = [p for p in PURE if not p.values[0].cannot & {"vmap", "schedule"}]
 
 
@@ -226,10 +219,12 @@ def difference(f: Any, x: Any, direction: Any, h: float = 1e-6) -> torch.Tensor:
 
 def assert_slope(f: Any, x: Any, direction: Any) -> torch.Tensor:
     """torch.func.grad and torch.func.jvp agree with the difference; returns the slope."""
+    _, forward = torch.func.jvp(f, (x,), (direction,))
     gradient = torch.func.grad(f)(x)
     pairs = zip(optree.tree_leaves(gradient), optree.tree_leaves(direction), strict=True)
     slope = sum((g * v).sum() for g, v in pairs)
     assert_close(slope, difference(f, x, direction), 1e-6)
+    assert_close(forward, slope, 1e-10)
     return slope
 
 
@@ -278,22 +273,6 @@ def test_a_batch_of_slopes_along_the_learning_rate(case):
         assert_close(slope, difference(f, lr, torch.ones(())), 1e-5)
         assert math.isfinite(slope)
         assert abs(slope) > 1e-4
-
-
-# torch's own rules for forward mode are scripted at their first use
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@every_pure
-def test_forward_and_backward_slopes_agree(case):
-    torch.manual_seed(6)
-    direction = optree.tree_map(torch.randn_like, start())
-
-    def f(params):
-        return inner_loop(case, params, torch.ones(6))
-
-    _, forward = torch.func.jvp(f, (start(),), (direction,))
-    gradient = torch.func.grad(f)(start())
-    backward = sum((gradient[name] * direction[name]).sum() for name in gradient)
-    assert_close(forward, backward, 1e-10)
 
 
 def test_numbers_given_in_float64_are_not_rounded():

@@ -1,17 +1,21 @@
-"""Bad input: an error where it happens, naming both sides and what to do."""
+"""What a step refuses: an error that names both sides and what to do, and nothing is changed."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
+from helpers import clone
+from three_ways import WAYS, step_in
 from torch import Tensor
 
 import functional_optim as fo
-from functional_optim import adapters, schedules
+from functional_optim.adapters import Optimizer
 
 W = {"w": torch.ones(2)}
+every_way = pytest.mark.parametrize("way", WAYS)
 
 
 def opaque(update=lambda grads, state, params=None: (grads, state)):
@@ -59,57 +63,56 @@ def test_gradients_of_another_tree(tx, grads, words):
         tx.update(grads, tx.init(W), W)
 
 
-@pytest.mark.parametrize(
-    ("updates", "words"),
-    [
+def test_updates_of_another_tree():
+    for updates, words in (
         ({"v": torch.ones(2)}, "params and updates have different structures"),
         ({"w": torch.ones(3)}, r"params and updates differ at 'w': \(2,\) against \(3,\)"),
-    ],
-)
-def test_updates_of_another_tree(updates, words):
-    with pytest.raises(ValueError, match=words):
-        fo.apply_updates(W, updates)
-
-
-def test_an_error_names_few_of_many_leaves():
+    ):
+        with pytest.raises(ValueError, match=words):
+            fo.apply_updates(W, updates)
     many = {f"k{i}": torch.ones(1) for i in range(40)}
     with pytest.raises(ValueError, match=r"40 leaves: .* 34 more") as info:
         fo.apply_updates(many, {})
     assert len(str(info.value)) < 500
 
 
-@pytest.mark.parametrize("other", [{"v": torch.ones(2)}, {"w": torch.ones(3)}, torch.ones(2)])
-def test_a_state_of_another_model(other):
-    tx = fo.adamw()
-    with pytest.raises(ValueError, match=r"state .* own init"):
-        tx.update(W, tx.init(other), W)
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_updates_are_not_broadcast_in_a_trace(shape):
+    add = torch.compile(fo.apply_updates, backend="eager")
+    with pytest.raises(ValueError, match="is not that of a parameter of shape"):
+        add({"w": torch.ones(3)}, {"w": torch.ones(shape)})
 
 
-OF_SHAPES = {
+@pytest.mark.parametrize(
+    ("mine", "other", "kind", "words"),
+    [
+        (fo.adamw(), fo.adamw().init({"v": W["w"]}), ValueError, r"state .* own init"),
+        (fo.adamw(), fo.adamw().init({"w": torch.ones(3)}), ValueError, r"state .* own init"),
+        (fo.adamw(), fo.adamw().init(W["w"]), ValueError, r"state .* own init"),
+        (fo.adam(), fo.adam(amsgrad=True).init(W), ValueError, r"the slots .* with .*max_exp"),
+        (fo.adam(), fo.sgd(0.1, 0.9).init(W), ValueError, r"\['exp_avg', .* \['momentum_buffer'\]"),
+        (fo.sgd(), fo.sgd(0.1, 0.9).init(W), ValueError, r"slots \[\], but .*momentum_buffer"),
+        (fo.adam(), fo.EmptyState(), TypeError, "state of type EmptyState; pass the .* own init"),
+        (
+            fo.chain(opaque(), fo.sgd()),
+            fo.chain(opaque(), opaque(), fo.sgd()).init(W),
+            ValueError,
+            "chain of 2 parts got a state of length 3; pass the state",
+        ),
+    ],
+)
+def test_a_state_of_another_model_or_chain(mine, other, kind, words):
+    with pytest.raises(kind, match=words):
+        mine.update(W, other, W)
+
+
+MATRIX_RULES = {
     "adafactor": lambda: fo.adafactor(0.1),
     "came": lambda: fo.came(0.1),
     "adam_mini": lambda: fo.adam_mini(0.1),
     "dion2": lambda: fo.dion2(0.1),
     "shampoo": lambda: fo.shampoo(0.1),
     "galore": lambda: fo.galore(0.1, rank=2),
-}
-
-
-@pytest.mark.parametrize("way", ["pure", "compiled"])
-@pytest.mark.parametrize("name", OF_SHAPES)
-def test_a_state_of_a_smaller_matrix_is_not_spread_over_a_larger_one(name, way):
-    tx, first = OF_SHAPES[name](), torch.ones(3, 5)
-    params = {"first": first.clone(), "second": torch.ones(4, 6)}
-    grads = {"first": torch.eye(3, 5), "second": torch.eye(4, 6)}
-    state = tx.init({"first": first, "second": torch.ones(1, 6)})
-    step = tx.update if way == "pure" else fo.compile(tx)
-    with pytest.raises(ValueError, match="own init returned"):
-        step(grads, state, params)
-    assert torch.equal(params["first"], first)
-
-
-MATRIX_RULES = {
-    **OF_SHAPES,
     "soap": lambda: fo.soap(0.1),
     "kl_soap": lambda: fo.kl_soap(0.1),
     "kl_shampoo": lambda: fo.kl_shampoo(0.1),
@@ -120,88 +123,45 @@ MATRIX_RULES = {
 }
 
 
-@pytest.mark.parametrize("way", ["pure", "compiled", "object", "eager object"])
+@every_way
 @pytest.mark.parametrize("name", MATRIX_RULES)
 def test_a_state_of_another_matrix_is_named(name, way):
     make, w = MATRIX_RULES[name], torch.ones(4, 6)
     state = make().init({"w": torch.ones(3, 5)})
-    p = torch.nn.Parameter(w)
-    p.grad = torch.eye(4, 6)
-
-    def step() -> None:
-        if way == "pure":
-            make().update({"w": p.grad}, state, {"w": w})
-        elif way == "compiled":
-            fo.compile(make())({"w": p.grad}, state, {"w": w})
-        else:
-            opt = adapters.Optimizer([("w", p)], make, compile=way == "object")
-            slots = {key: x["w"] for key, x in state.slots.items() if x["w"] is not None}
-            opt.state[p].update({"step": torch.tensor(1.0), **state.carry, **slots})
-            opt.step()
-
     with pytest.raises(ValueError, match=r"the slot '.* (own init|is a plain tensor of) "):
-        step()
+        step_in(way, make, {"w": w}, {"w": torch.eye(4, 6)}, state)
     assert torch.equal(w, torch.ones(4, 6))
 
 
-@pytest.mark.parametrize(
-    ("grads", "params"),
-    [
-        ({"w": torch.ones(2, dtype=torch.complex64)}, W),
-        (W, {"w": torch.ones(2, dtype=torch.complex64)}),
-    ],
-    ids=["complex-gradient", "complex-parameter"],
-)
-def test_a_complex_and_a_real_tensor_do_not_mix(grads, params):
-    tx = fo.adamw()
-    with pytest.raises((TypeError, ValueError), match="complex"):
-        tx.update(grads, tx.init(params), params)
+@every_way
+@pytest.mark.parametrize("name", [*MATRIX_RULES][:6])
+def test_a_state_of_one_row_is_not_spread_over_a_matrix(name, way):
+    shapes, make = {"first": (3, 5), "second": (4, 6)}, MATRIX_RULES[name]
+    params = {key: torch.ones(shape) for key, shape in shapes.items()}
+    grads = {key: torch.eye(*shape) for key, shape in shapes.items()}
+    state = make().init({**params, "second": torch.ones(1, 6)})
+    before = clone(params)
+    with pytest.raises(ValueError, match=r"own init|is a plain tensor of"):
+        step_in(way, make, params, grads, state)
+    assert all(torch.equal(p, before[key]) for key, p in params.items())
 
 
-def test_the_parameters_are_needed():
-    tx = fo.adamw()
+# ---------------------------------------------------------------- what is no gradient, no parameter
+
+
+def test_a_complex_and_a_real_tensor_do_not_mix_and_parameters_are_needed():
+    tx, z = fo.adamw(), {"w": torch.ones(2, dtype=torch.complex64)}
+    for grads, params in ((z, W), (W, z)):
+        with pytest.raises((TypeError, ValueError), match="complex"):
+            tx.update(grads, tx.init(params), params)
     with pytest.raises(ValueError, match="needs the parameters: call update"):
         tx.update(W, tx.init(W))
-
-
-# ---------------------------------------------------------------- states of other chains
-
-
-@pytest.mark.parametrize(
-    ("mine", "other", "kind", "words"),
-    [
-        (
-            fo.adam(),
-            fo.adam(amsgrad=True),
-            ValueError,
-            r"keeps the slots .* a state with .*max_exp",
-        ),
-        (fo.adam(), fo.sgd(momentum=0.9), ValueError, r"\['exp_avg', .* \['momentum_buffer'\]"),
-        (fo.sgd(), fo.sgd(momentum=0.9), ValueError, r"slots \[\], but .*momentum_buffer"),
-        (fo.adam(), opaque(), TypeError, "state of type EmptyState; pass the state .* own init"),
-        (
-            fo.chain(opaque(), fo.sgd()),
-            fo.chain(opaque(), opaque(), fo.sgd()),
-            ValueError,
-            "chain of 2 parts got a state of length 3; pass the state",
-        ),
-    ],
-)
-def test_a_state_of_another_chain(mine, other, kind, words):
-    with pytest.raises(kind, match=words):
-        mine.update(W, other.init(W), W)
-
-
-# ---------------------------------------------------------------- parameters
 
 
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        (
-            {"a": {"b": torch.ones(2, dtype=torch.int64)}},
-            r"'a.b' has dtype torch.int64; only",
-        ),
+        ({"a": {"b": torch.ones(2, dtype=torch.int64)}}, r"'a.b' has dtype torch.int64; only"),
         ({"w": torch.ones(2, dtype=torch.bool)}, "'w' has dtype torch.bool"),
         ({"w": 1.0}, r"'w' is a float, not a tensor; pass a pytree of tensors"),
         ([torch.ones(1), "text"], "'1' is a str, not a tensor"),
@@ -213,7 +173,21 @@ def test_what_cannot_be_a_parameter(params, words):
             tx.init(params)
 
 
-# ---------------------------------------------------------------- extra arguments
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_numpy_array_is_no_gradient_and_no_parameter(donate):
+    tx = fo.sgd(0.1)
+    p, array = {"w": torch.ones(2)}, {"w": numpy.ones(2)}
+    state = tx.init(p)
+    for step in (tx.update, fo.compile(tx, donate=donate)):
+        for _ in range(2):
+            with pytest.raises(TypeError, match="the gradient of 'w' is a ndarray, not a tensor"):
+                step(array, state, p)
+            step({"w": torch.ones(2)}, state, p)
+        with pytest.raises(TypeError, match="parameter 'w' is a ndarray, not a tensor"):
+            step(p, state, array)
+
+
+# ---------------------------------------------------------------- extra arguments and numbers
 
 
 @pytest.mark.parametrize(
@@ -221,6 +195,8 @@ def test_what_cannot_be_a_parameter(params, words):
     [
         (fo.adamw(), r"extra argument value, which no part .* \(it takes: none\)"),
         (times_gain(), r"argument value, .*takes: gain\)\. Check the spelling"),
+        (fo.masked(fo.accumulate(times_gain(), 1), "w"), r"argument value, .*takes: gain\)"),
+        (fo.commit_if(times_gain()), "argument value, which no part of this"),
         (fo.chain(times_gain(), opaque()), r"argument value, .*takes: gain\)"),
         (fo.chain(fo.sgd(), times_factor(), times_gain()), r"takes: factor, gain\)"),
         (fo.chain(opaque(), opaque()), r"takes: none\)"),
@@ -238,136 +214,169 @@ def test_extra_arguments_reach_the_parts_that_take_them():
         assert torch.equal(updates["w"], torch.full((2,), float(wanted)))
 
 
-# ---------------------------------------------------------------- chains that cannot be
+BAD = {
+    "vector": (torch.ones(3), r"a Tensor of shape \(3,\)"),
+    "None": (None, "None"),
+    "string": ("0.1", "a str"),
+}
+
+
+@every_way
+@pytest.mark.parametrize("bad", BAD)
+def test_a_schedule_that_returns_no_number_is_named(bad, way):
+    value, words = BAD[bad]
+    text = f"the schedule of lr returned {words}; it must return a number or a 0-dim tensor"
+    with pytest.raises(TypeError, match=text):
+        fo.adamw(lambda count: value).init(W)
+
+    def recipe():
+        return fo.adamw(betas=(0.9, lambda count: 0.1 if count < 1 else value))
+
+    params = clone(W)
+    _, state = recipe().update(W, recipe().init(W), W)
+    with pytest.raises(TypeError, match=f"the schedule of betas.1 returned {words}; it must"):
+        step_in(way, recipe, params, W, state)
+    assert torch.equal(params["w"], W["w"])
+
+
+@pytest.mark.parametrize("found", [None, "a"])
+@every_way
+def test_the_numbers_of_a_rule_are_numbers(found, way):
+    def recipe():
+        return fo.leafwise(None, lambda u, x, p, n: (u, x), lambda t: (found,), name="odd")
+
+    words = f"scalars of the rule 'odd' returned {found!r} among its numbers"
+    with pytest.raises(TypeError, match=words):
+        step_in(way, recipe, clone(W), W)
+
+
+# ---------------------------------------------------------------- what an update may not return
 
 
 class Slots(NamedTuple):
-    momentum_buffer: Tensor
+    m: Any
 
 
-def link(name="", tail=False):
-    return fo.leafwise(
-        lambda p: Slots(torch.zeros_like(p)),
-        lambda u, slots, p: (u, slots),
-        runs=fo.Runs(after="step" if tail else None),
-        name=name,
-    )
+def init(p: Tensor) -> Slots:
+    return Slots(torch.zeros_like(p))
 
 
-@pytest.mark.parametrize(
-    ("parts", "kind", "words"),
-    [
-        ((fo.adamw,), TypeError, "takes transformations, but got a function; call the factory"),
-        ((fo.sgd(), 0.1), TypeError, "got a float"),
-        (([fo.sgd()],), TypeError, "got a list"),
-        ((torch.optim.SGD,), TypeError, "got a type"),
-        ((link(), link()), ValueError, "slot called 'momentum_buffer' and no names of their own"),
-        ((link("a"), link("a")), ValueError, "name them with named_chain"),
-        ((fo.trace(0.9), fo.trace(0.5)), ValueError, "name them with named_chain"),
-        ((link("a"), link()), ValueError, "name them with named_chain"),
-        ((fo.params_ema(0.9), fo.scale(2.0)), ValueError, "scale stands after params_ema.* last"),
-        ((link("t", tail=True), link("u")), ValueError, "u stands after t, .*put t last"),
-        ((fo.params_ema(0.9), opaque()), ValueError, "params_ema"),
-        ((opaque(), fo.params_ema(0.9), opaque(), fo.sgd()), ValueError, "params_ema"),
-    ],
-)
-def test_a_chain_that_cannot_be(parts, kind, words):
-    with pytest.raises(kind, match=words):
-        fo.chain(*parts)
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "a tensor": (None, lambda u, s, p: -u, "returned a tensor; return a pair"),
+    "a list": (None, lambda u, s, p: [-u, s], "returned a list; return a pair"),
+    "a triple": (None, lambda u, s, p: (u, s, 1), "a tuple of 3: Tensor, tuple, int; return a"),
+    "a number": (None, lambda u, s, p: (0.5, s), "a tuple of 2: float, tuple; return a pair"),
+    "another shape": (
+        None,
+        lambda u, s, p: (-u.mean(), s),
+        r"a tensor of shape \(\) for an update of shape \(3, 2\); return one of the same",
+    ),
+    "None for none": (None, lambda u, s, p: (-u, None), "slots None; return the slots as they"),
+    "None": (init, lambda u, s, p: (-u, None), "slots None; return tensors for m"),
+    "too few": (init, lambda u, s, p: (-u, ()), "slots a tuple of 0; return tensors for m"),
+    "a slot": (init, lambda u, s, p: (-u, s.m), "slots a Tensor; return tensors for m"),
+    "a lost slot": (init, lambda u, s, p: (-u, Slots(None)), "a tuple of 1: NoneType; return"),
+    "a float": (init, lambda u, s, p: (-u, Slots(1.0)), "a tuple of 1: float; return tensors"),
+    "a slot's shape": (init, lambda u, s, p: (-u, Slots(u.sum())), r"makes one of shape \(\)"),
+}
 
 
-def test_a_step_slot_is_taken():
-    class Step(NamedTuple):
-        step: Tensor
-
-    with pytest.raises(ValueError, match="slot called 'step'"):
-        fo.leafwise(lambda p: Step(torch.zeros_like(p)), lambda u, s, p: (u, s))
-
-
-def test_names_must_differ():
-    with pytest.raises(ValueError, match=r"different names, but got \['a', 'b', 'a'\]"):
-        fo.named_chain(("a", fo.sgd()), ("b", fo.sgd()), ("a", fo.sgd()))
-
-
-def test_a_rule_must_return_a_named_tuple():
-    with pytest.raises(TypeError, match="rule 'mine' returned a tuple; return a NamedTuple"):
-        fo.leafwise(lambda p: (p,), lambda u, s, p: (u, s), name="mine")
+@every_way
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_update_is_told_before_anything_is_changed(name, way):
+    first, update, words = WRONG[name]
+    w = torch.ones(3, 2)
+    with pytest.raises((TypeError, ValueError), match=words) as told:
+        step_in(
+            way, lambda: fo.leafwise(first, update, name="mine"), {"w": w}, {"w": torch.ones(3, 2)}
+        )
+    assert "'mine'" in str(told.value) or "'m'" in str(told.value)
+    assert w.eq(1).all()
 
 
-def test_only_transformations_compile():
-    for wrong in (fo.adamw, torch.optim.SGD, None):
-        with pytest.raises(TypeError, match=r"compile takes a transformation, .* factory"):
-            fo.compile(wrong)
+WHOLE = {
+    "a number": lambda p, u: -u.mean(),
+    "rows": lambda p, u: -u.mean(-1, keepdim=True),
+    "more": lambda p, u: -torch.stack([u, u]),
+}
 
 
-# ---------------------------------------------------------------- hyperparameters
+@pytest.mark.parametrize("way", [*WAYS[1:], "torch", "new", "train step"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_update_of_a_whole_tree_is_not_spread_over_a_parameter(name, way):
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return fo.tree.map(WHOLE[name], updates, updates), state
 
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda x: fo.sgd(lr=x), "Invalid learning rate: {}"),
-        (lambda x: fo.sgd(momentum=x), "Invalid momentum value: {}"),
-        (lambda x: fo.sgd(weight_decay=x), "Invalid weight_decay value: {}"),
-        (lambda x: fo.adam(lr=x), "Invalid learning rate: {}"),
-        (lambda x: fo.adam(betas=(x, 0.9)), "Invalid beta parameter at index 0: {}"),
-        (lambda x: fo.adam(betas=(0.9, x)), "Invalid beta parameter at index 1: {}"),
-        (lambda x: fo.adam(eps=x), "Invalid epsilon value: {}"),
-        (lambda x: fo.adam(weight_decay=x), "Invalid weight_decay value: {}"),
-        (lambda x: fo.adamw(lr=x), "Invalid learning rate: {}"),
-        (lambda x: fo.adamw(weight_decay=x), "Invalid weight_decay value: {}"),
-        (lambda x: fo.scale_by_adam(betas=(x, 0.9)), "Invalid beta parameter at index 0: {}"),
-        (lambda x: fo.scale_by_lr(x), "Invalid learning rate: {}"),
-        (lambda x: fo.trace(x), "Invalid momentum value: {}"),
-        (lambda x: fo.add_decayed_weights(x), "Invalid weight_decay value: {}"),
-        (lambda x: fo.clip_by_global_norm(x), "needs a positive max_norm, but got {}"),
-        (lambda x: fo.clip_by_value(x), "needs a positive max_value, but got {}"),
-        (lambda x: fo.params_ema(x), r"needs a decay in \[0, 1\], but got {}"),
-    ],
-)
-@pytest.mark.parametrize("value", [-1.0, NAN])
-def test_numbers_out_of_range(make, words, value):
-    with pytest.raises(ValueError, match=words.format(value)):
-        make(value)
+    tx = fo.GradientTransformation(lambda params: (), update)
+    w = {"w": torch.ones(3, 2)}
+    g = {"w": torch.arange(6.0).reshape(3, 2)}
+    steps = {
+        "torch": lambda: fo.compile(tx, backend="torch")(g, (), w),
+        "new": lambda: fo.compile(tx, donate=False)(g, (), w),
+        "train step": lambda: fo.compile_train_step(lambda p: (p["w"] * g["w"]).sum(), tx)(w, ()),
+    }
+    with pytest.raises(ValueError, match=r"of shape \(.*\) for a parameter of shape \(3, 2\)"):
+        steps[way]() if way in steps else step_in(way, lambda: tx, w, g)
+    assert w["w"].eq(1).all()
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: fo.adam(betas=(1.0, 0.9)), "Invalid beta parameter at index 0: 1.0"),
-        (lambda: fo.params_ema(1.5), "needs a decay in"),
-        (lambda: fo.clip_by_global_norm(0.0), "needs a positive max_norm"),
-        (lambda: fo.sgd(lr=torch.ones(2)), "Tensor lr must be 1-element"),
-        (lambda: fo.sgd(nesterov=True), "Nesterov momentum requires a momentum and zero dampening"),
-        (lambda: fo.sgd(momentum=0.9, dampening=0.1, nesterov=True), "zero dampening"),
-        (lambda: schedules.linear(0.0, 1.0, 0), "linear needs transition_steps of at least 1.* 0"),
-        (lambda: schedules.cosine(1.0, -3), "cosine_decay needs decay_steps .* 1, but got -3"),
-        (lambda: schedules.warmup_cosine(0.0, 1.0, 5, 5), "0 <= warmup_steps < decay_steps"),
-        (lambda: schedules.warmup_cosine(0.0, 1.0, -1, 5), "warmup_steps=-1, decay_steps=5"),
-    ],
-)
-def test_values_that_do_not_fit(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
+@pytest.mark.parametrize("wrong", [lambda u: -u.mT, lambda u: -u.mean(), lambda u: -u.flatten()])
+def test_matrices_of_another_shape_are_not_joined(wrong):
+    rule = fo.leafwise(None, lambda u, s, p: (wrong(u), s), runs=fo.Runs(batched=True), name="mine")
+    w = torch.ones(3, 4, 2, 2)
+    for tx in (fo.as_matrix(rule), fo.as_matrix(rule, kernel="batch")):
+        for step in (tx.update, fo.compile(tx)):
+            with pytest.raises(ValueError, match=r"returned a tensor of shape .* shape \("):
+                step(torch.ones_like(w), tx.init(w), w)
+    if wrong(w).dim() == 0:
+        with pytest.raises(ValueError, match=r"'mine' returned a tensor of shape \(\)"):
+            rule.update(w[0, 0], rule.init(w[0, 0]), w[0, 0])
 
 
-def test_a_schedule_must_be_a_function():
-    with pytest.raises(TypeError, match=r"a function of the step count, but got 0\.1; use scale"):
-        fo.scale_by_schedule(0.1)
+def test_vectors_that_a_rule_of_batches_takes_for_a_matrix_are_refused():
+    """Two biases of one length come as one tensor of two dimensions."""
+    params = {"a": torch.zeros(3), "b": torch.zeros(3)}
+    grads = {"a": torch.ones(3), "b": torch.full((3,), 2.0)}
+    for update, says in (
+        (lambda u, s, p: (u / u.norm(), s), "treats the tensors of a batch as one"),
+        (lambda u, s, p: (u @ u.mT @ u, s), "takes several tensors of 1 dimensions and no single"),
+    ):
+        tx = fo.leafwise(None, update, runs=fo.Runs(batched=True), name="mine")
+        for step in (tx.update, fo.compile(tx)):
+            with pytest.raises(ValueError, match=f"'mine' was passed batched=True, but {says}"):
+                step(grads, tx.init(params), params)
+    tx = fo.leafwise(None, lambda u, s, p: (-u, s), runs=fo.Runs(batched=True), name="mine")
+    assert tx.update(grads, tx.init(params), params)[0]["b"].eq(-2.0).all()
 
 
-@pytest.mark.parametrize("make", [torch.tensor, schedules.constant])
-def test_tensors_and_schedules_are_not_validated(make):
-    """Their values may change, and reading a tensor would break a graph."""
-    fo.adamw(make(-1.0), (make(2.0), make(3.0)), make(-1.0), make(-1.0))
-    fo.sgd(make(-1.0), make(-1.0), weight_decay=make(-1.0))
-    fo.chain(fo.clip_by_global_norm(make(-1.0)), fo.clip_by_value(make(-1.0)))
+def test_a_rule_that_was_run_alone_is_looked_at_again_in_batches():
+    def update(u, slots, p):
+        return u / u.norm(), slots
+
+    w, runs = {"a": torch.ones(2, 2), "b": torch.ones(2, 2)}, fo.Runs(batched=True)
+    alone = fo.leafwise(None, update, name="mine")
+    assert alone.update(w, alone.init(w), w)[0]["b"].eq(0.5).all()
+    batched = fo.leafwise(None, update, runs=runs, name="mine")
+    with pytest.raises(ValueError, match="treats the tensors of a batch as one"):
+        batched.update(w, batched.init(w), w)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
-def test_updates_are_not_broadcast_in_a_trace(shape):
-    add = torch.compile(fo.apply_updates, backend="eager")
-    with pytest.raises(ValueError, match="is not that of a parameter of shape"):
-        add({"w": torch.ones(3)}, {"w": torch.ones(shape)})
+# ---------------------------------------------------------------- where there is no gradient
+
+
+def test_a_train_step_has_no_gradients_in_inference_mode():
+    tx = fo.adamw()
+    step, state = fo.compile_train_step(lambda p, x: (x * p["w"]).sum(), tx), tx.init(W)
+    with torch.inference_mode():
+        x = torch.ones(2)
+        with pytest.raises(RuntimeError, match=r"torch.inference_mode\(\)"):
+            step(W, state, x)
+
+
+def test_full_weights_takes_the_object_not_its_state():
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = Optimizer([("w", w)], fo.adamw)
+    w.grad = torch.ones(2)
+    opt.step()
+    with pytest.raises(TypeError, match=r"full_weights\(params, optimizer\)"):
+        fo.full_weights({"w": w}, opt.state)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -71,12 +70,12 @@ def arrows():
     return found
 
 
-def test_imports_between_boxes_form_no_cycle():
+def check_order(below, what):
+    """That what imports one another can be put into an order."""
     try:
-        order = list(graphlib.TopologicalSorter(arrows()).static_order())
+        return list(graphlib.TopologicalSorter(below).static_order())
     except graphlib.CycleError as error:
-        raise AssertionError(f"a cycle of imports: {' ← '.join(error.args[1])}") from None
-    assert set(order) == BOXES
+        raise AssertionError(f"a circle of {what}: {' ← '.join(error.args[1])}") from None
 
 
 def module_of(path):
@@ -87,8 +86,9 @@ def module_of(path):
     return ".".join([*above, *[x for x in parts if x != "__init__"]])
 
 
-def test_imports_between_files_form_no_circle():
-    """Those inside of functions, too; what only type checkers read is left out."""
+def test_imports_between_layers_and_between_files_form_no_circle():
+    """Those inside of functions, too; what only type checkers read is left out between files."""
+    assert set(check_order(arrows(), "layers")) == BOXES
     modules = {module_of(path): path for path in SOURCES}
     below = {}
     for name, path in modules.items():
@@ -103,10 +103,7 @@ def test_imports_between_files_form_no_circle():
         found += [y.name for x in nodes if isinstance(x, ast.Import) for y in x.names]
         known = {x if x in modules else x.rpartition(".")[0] for x in found}
         below[name] = {x for x in known if x in modules} - {name}
-    try:
-        graphlib.TopologicalSorter(below).prepare()
-    except graphlib.CycleError as error:
-        raise AssertionError(f"a circle of imports: {' ← '.join(error.args[1])}") from None
+    check_order(below, "files")
 
 
 def test_nothing_of_the_package_imports_the_adapters():
@@ -124,10 +121,6 @@ def test_the_core_is_pure(box):
     for path in (CORE / "core").glob("*.py"):
         below = [name.split(".")[1:] for name in imported(path) if name.startswith(CORE.name)]
         assert {rest[1] for rest in below if rest[0] == "kernels"} <= GRAPHS, name_of(path)
-
-
-def test_a_listing_shows_the_architecture():
-    assert len([x for x in CORE.iterdir() if x.name != "__pycache__"]) <= MOST
 
 
 HIDDEN = re.compile(r"torch(\.\w+)*\._(?!_)|torch\.fx\.experimental|make_fx")
@@ -158,70 +151,30 @@ def test_runtime_dependencies_are_torch_and_optree(path):
         assert name.split(".")[0] in ours | sys.stdlib_module_names
 
 
-def test_the_declared_dependencies_are_torch_and_optree():
-    assert [spec.split(">=")[0] for spec in PROJECT["project"]["dependencies"]] == [
-        "torch",
-        "optree",
-    ]
-
-
-def test_the_list_of_packages_is_the_folders_on_disk():
+def test_the_project_says_what_it_is_made_of():
+    """Its dependencies, and its packages, which are the folders on disk."""
+    said = PROJECT["project"]["dependencies"]
+    assert [spec.split(">=")[0] for spec in said] == ["torch", "optree"]
     folders = {path.parent for path in SOURCES if path.name == "__init__.py"}
     on_disk = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    adapters = "functional_optim.adapters"
     listed = PROJECT["tool"]["setuptools"]["packages"]
-    assert {n.replace(adapters, "adapters") if n.startswith(adapters) else n for n in listed} == (
-        on_disk
-    )
-
-
-def test_adapters_is_mapped_into_the_package():
+    outside = [name for name in listed if name.startswith("functional_optim.adapters")]
+    shown = {name: name.removeprefix("functional_optim.") for name in outside}
+    assert {shown.get(name, name) for name in listed} == on_disk
     mapped = PROJECT["tool"]["setuptools"]["package-dir"]
-    for name in PROJECT["tool"]["setuptools"]["packages"]:
-        if name.startswith("functional_optim.adapters"):
-            assert mapped[name] == name.removeprefix("functional_optim.").replace(".", "/")
+    assert {name: mapped[name].replace("/", ".") for name in outside} == shown
 
 
-@pytest.mark.parametrize("folder", ["functional_optim", "adapters", "tests", "examples"])
-def test_no_file_is_longer_than_500_lines(folder):
-    for path in (ROOT / folder).rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 500, path.name
+def test_a_listing_shows_the_architecture_and_no_file_is_long():
+    assert len([x for x in CORE.iterdir() if x.name != "__pycache__"]) <= MOST
+    for folder in ("functional_optim", "adapters", "tests", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 500, path.name
 
 
-def test_no_two_classes_of_the_package_have_one_name():
-    names = [
-        node.name
-        for path in SOURCES
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
-    ]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
-
-
-def test_no_two_test_files_have_one_name():
-    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py"]
-    assert sorted({name for name in names if names.count(name) > 1}) == []
-
-
-def python(code, where):
-    """The output of a fresh interpreter in another folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=where, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-def test_importing_loads_neither_inductor_nor_dynamo(tmp_path):
-    code = (
-        "import sys, functional_optim, functional_optim.adapters\n"
-        "print([m for m in ('torch._inductor', 'torch._dynamo') if m in sys.modules])"
-    )
-    assert python(code, tmp_path) == "[]"
-
-
-def test_adapters_is_no_package_of_its_own(tmp_path):
-    code = (
-        "import importlib.util as u\n"
-        "print(u.find_spec('adapters'), u.find_spec('functional_optim.adapters').name)"
-    )
-    assert python(code, tmp_path) == "None functional_optim.adapters"
+def test_no_two_classes_of_the_package_and_no_two_test_files_have_one_name():
+    bodies = [node for path in SOURCES for node in ast.parse(path.read_text()).body]
+    classes = [node.name for node in bodies if isinstance(node, ast.ClassDef)]
+    tests = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py"]
+    for names in (classes, tests):
+        assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -81,15 +81,9 @@ def check(tx, params, bad, extra=None, tolerance=EXACT):
 
 
 def assert_equal(found, expected, tolerance):
+    same = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
     for key, x in expected.items():
-        torch.testing.assert_close(
-            found[key],
-            x,
-            rtol=tolerance,
-            atol=tolerance,
-            equal_nan=True,
-            msg=lambda m, k=key: k + m,
-        )
+        torch.testing.assert_close(found[key], x, **same, msg=lambda m, k=key: k + m)
 
 
 @pytest.mark.filterwarnings("ignore:.* has found NaN or infinite numbers in the matrix")

@@ -6,11 +6,9 @@ compared everywhere else.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import re
-import types
 
 import hypothesis.strategies as st
 import pytest
@@ -132,18 +130,6 @@ def test_only_a_python_number_is_known_to_be_zero(x):
     assert not numeric.is_static(tensor(x))
     assert numeric.is_zero(x) == (x == 0)
     assert not numeric.is_zero(tensor(x))
-
-
-def test_a_write_of_a_number_is_in_c_where_no_subclass_sees_it():
-    """For `commit`, which makes such writes without letting a signal handler between."""
-    plain = filling(torch.zeros(2), 1.0)
-    assert isinstance(plain, functools.partial)
-    assert isinstance(plain.func, types.BuiltinFunctionType)
-    other = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
-    write = filling(other, 1.0)
-    assert not isinstance(write, functools.partial)
-    write()
-    assert other.tolist() == [1.0, 1.0]
 
 
 RANGES = {

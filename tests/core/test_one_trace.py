@@ -75,14 +75,6 @@ def test_a_step_is_traced_once(name):
     assert traced_once()
 
 
-def test_numbers_in_double_by_default_are_traced_once():
-    torch.set_default_dtype(torch.float64)
-    try:
-        test_a_step_is_traced_once("a carried product")
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def test_a_leaf_without_a_gradient_does_not_trace_again():
     tx = parts()
 
@@ -111,16 +103,6 @@ def test_a_tensor_of_the_user_acts_without_another_trace():
         torch.testing.assert_close(params, expected)
         assert fo.get(state, "lr").item() == value
     assert traced_once()
-
-
-def test_the_state_tells_the_rate_of_the_last_step():
-    tx = RECIPES["a schedule"]()
-    compiled = torch.compile(step_of(tx), fullgraph=True, backend="aot_eager")
-    params, state = tree(), tx.init(tree())
-    for t in range(3):
-        params, state = compiled(params, state)
-        assert fo.get(state, "lr").item() == pytest.approx(float(cosine()(t)))
-    assert state.hyper.keys() == tx.init(tree()).hyper.keys()
 
 
 def test_instructions_grow_with_the_number_of_tensors_alone(monkeypatch):

@@ -84,4 +84,3 @@ def test_a_marked_file_shares_one_process_with_no_other(tmp_path):
 def test_only_the_chosen_tests_run(tmp_path):
     code, printed = ran(tmp_path, "-k", "test_same or test_before")
     assert (code, "2 passed" in printed) == (0, True)
-    assert (tmp_path / "marked").read_text().count("\n") == 1

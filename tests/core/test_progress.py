@@ -34,22 +34,14 @@ def test_nothing_is_written_where_there_is_no_terminal(show, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_line_is_written_over_itself_and_wiped(plain, capsys):
-    run(True)
+@pytest.mark.parametrize("show", [None, True])
+def test_a_line_is_written_over_itself_and_wiped(plain, capsys, monkeypatch, show):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run(show)
     out, err = capsys.readouterr()
     assert out == ""
-    assert [x.strip() for x in err.split("\r")] == (
-        ["", "steps 1 of 3", "steps 2 of 3", "steps 3 of 3", "", ""]
-    )
-
-
-def test_it_is_shown_on_a_terminal(plain, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    run(None)
-    assert "steps 3 of 3" in capsys.readouterr().err
-
-
-def test_it_is_wiped_after_an_error(plain, capsys):
+    lines = ["", "steps 1 of 3", "steps 2 of 3", "steps 3 of 3", "", ""]
+    assert [x.strip() for x in err.split("\r")] == lines
     with suppress(KeyError), progress("steps", 3, True) as told:
         told(1)
         raise KeyError

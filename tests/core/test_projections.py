@@ -8,7 +8,6 @@ from helpers import assert_close, assert_same
 from hypothesis import given
 from hypothesis import strategies as st
 
-import functional_optim as fo
 from functional_optim import projections
 
 CLOSE = 1e-9
@@ -109,14 +108,3 @@ def test_a_zero_may_lie_anywhere_on_the_l1_sphere_and_zero_stays_in_balls():
     assert projections.l2_sphere(zero).isnan().all()
     for ball in (projections.l1_ball, projections.l2_ball, projections.simplex):
         assert ball(torch.zeros(0, 3)).shape == (0, 3)
-
-
-def test_projected_descent_comes_to_the_nearest_point():
-    target = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
-    tx = fo.chain(fo.sgd(0.3), fo.keep_params_in(projections.simplex))
-    w = torch.zeros(3, dtype=torch.float64)
-    state = tx.init(w)
-    for _ in range(100):
-        updates, state = tx.update(w - target, state, w)
-        w = fo.apply_updates(w, updates)
-    assert_close(w, projections.simplex(target), CLOSE)

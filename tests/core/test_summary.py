@@ -45,20 +45,11 @@ def test_layers_are_one_line_with_their_number():
     assert "3 × (4, 4)" in lines[at + 3]
     assert lines[at + 3].split()[-3:] == ["144", "576", "B"]
     assert len(lines) == 16
-
-
-def test_what_differs_is_not_one_line():
     params = network() | {"h.3.qkv.weight": torch.zeros(24, 4)}
     lines = repr(fo.summary(fo.muon_adamw(), params)).splitlines()
     named = [line.split("  ")[1] for line in lines if line.startswith("  ")]
-    assert named == [
-        "parameter",
-        "wte.weight",
-        "h.*.qkv.bias ×3",
-        "parameter",
-        "h.*.qkv.weight ×3",
-        "h.3.qkv.weight",
-    ]
+    assert named[:3] == ["parameter", "wte.weight", "h.*.qkv.bias ×3"]
+    assert named[3:] == ["parameter", "h.*.qkv.weight ×3", "h.3.qkv.weight"]
 
 
 @pytest.mark.parametrize("how", ["in full", "int8", "bfloat16"])
@@ -264,8 +255,3 @@ def test_matrices_of_several_sizes():
     views = {"qkv": {"split": (4, 2, 2)}}
     rows = fo.summary(fo.muon_adamw(views=views), params).rows
     assert [row.view for row in rows] == ["(4, 3) + 2 × (2, 3)", "(4, 18)"]
-
-
-def test_what_is_no_transformation_is_said():
-    with pytest.raises(TypeError, match="summary"):
-        fo.summary(fo.adam, {"w": torch.zeros(2)})

@@ -10,8 +10,7 @@ import optree
 import pytest
 import torch
 from helpers import assert_close, assert_same
-from soap_by_hand import soap
-from three_ways import purely, random_tree
+from three_ways import check_compiled, purely, random_tree
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -66,6 +65,9 @@ def trees(steps: int, dtype: torch.dtype = torch.float64, shapes: Any = SHAPES) 
     return [random_tree(k + 1, dtype, shapes) for k in range(steps)]
 
 
+every_way = pytest.mark.parametrize("way", ["update", "compile", "strict", "eager"])
+
+
 def parameters(shapes: Any = SHAPES) -> list[tuple[str, torch.nn.Parameter]]:
     start = random_tree(0, torch.float64, shapes)
     return [(name, torch.nn.Parameter(p)) for name, p in start.items()]
@@ -95,73 +97,27 @@ def in_order(counts: list[dict[str, int]]) -> list[list[tuple[str, int]]]:
     return [sorted(own.items()) for own in counts]
 
 
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("way", ["update", "compile", "strict", "eager"])
-def test_each_step_renews_the_tensors_of_one_turn(way, batched):
-    tx, grads = renewing(batched=batched), trees(5)
+def renewals(way: str, make: Any, grads: list[Any]) -> list[dict[str, int]]:
+    """How often each basis was renewed, after each step in one of the ways."""
     if way in ("strict", "eager"):
         named = parameters()
-        compile: Any = way if way == "strict" else False
-        opt = adapters.Optimizer(named, lambda: renewing(batched=batched), compile=compile)
-        found = stepped(opt, named, grads)
-    else:
-        params, found = random_tree(0, torch.float64, SHAPES), []
-        state, step = tx.init(params), fo.compile(tx, strict=True)
-        for g in grads:
-            if way == "compile":
-                params, state = step(g, state, params)
-            else:
-                u, state = tx.update(g, state, params)
-                params = fo.apply_updates(params, u)
-            found.append({name: int(x) for name, x in state.slots["renewed"].items()})
+        compile: Any = "strict" if way == "strict" else False
+        return stepped(adapters.Optimizer(named, make, compile=compile), named, grads)
+    tx, params, found = make(), random_tree(0, torch.float64, SHAPES), []
+    state, step = tx.init(params), fo.compile(tx)
+    for g in grads:
+        new = step(g, state, params) if way == "compile" else tx.update(g, state, params)
+        state = new[1]
+        slots = state.slots["renewed"].items()
+        found.append({name: int(x) for name, x in slots if x is not None})
+    return found
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@every_way
+def test_each_step_renews_the_tensors_of_one_turn(way, batched):
+    found = renewals(way, lambda: renewing(batched=batched), trees(5))
     assert in_order(found) == in_order(counted(TURNS, 5))
-
-
-SQUARES = {"a": 6, "b": 5, "c": 3, "d": 6, "e": 8, "f": 1, "g": 7}
-"""With products of full rank, whose bases do not depend on rounding."""
-TURNS_OF_SQUARES = {"e": 0, "g": 1, "a": 2, "d": 0, "b": 1, "c": 2, "f": 0}
-
-
-def soap_by_hand(steps: int, every: int) -> dict[str, Tensor]:
-    """The loop of `soap`, with the turns of the squares."""
-    shapes = {name: (n, n) for name, n in SQUARES.items()}
-    params = random_tree(0, torch.float64, shapes)
-    basis = {name: [torch.eye(n, dtype=torch.float64)] * 2 for name, n in SQUARES.items()}
-    sums = {name: [torch.zeros_like(x) for x in own] for name, own in basis.items()}
-    m = {name: torch.zeros_like(p) for name, p in params.items()}
-    v = {name: torch.zeros_like(p) for name, p in params.items()}
-    a, lr = 0.95, 1e-2
-    for t, tree in enumerate(trees(steps, shapes=shapes), 1):
-        for name, g in tree.items():
-            left, right = basis[name]
-            sums[name][0] = a * sums[name][0] + (1 - a) * g @ g.T
-            sums[name][1] = a * sums[name][1] + (1 - a) * g.T @ g
-            m[name] = a * m[name] + (1 - a) * g
-            v[name] = a * v[name] + (1 - a) * (left.T @ g @ right) ** 2
-            root = (v[name] / (1 - a**t)).sqrt() + 1e-8
-            turned = left.T @ (m[name] / (1 - a**t)) @ right / root
-            params[name] = params[name] - lr * left @ turned @ right.T
-            if t % every == TURNS_OF_SQUARES[name]:
-                pairs = zip(sums[name], basis[name], strict=True)
-                basis[name] = [torch.linalg.qr(x @ old)[0] for x, old in pairs]
-    return params
-
-
-def test_spread_soap_is_the_loop_that_one_would_write():
-    shapes = {name: (n, n) for name, n in SQUARES.items()}
-    found, _ = purely(soap(1e-2, every=3, refresh="spread"), 8, torch.float64, shapes)
-    assert_close(found, soap_by_hand(8, 3), 1e-11)
-    together, _ = purely(soap(1e-2, every=3), 8, torch.float64, shapes)
-    assert max((found[k] - x).abs().max() for k, x in together.items()) > 1e-4
-
-
-def test_one_turn_is_no_spreading():
-    found, expected = [], []
-    for tx, kept in ((renewing(turns=1), found), (renewing(turns=1, batched=False), expected)):
-        params, state = purely(tx, 3, torch.float64, SHAPES)
-        kept += [params, state.slots["renewed"]]
-    assert_close(found, expected, 1e-12)
-    assert set(map(int, found[1].values())) == {3}
 
 
 WITHOUT: dict[str, tuple[Any, dict[str, int], set[str]]] = {
@@ -181,41 +137,29 @@ WITHOUT: dict[str, tuple[Any, dict[str, int], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", WITHOUT)
-@pytest.mark.parametrize("way", ["update", "compile", "object"])
+@every_way
 def test_all_tensors_on_which_a_rule_acts_have_turns(way, name):
     """Also those without a gradient; and no others."""
     make, turns, gone = WITHOUT[name]
     grads = [{k: None if k in gone else g for k, g in tree.items()} for tree in trees(4)]
-    if way == "object":
-        named = parameters()
-        found = stepped(adapters.Optimizer(named, make, compile=False), named, grads)[-1]
-    else:
-        tx, params = make(), random_tree(0, torch.float64, SHAPES)
-        state, step = tx.init(params), fo.compile(tx)
-        for g in grads:
-            new = step(g, state, params) if way == "compile" else tx.update(g, state, params)
-            state = new[1]
-        slots = state.slots["renewed"]
-        found = {k: int(x) for k, x in slots.items() if x is not None and k not in gone}
+    found = renewals(way, make, grads)[-1]
     expected = counted(turns, 4)[-1]
-    assert found == {k: n for k, n in expected.items() if k not in gone}
+    assert {k: n for k, n in found.items() if k not in gone} == {
+        k: n for k, n in expected.items() if k not in gone
+    }
 
 
-def test_each_rule_of_a_partition_has_its_own_turns():
-    labels = {"a": "x", "b": "x", "c": "x", "*": "y"}
-    tx = fo.partition({"x": renewing(), "y": renewing(2)}, labels)
-    params = random_tree(0, torch.float64, SHAPES)
-    state, step = tx.init(params), fo.compile(tx, strict=True)
-    other = copy.deepcopy(params), tx.init(params)
-    for g in trees(5):
-        _, state = tx.update(g, state, params)
-        _, kept = step(g, other[1], other[0])
+@every_way
+def test_each_rule_of_a_partition_has_its_own_turns(way):
+    def make() -> Any:
+        labels = {"a": "x", "b": "x", "c": "x", "*": "y"}
+        return fo.partition({"x": renewing(), "y": renewing(2)}, labels)
+
     expected = {
         **counted({"a": 0, "b": 1, "c": 2}, 5)[-1],
         **counted({"e": 0, "g": 1, "d": 0, "f": 1}, 5, among=2)[-1],
     }
-    for slots in (state.slots["renewed"], kept.slots["renewed"]):
-        assert {k: int(x) for k, x in slots.items()} == expected
+    assert renewals(way, make, trees(5))[-1] == expected
 
 
 def test_an_object_gives_turns_over_all_groups_and_to_those_that_join():
@@ -257,6 +201,15 @@ def test_turns_behind_a_gate_count_open_steps(compile):
     assert found[2] == found[1]
     expected, _ = purely(fo.accumulate(renewing(), 2), 8, torch.float64, SHAPES)
     assert_close([p.detach() for _, p in named], list(expected.values()), 1e-12)
+
+
+@pytest.mark.parametrize("more", [{"turns": 1}, {"products": False, "batched": False}])
+def test_one_turn_and_a_rule_without_products(more):
+    tx = renewing(**more)
+    expected = purely(tx, 4, torch.float64, SHAPES)
+    check_compiled(tx, 4, torch.float64, SHAPES, expected, 1e-12)
+    if more.get("turns") == 1:
+        assert set(map(int, expected[1].slots["renewed"].values())) == {4}
 
 
 def test_members_of_an_ensemble_that_are_at_different_steps_have_their_own_turns():
@@ -322,49 +275,43 @@ def test_an_object_takes_turns_in_torch_compile():
     assert_close([p.detach() for _, p in named], list(expected.values()), 1e-12)
 
 
-@pytest.fixture
-def mesh():
+def test_divided_tensors_have_the_turns_of_whole_ones():
     from torch import distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-def test_divided_tensors_have_the_turns_of_whole_ones(mesh):
     from torch.distributed.tensor import Shard, distribute_tensor
 
     def divided(tree: Any) -> Any:
         return {k: distribute_tensor(x, mesh, [Shard(0)]) for k, x in tree.items()}
 
-    start = random_tree(0, torch.float64, SHAPES)
-    named = [(k, torch.nn.Parameter(p)) for k, p in divided(start).items()]
+    class Counts(NamedTuple):
+        renewed: Tensor
+
+    def init(p: Tensor) -> Counts:
+        return Counts(torch.zeros_like(p))
+
+    def plain(u: Tensor, x: Counts, p: Tensor) -> Any:
+        return -0.1 * u, x
+
+    def dear(u: Tensor, x: Counts, p: Tensor) -> Any:
+        return -0.1 * u, Counts(x.renewed + 1)
 
     def counting() -> Any:
-        class Counts(NamedTuple):
-            renewed: Tensor
-
-        def plain(u: Tensor, x: Counts, p: Tensor) -> Any:
-            return -0.1 * u, x
-
-        def dear(u: Tensor, x: Counts, p: Tensor) -> Any:
-            return -0.1 * u, Counts(x.renewed + 1)
-
-        def choose(t: Any, *, turn: int) -> Any:
-            return t % 3 == turn
-
-        def init(p: Tensor) -> Counts:
-            return Counts(torch.zeros_like(p))
-
+        choose = lambda t, *, turn: t % 3 == turn  # noqa: E731
         return fo.leafwise(init, [plain, dear], runs=fo.Runs(choose=choose, turns=3))
 
-    opt = adapters.Optimizer(named, counting)
-    for tree in map(divided, trees(5)):
-        for k, p in named:
-            p.grad = tree[k]
-        opt.step()
-    found = {k: opt.state[p]["renewed"].full_tensor().max().item() for k, p in named}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        start = divided(random_tree(0, torch.float64, SHAPES))
+        named = [(k, torch.nn.Parameter(p)) for k, p in start.items()]
+        opt = adapters.Optimizer(named, counting)
+        for tree in map(divided, trees(5)):
+            for k, p in named:
+                p.grad = tree[k]
+            opt.step()
+        found = {k: opt.state[p]["renewed"].full_tensor().max().item() for k, p in named}
+    finally:
+        dist.destroy_process_group()
     assert found == counted(TURNS, 5)[-1]
 
 
@@ -382,42 +329,3 @@ def test_copies_and_checkpoints_go_on_with_the_same_turns():
     ]
     assert_same(ends[1], ends[0])
     assert_same(ends[2], ends[0])
-
-
-def test_a_rule_without_products_takes_turns_too():
-    tx = renewing(products=False, batched=False)
-    params, grads = random_tree(0, torch.float64, SHAPES), trees(4)
-    state, step = tx.init(params), fo.compile(tx, strict=True)
-    for g in grads:
-        params, state = step(g, state, params)
-    expected, _ = purely(tx, 4, torch.float64, SHAPES)
-    assert_close(params, expected, 1e-12)
-
-
-def test_turns_that_do_not_suit_their_rule_are_refused():
-    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
-        return u, slots
-
-    def make(hyper: Any = None, **more: Any) -> Any:
-        runs = fo.Runs(**{"choose": lambda t, *, turn: 0, "turns": 2, **more})
-        return fo.leafwise(None, (update, update), hyper=hyper, runs=runs, name="mine")
-
-    make()
-    for wrong in (0, -1, 2.0, True, "2", torch.tensor(2)):
-        with pytest.raises(ValueError, match=r"'mine' needs a whole number of 1 or more for turns"):
-            make(turns=wrong)
-    with pytest.raises(ValueError, match="choose must have a keyword-only parameter called turn"):
-        make(choose=lambda t: 0)
-    with pytest.raises(ValueError, match="called turn that is no hyperparameter"):
-        make(hyper={"turn": 1.0})
-    with pytest.raises(ValueError, match="takes a turn, but there are no turns"):
-        make(turns=None)
-    with pytest.raises(ValueError, match="has `absent` and turns"):
-        make(absent=lambda slots: slots)
-    with pytest.raises(ValueError, match="has turns=2 and no choose"):
-        fo.leafwise(None, update, runs=fo.Runs(turns=2), name="mine")
-    tx = make(choose=lambda t, *, turn: turn + 1)
-    w = torch.ones(2)
-    for step in (tx.update, fo.compile(tx)):
-        with pytest.raises(ValueError, match="returned 2; return a whole number from 0 to 1"):
-            step(w, tx.init(w), w)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers import as_parameters, assert_close, copy_of, step_object
+from three_ways import check_compiled, purely, random_tree
 from torch import Tensor
 
 import functional_optim as fo
@@ -129,9 +131,7 @@ class TestViews:
         assert own.slots["kept"].numel() == g["a"].numel()
 
 
-def test_the_three_ways_agree():
-    """Pure, compiled and as an object, with a resumed checkpoint between."""
-    torch.manual_seed(0)
+def test_the_ways_of_running_agree():
     shapes = {"qkv": (12, 4), "conv": (4, 2, 3, 3), "w": (12, 4), "bias": (5,)}
     views = {"qkv": {"split": (8, 2, 2)}, "conv": {}, "w": {"heads": 2}}
 
@@ -142,41 +142,14 @@ def test_the_three_ways_agree():
         }
         return fo.partition({**parts, "rest": fo.sgd(lr)}, {**{x: x for x in views}, "*": "rest"})
 
-    start = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    pure, state = dict(start), recipe().init(start)
-    compiled = fo.compile(recipe(), strict=True)
-    there = {name: x.clone() for name, x in start.items()}
-    known = recipe().init(there)
-    held = {name: torch.nn.Parameter(x.clone()) for name, x in start.items()}
-    opt = Optimizer(held.items(), recipe, compile="strict")
-    for k in range(4):
-        g = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
-        u, state = recipe().update(g, state, pure)
-        pure = fo.apply_updates(pure, u)
-        there, known = compiled(g, known, there)
-        for name, p in held.items():
-            p.grad = g[name].clone()
-        opt.step()
-        if k == 1:
-            saved = opt.state_dict()
-            opt = Optimizer(held.items(), recipe, compile="strict")
-            opt.load_state_dict(saved)
-    for name in shapes:
-        torch.testing.assert_close(there[name], pure[name], rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(held[name].data, pure[name], rtol=1e-12, atol=1e-12)
-
-
-def test_wrong_arguments():
-    for call, message in [
-        (lambda: fo.as_matrix(fo.adam(0.1)), "without a rule that takes batches"),
-        (lambda: fo.as_matrix(fo.muon(), kernel="x"), "'flatten' or 'batch', but got 'x'"),
-        (lambda: fo.as_matrix(fo.muon(), orientation="x"), "'out_in' or 'in_out', but got 'x'"),
-        (lambda: fo.as_matrix(fo.muon(), heads=0), "for heads a number of 1 or more"),
-        (lambda: fo.as_matrix(fo.muon(), split=()), "for split a number of 1 or more"),
-        (lambda: fo.as_matrix(fo.muon(), split=5).init(torch.ones(12, 4)), "has 12 outputs"),
-        (lambda: fo.as_matrix(fo.muon(), split=(5, 6)).init(torch.ones(12, 4)), "has 12 outputs"),
-        (lambda: fo.as_matrix(fo.muon(), heads=5).init(torch.ones(12, 4)), "parts of 12 outputs"),
-        (lambda: fo.as_matrix(fo.muon()).init(torch.ones(4)), "only supports 2D parameters"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            call()
+    expected = purely(recipe(), 4, torch.float64, shapes)
+    check_compiled(recipe(), 4, torch.float64, shapes, expected, 1e-12)
+    held = as_parameters(random_tree(0, torch.float64, shapes))
+    opt = Optimizer(zip(shapes, held, strict=True), recipe, compile="strict")
+    grads = [random_tree(k + 1, torch.float64, shapes) for k in range(4)]
+    step_object(opt, grads[:2])
+    saved = opt.state_dict()
+    opt = Optimizer(zip(shapes, held, strict=True), recipe, compile="strict")
+    opt.load_state_dict(saved)
+    step_object(opt, grads[2:])
+    assert_close(copy_of(held), list(expected[0].values()), 1e-12)

@@ -126,33 +126,33 @@ needs_a_level = pytest.mark.skipif(
 )
 
 
-@needs_a_level
-def test_kernels_that_come_with_the_package_need_no_compiler(dist, tmp_path):
-    root = unpacked(dist, "_x86_64", tmp_path)
-    assert run(root, "strict") == "stepped"
-    assert not list((root / "kernels").iterdir())
+INSIDE = "functional_optim/prebuilt"
 
 
 @needs_a_level
-def test_kernels_for_a_level_are_found_in_the_folder_too(dist, tmp_path):
+@pytest.mark.parametrize(
+    ("place", "environment", "says"),
+    [
+        (INSIDE, {}, "stepped"),
+        ("kernels", {}, "stepped"),  # the folder that keeps them
+        (INSIDE, {"PATH": os.environ["PATH"]}, "stepped"),  # has a compiler
+        (
+            "functional_optim/prebuilt",
+            {"FUNCTIONAL_OPTIM_CACHE": "off"},
+            "there is no C++ compiler",
+        ),
+    ],
+)
+def test_kernels_that_come_with_the_package_need_no_compiler(
+    dist, tmp_path, place, environment, says
+):
     root = unpacked(dist, "_x86_64", tmp_path)
-    (root / "functional_optim" / "prebuilt").rename(root / "kernels")
-    for path in (root / "kernels").iterdir():
-        path.chmod(0o600)
-    assert run(root, "strict") == "stepped"
-
-
-@needs_a_level
-def test_who_keeps_no_kernels_gets_none_that_was_compiled_before(dist, tmp_path):
-    root = unpacked(dist, "_x86_64", tmp_path)
-    assert "there is no C++ compiler" in run(root, "strict", FUNCTIONAL_OPTIM_CACHE="off")
-
-
-@needs_a_level
-def test_who_has_a_compiler_takes_them_too(dist, tmp_path):
-    root = unpacked(dist, "_x86_64", tmp_path)
-    assert run(root, "strict", PATH=os.environ["PATH"]) == "stepped"
-    assert not list((root / "kernels").glob("*.so"))
+    if place == "kernels":
+        (root / "functional_optim" / "prebuilt").rename(root / "kernels")
+        for path in (root / "kernels").iterdir():
+            path.chmod(0o600)
+    assert says in run(root, "strict", **environment)
+    assert place == "kernels" or not list((root / "kernels").glob("*.so"))
 
 
 @needs_a_level

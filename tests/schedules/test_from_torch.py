@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -139,6 +140,21 @@ def test_a_converted_schedule_is_vmappable(name):
     counts = torch.arange(0, STEPS, 3)
     alone = torch.tensor([schedule(k) for k in counts.tolist()], dtype=torch.float64)
     torch.testing.assert_close(torch.vmap(schedule)(counts), alone, rtol=1e-13, atol=1e-13)
+
+
+UNNAMED = {"lambda", "lambda-each", "cyclic-own-steps"}
+"""Those with functions that pickle does not find."""
+
+
+@pytest.mark.parametrize("name", [x for x in SCHEDULERS if x not in UNNAMED])
+def test_a_converted_schedule_is_saved_without_the_optimizer(name):
+    opt = optimizer(0.5, 0.05)
+    opt.param_groups[0]["params"] = [torch.zeros(100_000)]
+    schedule = schedules.from_torch(SCHEDULERS[name](opt))
+    saved = pickle.dumps(schedule)
+    assert len(saved) < 5_000
+    for twin in (copy.deepcopy(schedule), pickle.loads(saved)):
+        assert [twin(k) for k in range(STEPS)] == [schedule(k) for k in range(STEPS)]
 
 
 def test_settings_are_read_and_nothing_is_changed():

@@ -1,11 +1,17 @@
-"""Every schedule through every property."""
+"""Every schedule against optax and through every property, and what joins them."""
 
 from __future__ import annotations
+
+import json
+import math
+from itertools import accumulate, pairwise
+from operator import mul
+from pathlib import Path
 
 import optree
 import pytest
 import torch
-from helpers import assert_close, assert_same, make_grads, make_params, run
+from helpers import run
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -137,21 +143,6 @@ def test_vmap_over_the_lengths():
 # ---------------------------------------------------------------- as hyperparameters
 
 
-@hypothesis_settings(max_examples=10)
-@given(
-    lr=st.floats(1e-4, 0.5),
-    beta=st.floats(0.0, 0.99),
-    decay=st.floats(1e-4, 0.5),
-)
-def test_a_run_with_constants_is_the_run_with_numbers(lr, beta, decay):
-    params = make_params()
-    grads = make_grads(params)
-    c = schedules.constant
-    found = run(fo.adamw(c(lr), (c(beta), c(0.999)), weight_decay=c(decay)), params, grads)
-    wanted = run(fo.adamw(lr, (beta, 0.999), weight_decay=decay), params, grads)
-    assert_same(found, wanted)
-
-
 @ALL
 def test_a_chain_sees_the_numbers_of_the_schedule(name):
     """The first step has count 0."""
@@ -178,22 +169,163 @@ def test_schedules_are_one_graph():
             torch.testing.assert_close(together(torch.tensor(count)), wanted, **TWO_WAYS)
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_one_graph_serves_all_peaks():
-    """The number in a schedule is an argument of the step, not a constant of the graph."""
-    g = torch.tensor(1.0, dtype=torch.float64)
+# ---------------------------------------------------------------- formulas
 
-    def step(w, state, peak):
-        tx = fo.sgd(schedules.warmup_cosine_decay(0.0, peak, 3, 10))
-        updates, state = tx.update(g, state, w)
-        return fo.apply_updates(w, updates), state
+OPTAX = json.loads(
+    (Path(__file__).parents[1] / "support" / "reference" / "optax_schedules.json").read_text()
+)
+"""Made by the script beside it."""
 
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    eager = traced = (g.clone(), fo.sgd(schedules.constant(0.0)).init(g))
-    for i in range(4):
-        peak = torch.tensor(0.1 * (1 + i), dtype=torch.float64)
-        with torch._dynamo.config.patch(error_on_recompile=i > 0):
-            traced = compiled(*traced, peak)
-        eager = step(*eager, peak)
-        assert_close(traced, eager, 1e-14)
-    assert eager[0] < 0.8
+
+@pytest.mark.parametrize("name", OPTAX["schedules"])
+def test_a_schedule_equals_optax(name):
+    wanted = OPTAX["schedules"][name]
+    assert values(made(name), range(len(wanted))) == pytest.approx(wanted, rel=1e-13, abs=1e-15)
+
+
+def test_all_but_two_are_compared_with_optax():
+    """Those have their formulas below."""
+    assert EVERY.keys() - OPTAX["schedules"] == {"warmup_stable_decay", "inverse_square_root"}
+
+
+def test_the_transformer_schedule_is_the_papers():
+    """Equation 3 of "Attention Is All You Need", whose steps begin at 1."""
+    width, warm = 512, 40
+    schedule = schedules.inverse_square_root((width * warm) ** -0.5, warm)
+    for step in range(1, 200):
+        paper = width**-0.5 * min(step**-0.5, step * warm**-1.5)
+        assert schedule(step) == pytest.approx(paper, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [
+        ("linear", lambda x: 1 - x),
+        ("cosine", lambda x: (1 + math.cos(math.pi * x)) / 2),
+        ("1-sqrt", lambda x: 1 - math.sqrt(x)),
+    ],
+)
+def test_the_ways_down_of_warmup_stable_decay(kind, left):
+    schedule = schedules.warmup_stable_decay(0.0, 2.0, 5, 10, 8, 0.5, kind=kind)
+    assert values(schedule, range(5, 16)) == [2.0] * 11
+    wanted = [0.5 + 1.5 * left(k / 8) for k in range(9)]
+    assert values(schedule, range(15, 24)) == pytest.approx(wanted, abs=1e-15)
+    assert schedule(24) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("linear", [0.25, 0.5, 0.75]),
+        ("constant", [0.25, 0.25, 0.25]),
+        ("exponential", [0.25, 0.25 * 4 ** (1 / 3), 0.25 * 4 ** (2 / 3)]),
+    ],
+)
+def test_warm_ups(kind, wanted):
+    after = schedules.polynomial(1.0, 0.0, 2, 10)
+    schedule = schedules.warmup(after, 3, 0.25, kind)
+    assert values(schedule, range(3)) == pytest.approx(wanted, abs=1e-15)
+    assert values(schedule, range(3, 20)) == values(after, range(17))
+    assert values(schedules.warmup(after, 0, 0.25, kind)) == values(after)
+
+
+def test_the_bound_of_an_exponential_decay_depends_on_its_direction():
+    down = schedules.exponential_decay(1.0, 1, 0.5, end_value=0.2)
+    up = schedules.exponential_decay(1.0, 1, 2.0, end_value=5.0)
+    assert values(down, range(4)) == [1.0, 0.5, 0.25, 0.2]
+    assert values(up, range(4)) == [1.0, 2.0, 4.0, 5.0]
+    assert up(10**6) == up(torch.tensor(10**6)) == 5.0  # 2 ** 10⁶ is no float
+
+
+@ALL
+def test_a_schedule_ends_well(name):
+    """After a million steps it is finite, not negative, and still a formula of the step."""
+    late = values(made(name), (10**6, 10**6 + 1))
+    assert all(math.isfinite(x) and x >= 0 for x in late)
+    assert late[0] == pytest.approx(late[1], rel=1e-5)
+
+
+def test_other_names():
+    assert schedules.cosine is schedules.cosine_decay
+    assert schedules.warmup_cosine is schedules.warmup_cosine_decay
+
+
+def test_a_cycle_without_a_rise_starts_at_its_peak():
+    assert schedules.cosine_onecycle(10, 1.0, pct_start=0.0)(0) == 1.0
+    assert schedules.linear_onecycle(10, 1.0, pct_start=0.0, pct_final=0.0)(0) == 1 / 25
+
+
+# ---------------------------------------------------------------- joins
+
+
+@hypothesis_settings(max_examples=50)
+@given(
+    levels=st.lists(st.floats(0.0, 10.0), min_size=2, max_size=6),
+    lengths=st.lists(st.integers(1, 50), min_size=6, max_size=6),
+)
+def test_lines_from_level_to_level_join_without_a_jump(levels, lengths):
+    pieces = list(zip(pairwise(levels), lengths, strict=False))
+    ends = list(accumulate(steps for _, steps in pieces))
+    lines = [schedules.linear(a, b, steps) for (a, b), steps in pieces]
+    schedule = schedules.join(lines, ends[:-1])
+    assert [schedule(k) for k in (0, *ends)] == levels
+    steepest = max(abs(b - a) / steps for (a, b), steps in pieces)
+    jumps = [abs(schedule(k + 1) - schedule(k)) for k in range(ends[-1])]
+    assert max(jumps) <= steepest * (1 + 1e-12) + 1e-12
+
+
+@hypothesis_settings(max_examples=50)
+@given(
+    scales=st.dictionaries(st.integers(1, 60), st.floats(0.0, 2.0), max_size=5),
+    kind=st.sampled_from(["linear", "cosine"]),
+)
+def test_interpolation_meets_the_steps_at_every_boundary(scales, kind):
+    smooth = schedules.piecewise_interpolate(kind, 0.7, scales)
+    steps = schedules.piecewise_constant(0.7, scales)
+    order = sorted(scales)
+    levels = list(accumulate([scales[k] for k in order], mul, initial=0.7))
+    assert [smooth(k) for k in (0, *order)] == levels
+    assert [steps(k) for k in (0, *order)] == levels
+    for (start, end), ends in zip(pairwise((0, *order)), pairwise(levels), strict=True):
+        way = values(smooth, range(start, end + 1))
+        assert way == pytest.approx(sorted(way, reverse=ends[0] > ends[1]), rel=1e-14)
+
+
+@hypothesis_settings(max_examples=30)
+@given(name=st.sampled_from(sorted(EVERY)), warm=st.integers(1, 20))
+def test_a_warm_up_leads_up_to_any_schedule(name, warm):
+    after = made(name)
+    for kind in ("linear", "exponential"):
+        schedule = schedules.warmup(after, warm, 0.01, kind)
+        assert schedule(0) == pytest.approx(0.01, rel=1e-15)
+        assert values(schedule, range(warm, warm + 30)) == values(after, range(30))
+        step = schedule(1) - schedule(0) if kind == "linear" else schedule(1) / schedule(0)
+        last = (schedule(warm - 1), schedule(warm))
+        found = last[1] - last[0] if kind == "linear" else last[1] / last[0]
+        assert found == pytest.approx(step, rel=1e-9)
+
+
+@hypothesis_settings(max_examples=30)
+@given(
+    names=st.lists(st.sampled_from(sorted(EVERY)), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(0, 15), min_size=3, max_size=3),
+)
+def test_a_join_is_its_parts(names, lengths):
+    parts = [made(name) for name in names]
+    starts = list(accumulate(lengths[: len(parts) - 1]))
+    schedule = schedules.join(parts, starts)
+    for count in range(50):
+        i = sum(start <= count for start in starts)
+        assert schedule(count) == parts[i](count - (0, *starts)[i])
+
+
+def test_a_part_of_a_join_never_sees_a_step_before_its_own():
+    seen = []
+
+    def part(count):
+        seen.append(count)
+        return math.sqrt(count)
+
+    assert schedules.join([schedules.constant(1.0), part], [10])(4) == 1.0
+    assert schedules.join([lambda k: -1.0, part], [10])(26) == 4.0
+    assert min(seen) >= 0

@@ -100,8 +100,26 @@ def whole_behind(lr):
     return fo.accumulate(fo.chain(fo.freeze("head"), whole, fo.adam(lr)), 2)
 
 
+def looking_ahead(lr):
+    return fo.lookahead(fo.adam(lr), sync_period=3, slow_step_size=0.4)
+
+
+def flattened(lr):
+    return fo.flatten(fo.chain(fo.clip_by_global_norm(1.0), fo.adam(lr)))
+
+
+def scheduled(lr):
+    """A recipe that computes with its argument."""
+    return fo.with_schedule(decayed, lr=lr, weight_decay=fo.schedules.linear(0.3, 0.0, 8))
+
+
+def decayed(lr, weight_decay):
+    return fo.chain(fo.add_decayed_weights(weight_decay * lr), fo.scale_by_lr(lr))
+
+
 LEAFWISE = (
     partitioned, with_norms, masked, frozen, selective, transformed, conditional, finite, small,
     accumulated, growing, deep, guarded,
 )  # fmt: skip
 WHOLE = (whole_part, whole_behind)
+WRAPPED = (looking_ahead, flattened, scheduled)

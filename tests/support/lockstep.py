@@ -73,11 +73,7 @@ class Group:
     """refused: which votes, counted from 0, are lost. late: do replicas heal in `decide`?"""
 
     def __init__(
-        self,
-        n: int,
-        refused: Any = (),
-        late: bool = False,
-        bucket_bytes: int = 40,
+        self, n: int, refused: Any = (), late: bool = False, bucket_bytes: int = 40
     ) -> None:
         self.barrier = threading.Barrier(n, timeout=LIMIT)
         self.members = [Member(self, late, bucket_bytes) for _ in range(n)]

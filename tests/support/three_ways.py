@@ -1,4 +1,4 @@
-"""Random trees, stepped by the pure transform and by a strictly compiled one."""
+"""Random trees, stepped by the pure transform, by a compiled one, and by optimizer objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from helpers import assert_close, run
 
 import functional_optim as fo
-from functional_optim import kernels
+from functional_optim import adapters, kernels
 
 
 def random_tree(seed: int, dtype: torch.dtype, shapes: Any) -> Any:
@@ -48,3 +48,23 @@ def check_no_new_kernel(make: Any, shapes: Any, others: Any) -> None:
         for k in range(2):
             params, state = step(random_tree(k + 1, torch.float32, own), state, params)
     assert kernels.count() == before
+
+
+WAYS = ("update", "compile", "object", "eager object")
+
+
+def step_in(way: str, recipe: Any, params: Any, grads: Any, state: Any = None) -> None:
+    """One step of a recipe in one of the ways: an object's parameters are the tensors given."""
+    tx = recipe()
+    if way in ("update", "compile"):
+        step = tx.update if way == "update" else fo.compile(tx)
+        step(grads, tx.init(params) if state is None else state, params)
+        return
+    mine = {key: torch.nn.Parameter(p) for key, p in params.items()}
+    opt = adapters.Optimizer(mine.items(), recipe, compile=way == "object")
+    for key, p in mine.items():
+        p.grad = grads[key]
+        if state is not None:
+            slots = {name: x[key] for name, x in state.slots.items() if x[key] is not None}
+            opt.state[p].update({"step": torch.tensor(1.0), **state.carry, **slots})
+    opt.step()

@@ -49,21 +49,17 @@ def moved(tx: Any, dtype: torch.dtype, way: str, steps: int, still: int = 0) -> 
 
 @pytest.mark.parametrize("way", ["update", "compile", "object"])
 @pytest.mark.parametrize("dtype", HALF)
-def test_an_average_of_half_precision_moves(dtype, way):
+def test_an_average_and_a_mean_of_half_precision_move(dtype, way):
+    """The mean is that after all steps but the first: of 1 once, and of 0 ever after."""
     tx = beside_master_weights() if dtype is torch.bfloat16 else averaged()
-    for each in (tx, averaged()):
-        found = moved(each, dtype, way, 1000)["params_ema"]
+    for each, key, still, wanted in (
+        (tx, "params_ema", 0, 0.999**1000),
+        (averaged(), "params_ema", 0, 0.999**1000),
+        (means(), "ax", 2, 1 / 999),
+    ):
+        found = moved(each, dtype, way, 1000, still)[key]
         assert found.dtype is torch.float32
-        torch.testing.assert_close(found, torch.full((3,), 0.999**1000), rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize("way", ["update", "compile", "object"])
-@pytest.mark.parametrize("dtype", HALF)
-def test_a_mean_of_half_precision_moves(dtype, way):
-    """Of the parameters after all steps but the first: 1 once, and 0 ever after."""
-    found = moved(means(), dtype, way, 1000, still=2)["ax"]
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(found, torch.full((3,), 1 / 999), rtol=1e-3, atol=0)
+        torch.testing.assert_close(found, torch.full((3,), wanted), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -100,13 +96,3 @@ def test_a_checkpoint_of_torchs_asgd_in_bfloat16_loads():
     assert opt.state[other]["ax"].dtype is torch.float32
     opt.step()
     torch.optim.ASGD([w]).load_state_dict(opt.state_dict())
-
-
-def test_averages_in_bfloat16_that_would_stand_still_are_refused():
-    with pytest.raises(ValueError, match=r"params_ema in bfloat16 .* it would stand still"):
-        fo.slot_dtypes(fo.params_ema(0.999), params_ema=torch.bfloat16)
-    kind = {"params_ema": "bfloat16"}
-    with pytest.raises(ValueError, match=r"params_ema in bfloat16 .* it would stand still"):
-        fo.stored(fo.params_ema(0.999), kind, seed=None)
-    fo.stored(fo.params_ema(0.999), kind)  # rounded by chance
-    fo.slot_dtypes(fo.params_ema(0.9), params_ema=torch.bfloat16)

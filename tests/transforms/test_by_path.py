@@ -56,19 +56,6 @@ def test_layers_by_patterns():
         fo.layerwise_decay(params, 0.1, ["a"])
 
 
-def test_layers_without_patterns_need_one_stack_of_names_in_order():
-    with pytest.raises(TypeError, match="names in the order of the layers"):
-        fo.layerwise_decay([torch.ones(1)], 0.5)
-    for names, says in (
-        (("a", "b"), "one stack of numbered blocks, but found none"),
-        (("enc.0.w", "dec.0.w"), "but found 'enc' and 'dec'"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            fo.layerwise_decay({name: torch.ones(1) for name in names}, 0.5)
-    with pytest.raises(ValueError, match=r"a decay in \(0, 1\], but got 1\.5"):
-        fo.layerwise_decay(stack(), 1.5)
-
-
 # ---------------------------------------------------------------- widths
 
 
@@ -104,17 +91,6 @@ def test_mup_knows_widths_that_are_equal_by_chance_from_a_third_model():
     wide = network(64, 16)
     assert fo.mup(wide, network(16)).lr["hidden.weight"] == 1
     assert fo.mup(wide, network(16), network(8)).lr["hidden.weight"] == 1 / 4
-
-
-def test_mup_refuses_other_models():
-    with pytest.raises(ValueError, match="some lack 'scale'"):
-        fo.mup({k: p for k, p in network(4).items() if k != "scale"}, network(2))
-    with pytest.raises(ValueError, match=r"different dimensions for 'w'"):
-        fo.mup({"w": torch.ones(2, 2)}, {"w": torch.ones(2)})
-    with pytest.raises(ValueError, match="up to two widths, but 'w' has 3"):
-        fo.mup({"w": torch.ones(2, 2, 2)}, {"w": torch.ones(1, 1, 1)})
-    with pytest.raises(ValueError, match='"adam" and "sgd", but got \'x\''):
-        fo.mup(network(4), network(2), rule="x")
 
 
 # ---------------------------------------------------------------- cautious decay

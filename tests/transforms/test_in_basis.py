@@ -109,27 +109,6 @@ def test_compiled_steps_do_what_the_rule_does(name, dtype, tolerance):
     check_compiled(recipes()[name], 6, dtype, SHAPES, expected, tolerance)
 
 
-def test_a_split_and_a_kernel_are_matrices_of_their_own():
-    shapes = {"qkv": (9, 3), "conv": (2, 3, 1, 1)}
-    grads = grads_of(shapes, 8)
-    params = random_tree(0, torch.float64, shapes)
-
-    def of(key, **view):
-        tx = fo.as_matrix(fo.soap(**HYPER, precondition_frequency=2), **view)
-        return run(tx, params[key], [g[key] for g in grads])[0]
-
-    split, conv = of("qkv", split=3), of("conv")
-    for i in range(3):
-        part = slice(3 * i, 3 * i + 3)
-        plain = fo.soap(**HYPER, precondition_frequency=2)
-        alone, _ = run(plain, params["qkv"][part], [g["qkv"][part] for g in grads])
-        assert_close(split[part], alone, 1e-9)
-    flat = fo.soap(**HYPER, precondition_frequency=2)
-    as_one = [g["conv"].reshape(2, 3) for g in grads]
-    alone, _ = run(flat, params["conv"].reshape(2, 3), as_one)
-    assert_close(conv.reshape(2, 3), alone, 1e-9)
-
-
 def test_a_bad_gradient_leaves_the_basis_as_it_is_and_is_told_once(monkeypatch):
     monkeypatch.setattr(linalg, "_told", set())
     shapes = {"w": (3, 3), "v": (3, 3)}
@@ -163,49 +142,9 @@ def test_zero_gradients_move_nothing_and_half_types_keep_wide_factors():
     assert_finite((moved, state.slots))
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: fo.in_basis(fo.scale_by_adam(), fo.shampoo_basis()), "takes a basis first"),
-        (lambda: fo.in_basis(fo.shampoo_basis(), fo.scale_by_nadam()), "which scale_by_nadam does"),
-        (lambda: fo.in_basis(fo.shampoo_basis(), fo.orthogonalize()), "which orthogonalize does"),
-        (
-            lambda: fo.in_basis(
-                fo.shampoo_basis(), fo.chain(fo.trace(0.9), fo.named_chain(("b", fo.trace(0.5))))
-            ),
-            "two slots called momentum_buffer",
-        ),
-        (
-            lambda: fo.in_basis(
-                fo.shampoo_basis(),
-                fo.chain(fo.ema(0.9), fo.scale_by_lr(1.0), fo.scale(0.5), fo.scale(0.25)),
-            ),
-            "two hyperparameters called factor",
-        ),
-        (lambda: fo.shampoo_basis(refresh="x"), "a refresh 'together' or 'spread', but got 'x'"),
-        (lambda: fo.shampoo_basis(precondition_frequency=0), "precondition_frequency of 1 or more"),
-        (lambda: fo.shampoo_basis(1.0), "Invalid shampoo_beta value: 1.0"),
-        (lambda: fo.shampoo_basis(max_precond_dim=0), "1 or more for max_precond_dim"),
-        (lambda: fo.soap().init(torch.ones(2, 2, 2)), "say how it is a matrix, with as_matrix"),
-        (lambda: fo.soap().init(torch.ones(2, dtype=torch.complex64)), "takes real parameters"),
-        (lambda: fo.soap(betas=0.9), "betas"),
-    ],
-)
-def test_what_does_not_fit_is_said(make, says):
-    with pytest.raises((TypeError, ValueError), match=says):
-        make()
-
-
 def test_a_rule_that_reads_the_parameters_is_refused():
     tx = fo.in_basis(fo.shampoo_basis(), fo.chain(fo.add_decayed_weights(0.1), fo.scale_by_adam()))
     w, g = torch.ones(2, 2), torch.eye(2)
     _, state = tx.update(g, tx.init(w), w)
     with pytest.raises(ValueError, match="put that rule after in_basis"):
         tx.update(g, state, w)
-
-
-def test_a_slot_that_there_is_not_cannot_be_nonnegative():
-    with pytest.raises(ValueError, match="says that v is nonnegative, but its slots are none"):
-        fo.leafwise(
-            None, lambda u, slots, p: (u, slots), storage=fo.Storage(nonnegative=("v",)), name="x"
-        )

@@ -138,33 +138,6 @@ def test_it_feeds_a_chain_in_one_graph_for_all_clips(fresh_dynamo):
         assert_close(together["w"][i], alone["w"], 1e-13)
 
 
-def test_it_is_optaxs():
-    optax = pytest.importorskip("optax")
-    import numpy as np
-
-    params = {name: p.float() for name, p in make_params().items() if p.numel()}
-    grads = each(params)
-    tx = optax.contrib.differentially_private_aggregate(0.7, 0.0, 0)
-    plain = {name: g.numpy() for name, g in grads.items()}
-    expected, _ = tx.update(plain, tx.init(plain))
-    found = aggregated(params, grads, 0.7)
-    for name, g in found.items():
-        torch.testing.assert_close(g.numpy(), np.array(expected[name]), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "match"),
-    [
-        ((0.0, 1.0, 0), ValueError, "needs an l2_norm_clip above 0, but got 0.0"),
-        ((1.0, -1.0, 0), ValueError, "needs a noise_multiplier of 0 or more, but got -1.0"),
-        ((1.0, 1.0, 0.5), TypeError, "differentially_private_aggregate needs an integer"),
-    ],
-)
-def test_bad_numbers_raise_at_once(given, error, match):
-    with pytest.raises(error, match=match):
-        fo.differentially_private_aggregate(*given)
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -86,24 +86,3 @@ def test_it_is_a_function_that_is_differentiated_and_mapped():
     pairs = torch.vmap(lambda m: fo.qk_clip(w_q, w_k, m))(torch.stack([most, most / 10]))
     assert_same(pairs[0][1], w_q)
     assert_same(pairs[1][0], fo.qk_clip(w_q, w_k, most)[1])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"tau": 0.0}, "a positive tau, but got 0"),
-        ({"alpha": 1.5}, r"an alpha in \[0, 1\], but got 1.5"),
-        ({"max_logits": torch.ones(3)}, "3 heads of queries and 3 of keys, for projections to 8"),
-        ({"max_logits": torch.tensor(1.0)}, "of each head, a vector"),
-        ({"key_heads": 3}, "4 heads of queries and 3 of keys"),
-        ({"key_heads": 0}, "a whole number of 1 or more for key_heads"),
-        ({"w_k": torch.ones(4, 3)}, "to 8 and 4 outputs; .* of one size"),
-        ({"w_k": torch.ones(8, 3), "key_heads": 2}, "to 8 and 8 outputs; .* of one size"),
-    ],
-)
-def test_what_cannot_be_is_told(arguments, sentence):
-    w_q, w_k, _ = projections()
-    with pytest.raises(ValueError, match=sentence):
-        fo.qk_clip(**{"w_q": w_q, "w_k": w_k, "max_logits": torch.ones(4), **arguments})
-    with pytest.raises(TypeError, match="a tensor for max_logits, but got a list"):
-        fo.qk_clip(w_q, w_k, [200.0, 1.0])

@@ -12,7 +12,8 @@ from pathlib import Path
 import jax
 import optax
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "transforms"))
 from schedule_cases import EVERY
 from test_plateau import losses
 
@@ -46,10 +47,9 @@ def scales(settings: dict[str, float]) -> list[float]:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    every = {name: numbers(name) for name in EVERY}
-    record = {
-        "optax": optax.__version__,
-        "schedules": {name: found for name, found in every.items() if found is not None},
-        "plateaus": [{"settings": s, "scales": scales(s)} for s in PLATEAUS],
-    }
-    Path(__file__).with_suffix(".json").write_text(json.dumps(record, indent=0) + "\n")
+    every = {name: found for name in EVERY if (found := numbers(name)) is not None}
+    rows = ",\n".join([f"{json.dumps(name)}: {json.dumps(found)}" for name, found in every.items()])
+    runs = ",\n".join([json.dumps({"settings": s, "scales": scales(s)}) for s in PLATEAUS])
+    head = f'"optax": {json.dumps(optax.__version__)}'
+    text = f'{{{head},\n"schedules": {{\n{rows}\n}},\n"plateaus": [\n{runs}\n]}}\n'
+    Path(__file__).with_suffix(".json").write_text(text)

@@ -1,0 +1,468 @@
+"""Calls that cannot be meant: each ends at once, in a sentence that names the cause.
+
+One row is a call, and what its error says. What steps refuse is in test_errors.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import functional_optim as fo
+from functional_optim import adapters, schedules
+from functional_optim.measures import Measure
+
+W = torch.ones(2)
+PARAMS = {"w": torch.ones(3, 4), "b": torch.ones(4)}
+NAMED = {f"{name}.weight": torch.ones(4, 4) for name in ("up", "down", "head")}
+NAMED |= {"up.bias": torch.ones(4)}
+MATRIX = torch.ones(12, 4)
+NAN = math.nan
+s = schedules
+flat = s.constant(1)
+
+
+def stepped(tx: Any, grads: Any = W, params: Any = W, **extra: Any) -> None:
+    tx.update(grads, tx.init(W), params, **extra)
+
+
+def opaque() -> Any:
+    """A transformation of whole trees."""
+    return fo.GradientTransformation(lambda p: (), lambda grads, state, params=None: (grads, state))
+
+
+class Slots(NamedTuple):
+    momentum_buffer: Tensor
+
+
+class Step(NamedTuple):
+    step: Tensor
+
+
+def rule(name: str = "", slots: Any = Slots, last: bool = False) -> Any:
+    runs = fo.Runs(after="step" if last else None)
+    return fo.leafwise(lambda p: slots(p), lambda u, x, p: (u, x), name=name, runs=runs)
+
+
+def turning(hyper: Any = None, **more: Any) -> Any:
+    def update(u: Any, x: Any, p: Any) -> Any:
+        return u, x
+
+    runs = fo.Runs(**{"choose": lambda t, *, turn: 0, "turns": 2, **more})
+    return fo.leafwise(None, (update, update), name="mine", runs=runs, hyper=hyper)
+
+
+def model() -> Any:
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def adamw(**more: Any) -> Any:
+    return adapters.AdamW(model().parameters(), **more)
+
+
+def walk(params: Any, noise: Any) -> Any:
+    return params + noise
+
+
+qk_clip = partial(fo.qk_clip, torch.ones(8, 5), torch.ones(8, 5))
+split = partial(fo.as_matrix, fo.muon())
+parts = {"slow": fo.sgd(0.1), "fast": fo.adam(0.1)}
+tied = {"*.b": "slow", "*": "fast"}
+two_rates = r"it would go uphill\. Leave one out: adam\(lr\)"
+
+NUMBERS: list[Any] = [
+    # algorithms
+    (lambda: fo.adam(betas=(1.0, 0.9)), "Invalid beta parameter at index 0: 1.0"),
+    (lambda: fo.sgd(lr=torch.ones(2)), "Tensor lr must be 1-element"),
+    (lambda: fo.sgd(nesterov=True), "Nesterov momentum requires a momentum and zero dampening"),
+    (lambda: fo.sgd(momentum=0.9, dampening=0.1, nesterov=True), "zero dampening"),
+    # transforms
+    (lambda: fo.ema(1.0), "decay in .0, 1., but got 1.0"),
+    (lambda: fo.params_ema(1.5), "needs a decay in"),
+    (lambda: fo.apply_delta(-1.0), "Invalid learning rate: -1"),
+    (lambda: fo.cautious_weight_decay(-1.0), r"Invalid weight_decay value: -1\.0"),
+    (lambda: fo.normalize(eps=-1.0), "eps of 0 or more, but got -1.0"),
+    (lambda: fo.clip_by_global_norm(0.0), "needs a positive max_norm"),
+    (lambda: fo.clip_by_block_rms(0.0), "positive threshold, but got 0.0"),
+    (lambda: fo.adaptive_grad_clip(0.0), "positive clipping, but got 0.0"),
+    (lambda: fo.adaptive_grad_clip(1.0, 0.0), "positive eps, but got 0.0"),
+    (lambda: fo.scale_by_trust_ratio(-1.0), "min_norm of 0 or more, but got -1.0"),
+    (lambda: fo.clip_by_trust_ratio(0.0), "positive trust_coefficient, but got"),
+    (lambda: fo.keep_norms_within(0.0), "positive factor, but got 0.0"),
+    (lambda: fo.hyperball(-1.0), "Invalid learning rate: -1.0"),
+    (lambda: fo.orthogonalize(scale="x"), "but got .x."),
+    (lambda: fo.orthogonalize(ns_steps=100), "less than 100"),
+    (lambda: fo.orthogonalize((1.0, 2.0)), "exactly 3 values"),
+    (lambda: fo.orthogonalize(2.0), "finite numbers, but got 2.0"),
+    (lambda: fo.orthogonalize(((3.0, -4.0, "2"),)), "finite numbers, but got"),
+    (lambda: fo.orthogonalize((3.0, -4.0, math.inf)), "finite numbers, but got"),
+    (lambda: fo.orthogonalize(eps=-1.0), "at least eps, so not by -1.0"),
+    (lambda: fo.orthogonalize().init(W), r"takes matrices, but got a parameter of shape \(2,\)"),
+    (lambda: fo.scale_by_polyak(max_learning_rate=0.0), "but got 0.0"),
+    (lambda: fo.scale_by_polyak(eps=-1.0), "eps of 0 or more"),
+    (lambda: fo.scale_by_polyak(variant="x"), "variants .* but got 'x'"),
+    (lambda: fo.add_noise(-1.0, 0.5, 0), "needs eta of 0 or more, but got -1.0"),
+    (lambda: fo.add_noise(1.0, -0.5, 0), "needs gamma of 0 or more, but got -0.5"),
+    (lambda: fo.add_noise(1.0, 0.5, 2**63), "seed in"),
+    (lambda: fo.differentially_private_aggregate(0.0, 1.0, 0), "l2_norm_clip above 0, but got 0"),
+    (lambda: fo.differentially_private_aggregate(1.0, -1.0, 0), "noise_multiplier of 0 or more"),
+    (lambda: fo.metropolis(walk, -1.0), "temperature of 0 or more, but got -1"),
+    (lambda: stepped(fo.metropolis(walk), params=None, value=1.0), "needs the parameters"),
+    (lambda: stepped(fo.metropolis(walk), value=W), r"must be one number, .* of shape \(2,\)"),
+    (lambda: stepped(fo.metropolis(lambda p, z: z[:1]), value=1.0), "Return one tensor for each"),
+    (lambda: stepped(fo.metropolis(walk), params=MATRIX, value=1.0), "Pass what init was called"),
+    (lambda: fo.reduce_on_plateau(factor=1.0), "factor between 0 and 1, but got 1.0"),
+    (lambda: fo.reduce_on_plateau(factor=NAN), "factor between 0 and 1, but got nan"),
+    (lambda: fo.reduce_on_plateau(patience=0), "patience of at least 1, but got 0"),
+    (lambda: fo.reduce_on_plateau(rtol=-0.1), r"rtol within \[0, 1\], but got -0.1"),
+    (lambda: fo.reduce_on_plateau(atol=-0.1), "atol of at least 0, but got -0.1"),
+    (lambda: fo.reduce_on_plateau(cooldown=-1), "cooldown of at least 0, but got -1"),
+    (lambda: fo.reduce_on_plateau(accumulation_size=0), "accumulation_size of at least 1, but got"),
+    (lambda: fo.reduce_on_plateau(min_scale=2.0), r"min_scale within \[0, 1\], but got 2.0"),
+    (lambda: fo.reduce_on_plateau(rtol=0.0), "an rtol or an atol above 0"),
+    (lambda: stepped(fo.reduce_on_plateau()), r"call update.*value=loss"),
+    (lambda: stepped(fo.reduce_on_plateau(), value=W), r"one number .* of shape \(2,\); pass its"),
+    (lambda: fo.monitor({"a b": fo.measures.mean}), "cannot be called 'a b'"),
+    (lambda: fo.monitor({"_x": fo.measures.mean}), "cannot be called '_x'"),
+    (lambda: fo.monitor({"for": fo.measures.mean}), "cannot be called 'for'"),
+    (lambda: fo.snapshot("x", fo.measures.mean, of="loss"), "of='loss'"),
+    (lambda: fo.snapshot("x", fo.measures.cosine), "pass that transformation"),
+    (lambda: fo.snapshot("x", fo.measures.mean, of="gradients"), "'x' looks at"),
+    (lambda: fo.monitor({"x": Measure(abs, of=("loss",))}), "looks at 'loss'"),
+    (lambda: fo.monitor({"x": Measure(abs, steps=0)}), "steps"),
+    (lambda: fo.measures.averaged(fo.measures.mean, 0), "averaged"),
+    (lambda: fo.in_basis(fo.shampoo_basis(), fo.scale_by_nadam()), "which scale_by_nadam does"),
+    (lambda: fo.in_basis(fo.shampoo_basis(), fo.orthogonalize()), "which orthogonalize does"),
+    (
+        lambda: fo.in_basis(
+            fo.shampoo_basis(), fo.chain(fo.trace(0.9), fo.named_chain(("b", fo.trace(0.5))))
+        ),
+        "two slots called momentum_buffer",
+    ),
+    (
+        lambda: fo.in_basis(fo.shampoo_basis(), fo.chain(fo.scale(0.5), fo.scale(0.25))),
+        "two hyperparameters called factor",
+    ),
+    (lambda: fo.shampoo_basis(refresh="x"), "a refresh 'together' or 'spread', but got 'x'"),
+    (lambda: fo.shampoo_basis(precondition_frequency=0), "precondition_frequency of 1 or more"),
+    (lambda: fo.shampoo_basis(1.0), "Invalid shampoo_beta value: 1.0"),
+    (lambda: fo.shampoo_basis(max_precond_dim=0), "1 or more for max_precond_dim"),
+    (lambda: fo.soap().init(torch.ones(2, 2, 2)), "say how it is a matrix, with as_matrix"),
+    (lambda: qk_clip(torch.ones(4), tau=0.0), "a positive tau, but got 0"),
+    (lambda: qk_clip(torch.ones(4), alpha=1.5), r"an alpha in \[0, 1\], but got 1.5"),
+    (lambda: qk_clip(torch.ones(3)), "3 heads of queries and 3 of keys, for projections to 8"),
+    (lambda: qk_clip(torch.tensor(1.0)), "of each head, a vector"),
+    (lambda: qk_clip(torch.ones(4), key_heads=3), "4 heads of queries and 3 of keys"),
+    (lambda: qk_clip(torch.ones(4), key_heads=0), "a whole number of 1 or more for key_heads"),
+    (lambda: qk_clip(torch.ones(4), key_heads=2), "to 8 and 8 outputs; .* of one size"),
+    (lambda: fo.layerwise_decay({"a": W, "b": W}, 0.5), "one stack of numbered .* found none"),
+    (lambda: fo.layerwise_decay({"enc.0.w": W, "dec.0.w": W}, 0.5), "but found 'enc' and 'dec'"),
+    (lambda: fo.layerwise_decay({"b": {"w": W}}, 0.1, ["a"]), r"no layer for the .* 'b\.w'"),
+    (lambda: fo.layerwise_decay({"a.0": W}, 1.5), r"a decay in \(0, 1\], but got 1\.5"),
+    (lambda: fo.mup({"a": W}, {"a": W, "b": W}), "some lack 'b'"),
+    (lambda: fo.mup({"w": MATRIX}, {"w": W}), r"different dimensions for 'w'"),
+    (lambda: fo.mup({"w": torch.ones(2, 2, 2)}, {"w": torch.ones(1, 1, 1)}), "but 'w' has 3"),
+    (lambda: fo.mup({"w": W}, {"w": W}, rule="x"), '"adam" and "sgd", but got \'x\''),
+    # combinators
+    (lambda: fo.accumulate(fo.sgd(0.1), every=2.5), "1 or more for every, but got 2.5"),
+    (lambda: fo.accumulate(fo.sgd(0.1), every=True), "1 or more for every, but got True"),
+    (lambda: fo.accumulate(fo.sgd(0.1), every="2"), "1 or more for every, but got '2'"),
+    (lambda: fo.keep_snapshots(fo.sgd(0.1), last=0), "1 or more for last, but got 0"),
+    (lambda: fo.rollback(fo.keep_snapshots(fo.sgd(0.1)).init(W), -1), "more for steps, but got -1"),
+    (lambda: fo.apply_if_finite(fo.sgd(0.1), 1.5), "more for max_consecutive_errors, but got 1.5"),
+    (lambda: fo.lookahead(fo.adam(), 0), "1 or more for sync_period"),
+    (lambda: fo.lookahead(fo.adam(), 5, 1.5), r"slow_step_size in \[0, 1\]"),
+    (lambda: stepped(fo.keep_snapshots(fo.sgd(0.1)), params=None), "needs the parameters"),
+    (lambda: fo.cautious(fo.sgd(0.1)), "a learning rate turns around"),
+    (lambda: fo.cautious(fo.trace(0.9), eps=0.0), "eps in .0, 1., but got 0.0"),
+    (lambda: fo.mechanize(fo.sgd(0.1), betas=0.9), "a tuple of at least one beta"),
+    (lambda: fo.mechanize(fo.sgd(0.1), betas=()), "a tuple of at least one beta"),
+    (lambda: fo.mechanize(fo.sgd(0.1), betas=(0.9, 1.0)), r"betas in \(0, 1\), but got 1.0"),
+    (lambda: fo.mechanize(fo.sgd(0.1), s_init=0.0), "s_init above 0"),
+    (lambda: fo.sam(fo.sgd(0.1), -1.0), "sam needs a rho of 0 or more, but got -1"),
+    (lambda: adapters.ASAM([nn.Parameter(W)], eta=-0.1), "asam needs an eta of 0 or more"),
+    (lambda: fo.partition({}, "*"), "at least one label"),
+    (lambda: fo.partition({"x": fo.adam()}, {"*": "y"}), "gives 'y' for the patt"),
+    (lambda: fo.masked(fo.adam(), {"a": "yes"}), "one of True, False"),
+    (lambda: fo.partition({"x": fo.adam()}, {"w": "x"}).init(PARAMS), r"leaf 'b'; .* has: 'w'\)"),
+    (lambda: fo.partition({"x": fo.adam()}, {}).init(PARAMS), "no pattern at all"),
+    (
+        lambda: fo.partition({"x": fo.adam()}, lambda path, p: "y").init(PARAMS),
+        "gives 'y' for the leaf 'b'",
+    ),
+    (lambda: split(kernel="x"), "'flatten' or 'batch', but got 'x'"),
+    (lambda: split(orientation="x"), "'out_in' or 'in_out', but got 'x'"),
+    (lambda: split(heads=0), "for heads a number of 1 or more"),
+    (lambda: split(split=()), "for split a number of 1 or more"),
+    (lambda: split(split=5).init(MATRIX), "has 12 outputs"),
+    (lambda: split(split=(5, 7), heads=(1, 1, 1)).init(MATRIX), "one number of heads, or one for"),
+    (lambda: split(heads=5).init(MATRIX), "parts of 12 outputs"),
+    (lambda: split().init(torch.ones(4)), "only supports 2D parameters"),
+    (lambda: fo.as_matrix(fo.adam(0.1)), "without a rule that takes batches"),
+    (lambda: fo.muon().init(PARAMS), "use muon_adamw, or adapters.MuonAdamW"),
+    (lambda: fo.muon_adamw(muon="body.*").init(NAMED), r"'body\.\*' in muon= .* are 'down|'up"),
+    (lambda: fo.muon_adamw(muon="up.bias").init(NAMED), "'up.bias' in muon= .* fits no matrix"),
+    (lambda: fo.muon_adamw(adamw=("head", "tail")).init(NAMED), "'tail' in adamw= .* no parameter"),
+    (lambda: fo.muon_adamw(muon="up", adamw="*.weight").init(NAMED), "'up.weight' for muon as"),
+    (lambda: fo.muon_adamw(adamw="*").init(NAMED), "found no matrix of a hidden layer among"),
+    (lambda: fo.muon_adamw(views={"head*": {"split": 2}}).init(NAMED), r"'head\*' in views= .* no"),
+    (lambda: fo.muon_adamw(views={"up*": {"split": 3}}).init(NAMED), "has 4 outputs"),
+    (lambda: fo.muon_adamw().init([MATRIX]), r"only the number 0; pass model.named_parameters\(\)"),
+    # storage
+    (lambda: fo.stored(fo.adam(), "int7"), "no storage 'int7'"),
+    (lambda: fo.stored(fo.adam(), {"mu": "int8"}), "fits no slot"),
+    (lambda: fo.stored(fo.adam(), "int8", block_size=100), "power of two"),
+    (lambda: fo.stored(fo.adam(), "int8", min_size=-1), "min_size"),
+    (lambda: fo.stored(fo.params_ema(0.9), {"params_ema": "int8"}), "average or a copy of the"),
+    (lambda: fo.stored(fo.madgrad(), {"x0": "float8_e5m2"}), "average or a copy of the parameters"),
+    (lambda: fo.stored(fo.stored(fo.adam(), "int8"), "int4"), "packed scale_by_adam already"),
+    (lambda: fo.stored(fo.adam(), "bfloat16", seed=None), "it would never fall"),
+    (
+        lambda: fo.stored(fo.params_ema(0.999), {"params_ema": "bfloat16"}, seed=None),
+        "params_ema in bfloat16 .* it would stand still",
+    ),
+    (lambda: fo.slot_dtypes(fo.adam(), mu=torch.float16), "no slot called mu; it has exp_avg"),
+    (lambda: fo.slot_dtypes(fo.adam(), exp_avg_sq=torch.bfloat16), "it would never fall"),
+    (lambda: fo.slot_dtypes(fo.params_ema(0.9), params_ema=torch.float8_e5m2), "average or a copy"),
+    (lambda: fo.slot_dtypes(fo.params_ema(0.999), params_ema=torch.bfloat16), "would stand still"),
+    (lambda: fo.master_weights(fo.sgd(0.1), "split4"), "no kind 'split4'; pass one of split16"),
+    (lambda: fo.master_weights(fo.master_weights(fo.sgd(0.1))), "use it once"),
+    (lambda: fo.master_weights(fo.sgd(0.1)).init(W.half()), "float16, whose bits"),
+    (
+        lambda: fo.chain(fo.master_weights(fo.sgd(0.1)), fo.master_weights(fo.trace(0.1), "kahan")),
+        "two master_weights",
+    ),
+    (
+        lambda: fo.stored(fo.master_weights(fo.sgd(0.1, 0.9)), {"weight_low16": "bfloat16"}),
+        "fits no slot",
+    ),
+    (
+        lambda: fo.chain(fo.master_weights(fo.sgd(0.1)), fo.flatten(fo.sign())),
+        "a transformation of whole trees stands after",
+    ),
+    (
+        lambda: fo.full_weights(
+            {"v": W.bfloat16()}, fo.master_weights(fo.sgd(0.1)).init({"w": W.bfloat16()})
+        ),
+        "weight_low16",
+    ),
+    (lambda: fo.offload(fo.adam(), ""), "a folder that exists"),
+    (lambda: fo.offload(fo.adam(), "/tmp/no/such/folder"), "a folder that exists"),
+    (lambda: fo.offload(fo.adam(), "/proc"), "cannot write files into"),
+    (lambda: fo.offload(fo.adam(), "cpu", min_size=-1), "min_size"),
+    # chains and rules
+    (lambda: fo.chain(rule(), rule()), "slot called 'momentum_buffer' and no names of their own"),
+    (lambda: fo.chain(rule("a"), rule("a")), "name them with named_chain"),
+    (lambda: fo.chain(fo.trace(0.9), fo.trace(0.5)), "name them with named_chain"),
+    (lambda: fo.chain(rule("a"), rule()), "name them with named_chain"),
+    (lambda: fo.chain(fo.params_ema(0.9), fo.scale(2.0)), "scale stands after params_ema.* last"),
+    (lambda: fo.chain(rule("t", last=True), rule("u")), "u stands after t, .*put t last"),
+    (lambda: fo.chain(fo.params_ema(0.9), opaque()), "params_ema"),
+    (lambda: fo.chain(opaque(), fo.params_ema(0.9), opaque(), fo.sgd()), "params_ema"),
+    (lambda: fo.chain(fo.adam(0.1), fo.scale_by_lr(0.1)), two_rates),
+    (lambda: fo.chain(fo.sgd(0.1), fo.add_decayed_weights(0.1), fo.sgd(0.1)), two_rates),
+    (lambda: fo.chain(fo.masked(fo.adam(0.1), "w"), fo.scale_by_lr(0.1)), two_rates),
+    (lambda: fo.chain(fo.adam(0.1), fo.masked(fo.sgd(0.1), "w")), two_rates),
+    (lambda: fo.chain(fo.partition(parts, {"*": "slow"}), fo.scale_by_lr(0.1)), two_rates),
+    (lambda: fo.chain(fo.adam(0.1), opaque(), fo.sgd(0.1)), two_rates),
+    (lambda: rule(slots=Step), "slot called 'step'"),
+    (
+        lambda: fo.named_chain(("a", fo.sgd()), ("b", fo.sgd()), ("a", fo.sgd())),
+        r"different names, but got \['a', 'b', 'a'\]",
+    ),
+    (
+        lambda: fo.leafwise(None, lambda u, x, p: (u, x), storage=fo.Storage(nonnegative=("v",))),
+        "says that v is nonnegative, but its slots are none",
+    ),
+    *[(lambda n=n: turning(turns=n), "'mine' needs a whole number of 1") for n in (0, 2.0, True)],
+    (lambda: turning(choose=lambda t: 0), "must have a keyword-only parameter called turn"),
+    (lambda: turning(hyper={"turn": 1.0}), "called turn that is no hyperparameter"),
+    (lambda: turning(turns=None), "takes a turn, but there are no turns"),
+    (lambda: turning(absent=lambda slots: slots), "has `absent` and turns"),
+    (
+        lambda: fo.leafwise(None, lambda u, x, p: (u, x), runs=fo.Runs(turns=2), name="mine"),
+        "has turns=2 and no choose",
+    ),
+    (lambda: stepped(turning(choose=lambda t, *, turn: turn + 1)), "returned 2; .* from 0 to 1"),
+    # estimators
+    *[
+        (lambda make=make, x=x: make().init(x), "got a tree without parameters")
+        for make in (fo.spsa, fo.mezo, fo.es_gradient, fo.forward_gradient)
+        for x in ({}, {"w": None})
+    ],
+    # schedules
+    (lambda: s.linear(0.0, 1.0, 0), "linear needs transition_steps of at least 1.* 0"),
+    (lambda: s.linear(0, 1, NAN), "linear needs transition_steps of at least 1, but got nan"),
+    (lambda: s.linear(0, 1, 5, -1), "transition_begin of at least 0, but got -1"),
+    (lambda: s.polynomial(0, 1, 0.0, 5), "polynomial needs a positive power, but got 0.0"),
+    (lambda: s.polynomial(0, 1, 2, 0), "polynomial needs transition_steps of at least 1"),
+    (lambda: s.cosine(1.0, -3), "cosine_decay needs decay_steps .* 1, but got -3"),
+    (lambda: s.cosine_decay(1, 5, exponent=0), "cosine_decay needs a positive exponent"),
+    (lambda: s.exponential_decay(1, 0, 0.5), "exponential_decay needs transition_steps of"),
+    (lambda: s.exponential_decay(1, 5, 0.0), "needs a positive decay_rate, but got 0.0"),
+    (lambda: s.exponential_decay(1, 5, 0.5, -2), "transition_begin of at least 0"),
+    (lambda: s.piecewise_constant(1, {-1: 0.5}), "boundaries of at least 0, but got -1"),
+    (lambda: s.piecewise_constant(1, {1: -0.5}), "scales of at least 0, but got -0.5"),
+    (lambda: s.piecewise_interpolate("cubic", 1), "kinds 'linear' or 'cosine', .* 'cubic'"),
+    (lambda: s.piecewise_interpolate("linear", 1, {2: -1}), "scales of at least 0"),
+    (lambda: s.linear_onecycle(0, 1), "linear_onecycle needs transition_steps of at least"),
+    (lambda: s.linear_onecycle(9, 1, 0.9), "pct_start=0.9, pct_final=0.85"),
+    (lambda: s.linear_onecycle(9, 1, div_factor=0), "a positive div_factor, but got 0"),
+    (lambda: s.cosine_onecycle(9, 1, 1.5), r"a pct_start in \[0, 1\], but got 1.5"),
+    (lambda: s.cosine_onecycle(9, 1, final_div_factor=-1), "a positive final_div_factor"),
+    (lambda: s.sgdr([]), "sgdr needs at least one cycle, but got none"),
+    (lambda: s.warmup(flat, -1), "warmup needs warmup_steps of at least 0"),
+    (lambda: s.warmup(flat, 5, kind="fast"), "'exponential', but got 'fast'"),
+    (lambda: s.warmup(flat, 5, 0, "exponential"), "a positive init_value"),
+    (lambda: s.warmup_constant(0, 1, -1), "warmup_constant needs warmup_steps of at least 0"),
+    (lambda: s.warmup_cosine_decay(0, 1, 9, 9), "0 <= warmup_steps < decay_steps"),
+    (lambda: s.warmup_cosine(0.0, 1.0, -1, 5), "warmup_steps=-1, decay_steps=5"),
+    (lambda: s.warmup_cosine_decay(0, 1, 1, 9, exponent=0), "a positive exponent"),
+    (lambda: s.warmup_exponential_decay(0, 1, -1, 5, 0.5), "warmup_steps of at least 0"),
+    (lambda: s.warmup_stable_decay(0, 1, 5, -1, 5), "stable_steps of at least 0"),
+    (lambda: s.warmup_stable_decay(0, 1, 5, 5, 0), "decay_steps of at least 1"),
+    (lambda: s.warmup_stable_decay(0, 1, 5, 5, 5, kind="sqrt"), "or '1-sqrt', but got 'sqrt'"),
+    (lambda: s.inverse_square_root(1, 0), "inverse_square_root needs warmup_steps of at"),
+    (lambda: s.join([], []), "one boundary fewer than schedules, but got 0 schedules and 0"),
+    (lambda: s.join([flat] * 2, []), "got 2 schedules and 0 boundaries"),
+    (lambda: s.join([flat] * 3, [5, 4]), r"in rising order, but got \[5, 4\]"),
+    (lambda: s.join([flat] * 2, [-5]), r"of at least 0 in rising .* got \[-5\]"),
+]
+
+KINDS: list[Any] = [
+    # what is no number
+    (lambda: fo.adamw("fast"), "number, a 0-dim tensor or a schedule as lr, but got 'fast'"),
+    (lambda: fo.sgd([0.1, 0.2]), "sgd takes a number, .* a schedule as lr, but got a list"),
+    (lambda: fo.sgd(fo.scale(0.1)), "or a schedule as lr, but got a Leafwise"),
+    (lambda: fo.clip_by_global_norm(None), "takes a number, .* as max_norm"),
+    (lambda: fo.skip_large_updates(fo.sgd(0.1), "1"), "takes a number, .* as max_norm"),
+    (lambda: fo.search.one_plus_one(fo.adamw()), "a 0-dim tensor as sigma, but got a Leafwise"),
+    (lambda: fo.search.one_plus_one(lambda w: w.sum()), "tensor as sigma, but got a function"),
+    (lambda: fo.estimators.spsa(fo.sgd(0.1)), "or a schedule as c, but got a Leafwise"),
+    (lambda: fo.orthogonalize(eps=None), "takes a number.* but got None"),
+    (lambda: fo.scale_by_schedule(0.1), r"a function of the step count, but got 0\.1; use scale"),
+    (lambda: fo.scale(torch.ones(3)).init(W), r"hyperparameter factor is a Tensor of shape \(3,\)"),
+    (lambda: fo.sgd(0.1).init({"w": numpy.ones(2)}), "'w' is a ndarray, not a tensor"),
+    (lambda: fo.soap(betas=0.9), "betas"),
+    (lambda: fo.add_noise(1.0, 0.5, 0.5), "integer as its seed, but got 0.5"),
+    (lambda: fo.add_noise(1.0, 0.5, torch.tensor(0.5)), "one integer .* torch.float32"),
+    (lambda: fo.add_noise(1.0, 0.5, torch.tensor([1, 2])), "under torch.vmap"),
+    (lambda: fo.differentially_private_aggregate(1.0, 1.0, 0.5), "needs an integer"),
+    (lambda: fo.metropolis(walk, seed="a"), "integer as its seed, but got 'a'"),
+    (lambda: fo.stored(fo.adam(), "int8", seed=0.5), "integer as its seed"),
+    (lambda: fo.master_weights(fo.sgd(0.1), seed="1"), "seed"),
+    (lambda: qk_clip([200.0, 1.0]), "a tensor for max_logits, but got a list"),
+    (lambda: fo.scale_by_path(0.5), r"takes a dict from path patterns .* but got 0\.5"),
+    (lambda: fo.layerwise_decay([W], 0.5), "names in the order of the layers"),
+    (lambda: fo.muon_adamw(views={"*.qkv": 3}), "takes for views a dict from path patterns"),
+    (lambda: fo.muon_adamw(views={"*.qkv": {"spilt": 3}}), "spilt"),
+    (lambda: fo.stored(fo.adam(), 8), "needs a kind of storage"),
+    (lambda: fo.slot_dtypes(fo.adam(), exp_avg=torch.int8), "floating-point dtype for exp_avg"),
+    (lambda: fo.offload(fo.adam(), 3), 'takes "cpu" or a folder, but got a int'),
+    (lambda: fo.soap().init(torch.ones(2, dtype=torch.complex64)), "takes real parameters"),
+    # what is no function, and no flag
+    (lambda: fo.keep_params_in("box"), "takes a projection, but got 'box'"),
+    (lambda: fo.metropolis(0.5), r"a function propose\(params, noise\), but got a float"),
+    (lambda: fo.monitor({"x": 3}), "the measure 'x' is a int"),
+    (lambda: s.join([0.1, flat], [5]), r"join takes schedules.*0\.1; use constant"),
+    (lambda: s.warmup(0.1, 5), r"warmup takes schedules, .* 0\.1; use constant"),
+    (lambda: s.sgdr([{"init_value": 0.0}]), "decay_steps"),
+    (lambda: fo.sgd(0.1, 0.9, nesterov="no"), "nesterov must be True or False, but got 'no'"),
+    (lambda: fo.adam(amsgrad="no"), "amsgrad must be True or False, but got 'no'"),
+    (lambda: fo.adabelief(rectify="no"), "rectify must be True or False, but got 'no'"),
+    (lambda: fo.ema(0.9, debias="no"), "debias must be True or False, but got 'no'"),
+    (lambda: stepped(fo.commit_if(fo.sgd(0.1)), commit="yes"), "commit must be .* is a str"),
+    (lambda: stepped(fo.commit_if(fo.sgd(0.1)), commit=W), r"commit must be .* of shape \(2,\)"),
+    (lambda: stepped(fo.sam(fo.sgd(0.1)), grad_fn=W), "grad_fn must be a function.*got a Tensor"),
+    # what is no transformation
+    (lambda: fo.chain(fo.adamw), "takes transformations, but got a function; call the factory"),
+    (lambda: fo.chain(fo.sgd(), 0.1), "got a float"),
+    (lambda: fo.chain([fo.sgd()]), "got a list"),
+    (lambda: fo.chain(torch.optim.SGD), "got a type"),
+    (lambda: fo.compile(fo.adamw), r"compile takes a transformation, .* factory"),
+    (lambda: fo.compile(None), r"compile takes a transformation, .* factory"),
+    (lambda: fo.partition({"x": fo.adam}, {"*": "x"}), "call the factory"),
+    (lambda: fo.cautious(fo.scale_by_adam), "but got a function"),
+    (lambda: fo.sam(fo.sgd), "got a function"),
+    (lambda: fo.flatten(fo.adam), "call the factory"),
+    (lambda: fo.lookahead(fo.adam), "lookahead takes a transformation"),
+    (lambda: fo.commit_if(fo.sgd), "commit_if takes a transformation"),
+    (lambda: fo.keep_snapshots(3), "keep_snapshots takes a transformation"),
+    (lambda: fo.monitor({}, around=3), "adamw"),
+    (lambda: fo.mechanize(fo.adamw), r"mechanize\(adamw\(1.0\)\)"),
+    (lambda: fo.with_schedule(fo.adam(), lr=0.1), "not fo.adamw"),
+    (lambda: fo.rollback(fo.sgd(0.1).init(W)), "rollback takes the state"),
+    (lambda: fo.full_weights(PARAMS, PARAMS), "full_weights needs the state"),
+    (lambda: fo.full_weights({"w": 1.0}, fo.sgd(0.1).init(W)), "not a tensor"),
+    (lambda: fo.summary(fo.adam, PARAMS), "summary"),
+    *[
+        (lambda wrap=wrap: wrap(fo.flatten(fo.adam())), "one-tensor rules")
+        for wrap in (
+            *(fo.mechanize, fo.slot_dtypes, fo.master_weights, partial(fo.stored, storage="int8")),
+            *(partial(fo.offload, to="cpu"), lambda tx: fo.monitor({}, around=tx)),
+        )
+    ],
+    (lambda: rule("mine", slots=lambda p: (p,)), "rule 'mine' returned a tuple; return a NamedTu"),
+    # arguments in another order
+    (lambda: fo.in_basis(fo.scale_by_adam(), fo.shampoo_basis()), "takes a basis first"),
+    (lambda: fo.masked("*w", fo.adam(0.1)), r"masked\(adam\(1e-3\), '\*.w'\)"),
+    (lambda: fo.masked(fo.adam(), None), "must not be None"),
+    (lambda: fo.partition(tied, parts), "the transformations first and the labels second"),
+    (lambda: fo.partition(lambda path, p: "slow", parts), "the transformations first"),
+    (lambda: fo.freeze(fo.adam(0.1)), "freeze takes the leaves that shall not move"),
+    (
+        lambda: fo.selective_transform("*w", freeze_mask=fo.adam(0.1)),
+        "takes the transformation first",
+    ),
+    (lambda: fo.accumulate(2, fo.adam(0.1)), "accumulate takes a transformation, but got a int"),
+    (lambda: fo.lookahead(6, fo.adam(0.1)), "lookahead takes a transformation, but got a int"),
+    (lambda: fo.named_chain({"a": fo.sgd(0.1)}), r"pass \*d.items\(\)"),
+    (lambda: fo.state_dict(PARAMS, fo.adamw().init(PARAMS)), "state_dict takes the state first"),
+    (lambda: fo.adam().init(fo.sgd(0.1)), "tree of parameters is asked for, but got a Leafwise"),
+    # objects
+    (lambda: fo.get(adamw(), "lr"), r"an optimizer object has its slots in opt.state\[p\]"),
+    (lambda: fo.state_dict(adamw()), r"call the method of the object, opt.state_dict\(\)"),
+    (lambda: adamw().step(torch.ones(())), "a closure or nothing, but got a Tensor"),
+    (lambda: fo.compile_train_step(model(), fo.sgd(0.1)), "a module with parameters of its own"),
+    (lambda: fo.report(fo.adamw()), "report takes a list of dicts, but got a Leafwise"),
+    (lambda: fo.search.best(fo.adamw()), "best takes the state of a search method"),
+    (lambda: fo.search.center(fo.adamw()), "center takes the state of a search method"),
+    (lambda: adapters.SAM([nn.Parameter(W)], rho=flat), "as rho, but got a schedule"),
+    (lambda: adapters.SAM([nn.Parameter(W)], fo.sgd, nesterovv=True), "nesterovv"),
+    (
+        lambda: adapters.Optimizer([nn.Parameter(W)], lambda: fo.sam(fo.sgd(0.1))),
+        r"use .*adapters\.SAM for sam",
+    ),
+    # keyword arguments that have another name here
+    (lambda: fo.adamw(learning_rate=0.1), "'learning_rate'; pass lr: a number, a 0-dim tensor or"),
+    (lambda: fo.adamw(b1=0.1), r"'b1'; pass betas=\(b1, b2\), one tuple"),
+    (lambda: fo.adamw(beta2=0.1), r"'beta2'; pass betas=\(b1, b2\), one tuple"),
+    (lambda: fo.adamw(epsilon=0.1), "'epsilon'; pass eps"),
+    (lambda: fo.adamw(mask="*"), "'mask'; pass functional_optim.masked, around the transformation"),
+    (lambda: fo.adamw(warmup=5), r"lr=functional_optim.schedules.warmup\(...\)"),
+    (lambda: fo.adamw(mu_dtype=torch.half), "pass functional_optim.slot_dtypes"),
+    (lambda: fo.adamw(nonsense=1), "'nonsense'; it takes lr, betas, eps, weight_decay, amsgrad"),
+    (lambda: adamw(learning_rate=0.1), "'learning_rate'; pass lr"),
+    (lambda: adapters.MuonAdamW(model().parameters(), b1=0.9), r"'b1'; pass betas=\(b1, b2\)"),
+    (lambda: adapters.Lion(model().parameters(), speed=0.1), "'speed'; it takes params, lr"),
+    (lambda: fo.accumulate(fo.sgd(0.1), every_k_schedule=4), "'every_k_schedule'; pass every"),
+    (lambda: s.sgdr([{"init_value": 0.0, "speed": 1}]), "speed"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), NUMBERS)
+def test_a_value_that_cannot_be_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(("call", "words"), KINDS)
+def test_another_kind_of_argument_is_refused(call, words):
+    with pytest.raises(TypeError, match=words):
+        call()
