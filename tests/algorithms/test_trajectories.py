@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 
 import pytest
+import test_authors
+import test_optax
 import torch
-from cases import composed, with_naive, with_torch
+from cases import CASES, composed, with_naive, with_torch
 from helpers import (
     as_parameters,
     assert_close,
@@ -87,18 +88,18 @@ def test_the_functional_loop_equals_the_paper(case):
         g["matrix" if case.dim == 2 else "scalar"] *= 0
     grads[7] = {name: 100 * g for name, g in grads[7].items()}
     moved, _ = run(case.tx(), params, grads)
-    loop, hyper = case.naive, case.hyper
-    if next(iter(inspect.signature(loop).parameters)) == "params":
-        steps = [[g.numpy() for g in tree.values()] for tree in grads]
-        ours = loop([p.numpy() for p in params.values()], steps, **hyper)
-        theirs = dict(zip(params, ours, strict=True))
-    else:
-        theirs = {
-            name: loop(p.numpy(), [tree[name].numpy() for tree in grads], **hyper)
-            for name, p in params.items()
-        }
-    for name, p in moved.items():
-        assert_close(p, torch.as_tensor(theirs[name]), 1e-10)
+    for name, p in params.items():
+        theirs = case.naive(p.numpy(), [tree[name].numpy() for tree in grads], **case.hyper)
+        assert_close(moved[name], torch.as_tensor(theirs), 1e-10)
+
+
+def test_every_row_has_a_reference():
+    """torch's class, a loop, or a row in `test_optax` or `test_authors`."""
+    followed = {name.split("-")[0] for x in (test_authors, test_optax) for name in x.FOUND}
+    followed |= {"sparse_adam"}  # with sparse gradients, in test_sparse
+    for case in CASES:
+        own = case.recipe.__module__.startswith(fo.__name__)
+        assert case.stock or case.naive or case.recipe.__name__ in followed or not own, case.name
 
 
 # ---------------------------------------------------------------- links

@@ -9,7 +9,6 @@ libraries' common defaults stand in both, and what makes two definitions equal i
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import optax
 import optax.contrib
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from reference import waves
+from reference import waves, write
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_platforms", "cpu")
@@ -228,9 +227,7 @@ def main():
     for name, row in rows().items():
         found[name] = trajectory(*_as_row(row))
     versions = {"optax": optax.__version__, "jax": jax.__version__, "numpy": np.__version__}
-    lines = [f"{json.dumps(name)}: {json.dumps(x)}" for name, x in found.items()]
-    body = ",\n".join(lines)
-    FILE.write_text(f'{{"versions": {json.dumps(versions)},\n"rows": {{\n{body}\n}}}}\n')
+    write(FILE, {"versions": versions}, rows=found)
 
 
 def _as_row(row):

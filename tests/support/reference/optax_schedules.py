@@ -5,7 +5,6 @@ Run `python tests/support/reference/optax_schedules.py` where the extra "peers" 
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -15,6 +14,8 @@ import optax
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from schedule_cases import EVERY
 from test_plateau import losses
+
+from reference import write
 
 STEPS = 50
 PLATEAUS = (
@@ -47,9 +48,7 @@ def scales(settings: dict[str, float]) -> list[float]:
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     every = {name: numbers(name) for name in EVERY}
-    record = {
-        "optax": optax.__version__,
-        "schedules": {name: found for name, found in every.items() if found is not None},
-        "plateaus": [{"settings": s, "scales": scales(s)} for s in PLATEAUS],
-    }
-    Path(__file__).with_suffix(".json").write_text(json.dumps(record, indent=0) + "\n")
+    schedules = {name: found for name, found in every.items() if found is not None}
+    plateaus = [{"settings": s, "scales": scales(s)} for s in PLATEAUS]
+    file, head = Path(__file__).with_suffix(".json"), {"optax": optax.__version__}
+    write(file, head, schedules=schedules, plateaus=plateaus)
