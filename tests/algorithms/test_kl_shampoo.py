@@ -1,4 +1,4 @@
-"""KL-Shampoo and KL-SOAP against their loops, compiled, and with what does not fit."""
+"""KL-Shampoo and KL-SOAP against their loops, and at their limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import assert_close, assert_finite, run
 from reference.loops import LOOPS
-from three_ways import check_compiled, purely, random_tree
+from three_ways import random_tree
 
 import functional_optim as fo
 
@@ -17,7 +17,6 @@ RECIPES = {
     "kl_soap": (fo.kl_soap, {**COMMON, "betas": (0.8, 0.95)}),
     "kl_shampoo": (fo.kl_shampoo, {**COMMON, "momentum": 0.8}),
 }
-SHAPES = {"a": (4, 5), "b": (4, 5), "c": (3, 3), "e": (1, 2), "f": (2, 1)}
 
 
 @pytest.mark.parametrize(
@@ -45,13 +44,6 @@ def test_fifty_steps_are_those_of_the_loop(name, shape, frequency, hyper):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_compiled_steps_do_what_the_rule_does(name):
-    recipe, hyper = RECIPES[name]
-    tx = recipe(**hyper, precondition_frequency=3, refresh="spread")
-    check_compiled(tx, 6, torch.float64, SHAPES, purely(tx, 6, torch.float64, SHAPES), 1e-10)
-
-
-@pytest.mark.parametrize("name", RECIPES)
 def test_normalized_steps_have_the_length_of_the_learning_rate(name):
     recipe, hyper = RECIPES[name]
     tx = recipe(**{**hyper, "weight_decay": 0.0}, normalize_grads=True)
@@ -71,19 +63,3 @@ def test_zeros_half_types_and_empty_matrices_stay_finite(name):
     zeros = {key: torch.zeros_like(p) for key, p in params.items()}
     tx = recipe(**hyper, precondition_frequency=1)
     assert_finite(run(tx, params, [zeros, zeros, *grads, zeros]))
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: fo.kl_soap().init(torch.ones(3)), "kl_basis takes matrices"),
-        (lambda: fo.kl_shampoo(init_factor=0.0), "needs a positive init_factor, not 0.0"),
-        (lambda: fo.kl_shampoo(max_clamp_value=0), "1 or more for max_clamp_value"),
-        (lambda: fo.kl_shampoo(eps=-1.0), "Invalid epsilon value: -1.0"),
-        (lambda: fo.kl_shampoo(momentum=1.0), "Invalid momentum value: 1.0"),
-        (lambda: fo.kl_soap(shampoo_beta=1.5), "Invalid shampoo_beta value: 1.5"),
-    ],
-)
-def test_what_does_not_fit_is_said(make, says):
-    with pytest.raises((TypeError, ValueError), match=says):
-        make()

@@ -137,26 +137,3 @@ def test_values_may_be_python_numbers():
     tx = fo.scale_by_backtracking_linesearch()
     found = tx.update(-x, tx.init(x), x, value=2.0, grad=2 * x, value_fn=lambda x: f(x).item())
     assert_same(found, tx.update(-x, tx.init(x), x, value=f(x), grad=2 * x, value_fn=f))
-
-
-def test_errors_of_backtracking():
-    for name, bad in (
-        ("max_backtracking_steps", -1),
-        ("slope_rtol", 0.0),
-        ("decrease_factor", 1.0),
-        ("increase_factor", 0.5),
-        ("max_learning_rate", 0.0),
-    ):
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            fo.scale_by_backtracking_linesearch(**{name: bad})
-    x = torch.ones(2)
-    tx = fo.scale_by_backtracking_linesearch()
-    given = {"value": x.sum(), "grad": x}
-    with pytest.raises(TypeError, match="value_fn"):
-        tx.update(x, tx.init(x), x, **given)
-    with pytest.raises(ValueError, match=r"one number, but got one of shape \(2,\)"):
-        tx.update(x, tx.init(x), x, **given, value_fn=lambda x: x)
-    with pytest.raises(ValueError, match=r"one number, but got one of shape \(2,\)"):
-        tx.update(x, tx.init(x), x, value=x, grad=x, value_fn=torch.sum)
-    with pytest.raises(ValueError, match="needs the parameters"):
-        tx.update(x, tx.init(x), **given, value_fn=torch.sum)

@@ -165,10 +165,3 @@ def test_mars_is_for_matrices_and_adamw_for_all_else():
     for name, p in params.items():
         assert_same(moved[name], (everywhere if p.dim() == 2 else rest)[name])
         assert (state.slots["previous_grad"][name] is None) == (p.dim() != 2)
-
-
-def test_mars_does_not_guess_what_a_complex_parameter_is():
-    p = torch.zeros(2, 2, dtype=torch.complex64)
-    with pytest.raises(TypeError, match="optimize_1d=True"):
-        fo.mars().init(p)
-    fo.mars(optimize_1d=True).init(p)

@@ -141,24 +141,3 @@ def test_kernels_step_as_the_rules_do():
             for g, value in zip(grads, losses(3), strict=True):
                 params, state = step(g, state, params, value=value)
             assert_close(params, wanted, 1e-12 if dtype is torch.float64 else 1e-5)
-
-
-def test_a_missing_loss_and_bad_numbers_are_refused():
-    w = torch.ones(2)
-    for tx in (fo.momo(), fo.momo_adam()):
-        with pytest.raises(TypeError, match="value"):
-            tx.update(w, tx.init(w), w)
-    mine = torch.nn.Parameter(w)
-    mine.grad = torch.ones(2)
-    with pytest.raises(RuntimeError, match=r"reads the loss; call opt.step\(closure\)"):
-        adapters.Momo([mine], compile=False).step()
-    for call in (
-        lambda: fo.momo(lr=-1.0),
-        lambda: fo.momo(beta=1.0),
-        lambda: fo.momo(weight_decay=-1.0),
-        lambda: fo.momo_adam(eps=-1.0),
-    ):
-        with pytest.raises(ValueError, match=r"Invalid|but got"):
-            call()
-    with pytest.raises(TypeError, match="pair of numbers"):
-        fo.momo_adam(betas=(0.9,))

@@ -131,18 +131,3 @@ def test_large_triangles_are_multiplied_in_parts(n):
     assert_close(triangular_times(Q, X), Q @ X, 1e-10)
     assert_close(triangular_times(Q, X, transposed=True), Q.mT @ X, 1e-10)
     assert_close(triangular_product(T, Q), T.triu() @ Q, 1e-10)
-
-
-def test_wrong_arguments():
-    for call, message in [
-        (lambda: fo.psgd_kron(preconditioner_update_probability=0.0), "in \\(0, 1\\], but got 0.0"),
-        (lambda: fo.psgd_kron(memory_save_mode="x"), "'all_diag', but got 'x'"),
-        (lambda: fo.psgd_kron(precond_lr=-1.0), "a precond_lr of 0 or more, but got -1.0"),
-        (lambda: fo.psgd_kron(seed=0.5), "0 or more for seed, but got 0.5"),
-        (lambda: fo.psgd_kron(b1=1.0), "a decay in \\[0, 1\\), but got 1.0"),
-        (lambda: fo.psgd_kron(max_size_triangular=-1), "for max_size_triangular, but got -1"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            call()
-    with pytest.raises(TypeError, match="takes real parameters"):
-        fo.psgd_kron().init(torch.zeros(2, 2, dtype=torch.complex64))

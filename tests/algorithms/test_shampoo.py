@@ -124,31 +124,3 @@ def test_a_broken_factor_keeps_its_root_and_warns_once():
         warnings.simplefilter("error")
         u, _ = tx.update(grads[2], after, params)
     assert u["b"].isfinite().all()
-
-
-def test_wrong_arguments():
-    for call, message in [
-        (lambda: fo.shampoo(weight_decay_type="x"), "or 'independent', but got 'x'"),
-        (lambda: fo.shampoo(weight_decay_type="corrected"), "without peak_lr"),
-        (lambda: fo.shampoo(weight_decay_type="corrected", peak_lr=0.0), "peak_lr above 0"),
-        (lambda: fo.shampoo(eps=0.0), "eps above 0, but got 0.0"),
-        (lambda: fo.shampoo(betas=(1.0, 1.0)), "betas\\[0\\] in \\[0, 1\\), but got 1.0"),
-        (lambda: fo.shampoo(betas=(0.9, 1.1)), "betas\\[1\\] in \\[0, 1\\], but got 1.1"),
-        (lambda: fo.shampoo(beta3=1.0), "a beta3 in \\[0, 1\\), but got 1.0"),
-        (lambda: fo.shampoo(grafting="x"), "or 'adam', but got 'x'"),
-        (lambda: fo.shampoo(grafting_beta2=2.0), "a grafting_beta2 in"),
-        (lambda: fo.shampoo(grafting_eps=-1.0), "a grafting_eps of 0 or more"),
-        (lambda: fo.shampoo(exponents=0.5), "exponents of None or two numbers"),
-        (lambda: fo.shampoo(refresh="x"), "'together' or 'spread', but got 'x'"),
-        (lambda: fo.shampoo(max_preconditioner_dim=0), "1 or more for max_preconditioner_dim"),
-        (
-            lambda: fo.shampoo(precondition_frequency=3, start_preconditioning_step=2),
-            "3 or more for start_preconditioning_step",
-        ),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            call()
-    with pytest.raises(TypeError, match="betas must be a pair"):
-        fo.shampoo(betas=(0.9,))
-    with pytest.raises(TypeError, match="takes real parameters"):
-        fo.shampoo().init(torch.zeros(2, 2, dtype=torch.complex64))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import test_authors
 import test_optax
@@ -19,7 +17,7 @@ from helpers import (
     run,
     step_object,
 )
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR
+from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import functional_optim as fo
@@ -152,74 +150,7 @@ def test_params_ema_of_half_precision_averages_the_rounded_parameters():
     assert state.slots["params_ema"] == 1.0
 
 
-# ---------------------------------------------------------------- schedules
-
-
-def factors(schedule, steps=STEPS):
-    """What a schedule multiplies an update of 1 by, step after step, inside a chain."""
-    tx, w = fo.scale_by_schedule(schedule), torch.zeros((), dtype=torch.float64)
-    state, seen = tx.init(w), []
-    for _ in range(steps):
-        u, state = tx.update(torch.ones_like(w), state, w)
-        seen.append(u.item())
-    return seen
-
-
-def rates(make_scheduler, steps=STEPS):
-    """torch's learning rates for a base rate of 1."""
-    opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    scheduler, seen = make_scheduler(opt), []
-    for _ in range(steps):
-        seen.append(opt.param_groups[0]["lr"])
-        opt.step()
-        scheduler.step()
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("schedule", "make_scheduler"),
-    [
-        (
-            schedules.linear(0.2, 1.0, 6),
-            lambda opt: LinearLR(opt, start_factor=0.2, total_iters=6),
-        ),
-        (
-            schedules.linear(1.0, 0.25, 4),
-            lambda opt: LinearLR(opt, start_factor=1.0, end_factor=0.25, total_iters=4),
-        ),
-        (
-            schedules.linear(1.0, 0.0, 4, transition_begin=3),
-            lambda opt: LambdaLR(opt, lambda t: 1 - min(max(t - 3, 0), 4) / 4),
-        ),
-        (schedules.cosine(1.0, STEPS - 1), lambda opt: CosineAnnealingLR(opt, STEPS - 1)),
-        (
-            schedules.cosine(1.0, STEPS - 1, alpha=0.3),
-            lambda opt: CosineAnnealingLR(opt, STEPS - 1, eta_min=0.3),
-        ),
-        (schedules.constant(1.0), lambda opt: LambdaLR(opt, lambda t: 1.0)),
-        (lambda count: 0.5**count, lambda opt: LambdaLR(opt, lambda t: 0.5**t)),
-    ],
-)
-def test_schedules_equal_torchs_schedulers(schedule, make_scheduler):
-    assert factors(schedule) == pytest.approx(rates(make_scheduler), abs=1e-12)
-
-
-def test_warmup_cosine_equals_its_formula():
-    def formula(t):
-        if t < 4:
-            return 0.1 + 0.9 * t / 4
-        return 0.2 + 0.8 * (1 + math.cos(math.pi * min((t - 4) / 8, 1))) / 2
-
-    schedule = schedules.warmup_cosine(0.1, 1.0, 4, 12, end_value=0.2)
-    wanted = [formula(t) for t in range(15)]
-    assert factors(schedule, 15) == pytest.approx(wanted, abs=1e-12)
-    assert [schedule(t) for t in range(15)] == pytest.approx(wanted, abs=1e-12)
-
-
-def test_a_schedule_stays_at_its_end():
-    for schedule in (schedules.linear(1.0, 0.5, 3), schedules.cosine(1.0, 3, alpha=0.5)):
-        assert schedule(3) == schedule(1000) == pytest.approx(0.5)
-    assert schedules.warmup_cosine(0.0, 1.0, 0, 3)(0) == 1.0
+# ---------------------------------------------------------------- the whole recipe
 
 
 def test_every_hyperparameter_takes_a_schedule():
@@ -236,9 +167,6 @@ def test_every_hyperparameter_takes_a_schedule():
         step_object(opt, [g])
     tx = fo.sgd(turn(0.1, 0.3), turn(0.5, 0.9), weight_decay=turn(0.1, 0.2))
     assert_close(list(run(tx, params, grads)[0].values()), copy_of(theirs), 1e-12)
-
-
-# ---------------------------------------------------------------- the whole recipe
 
 
 @pytest.mark.parametrize("functional", [True, False], ids=["functional", "object"])
