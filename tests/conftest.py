@@ -44,7 +44,6 @@ LONG = (
     "test_old_checkpoints",
     "test_engine",
     "test_commits",
-    "test_compiled_algorithms",
     "test_dynamic_shapes",
     "test_products",
     "test_triton_kernels",

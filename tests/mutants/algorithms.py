@@ -319,35 +319,35 @@ CHECKPOINTS = [
         "functional_optim/checkpoint/state_dict.py",
         "            if key in seen:\n",
         "            if key in ():\n",
-        ("tests/checkpoint/test_state_dicts.py", "tests/checkpoint/test_checkpoint_names.py"),
+        ("tests/checkpoint/test_state_dicts.py", "tests/checkpoint/test_bad_checkpoints.py"),
     ),
     Mutant(
         "carried numbers are always rounded to float32",
         "functional_optim/checkpoint/state_dict.py",
         "return kept if torch.equal(kept.to(value.dtype), value) else value.to(torch.float64)",
         "return kept",
-        ("tests/checkpoint/test_state_dicts.py", "tests/checkpoint/test_odd_states.py"),
+        ("tests/checkpoint/test_state_dicts.py",),
     ),
     Mutant(
         "a shape that differs is loaded",
         "functional_optim/checkpoint/errors.py",
         "if shape != tuple(like.shape):",
         "if len(shape) != like.dim():",
-        ("tests/checkpoint/test_bad_checkpoints.py", "tests/checkpoint/test_state_dicts.py"),
+        ("tests/checkpoint/test_state_dicts.py",),
     ),
     Mutant(
         "an integer is loaded for a float",
         "functional_optim/checkpoint/errors.py",
         "    if kind(found) != kind(like):\n",
         "    if False:\n",
-        ("tests/checkpoint/test_bad_checkpoints.py", "tests/checkpoint/test_state_dicts.py"),
+        ("tests/checkpoint/test_state_dicts.py",),
     ),
     Mutant(
         "a negative count of steps is loaded",
         "functional_optim/checkpoint/errors.py",
         "not (value >= 0 and value == value // 1)",
         "not (value == value // 1)",
-        ("tests/checkpoint/test_bad_checkpoints.py", "tests/checkpoint/test_state_dicts.py"),
+        ("tests/checkpoint/test_state_dicts.py",),
     ),
     Mutant(
         "parameters at different steps are loaded",
@@ -368,7 +368,7 @@ CHECKPOINTS = [
         "functional_optim/checkpoint/precision.py",
         "return saved.to(loaded.device, copy=True) if _is_cast(saved, loaded) else loaded",
         "return saved.to(loaded.device, copy=True)",
-        ("tests/checkpoint/test_checkpoints.py", "tests/checkpoint/test_odd_states.py"),
+        ("tests/checkpoint/test_bad_checkpoints.py -k cast",),
     ),
     Mutant(
         "a packed slot is read with scales that do not fit",
@@ -389,7 +389,7 @@ CHECKPOINTS = [
         "functional_optim/checkpoint/lookup.py",
         "if exact or len(matches) == 1:",
         "if matches:",
-        ("tests/checkpoint/test_checkpoint_names.py", "tests/checkpoint/test_state_dicts.py"),
+        ("tests/checkpoint/test_state_dicts.py",),
     ),
 ]
 
@@ -406,7 +406,7 @@ REPLICAS = [
         "functional_optim/replicas/coordinator.py",
         "return x.detach().clone() if isinstance(x, Tensor) else copy.deepcopy(x)",
         "return x.detach() if isinstance(x, Tensor) else copy.deepcopy(x)",
-        ("tests/replicas/test_replicas.py", "tests/replicas/test_replicas_healing.py"),
+        ("tests/replicas/test_replicas.py",),
     ),
     Mutant(
         "refused steps are counted from the start",
@@ -421,7 +421,7 @@ REPLICAS = [
         "            self._tree = self._updated(mean, now, means)\n"
         "        except BaseException as error:\n            group.report_error(error)\n",
         "            self._tree = self._updated(mean, now, means)\n        except BaseException:\n",
-        ("tests/replicas/test_replicas.py", "tests/replicas/test_replicas_healing.py"),
+        ("tests/replicas/test_replicas.py",),
     ),
     Mutant(
         "a step with infinite gradients is not refused",
@@ -435,7 +435,7 @@ REPLICAS = [
         "functional_optim/replicas/loop.py",
         "        if not self._came:\n            self._tree = now",
         "        self._tree = now",
-        ("tests/replicas/test_replicas.py", "tests/replicas/test_replicas_healing.py"),
+        ("tests/replicas/test_replicas.py",),
     ),
     Mutant(
         "a tensor that spans two buckets loses an element",
@@ -513,7 +513,7 @@ REPLICAS = [
         "functional_optim/replicas/torchft.py",
         '"step": known["step"] - 1',
         '"step": known["step"]',
-        ("tests/replicas/test_torchft.py", "tests/replicas/test_synced_torchft.py"),
+        ("tests/replicas/test_replicas.py",),
     ),
 ]
 

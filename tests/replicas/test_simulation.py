@@ -78,35 +78,51 @@ def test_time_is_virtual():
     assert Simulation(2).run(worker).returned == {0: 3600.0, 1: 3600.0}
 
 
-# ---------------------------------------------------------------- kill and restart
+# ---------------------------------------------------------------- one fault at each point
+
+IN_THE_STEP = ("after start", "in allreduce", "after allreduce")
+SILENT = "refused step 3: nothing heard of 1 for 1 s"
+FAULTS = {
+    "killed": (lambda at: Kill(1, 2, at), {}, "refused step 3: replica 1 died", IN_THE_STEP),
+    "restarted": (
+        *(lambda at: Kill(1, 2, at, restart=0.05), {}),
+        *("refused step 3: replica 1 died", IN_THE_STEP),
+    ),
+    "late": (lambda at: Delay(1, 2, at, seconds=0.4), {"join_timeout": 0.5}, "", ()),
+    "too late": (lambda at: Delay(1, 2, at, seconds=1.2), {}, SILENT, ("in start", *IN_THE_STEP)),
+    "cut off": (lambda at: CutOff(1, 2, at, seconds=1.5), {}, SILENT, IN_THE_STEP),
+    "slow": (lambda at: Slow(1, 2, at, seconds=5.0, each=0.2), {"join_timeout": 0.9}, "", ()),
+}
+"""The fault, options of the simulation, and where the fault refuses its step, with what words."""
 
 
 @BOTH
 @EVERYWHERE
-def test_a_killed_replica_is_missed_in_no_more_than_its_step(point, heals_at_start):
-    result, wrong = simulate([Kill(1, 2, point)], heals_at_start=heals_at_start)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_costs_no_more_than_its_step(name, point, heals_at_start):
+    make, options, words, refusing = FAULTS[name]
+    result, wrong = simulate([make(point)], heals_at_start=heals_at_start, **options)
     assert wrong == []
-    assert said(result, f"killed {point}", rank=1)
-    assert sorted(result.returned) == [0, 2]
-    in_the_step = point in ("after start", "in allreduce", "after allreduce")
-    assert refusals(result) == ["refused step 3: replica 1 died"] * in_the_step
-    counted = point in ("in decide", "after decide")
-    assert result.commits[2].participants == ((0, 1, 2) if counted else (0, 2))
-    assert result.commits[3].participants == (0, 2)
-
-
-@BOTH
-@EVERYWHERE
-def test_a_restarted_replica_heals(point, heals_at_start):
-    kill = Kill(1, 2, point, restart=0.05)
-    result, wrong = simulate([kill], heals_at_start=heals_at_start)
-    assert wrong == []
-    assert sorted(result.returned) == [0, 1, 2]
-    (healed,) = [e for e in said(result, "healed", rank=1) if e.life == 1]
-    told = next(d for d in result.decisions(1, life=1) if d.healed)
-    assert told.participants == (3 if heals_at_start else 2)
-    assert result.commits[-1].participants == (0, 1, 2)
-    assert healed.time > said(result, "restarted")[0].time
+    assert refusals(result) == [words] * (point in refusing)
+    assert sorted(result.returned) == ([0, 2] if name == "killed" else [0, 1, 2])
+    others = {c.participants for c in result.commits[1:]}
+    if not words:
+        assert others == {(0, 1, 2)}  # it was waited for
+        return
+    assert name == "restarted" or (0, 2) in others
+    healed = said(result, "healed", rank=1)
+    if name == "killed":
+        assert said(result, f"killed {point}", rank=1)
+        counted = point in ("in decide", "after decide")
+        assert result.commits[2].participants == ((0, 1, 2) if counted else (0, 2))
+        assert result.commits[3].participants == (0, 2)
+    elif name == "restarted":
+        told = next(d for d in result.decisions(1, life=1) if d.healed)
+        assert told.participants == (3 if heals_at_start else 2)
+        assert result.commits[-1].participants == (0, 1, 2)
+        assert healed[-1].time > said(result, "restarted")[0].time
+    else:
+        assert healed[-1].time > 1.2
 
 
 @BOTH
@@ -116,6 +132,20 @@ def test_whoever_comes_after_the_end_is_healed_to_the_end(heals_at_start):
     assert said(result, f"healed to step {END}", rank=1)
     assert result.returned[1].extra == result.returned[0].extra
     assert len(result.commits) == END
+
+
+@BOTH
+def test_a_slow_peer_beyond_the_timeout_is_gone_for_that_step(heals_at_start):
+    slow = Slow(1, 2, "after start", seconds=1.0, each=1.5)
+    result, wrong = simulate([slow], heals_at_start=heals_at_start)
+    assert wrong == []
+    assert refusals(result) == [SILENT]
+    (late,) = [d for d in result.decisions(1) if d.reason]
+    assert late == fo.replicas.Decision(False, False, 2, 3, "nothing heard of 1 for 1 s")
+    assert said(result, "healed", rank=1)
+
+
+# ---------------------------------------------------------------- deaths and partitions
 
 
 def test_the_dead_run_their_finally_and_no_more():
@@ -157,67 +187,6 @@ def test_two_that_are_healed_at_once_share_no_memory():
 
     found = Simulation(3).run(worker).returned
     assert len({x.data_ptr() for x in found.values()}) == 3
-
-
-# ---------------------------------------------------------------- delay and slowness
-
-
-@BOTH
-@EVERYWHERE
-def test_a_short_delay_is_waited_for(point, heals_at_start):
-    delay = Delay(1, 2, point, seconds=0.4)
-    result, wrong = simulate([delay], heals_at_start=heals_at_start, join_timeout=0.5)
-    assert wrong == []
-    assert not refusals(result)
-    assert {c.participants for c in result.commits[1:]} == {(0, 1, 2)}
-    assert result.time > 0.4
-
-
-@BOTH
-@EVERYWHERE
-def test_a_long_delay_is_not_waited_for(point, heals_at_start):
-    delay = Delay(1, 2, point, seconds=1.2)
-    result, wrong = simulate([delay], heals_at_start=heals_at_start)
-    assert wrong == []
-    in_the_step = point in ("in start", "after start", "in allreduce", "after allreduce")
-    assert refusals(result) == ["refused step 3: nothing heard of 1 for 1 s"] * in_the_step
-    assert (0, 2) in [c.participants for c in result.commits]
-    assert said(result, "healed", rank=1)[-1].time > 1.2
-
-
-@BOTH
-def test_a_slow_peer_within_the_timeout_is_waited_for(heals_at_start):
-    slow = Slow(1, 2, "before start", seconds=5.0, each=0.4)
-    result, wrong = simulate([slow], heals_at_start=heals_at_start, join_timeout=0.9)
-    assert wrong == []
-    assert not refusals(result)
-    assert {c.participants for c in result.commits[1:]} == {(0, 1, 2)}
-
-
-@BOTH
-def test_a_slow_peer_beyond_the_timeout_is_gone_for_that_step(heals_at_start):
-    slow = Slow(1, 2, "after start", seconds=1.0, each=1.5)
-    result, wrong = simulate([slow], heals_at_start=heals_at_start)
-    assert wrong == []
-    assert refusals(result) == ["refused step 3: nothing heard of 1 for 1 s"]
-    (late,) = [d for d in result.decisions(1) if d.reason]
-    assert late == fo.replicas.Decision(False, False, 2, 3, "nothing heard of 1 for 1 s")
-    assert said(result, "healed", rank=1)
-
-
-# ---------------------------------------------------------------- partitions
-
-
-@BOTH
-@EVERYWHERE
-def test_who_is_cut_off_comes_back(point, heals_at_start):
-    cut = CutOff(1, 2, point, seconds=1.5)
-    result, wrong = simulate([cut], heals_at_start=heals_at_start)
-    assert wrong == []
-    assert sorted(result.returned) == [0, 1, 2]
-    in_the_step = point in ("after start", "in allreduce", "after allreduce")
-    assert refusals(result) == ["refused step 3: nothing heard of 1 for 1 s"] * in_the_step
-    assert said(result, "healed", rank=1)[-1].time > 1.5
 
 
 def test_who_is_cut_off_during_the_vote_is_told_the_outcome_when_it_is_back():
