@@ -127,41 +127,6 @@ def test_a_covariance_matrix_that_is_nearly_singular_still_gives_candidates():
     assert_close(found["D"].sort().values, torch.tensor([1e-7, 1e-7, 1.0]).double(), 1e-6)
 
 
-def test_sep_cma_es():
-    raw = [math.log((N + 1) / 2) - math.log(k) for k in range(1, N + 1)]
-    w, v = [x for x in raw if x > 0], [-x for x in raw if x < 0]
-    mueff, minus = (sum(a) ** 2 / sum(x * x for x in a) for a in (w, v))
-    c1 = 1 / (D + 2 * math.sqrt(D) + mueff / D)
-    cmu = (mueff + 1 / mueff - 1.75) / (D + 4 * math.sqrt(D) + mueff / 2)
-    cc = (1 + 1 / D + mueff / D) / (math.sqrt(D) + 1 / D + 2 * mueff / D)
-    below = min(1 + c1 / cmu, 1 + 2 * minus / (mueff + 2))
-    w = [x / sum(w) for x in w] + [-below * x / sum(v) for x in v]
-    cs = min(0.5, (mueff + 2) / (D + mueff + 3))
-    damps = 1 + 2 * max(0, math.sqrt((mueff - 1) / (D + 1)) - 1) + cs
-    chi = math.sqrt(2) * math.gamma((D + 1) / 2) / math.gamma(D / 2)
-    largest = 0.0
-
-    def learn(now, x, order, t):
-        nonlocal largest
-        m, s, C = now["mean"], now["sigma"], now["C"]
-        z = [(x[i] - m) / s / C.sqrt() for i in order]
-        shift = sum(max(a, 0) * b for a, b in zip(w, z, strict=True))
-        ps = (1 - cs) * now["ps"] + math.sqrt(cs * (2 - cs) * mueff) * shift
-        h = float(ps.square().sum() / (1 - (1 - cs) ** (2 * t)) / D < 2 + 4 / (D + 1))
-        pc = (1 - cc) * now["pc"] + h * math.sqrt(cc * (2 - cc) * mueff) * shift
-        growth = c1 * (1 - (1 - h) * cc * (2 - cc)) * (pc**2 - 1)
-        growth = growth + cmu * sum(a * (b**2 - 1) for a, b in zip(w, z, strict=True))
-        largest = max(largest, float(growth.abs().max()))
-        sigma = s * torch.exp(cs / damps * (ps.norm() / chi - 1))
-        mean = m + s * C.sqrt() * shift
-        return {"mean": mean, "sigma": sigma, "ps": ps, "pc": pc, "C": C * 2**growth}
-
-    zero, one = constant(0.0), constant(1.0)
-    start = {"mean": START, "sigma": torch.tensor(SIGMA, dtype=torch.float64)}
-    against(search.sep_cma_es(N, SIGMA), learn, {**start, "ps": zero, "pc": zero, "C": one}, 20)
-    assert 0.1 < largest < 2 / math.log(2)
-
-
 def test_sep_cma_es_takes_candidates_from_far_away():
     """No deviation changes by more than a factor of e, up or down; a plain exponential ends at 0
     or infinity."""
