@@ -1,14 +1,171 @@
-"""Replicas in a simulation: what each fault does at each point, and what the group answers."""
+"""Replicas in a simulation: what each fault does at each point, and what the group answers.
+
+Then 10,000 random schedules of faults, and the loops that must not get through them.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any, NamedTuple
+
+import optree
 import pytest
 import torch
-from simulated_training import END, Training, bits, check, first_params, momentum_by_hand, simulate
+from sampling import some
+from torch import Tensor
 
 import functional_optim as fo
-from functional_optim.replicas import CutOff, Delay, Kill, Replica, Simulation, Slow
+from functional_optim.replicas import (
+    CutOff,
+    Delay,
+    Kill,
+    Replica,
+    ReplicaState,
+    Simulation,
+    Slow,
+    random_faults,
+)
 from functional_optim.replicas.simulation.faults import POINTS
+
+END = 6
+
+
+class Momentum(NamedTuple):
+    step: int
+    buffer: Tensor
+
+
+def lr(step: int) -> float:
+    return 0.5 / (1 + step)
+
+
+def momentum_by_hand() -> fo.GradientTransformation:
+    """SGD with momentum and a schedule, in as few operations as can be."""
+
+    def init(params: Tensor) -> Momentum:
+        return Momentum(0, torch.zeros_like(params))
+
+    def update(grads: Tensor, state: Momentum, params: Any = None) -> tuple[Tensor, Momentum]:
+        buffer = state.buffer * 0.9 + grads
+        return buffer * -lr(state.step), Momentum(state.step + 1, buffer)
+
+    return fo.GradientTransformation(init, update)
+
+
+def first_params(rank: int, life: int) -> Tensor:
+    return torch.tensor([1.0 + rank, 2.0 + life])
+
+
+def grad(params: Tensor, rank: int, seen: int) -> Tensor:
+    """Of a problem of its own for every replica and every place in the data."""
+    return params * (1.0 + 0.1 * rank) - 0.01 * seen
+
+
+def bits(tree: Any) -> tuple[Any, ...]:
+    """The content of a tree, to be compared bit for bit."""
+    return tuple(
+        [x.numpy().tobytes() if isinstance(x, Tensor) else x for x in optree.tree_leaves(tree)]
+    )
+
+
+class Training:
+    """A worker, and what each of its replicas had after each of its steps."""
+
+    def __init__(self, tx: fo.GradientTransformation | None = None, replica: Any = Replica) -> None:
+        self.tx = momentum_by_hand() if tx is None else tx
+        self.replica = replica
+        self.trees: list[tuple[int, int, int, int, Any]] = []
+        """(rank, life, steps that the group has committed, steps in the tree, bits of the tree)"""
+        self.changed: list[str] = []
+        self.began: dict[tuple[int, int], Tensor] = {}
+        """by (rank, life): the parameters of its first step, the last time it tried"""
+
+    def __call__(self, group: Any) -> Any:
+        replica = self.replica(group, self.tx)
+        now = replica.init(first_params(group.rank, group.life), extra={"seen": 0})
+        while group.step < END:
+            now = replica.start(now)
+            if now.state.step >= END:
+                break
+            if now.state.step == 0:
+                self.began[group.rank, group.life] = now.params.clone()
+            before = bits(now)
+            try:
+                now, decision = replica.step(grad(now.params, group.rank, now.extra["seen"]), now)
+            except MemoryError:
+                continue  # the step is taken back, and a peer heals this replica in the next
+            if decision.committed:
+                now = now._replace(extra={"seen": now.extra["seen"] + decision.participants})
+            elif not decision.healed and before != bits(now):
+                self.changed.append(f"replica {group.rank} changed in a step refused")
+            count = int(now.state.step)
+            self.trees.append((group.rank, group.life, decision.step, count, bits(now)))
+        replica.finish(now)
+        return now
+
+
+def check(training: Training, result: Any, exact: bool = True) -> list[str]:
+    """What is wrong with a run; nothing, if all is as it must be.
+
+    exact: compare with a plain loop, too, and not only replicas with each other.
+    """
+    wrong = list(training.changed)
+    if result.lost:
+        wrong.append(f"history was lost: {result.lost}")
+    steps = [commit.step for commit in result.commits]
+    if steps != list(range(1, len(steps) + 1)):
+        wrong.append(f"steps were committed as {steps}")
+    expected = replay(training, result) if exact else {}
+    for rank, life, step, count, tree in training.trees:
+        if step and expected.setdefault(step, tree) != tree:
+            wrong.append(f"replica {rank} (life {life}) has another step {step}")
+        if count != step:
+            wrong.append(f"replica {rank} counts {count} steps, its group {step}")
+    for rank in sorted({e.rank for e in result.log} - {None}):
+        if rank in result.returned:
+            if bits(result.returned[rank]) != expected.get(END):
+                wrong.append(f"replica {rank} ends with another tree")
+        elif not [e for e in result.log if e.rank == rank][-1].what.startswith(
+            ("killed", "crashed")
+        ):
+            wrong.append(f"replica {rank} neither ends nor dies")
+    return wrong
+
+
+def last_words(result: Any, rank: int) -> str:
+    return [event.what for event in result.log if event.rank == rank][-1]
+
+
+def replay(training: Training, result: Any) -> dict[int, tuple[Any, ...]]:
+    """The same steps in a plain loop, of the participants that the group says there were."""
+    if not result.commits:
+        return {}
+    found = {}
+    first = result.commits[0].participants[0]
+    life = [e.life for e in result.log if (e.rank, e.what) == (first, "started step 1")]
+    params, seen = training.began[first, life[-1]], 0
+    state = training.tx.init(params)
+    for commit in result.commits:
+        total = sum(
+            [grad(params, rank, seen) for rank in commit.participants[1:]],
+            start=grad(params, commit.participants[0], seen),
+        )
+        updates, state = training.tx.update(total / len(commit.participants), state, params)
+        params, seen = params + updates, seen + len(commit.participants)
+        found[commit.step] = bits((params, state, {"seen": seen}))
+    return found
+
+
+def simulate(
+    faults: Any = (), replica: Any = Replica, tx: Any = None, exact: bool = True, **options: Any
+) -> tuple[Any, list[str]]:
+    """The result of a run, and what is wrong with it."""
+    training = Training(tx, replica)
+    result = Simulation(faults=faults, **options).run(training)
+    return result, check(training, result, exact)
+
+
+# ---------------------------------------------------------------- what to run, and what is told
 
 BOTH = pytest.mark.parametrize("heals_at_start", [False, True], ids=["async", "sync"])
 EVERYWHERE = pytest.mark.parametrize("point", POINTS)
@@ -408,3 +565,223 @@ def test_what_is_no_fault_raises():
 def test_nobody_sleeps_back_in_time():
     with pytest.raises(RuntimeError, match=r"ValueError: sleep\(seconds\) needs 0 s or more"):
         Simulation(1).run(lambda group: group.sleep(-0.5))
+
+
+# ---------------------------------------------------------------- random schedules of faults
+
+CHUNK = 250
+
+
+def schedule(seed):
+    """Faults and group of a seed; mostly three replicas, both kinds of healing."""
+    replicas = (3, 3, 2, 3, 4)[seed % 5]
+    faults = random_faults(seed, replicas, END, most=2 + seed % 4)
+    return faults, {"replicas": replicas, "seed": seed, "heals_at_start": bool(seed // 5 % 2)}
+
+
+def failing(seeds, replica=Replica):
+    """The schedules that a loop does not get through, written so that they can be run again."""
+    found = []
+    for seed in seeds:
+        faults, group = schedule(seed)
+        try:
+            _, wrong = simulate(faults, replica, **group)
+        except (RuntimeError, TimeoutError) as error:
+            wrong = [str(error)]
+        if wrong:
+            found.append(f"Simulation({faults=}, {group=}): {'; '.join(wrong)}")
+    return found
+
+
+@pytest.mark.parametrize("first", some(range(0, 10_000, CHUNK), 3))
+def test_no_schedule_loses_a_step_parts_replicas_or_blocks(first):
+    found = failing(range(first, first + CHUNK))
+    assert not found, f"{len(found)} of {CHUNK}, e.g.\n" + "\n".join(found[:3])
+
+
+def test_the_schedules_do_all_that_can_be_done():
+    seen = Counter()
+    for seed in range(CHUNK):
+        faults, group = schedule(seed)
+        result, _ = simulate(faults, **group)
+        words = ("restarted", "healed", "finished", "spared", "refused", "cut off", "delayed")
+        seen.update(w for e in result.log for w in (*words, "slow", "killed") if w in e.what)
+        seen.update(point for e in result.log for point in POINTS if e.what == f"killed {point}")
+        seen["dead at the end"] += group["replicas"] - len(result.returned)
+    assert len(seen) == 9 + len(POINTS) + 1
+    assert min(seen.values()) >= 3
+
+
+def test_where_history_may_be_lost_the_run_says_so_and_goes_on():
+    lost = 0
+    for seed in range(200):
+        faults = random_faults(seed, 3, END, most=8, keep_history=False)
+        training = Training()
+        result = Simulation(3, seed=seed, faults=faults).run(training)
+        wrong = check(training, result)
+        lost += bool(result.lost)
+        assert bool(result.lost) >= bool(wrong), f"{faults}: {wrong}"
+        assert not any("neither ends nor dies" in what for what in wrong)
+    assert lost > 10
+
+
+def test_a_group_that_needs_two_waits_for_those_who_restart():
+    for seed in range(200):
+        faults = random_faults(seed, 3, END, restarts=1.0)
+        _, wrong = simulate(faults, seed=seed, min_replicas=2)
+        assert wrong == [], faults
+
+
+class FailsNowAndThen(Replica):
+    """Replica 1 cannot take one step in three; its worker goes on."""
+
+    def __init__(self, coordinator, tx):
+        super().__init__(coordinator, tx)
+        self.failed = set()
+
+    def _updated(self, grads, now, extra):
+        count = now.state.step
+        if self.coordinator.rank == 1 and count % 3 == 1 and count not in self.failed:
+            self.failed.add(count)
+            raise MemoryError
+        return super()._updated(grads, now, extra)
+
+
+def test_steps_that_are_taken_back_lose_nothing_that_another_has():
+    taken_back = lost = 0
+    for seed in range(300):
+        faults, group = schedule(seed)
+        result, wrong = simulate(faults, FailsNowAndThen, errors="crash", **group)
+        assert bool(result.lost) >= bool(wrong), f"{faults}: {wrong}"
+        taken_back += any(e.what == "took the step back" for e in result.log)
+        lost += bool(result.lost)
+    assert taken_back > 200
+    assert lost < 30
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_librarys_own_sgd_with_a_schedule(compiled):
+    class Run(Replica):
+        def __init__(self, coordinator, tx):
+            super().__init__(coordinator, tx, compile=compiled)
+
+    tx = fo.sgd(lambda count: lr(int(count)), momentum=0.9)
+    for seed in (10, 13, 15) if compiled else range(30):
+        faults, group = schedule(seed)
+        _, wrong = simulate(faults, Run, tx, exact=not compiled, **group)
+        assert wrong == [], faults
+
+
+# ---------------------------------------------------------------- determinism
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_seed_and_faults_give_the_same_run(seed):
+    faults, group = schedule(seed)
+    first, again = [Simulation(faults=faults, **group).run(Training()) for _ in range(2)]
+    assert first.log == again.log
+    assert first.commits == again.commits
+    assert first.time == again.time
+    assert bits(first.returned) == bits(again.returned)
+
+
+def test_one_simulation_can_run_twice():
+    simulation = Simulation(faults=[Kill(1, 2, restart=0.1)])
+    first, again = simulation.run(Training()), simulation.run(Training())
+    assert first.log == again.log
+
+
+def test_another_seed_gives_another_order():
+    runs = [Simulation(seed=seed).run(Training()).log for seed in range(2)]
+    assert [e.rank for e in runs[0]] != [e.rank for e in runs[1]]
+
+
+def test_random_faults_are_those_of_their_seed_and_can_be_written_down():
+    assert random_faults(7) == random_faults(7)
+    assert random_faults(7) != random_faults(8)
+    names = {"Kill": Kill, "Delay": Delay, "CutOff": CutOff, "Slow": Slow}
+    drawn = [fault for seed in range(200) for fault in random_faults(seed, 2, 5, most=3)]
+    assert {type(fault) for fault in drawn} == set(names.values())
+    for fault in drawn:
+        assert eval(repr(fault), names) == fault
+        assert fault.rank < 2
+        assert fault.step < 5
+
+
+# ---------------------------------------------------------------- loops with a fault
+
+
+class StaleCandidate(Replica):
+    """Computes the update before the vote, and takes it after: torchft's order."""
+
+    def step(self, grads, now, **extra):
+        mean, _ = self.coordinator.allreduce((grads, {})).wait()
+        candidate = self._updated(mean, now, {})
+        self._tree = now
+        decision = self.coordinator.decide()
+        if decision.committed:
+            self._tree = candidate
+        return self._tree, decision
+
+
+class IgnoresRefusals(Replica):
+    """Takes every step."""
+
+    def step(self, grads, now, **extra):
+        mean, _ = self.coordinator.allreduce((grads, {})).wait()
+        self._tree = now
+        decision = self.coordinator.decide()
+        self._tree = self._updated(mean, self._tree, {})
+        return self._tree, decision
+
+
+class KeepsItsSchedule(Replica):
+    """Heals parameters and momentum, but not the count that the learning rate comes from."""
+
+    def _load(self, saved):
+        state = saved.state._replace(step=self._tree.state.step)
+        super()._load(ReplicaState(saved.params, state, saved.extra))
+
+
+class KeepsItsMomentum(Replica):
+    """Heals parameters and schedule, but not the momentum."""
+
+    def _load(self, saved):
+        state = saved.state._replace(buffer=self._tree.state.buffer)
+        super()._load(ReplicaState(saved.params, state, saved.extra))
+
+
+FAULTY = [StaleCandidate, IgnoresRefusals, KeepsItsSchedule, KeepsItsMomentum]
+RESTART = [Kill(1, 2, "in allreduce", restart=0.05)]
+
+
+@pytest.mark.parametrize("replica", FAULTY)
+def test_a_faulty_loop_is_caught_by_one_restart(replica):
+    assert simulate(RESTART)[1] == []
+    _, wrong = simulate(RESTART, replica)
+    assert any("has another step" in what for what in wrong)
+
+
+@pytest.mark.parametrize("replica", FAULTY)
+def test_a_faulty_loop_is_caught_by_random_schedules(replica):
+    seeds = range(1000, 1040)
+    assert failing(seeds) == []
+    assert len(failing(seeds, replica)) > 5
+
+
+def test_a_stale_candidate_is_only_stale_where_the_vote_heals():
+    _, wrong = simulate(RESTART, StaleCandidate, heals_at_start=True)
+    assert wrong == []
+
+
+def test_the_mean_that_a_healed_replica_takes_is_that_of_the_others():
+    class Mean(Replica):
+        def _updated(self, grads, now, extra):
+            means.setdefault(int(now.state.step), []).append(grads)
+            return super()._updated(grads, now, extra)
+
+    means = {}
+    assert simulate(RESTART, Mean)[1] == []
+    for got in means.values():
+        assert len(got) >= 2
+        assert all(torch.equal(got[0], other) for other in got[1:])

@@ -1,4 +1,4 @@
-"""What pycma's CMA-ES does with given candidates, full and diagonal, for `test_search_cma.py`.
+"""What pycma's CMA-ES does with given candidates, full and diagonal, for `test_search_formulas.py`.
 
     pip install cma==4.5.0 && python tests/support/reference/make_pycma.py
 
