@@ -6,7 +6,16 @@ import math
 
 import pytest
 import torch
-from helpers import as_parameters, assert_close, assert_same, copy_of, make_grads, make_params, run
+from helpers import (
+    as_parameters,
+    assert_close,
+    assert_same,
+    copy_of,
+    make_grads,
+    make_params,
+    run,
+    step_object,
+)
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -42,10 +51,7 @@ def test_the_object_of_noisy_sgd_is_the_functional_loop():
     grads = make_grads(params, 4)
     mine = as_parameters(params)
     opt = adapters.NoisySGD(zip(params, mine, strict=True), lr=0.1, seed=3, compile=False)
-    for g in grads:
-        for p, x in zip(mine, g.values(), strict=True):
-            p.grad = x.clone()
-        opt.step()
+    step_object(opt, grads)
     assert_close(copy_of(mine), list(run(fo.noisy_sgd(0.1, seed=3), params, grads)[0].values()), 0)
 
 
