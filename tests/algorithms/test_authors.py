@@ -136,6 +136,7 @@ ROWS = {
     "momo": row(*MOMO, weight_decay=0.1),
     "momo-bound": row(*MOMO, lr=0.3, weight_decay=0.1, beta=0.8, lb=0.5),
     "momo-fstar": row(*MOMO, lr=0.5, bias_correction=True, use_fstar=True),
+    "momo-fstar-bound": row(*MOMO, lr=0.5, use_fstar=True, lb=0.5),
     "momo_adam": row(*MOMO_ADAM, **FREE, lr=0.5),
     "momo_adam-bound": row(*MOMO_ADAM, **FREE, lr=0.5, lb=0.5, eps=1e-3),
     "momo_adam-fstar": row(*MOMO_ADAM, **FREE, lr=0.5, use_fstar=True),

@@ -221,10 +221,10 @@ FORMULAS = [
 
 PARTS = [
     Mutant(
-        "MoMo's estimate of the least loss is not kept above its bound",
+        "MoMo's estimate of the least loss starts at zero",
         f"{ALGORITHMS}/momo.py",
-        "return rate, MomoBoundCarry(loss, grad_dot, numeric.maximum(reached, lb))",
-        "return rate, MomoBoundCarry(loss, grad_dot, reached)",
+        "low = numeric.where(t == 1, lb, carry.lb)",
+        "low = carry.lb",
         ("tests/algorithms/test_momo.py", "tests/algorithms/test_authors.py -k momo"),
     ),
     Mutant(
