@@ -118,6 +118,24 @@ def drop_parameter(groups: list[dict[str, Any]]) -> None:
 
 INTEGERS = torch.ones(2, 4, dtype=torch.int64)
 
+SLOTS: dict[str, tuple[str, Any, str]] = {
+    "transposed": ("exp_avg", torch.zeros(4, 2), "has shape (4, 2), but it needs (2, 4)"),
+    "integers": ("exp_avg", INTEGERS, "is a tensor of int64, shape (2, 4), but it needs a float"),
+    "a float for a tensor": ("exp_avg", 1.0, ""),
+    "a string": ("exp_avg", "x", "is a str"),
+    "NaN steps": ("step", torch.tensor(torch.nan), "is nan"),
+    "negative steps": ("step", -1.0, "is -1.0"),
+    "many steps": ("step", torch.ones(3), "is a"),
+    "steps as a word": ("step", "three", "is a str"),
+}
+"""What stands in the place of a slot or a count, and what is said of it."""
+
+
+def of_slot(slot: str, value: Any, words: str) -> Fault:
+    told = f"{slot} of parameter 'head.weight' {words}"
+    return Fault(on_state(put(**{slot: value})), (told,), BY_PARAMETER)
+
+
 FAULTS: dict[str, Fault] = {
     "a list": Fault(lambda s: [s], ("got a list",), kind=TypeError),
     "a module": Fault(lambda s: Model(), ("got a Model",), kind=TypeError),
@@ -175,36 +193,11 @@ FAULTS: dict[str, Fault] = {
     "of NAdam": Fault(
         of_another(torch.optim.NAdam), ("'body.weight' has the slots", "mu_product"), ("AdamW",)
     ),
-    "transposed": Fault(
-        on_state(put(exp_avg=torch.zeros(4, 2))),
-        ("exp_avg of parameter 'head.weight' has shape (4, 2), but it needs (2, 4)",),
-        BY_PARAMETER,
-    ),
-    "integers": Fault(
-        on_state(put(exp_avg=INTEGERS)),
-        ("exp_avg of parameter 'head.weight' is a tensor of int64", "needs a float"),
-        BY_PARAMETER,
-    ),
-    "a float for a tensor": Fault(
-        on_state(put(exp_avg=1.0)), ("exp_avg of parameter 'head.weight'",), BY_PARAMETER
-    ),
-    "a string": Fault(on_state(put(exp_avg="x")), ("'head.weight' is a str",), BY_PARAMETER),
+    **{name: of_slot(*row) for name, row in SLOTS.items()},
     "two faults": Fault(
         on_state(put(exp_avg=INTEGERS, exp_avg_sq=torch.zeros(3))),
         ("exp_avg of parameter 'head.weight'", "exp_avg_sq of parameter 'head.weight'"),
         BY_PARAMETER,
-    ),
-    "NaN steps": Fault(
-        on_state(put(step=torch.tensor(torch.nan))),
-        ("step of parameter 'head.weight' is nan",),
-        BY_PARAMETER,
-    ),
-    "negative steps": Fault(on_state(put(step=-1.0)), ("is -1.0",), BY_PARAMETER),
-    "many steps": Fault(
-        on_state(put(step=torch.ones(3))), ("step of parameter 'head.weight' is a",), BY_PARAMETER
-    ),
-    "steps as a word": Fault(
-        on_state(put(step="three")), ("step of parameter 'head.weight' is a str",), BY_PARAMETER
     ),
     "a carried tensor": Fault(
         on_state(put(mu_product=torch.ones(2))),
