@@ -383,7 +383,7 @@ def test_a_value_that_is_nan_is_no_decrease(where):
 def test_searches_that_fail_do_not_wear_the_step_length_down_to_zero():
     """From zero there would be no way back."""
     x = torch.ones(1)
-    tx = fo.scale_by_backtracking_linesearch(increase_factor=4.0)
+    tx = fo.scale_by_backtracking_linesearch(decrease_factor=0.3, increase_factor=4.0)
     state, extra = tx.init(x), {"value": x.sum(), "grad": x}
     for _ in range(60):
         u, state = tx.update(-x, state, x, **extra, value_fn=lambda x: 2 + x.sum())
