@@ -665,7 +665,7 @@ PAGES = [
         "docs/choosing.md",
         "large batches, little memory: transformers | 1 |",
         "large batches, little memory: transformers | 2 |",
-        ("tests/docs/test_algorithm_pages.py", "tests/docs/test_lists.py"),
+        ("tests/docs/test_algorithm_pages.py",),
     ),
     Mutant(
         "holm's levels stay as they are",
