@@ -74,7 +74,7 @@ def as_matrix(
             )
     view = MatrixView(kernel, heads, split, orientation == "in_out")
     seen = each_placement(tx, lambda x: x.seen_as(view))
-    if not any(x.rule.view is not None for x in seen.placements):
+    if not any(x.rule.storage.view is not None for x in seen.placements):
         raise ValueError(
             "as_matrix was given a transformation without a rule that takes batches of matrices; "
             "pass one such as muon(), or leave as_matrix out."
