@@ -215,7 +215,7 @@ FORMULAS = [
         "functional_optim/transforms/bases.py",
         "return values.clamp(min=most**-2.0)",
         "return values",
-        ("tests/algorithms/test_kl_shampoo.py -k loop",),
+        ("tests/algorithms/test_matrices.py -k loop",),
     ),
 ]
 
@@ -253,21 +253,21 @@ PARTS = [
         f"{ALGORITHMS}/galore.py",
         "first = torch.where(turned, -first, first)",
         "first = 1 * first",
-        ("tests/algorithms/test_low_rank.py", "tests/algorithms/test_trajectories.py -k galore"),
+        ("tests/algorithms/test_matrices.py -k signs",),
     ),
     Mutant(
         "PSGD learns from a gradient of zeros",
         f"{ALGORITHMS}/psgd.py",
         "good = size > 0",
         "good = size >= 0",
-        ("tests/algorithms/test_psgd.py",),
+        ("tests/algorithms/test_matrices.py -k says_nothing",),
     ),
     Mutant(
         "a broken factor of Shampoo spoils its root",
         f"{ALGORITHMS}/shampoo.py",
         "return torch.where(finite[..., None, None], root, old)",
         "return root",
-        ("tests/algorithms/test_shampoo.py",),
+        ("tests/algorithms/test_matrices.py -k broken",),
     ),
     Mutant(
         "L-BFGS keeps one pair more than its history",
@@ -302,7 +302,7 @@ PARTS = [
         "functional_optim/linalg.py",
         "return torch.cat([top + corner @ low, bottom], -2)",
         "return torch.cat([top, bottom], -2)",
-        ("tests/algorithms/test_psgd.py",),
+        ("tests/algorithms/test_matrices.py -k triangles",),
     ),
 ]
 
