@@ -20,7 +20,7 @@ from reference.loops import LOOPS
 import functional_optim as fo
 from functional_optim import adapters, estimators
 
-HYPER = {"lr": 0.02, "betas": (0.8, 0.9), "rho": 0.3, "weight_decay": 0.1}
+HYPER = {"lr": 0.02, "betas": (0.8, 0.9), "rho": 10.0, "weight_decay": 0.1}
 STEPS, EVERY = 7, 3
 
 
