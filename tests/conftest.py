@@ -51,6 +51,7 @@ LONG = (
     "test_kernel_keys",
     "test_builds",
     "test_search",
+    "test_simulation",
     "test_groups_as_one",
     "test_wrong_tensors",
 )
