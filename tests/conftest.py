@@ -47,7 +47,6 @@ LONG = (
     "test_old_checkpoints",
     "test_engine",
     "test_commits",
-    "test_compiled_algorithms",
     "test_dynamic_shapes",
     "test_products",
     "test_triton_kernels",
@@ -55,6 +54,7 @@ LONG = (
     "test_kernel_keys",
     "test_builds",
     "test_search",
+    "test_simulation",
     "test_groups_as_one",
     "test_wrong_tensors",
 )

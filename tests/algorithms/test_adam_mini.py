@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from helpers import assert_close, assert_same, make_grads, make_params, run
-from three_ways import check_compiled, purely
 
 import functional_optim as fo
-from functional_optim import adapters
 
 ADAM = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3}
 SHAPES = {"heads": (6, 4), "rows": (3, 5), "kernel": (4, 2, 3, 3), "whole": (7,), "b.bias": (4,)}
@@ -44,24 +41,3 @@ def test_the_first_pattern_counts_and_all_else_goes_by_its_shape():
     assert found == {
         **{"heads": (2, 1), "rows": (3, 1), "kernel": (4, 1, 1, 1), "whole": (), "b.bias": (4,)}
     }
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_compiled_steps_are_those_of_the_rules(dtype, tolerance):
-    tx = fo.adam_mini(**ADAM, weight_decay=0.1, blocks={"heads": 2})
-    check_compiled(tx, 3, dtype, SHAPES, purely(tx, 3, dtype, SHAPES), tolerance)
-
-
-def test_what_cannot_be_is_told():
-    with pytest.raises(ValueError, match="'row' or 'tensor', or the number of equal parts"):
-        fo.adam_mini(blocks={"*": "column"})
-    with pytest.raises(ValueError, match="a whole number of 1 or more for block"):
-        fo.adam_mini(blocks={"*": 0})
-    with pytest.raises(TypeError, match="a dict from patterns of paths to blocks"):
-        fo.adam_mini(blocks=2)
-    w = torch.nn.Parameter(torch.ones(4, 3))
-    w.grad = torch.ones(4, 3)
-    opt = adapters.AdamMini([w], blocks={"*": 3}, compile=False)
-    with pytest.raises(ValueError, match=r"3 parts, but got a parameter of shape \(4, 3\)"):
-        opt.step()
-    assert_same(w.detach(), torch.ones(4, 3))

@@ -1,4 +1,4 @@
-"""L-BFGS as a pure transformation: one problem, many at once, traced, differentiated."""
+"""L-BFGS as a pure transformation, as links of a chain, and what it is made of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import optree
 import pytest
 import torch
-from helpers import assert_close, assert_same, clone
+from helpers import assert_close, assert_finite, assert_same, clone
 from lbfgs_runs import (
     SEARCHES,
     bowl,
@@ -22,6 +22,16 @@ from lbfgs_runs import (
 import functional_optim as fo
 from functional_optim import adapters
 from functional_optim.algorithms.lbfgs import quasi_newton
+from functional_optim.algorithms.lbfgs.line_search import (
+    C1,
+    C2,
+    End,
+    Point,
+    cubic,
+    start,
+    strong_wolfe,
+)
+from functional_optim.core.ravel import Ravel
 
 # ---------------------------------------------------------------- one problem
 
@@ -266,75 +276,206 @@ def test_the_derivative_of_a_run(search):
         assert torch.autograd.gradcheck(end, (lr, x), check_forward_ad=True)
 
 
-# ---------------------------------------------------------------- errors
+# ---------------------------------------------------------------- links of a chain
 
 
-def test_errors():
+def test_the_link_alone_goes_where_torch_goes():
+    """With max_iter=1 and no search, torch takes one step of length lr at a time."""
+    x = 0.01 * starts()[0]
+    p = torch.nn.Parameter(x.clone())
+    opt = torch.optim.LBFGS([p], lr=0.1, max_iter=1, history_size=3)
+    tx = fo.chain(fo.scale_by_lbfgs(3), fo.scale_by_lr(0.1))
+    state = tx.init(x)
+
+    def closure():
+        opt.zero_grad()
+        loss = bowl(p) + p.sum() / 8  # |g|₁ < 1: torch's first step is not shortened
+        loss.backward()
+        return loss
+
+    for _ in range(8):
+        opt.step(closure)
+        g = torch.func.grad(lambda x: bowl(x) + x.sum() / 8)(x)
+        u, state = tx.update(g, state, x)
+        x = fo.apply_updates(x, u)
+        assert_close(x, p.detach(), 1e-10)
+
+
+def descent(f, **options):
+    tx = fo.chain(
+        fo.scale_by_lbfgs(5), fo.scale(-1), fo.scale_by_backtracking_linesearch(**options)
+    )
+
+    def step(x, state):
+        grads, value = torch.func.grad_and_value(f)(x)
+        u, state = tx.update(grads, state, x, value=value, grad=grads, value_fn=f)
+        return fo.apply_updates(x, u), state
+
+    return tx, step
+
+
+def test_backtracking_makes_it_a_method():
+    tx, step = descent(rosenbrock)
+    for x in starts(3):
+        state, value = tx.init(x), rosenbrock(x)
+        for _ in range(100):
+            x, state = step(x, state)
+            assert rosenbrock(x) <= value
+            value = rosenbrock(x)
+        assert torch.func.grad(rosenbrock)(x).norm() < 1e-6
+
+
+def test_the_first_step_length_that_decreases_enough():
+    tried = []
+
+    def f(x):
+        tried.append(float(x))
+        return 10 * x.square().sum()
+
+    tx = fo.scale_by_backtracking_linesearch(decrease_factor=0.5)
+    x = torch.tensor([1.0], dtype=torch.float64)
+    extra = {"value": f(x), "grad": 20 * x, "value_fn": f}
+    tried.clear()
+    u, state = tx.update(-20 * x, tx.init(x), x, **extra)
+    lengths = [0.5**k for k in range(5)]
+    assert tried == [1 - 20 * t for t in lengths]  # 1/16 is the first below 1/10
+    assert_close(u, -20 * x / 16, 1e-12)
+    assert float(state.learning_rate) == 1 / 16
+    tried.clear()
+    tx.update(-20 * x, state, x, **extra)
+    assert tried == [1 - 20 * 1.5 / 16]
+    up, _ = tx.update(20 * x, tx.init(x), x, **extra)
+    assert_same(up, torch.zeros_like(x))
+
+    def both(x):
+        return f(x), None
+
+    again, _ = tx.update(-20 * x, tx.init(x), x, value=f(x), grad=20 * x, value_and_grad=both)
+    assert_same(again, u)
+
+
+def test_links_under_vmap_and_compile(fresh_dynamo):
+    xs = starts(4)
+
+    def end(x):
+        tx, step = descent(rosenbrock, max_backtracking_steps=6)
+        state = tx.init(x)
+        for _ in range(4):
+            x, state = step(x, state)
+        return x, state
+
+    expected = optree.tree_map(lambda *leaves: torch.stack(leaves), *[end(x) for x in xs])
+    assert_close(torch.vmap(end)(xs), expected, 1e-9)
+    compiled = torch.compile(end, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(xs[0]), end(xs[0]), 1e-9)
+
+
+@pytest.mark.parametrize("where", ["start", "trials"])
+def test_a_value_that_is_nan_is_no_decrease(where):
+    x = torch.ones(3)
+    tx = fo.scale_by_backtracking_linesearch()
+    value = torch.tensor(math.nan if where == "start" else 3.0)
+    u, state = tx.update(-x, tx.init(x), x, value=value, grad=2 * x, value_fn=lambda _: 3 * value)
+    assert_same(u, torch.zeros(3))
+    assert state.learning_rate > 0
+
+
+def test_searches_that_fail_do_not_wear_the_step_length_down_to_zero():
+    """From zero there would be no way back."""
+    x = torch.ones(1)
+    tx = fo.scale_by_backtracking_linesearch(decrease_factor=0.3, increase_factor=4.0)
+    state, extra = tx.init(x), {"value": x.sum(), "grad": x}
+    for _ in range(60):
+        u, state = tx.update(-x, state, x, **extra, value_fn=lambda x: 2 + x.sum())
+        assert_same(u, torch.zeros(1))
+    assert state.learning_rate > 0
+    for _ in range(80):
+        _, state = tx.update(-x, state, x, **extra, value_fn=lambda x: x.sum() - 1)
+    assert state.learning_rate == 1
+
+
+def test_values_may_be_python_numbers():
     x = torch.ones(2)
-    with pytest.raises(ValueError, match="Invalid learning rate: -1"):
-        fo.lbfgs(lr=-1.0)
-    with pytest.raises(RuntimeError, match="only 'strong_wolfe' is supported"):
-        fo.lbfgs(line_search_fn="armijo")
-    for factory in (fo.lbfgs, fo.scale_by_lbfgs):
-        with pytest.raises(
-            ValueError, match="history_size must be an integer of at least 1, but got 0"
-        ):
-            factory(history_size=0)
-    with pytest.raises(TypeError, match="lr must be a number or a 0-dim tensor"):
-        fo.lbfgs(lr=lambda count: 1.0)
-    with pytest.raises(ValueError, match="nothing to optimize"):
-        fo.lbfgs().init({"x": torch.ones(0)})
-    with pytest.raises(TypeError, match="int64"):
-        fo.lbfgs().init({"x": torch.ones(2, dtype=torch.int64)})
-    with pytest.raises(ValueError, match="one leading dimension in common"):
-        fo.lbfgs(batched=True).init([torch.ones(2, 3), torch.ones(3)])
-    tx = fo.lbfgs()
-    for wrong, message in (
-        (torch.func.grad_and_value(torch.sum), "grad_and_value has them in reverse"),
-        (torch.sum, r"return \(value, gradients\)"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            tx.update(x, tx.init(x), x, value=x.sum(), value_and_grad=wrong)
-    extra = {"value": x.sum(), "value_and_grad": torch.sum}
-    with pytest.raises(TypeError, match="a state of type tuple; pass the state"):
-        tx.update(x, (), x, **extra)
-    with pytest.raises(ValueError, match="places for 7 pairs, but history_size is 100"):
-        tx.update(x, fo.lbfgs(history_size=7).init(x), x, **extra)
-    with pytest.raises(ValueError, match="needs the parameters"):
-        tx.update(x, tx.init(x), **extra)
-    with pytest.raises(ValueError, match="different structures"):
-        tx.update([x], tx.init(x), {"x": x}, **extra)
-    with pytest.raises(TypeError, match="pass a complex gradient for a complex parameter"):
-        tx.update(x, tx.init(x), x.to(torch.complex64), **extra)
+
+    def f(x):
+        return x.square().sum()
+
+    tx = fo.scale_by_backtracking_linesearch()
+    found = tx.update(-x, tx.init(x), x, value=2.0, grad=2 * x, value_fn=lambda x: f(x).item())
+    assert_same(found, tx.update(-x, tx.init(x), x, value=f(x), grad=2 * x, value_fn=f))
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (lambda g: [g], "different structures"),
-        (lambda g: {"x": g["x"][:1]}, r"differ at 'x': \(2,\) against \(1,\)"),
-        (lambda g: {"x": g["x"] * 1j}, "pass a complex gradient for a complex parameter"),
-    ],
-)
-def test_gradients_that_do_not_fit_are_named(bad, message):
-    def fn(x):
-        value, grads = with_grad(lambda x: (x["x"] ** 2).sum())(x)
-        return value, bad(grads)
-
-    x = {"x": torch.ones(2)}
-    tx = fo.lbfgs()
-    with pytest.raises((TypeError, ValueError), match=message):
-        tx.update(x, tx.init(x), x, value=torch.ones(()), value_and_grad=fn)
+# ---------------------------------------------------------------- parts
 
 
-@pytest.mark.parametrize("factory", [fo.lbfgs, fo.scale_by_lbfgs])
-def test_a_state_of_other_parameters_is_refused(factory):
-    tx, x = factory(), torch.ones(2)
-    extra = {"value": x.sum(), "value_and_grad": torch.sum} if factory is fo.lbfgs else {}
-    for other in (torch.ones(3), x.double()):
-        with pytest.raises(ValueError, match="pass the state that init returned for these"):
-            tx.update(x, tx.init(other), x, **extra)
-    if extra:
-        xs = torch.ones(4, 2)
-        with pytest.raises(ValueError, match="pass the state that init returned for these"):
-            fo.lbfgs(batched=True).update(xs, tx.init(xs), xs, **extra)
+def test_the_two_loops_are_the_dense_bfgs_matrix():
+    """Nocedal and Wright, equations 7.16 to 7.19."""
+    n, m = 6, 4
+    eye = torch.eye(n, dtype=torch.float64)
+    memory = quasi_newton.Memory([], [], [], 1)
+    a = torch.randn(n, n, dtype=torch.float64)
+    curvature = a @ a.T + eye
+    pairs = []
+    for _ in range(7):
+        s = torch.randn(n, dtype=torch.float64)
+        memory = quasi_newton.remember(memory, s, curvature @ s, m, True)
+        pairs.append((s, curvature @ s))
+    s, y = pairs[-1]
+    h = eye * (s @ y) / (y @ y)
+    for s, y in pairs[-m:]:
+        v = eye - torch.outer(y, s) / (y @ s)
+        h = v.T @ h @ v + torch.outer(s, s) / (y @ s)
+    g = torch.randn(n, dtype=torch.float64)
+    found, _ = quasi_newton.two_loop(g, memory)
+    assert_close(found, h @ g, 1e-12)
+    refused = quasi_newton.remember(memory, s, -y, m, True)
+    assert refused is memory
+
+
+def test_the_minimizer_of_a_cubic():
+    coefficients = torch.tensor([1.0, -2.0, -1.5, 0.7], dtype=torch.float64)  # minimum inside
+
+    def f(t):
+        return sum(c * t**k for k, c in enumerate(coefficients))
+
+    def df(t):
+        return sum(k * c * t ** (k - 1) for k, c in enumerate(coefficients) if k)
+
+    low, high = End(0.0, f(0.0), df(0.0)), End(3.0, f(3.0), df(3.0))
+    for pair in ((low, high), (high, low)):
+        t = cubic(*pair, 0.0, 3.0)
+        assert abs(df(t)) < 1e-12
+        assert cubic(*pair, 0.0, 0.5) == 0.5
+    hill = End(0.0, 0.0, torch.tensor(1.0)), End(1.0, 0.8, torch.tensor(1.0))
+    assert cubic(*hill, 0.0, 1.0) == 0.5
+
+
+@pytest.mark.parametrize("first", [1e-3, 0.1, 1.0, 30.0])
+def test_a_search_ends_where_the_wolfe_conditions_hold(first):
+    def f(t):
+        return -t / (t**2 + 2) + 0.01 * torch.sin(9 * t)  # Moré and Thuente's, made rough
+
+    def point(t):
+        slope, value = torch.func.grad_and_value(f)(torch.as_tensor(t, dtype=torch.float64))
+        return Point(t, float(value), torch.ones(1), slope)
+
+    origin = point(0.0)
+    search, t, over, evaluations = start(origin), first, False, 0
+    while not over:
+        evaluations += 1
+        search, t, over = strong_wolfe(search, origin, point(t), 1.0, evaluations == 25)
+    found = search.low
+    assert evaluations < 25
+    assert found.f <= origin.f + C1 * found.t * origin.slope
+    assert abs(found.slope) <= -C2 * origin.slope
+
+
+def test_flat_is_there_and_back():
+    params, _ = tree_problem(torch.float32)
+    flat = Ravel(params)
+    assert flat.dtype == torch.float64
+    assert not flat.exact
+    assert_same(flat.tree(flat.vector(params)), params)
+    conjugate = {**params, "z": params["z"].conj()}
+    assert_close(flat.tree(flat.vector(conjugate))["z"], params["z"].conj().resolve_conj(), 0.0)
+    assert_finite(flat.snap(flat.vector(params)))

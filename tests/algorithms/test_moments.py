@@ -9,7 +9,6 @@ import torch
 from helpers import assert_close, assert_finite, assert_same, make_grads, make_params, run
 
 import functional_optim as fo
-from functional_optim import adapters
 
 EXACT = 1e-12
 W = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -28,20 +27,6 @@ def steps(tx, grads=G):
 # ---------------------------------------------------------------- first steps
 
 
-@pytest.mark.parametrize("decoupled", [True, False])
-def test_the_first_step_of_adopt_moves_nothing(decoupled):
-    tx = fo.adopt(0.1, weight_decay=0.5, decoupled_weight_decay=decoupled)
-    first, second, _ = steps(tx)
-    assert not first.any()
-    assert second.all() or not decoupled
-    w = torch.nn.Parameter(W.clone())
-    opt = adapters.ADOPT([w], lr=0.1, weight_decay=0.5, compile=False)
-    w.grad = G[0]
-    opt.step()
-    assert_same(w.detach(), W)
-    assert_close(opt.state[w]["exp_avg_sq"], (G[0] + 0.5 * W) ** 2, EXACT)
-
-
 @pytest.mark.parametrize("numbers", [{"clip_exponent": None}, {"clip_exponent": 0.0}, {"eps": 0.0}])
 def test_the_first_step_of_adopt_starts_the_second_moment_only(numbers):
     tx = fo.scale_by_adopt(**numbers)
@@ -58,17 +43,6 @@ def test_adopt_clips_what_it_averages_by_a_power_of_the_finished_steps():
         assert_close(steps(tx, grads)[-1], torch.full_like(W, bound), 1e-6)
     at_once = steps(fo.scale_by_adopt((0.0, 0.9), clip_exponent=None), [small, large])[1]
     assert_close(at_once, torch.full_like(W, 1e3), EXACT)
-
-
-@pytest.mark.parametrize("recipe", [fo.adan, fo.optimistic_gradient_descent])
-def test_a_first_gradient_has_no_difference(recipe):
-    plain = {fo.adan: fo.scale_by_adam(), fo.optimistic_gradient_descent: fo.identity()}[recipe]
-    assert_close(steps(recipe(1.0))[0], -steps(plain)[0], 1e-7)
-
-
-def test_the_difference_of_a_first_gradient_of_mars_is_from_zero():
-    (u, *_) = steps(fo.variance_reduction(0.025, 0.95, max_norm=100.0))
-    assert_close(u, 1.475 * G[0], EXACT)
 
 
 def test_a_gradient_written_over_does_not_change_the_one_that_is_remembered():
@@ -146,29 +120,3 @@ def test_warm_ups_of_ademamix_that_end_at_once_are_none():
     for found in (slow, weak):
         assert (found[1] - plain[1]).abs().max() > 1e-3
     assert_same(weak[5:], plain[5:])  # alpha has risen, and the averages are the same
-
-
-def test_three_betas_are_read_from_a_state():
-    state = fo.adan(0.1, betas=(0.9, 0.8, 0.7)).init(W)
-    assert [float(x) for x in fo.get(state, "betas")] == [0.9, 0.8, 0.7]
-
-
-# ---------------------------------------------------------------- which rule a tensor gets
-
-
-def test_mars_is_for_matrices_and_adamw_for_all_else():
-    params, numbers = make_params(), {"lr": 0.02, "betas": (0.8, 0.95)}
-    grads = make_grads(params, 4)
-    moved, state = run(fo.mars(**numbers, lr_1d=0.03), params, grads)
-    everywhere, _ = run(fo.mars(**numbers, optimize_1d=True), params, grads)
-    rest, _ = run(fo.adamw(0.03, (0.9, 0.95), weight_decay=0.1), params, grads)
-    for name, p in params.items():
-        assert_same(moved[name], (everywhere if p.dim() == 2 else rest)[name])
-        assert (state.slots["previous_grad"][name] is None) == (p.dim() != 2)
-
-
-def test_mars_does_not_guess_what_a_complex_parameter_is():
-    p = torch.zeros(2, 2, dtype=torch.complex64)
-    with pytest.raises(TypeError, match="optimize_1d=True"):
-        fo.mars().init(p)
-    fo.mars(optimize_1d=True).init(p)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import math
-
 import pytest
+import test_authors
+import test_optax
 import torch
-from cases import composed, with_naive, with_torch
+from cases import CASES, composed, with_naive, with_torch
 from helpers import (
     as_parameters,
     assert_close,
@@ -18,7 +17,7 @@ from helpers import (
     run,
     step_object,
 )
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR
+from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import functional_optim as fo
@@ -87,18 +86,18 @@ def test_the_functional_loop_equals_the_paper(case):
         g["matrix" if case.dim == 2 else "scalar"] *= 0
     grads[7] = {name: 100 * g for name, g in grads[7].items()}
     moved, _ = run(case.tx(), params, grads)
-    loop, hyper = case.naive, case.hyper
-    if next(iter(inspect.signature(loop).parameters)) == "params":
-        steps = [[g.numpy() for g in tree.values()] for tree in grads]
-        ours = loop([p.numpy() for p in params.values()], steps, **hyper)
-        theirs = dict(zip(params, ours, strict=True))
-    else:
-        theirs = {
-            name: loop(p.numpy(), [tree[name].numpy() for tree in grads], **hyper)
-            for name, p in params.items()
-        }
-    for name, p in moved.items():
-        assert_close(p, torch.as_tensor(theirs[name]), 1e-10)
+    for name, p in params.items():
+        theirs = case.naive(p.numpy(), [tree[name].numpy() for tree in grads], **case.hyper)
+        assert_close(moved[name], torch.as_tensor(theirs), 1e-10)
+
+
+def test_every_row_has_a_reference():
+    """torch's class, a loop, or a row in `test_optax` or `test_authors`."""
+    followed = {name.split("-")[0] for x in (test_authors, test_optax) for name in x.FOUND}
+    followed |= {"sparse_adam"}  # with sparse gradients, in test_sparse
+    for case in CASES:
+        own = case.recipe.__module__.startswith(fo.__name__)
+        assert case.stock or case.naive or case.recipe.__name__ in followed or not own, case.name
 
 
 # ---------------------------------------------------------------- links
@@ -151,74 +150,7 @@ def test_params_ema_of_half_precision_averages_the_rounded_parameters():
     assert state.slots["params_ema"] == 1.0
 
 
-# ---------------------------------------------------------------- schedules
-
-
-def factors(schedule, steps=STEPS):
-    """What a schedule multiplies an update of 1 by, step after step, inside a chain."""
-    tx, w = fo.scale_by_schedule(schedule), torch.zeros((), dtype=torch.float64)
-    state, seen = tx.init(w), []
-    for _ in range(steps):
-        u, state = tx.update(torch.ones_like(w), state, w)
-        seen.append(u.item())
-    return seen
-
-
-def rates(make_scheduler, steps=STEPS):
-    """torch's learning rates for a base rate of 1."""
-    opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    scheduler, seen = make_scheduler(opt), []
-    for _ in range(steps):
-        seen.append(opt.param_groups[0]["lr"])
-        opt.step()
-        scheduler.step()
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("schedule", "make_scheduler"),
-    [
-        (
-            schedules.linear(0.2, 1.0, 6),
-            lambda opt: LinearLR(opt, start_factor=0.2, total_iters=6),
-        ),
-        (
-            schedules.linear(1.0, 0.25, 4),
-            lambda opt: LinearLR(opt, start_factor=1.0, end_factor=0.25, total_iters=4),
-        ),
-        (
-            schedules.linear(1.0, 0.0, 4, transition_begin=3),
-            lambda opt: LambdaLR(opt, lambda t: 1 - min(max(t - 3, 0), 4) / 4),
-        ),
-        (schedules.cosine(1.0, STEPS - 1), lambda opt: CosineAnnealingLR(opt, STEPS - 1)),
-        (
-            schedules.cosine(1.0, STEPS - 1, alpha=0.3),
-            lambda opt: CosineAnnealingLR(opt, STEPS - 1, eta_min=0.3),
-        ),
-        (schedules.constant(1.0), lambda opt: LambdaLR(opt, lambda t: 1.0)),
-        (lambda count: 0.5**count, lambda opt: LambdaLR(opt, lambda t: 0.5**t)),
-    ],
-)
-def test_schedules_equal_torchs_schedulers(schedule, make_scheduler):
-    assert factors(schedule) == pytest.approx(rates(make_scheduler), abs=1e-12)
-
-
-def test_warmup_cosine_equals_its_formula():
-    def formula(t):
-        if t < 4:
-            return 0.1 + 0.9 * t / 4
-        return 0.2 + 0.8 * (1 + math.cos(math.pi * min((t - 4) / 8, 1))) / 2
-
-    schedule = schedules.warmup_cosine(0.1, 1.0, 4, 12, end_value=0.2)
-    wanted = [formula(t) for t in range(15)]
-    assert factors(schedule, 15) == pytest.approx(wanted, abs=1e-12)
-    assert [schedule(t) for t in range(15)] == pytest.approx(wanted, abs=1e-12)
-
-
-def test_a_schedule_stays_at_its_end():
-    for schedule in (schedules.linear(1.0, 0.5, 3), schedules.cosine(1.0, 3, alpha=0.5)):
-        assert schedule(3) == schedule(1000) == pytest.approx(0.5)
-    assert schedules.warmup_cosine(0.0, 1.0, 0, 3)(0) == 1.0
+# ---------------------------------------------------------------- the whole recipe
 
 
 def test_every_hyperparameter_takes_a_schedule():
@@ -235,9 +167,6 @@ def test_every_hyperparameter_takes_a_schedule():
         step_object(opt, [g])
     tx = fo.sgd(turn(0.1, 0.3), turn(0.5, 0.9), weight_decay=turn(0.1, 0.2))
     assert_close(list(run(tx, params, grads)[0].values()), copy_of(theirs), 1e-12)
-
-
-# ---------------------------------------------------------------- the whole recipe
 
 
 @pytest.mark.parametrize("functional", [True, False], ids=["functional", "object"])

@@ -21,7 +21,6 @@ pytestmark = [
 
 ROWS = [f"{name}-{form}" for name, form in runs.rows()]
 every_row = pytest.mark.parametrize("row", ROWS)
-every_recipe = pytest.mark.parametrize("name", runs.RECIPES)
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +32,10 @@ def folder(tmp_path_factory):
 def alone(folder):
     """Where one process ends, by row; its checkpoints lie in one/."""
     torch.set_num_threads(1)
-    made = {
+    return {
         f"{name}-{form}": runs.write(name, form, f"{folder}/one/{name}-{form}", shard=False)
         for name, form in runs.rows()
     }
-    for name in runs.RECIPES:
-        path = f"{folder}/one/functional-{name}"
-        made[f"functional-{name}"] = runs.write_functional(name, path, shard=False)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +76,9 @@ def test_a_sharded_checkpoint_of_torchs_is_ours_and_back(name, two, folder):
     assert_close(end, two[0][f"torch-{name}"]["wanted"], 1e-10)
 
 
-@every_recipe
-def test_functional_states_are_resharded(name, two, folder, alone):
-    row = f"functional-{name}"
-    for mine in two:
-        assert_same(mine[row]["again"], mine[row]["wanted"])
-        assert_close(mine[row]["of one"], alone[row], EXACT)
-    found = runs.read_functional(name, f"{folder}/two/{row}", shard=False)
-    assert_close(found, alone[row], EXACT)
-
-
-@every_recipe
+@pytest.mark.parametrize("name", runs.RECIPES)
 def test_the_functional_loop_goes_where_the_object_goes(name, alone):
-    assert_close(alone[f"functional-{name}"], alone[f"{name}-nested"], EXACT)
+    assert_close(alone[f"{name}-functional"], alone[f"{name}-nested"], EXACT)
 
 
 def test_a_sharded_checkpoint_of_torchs_loads_into_a_functional_state(two):

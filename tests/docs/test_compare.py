@@ -112,46 +112,44 @@ def test_the_winner_of_the_search_is_what_is_reported_with_new_seeds(compare, fi
         assert min(time["gradient_ms"], time["update_ms"], time["state_bytes"]) > 0
 
 
-def test_a_second_run_runs_nothing(compare, again, monkeypatch):
-    path, made = again
-    before = path.read_bytes()
-    monkeypatch.setattr(compare.trials, "times", None)
-    assert compare.main(FLAGS) == 0
-    assert made == []
-    assert path.read_bytes() == before
+def cut_off(store, rows):
+    """The last parameters of AdamW are in the middle of being written."""
+    final = store.line(rows.pop(("adamw", "final")))
+    return "".join(map(store.line, rows.values())) + final[:90]
 
 
-def test_an_interrupted_run_goes_on(compare, again):
-    path, made = again
-    before = path.read_text()
-    lines = before.splitlines(keepends=True)
-    (final,) = [line for line in lines if '"adamw","part":"final"' in line]
-    path.write_text("".join([line for line in lines if line != final]) + final[:90])
-    assert compare.main([*FLAGS, "--only", "runs"]) == 0
-    assert made == [("adamw", "final")]
-    assert path.read_text() == before, "another process made other numbers"
-
-
-def test_again_runs_what_is_there(compare, again):
-    path, made = again
-    before = path.read_text()
-    assert compare.main([*FLAGS, "--again", "--only", "runs"]) == 0
-    parts = ("search", "default", "sweep", "final")
-    assert sorted(made) == sorted([*[("adamw", x) for x in parts], ("lbfgs", "final")])
-    assert made.index(("adamw", "search")) < made.index(("adamw", "sweep"))
-    assert path.read_text() == before
-
-
-def test_what_another_winner_left_is_run_again(compare, again):
-    path, made = again
-    before, rows = path.read_text(), read(path)
+def of_another_winner(store, rows):
     for name in ("sweep", "final"):
         for run in rows["adamw", name]["runs"]:
             run[0] *= 1.5
-    path.write_text("".join(map(compare.store.line, rows.values())))
-    assert compare.main([*FLAGS, "--only", "runs"]) == 0
-    assert made == [("adamw", "sweep"), ("adamw", "final")]
-    assert path.read_text() == before
+    return "".join(map(store.line, rows.values()))
+
+
+PARTS = [*[("adamw", x) for x in ("default", "final", "search", "sweep")], ("lbfgs", "final")]
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "expected"),
+    [
+        (None, [], []),
+        (cut_off, ["--only", "runs"], [("adamw", "final")]),
+        (of_another_winner, ["--only", "runs"], [("adamw", "final"), ("adamw", "sweep")]),
+        (None, ["--again", "--only", "runs"], PARTS),
+    ],
+    ids=["all is there", "interrupted", "another winner", "again"],
+)
+def test_a_second_run_runs_what_is_not_there(compare, again, monkeypatch, change, flags, expected):
+    path, made = again
+    before = path.read_text()
+    if change:
+        path.write_text(change(compare.store, read(path)))
+    if not flags:
+        monkeypatch.setattr(compare.trials, "times", None)
+    assert compare.main([*FLAGS, *flags]) == 0
+    assert sorted(made) == expected
+    assert path.read_text() == before, "another process made other numbers"
+    if expected == PARTS:
+        assert made.index(("adamw", "search")) < made.index(("adamw", "sweep"))
 
 
 def test_a_row_behind_one_that_was_cut_off_is_kept(compare, tmp_path, tasks):

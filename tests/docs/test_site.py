@@ -10,7 +10,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from algorithm_pages import ALGORITHMS, CLASSES
@@ -27,7 +26,6 @@ sys.path.append(str(ROOT / "docs" / "extensions"))
 import curve_store
 import docstrings
 import loss_curves
-import public_names
 
 RECIPE = re.search(r"^docs: .*\n\t\$\(BIN\)/python (.*)$", (ROOT / "Makefile").read_text(), re.M)
 
@@ -188,41 +186,6 @@ def test_every_page_is_in_the_sidebar(site):
 
 def test_the_first_page_leads_on(site):
     assert "docs/index.html" in (site / "index.html").read_text()
-
-
-def a_module(source: str) -> ModuleType:
-    module = ModuleType("functional_optim.search")
-    exec(source, vars(module))
-    return module
-
-
-def test_a_public_name_without_a_docstring_is_found():
-    names = public_names.public([a_module("def found(x): return x\ndef _hidden(x): return x")])
-    assert public_names.undocumented(names) == ["functional_optim.search.found"]
-    told = a_module("class C:\n '''A class.'''\n def go(self): ...\n def _no(self): ...")
-    told.C.__qualname__ = "C"
-    assert public_names.undocumented(public_names.public([told])) == [
-        "functional_optim.search.C.go"
-    ]
-    assert public_names.undocumented(public_names.public()) == []
-
-
-def test_a_public_name_that_is_on_no_page_is_found():
-    things = public_names.public()
-    shown = set(things) | {
-        f"{name}.{method}"
-        for name, thing in things.items()
-        if inspect.isclass(thing)
-        for method, _ in public_names.methods(thing)
-    }
-    assert public_names.left_out(things, shown) == []
-    assert public_names.left_out(things, shown - {"functional_optim.chain"}) == [
-        "functional_optim.chain"
-    ]
-    # the same function under another name is enough
-    assert public_names.left_out(things, shown - {"functional_optim.spsa"}) == []
-    without = shown - {"functional_optim.replicas.Replica.step"}
-    assert public_names.left_out(things, without) == ["functional_optim.replicas.Replica.step"]
 
 
 def test_a_name_without_docstring_or_page_fails_a_build(tmp_path):

@@ -1,4 +1,4 @@
-"""Digits to 90 % by evolution, without one backward pass."""
+"""Digits to 90 % without one backward pass: by evolution, and by forward gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 import functional_optim as fo
 from functional_optim import search
-from functional_optim.adapters import GradientFree
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:sklearn")
@@ -58,15 +57,26 @@ def test_openai_es_learns_digits_in_one_graph_without_recompiling(digits, fresh_
     assert len(graphs) == 1
 
 
-def test_the_optimizer_object_learns_digits(digits):
+def test_forward_gradients_learn_digits_and_keep_nothing_for_a_backward_pass(digits):
+    """32 directions a step: 92 to 94 % after 160 steps."""
     data, model = digits.load(), digits.network()
-    opt = GradientFree(
-        model.named_parameters(), search.openai_es, population=64, sigma=0.05, tx=fo.adam, lr=0.05
-    )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=150, eta_min=0.005)
+    params = dict(model.named_parameters())  # they require gradients; none is ever made
+
+    def refuse(x):
+        raise AssertionError("something was kept for a backward pass")
+
+    def loss_fn(params, x, y):
+        return digits.loss_of(model, params, x, y)
+
+    est = fo.forward_gradient(directions=32, distribution="rademacher")
+    tx = fo.adam(fo.schedules.cosine_decay(0.05, 160))
+    state, opt_state = est.init(params, seed=0), tx.init(params)
     batches = torch.Generator().manual_seed(0)
-    for _ in range(150):
-        x, y = data.batch(128, batches)
-        opt.step(lambda x=x, y=y: torch.nn.functional.cross_entropy(model(x), y))
-        schedule.step()
-    assert digits.accuracy(model, dict(model.named_parameters()), data) > 0.9
+    with torch.autograd.graph.saved_tensors_hooks(refuse, refuse), torch.no_grad():
+        for _ in range(160):
+            batch = data.batch(128, batches)
+            (_, grads), state = est.value_and_grad(loss_fn)(state, params, *batch)
+            updates, opt_state = tx.update(grads, opt_state, params)
+            params = fo.apply_updates(params, updates)
+    assert digits.accuracy(model, params, data) > 0.9
+    assert all(p.grad is None for p in model.parameters())

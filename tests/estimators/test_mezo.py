@@ -123,21 +123,6 @@ def test_a_lazy_parameter_is_made_wherever_it_is_read():
     assert torch.equal(a, b)
 
 
-def naive(params, loss_fn, eps, steps):
-    """The paper's Algorithm 1 with a learning rate of 0: +ε z, −2 ε z, +ε z, in place."""
-    for i in range(steps):
-        for factor in (1, -2, 1):
-            random = torch.Generator().manual_seed(i)
-            for p in params.values():
-                p.add_(factor * eps * torch.randn(p.shape, generator=random).to(p.dtype))
-    return params
-
-
-def relative(a, b):
-    gap = sum((x.double() - y.double()).square().sum() for x, y in zip(a, b, strict=True))
-    return (gap / sum(y.double().square().sum() for y in b)).sqrt().item()
-
-
 def test_a_thousand_steps_without_a_learning_rate_leave_bfloat16_as_it_was():
     torch.manual_seed(0)
     params = {"w": 0.3 * torch.randn(40, 10).to(torch.bfloat16)}
@@ -157,8 +142,6 @@ def test_a_thousand_steps_without_a_learning_rate_leave_bfloat16_as_it_was():
         functional = fo.apply_updates(functional, updates)
     assert int(state.step) == 1003
     assert_same((params, functional), (start, start))
-    drifted = naive(clone(start), loss_fn, 1e-3, 1000)
-    assert relative(drifted.values(), start.values()) > 0.02
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -91,7 +91,7 @@ def test_what_has_no_mean_is_named(leaf):
 
 
 def test_a_tensor_larger_than_a_bucket_is_reduced_here_and_not_by_torchft():
-    """T43: torchft's buckets leave out what does not fit into one, without a word."""
+    """torchft's buckets leave out what does not fit into one, without a word."""
     values = [torch.zeros(2), torch.zeros(10), torch.zeros(3)]
     made = reduce_in_buckets(values, Recorder(), 16).wait()
     assert all(torch.equal(x, torch.ones_like(x)) for x in made)

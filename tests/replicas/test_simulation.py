@@ -1,14 +1,171 @@
-"""Replicas in a simulation: what each fault does at each point, and what the group answers."""
+"""Replicas in a simulation: what each fault does at each point, and what the group answers.
+
+Then 10,000 random schedules of faults, and the loops that must not get through them.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any, NamedTuple
+
+import optree
 import pytest
 import torch
-from simulated_training import END, Training, bits, check, first_params, momentum_by_hand, simulate
+from sampling import some
+from torch import Tensor
 
 import functional_optim as fo
-from functional_optim.replicas import CutOff, Delay, Kill, Replica, Simulation, Slow
+from functional_optim.replicas import (
+    CutOff,
+    Delay,
+    Kill,
+    Replica,
+    ReplicaState,
+    Simulation,
+    Slow,
+    random_faults,
+)
 from functional_optim.replicas.simulation.faults import POINTS
+
+END = 6
+
+
+class Momentum(NamedTuple):
+    step: int
+    buffer: Tensor
+
+
+def lr(step: int) -> float:
+    return 0.5 / (1 + step)
+
+
+def momentum_by_hand() -> fo.GradientTransformation:
+    """SGD with momentum and a schedule, in as few operations as can be."""
+
+    def init(params: Tensor) -> Momentum:
+        return Momentum(0, torch.zeros_like(params))
+
+    def update(grads: Tensor, state: Momentum, params: Any = None) -> tuple[Tensor, Momentum]:
+        buffer = state.buffer * 0.9 + grads
+        return buffer * -lr(state.step), Momentum(state.step + 1, buffer)
+
+    return fo.GradientTransformation(init, update)
+
+
+def first_params(rank: int, life: int) -> Tensor:
+    return torch.tensor([1.0 + rank, 2.0 + life])
+
+
+def grad(params: Tensor, rank: int, seen: int) -> Tensor:
+    """Of a problem of its own for every replica and every place in the data."""
+    return params * (1.0 + 0.1 * rank) - 0.01 * seen
+
+
+def bits(tree: Any) -> tuple[Any, ...]:
+    """The content of a tree, to be compared bit for bit."""
+    return tuple(
+        [x.numpy().tobytes() if isinstance(x, Tensor) else x for x in optree.tree_leaves(tree)]
+    )
+
+
+class Training:
+    """A worker, and what each of its replicas had after each of its steps."""
+
+    def __init__(self, tx: fo.GradientTransformation | None = None, replica: Any = Replica) -> None:
+        self.tx = momentum_by_hand() if tx is None else tx
+        self.replica = replica
+        self.trees: list[tuple[int, int, int, int, Any]] = []
+        """(rank, life, steps that the group has committed, steps in the tree, bits of the tree)"""
+        self.changed: list[str] = []
+        self.began: dict[tuple[int, int], Tensor] = {}
+        """by (rank, life): the parameters of its first step, the last time it tried"""
+
+    def __call__(self, group: Any) -> Any:
+        replica = self.replica(group, self.tx)
+        now = replica.init(first_params(group.rank, group.life), extra={"seen": 0})
+        while group.step < END:
+            now = replica.start(now)
+            if now.state.step >= END:
+                break
+            if now.state.step == 0:
+                self.began[group.rank, group.life] = now.params.clone()
+            before = bits(now)
+            try:
+                now, decision = replica.step(grad(now.params, group.rank, now.extra["seen"]), now)
+            except MemoryError:
+                continue  # the step is taken back, and a peer heals this replica in the next
+            if decision.committed:
+                now = now._replace(extra={"seen": now.extra["seen"] + decision.participants})
+            elif not decision.healed and before != bits(now):
+                self.changed.append(f"replica {group.rank} changed in a step refused")
+            count = int(now.state.step)
+            self.trees.append((group.rank, group.life, decision.step, count, bits(now)))
+        replica.finish(now)
+        return now
+
+
+def check(training: Training, result: Any, exact: bool = True) -> list[str]:
+    """What is wrong with a run; nothing, if all is as it must be.
+
+    exact: compare with a plain loop, too, and not only replicas with each other.
+    """
+    wrong = list(training.changed)
+    if result.lost:
+        wrong.append(f"history was lost: {result.lost}")
+    steps = [commit.step for commit in result.commits]
+    if steps != list(range(1, len(steps) + 1)):
+        wrong.append(f"steps were committed as {steps}")
+    expected = replay(training, result) if exact else {}
+    for rank, life, step, count, tree in training.trees:
+        if step and expected.setdefault(step, tree) != tree:
+            wrong.append(f"replica {rank} (life {life}) has another step {step}")
+        if count != step:
+            wrong.append(f"replica {rank} counts {count} steps, its group {step}")
+    for rank in sorted({e.rank for e in result.log} - {None}):
+        if rank in result.returned:
+            if bits(result.returned[rank]) != expected.get(END):
+                wrong.append(f"replica {rank} ends with another tree")
+        elif not [e for e in result.log if e.rank == rank][-1].what.startswith(
+            ("killed", "crashed")
+        ):
+            wrong.append(f"replica {rank} neither ends nor dies")
+    return wrong
+
+
+def last_words(result: Any, rank: int) -> str:
+    return [event.what for event in result.log if event.rank == rank][-1]
+
+
+def replay(training: Training, result: Any) -> dict[int, tuple[Any, ...]]:
+    """The same steps in a plain loop, of the participants that the group says there were."""
+    if not result.commits:
+        return {}
+    found = {}
+    first = result.commits[0].participants[0]
+    life = [e.life for e in result.log if (e.rank, e.what) == (first, "started step 1")]
+    params, seen = training.began[first, life[-1]], 0
+    state = training.tx.init(params)
+    for commit in result.commits:
+        total = sum(
+            [grad(params, rank, seen) for rank in commit.participants[1:]],
+            start=grad(params, commit.participants[0], seen),
+        )
+        updates, state = training.tx.update(total / len(commit.participants), state, params)
+        params, seen = params + updates, seen + len(commit.participants)
+        found[commit.step] = bits((params, state, {"seen": seen}))
+    return found
+
+
+def simulate(
+    faults: Any = (), replica: Any = Replica, tx: Any = None, exact: bool = True, **options: Any
+) -> tuple[Any, list[str]]:
+    """The result of a run, and what is wrong with it."""
+    training = Training(tx, replica)
+    result = Simulation(faults=faults, **options).run(training)
+    return result, check(training, result, exact)
+
+
+# ---------------------------------------------------------------- what to run, and what is told
 
 BOTH = pytest.mark.parametrize("heals_at_start", [False, True], ids=["async", "sync"])
 EVERYWHERE = pytest.mark.parametrize("point", POINTS)
@@ -78,35 +235,51 @@ def test_time_is_virtual():
     assert Simulation(2).run(worker).returned == {0: 3600.0, 1: 3600.0}
 
 
-# ---------------------------------------------------------------- kill and restart
+# ---------------------------------------------------------------- one fault at each point
+
+IN_THE_STEP = ("after start", "in allreduce", "after allreduce")
+SILENT = "refused step 3: nothing heard of 1 for 1 s"
+FAULTS = {
+    "killed": (lambda at: Kill(1, 2, at), {}, "refused step 3: replica 1 died", IN_THE_STEP),
+    "restarted": (
+        *(lambda at: Kill(1, 2, at, restart=0.05), {}),
+        *("refused step 3: replica 1 died", IN_THE_STEP),
+    ),
+    "late": (lambda at: Delay(1, 2, at, seconds=0.4), {"join_timeout": 0.5}, "", ()),
+    "too late": (lambda at: Delay(1, 2, at, seconds=1.2), {}, SILENT, ("in start", *IN_THE_STEP)),
+    "cut off": (lambda at: CutOff(1, 2, at, seconds=1.5), {}, SILENT, IN_THE_STEP),
+    "slow": (lambda at: Slow(1, 2, at, seconds=5.0, each=0.2), {"join_timeout": 0.9}, "", ()),
+}
+"""The fault, options of the simulation, and where the fault refuses its step, with what words."""
 
 
 @BOTH
 @EVERYWHERE
-def test_a_killed_replica_is_missed_in_no_more_than_its_step(point, heals_at_start):
-    result, wrong = simulate([Kill(1, 2, point)], heals_at_start=heals_at_start)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_costs_no_more_than_its_step(name, point, heals_at_start):
+    make, options, words, refusing = FAULTS[name]
+    result, wrong = simulate([make(point)], heals_at_start=heals_at_start, **options)
     assert wrong == []
-    assert said(result, f"killed {point}", rank=1)
-    assert sorted(result.returned) == [0, 2]
-    in_the_step = point in ("after start", "in allreduce", "after allreduce")
-    assert refusals(result) == ["refused step 3: replica 1 died"] * in_the_step
-    counted = point in ("in decide", "after decide")
-    assert result.commits[2].participants == ((0, 1, 2) if counted else (0, 2))
-    assert result.commits[3].participants == (0, 2)
-
-
-@BOTH
-@EVERYWHERE
-def test_a_restarted_replica_heals(point, heals_at_start):
-    kill = Kill(1, 2, point, restart=0.05)
-    result, wrong = simulate([kill], heals_at_start=heals_at_start)
-    assert wrong == []
-    assert sorted(result.returned) == [0, 1, 2]
-    (healed,) = [e for e in said(result, "healed", rank=1) if e.life == 1]
-    told = next(d for d in result.decisions(1, life=1) if d.healed)
-    assert told.participants == (3 if heals_at_start else 2)
-    assert result.commits[-1].participants == (0, 1, 2)
-    assert healed.time > said(result, "restarted")[0].time
+    assert refusals(result) == [words] * (point in refusing)
+    assert sorted(result.returned) == ([0, 2] if name == "killed" else [0, 1, 2])
+    others = {c.participants for c in result.commits[1:]}
+    if not words:
+        assert others == {(0, 1, 2)}  # it was waited for
+        return
+    assert name == "restarted" or (0, 2) in others
+    healed = said(result, "healed", rank=1)
+    if name == "killed":
+        assert said(result, f"killed {point}", rank=1)
+        counted = point in ("in decide", "after decide")
+        assert result.commits[2].participants == ((0, 1, 2) if counted else (0, 2))
+        assert result.commits[3].participants == (0, 2)
+    elif name == "restarted":
+        told = next(d for d in result.decisions(1, life=1) if d.healed)
+        assert told.participants == (3 if heals_at_start else 2)
+        assert result.commits[-1].participants == (0, 1, 2)
+        assert healed[-1].time > said(result, "restarted")[0].time
+    else:
+        assert healed[-1].time > 1.2
 
 
 @BOTH
@@ -116,6 +289,20 @@ def test_whoever_comes_after_the_end_is_healed_to_the_end(heals_at_start):
     assert said(result, f"healed to step {END}", rank=1)
     assert result.returned[1].extra == result.returned[0].extra
     assert len(result.commits) == END
+
+
+@BOTH
+def test_a_slow_peer_beyond_the_timeout_is_gone_for_that_step(heals_at_start):
+    slow = Slow(1, 2, "after start", seconds=1.0, each=1.5)
+    result, wrong = simulate([slow], heals_at_start=heals_at_start)
+    assert wrong == []
+    assert refusals(result) == [SILENT]
+    (late,) = [d for d in result.decisions(1) if d.reason]
+    assert late == fo.replicas.Decision(False, False, 2, 3, "nothing heard of 1 for 1 s")
+    assert said(result, "healed", rank=1)
+
+
+# ---------------------------------------------------------------- deaths and partitions
 
 
 def test_the_dead_run_their_finally_and_no_more():
@@ -157,67 +344,6 @@ def test_two_that_are_healed_at_once_share_no_memory():
 
     found = Simulation(3).run(worker).returned
     assert len({x.data_ptr() for x in found.values()}) == 3
-
-
-# ---------------------------------------------------------------- delay and slowness
-
-
-@BOTH
-@EVERYWHERE
-def test_a_short_delay_is_waited_for(point, heals_at_start):
-    delay = Delay(1, 2, point, seconds=0.4)
-    result, wrong = simulate([delay], heals_at_start=heals_at_start, join_timeout=0.5)
-    assert wrong == []
-    assert not refusals(result)
-    assert {c.participants for c in result.commits[1:]} == {(0, 1, 2)}
-    assert result.time > 0.4
-
-
-@BOTH
-@EVERYWHERE
-def test_a_long_delay_is_not_waited_for(point, heals_at_start):
-    delay = Delay(1, 2, point, seconds=1.2)
-    result, wrong = simulate([delay], heals_at_start=heals_at_start)
-    assert wrong == []
-    in_the_step = point in ("in start", "after start", "in allreduce", "after allreduce")
-    assert refusals(result) == ["refused step 3: nothing heard of 1 for 1 s"] * in_the_step
-    assert (0, 2) in [c.participants for c in result.commits]
-    assert said(result, "healed", rank=1)[-1].time > 1.2
-
-
-@BOTH
-def test_a_slow_peer_within_the_timeout_is_waited_for(heals_at_start):
-    slow = Slow(1, 2, "before start", seconds=5.0, each=0.4)
-    result, wrong = simulate([slow], heals_at_start=heals_at_start, join_timeout=0.9)
-    assert wrong == []
-    assert not refusals(result)
-    assert {c.participants for c in result.commits[1:]} == {(0, 1, 2)}
-
-
-@BOTH
-def test_a_slow_peer_beyond_the_timeout_is_gone_for_that_step(heals_at_start):
-    slow = Slow(1, 2, "after start", seconds=1.0, each=1.5)
-    result, wrong = simulate([slow], heals_at_start=heals_at_start)
-    assert wrong == []
-    assert refusals(result) == ["refused step 3: nothing heard of 1 for 1 s"]
-    (late,) = [d for d in result.decisions(1) if d.reason]
-    assert late == fo.replicas.Decision(False, False, 2, 3, "nothing heard of 1 for 1 s")
-    assert said(result, "healed", rank=1)
-
-
-# ---------------------------------------------------------------- partitions
-
-
-@BOTH
-@EVERYWHERE
-def test_who_is_cut_off_comes_back(point, heals_at_start):
-    cut = CutOff(1, 2, point, seconds=1.5)
-    result, wrong = simulate([cut], heals_at_start=heals_at_start)
-    assert wrong == []
-    assert sorted(result.returned) == [0, 1, 2]
-    in_the_step = point in ("after start", "in allreduce", "after allreduce")
-    assert refusals(result) == ["refused step 3: nothing heard of 1 for 1 s"] * in_the_step
-    assert said(result, "healed", rank=1)[-1].time > 1.5
 
 
 def test_who_is_cut_off_during_the_vote_is_told_the_outcome_when_it_is_back():
@@ -439,3 +565,223 @@ def test_what_is_no_fault_raises():
 def test_nobody_sleeps_back_in_time():
     with pytest.raises(RuntimeError, match=r"ValueError: sleep\(seconds\) needs 0 s or more"):
         Simulation(1).run(lambda group: group.sleep(-0.5))
+
+
+# ---------------------------------------------------------------- random schedules of faults
+
+CHUNK = 250
+
+
+def schedule(seed):
+    """Faults and group of a seed; mostly three replicas, both kinds of healing."""
+    replicas = (3, 3, 2, 3, 4)[seed % 5]
+    faults = random_faults(seed, replicas, END, most=2 + seed % 4)
+    return faults, {"replicas": replicas, "seed": seed, "heals_at_start": bool(seed // 5 % 2)}
+
+
+def failing(seeds, replica=Replica):
+    """The schedules that a loop does not get through, written so that they can be run again."""
+    found = []
+    for seed in seeds:
+        faults, group = schedule(seed)
+        try:
+            _, wrong = simulate(faults, replica, **group)
+        except (RuntimeError, TimeoutError) as error:
+            wrong = [str(error)]
+        if wrong:
+            found.append(f"Simulation({faults=}, {group=}): {'; '.join(wrong)}")
+    return found
+
+
+@pytest.mark.parametrize("first", some(range(0, 10_000, CHUNK), 3))
+def test_no_schedule_loses_a_step_parts_replicas_or_blocks(first):
+    found = failing(range(first, first + CHUNK))
+    assert not found, f"{len(found)} of {CHUNK}, e.g.\n" + "\n".join(found[:3])
+
+
+def test_the_schedules_do_all_that_can_be_done():
+    seen = Counter()
+    for seed in range(CHUNK):
+        faults, group = schedule(seed)
+        result, _ = simulate(faults, **group)
+        words = ("restarted", "healed", "finished", "spared", "refused", "cut off", "delayed")
+        seen.update(w for e in result.log for w in (*words, "slow", "killed") if w in e.what)
+        seen.update(point for e in result.log for point in POINTS if e.what == f"killed {point}")
+        seen["dead at the end"] += group["replicas"] - len(result.returned)
+    assert len(seen) == 9 + len(POINTS) + 1
+    assert min(seen.values()) >= 3
+
+
+def test_where_history_may_be_lost_the_run_says_so_and_goes_on():
+    lost = 0
+    for seed in range(200):
+        faults = random_faults(seed, 3, END, most=8, keep_history=False)
+        training = Training()
+        result = Simulation(3, seed=seed, faults=faults).run(training)
+        wrong = check(training, result)
+        lost += bool(result.lost)
+        assert bool(result.lost) >= bool(wrong), f"{faults}: {wrong}"
+        assert not any("neither ends nor dies" in what for what in wrong)
+    assert lost > 10
+
+
+def test_a_group_that_needs_two_waits_for_those_who_restart():
+    for seed in range(200):
+        faults = random_faults(seed, 3, END, restarts=1.0)
+        _, wrong = simulate(faults, seed=seed, min_replicas=2)
+        assert wrong == [], faults
+
+
+class FailsNowAndThen(Replica):
+    """Replica 1 cannot take one step in three; its worker goes on."""
+
+    def __init__(self, coordinator, tx):
+        super().__init__(coordinator, tx)
+        self.failed = set()
+
+    def _updated(self, grads, now, extra):
+        count = now.state.step
+        if self.coordinator.rank == 1 and count % 3 == 1 and count not in self.failed:
+            self.failed.add(count)
+            raise MemoryError
+        return super()._updated(grads, now, extra)
+
+
+def test_steps_that_are_taken_back_lose_nothing_that_another_has():
+    taken_back = lost = 0
+    for seed in range(300):
+        faults, group = schedule(seed)
+        result, wrong = simulate(faults, FailsNowAndThen, errors="crash", **group)
+        assert bool(result.lost) >= bool(wrong), f"{faults}: {wrong}"
+        taken_back += any(e.what == "took the step back" for e in result.log)
+        lost += bool(result.lost)
+    assert taken_back > 200
+    assert lost < 30
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_librarys_own_sgd_with_a_schedule(compiled):
+    class Run(Replica):
+        def __init__(self, coordinator, tx):
+            super().__init__(coordinator, tx, compile=compiled)
+
+    tx = fo.sgd(lambda count: lr(int(count)), momentum=0.9)
+    for seed in (10, 13, 15) if compiled else range(30):
+        faults, group = schedule(seed)
+        _, wrong = simulate(faults, Run, tx, exact=not compiled, **group)
+        assert wrong == [], faults
+
+
+# ---------------------------------------------------------------- determinism
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_seed_and_faults_give_the_same_run(seed):
+    faults, group = schedule(seed)
+    first, again = [Simulation(faults=faults, **group).run(Training()) for _ in range(2)]
+    assert first.log == again.log
+    assert first.commits == again.commits
+    assert first.time == again.time
+    assert bits(first.returned) == bits(again.returned)
+
+
+def test_one_simulation_can_run_twice():
+    simulation = Simulation(faults=[Kill(1, 2, restart=0.1)])
+    first, again = simulation.run(Training()), simulation.run(Training())
+    assert first.log == again.log
+
+
+def test_another_seed_gives_another_order():
+    runs = [Simulation(seed=seed).run(Training()).log for seed in range(2)]
+    assert [e.rank for e in runs[0]] != [e.rank for e in runs[1]]
+
+
+def test_random_faults_are_those_of_their_seed_and_can_be_written_down():
+    assert random_faults(7) == random_faults(7)
+    assert random_faults(7) != random_faults(8)
+    names = {"Kill": Kill, "Delay": Delay, "CutOff": CutOff, "Slow": Slow}
+    drawn = [fault for seed in range(200) for fault in random_faults(seed, 2, 5, most=3)]
+    assert {type(fault) for fault in drawn} == set(names.values())
+    for fault in drawn:
+        assert eval(repr(fault), names) == fault
+        assert fault.rank < 2
+        assert fault.step < 5
+
+
+# ---------------------------------------------------------------- loops with a fault
+
+
+class StaleCandidate(Replica):
+    """Computes the update before the vote, and takes it after: torchft's order."""
+
+    def step(self, grads, now, **extra):
+        mean, _ = self.coordinator.allreduce((grads, {})).wait()
+        candidate = self._updated(mean, now, {})
+        self._tree = now
+        decision = self.coordinator.decide()
+        if decision.committed:
+            self._tree = candidate
+        return self._tree, decision
+
+
+class IgnoresRefusals(Replica):
+    """Takes every step."""
+
+    def step(self, grads, now, **extra):
+        mean, _ = self.coordinator.allreduce((grads, {})).wait()
+        self._tree = now
+        decision = self.coordinator.decide()
+        self._tree = self._updated(mean, self._tree, {})
+        return self._tree, decision
+
+
+class KeepsItsSchedule(Replica):
+    """Heals parameters and momentum, but not the count that the learning rate comes from."""
+
+    def _load(self, saved):
+        state = saved.state._replace(step=self._tree.state.step)
+        super()._load(ReplicaState(saved.params, state, saved.extra))
+
+
+class KeepsItsMomentum(Replica):
+    """Heals parameters and schedule, but not the momentum."""
+
+    def _load(self, saved):
+        state = saved.state._replace(buffer=self._tree.state.buffer)
+        super()._load(ReplicaState(saved.params, state, saved.extra))
+
+
+FAULTY = [StaleCandidate, IgnoresRefusals, KeepsItsSchedule, KeepsItsMomentum]
+RESTART = [Kill(1, 2, "in allreduce", restart=0.05)]
+
+
+@pytest.mark.parametrize("replica", FAULTY)
+def test_a_faulty_loop_is_caught_by_one_restart(replica):
+    assert simulate(RESTART)[1] == []
+    _, wrong = simulate(RESTART, replica)
+    assert any("has another step" in what for what in wrong)
+
+
+@pytest.mark.parametrize("replica", FAULTY)
+def test_a_faulty_loop_is_caught_by_random_schedules(replica):
+    seeds = range(1000, 1040)
+    assert failing(seeds) == []
+    assert len(failing(seeds, replica)) > 5
+
+
+def test_a_stale_candidate_is_only_stale_where_the_vote_heals():
+    _, wrong = simulate(RESTART, StaleCandidate, heals_at_start=True)
+    assert wrong == []
+
+
+def test_the_mean_that_a_healed_replica_takes_is_that_of_the_others():
+    class Mean(Replica):
+        def _updated(self, grads, now, extra):
+            means.setdefault(int(now.state.step), []).append(grads)
+            return super()._updated(grads, now, extra)
+
+    means = {}
+    assert simulate(RESTART, Mean)[1] == []
+    for got in means.values():
+        assert len(got) >= 2
+        assert all(torch.equal(got[0], other) for other in got[1:])

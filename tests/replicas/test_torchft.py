@@ -130,14 +130,11 @@ def test_a_replica_that_comes_back_is_healed_in_its_first_step(group: Group) -> 
 ROWS = (
     "reported error",
     "update fails",
-    "world sizes",
     "checkpoint",
-    "max_retries",
     "too few",
     "quantize",
     "lighthouse gone, async",
     "lighthouse gone, sync",
-    "close",
 )
 
 

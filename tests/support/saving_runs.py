@@ -133,6 +133,8 @@ def load(form: str, model: Any, opt: torch.optim.Optimizer, path: str) -> None:
 
 def write(name: str, form: str, path: str, *, shard: bool, ours: bool = True) -> Any:
     """Train, save, and go on: where an uninterrupted run ends."""
+    if form == "functional":
+        return write_functional(name, path, shard=shard)
     model = make_model(shard)
     opt = make_optimizer(name, model, ours)
     train(model, opt, 0, STEPS)
@@ -143,6 +145,8 @@ def write(name: str, form: str, path: str, *, shard: bool, ours: bool = True) ->
 
 def read(name: str, form: str, path: str, *, shard: bool, ours: bool = True) -> Any:
     """Load what was saved into a new run, and go on."""
+    if form == "functional":
+        return read_functional(name, path, shard=shard)
     model = make_model(shard)
     with torch.no_grad():
         for p in model.parameters():
@@ -228,13 +232,6 @@ def both_ways(rank: int, folder: str, made: str) -> dict[str, Any]:
             "ours": read(name, "flat", path, shard=True),
             "theirs": read(name, "flat", f"{folder}/{name}-flat", shard=True, ours=False),
         }
-    for name in RECIPES:
-        path = f"{folder}/functional-{name}"
-        found[f"functional-{name}"] = {
-            "wanted": write_functional(name, path, shard=True),
-            "again": read_functional(name, path, shard=True),
-            "of one": read_functional(name, f"{made}/functional-{name}", shard=True),
-        }
     found["functional-of-torch"] = read_adamw(f"{folder}/torch-AdamW")
     found["functional-of-meta"] = through_meta()
     found["refused"] = [refused(shard) for shard in (True, False)]
@@ -273,8 +270,9 @@ def refused(shard: bool) -> dict[str, Any]:
 
 
 def rows() -> list[tuple[str, str]]:
-    """Recipes and forms: the nested form for all, the others for one of each kind of state."""
+    """Recipes and forms: the others than nested and functional for one of each kind of state."""
     every = [(name, "nested") for name in (*RECIPES, *STOCK)]
+    every += [(name, "functional") for name in RECIPES]
     some = [(name, form) for name in ("composed", "nadam", "adafactor") for form in FORMS[1:]]
     return [*every, *some, *[(name, "flat") for name in STOCK]]
 

@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
-from torchft.manager import WorldSizeMode
 from torchft_group import lighthouse
 
 import functional_optim as fo
@@ -126,21 +125,6 @@ def an_update_that_fails_after_its_vote_is_taken_back_and_heals() -> None:
     check_equal(runs)
 
 
-def both_world_size_modes_hold() -> None:
-    def mean(rank: int, manager: Manager) -> tuple[float, int]:
-        group = as_coordinator(manager)
-        group.register("nothing", lambda saved: None, lambda: None)
-        group.start()
-        found = group.allreduce(torch.full((1,), 1.0 + 2 * rank)).wait()
-        return found.item(), group.decide().participants
-
-    dynamic = together(mean, init_sync=False)
-    assert dynamic == [(2.0, 2)] * 2, dynamic
-    spares = together(mean, init_sync=False, world_size_mode=WorldSizeMode.FIXED_WITH_SPARES)
-    assert spares[0] == spares[1], spares
-    assert spares[0] in ((1.0, 1), (3.0, 1)), spares
-
-
 def a_run_goes_on_where_its_checkpoint_was() -> None:
     def resumed(rank: int, manager: Manager) -> list[tuple[Any, float]]:
         manager.load_state_dict({"step": 5, "batches_committed": 10})
@@ -151,22 +135,6 @@ def a_run_goes_on_where_its_checkpoint_was() -> None:
         assert [(d.step, d.participants, d.healed) for d, _ in run] == [
             (step, 2, False) for step in (6, 7, 8)
         ], run
-
-
-def max_retries_raises_after_one_more() -> None:
-    server = lighthouse()
-    with TorchFT(make_manager(server, 0, max_retries=2)) as group:
-        group.register("nothing", lambda saved: None, lambda: None)
-        for left in (2, 1, 0):
-            group.start()
-            group.report_error(ValueError("always"))
-            if left:
-                assert not group.decide().committed
-            else:
-                with pytest.raises(RuntimeError, match="max_retries=2"):
-                    group.decide()
-        assert not group.is_open
-    server.shutdown()
 
 
 def too_few_replicas_refuse_a_step() -> None:
@@ -230,28 +198,14 @@ def a_lighthouse_that_is_gone_ends_the_step_in_words(use_async_quorum: bool) -> 
     there.kill()
 
 
-def closing_an_open_step_ends_it() -> None:
-    server = lighthouse()
-    group = TorchFT(make_manager(server, 0))
-    group.register("nothing", lambda saved: None, lambda: None)
-    group.start()
-    group.close()
-    group.close()
-    assert not group.is_open
-    server.shutdown()
-
-
 CHECKS: dict[str, Callable[[], None]] = {
     "reported error": a_reported_error_refuses_the_step_and_its_replica_heals,
     "update fails": an_update_that_fails_after_its_vote_is_taken_back_and_heals,
-    "world sizes": both_world_size_modes_hold,
     "checkpoint": a_run_goes_on_where_its_checkpoint_was,
-    "max_retries": max_retries_raises_after_one_more,
     "too few": too_few_replicas_refuse_a_step,
     "quantize": quantize_says_that_there_is_no_triton,
     "lighthouse gone, async": lambda: a_lighthouse_that_is_gone_ends_the_step_in_words(True),
     "lighthouse gone, sync": lambda: a_lighthouse_that_is_gone_ends_the_step_in_words(False),
-    "close": closing_an_open_step_ends_it,
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_close, assert_finite, run
-from reference.loops.soap import soap as naive
+from reference.loops.bases import soap as naive
 from three_ways import check_compiled, purely, random_tree
 
 import functional_optim as fo

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import able
 from helpers import assert_close
 from torch import nn
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
@@ -126,24 +125,6 @@ IN_TURN = pytest.mark.xfail(
 )
 def test_losses_are_those_of_single_runs(name):
     assert_close(sweep(RECIPES[name]).losses, runs(RECIPES[name]), 1e-10)
-
-
-@pytest.mark.parametrize("case", able(costly=True))
-def test_every_algorithm_is_vmapped(case):
-    """Also those with slots that some parameters do without."""
-    params = case.filled()
-
-    def loss_fn(params, x):
-        return sum(((p - x.mean()) ** 2).sum() + (p**4).sum() / 100 for p in params.values())
-
-    def recipe(lr):
-        return case.tx(lr=lr)
-
-    given = {"loss_fn": loss_fn, "params": params}
-    values = [0.5 * case.hyper["lr"], case.hyper["lr"]]
-    found = sweep(recipe, values, [x for x, _ in batches()], **given)
-    expected = runs(recipe, values, given=[(x,) for x, _ in batches()], **given)
-    assert_close(found.losses, expected, max(1e-9, case.rounding))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])

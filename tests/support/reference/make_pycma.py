@@ -1,4 +1,4 @@
-"""What pycma's CMA-ES does with given candidates, full and diagonal, for `test_search_cma.py`.
+"""What pycma's CMA-ES does with given candidates, full and diagonal, for `test_search_formulas.py`.
 
     pip install cma==4.5.0 && python tests/support/reference/make_pycma.py
 
@@ -12,11 +12,14 @@ pycma keeps C's diagonal as a vector of deviations; the file has the squares of 
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 
 import cma
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from reference import write
 
 FILE = Path(__file__).with_name("pycma.json")
 GENERATIONS = 60
@@ -90,11 +93,7 @@ def main():
         "rows": {name: trajectory(*row) for name, row in ROWS.items()},
         "diagonal": {name: trajectory(*row, diagonal=True) for name, row in DIAGONAL_ROWS.items()},
     }
-    parts = [f'"cma": {json.dumps(cma.__version__)}']
-    for table, rows in tables.items():
-        lines = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()]
-        parts.append(f"{json.dumps(table)}: {{\n" + ",\n".join(lines) + "\n}")
-    FILE.write_text("{" + ",\n".join(parts) + "}\n")
+    write(FILE, {"cma": cma.__version__}, **tables)
 
 
 if __name__ == "__main__":

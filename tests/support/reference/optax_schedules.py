@@ -5,17 +5,17 @@ Run `python tests/support/reference/optax_schedules.py` where the extra "peers" 
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import jax
 import optax
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "transforms"))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 from schedule_cases import EVERY
 from test_plateau import losses
+
+from reference import write
 
 STEPS = 50
 PLATEAUS = (
@@ -47,9 +47,8 @@ def scales(settings: dict[str, float]) -> list[float]:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    every = {name: found for name in EVERY if (found := numbers(name)) is not None}
-    rows = ",\n".join([f"{json.dumps(name)}: {json.dumps(found)}" for name, found in every.items()])
-    runs = ",\n".join([json.dumps({"settings": s, "scales": scales(s)}) for s in PLATEAUS])
-    head = f'"optax": {json.dumps(optax.__version__)}'
-    text = f'{{{head},\n"schedules": {{\n{rows}\n}},\n"plateaus": [\n{runs}\n]}}\n'
-    Path(__file__).with_suffix(".json").write_text(text)
+    every = {name: numbers(name) for name in EVERY}
+    schedules = {name: found for name, found in every.items() if found is not None}
+    plateaus = [{"settings": s, "scales": scales(s)} for s in PLATEAUS]
+    file, head = Path(__file__).with_suffix(".json"), {"optax": optax.__version__}
+    write(file, head, schedules=schedules, plateaus=plateaus)

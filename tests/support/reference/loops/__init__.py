@@ -1,8 +1,8 @@
 """The papers' loops, as plainly as they can be written, in numpy and float64.
 
-Each has the name of its algorithm. A loop whose first argument is `p` steps one tensor, one whose
-first argument is `params` a list of tensors; the second argument is the gradients of all steps. It
-returns where the parameters are at the end.
+Each has the name of its algorithm, takes one tensor and its gradients in all steps, and returns
+where the tensor is at the end. Algorithms that torch.optim, optax or a package of their authors
+have are compared with these instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Muon's relatives, from their authors' code, with Newton–Schulz in float64."""
+"""Muon and its relatives, from their authors' code, with Newton–Schulz in float64."""
 
 from __future__ import annotations
 
 import numpy as np
+
+from reference.loops.averages import _adamw
 
 
 def _jordan(G, steps=5):
@@ -129,3 +131,35 @@ def scion(
         if p.size:
             p = p - lr * radius * _farthest(d, norm, normalized)
     return p
+
+
+def muon_adamw(
+    p,
+    grads,
+    lr,
+    adamw_lr,
+    weight_decay,
+    adamw_weight_decay,
+    momentum,
+    betas,
+    eps,
+    ns_dtype,
+    muon,
+):
+    """Jordan et al. 2024 for arrays of two dimensions or more; AdamW for others."""
+    if p.ndim < 2:
+        return _adamw(p, grads, adamw_lr, adamw_weight_decay, betas, eps)
+    if p.size == 0:
+        return p
+    m = np.zeros_like(p)
+    for g in grads:
+        m = momentum * m + (1 - momentum) * g
+        u = momentum * m + (1 - momentum) * g
+        o = _jordan(u.reshape(len(p), -1))
+        o = o * np.sqrt(max(1, o.shape[0] / o.shape[1]))
+        p = (1 - lr * weight_decay) * p - lr * o.reshape(p.shape)
+    return p
+
+
+def muon_adamw_at_one_rate(p, grads, lr, **hyper):
+    return muon_adamw(p, grads, lr, adamw_lr=lr, **hyper)

@@ -1,0 +1,502 @@
+"""Algorithms for matrices: what each does to one, when it renews what it keeps, and its limits."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_close, assert_finite, assert_same, make_grads, run
+from reference.loops import LOOPS
+from three_ways import random_tree
+
+import functional_optim as fo
+from functional_optim import adapters, linalg
+from functional_optim.algorithms.apollo import projection
+from functional_optim.linalg import triangular_product, triangular_times
+
+EXACT = torch.float64
+
+# ---------------------------------------------------------------- NorMuon, AdaMuon, Dion2, Scion
+
+MATRICES = [fo.normuon, fo.adamuon, fo.dion2, fo.scion]
+
+
+def test_normuon_brings_rows_to_one_length_and_keeps_the_norm():
+    torch.manual_seed(0)
+    w, g = torch.zeros(8, 3, dtype=EXACT), torch.randn(8, 3, dtype=EXACT)
+    u, _ = run_once(fo.scale_by_normuon(scale=None, ns_dtype=EXACT), w, g)
+    plain, _ = run_once(fo.scale_by_muon(scale=None, ns_dtype=EXACT), w, g)
+    assert plain.norm(dim=1).std() > 0.1
+    assert_close(u.norm(dim=1), (plain.norm() / 8**0.5).expand(8), 1e-8)
+
+
+def test_adamuon_sees_signs_only():
+    torch.manual_seed(0)
+    w, g = torch.zeros(4, 3, dtype=EXACT), torch.randn(4, 3, dtype=EXACT)
+    tx = fo.scale_by_adamuon(ns_dtype=EXACT)
+    assert_close(run_once(tx, w, g)[0], run_once(tx, w, g.sign())[0], 1e-12)
+    assert_close(run_once(tx, w, g)[0].square().mean().sqrt(), torch.tensor(0.2, dtype=EXACT), 1e-6)
+
+
+def run_once(tx, w, g):
+    return tx.update(g, tx.init(w), w)
+
+
+@pytest.mark.parametrize(("shape", "moving"), [((4, 6), [1, 2]), ((6, 4), [1, 2])])
+def test_dion2_moves_the_largest_and_keeps_what_it_has_not_moved(shape, moving):
+    g = torch.ones(4, 6, dtype=EXACT) + torch.eye(4, 6, dtype=EXACT)
+    g[moving] *= 3
+    g, rest = g if shape == (4, 6) else g.mT.contiguous(), [0, 3]
+    w = torch.zeros(shape, dtype=EXACT)
+    u, state = run_once(fo.scale_by_dion2(0.5, 0.25, ns_dtype=EXACT), w, g)
+    m = state.slots["momentum_buffer"]
+    if shape == (6, 4):
+        u, m, g = u.mT, m.mT, g.mT
+    assert (u[moving] != 0).all()
+    assert not u[rest].any()
+    assert_close(m[moving], 0.25 * g[moving], 1e-12)
+    assert_close(m[rest], g[rest], 0.0)
+
+
+def test_scion_stays_in_its_ball():
+    torch.manual_seed(0)
+    w = {"w": torch.full((2, 5), 0.3, dtype=EXACT)}
+    grads = [{"w": torch.ones(2, 5, dtype=EXACT)}] * 60
+    for free, farthest in ((False, 0.4), (True, 2.1)):
+        tx = fo.scion(0.1, norm="sign", radius=2.0, unconstrained=free)
+        end = run(tx, w, grads)[0]["w"]
+        assert_close(end.abs().max().float(), torch.tensor(farthest), 5e-3)
+
+
+def test_groups_of_an_object_have_norms_and_radii_of_their_own():
+    body, head = (torch.nn.Parameter(torch.zeros(2, 2)) for _ in range(2))
+    groups = [{"params": [body], "norm": "row"}, {"params": [head], "norm": "sign", "radius": 8.0}]
+    opt = adapters.Scion(groups, lr=0.5, compile=False)
+    body.grad, head.grad = torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.ones(2, 2)
+    opt.step()
+    half = 0.5 / 2**0.5
+    assert_close(body.detach(), -half * torch.tensor([[0.6, 0.8], [0.0, 1.0]]), 1e-6)
+    assert_close(head.detach(), torch.full((2, 2), -2.0), 1e-6)
+
+
+def test_a_column_of_scion_is_a_row_of_what_is_stored_the_other_way():
+    torch.manual_seed(0)
+    w, g = torch.zeros(4, 3, dtype=EXACT), torch.randn(4, 3, dtype=EXACT)
+    across = fo.as_matrix(fo.scale_by_scion("col"), orientation="in_out")
+    found = run_once(across, w, g)[0]
+    assert_close(found.mT, run_once(fo.scale_by_scion("col"), w.mT, g.mT)[0], 1e-12)
+
+
+@pytest.mark.parametrize("recipe", MATRICES)
+def test_heads_and_kernels_are_matrices_of_their_own(recipe):
+    torch.manual_seed(0)
+    qkv, g = torch.zeros(6, 4, dtype=EXACT), torch.randn(6, 4, dtype=EXACT)
+    tx = fo.as_matrix(recipe(0.1, ns_dtype=EXACT), split=3)
+    u, state = run_once(tx, qkv, g)
+    for k in range(3):
+        part = slice(2 * k, 2 * k + 2)
+        alone, _ = run_once(recipe(0.1, ns_dtype=EXACT), qkv[part], g[part])
+        assert_close(u[part], alone, 1e-12)
+    if recipe is fo.normuon:
+        assert state.slots["second_momentum_buffer"].shape == (3, 2, 1)
+
+
+# ---------------------------------------------------------------- GaLore, APOLLO
+
+LOW_RANK = {
+    "galore": lambda **more: fo.galore(0.02, rank=2, update_proj_gap=3, **more),
+    "apollo": lambda **more: fo.apollo(0.02, rank=2, update_proj_gap=3, **more),
+}
+each = pytest.mark.parametrize("name", LOW_RANK)
+
+
+def test_galore_moves_along_the_first_singular_vectors_only():
+    torch.manual_seed(0)
+    u, _, v = torch.linalg.svd(torch.randn(5, 5, dtype=EXACT))
+    for shape in ((5, 5), (5, 4), (4, 5)):
+        g = ((u * torch.tensor([9.0, 5.0, 1.0, 0.5, 0.1], dtype=EXACT)) @ v)[: shape[0], : shape[1]]
+        w = torch.zeros(shape, dtype=EXACT)
+        tx = fo.scale_by_galore(rank=2, scale=1.0)
+        step, state = tx.update(g, tx.init(w), w)
+        assert torch.linalg.matrix_rank(step) == 2
+        left, _, right = torch.linalg.svd(g)
+        P = state.slots["projector"]
+        first = right[:2].T if shape[0] >= shape[1] else left[:, :2]
+        assert_close(P @ P.T, first @ first.T, 1e-10)
+
+
+@each
+def test_a_projector_stays_until_it_is_due(name):
+    params = {"w": torch.ones(4, 3, dtype=EXACT)}
+    tx, seen, state = LOW_RANK[name](), [], None
+    for g in make_grads(params, 7):
+        params, state = run(tx, params, [g], state)
+        seen.append(state.slots["projector"]["w"])
+    changes = [not torch.equal(a, b) for a, b in zip(seen[1:], seen, strict=False)]
+    assert changes == [False, False, True, False, False, True]
+
+
+def test_galore_keeps_the_signs_of_vectors():
+    torch.manual_seed(0)
+    params = {"w": torch.zeros(4, 3, dtype=EXACT)}
+    g = torch.randn(4, 3, dtype=EXACT)
+    tx = fo.galore(0.02, rank=2, update_proj_gap=1)
+    _, state = run(tx, params, [{"w": g}])
+    _, after = run(tx, params, [{"w": -g + 1e-3 * g.roll(1)}], state)
+    agree = (state.slots["projector"]["w"] * after.slots["projector"]["w"]).sum(0)
+    assert (agree > 0.9).all()
+
+
+def test_a_gradient_that_is_not_finite_leaves_galore_its_vectors():
+    params = {"w": torch.ones(4, 3, dtype=EXACT)}
+    good, bad = make_grads(params, 2)
+    bad["w"][0, 0] = torch.nan
+    tx = fo.apply_if_finite(fo.galore(0.02, rank=2, update_proj_gap=1), 3)
+    moved, _ = run(tx, params, [good, bad, good])
+    assert_finite(moved)
+    plain = fo.scale_by_galore(2, 1)
+    _, state = run(plain, params, [good])
+    with pytest.warns(RuntimeWarning, match="scale_by_galore has found NaN"):
+        _, after = plain.update(bad, state, params)
+    assert_same(after.slots["projector"], state.slots["projector"])
+
+
+def test_projections_are_numbers_of_seed_step_and_shape():
+    like = torch.zeros((), dtype=EXACT)
+    drawn = projection(5, 2, 400, 50, like)
+    assert_close(drawn.var() * 50, torch.tensor(1.0, dtype=EXACT), 0.03)
+    assert abs(float(drawn.mean())) < 1e-2
+    assert_same(drawn, projection(5, torch.tensor(2.0), 400, 50, like))
+    for other in ((6, 2, 400, 50), (5, 3, 400, 50), (5, 2, 50, 400)):
+        assert not torch.allclose(projection(*other, like).reshape(400, 50), drawn)
+
+
+def test_apollo_bounds_the_growth_of_steps_and_forgets_at_zero():
+    w = torch.zeros(4, 3, dtype=EXACT)
+    tx, g = fo.scale_by_apollo(2, growth=1.1, eps=1.0), torch.ones(4, 3, dtype=EXACT)
+    state, norms = tx.init(w), []
+    for size in (1.0, 9.0, 0.0, 5.0):
+        _, state = tx.update(size * g, state, w)
+        norms.append(state.slots["update_norm"].item())
+    assert norms[1] == pytest.approx(1.1 * norms[0], rel=1e-6)
+    assert norms[2] == 0.0
+    assert norms[3] > norms[1]
+
+
+def test_apollo_mini_scales_all_of_a_matrix_alike():
+    torch.manual_seed(0)
+    w, g = torch.zeros(4, 6, dtype=EXACT), torch.randn(4, 6, dtype=EXACT)
+    tx = fo.scale_by_apollo(1, scale_type="tensor")
+    ratio = tx.update(g, tx.init(w), w)[0] / g
+    assert_close(ratio, ratio[0, 0].expand(4, 6), 1e-12)
+    tx = fo.scale_by_apollo(1)  # of a wide matrix its columns have factors
+    ratio = tx.update(g, tx.init(w), w)[0] / g
+    assert_close(ratio, ratio[:1].expand(4, 6), 1e-12)
+    assert ratio[0].std() > 1e-3
+
+
+def test_an_object_keeps_adam_for_all_but_matrices():
+    layer = torch.nn.Linear(4, 3)
+    opt = adapters.GaLore(layer.parameters(), rank=2, compile=False)
+    layer(torch.ones(2, 4)).sum().backward()
+    opt.step()
+    assert opt.state[layer.weight].keys() == {"step", "exp_avg", "exp_avg_sq", "projector"}
+    assert opt.state[layer.bias].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+# ---------------------------------------------------------------- Shampoo
+
+EASY = {"betas": (0.8, 0.95), "eps": 1e-3}
+
+
+def random(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def test_blocks_are_matrices_of_their_own():
+    w, grads = random(5, 7), [random(5, 7, seed=k) for k in (1, 2, 3)]
+    moved, _ = run(fo.shampoo(0.1, **EASY, grafting="adam", max_preconditioner_dim=3), w, grads)
+    for rows in (slice(0, 3), slice(3, 5)):
+        for columns in (slice(0, 3), slice(3, 6), slice(6, 7)):
+            alone = fo.shampoo(0.1, **EASY, grafting="adam")
+            part, _ = run(alone, w[rows, columns], [g[rows, columns] for g in grads])
+            assert_close(moved[rows, columns], part, 1e-12)
+
+
+def test_as_matrix_says_what_is_divided():
+    """Parts of a projection, and blocks of these; a vector stays a column."""
+    params = {"qkv": random(12, 5), "bias": random(12)}
+    grads = make_grads(params)
+    tx = fo.as_matrix(fo.shampoo(0.1, **EASY, max_preconditioner_dim=3), split=(8, 4))
+    moved, _ = run(tx, params, grads)
+    for rows in (slice(0, 8), slice(8, 12)):
+        alone = fo.shampoo(0.1, **EASY, max_preconditioner_dim=3)
+        part, _ = run(alone, params["qkv"][rows], [g["qkv"][rows] for g in grads])
+        assert_close(moved["qkv"][rows], part, 1e-12)
+    alone = fo.shampoo(0.1, **EASY, max_preconditioner_dim=3)
+    part, _ = run(alone, params["bias"], [g["bias"] for g in grads])
+    assert_close(moved["bias"], part, 1e-12)
+
+
+def test_a_row_a_column_and_a_vector_are_alike():
+    tx, g = fo.scale_by_shampoo(**EASY), random(5)
+    found = []
+    for shape in ((5,), (5, 1), (1, 5)):
+        w = torch.zeros(shape, dtype=torch.float64)
+        u, state = tx.update(g.reshape(shape), tx.init(w), w)
+        found.append(u.flatten())
+        sizes = sorted(state.slots[name].shape[-1] for name in ("left", "right"))
+        assert sizes == [0, 5]
+    assert_close(found[0], found[1], 1e-12)
+    assert_close(found[0], found[2], 1e-12)
+
+
+def test_one_side_alone():
+    """L^(−1/2) G has orthogonal rows."""
+    tx, w = fo.scale_by_shampoo((0.0, 1.0), exponents=(0.5, 0.0)), torch.zeros(3, 5).double()
+    u, state = tx.update(random(3, 5), tx.init(w), w)
+    assert_close(u @ u.T, torch.eye(3, dtype=torch.float64), 1e-8)
+    assert state.slots["right_root"].numel() == 0
+
+
+@pytest.mark.parametrize("refresh", ["together", "spread"])
+def test_roots_are_renewed_every_few_steps(refresh):
+    params = {name: random(3, 4, seed=k) for k, name in enumerate("abcdef")}
+    tx = fo.shampoo(0.1, **EASY, precondition_frequency=3, refresh=refresh)
+    state, renewed = tx.init(params), []
+    for t in range(1, 10):
+        (grads,) = make_grads(params, 1, seed=t)
+        _, after = tx.update(grads, state, params)
+        pairs = [(state.slots["left_root"][k], after.slots["left_root"][k]) for k in params]
+        renewed.append(sum(not torch.equal(old, new) for old, new in pairs))
+        state = after
+    then = [6, 0, 0] if refresh == "together" else [2, 2, 2]
+    assert renewed == [0, 0, 6, *[*then[1:], then[0]], *[*then[1:], then[0]]]
+
+
+@pytest.mark.parametrize("grafting", ["sgd", "adagrad", "rmsprop", "adam"])
+def test_a_step_is_as_long_as_the_grafted_one(grafting):
+    given = {"betas": (0.8, 0.95), "grafting": grafting, "grafting_beta2": 0.9}
+    w, grads = random(3, 4), [random(3, 4, seed=k) for k in (1, 2, 3)]
+    waiting = fo.scale_by_shampoo(**given, start_preconditioning_step=9)
+    now = fo.scale_by_shampoo(**given)
+    s, r = waiting.init(w), now.init(w)
+    for g in grads:
+        u, s = waiting.update(g, s, w)
+        v, r = now.update(g, r, w)
+        assert_close(u.norm(), v.norm(), 1e-10)
+        assert (u / u.norm() - v / v.norm()).norm() > 0.1
+
+
+def test_the_kinds_of_decay():
+    """At a learning rate of half its peak, with no gradient."""
+    w = torch.ones(2, 2, dtype=torch.float64)
+    zero = torch.zeros_like(w)
+    lost = {}
+    for kind in ("decoupled", "corrected", "independent"):
+        tx = fo.shampoo(0.1, weight_decay=0.5, weight_decay_type=kind, peak_lr=0.2)
+        u, _ = tx.update(zero, tx.init(w), w)
+        lost[kind] = round(-u[0, 0].item(), 12)
+    assert lost == {"decoupled": 0.05, "corrected": 0.025, "independent": 0.25}
+    tx = fo.shampoo(0.1, (0.0, 1.0), weight_decay=0.5, weight_decay_type="l2", eps=1e-9)
+    u, _ = tx.update(zero, tx.init(w), w)
+    assert u.norm() == pytest.approx(0.1, rel=1e-3)  # as if the gradient were the weights
+
+
+def test_a_broken_factor_keeps_its_root_and_warns_once():
+    linalg._told.discard("scale_by_shampoo")
+    tx, params = fo.shampoo(0.1, **EASY), {"a": random(3, 4), "b": random(3, 4, seed=1)}
+    grads = make_grads(params, 4)
+    _, state = run(tx, params, grads[:1])
+    bad = {"a": torch.full_like(grads[1]["a"], math.nan), "b": grads[1]["b"]}
+    with pytest.warns(RuntimeWarning, match="scale_by_shampoo .* keeps the old basis"):
+        _, after = tx.update(bad, state, params)
+    assert_close(after.slots["left_root"]["a"], state.slots["left_root"]["a"], 0.0)
+    assert not torch.equal(after.slots["left_root"]["b"], state.slots["left_root"]["b"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        u, _ = tx.update(grads[2], after, params)
+    assert u["b"].isfinite().all()
+
+
+# ---------------------------------------------------------------- KL-Shampoo, KL-SOAP
+
+COMMON: dict[str, Any] = {"lr": 0.05, "shampoo_beta": 0.9, "eps": 1e-3, "weight_decay": 0.1}
+KL = {
+    "kl_soap": (fo.kl_soap, {**COMMON, "betas": (0.8, 0.95)}),
+    "kl_shampoo": (fo.kl_shampoo, {**COMMON, "momentum": 0.8}),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "frequency", "hyper"),
+    [
+        ((4, 4), 1, {}),
+        ((3, 4), 4, {"init_factor": 2.0}),
+        ((5, 4), 3, {}),
+        ((13, 12), 3, {"max_clamp_value": 11}),
+    ],
+)
+@pytest.mark.parametrize("name", KL)
+def test_fifty_steps_are_those_of_the_loop(name, shape, frequency, hyper):
+    recipe, known = KL[name]
+    every = {**known, **hyper, "precondition_frequency": frequency}
+    p = random_tree(0, torch.float64, {"w": shape})["w"]
+    small = 1e-2 if "max_clamp_value" in hyper else 1.0  # so that the bound is reached
+    grads = [small * random_tree(k + 1, torch.float64, {"w": shape})["w"] for k in range(50)]
+    moved, _ = run(recipe(**every), p, grads)
+    theirs = LOOPS[name](p.numpy(), [g.numpy() for g in grads], **every)
+    assert_close(moved, torch.as_tensor(theirs), 1e-9)
+    if small < 1.0:
+        free, _ = run(recipe(**{**every, "max_clamp_value": None}), p, grads)
+        assert (free - moved).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("name", KL)
+def test_normalized_steps_have_the_length_of_the_learning_rate(name):
+    recipe, hyper = KL[name]
+    tx = recipe(**{**hyper, "weight_decay": 0.0}, normalize_grads=True)
+    w = torch.zeros(3, 2)
+    g = random_tree(1, torch.float32, {"w": (3, 2)})["w"]
+    _, state = tx.update(g, tx.init(w), w)
+    u, _ = tx.update(g, state, w)
+    assert u.square().mean().sqrt().item() == pytest.approx(0.05, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", KL)
+def test_zeros_half_types_and_empty_matrices_stay_finite(name):
+    recipe, hyper = KL[name]
+    shapes = {"w": (3, 2), "empty": (0, 3), "row": (1, 4)}
+    params = random_tree(0, torch.bfloat16, shapes)
+    grads = [random_tree(k, torch.bfloat16, shapes) for k in range(4)]
+    zeros = {key: torch.zeros_like(p) for key, p in params.items()}
+    tx = recipe(**hyper, precondition_frequency=1)
+    assert_finite(run(tx, params, [zeros, zeros, *grads, zeros]))
+
+
+# ---------------------------------------------------------------- PSGD
+
+SHAPES = {"conv": (4, 2, 3, 3), "row": (1, 5), "vector": (5,), "scalar": (), "wide": (3, 12)}
+
+
+def zeros(dtype=torch.float64):
+    return {name: torch.zeros(shape, dtype=dtype) for name, shape in SHAPES.items()}
+
+
+def shapes_of(**hyper):
+    slots = fo.psgd_kron(**hyper).init(zeros()).slots
+    return {
+        name: [None if x is None else tuple(x.shape) for x in pair]
+        for name, pair in {
+            key: (slots["Q_left"][key], slots["Q_right"][key]) for key in SHAPES
+        }.items()
+    }
+
+
+def test_small_sides_and_vectors_have_diagonal_factors():
+    assert shapes_of(max_size_triangular=10) == {
+        "conv": [(1, 4, 4), (1, 18)],
+        "row": [(1,), (5, 5)],
+        "scalar": [(1,), None],
+        "vector": [(5,), None],
+        "wide": [(3, 3), (12,)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "square", "wide"),
+    [
+        (None, [(3, 3), (3, 3)], [(3, 3), (6, 6)]),
+        ("one_diag", [(3, 3), (3,)], [(3, 3), (6,)]),
+        ("smart_one_diag", [(3, 3), (3, 3)], [(3, 3), (6,)]),
+        ("all_diag", [(3,), (3,)], [(3,), (6,)]),
+    ],
+)
+def test_memory_can_be_saved(mode, square, wide):
+    tx = fo.psgd_kron(memory_save_mode=mode)
+    for shape, expected in (((3, 3), square), ((3, 6), wide), ((6, 3), None)):
+        slots = tx.init(torch.zeros(shape)).slots
+        found = [tuple(slots[name].shape) for name in ("Q_left", "Q_right")]
+        assert found == (expected or [wide[1], wide[0]])
+
+
+def test_factors_are_learned_when_it_is_their_turn():
+    """At 0.4 every third step; by default in each of the first 500, then more and more seldom."""
+    for share, steps in ((0.4, 10), (1.0, 10), (None, 1200)):
+        tx = fo.scale_by_psgd_kron(preconditioner_update_probability=share, precond_lr=0.0)
+        rule = tx.placements[1].rule
+        count = rule.carry
+        for t in range(1, steps + 1):
+            _, count = rule.scalars(float(t), count, **rule.given_at(float(t)))
+        waited, learned = 0, 0
+        for t in range(1, steps + 1):
+            p = share or min(1.0, max(0.03, math.exp(-0.001 * (t - 501))))
+            waited += 1
+            if waited >= 1 / p:
+                waited, learned = 0, learned + 1
+        assert count.renewals == learned
+        assert count.steps_since_renewal == waited
+
+
+def test_equally_large_factors_give_the_same_step():
+    """The hundredth time is a balanced one."""
+    torch.manual_seed(0)
+    tx = fo.scale_by_psgd_kron(0.0)
+    w, g = torch.zeros(4, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    state = tx.init(w)
+    slots = dict(state.slots)
+    slots["Q_left"] = 8 * slots["Q_left"]
+    later = {**state.carry, "renewals": torch.tensor(99.0, dtype=torch.float64)}
+    u, plain = tx.update(g, state._replace(slots=slots), w)
+    v, even = tx.update(g, state._replace(slots=slots, carry=later), w)
+    assert_close(u, v, 1e-12)
+    sizes = [x.slots[name].abs().max() for x in (plain, even) for name in ("Q_left", "Q_right")]
+    assert sizes[0] > 4 * sizes[1]
+    assert 0.5 < sizes[2] / sizes[3] < 2.0
+
+
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
+def test_a_gradient_that_says_nothing_leaves_the_factors(bad):
+    tx = fo.scale_by_psgd_kron(0.0)
+    params = zeros()
+    grads = make_grads(params)
+    _, state = run(tx, params, grads)
+    before = state.slots
+    spoiled = {name: torch.full_like(g, bad) for name, g in grads[0].items()}
+    _, state = tx.update(spoiled, state, params)
+    for name in ("Q_left", "Q_right"):
+        assert_close(state.slots[name], before[name], 0.0)
+    u, state = tx.update(grads[0], state, params)
+    assert all(x.isfinite().all() for x in u.values() if bad == 0.0)
+
+
+def test_a_rotated_valley_is_crossed_faster_than_by_adam():
+    """Curvatures from 1 to 1e4, the same for rows and columns of a matrix, in skew directions."""
+    torch.manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0]
+    H = turn @ torch.diag(torch.logspace(0, 2, 8, dtype=torch.float64)) @ turn.T
+
+    def height(tx):
+        w = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        state = tx.init(w)
+        for _ in range(400):
+            updates, state = tx.update(H @ w @ H, state, w)
+            w = fo.apply_updates(w, updates)
+        return float((w * (H @ w @ H)).sum() / 2)
+
+    falling = fo.schedules.linear(0.1, 0.0, 400)
+    assert height(fo.psgd_kron(falling)) < 0.1 * height(fo.adam(falling))
+
+
+@pytest.mark.parametrize("n", [256, 257, 1025])
+def test_large_triangles_are_multiplied_in_parts(n):
+    torch.manual_seed(0)
+    Q, T = torch.randn(2, n, n).double().triu(), torch.randn(2, n, n).double()
+    X = torch.randn(2, n, 3).double()
+    assert_close(triangular_times(Q, X), Q @ X, 1e-10)
+    assert_close(triangular_times(Q, X, transposed=True), Q.mT @ X, 1e-10)
+    assert_close(triangular_product(T, Q), T.triu() @ Q, 1e-10)

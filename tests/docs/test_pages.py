@@ -1,0 +1,345 @@
+"""Pages of the docs say what the code and the measurements say, and their pictures are drawn."""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import importlib.metadata
+import json
+import re
+import runpy
+import sys
+from typing import Any
+
+import pytest
+import torch
+from gpu_check import command
+from snippets import ROOT
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim import schedules, search, tree
+
+DOCS = ROOT / "docs"
+
+# ---------------------------------------------------------------- choosing
+
+
+def test_what_the_picture_of_choosing_names_exists():
+    drawn = runpy.run_path(str(DOCS / "diagrams.py"))
+    answers = [name for _, name, _ in drawn["QUESTIONS"]] + [drawn["OTHERWISE"][0]]
+    named = re.findall(r"(?:fo\.)?(search\.)?([a-z]\w+)", ", ".join(answers).replace("fo.", ""))
+    for searched, name in named:
+        home = search if searched or hasattr(search, name) else fo
+        assert hasattr(home, name) or name in ("tx", "int8"), name
+    page = (DOCS / "choosing.md").read_text()
+    assert "![Questions to ask, and what to take](choosing.png)" in page
+
+
+def test_the_script_draws_both_pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["diagrams.py", str(tmp_path)])
+    runpy.run_path(str(DOCS / "diagrams.py"), run_name="__main__")
+    for name in ("choosing.png", "overview.png"):
+        drawn, kept = (tmp_path / name).stat().st_size, (DOCS / name).stat().st_size
+        assert abs(drawn - kept) < 0.1 * kept, "run python docs/diagrams.py"
+    assert "](docs/overview.png)" in (ROOT / "README.md").read_text()
+
+
+def test_the_rule_in_the_picture_is_lions():
+    drawn, names = runpy.run_path(str(DOCS / "diagrams.py")), dict[str, Any]()
+    names["LionSlots"] = collections.namedtuple("LionSlots", "exp_avg")
+    exec(drawn["RULE"], names)
+    g, p, m = torch.randn(3, 5)
+    direction, slots = names["update"](g, names["LionSlots"](m), p, 0.1, 0.01)
+    assert torch.equal(direction, (0.9 * m + 0.1 * g).sign())
+    assert torch.allclose(slots.exp_avg, 0.99 * m + 0.01 * g)
+
+
+NETWORKS = {"gpt", "autoencoder", "physics"}
+BETTER = {
+    "muon_adamw": NETWORKS | {"kronecker"},
+    "soap": NETWORKS | {"kronecker"},
+    "psgd_kron": NETWORKS | {"kronecker"},
+    "shampoo": NETWORKS | {"kronecker"},
+    "lbfgs": {"quadratic", "kronecker", "physics"},
+    "adafactor": {"gpt", "autoencoder", "skip-gram"},
+    "schedule_free_adamw": {"gpt", "autoencoder"},
+    "cautious": {"gpt", "autoencoder"},
+    "nadam": {"gpt", "autoencoder"},
+}
+WORSE = {
+    "soap": {"skip-gram"},
+    "psgd_kron": {"skip-gram"},
+    "shampoo": {"skip-gram"},
+    "lbfgs": {"addition"},
+    "prodigy": {"gpt", "autoencoder", "skip-gram"},
+}
+"""What the page says that optimizers were, beside AdamW."""
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        pages = importlib.import_module("comparison.pages")
+        yield pages.published()
+
+
+@pytest.mark.parametrize(("claims", "verdict"), [(BETTER, "better"), (WORSE, "worse")])
+def test_the_rows_say_what_the_page_says(comparison, claims, verdict):
+    found = {task.name: comparison.verdicts(task) for task in comparison.tasks}
+    for name, tasks in claims.items():
+        assert {task for task in tasks if found[task][name] == verdict} == tasks, name
+
+
+def test_some_are_worse_on_most_tasks(comparison):
+    tasks = [task for task in comparison.tasks if task.passes is None]
+    for name in ("ademamix", "lion"):
+        worse = [task.name for task in tasks if comparison.verdicts(task)[name] == "worse"]
+        assert len(worse) > len(tasks) / 2
+
+
+def test_the_defaults_of_prodigy_are_nearest_to_its_best(comparison):
+    rates = importlib.import_module("comparison.rates")
+    behind = {
+        own.name: float(rates.behind(rates.networks(comparison, own.name)))
+        for own in comparison.contenders
+        if not own.exact
+    }
+    assert min(behind, key=lambda name: behind[name]) == "prodigy"
+
+
+def test_the_default_rate_of_adamw_is_below_most_of_the_best(comparison):
+    cells = [cell for cell in comparison.by("adamw") if cell.task.reach == 1.0]
+    higher = [cell.numbers.lr > cell.contender.default.lr for cell in cells]
+    assert sum(higher) > 0.8 * len(higher)
+
+
+# ---------------------------------------------------------------- schedules
+
+SCHEDULES = re.findall(
+    r"^\| `(\w+)`.*?\| .*? \| `(.*?)` \|", (DOCS / "schedules.md").read_text(), re.MULTILINE
+)
+"""Name and call."""
+
+
+@pytest.fixture(scope="module")
+def plots():
+    pytest.importorskip("matplotlib")
+    return runpy.run_path(str(DOCS / "plots.py"))
+
+
+def test_every_schedule_has_a_row_and_a_panel(plots):
+    public = {thing.__name__ for name, thing in vars(schedules).items() if callable(thing)}
+    assert {name for name, _ in SCHEDULES} == plots["SCHEDULES"].keys() == public
+
+
+def test_the_table_has_the_calls_of_the_picture(plots):
+    assert dict(SCHEDULES) == {name: calls[0] for name, calls in plots["SCHEDULES"].items()}
+    for name, calls in plots["SCHEDULES"].items():
+        for call in calls:
+            assert call.startswith(f"{name}(")
+            assert isinstance(plots["build"](call)(5), float)
+
+
+def test_the_script_draws_the_picture(tmp_path, monkeypatch):
+    image = pytest.importorskip("matplotlib.image")
+    monkeypatch.setattr(sys, "argv", ["plots.py", str(tmp_path)])
+    runpy.run_path(str(DOCS / "plots.py"), run_name="__main__")
+    drawn = image.imread(tmp_path / "schedules.png")
+    assert drawn.shape == image.imread(DOCS / "schedules.png").shape
+    assert drawn[..., :3].std() > 0.05
+
+
+# ---------------------------------------------------------------- devices
+
+DEVICES = (DOCS / "devices.md").read_text()
+SOURCES = [ROOT / "functional_optim" / name for name in ("engine", "kernels")]
+
+
+def rows(head: str) -> list[list[str]]:
+    """The cells of the table that begins with these names of columns."""
+    _, _, rest = DEVICES.partition(f"| {head} |\n")
+    lines = rest.partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_all_sections_of_the_check_are_named():
+    named = [name for first, _ in rows("section | what it shows") for name in first.split(", ")]
+    sections = dict.fromkeys(check.section for check in command.listed(quick=True))
+    assert sorted(named) == sorted(f"`{name}`" for name in sections)
+
+
+def test_each_warning_is_one_of_the_code():
+    text = "".join(path.read_text() for folder in SOURCES for path in sorted(folder.glob("*.py")))
+    warnings = [cell for _, cell in rows("reason | the warning begins")]
+    assert len(warnings) == 6
+    for warning in warnings:
+        begin, _, inside = re.fullmatch(r"`(.*?)( \((.*)\)| …)?`", warning).groups()
+        assert begin in text
+        assert inside in (None, "…") or f'"{inside}"' in text
+
+
+def test_the_page_says_that_no_gpu_was_used():
+    """To be changed, with the figures, by whoever has run the check on one."""
+    assert "**Nothing in this package has been tested on GPU hardware yet.**" in DEVICES
+    assert all(cells[-1].startswith("no") for cells in rows(COLUMNS)[1:])
+
+
+COLUMNS = (
+    "device | element-wise rules | rules with products of matrices | all other rules | run on one"
+)
+
+
+# ---------------------------------------------------------------- frameworks
+
+FRAMEWORK_PAGE = (DOCS / "frameworks.md").read_text()
+CONSTRAINTS = dict(
+    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+)
+FRAMEWORKS = re.findall(r"^\| ([^|]+) \| `([\w-]+)` \| ([^|]+) \|", FRAMEWORK_PAGE, re.MULTILINE)
+ASKED = ["plain loops", "AMP", "torch.compile", "DDP", "FSDP2", "tensor parallel", "ZeRO", "FSDP1"]
+ASKED += ["distributed checkpoint", "Lightning", "Accelerate", "transformers", "ignite", "torchft"]
+
+
+def test_every_framework_has_a_row():
+    assert set(ASKED) <= {name for name, *_ in FRAMEWORKS}
+    assert len(FRAMEWORKS) == sum(line.startswith("| ") for line in FRAMEWORK_PAGE.splitlines()) - 2
+
+
+@pytest.mark.parametrize(("name", "package", "version"), FRAMEWORKS)
+def test_a_row_names_the_version_that_is_tested(name, package, version):
+    try:
+        installed = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        installed = version
+    if package == "torch" and installed.split("+")[0] != version:
+        pytest.skip("the page names the torch that a release is tested with, and here is another")
+    assert CONSTRAINTS[package] == version
+    assert installed.split("+")[0] == version
+
+
+# ---------------------------------------------------------------- memory
+
+MEMORY = (ROOT / "docs" / "memory.md").read_text()
+RECIPES = re.findall(
+    r"^\| .*? \| `(fo\..*)` \| (\d) \+ (\d) \+ (.*) = (.*) \|$", MEMORY, re.MULTILINE
+)
+"""A recipe, and the bytes of weight, gradient, state and all."""
+
+BARS = {
+    'fo.stored(fo.adamw(), "int8")': 2.1,
+    'fo.stored(fo.adamw(), "bfloat16")': 4.001,
+    'fo.stored(fo.adamw(), "int4")': 1.2,
+    'fo.stored(fo.lion(), "int8")': 1.05,
+}
+"""The most bytes of state that these may take."""
+
+
+def state_bytes(tx: fo.GradientTransformation, dtype: torch.dtype) -> float:
+    w = torch.empty(2048, 2048, dtype=dtype, device="meta")
+    state = tree.leaves(tx.init({"layers.0.weight": w}))
+    return sum([x.nbytes for x in state if isinstance(x, Tensor)]) / w.numel()
+
+
+@pytest.mark.parametrize("row", RECIPES, ids=lambda row: row[0])
+def test_a_recipe_takes_the_bytes_of_its_row(row):
+    call, weight, gradient, state, total = row
+    dtype = {"2": torch.bfloat16, "4": torch.float32}[weight]
+    found = state_bytes(eval(call, {"fo": fo}), dtype)
+    assert (gradient, state) == (weight, f"{found:.2f}")
+    assert total == f"{2 * int(weight) + found:.2f}"
+    assert found <= BARS.get(call, found)
+
+
+def test_all_recipes_with_a_bar_have_a_row():
+    assert len(RECIPES) > 20
+    assert BARS.keys() <= {call for call, *_ in RECIPES}
+
+
+def sizes_of_steps(storage, scale: Tensor) -> tuple[float, float]:
+    """The root mean square of Adam's steps on random gradients, and the largest one."""
+    tx = fo.scale_by_adam(betas=(0.9, 0.99))
+    tx = tx if storage is None else fo.stored(tx, storage)
+    w, g = {"layers.0.weight": torch.zeros(scale.shape)}, torch.Generator().manual_seed(0)
+    state, squares, largest = tx.init(w), [], 0.0
+    for _ in range(100):
+        grads = {"layers.0.weight": scale * torch.randn(scale.shape, generator=g)}
+        u, state = tx.update(grads, state, w)
+        squares.append(u["layers.0.weight"].square().mean().item())
+        largest = max(largest, u["layers.0.weight"].abs().max().item())
+    return (sum(squares[50:]) / 50) ** 0.5, largest
+
+
+def test_steps_with_int4_are_as_the_page_says():
+    even = torch.ones(64, 256)
+    ratio = sizes_of_steps("int4", even)[0] / sizes_of_steps(None, even)[0]
+    assert 1.1 < ratio < 1.3
+    uneven = (1.5 * torch.randn(64, 256, generator=torch.Generator().manual_seed(1))).exp()
+    (whole, _), (small, most) = (sizes_of_steps(x, uneven) for x in (None, "int4"))
+    assert small < 0.8 * whole
+    mixed = sizes_of_steps({"exp_avg": "int4", "exp_avg_sq": "int8"}, uneven)[1]
+    assert mixed > 5 > 1.5 * most
+
+
+def test_bases_of_soap_in_bfloat16_take_half():
+    whole, moments = (state_bytes(tx, torch.float32) for tx in (fo.soap(), fo.adamw()))
+    packed = state_bytes(fo.stored(fo.soap(), {"*_basis": "bfloat16"}), torch.float32)
+    factors = bases = (whole - moments) / 2
+    assert packed == pytest.approx(moments + factors + bases / 2, abs=1e-3)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """The script that measures, imported as its folder's scripts import each other."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("memory")
+
+
+@pytest.fixture
+def kept():
+    return json.loads((ROOT / "benchmarks" / "memory.json").read_text())
+
+
+def test_the_tables_are_those_that_were_measured(memory, kept):
+    lines = memory.tables(kept).splitlines()
+    assert len(lines) >= len(memory.CHOICES) + 2
+    assert [line for line in lines if line not in MEMORY.splitlines()] == []
+
+
+def test_the_picture_is_drawn_from_what_was_measured(memory, kept, tmp_path, monkeypatch):
+    image = pytest.importorskip("matplotlib.image")
+    monkeypatch.setattr(memory, "PICTURE", tmp_path / "memory.png")
+    memory.draw(kept)
+    drawn = image.imread(tmp_path / "memory.png")
+    assert drawn.shape == image.imread(ROOT / "docs" / "memory.png").shape
+    assert drawn[..., :3].std() > 0.05
+
+
+def test_the_exact_split_trained_as_float32_did(kept):
+    assert kept["exact"] == [True] * len(kept["losses"]["float32"])
+
+
+def eager(tx):
+    """The step of `fo.compile`, with nothing compiled."""
+
+    def step(grads, state, params):
+        updates, state = tx.update(grads, state, params)
+        return fo.apply_updates(params, updates), state
+
+    return step
+
+
+def test_a_training_run_is_that_of_float32_with_the_exact_split(memory, monkeypatch):
+    """Two steps of a model of one layer."""
+    training = importlib.import_module("memory_training")
+    monkeypatch.setattr(training, "SHAPE", training.Shape(layers=1, heads=2, width=16, context=8))
+    text = torch.randint(256, (4096,), generator=torch.Generator().manual_seed(0)).byte()
+    given = training.corpus.Corpus(text, text, (1, 1))
+    monkeypatch.setattr(fo, "compile", eager)
+    float32, exact, nearest = (
+        training.train(training.CHOICES[name], given, 0, 2)
+        for name in ("float32", "exact", "nearest")
+    )
+    assert float32 == exact != nearest
