@@ -78,6 +78,19 @@ def test_a_model_of_all_kinds_steps_as_by_the_update():
     assert kernels.count() > 0
 
 
+def test_numbers_that_somebody_else_has_written_are_read_again():
+    tx, params = fo.nadam(0.1), {"w": torch.ones(3)}
+    state, step = tx.init(params), fo.compile(tx)
+    (grads,) = gradients(params, 1)
+    for count in (0, 1, 7):
+        state.step.fill_(count)
+        for carried in state.carry.values():
+            carried.fill_(0.5 + 0.1 * count)
+        wanted = run(tx, clone(params), [grads], clone(state))
+        params, state = step(grads, state, params)
+        assert_near((params, state), wanted)
+
+
 def test_a_view_of_every_other_column_leaves_its_neighbours_alone():
     """Plain SGD has no slot whose layout would betray that of the parameter."""
     whole = torch.randn(3, 8)

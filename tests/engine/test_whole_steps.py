@@ -228,6 +228,41 @@ def test_a_rollback_after_donating_steps():
     assert fo.rollback(state, steps=2)[0].tolist() == [0.0, 0.0]
 
 
+def test_a_refused_step_changes_nothing(graphs):
+    tx, params = fo.commit_if(fo.flatten(fo.adam(0.1))), tree()
+    step, state, (g,) = fo.compile(tx), tx.init(params), make_grads(params, 1)
+    before = clone((params, state))
+    params, state = step(g, state, params, commit=False)
+    assert_same((params, state), before)
+
+
+def test_gradients_in_memory_that_is_written(graphs):
+    """As of a loss of half the square, whose gradient is the parameter."""
+    tx, params = fo.flatten(fo.sgd(0.5)), tree()
+    params["c"] = params["a"].clone()
+    step, state = fo.compile(tx), tx.init(params)
+    for _ in range(3):
+        grads = {"a": params["c"], "b": params["b"], "c": params["a"]}
+        wanted = {name: p - 0.5 * grads[name] for name, p in params.items()}
+        params, state = step(grads, state, params)
+        assert_same(params, wanted)
+
+
+def test_a_graph_that_is_tried_and_found_to_write_wrongly_is_not_used(monkeypatch):
+    """As torch's own did: the same step by a graph that writes nothing is right."""
+
+    def forgetful(graph, inputs):
+        for node in [x for x in graph.graph.nodes if x.target == "copy_"]:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+        graph.recompile()
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(COMPILE, backend=forgetful))
+    tx = fo.flatten(fo.adam(0.1))
+    assert_close(stepped(tx, True), stepped(tx, None), 1e-6)
+
+
 RECIPES = {
     "composed": lambda lr: fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr), fo.params_ema(0.9)),
     "noise": noisy,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def copied(to: Path) -> Path:
 def fails(root: Path, tests: Sequence[str]) -> bool:
     """Whether tests fail in a checkout, or never end."""
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [word for one in tests for word in one.split(" ")]
+    words = [word for one in tests for word in shlex.split(one)]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
     try:
         done = subprocess.run(

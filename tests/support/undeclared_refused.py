@@ -182,6 +182,21 @@ def draws_a_permutation(u, slots, p):
     return u.flatten()[torch.randperm(u.numel(), device=u.device)].view_as(u), slots
 
 
+def reads_in_its_second_variant(u, slots, p):
+    return (u if u.sum() > 0 else 2 * u), slots
+
+
+REFUSED["reads_in_its_second_variant"] = Refusal(
+    "reads_in_its_second_variant",
+    lambda: {
+        "init": None,
+        "update": (lambda u, slots, p: (u, slots), reads_in_its_second_variant),
+        "choose": lambda t: 1,
+    },
+    ("reads a value",),
+)
+
+
 SHARED = torch.tensor(0.5)
 
 
