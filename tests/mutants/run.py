@@ -70,6 +70,8 @@ def copied(to: Path) -> Path:
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name)
+    # an editable install finds functional_optim.adapters in the checkout, but for this
+    (to / "functional_optim" / "adapters").symlink_to(to / "adapters")
     return to
 
 

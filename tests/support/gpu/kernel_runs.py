@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -91,21 +90,6 @@ def served(name: str, dtype: torch.dtype = torch.float32, mixed: bool = False) -
         tx = fo.slot_dtypes(tx, **dict.fromkeys(tx.layout.keys, torch.float32))
     every = case.params(dtype)
     return asked(tx, {key: every[key] for key in ("vector", "matrix", "cube") if key in every})
-
-
-def recorded(functions: dict[str, Callable[[Tensor, Tensor], Tensor]], dtype: Any) -> Served:
-    """A rule that puts functions of the gradient and the parameter into slots."""
-    fields = namedtuple("Slots", [f"f{i}" for i in range(len(functions))])
-
-    def init(p: Tensor) -> Any:
-        return fields(*[torch.zeros_like(p) for _ in functions])
-
-    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
-        return u, fields(*[function(u, p).to(p.dtype) for function in functions.values()])
-
-    tx = fo.leafwise(init, update)
-    (own,) = asked(tx, {"vector": torch.ones(5, dtype=dtype)})
-    return own
 
 
 class Table:

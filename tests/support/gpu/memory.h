@@ -120,16 +120,6 @@ public:
             if (blocks_.at(place).used) std::memcpy(place, bytes.data(), bytes.size());
     }
 
-    /* The bytes in use, rounded up to blocks. */
-    size_t used(c10::DeviceIndex owner)
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        size_t sum = 0;
-        for (auto& [place, block] : blocks_)
-            if (block.owner == owner && (block.used || block.held)) sum += block.bytes;
-        return sum;
-    }
-
 private:
     std::map<void*, Block, std::less<void*>>::iterator containing(const void* place)
     {
