@@ -1,9 +1,11 @@
 """Steps on a GPU, as far as that goes without one: interpreted kernels on a device whose transfers
-are counted. How kernels are built, tried and kept there, and what falls back."""
+are counted. How kernels are built, tried and kept there, and what falls back.
+
+Odd layouts, two devices, checkpoints between devices and steps of trees that wait for nothing are
+among the checks for whoever has a card, which run on this device, too (`tests/gpu_check`)."""
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -155,21 +157,6 @@ def test_another_model_needs_no_new_kernel(gpu):
     assert len(gpu.texts) == compiled
 
 
-@pytest.mark.parametrize("capturable", [False, True])
-def test_a_compiled_step_of_trees_waits_for_nothing(gpu, capturable):
-    def run(device):
-        tx = composed(fo.schedules.linear(0.1, 0.01, 3))
-        params = {str(i): p.detach() for i, p in enumerate(params_on(device))}
-        state, step = tx.init(params), fo.compile(tx, capturable=capturable)
-        for i, grads in enumerate(tensors(STEPS + 1)[1:]):
-            given = {str(k): g.to(device) for k, g in enumerate(grads)}
-            with quiet(device, later=i):
-                params, state = step(given, state, params)
-        return leaves_of(params, state)
-
-    same(run, ulps=16)
-
-
 def watched():
     """Measurements before, behind and around a clip, a schedule, an average."""
     before = {"norm": fo.measures.global_norm, "size": fo.measures.rms}
@@ -319,58 +306,6 @@ def test_a_captured_step_has_gradients_of_its_own(gpu):
 
 
 # ---------------------------------------------------------------- tensors of all kinds
-
-
-def test_a_global_norm_over_two_devices(gpu):
-    def run(device):
-        torch.manual_seed(0)
-        places = ("cpu", "cpu") if device == "cpu" else ("fake:0", "fake:1")
-        pairs = zip([torch.randn(30, 3), torch.randn(7)], places, strict=True)
-        params = [p.to(place).requires_grad_() for p, place in pairs]
-        opt = adapters.Optimizer(params, composed, lr=0.1)
-        for i in range(3):
-            give(params, [p.cpu() * (i + 1) for p in params])
-            with quiet(device, later=i):
-                opt.step()
-        return state_of(opt, params)
-
-    same(run, ulps=16)
-    assert {name for name, _ in gpu.launches} == {"measure_kernel", "sum_kernel", "step_kernel"}
-
-
-def test_tensors_that_begin_anywhere_are_stepped_alike(gpu):
-    def run(device):
-        torch.manual_seed(0)
-        memory = torch.randn(3 * 2000 + 3).to(device)
-        views = [memory[1:2001], memory[2004:4004].view(40, 50).T, memory[4005:6003]]
-        params = [view.detach().requires_grad_() for view in views]
-        opt = adapters.AdamW(params)
-        for p in params:
-            p.grad = torch.ones_like(p)
-        params[2].grad = torch.ones(1999).to(device)[1:]
-        opt.step()
-        return state_of(opt, params)
-
-    same(run)
-
-
-def test_checkpoints_go_from_one_device_to_the_other(gpu):
-    straight = train(adapters.AdamW, "cpu", steps=4)
-    for first, second in (("cpu", fake.DEVICE), (fake.DEVICE, "cpu")):
-        every = tensors(5)[1:]
-        params = params_on(first)
-        opt = adapters.AdamW(params)
-        for grads in every[:2]:
-            give(params, grads)
-            opt.step()
-        saved = copy.deepcopy(opt.state_dict())
-        moved = [p.detach().to(second).requires_grad_() for p in params]
-        other = adapters.AdamW(moved)
-        other.load_state_dict(saved)
-        for grads in every[2:]:
-            give(moved, grads)
-            other.step()
-        alike(state_of(other, moved), straight, ulps=16)
 
 
 def test_a_matrix_optimizer_is_kernels_around_products(gpu):

@@ -305,7 +305,7 @@ MUTANTS = [
         f"{KERNELS}/triton_launch.py",
         "if (bool(own.kept) or i not in among) is even:",
         "if even:",
-        (f"{GPU} -k begin_anywhere",),
+        ("tests/gpu_check/test_gpu_check_fake_device.py -k tensors",),
     ),
     Mutant(
         "gradients at new addresses are not seen",

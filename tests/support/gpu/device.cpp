@@ -192,15 +192,11 @@ std::vector<std::string> names(const Graph& graph)
     return all;
 }
 
-py::dict counts()
+py::tuple counts()
 {
-    py::dict all;
-    all["reads"] = counters.reads.load();
-    all["uploads"] = counters.uploads.load();
-    all["pinned"] = counters.pinned.load();
-    all["downloads"] = counters.downloads.load();
-    all["operations"] = counters.operations.load();
-    return all;
+    return py::make_tuple(
+        counters.reads.load(), counters.uploads.load(), counters.pinned.load(), counters.downloads.load(),
+        counters.operations.load());
 }
 
 void reset_counts()

@@ -77,7 +77,7 @@ class Graph:
 
 
 def counters() -> Counters:
-    return Counters(**load().counts())
+    return Counters(*load().counts())
 
 
 def reset() -> None:
