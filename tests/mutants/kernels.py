@@ -102,20 +102,6 @@ MUTANTS = [
         (f"{RULES} -k by_largest",),
     ),
     Mutant(
-        "elementwise=True is believed",
-        f"{CORE}/traits.py",
-        "    if rule.elementwise and (why := why_not_elementwise(placement, p)) is not None:",
-        "    if rule.elementwise and (why := None) is not None:",
-        (f"{REFUSED} -k 'elementwise or measured'",),
-    ),
-    Mutant(
-        "a maximum among what measure= sums up is believed",
-        f"{CORE}/traits.py",
-        'if ops.kind(node.op) == "reduce" and ops.REDUCE[node.op] != "sum":',
-        'if ops.kind(node.op) == "reduce" and False:',
-        (f"{REFUSED} -k 'elementwise or measured'",),
-    ),
-    Mutant(
         "a rule is looked at with its first variant only",
         f"{CORE}/traits.py",
         "[placement] if count < 2 else [placement.variant(k + 1) for k in range(count)]",
@@ -174,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         "of a kernel that is tried, one right element is enough",
-        f"{KERNELS}/launches.py",
+        f"{KERNELS}/comparison.py",
         "same = bool((near | (a == b) | (a.isnan() & b.isnan())).all())",
         "same = bool((near | (a == b) | (a.isnan() & b.isnan())).any())",
         (f"{WITHOUT} -k something_else",),
@@ -367,14 +353,14 @@ MUTANTS = [
     Mutant(
         "a carried number that somebody has written is not read again",
         f"{ENGINE}/tree_plan.py",
-        "if tensor is not x or [version] != memory.versions([x]):",
+        "if tensor is not x or version != version_of(x):",
         "if tensor is not x:",
         (f"{ENGINES} -k somebody",),
     ),
     Mutant(
         "the state does not show the learning rate of a schedule",
         f"{ENGINE}/tree_plan.py",
-        "            writes.append(numeric.filling(state.hyper[key], now))\n",
+        "            writes.append(filling(state.hyper[key], now))\n",
         "            pass\n",
         (f"{ENGINES} -k all_kinds",),
     ),
@@ -472,8 +458,8 @@ MUTANTS = [
     Mutant(
         "a rule that looks back is cut from what it looks back at",
         f"{ENGINE}/products.py",
-        "if placement.lookback is not None or rule.reads_new_params:",
-        "if rule.reads_new_params:",
+        'if placement.lookback is not None or rule.runs.after == "step":',
+        'if rule.runs.after == "step":',
         (f"{WAYS} -k look_back",),
     ),
     Mutant(
