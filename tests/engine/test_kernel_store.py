@@ -320,7 +320,7 @@ with warnings.catch_warnings(record=True) as heard:
         error = str(raised)
 kernel = None
 if error is None:
-    (kernel,) = step.plan.entries[0].tensors.executors[0].libraries()
+    (kernel,) = step.plan.entries[0].tensors.libraries()
 print(json.dumps({
     "w": params["w"].tolist(),
     "found": kernel and kernel.found,

@@ -85,21 +85,14 @@ MUTANTS = [
         f"{CORE}/small.py",
         "        if shape != expected and not math.prod(shape) == math.prod(expected) == 1:\n",
         "        if False:\n",
-        (f"{RULES} -k size_of_a_recorded",),
-    ),
-    Mutant(
-        "packed slots of another tensor go to a kernel",
-        f"{CORE}/small.py",
-        "if len(x) < count or (whole and len(x) != count):",
-        "if False:",
-        (f"{ODD} -k another_parameter",),
+        (f"{RULES} -k a_slot",),
     ),
     Mutant(
         "every rule is taken for element-wise",
         f"{CORE}/traits.py",
         "    if body.is_flat(tiny, tiny, [slots]):\n        return None\n    found = ",
         "    return None\n    found = ",
-        (f"{RULES} -k by_largest",),
+        (f"{ODD} -k sparse",),
     ),
     Mutant(
         "a rule is looked at with its first variant only",
@@ -114,7 +107,7 @@ MUTANTS = [
         f"{KERNELS}/toolchain.py",
         '"-fopenmp-simd", "-ffp-contract=off"',
         '"-fopenmp-simd", "-ffp-contract=fast"',
-        (f"{BITS} -k every_operation",),
+        (f"{BITS} -k 'element_wise and adamw and float32'",),
     ),
     Mutant(
         "lerp from the farther end",
