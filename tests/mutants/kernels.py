@@ -152,10 +152,10 @@ MUTANTS = [
         (f"{BITS} -k 'sums and finite and float32'",),
     ),
     Mutant(
-        "of a kernel that is tried, one right element is enough",
+        "a kernel that is tried may be far from its rule",
         f"{KERNELS}/comparison.py",
-        "same = bool((near | (a == b) | (a.isnan() & b.isnan())).all())",
-        "same = bool((near | (a == b) | (a.isnan() & b.isnan())).any())",
+        "1e-4 * step.abs() + 1e-5 * size",
+        "1e-4 * step.abs() + 1e5 * size",
         (f"{WITHOUT} -k something_else",),
     ),
     Mutant(
@@ -166,25 +166,25 @@ MUTANTS = [
         (f"{TESTS}/test_interrupts.py -k handler",),
     ),
     Mutant(
-        "writes that are C functions may be torn",
+        "a count that somebody else has written is not read again",
         f"{KERNELS}/watch.cpp",
-        "if (!PyCFunction_Check(one)) Py_RETURN_FALSE;",
-        "if (!PyCFunction_Check(one)) continue;",
-        (f"{TESTS}/test_interrupts.py -k 'whole_or_not and later and count'",),
+        "if (now < 0 || now != self->versions.x[i]) return 0;",
+        "if (now < 0) return 0;",
+        (f"{ENGINES} -k edit",),
     ),
     Mutant(
         "a gradient may lie in memory that is written",
         f"{KERNELS}/watch.cpp",
         "if (below(self->starts, start + reach, false) != below(self->stops, start, true))",
         "if (0)",
-        (f"{TESTS}/test_wrong_tensors.py -k may_be",),
+        (f"{TESTS}/test_wrong_tensors.py",),
     ),
     Mutant(
         "a parameter at another address is not noticed",
         f"{KERNELS}/watch.cpp",
         "same = place(self->read, PyTuple_GET_ITEM(self->tensors, i)) == self->places.x[i];",
         "same = 1;",
-        (f"{ENGINES} -k 'edit and transposed'",),
+        (f"{ENGINES} -k edit",),
     ),
     # ------------------------------------------------------------ built and kept
     Mutant(

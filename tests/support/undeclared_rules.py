@@ -451,7 +451,7 @@ def a_row_written_into_a_matrix(u, p):
 
 def integers(u, p):
     n = (1e6 * u).long() & 0xFFFFFF
-    m = torch.addcmul(torch.add(n, n, alpha=3), n, n) + n.round() + (n >> 70) + (n << (n & 127))
+    m = torch.addcmul(torch.add(n, n, alpha=3), n, n) + n.round() + (~n >> 70) + (n << (n & 127))
     return u + ((m + n**3) & 0xFF).to(u.dtype)
 
 
