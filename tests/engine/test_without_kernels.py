@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 import pickle
 import subprocess
@@ -23,7 +22,6 @@ from functional_optim.kernels import libraries, print_cpp, toolchain
 from functional_optim.kernels.points import POINT
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a shell script")
-full = functools.partial(pytest.param, marks=pytest.mark.full)
 
 NONE = r"a strict step must be compiled, but there is no C\+\+ compiler"
 ELSE = "something else than the rules do"
@@ -227,24 +225,32 @@ def broken(folder: Path, does: str) -> str:
 
 EMPTY = 'while [ "$1" != -o ]; do shift; done; : > "$2"'
 NO_CC1 = "echo \"cc: error: cannot execute 'cc1plus': compilation terminated\"; exit 1"
-SAID = [
-    ({}, "there is no C++ compiler (looked for g++, clang++, c++); install g++"),
-    ({"CXX": ""}, "there is no C++ compiler (CXX is empty); install g++"),
-    full({"CXX": "/nowhere/clang++"}, "(looked for /nowhere/clang++); install g++"),
-    (EMPTY, "does not work here (what it builds is no library)"),
-    full("printf 'error: \\377\\376 no'; exit 1", "does not work here (error: \ufffd\ufffd no)."),
-    full(NO_CC1, "(cc: error: cannot execute 'cc1plus': compilation terminated)."),
-    full(":", "does not work here (what it builds is no library)"),
-    full("exit 3", "does not work here (exit 3)"),
-]
-"""The environment, or what a compiler does, and what is said."""
+SAID = {
+    "none": ({}, "there is no C++ compiler (looked for g++, clang++, c++); install g++"),
+    "an empty name": ({"CXX": ""}, "there is no C++ compiler (CXX is empty); install g++"),
+    "an empty file": (EMPTY, "does not work here (what it builds is no library)"),
+    "another name": ({"CXX": "/nowhere/clang++"}, "(looked for /nowhere/clang++); install g++"),
+    "no text": ("printf 'error: \\377\\376 no'; exit 1", "work here (error: \ufffd\ufffd no)."),
+    "gcc without g++": (
+        NO_CC1,
+        "(cc: error: cannot execute 'cc1plus': compilation terminated).",
+    ),
+    "nothing": (":", "does not work here (what it builds is no library)"),
+    "no reason": ("exit 3", "does not work here (exit 3)"),
+}
+"""The environment, or what a compiler does, and what is said; but for the first three these are for
+`make test-full`."""
 
 
 @posix
-@pytest.mark.parametrize(("how", "reason"), SAID)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[pytest.mark.full] if i > 2 else []) for i, x in enumerate(SAID)],
+)
 def test_without_a_compiler_that_works_steps_are_eager_and_one_warning_says_what_to_do(
-    tmp_path, how, reason
+    tmp_path, name
 ):
+    how, reason = SAID[name]
     (tmp_path / "bin").mkdir()
     told = {"PATH": str(tmp_path / "bin"), **how} if isinstance(how, dict) else {}
     told = told or {"CXX": broken(tmp_path, how)}
