@@ -43,7 +43,7 @@ LONG = (
     "test_site",
     "test_notebooks",
     "test_compare",
-    "test_measures_of_tensors",
+    "test_odd_rules",
     "test_old_checkpoints",
     "test_engine",
     "test_commits",

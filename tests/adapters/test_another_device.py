@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-import another_device
 import pytest
 import torch
 from helpers import assert_same
@@ -17,35 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import functional_optim as fo
 from functional_optim import adapters
 
-LIMIT = 120  # seconds
-ROUNDING = 1e-14
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
-
-
-@pytest.fixture(scope="module")
-def found():
-    """What a program with torch's lazy tensors printed."""
-    command = [sys.executable, str(Path(another_device.__file__))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-def test_steps_on_another_device_are_those_on_the_cpu(found):
-    assert len(found) == 1 + sum(len(another_device.ways(case)) for case in another_device.ROWS)
-    assert found.pop("control") == 1
-    assert {n: x["far"] for n, x in found.items() if x["far"] > ROUNDING} == {}
-
-
-def test_no_step_waits_for_another_device_but_the_first_with_a_state(found):
-    found.pop("control", None)
-    for name, result in found.items():
-        waits = result["waits"]
-        if name.endswith(" loaded"):
-            waits.pop(another_device.STEPS // 2)
-        if name.endswith(" compile"):  # the numbers of a new state are read once
-            waits.pop(0)
-        assert set(waits) == {0}, name
 
 
 class NoReads(TorchDispatchMode):
@@ -58,7 +24,16 @@ class NoReads(TorchDispatchMode):
 
 
 def test_no_functional_step_reads_a_tensor():
-    tx = another_device.watched()
+    before = {"norm": fo.measures.global_norm, "size": fo.measures.rms}
+    tx = fo.chain(
+        fo.monitor(before),
+        fo.monitor({"share": fo.measures.clip_share}, around=fo.clip_by_global_norm(0.5)),
+        fo.monitor(
+            fo.measures.diagnostics,
+            around=fo.adamw(fo.schedules.linear(0.1, 0.0, 10)),
+            per_tensor=True,
+        ),
+    )
     params = {"a": torch.ones(3, 4), "b": torch.ones(5)}
     state, kept = tx.init(params), []
     with NoReads():

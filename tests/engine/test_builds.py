@@ -1,18 +1,21 @@
-"""How often the C++ compiler is called, and what becomes of what it builds."""
+"""How often the C++ compiler is called, and what becomes of what it builds, or does not end."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from compilers import Compiler, answer, forget, source
+from compilers import Compiler, answer, forget, gone, source
 from helpers import clone
 
 import functional_optim as fo
@@ -76,10 +79,12 @@ def test_kernels_that_are_asked_for_together_are_built_at_once(compiler):
     assert compiler.kernels() == 2
 
 
-def test_more_kernels_than_cores(compiler, monkeypatch):
+def test_what_was_begun_before_is_waited_for(compiler, monkeypatch):
+    """Here of more kernels than cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     wanted = [source(n) for n in range(5)]
-    libraries.prefetch(wanted)
+    for _ in range(2):
+        libraries.prefetch(wanted, wait=False)
     assert [answer(libraries.library(x)) for x in wanted] == list(range(5))
     assert compiler.kernels() == 5
 
@@ -128,24 +133,102 @@ def test_a_compiler_that_does_not_answer_is_given_up(compiler, monkeypatch, capl
     assert len(compiler.runs()) == 1
 
 
-IMPORTED = """
-import sys, torch
-from functional_optim import adapters
-p = torch.nn.Parameter(torch.ones(3, 4))
-p.grad = torch.ones(3, 4)
-adapters.{}([p]).step()
-print([name for name in ("torch._inductor", "torch._dynamo", "sympy") if name in sys.modules])
+# ---------------------------------------------------------------- builds that do not end
+
+BEGUN = """
+import sys
+sys.path.insert(0, {support!r})
+from compilers import source
+from functional_optim.kernels import libraries
+libraries.prefetch([source(1), source(2)], wait={wait})
+sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("name", ["AdamW", "Muon"])
-def test_a_first_step_imports_no_compiler_of_torch(name, compiler):
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTED.format(name)], capture_output=True, text=True
+@pytest.fixture
+def slow(tmp_path: Path) -> Compiler:
+    """A compiler that takes long."""
+    (tmp_path / "scratch").mkdir()
+    return Compiler(tmp_path, "sleep 300")
+
+
+def start(compiler: Compiler, *, wait: bool) -> subprocess.Popen[str]:
+    """A process that builds two kernels, or begins to."""
+    folder = compiler.path.parent
+    told = {
+        "CXX": str(compiler.path),
+        "TMPDIR": str(folder / "scratch"),
+        "FUNCTIONAL_OPTIM_CACHE": str(folder / "kernels"),
+    }
+    code = BEGUN.format(support=str(Path(__file__).parents[1] / "support"), wait=wait)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, **told},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
-    assert compiler.kernels()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_process_that_ends_leaves_neither_folders_nor_compilers(slow, interrupted):
+    """Also one that waits for them and is interrupted: it ends at once."""
+    process = start(slow, wait=interrupted)
+    groups = slow.wait(2)
+    begun = time.monotonic()
+    if interrupted:
+        process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    if interrupted:
+        assert time.monotonic() - begun < 10
+        assert said.strip().endswith("KeyboardInterrupt")
+    else:
+        assert (process.returncode, said) == (0, "")
+    assert not list((slow.path.parent / "scratch").iterdir())
+    assert gone(groups)
+
+
+def test_a_killed_process_is_in_nobodys_way(slow, monkeypatch):
+    """Its lock goes with it. What it has left is the compilers', which end by themselves."""
+    process = start(slow, wait=True)
+    groups = slow.wait(2)
+    process.kill()
+    process.communicate()
+    forget(monkeypatch)
+    monkeypatch.setenv("CXX", str(slow.path))
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(slow.path.parent / "kernels"))
+    Compiler(slow.path.parent)
+    begun = time.monotonic()
+    libraries.prefetch([source(1), source(2)])
+    assert time.monotonic() - begun < 20
+    assert [answer(libraries.library(source(n))) for n in (1, 2)] == [1, 2]
+    for group in groups:
+        os.killpg(group, signal.SIGKILL)
+
+
+# ---------------------------------------------------------------- processes and threads
+
+
+def test_two_threads_that_need_a_new_kernel_build_it_once(compiler):
+    turn, found = threading.Barrier(2), []
+
+    def rule(u, slots, p):
+        return -0.375 * u, slots
+
+    def work():
+        tx, params = fo.leafwise(None, rule, name="rule"), {"w": torch.zeros(3)}
+        turn.wait()
+        got, _ = fo.compile(tx)({"w": torch.ones(3)}, tx.init(params), params)
+        found.append(got["w"].tolist())
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[-0.375] * 3] * 2
+    assert compiler.kernels() == 1
 
 
 SHARED = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import cases
@@ -76,6 +77,19 @@ def test_a_model_of_all_kinds_steps_as_by_the_update():
         got, state = step(g, state, got)
     assert_near((got, state), wanted)
     assert kernels.count() > 0
+
+
+def test_numbers_that_somebody_else_has_written_are_read_again():
+    tx, params = fo.nadam(0.1), {"w": torch.ones(3)}
+    state, step = tx.init(params), fo.compile(tx)
+    (grads,) = gradients(params, 1)
+    for count in (0, 1, 7):
+        state.step.fill_(count)
+        for carried in state.carry.values():
+            carried.fill_(0.5 + 0.1 * count)
+        wanted = run(tx, clone(params), [grads], clone(state))
+        params, state = step(grads, state, params)
+        assert_near((params, state), wanted)
 
 
 def test_a_view_of_every_other_column_leaves_its_neighbours_alone():
@@ -157,20 +171,6 @@ def test_without_donation_the_arguments_stay():
     assert_near(first, run(tx, params, [grads]))
 
 
-def test_missing_gradients_come_and_go():
-    tx, params = composed(), model()
-    step, state, wanted = fo.compile(tx), tx.init(params), clone(params)
-    reference = tx.init(params)
-    for i, g in enumerate(gradients(params, 4)):
-        some = {name: None if i % 2 and "r" in name else x for name, x in g.items()}
-        wanted, reference = run(tx, wanted, [some], reference)
-        params, state = step(some, state, params)
-        assert_near((params, state), (wanted, reference))
-    before = clone(params)
-    params, _ = step(dict.fromkeys(params), state, params)
-    assert_same(params, before)
-
-
 def test_matrices_of_one_shape_share_a_kernel_and_a_transposed_one_runs_eagerly():
     def update(u, slots, p):
         return u.mean(-1, keepdim=True) - u, slots
@@ -211,73 +211,85 @@ def test_extra_arguments_reach_a_compiled_step():
         step(grads, tx.init(params), params, loss=1.0)
 
 
+# ---------------------------------------------------------------- threads
+
+
+def train(seed, turn=None):
+    """Steps over large tensors, with gradients that depend on where they have come to."""
+    random = torch.Generator().manual_seed(seed)
+    shapes = [(300, 200), (100,), (70_000,)]
+    params = [torch.nn.Parameter(torch.randn(s, generator=random)) for s in shapes]
+    opt = adapters.AdamW(params, lr=0.01 * (seed + 1), weight_decay=0.1)
+    pull = torch.randn((), generator=random)
+    for i in range(200):
+        for p in params:
+            p.grad = p.detach() * pull + 0.1 * i
+        if turn is not None and i % 20 == 0:
+            turn.wait()
+        opt.step()
+    return copy_of(params), [dict(opt.state[p]) for p in params]
+
+
+def test_two_optimizers_step_at_once_as_each_would_alone():
+    alone, turn, found = [train(seed) for seed in (0, 1)], threading.Barrier(2), {}
+    threads = [
+        threading.Thread(target=lambda seed=seed: found.update({seed: train(seed, turn)}))
+        for seed in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_same([found[seed] for seed in (0, 1)], alone)
+
+
 # ---------------------------------------------------------------- bad input
 
+TEN = torch.ones(10)
+W = torch.ones(4)
+TIED = ({"a": W, "b": W}, {"a": W, "b": W.view(2, 2)})
+INTEGERS = {"w": torch.zeros(10, dtype=torch.int64)}
+DIFFER = r"params and grads differ at 'w': \(10,\) against"
+WRONG = {
+    "a gradient of another name": ("params and grads have different structures", {"v": TEN}),
+    "a gradient that is shorter": (rf"{DIFFER} \(3,\)", {"w": torch.ones(3)}),
+    "a gradient of another shape": (rf"{DIFFER} \(2, 5\)", {"w": torch.ones(2, 5)}),
+    "a gradient alone": ("params and grads have different structures", TEN),
+    "a gradient on meta": (
+        r"gradient of parameter 'w' is on meta, but the parameter is on cpu.*\.$",
+        {"w": TEN.to("meta")},
+    ),
+    "a state of another chain": ("keeps the slots .*own init", None, fo.adam().init({"w": TEN})),
+    "a state of other names": ("state .* own init", None, momentum().init({"v": TEN})),
+    "a state of other shapes": ("state .* own init", None, momentum().init({"w": W})),
+    **{
+        f"tied, {i}": (r"share their memory.* tied weights once", clone(own), None, own)
+        for i, own in enumerate(TIED)
+    },
+    "integers": ("'w' has dtype torch.int64", None, momentum().init({"w": TEN}), INTEGERS),
+}
+"""What is said, and what it is said of: gradients, a state, parameters, or None for right ones."""
 
-def test_tied_parameters_raise():
-    tx, w = momentum(), torch.randn(4)
-    for tied in ({"a": w, "b": w}, {"a": w, "b": w.view(2, 2)}):
-        with pytest.raises(ValueError, match=r"share their memory.* tied weights once"):
-            fo.compile(tx)(clone(tied), tx.init(tied), tied)
 
-
-WRONG = pytest.mark.parametrize(
-    ("grads", "words"),
-    [
-        ({"v": torch.ones(10)}, r"params and grads have different structures"),
-        ({"w": torch.ones(3)}, r"params and grads differ at 'w': \(10,\) against \(3,\)"),
-        ({"w": torch.ones(2, 5)}, r"params and grads differ at 'w': \(10,\) against \(2, 5\)"),
-        (torch.ones(10), r"params and grads have different structures"),
-    ],
-)
-
-
-@WRONG
-def test_wrong_trees_raise(grads, words):
-    tx, params = momentum(), {"w": torch.zeros(10)}
-    with pytest.raises(ValueError, match=words):
-        fo.compile(tx)(grads, tx.init(params), params)
-
-
-@WRONG
-def test_wrong_trees_raise_at_later_steps(grads, words):
+@pytest.mark.parametrize("donate", [True, False])
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_trees_are_refused_and_nothing_is_written(name, later, donate):
     """A kernel that trusted the first step's sizes would read beyond a shorter gradient."""
-    tx, params = momentum(), {"w": torch.zeros(10)}
-    step, state = fo.compile(tx), tx.init(params)
-    step({"w": torch.ones(10)}, state, params)
-    before = clone(params)
-    with pytest.raises(ValueError, match=words):
-        step(grads, state, params)
-    assert_same(params, before)
-
-
-def test_a_state_of_another_chain_raises():
-    params = {"w": torch.zeros(10)}
-    with pytest.raises(ValueError, match=r"keeps the slots .*own init"):
-        fo.compile(momentum())({"w": torch.ones(10)}, fo.adam().init(params), params)
-
-
-def test_a_state_of_another_model_raises():
-    tx, params = momentum(), {"w": torch.zeros(10)}
-    for other in ({"v": torch.zeros(10)}, {"w": torch.zeros(3)}):
-        with pytest.raises(ValueError, match=r"state .* own init"):
-            fo.compile(tx)({"w": torch.ones(10)}, tx.init(other), params)
-
-
-def test_integer_parameters_raise():
-    tx, params = momentum(), {"w": torch.zeros(2)}
-    wrong = {"w": torch.zeros(2, dtype=torch.int64)}
-    with pytest.raises(TypeError, match=r"'w' has dtype torch.int64"):
-        fo.compile(tx)(params, tx.init(params), wrong)
-
-
-def test_a_rule_that_closes_over_a_tensor_raises():
-    lr = torch.tensor(0.1)
-    tx = fo.leafwise(None, lambda u, slots, p: (-lr * u, slots), name="frozen")
-    params = {"w": torch.ones(2)}
-    for step in (tx.update, fo.compile(tx)):
-        with pytest.raises(ValueError, match=r"'frozen' closes over a tensor.* a hyperparameter"):
-            step(clone(params), tx.init(params), params)
+    words, *given = WRONG[name]
+    if not donate and "tied" in name:
+        return  # which is right then
+    tx, right = momentum(), {"w": torch.zeros(10)}
+    step, state = fo.compile(tx, donate=donate), tx.init(right)
+    if later:
+        right, state = step({"w": TEN}, state, right)
+    grads, other, params = (*given, *[None] * (3 - len(given)))
+    params = right if params is None else params
+    state = other or (state if params is right else tx.init(params))
+    before = clone((params, state))
+    with pytest.raises((TypeError, ValueError), match=words):
+        step({"w": TEN} if grads is None else grads, state, params)
+    assert_same((params, state), before)
 
 
 # ---------------------------------------------------------------- the optimizer object

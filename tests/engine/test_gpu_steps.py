@@ -1,36 +1,32 @@
 """Steps on a GPU, as far as that goes without one: interpreted kernels on a device whose transfers
-are counted."""
+are counted. How kernels are built, tried and kept there, and what falls back.
+
+Odd layouts, two devices, checkpoints between devices and steps of trees that wait for nothing are
+among the checks for whoever has a card, which run on this device, too (`tests/gpu_check`)."""
 
 from __future__ import annotations
 
-import copy
+import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from gpu import device as fake
 from gpu.drivers import on_device
-from gpu.stepped import (
-    LAUNCHES,
-    MAKE,
-    SHAPES,
-    STEPS,
-    alike,
-    by_recipe,
-    composed,
-    give,
-    params_on,
-    sgd,
-    state_of,
-    tensors,
-    train,
-)
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.engine.native import Served
+from functional_optim.kernels import callers, disk_cache, drivers, print_triton, triton_builds
+from functional_optim.kernels.triton_spaces import CONFIGS
 
 pytestmark = pytest.mark.own_process
+
+SHAPES = [(40, 67), (67,), (67,), (), (0,), (3, 2)]
+STEPS = 4
 
 
 @pytest.fixture(scope="module")
@@ -45,69 +41,162 @@ def gpu(whole):
     return whole
 
 
+def composed(lr):
+    return fo.chain(fo.clip_by_global_norm(0.1), fo.adamw(lr), fo.params_ema(0.9))
+
+
+def by_recipe(recipe, **hyper):
+    return lambda params, **more: adapters.Optimizer(params, recipe, **{**hyper, **more})
+
+
+MAKE = {
+    "AdamW": adapters.AdamW,
+    "AdamW-amsgrad": lambda params, **more: adapters.AdamW(params, amsgrad=True, **more),
+    "NAdam": adapters.NAdam,
+    "SGD": lambda params, lr=0.01, **more: adapters.SGD(params, lr, momentum=0.9, **more),
+    "Adadelta": adapters.Adadelta,
+    "composed": by_recipe(composed, lr=0.01),
+    "lamb": by_recipe(fo.lamb, lr=0.01),
+    "prodigy": by_recipe(fo.prodigy, lr=1.0),
+    "adafactor": by_recipe(fo.adafactor, lr=0.01),
+    "sm3": by_recipe(fo.sm3, lr=0.01),
+}
+LAUNCHES = {
+    "composed": ["measure_kernel", "sum_kernel", "step_kernel"],
+    "lamb": ["measure_kernel", "sum_kernel", "measure_kernel", "step_kernel"],
+    "prodigy": ["measure_kernel", "measure_kernel", "sum_kernel", "step_kernel"],
+    "adafactor": [
+        *(*["measure_kernel"] * 5, *["step_kernel"] * 3),  # matrices
+        *("measure_kernel", "step_kernel"),  # vectors, and a number
+    ],
+    "sm3": [*["measure_kernel"] * 2, *["step_kernel"] * 4],
+}
+
+
+def tensors(count, dtype=torch.float32):
+    torch.manual_seed(0)
+    return [[torch.randn(shape, dtype=dtype) for shape in SHAPES] for _ in range(count)]
+
+
+def params_on(device, dtype=torch.float32):
+    return [p.to(device).requires_grad_() for p in tensors(1, dtype)[0]]
+
+
+def give(params, grads):
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g.to(p.device, p.dtype)
+
+
+def state_of(opt, params):
+    own = [x for p in params for x in opt.state.get(p, {}).values() if isinstance(x, torch.Tensor)]
+    return [x.detach().cpu() for x in (*params, *own)]
+
+
+def leaves_of(*trees):
+    return [x.cpu() for x in fo.tree.leaves(trees) if isinstance(x, torch.Tensor)]
+
+
+def train(make, device, dtype=torch.float32, steps=STEPS):
+    params = params_on(device, dtype)
+    opt = make(params)
+    for grads in tensors(steps + 1, dtype)[1:]:
+        give(params, grads)
+        opt.step()
+    return state_of(opt, params)
+
+
+def alike(a, b, ulps=0.0):
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert x.dtype == y.dtype
+        close = ulps * (torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0)
+        assert torch.allclose(x.double(), y.double(), rtol=close, atol=close, equal_nan=True)
+
+
+def same(run: Callable[[str], Any], ulps: float = 0.0) -> None:
+    """What is run on the device gives what it gives on the CPU."""
+    here = run("cpu")
+    alike(run(fake.DEVICE), here, ulps)
+
+
+def quiet(device: str, *, later: object = True) -> Any:
+    """Inside, nothing may wait for the device, but in a first step."""
+    return fake.raising() if later and device != "cpu" else nullcontext()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", MAKE)
 def test_steps_are_those_of_the_cpu(gpu, name, dtype):
     # sums are added up in another order, and torch's own root on the CPU may be an ulp off
-    alike(train(MAKE[name], fake.DEVICE, dtype), train(MAKE[name], "cpu", dtype), ulps=16)
+    same(lambda device: train(MAKE[name], device, dtype), ulps=16)
 
 
 @pytest.mark.parametrize("name", MAKE)
 def test_a_steady_step_waits_for_nothing_and_launches_once(gpu, name):
-    params = params_on(fake.DEVICE)
+    params, compiled = params_on(fake.DEVICE), 0
     opt = MAKE[name](params)
     for i, grads in enumerate(tensors(STEPS + 1)[1:]):
         give(params, grads)
         opt.param_groups[0]["lr"] = 0.01 / (1 + i)
         gpu.launches.clear()
-        if not i:
+        with quiet(fake.DEVICE, later=i):
             opt.step()
+        if i:
+            assert [name for name, _ in gpu.launches] == LAUNCHES.get(name, ["step_kernel"])
+        else:
             compiled = len(gpu.texts)
-            continue
-        with fake.raising():
-            opt.step()
-        assert [name for name, _ in gpu.launches] == LAUNCHES.get(name, ["step_kernel"])
     assert len(gpu.texts) == compiled  # a new learning rate is no new kernel
 
 
 def test_another_model_needs_no_new_kernel(gpu):
     train(adapters.RAdam, fake.DEVICE)
     compiled = len(gpu.texts)
-    params = [torch.randn(5, 7, device="cpu").to(fake.DEVICE).requires_grad_()]
-    opt = adapters.RAdam(params)
-    params[0].grad = torch.ones_like(params[0])
-    opt.step()
+    p = torch.randn(5, 7, device="cpu").to(fake.DEVICE).requires_grad_()
+    p.grad = torch.ones_like(p)
+    adapters.RAdam([p]).step()
     assert len(gpu.texts) == compiled
 
 
-@pytest.mark.parametrize("capturable", [False, True])
-def test_a_compiled_step_of_trees_waits_for_nothing(gpu, capturable):
-    results = []
-    for device in ("cpu", fake.DEVICE):
-        tx = composed(fo.schedules.linear(0.1, 0.01, 3))
+def watched():
+    """Measurements before, behind and around a clip, a schedule, an average."""
+    before = {"norm": fo.measures.global_norm, "size": fo.measures.rms}
+    return fo.chain(
+        fo.monitor(before),
+        fo.monitor({"share": fo.measures.clip_share}, around=fo.clip_by_global_norm(0.5)),
+        fo.snapshot("clipped", fo.measures.global_norm),
+        fo.monitor(
+            fo.measures.diagnostics,
+            around=fo.adamw(fo.schedules.linear(0.1, 0.0, 10)),
+            per_tensor=True,
+        ),
+        fo.params_ema(0.9),
+    )
+
+
+PURE = {
+    "watched": watched,
+    "gathered": lambda: fo.accumulate(composed(0.1), every=2),
+    **{x.__name__: x for x in (fo.adafactor, fo.asgd, fo.nadam)},
+}
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_update_waits_for_nothing(gpu, name):
+    def run(device):
+        tx = PURE[name]()
         params = {str(i): p.detach() for i, p in enumerate(params_on(device))}
-        state, step = tx.init(params), fo.compile(tx, capturable=capturable)
-        for i, grads in enumerate(tensors(STEPS + 1)[1:]):
+        state = tx.init(params)
+        for grads in tensors(STEPS + 1)[1:]:
             given = {str(k): g.to(device) for k, g in enumerate(grads)}
-            if device == "cpu" or not i:
-                params, state = step(given, state, params)
-                continue
-            with fake.raising():
-                params, state = step(given, state, params)
-        leaves = [x for x in fo.tree.leaves((params, state)) if isinstance(x, torch.Tensor)]
-        results.append([x.cpu() for x in leaves])
-    alike(*results, ulps=16)
+            with quiet(device):
+                updates, state = tx.update(given, state, params)
+                params = fo.apply_updates(params, updates)
+        return leaves_of(params, state)
+
+    same(run, ulps=4)
 
 
-def test_a_count_that_somebody_else_has_written_is_read_again(gpu):
-    tx = fo.adam(0.1)
-    params = {"w": torch.ones(3).to(fake.DEVICE)}
-    state, step = tx.init(params), fo.compile(tx)
-    for _ in range(2):
-        params, state = step({"w": torch.ones(3).to(fake.DEVICE)}, state, params)
-    state.step.fill_(7)
-    params, state = step({"w": torch.ones(3).to(fake.DEVICE)}, state, params)
-    assert state.step.item() == 8
+# ---------------------------------------------------------------- captured steps
 
 
 def captured(make, device, lr, steps=6, at=3):
@@ -122,20 +211,17 @@ def captured(make, device, lr, steps=6, at=3):
             p.grad.copy_(g)
         if rate is not None:
             rate.fill_(0.1 / (1 + t))
-        if graph is None and t == at and device != "cpu":
+        if t == at and device != "cpu":
             with fake.capture() as graph:
                 opt.step()
-        if graph is None:
-            opt.step()
-        else:
-            graph.replay()
+        graph.replay() if graph else opt.step()
         counts.append(float(opt.state[params[0]].get("step", 0)))
     return state_of(opt, params), counts
 
 
 CAPTURED = {
     **MAKE,
-    "SGD": by_recipe(sgd),  # torch's own keeps no count
+    "SGD": by_recipe(lambda lr: fo.sgd(lr, momentum=0.9)),  # torch's own keeps no count
     "Lion": adapters.Lion,
     "packed": by_recipe(lambda lr: fo.stored(fo.adamw(lr), "int8", min_size=0)),
 }
@@ -152,8 +238,7 @@ def test_a_captured_step_goes_on_when_it_is_replayed(gpu, name):
 
 
 def test_a_captured_step_of_trees_goes_on_when_it_is_replayed(gpu):
-    results = []
-    for device in ("cpu", fake.DEVICE):
+    def run(device):
         tx = fo.chain(fo.clip_by_global_norm(0.1), fo.nadam(fo.schedules.linear(0.1, 0.01, 5)))
         params = {str(i): p.detach() for i, p in enumerate(params_on(device))}
         given = {key: torch.zeros_like(p) for key, p in params.items()}
@@ -164,23 +249,23 @@ def test_a_captured_step_of_trees_goes_on_when_it_is_replayed(gpu):
             if t == 2 and device != "cpu":
                 with fake.capture() as graph:
                     step(given, state, params)
-            if graph is None:
-                step(given, state, params)
-            else:
-                graph.replay()
-        leaves = [x for x in fo.tree.leaves((params, state)) if isinstance(x, torch.Tensor)]
-        results.append([x.cpu() for x in leaves])
-    alike(*results, ulps=64)
+            graph.replay() if graph else step(given, state, params)
+        return leaves_of(params, state)
+
+    same(run, ulps=64)
 
 
 def test_a_capture_that_could_not_be_replayed_is_refused(gpu):
     params = params_on(fake.DEVICE)
-    opt = adapters.AdamW(params)
+    opt, early = adapters.AdamW(params), adapters.AdamW(params, capturable=True)
     give(params, tensors(1)[0])
     opt.step()
     before = state_of(opt, params)
     with pytest.raises(RuntimeError, match="pass capturable=True"), fake.capture():
         opt.step()
+    with pytest.raises(RuntimeError, match="make a few such steps before"), fake.capture():
+        early.step()
+    assert not any(early.state.values())
     tx = fo.adam(0.1)
     tree = {"w": torch.ones(3).to(fake.DEVICE)}
     state, step = tx.init(tree), fo.compile(tx)
@@ -190,186 +275,10 @@ def test_a_capture_that_could_not_be_replayed_is_refused(gpu):
     alike(state_of(opt, params), before)
 
 
-def test_a_capture_before_the_first_step_is_refused(gpu):
-    params = params_on(fake.DEVICE)
-    opt = adapters.AdamW(params, capturable=True)
-    give(params, tensors(1)[0])
-    with pytest.raises(RuntimeError, match="make a few such steps before"), fake.capture():
-        opt.step()
-    assert not any(opt.state.values())
-
-
-def test_a_global_norm_over_two_devices(gpu):
-    results = []
-    for first, second in (("cpu", "cpu"), ("fake:0", "fake:1")):
-        torch.manual_seed(0)
-        given = [torch.randn(30, 3), torch.randn(7)]
-        pairs = zip(given, (first, second), strict=True)
-        params = [p.to(device).requires_grad_() for p, device in pairs]
-        opt = adapters.Optimizer(params, composed, lr=0.1)
-        for i in range(3):
-            give(params, [p.cpu() * (i + 1) for p in params])
-            if first == "cpu" or not i:
-                opt.step()
-                continue
-            with fake.raising():
-                opt.step()
-        results.append(state_of(opt, params))
-    assert {name for name, _ in gpu.launches} == {"measure_kernel", "sum_kernel", "step_kernel"}
-    alike(*results, ulps=16)
-
-
-def test_tensors_that_begin_anywhere_are_stepped_alike(gpu):
-    results = []
-    for device in ("cpu", fake.DEVICE):
-        torch.manual_seed(0)
-        memory = torch.randn(3 * 2000 + 3).to(device)
-        views = [memory[1:2001], memory[2004:4004].view(40, 50).T, memory[4005:6003]]
-        params = [view.detach().requires_grad_() for view in views]
-        opt = adapters.AdamW(params)
-        for p in params:
-            p.grad = torch.ones_like(p)
-        params[2].grad = torch.ones(1999).to(device)[1:]
-        opt.step()
-        results.append(state_of(opt, params))
-    alike(*results)
-
-
-def test_checkpoints_go_from_one_device_to_the_other(gpu):
-    straight = train(adapters.AdamW, "cpu", steps=4)
-    for first, second in (("cpu", fake.DEVICE), (fake.DEVICE, "cpu")):
-        every = tensors(5)[1:]
-        params = params_on(first)
-        opt = adapters.AdamW(params)
-        for grads in every[:2]:
-            give(params, grads)
-            opt.step()
-        saved = copy.deepcopy(opt.state_dict())
-        moved = [p.detach().to(second).requires_grad_() for p in params]
-        other = adapters.AdamW(moved)
-        other.load_state_dict(saved)
-        for grads in every[2:]:
-            give(moved, grads)
-            other.step()
-        alike(state_of(other, moved), straight, ulps=16)
-
-
-def test_a_matrix_optimizer_is_kernels_around_products(gpu):
-    results = []
-    for device in ("cpu", fake.DEVICE):
-        torch.manual_seed(0)
-        params = [torch.randn(8, 6).to(device).requires_grad_() for _ in range(3)]
-        opt = adapters.Optimizer(params, fo.muon, lr=0.1)
-        for i in range(3):
-            give(params, [p.cpu() + 1 for p in params])
-            gpu.launches.clear()
-            if device == "cpu" or not i:
-                opt.step()
-                continue
-            with fake.raising():
-                opt.step()
-        results.append(state_of(opt, params))
-    assert [name for name, _ in gpu.launches] == ["step_kernel", "step_kernel"]
-    alike(*results, ulps=64)
-
-
-def stored_in_many_ways(lr):
-    ways = {
-        "int8": fo.stored(fo.adamw(lr), "int8", where="*", seed=5),
-        "int4": fo.stored(fo.lion(lr), "int4", where="*", seed=None),
-        "split16": fo.master_weights(fo.adamw(lr), "split16"),
-    }
-    return fo.partition(ways, {f"{name}.*": name for name in ways})
-
-
-def test_packed_slots_are_stepped_in_one_launch_a_kind(gpu):
-    """As on the CPU, to the last code and bit."""
-    results = []
-    for device in ("cpu", fake.DEVICE):
-        torch.manual_seed(0)
-        dtypes = {"int8": torch.float32, "int4": torch.float32, "split16": torch.bfloat16}
-        named = {
-            f"{name}.{i}": torch.randn(shape).to(device, dtype).requires_grad_()
-            for name, dtype in dtypes.items()
-            for i, shape in enumerate([(71, 61), (64, 65)])
-        }
-        params = list(named.values())
-        opt = adapters.Optimizer(list(named.items()), stored_in_many_ways, lr=0.01)
-        for i in range(3):
-            give(params, [torch.randn(p.shape) * torch.rand(p.shape) ** 3 for p in params])
-            gpu.launches.clear()
-            with fake.raising() if i and device != "cpu" else nullcontext():
-                opt.step()
-        results.append(state_of(opt, params))
-    assert [name for name, _ in gpu.launches] == ["step_kernel"] * 3
-    for x, y in zip(*results, strict=True):
-        assert torch.equal(x, y)
-
-
-def test_complex_tensors_are_pairs(gpu):
-    results = []
-    for device in ("cpu", fake.DEVICE):
-        torch.manual_seed(0)
-        params = [torch.randn(9, dtype=torch.complex64).to(device).requires_grad_()]
-        opt = adapters.AdamW(params)
-        params[0].grad = torch.randn(9, dtype=torch.complex64).to(device)
-        opt.step()
-        results.append(state_of(opt, params)[:1])
-    assert (results[0][0] - results[1][0]).abs().max() < 1e-6
-
-
-def scaled(cls, device, **hyper):
-    """Steps under a GradScaler, one of them with an infinite gradient, without waiting for it."""
-    params = params_on(device)
-    opt = cls(params, fused=True, **hyper)
-    scaler = torch.amp.GradScaler(device, init_scale=8.0, growth_interval=2)
-    for i, grads in enumerate(tensors(7)[1:]):
-        scaler.scale(torch.zeros(()).to(device))  # which makes the scale
-        give(params, [g * scaler.get_scale() for g in grads])
-        if i == 2:
-            params[1].grad[3] = torch.inf
-        with fake.raising() if i and device == fake.DEVICE else nullcontext():
-            scaler.step(opt)
-        scaler.update()
-    return state_of(opt, params), scaler.get_scale()
-
-
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad"])
-def test_a_step_that_a_scaler_refuses_is_left_out_on_the_device(gpu, name):
-    more = {"lr": 0.1, "momentum": 0.9} if name == "SGD" else {}
-    for device in (fake.DEVICE, "cpu"):
-        mine, scale = scaled(getattr(adapters, name), device, **more)
-        theirs, expected = scaled(getattr(torch.optim, name), "cpu", **more)
-        assert scale == expected
-        alike(mine, theirs, ulps=16)
-
-
-def test_found_inf_that_is_set_by_hand_leaves_a_step_out(gpu):
-    params = params_on(fake.DEVICE)
-    opt = adapters.AdamW(params, fused=True)
-    give(params, tensors(1)[0])
-    opt.step()
-    before = state_of(opt, params)
-    opt.found_inf = torch.ones(()).to(fake.DEVICE)
-    with fake.raising():
-        opt.step()
-    alike(state_of(opt, params), before)
-    opt.found_inf = torch.zeros(()).to(fake.DEVICE)
-    opt.step()
-    assert opt.state[params[0]]["step"].item() == 2
-
-
-def test_the_device_may_be_the_default_one(gpu):
-    with torch.device(fake.DEVICE):
-        assert all(x.isfinite().all() for x in train(MAKE["composed"], fake.DEVICE))
-
-
 def test_a_captured_step_has_gradients_of_its_own(gpu):
     """Made in the capture, as of a whole captured iteration; steps of before go on beside it."""
-    params = params_on(fake.DEVICE)
-    opt = adapters.AdamW(params, capturable=True)
-    reference = params_on("cpu")
-    other = adapters.AdamW(reference)
+    params, reference = params_on(fake.DEVICE), params_on("cpu")
+    opt, other = adapters.AdamW(params, capturable=True), adapters.AdamW(reference)
     grads = tensors(2)[1]
 
     def eager(opt, params):
@@ -394,3 +303,194 @@ def test_a_captured_step_has_gradients_of_its_own(gpu):
     opt.step()
     eager(other, reference)
     alike(state_of(opt, params), state_of(other, reference), ulps=64)
+
+
+# ---------------------------------------------------------------- tensors of all kinds
+
+
+def test_a_matrix_optimizer_is_kernels_around_products(gpu):
+    def run(device):
+        torch.manual_seed(0)
+        params = [torch.randn(8, 6).to(device).requires_grad_() for _ in range(3)]
+        opt = adapters.Optimizer(params, fo.muon, lr=0.1)
+        for i in range(3):
+            give(params, [p.cpu() + 1 for p in params])
+            gpu.launches.clear()
+            with quiet(device, later=i):
+                opt.step()
+        return state_of(opt, params)
+
+    same(run, ulps=64)
+    assert [name for name, _ in gpu.launches] == ["step_kernel", "step_kernel"]
+
+
+def stored_in_many_ways(lr):
+    ways = {
+        "int8": fo.stored(fo.adamw(lr), "int8", where="*", seed=5),
+        "int4": fo.stored(fo.lion(lr), "int4", where="*", seed=None),
+        "split16": fo.master_weights(fo.adamw(lr), "split16"),
+    }
+    return fo.partition(ways, {f"{name}.*": name for name in ways})
+
+
+def test_packed_slots_are_stepped_in_one_launch_a_kind(gpu):
+    """As on the CPU, to the last code and bit."""
+
+    def run(device):
+        torch.manual_seed(0)
+        dtypes = {"int8": torch.float32, "int4": torch.float32, "split16": torch.bfloat16}
+        named = {
+            f"{name}.{i}": torch.randn(shape).to(device, dtype).requires_grad_()
+            for name, dtype in dtypes.items()
+            for i, shape in enumerate([(71, 61), (64, 65)])
+        }
+        params = list(named.values())
+        opt = adapters.Optimizer(list(named.items()), stored_in_many_ways, lr=0.01)
+        for i in range(3):
+            give(params, [torch.randn(p.shape) * torch.rand(p.shape) ** 3 for p in params])
+            gpu.launches.clear()
+            with quiet(device, later=i):
+                opt.step()
+        return state_of(opt, params)
+
+    here, there = run("cpu"), run(fake.DEVICE)
+    assert all(map(torch.equal, here, there))
+    assert [name for name, _ in gpu.launches] == ["step_kernel"] * 3
+
+
+def test_complex_tensors_are_pairs(gpu):
+    def run(device):
+        torch.manual_seed(0)
+        params = [torch.randn(9, dtype=torch.complex64).to(device).requires_grad_()]
+        opt = adapters.AdamW(params)
+        params[0].grad = torch.randn(9, dtype=torch.complex64).to(device)
+        opt.step()
+        return [torch.view_as_real(params[0].detach().cpu())]
+
+    same(run, ulps=8)
+
+
+def test_the_device_may_be_the_default_one(gpu):
+    with torch.device(fake.DEVICE):
+        assert all(x.isfinite().all() for x in train(MAKE["composed"], fake.DEVICE))
+
+
+# ---------------------------------------------------------------- a GradScaler
+
+
+def scaled(cls, device, **hyper):
+    """Steps under a GradScaler, one of them with an infinite gradient, without waiting for it."""
+    params = params_on(device)
+    opt = cls(params, fused=True, **hyper)
+    scaler = torch.amp.GradScaler(device, init_scale=8.0, growth_interval=2)
+    for i, grads in enumerate(tensors(7)[1:]):
+        scaler.scale(torch.zeros(()).to(device))  # which makes the scale
+        give(params, [g * scaler.get_scale() for g in grads])
+        if i == 2:
+            params[1].grad[3] = torch.inf
+        with quiet(device, later=i):
+            scaler.step(opt)
+        scaler.update()
+    return state_of(opt, params), scaler.get_scale()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad"])
+def test_a_step_that_a_scaler_refuses_is_left_out_on_the_device(gpu, name):
+    more = {"lr": 0.1, "momentum": 0.9} if name == "SGD" else {}
+    for device in (fake.DEVICE, "cpu"):
+        mine, scale = scaled(getattr(adapters, name), device, **more)
+        theirs, expected = scaled(getattr(torch.optim, name), "cpu", **more)
+        assert scale == expected
+        alike(mine, theirs, ulps=16)
+
+
+# ---------------------------------------------------------------- kernels: built, tried, kept
+
+
+def fails_to_compile(gpu, monkeypatch):
+    def load(*args):
+        raise RuntimeError("ptxas died")
+
+    monkeypatch.setattr(gpu, "load", load)
+
+
+def does_something_else(gpu, monkeypatch):
+    real = print_triton.KernelSource.text
+
+    def text(*args):
+        found = real(*args)
+        return found._replace(text=found.text.replace("tl.store(p1 + (k", "tl.store(p1 + (0 * k"))
+
+    monkeypatch.setattr(print_triton.KernelSource, "text", text)
+
+
+def has_no_triton(gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "missing", lambda: "Triton is not installed", raising=False)
+    monkeypatch.setitem(drivers.DRIVERS, fake.DEVICE, gpu)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (fails_to_compile, "ptxas died"),
+        (does_something_else, "does something else than the rule"),
+        (has_no_triton, "Triton is not installed"),
+    ],
+)
+def test_a_kernel_that_cannot_be_had_falls_back_before_anything_is_written(
+    gpu, monkeypatch, fault, says
+):
+    """With one warning; a strict step raises."""
+    fault(gpu, monkeypatch)
+    monkeypatch.setattr(triton_builds, "_kernels", {})  # as in a first process
+    monkeypatch.setattr(disk_cache, "read", lambda name: None)
+    monkeypatch.setattr(callers, "_told", set())
+    print_triton.source_of.cache_clear()
+    params = params_on(fake.DEVICE)
+    strict = adapters.AdamW(params, compile="strict")
+    give(params, tensors(1)[0])
+    before = state_of(strict, params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="a strict step must be compiled"):
+            strict.step()
+    callers._told.clear()
+    alike(state_of(strict, params), before)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        there = train(adapters.AdamW, fake.DEVICE)
+    assert sum(says in str(x.message) for x in found) == 1
+    alike(there, train(adapters.AdamW, "cpu"), ulps=16)
+
+
+def test_the_fastest_configuration_is_measured_once_and_kept(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path))
+    monkeypatch.setattr(triton_builds, "TIMED", 5000)
+    monkeypatch.setattr(gpu, "timed", True)
+    times = [3.0, 1.0, 2.0]
+    asked = []
+
+    def seconds(run, device):
+        run()
+        asked.append(device)
+        return times[len(asked) - 1]
+
+    monkeypatch.setattr(gpu, "seconds", seconds)
+    for _ in range(2):
+        monkeypatch.setattr(triton_builds, "_kernels", {})  # as in a new process
+        train(adapters.AdamW, fake.DEVICE, steps=1)
+        assert len(asked) == len(CONFIGS)
+        assert f"tl.arange(0, {CONFIGS[1].block})" in gpu.texts[-1].text
+        assert gpu.texts[-1].warps == CONFIGS[1].warps
+
+
+def test_what_is_kept_is_not_tried_again(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path))
+    tried = []
+    real = Served.compare
+    monkeypatch.setattr(Served, "compare", lambda *own, **more: tried.append(real(*own, **more)))
+    for model, count in (("interpreted", 1), ("interpreted", 1), ("another model", 2)):
+        monkeypatch.setattr(gpu, "name", lambda device, model=model: model)
+        monkeypatch.setattr(triton_builds, "_kernels", {})  # as in a new process
+        train(adapters.AdamW, fake.DEVICE, steps=1)
+        assert len(tried) == count

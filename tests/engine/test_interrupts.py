@@ -16,8 +16,7 @@ from interrupted import check_every_place, flags, interrupt
 from sampling import some
 
 import functional_optim as fo
-from functional_optim import adapters, numeric
-from functional_optim.core import base
+from functional_optim import adapters
 from functional_optim.kernels import interrupts
 
 pytestmark = pytest.mark.usefixtures("pythons_own_handler")
@@ -185,25 +184,6 @@ def test_a_build_is_interrupted_at_once(monkeypatch, tmp_path, inside):
     assert not torch.equal(params[0], before[0])
 
 
-@pytest.mark.parametrize("call", [base.unrecorded, base.recorded])
-def test_the_grad_mode_comes_back(call):
-    for before in (True, False):
-        for at in range(1, 9):
-            with torch.set_grad_enabled(before):
-                interrupt(lambda: call(len, "abc"), at)
-                assert torch.is_grad_enabled() == before
-
-
-@pytest.mark.parametrize(
-    "call", [numeric.storing_wide, lambda fn, *args: numeric.trusting(True, fn, *args)]
-)
-def test_numeric_flags_come_back(call):
-    usual = flags()
-    for at in range(1, 9):
-        interrupt(lambda: call(len, "abc"), at)
-        assert flags() == usual
-
-
 def test_the_handler_of_the_user_is_called_once_and_comes_back():
     calls = []
 
@@ -233,28 +213,6 @@ def test_another_thread_and_an_ignored_signal_hold_nothing_back():
     finally:
         signal.signal(signal.SIGINT, before)
     assert found == [3, 3]
-
-
-def failing(after):
-    """A rule that raises for one shape, when nothing else is known to be wrong."""
-
-    def update(u, slots, p):
-        if u.shape == (after,):
-            raise ValueError("not of this length.")
-        return -u, slots
-
-    return fo.leafwise(None, update)
-
-
-@pytest.mark.parametrize("how", [False, True])
-def test_a_rule_that_raises_leaves_all_parameters_as_they_were(how):
-    params = parameters()
-    before = clone([p.detach() for p in params])
-    opt = adapters.Optimizer(params, lambda: failing(5), compile=how)
-    with pytest.raises(Exception, match=r"not of this length"):
-        opt.step()
-    assert all(map(torch.equal, params, before))
-    assert not opt.state
 
 
 IMPORTING = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,15 +12,6 @@ from functional_optim.adapters import Optimizer
 from functional_optim.kernels import static_key
 
 PRELUDE = "import functools, math, torch\nfrom typing import NamedTuple\n"
-
-
-def rule(source, name="update", prelude=PRELUDE, **given):
-    """The function that a module with this source defines."""
-    space = {"__name__": "somebodys", **given}
-    exec(prelude + source, space)
-    return space[name]
-
-
 UPDATE = "def update(u, slots, p):\n    return {}, slots\n"
 FACTORY = (
     "def make(x, y=None):\n    def update(u, slots, p):\n        return {}, slots\n"
@@ -30,36 +19,16 @@ FACTORY = (
 )
 
 
-class Pair(NamedTuple):
-    """Two rules that compute different things."""
-
-    one: types.FunctionType
-    other: types.FunctionType
-
-
-def constant(definition):
-    """A rule that uses a global called x."""
-    return rule(f"{definition}\n" + UPDATE.format("x * u"))
+def rule(source, name="update", **given):
+    """What a module with this source defines."""
+    space = {"__name__": "somebodys", **given}
+    exec(PRELUDE + source, space)
+    return space[name]
 
 
-def helper(body):
-    return rule(f"def helper(u):\n    return {body}\n" + UPDATE.format("helper(u)"))
-
-
-def deep(body):
-    inner = f"def inner(u):\n    return {body}\n"
-    return rule(inner + "def outer(u):\n    return inner(u)\n" + UPDATE.format("outer(u)"))
-
-
-def closed(body="x * u", *constants):
-    return rule(FACTORY.format(body), "make")(*constants)
-
-
-def record(method, default=1.0):
-    return rule(
-        f"class Pair(NamedTuple):\n    x: float = {default}\n"
-        f"    def twice(self):\n        return {method}\n" + UPDATE.format("Pair().twice() * u")
-    )
+def closed(body, x):
+    """A rule that closes over an object."""
+    return rule(FACTORY.format(body), "make")(x)
 
 
 def attributed(x):
@@ -69,98 +38,82 @@ def attributed(x):
 
 
 def method(x):
-    space = rule(
+    made = rule(
         "class Rule(NamedTuple):\n    x: float\n"
         "    def update(self, u, slots, p):\n        return self.x * u, slots\n",
         "Rule",
     )
-    return space(x).update
+    return made(x).update
 
+
+PAIR = "class Pair(NamedTuple):\n    x: float = {}\n    def twice(self): return self.x * {}\n"
+HELPER = "def helper(u):\n    return u * X\n"
+SOURCES = {
+    "code": (UPDATE.format("u X 1"), "+", "-"),
+    "a constant": (UPDATE.format("u * X"), "0.5", "0.25"),
+    "a default": ("def update(u, slots, p, x=X):\n    return x * u, slots\n", "1", "2"),
+    "a default by name": ("def update(u, slots, p, *, x=X):\n    return x * u, slots\n", "1", "2"),
+    "a lambda's default": ("update = lambda u, slots, p, x=X: (x * u, slots)\n", "1", "2"),
+    "a global": (f"x = X\n{UPDATE.format('x * u')}", "0.5", "0.25"),
+    "a builtin's name": (f"def abs(u): return X\n{UPDATE.format('abs(u)')}", "-u", "u"),
+    "a NamedTuple": (f"{PAIR.format(1, 2)}c = Pair(X)\n{UPDATE.format('c.x * u')}", "0.5", "0.25"),
+    "its method": (f"{PAIR.format(1, 'X')}{UPDATE.format('Pair().twice() * u')}", "2", "3"),
+    "its default": (f"{PAIR.format('X', 1)}{UPDATE.format('Pair().twice() * u')}", "1.0", "2.0"),
+    "a function it calls": (HELPER + UPDATE.format("helper(u)"), "2", "3"),
+    "a function that one calls": (
+        f"{HELPER}def outer(u):\n    return helper(u)\n{UPDATE.format('outer(u)')}",
+        *("2", "3"),
+    ),
+    "a function inside it": (f"x = X\n{UPDATE.format('(lambda: x * u)()')}", "0.5", "0.25"),
+    "a set": (UPDATE.format("u * ('a' in {X, 'b'})"), "'a'", "'c'"),
+}
+"""Sources of rules, where X stands for what two of them differ in."""
+
+CLOSED = {
+    "the sign of zero": ("x * u", 0.0, -0.0),
+    "a type": ("x * u", 1, 1.0),
+    "a number": ("x * u", 0.5, 0.25),
+    "a tuple": ("x[0] * u", (1, 2), (2, 2)),
+    "a list": ("x[0] * u", [1, 2], [2, 2]),
+    "a dict": ("x['a'] * u", {"a": 1}, {"a": 2}),
+    "a function": ("x(u)", lambda u: u + 1, lambda u: u + 2),
+    "a builtin": ("x(u)", torch.sin, torch.cos),
+    "what a method is bound to": ("u * len(x())", "a".upper, "ab".upper),
+}
+"""Rules that close over something else."""
 
 DIFFERENT = {
-    "code": Pair(rule(UPDATE.format("u + 1")), rule(UPDATE.format("u - 1"))),
-    "a constant": Pair(rule(UPDATE.format("u * 0.5")), rule(UPDATE.format("u * 0.25"))),
-    "the sign of zero": Pair(closed("x * u", 0.0), closed("x * u", -0.0)),
-    "a type": Pair(closed("x * u", 1), closed("x * u", 1.0)),
-    "a closure": Pair(closed("x * u", 0.5), closed("x * u", 0.25)),
-    "a tuple in a closure": Pair(closed("x[0] * u", (1, 2)), closed("x[0] * u", (2, 2))),
-    "a list in a closure": Pair(closed("x[0] * u", [1, 2]), closed("x[0] * u", [2, 2])),
-    "a dict in a closure": Pair(closed("x['a'] * u", {"a": 1}), closed("x['a'] * u", {"a": 2})),
-    "a function in a closure": Pair(
-        closed("x(u)", lambda u: u + 1), closed("x(u)", lambda u: u + 2)
-    ),
-    "a builtin in a closure": Pair(closed("x(u)", torch.sin), closed("x(u)", torch.cos)),
-    "what a method is bound to": Pair(
-        closed("u * len(x())", "a".upper), closed("u * len(x())", "ab".upper)
-    ),
-    "an attribute of self": Pair(method(0.5), method(0.25)),
-    "a default": Pair(
-        rule("def update(u, slots, p, x=1):\n    return x * u, slots\n"),
-        rule("def update(u, slots, p, x=2):\n    return x * u, slots\n"),
-    ),
-    "a default by name": Pair(
-        rule("def update(u, slots, p, *, x=1):\n    return x * u, slots\n"),
-        rule("def update(u, slots, p, *, x=2):\n    return x * u, slots\n"),
-    ),
-    "a lambda's default": Pair(
-        rule("update = lambda u, slots, p, x=1: (x * u, slots)\n"),
-        rule("update = lambda u, slots, p, x=2: (x * u, slots)\n"),
-    ),
-    "a partial's argument": Pair(
-        functools.partial(closed("u", 0), x=1), functools.partial(closed("u", 0), x=2)
-    ),
-    "a function's attribute": Pair(attributed(0.5), attributed(0.25)),
-    "a global float": Pair(constant("x = 0.5"), constant("x = 0.25")),
-    "a global int": Pair(constant("x = 1"), constant("x = 2")),
-    "a global that is called as a builtin": Pair(
-        rule("def abs(u):\n    return -u\n" + UPDATE.format("abs(u)")),
-        rule("def abs(u):\n    return u\n" + UPDATE.format("abs(u)")),
-    ),
-    "a global NamedTuple": Pair(
-        rule("class C(NamedTuple):\n    x: float\nc = C(0.5)\n" + UPDATE.format("c.x * u")),
-        rule("class C(NamedTuple):\n    x: float\nc = C(0.25)\n" + UPDATE.format("c.x * u")),
-    ),
-    "a method of a NamedTuple": Pair(record("self.x * 2"), record("self.x * 3")),
-    "a default of a NamedTuple": Pair(record("self.x", 1.0), record("self.x", 2.0)),
-    "a function it calls": Pair(helper("u * 2"), helper("u * 3")),
-    "a function that one calls": Pair(deep("u * 2"), deep("u * 3")),
-    "a function inside it": Pair(
-        rule(UPDATE.format("(lambda: math.sin(x) * u)()"), x=0.5),
-        rule(UPDATE.format("(lambda: math.sin(x) * u)()"), x=0.25),
-    ),
-    "a set of constants": Pair(
-        rule(UPDATE.format("u * ('a' in {'a', 'b'})")),
-        rule(UPDATE.format("u * ('a' in {'c', 'b'})")),
-    ),
+    **{name: [rule(text.replace("X", x)) for x in both] for name, (text, *both) in SOURCES.items()},
+    **{f"{name} in a closure": [closed(f, x) for x in both] for name, (f, *both) in CLOSED.items()},
+    "an attribute of self": [method(x) for x in (0.5, 0.25)],
+    "a partial's argument": [functools.partial(closed("u", 0), x=x) for x in (1, 2)],
+    "a function's attribute": [attributed(x) for x in (0.5, 0.25)],
+    # equal code on equal lines, as a template writes it, that reads each module's own number
+    "a module": [rule(f"x = object()\n{UPDATE.format('x * u')}") for _ in range(2)],
 }
 
 
-@pytest.mark.parametrize("pair", DIFFERENT.values(), ids=DIFFERENT)
-def test_all_that_a_rule_computes_with_counts(pair):
-    assert static_key(pair.one) != static_key(pair.other)
-    assert static_key(pair.one) == static_key(pair.one)
-    assert hash(static_key(pair.one)) == hash(static_key(pair.one))
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_all_that_a_rule_computes_with_counts(name):
+    one, other = DIFFERENT[name]
+    assert static_key(one) != static_key(other)
+    assert static_key(one) == static_key(one)
+    assert hash(static_key(one)) == hash(static_key(one))
+
+
+def recursive():
+    def power(u, n):
+        return u if n == 0 else u * power(u, n - 1)
+
+    return lambda u, slots, p: (power(u, 2), slots)
 
 
 def test_the_same_rule_made_twice_is_one_rule():
     make = rule(FACTORY.format("x * u"), "make")
     assert static_key(make(0.5)) == static_key(make(0.5))
-    assert static_key(functools.partial(make(0.5), x=1)) == static_key(
-        functools.partial(make(0.5), x=1)
-    )
-
-
-def test_a_function_that_calls_itself():
-    def make():
-        def power(u, n):
-            return u if n == 0 else u * power(u, n - 1)
-
-        return lambda u, slots, p: (power(u, 2), slots)
-
-    assert static_key(make()) == static_key(make())
-
-
-def test_a_list_that_holds_itself():
+    one, other = (functools.partial(make(0.5), x=1) for _ in range(2))
+    assert static_key(one) == static_key(other)
+    assert static_key(recursive()) == static_key(recursive())  # a function that calls itself
     loop = [1]
     loop.append(loop)
     f = closed("u", loop)
@@ -179,13 +132,6 @@ def test_a_variable_that_was_never_set_is_no_error():
     tx = fo.leafwise(None, unset(False), name="unset")
     got, _ = fo.compile(tx)({"w": torch.ones(3)}, tx.init(params), params)
     assert got["w"].tolist() == [0.0] * 3
-
-
-def test_the_same_text_in_two_modules_is_two_rules():
-    """Equal code on equal lines, as a template writes it, that reads each module's own number."""
-    one, other = constant("x = object()"), constant("x = object()")
-    assert one.__code__ == other.__code__
-    assert static_key(one) != static_key(other)
 
 
 def test_a_global_that_changes_makes_a_new_kernel():

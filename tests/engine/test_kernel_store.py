@@ -49,14 +49,6 @@ def names(folder):
     return sorted(path.name for path in folder.glob("*") if path.suffix != ".watch")
 
 
-def refusals(call):
-    """What a call returns, and the warnings about the folder."""
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        result = call()
-    return result, [str(w.message) for w in heard]
-
-
 # ---------------------------------------------------------------- what is kept, and loaded
 
 
@@ -102,45 +94,33 @@ def whole(name="a.so", content=b"code"):
     return disk_cache.find(name)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda x: x[:-1], lambda x: b"", lambda x: b"y" + x[1:], lambda x: x + b"y", lambda x: x[:20]],
-    ids=["truncated", "empty", "altered", "longer", "short"],
-)
-def test_a_damaged_library_is_not_found(here, damage):
-    path = whole()
-    assert path == here / "a.so"
-    path.write_bytes(damage(path.read_bytes()))
-    assert disk_cache.find("a.so") is None
+def rewritten(change):
+    return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
-def test_a_damaged_library_is_built_again(here, monkeypatch):
+DAMAGE = {
+    "truncated": rewritten(lambda x: x[:-1]),
+    "empty": rewritten(lambda x: b""),
+    "altered": rewritten(lambda x: b"y" + x[1:]),
+    "longer": rewritten(lambda x: x + b"y"),
+    "short": rewritten(lambda x: x[:20]),
+    # it may have been put there while the folder was open to all
+    "writable by others": lambda path: path.chmod(0o666),
+    # one that needs what this system lacks has a good checksum, too
+    "no library": lambda path: whole(path.name, b"no library"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_library_is_built_again(here, monkeypatch, damage):
     library()
     (name,) = names(here)
-    good = (here / name).read_bytes()
-    (here / name).write_bytes(good[:1000])
-    forget(monkeypatch)
-    assert not library().found
+    DAMAGE[damage](here / name)
+    assert (disk_cache.find(name) is None) == (damage != "no library")
+    for found in (False, True):
+        forget(monkeypatch)
+        assert library().found == found
     assert names(here) == [name]
-    assert disk_cache.find(name)
-
-
-def test_a_library_that_cannot_be_loaded_is_built_again(here, monkeypatch):
-    """One that needs what this system lacks has a good checksum, too."""
-    library()
-    (name,) = names(here)
-    whole(name, b"no library")
-    forget(monkeypatch)
-    assert not library().found
-    forget(monkeypatch)
-    assert library().found
-
-
-def test_a_library_that_others_can_write_to_is_not_found(here):
-    """It may have been put there while the folder was open to all."""
-    path = whole()
-    path.chmod(0o666)
-    assert disk_cache.find("a.so") is None
 
 
 KILLED = """
@@ -189,37 +169,27 @@ def test_nothing_is_left_open_or_lying_about(here, monkeypatch, tmp_path):
 
 # ---------------------------------------------------------------- names
 
-TEXT = source(1).text
 
-
-def test_another_text_is_another_name():
-    assert toolchain.name_of(TEXT) == toolchain.name_of(TEXT)
-    assert toolchain.name_of(TEXT) != toolchain.name_of(TEXT + " ")
-
-
-def test_another_processor_is_another_name(monkeypatch):
-    before = toolchain.name_of(TEXT)
-    monkeypatch.setattr(levels, "features", lambda: frozenset(["avx2"]))
-    assert toolchain.name_of(TEXT).partition("-")[0] != before.partition("-")[0]
-
-
-def test_another_compiler_is_another_name(monkeypatch, tmp_path):
-    before = toolchain.name_of(TEXT)
+def test_a_name_says_what_a_kernel_depends_on_and_nothing_else(monkeypatch, tmp_path):
+    text = source(1).text
+    before = toolchain.name_of(text)
+    own, _, by = before.partition("-")
     other = tmp_path / "g++"
     other.touch(0o700)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.9.9")
+        patch.setattr(sys.implementation, "cache_tag", "cpython-399")
+        assert toolchain.name_of(text) == before
+    assert toolchain.name_of(text + " ") != before
+    with monkeypatch.context() as patch:
+        more = levels.features() | {"sse9"}
+        patch.setattr(levels, "features", lambda: more)
+        assert toolchain.name_of(text).partition("-")[0] != own
     monkeypatch.setenv("CXX", str(other))
-    new = toolchain.name_of(TEXT)
-    assert new != before
-    assert new.partition("-")[0] == before.partition("-")[0]
+    found, _, compiler = toolchain.name_of(text).partition("-")
+    assert (found, compiler != by) == (own, True)
     other.write_text("a later version")
-    assert toolchain.name_of(TEXT) not in (new, before)
-
-
-def test_versions_of_torch_and_python_are_not_in_the_name(monkeypatch):
-    before = toolchain.name_of(TEXT)
-    monkeypatch.setattr(torch, "__version__", "9.9.9")
-    monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
-    assert toolchain.name_of(TEXT) == before
+    assert toolchain.name_of(text).partition("-")[2] not in (compiler, by)
 
 
 def test_a_kernel_of_another_compiler_is_not_taken_where_there_is_one(here, monkeypatch, tmp_path):
@@ -247,56 +217,69 @@ def test_without_a_choice_it_is_in_the_users_cache(here, monkeypatch, tmp_path):
     assert disk_cache.folder() == tmp_path / "home" / "kernels"
 
 
-def refused(words):
-    (result, heard) = refusals(disk_cache.folder)
-    assert result is None
-    assert len(heard) == 1
-    assert words in heard[0]
-    assert refusals(disk_cache.folder) == (None, [])
+def opened(mode, level=0):
+    def prepare(here, monkeypatch):
+        here.mkdir(parents=True)
+        [here, here.parent][level].chmod(mode)
+
+    return prepare
 
 
-def test_a_user_without_a_home_keeps_nothing(here, monkeypatch):
-    def homeless(path):
+def homeless(here, monkeypatch):
+    def expanded(path):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("FUNCTIONAL_OPTIM_CACHE")
-    monkeypatch.setattr(Path, "expanduser", homeless)
-    refused("Could not determine home directory")
+    monkeypatch.setattr(Path, "expanduser", expanded)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(here):
-    here.parent.write_text("a file")
-    refused("it cannot be used")
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o702])
-def test_a_folder_that_others_can_write_to_is_refused_with_one_warning(here, mode):
-    here.mkdir(parents=True)
-    here.chmod(mode)
-    kernel, heard = refusals(library)
-    assert isinstance(kernel, kernels.Native)
-    assert not kernels.is_kept(kernel)
-    assert len(heard) == 1
-    assert f"not kept in {here}: others can write to it" in heard[0]
-    assert names(here) == []
-
-
-def test_a_folder_that_others_can_replace_is_refused(here):
-    here.mkdir(parents=True)
-    here.parent.chmod(0o777)
-    refused(f"everybody can write to {here.parent}")
-    here.parent.chmod(0o1777)  # as /tmp: only an owner can move what is in it
-    disk_cache._checked.cache_clear()
-    assert disk_cache.folder() == here
-
-
-def test_a_folder_of_somebody_else_is_refused(here, monkeypatch):
+def of_somebody_else(here, monkeypatch):
     here.mkdir(parents=True)
     if os.getuid() == 0:
         os.chown(here, 65534, 65534)
     else:
         monkeypatch.setattr(os, "getuid", lambda: 65534)
-    refused("it belongs to somebody else")
+
+
+def behind_a_file(here, monkeypatch):
+    here.parent.write_text("a file")
+
+
+def with_a_full_disk(here, monkeypatch):
+    def full(*args, **options):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+
+
+REFUSED = {
+    "homeless": (homeless, "Could not determine home directory"),
+    "behind a file": (behind_a_file, "it cannot be used"),
+    "of a group": (opened(0o770), "others can write to it"),
+    "of others": (opened(0o702), "others can write to it"),
+    "below others": (opened(0o777, 1), "everybody can write to "),
+    "of somebody else": (of_somebody_else, "it belongs to somebody else"),
+    "full": (with_a_full_disk, "writing failed (no space left)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_folder_that_is_refused_is_told_once_and_kernels_are_built_all_the_same(
+    here, monkeypatch, name
+):
+    prepare, words = REFUSED[name]
+    prepare(here, monkeypatch)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        assert not any(kernels.is_kept(library(number)) for number in (1, 2))
+    assert [words in str(w.message) for w in heard] == [True]
+    assert not here.is_dir() or names(here) == []
+
+
+def test_only_owners_can_move_what_lies_in_a_sticky_folder(here):
+    here.mkdir(parents=True)
+    here.parent.chmod(0o1777)  # as /tmp
+    assert disk_cache.folder() == here
 
 
 def test_a_link_is_as_good_as_what_it_points_to(here, tmp_path):
@@ -307,7 +290,8 @@ def test_a_link_is_as_good_as_what_it_points_to(here, tmp_path):
     assert disk_cache.folder() == here
     target.chmod(0o777)
     disk_cache._checked.cache_clear()
-    refused("others can write to it")
+    with pytest.warns(RuntimeWarning, match="others can write to it"):
+        assert disk_cache.folder() is None
 
 
 def test_a_relative_folder_stays_where_it_was(here, monkeypatch, tmp_path):
@@ -316,16 +300,6 @@ def test_a_relative_folder_stays_where_it_was(here, monkeypatch, tmp_path):
     assert whole() == tmp_path / "mine" / "a.so"
     monkeypatch.chdir("/")
     assert disk_cache.find("a.so") == tmp_path / "mine" / "a.so"
-
-
-def test_a_full_disk_is_told_once(here, monkeypatch):
-    def full(*args, **options):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(tempfile, "mkstemp", full)
-    _, heard = refusals(lambda: (whole("a.so"), whole("b.so")))
-    assert len(heard) == 1
-    assert "writing failed (no space left)" in heard[0]
 
 
 # ---------------------------------------------------------------- processes
@@ -347,7 +321,7 @@ with warnings.catch_warnings(record=True) as heard:
         error = str(raised)
 kernel = None
 if error is None:
-    (kernel,) = step.plan.entries[0].tensors.executors[0].libraries()
+    (kernel,) = step.plan.entries[0].tensors.libraries()
 print(json.dumps({
     "w": params["w"].tolist(),
     "found": kernel and kernel.found,
@@ -386,8 +360,17 @@ def filled():
     shutil.rmtree(top)
 
 
-def test_the_second_process_needs_no_compiler(filled):
-    got = said(start(filled, compiler=False))
+@pytest.mark.parametrize("read_only", [False, True])
+def test_the_second_process_needs_no_compiler(filled, read_only):
+    """The folder may be read-only, as in an image that an administrator has filled."""
+    for path in filled.iterdir():
+        path.chmod(0o444 if read_only else 0o600)
+        os.utime(path, (0, 0) if read_only else None)
+    filled.chmod(0o555 if read_only else 0o700)
+    try:
+        got = said(start(filled, compiler=False))
+    finally:
+        filled.chmod(0o700)
     assert got == {
         "w": [-0.125] * 4, "found": True, "compiler": [], "heard": [], "error": None
     }  # fmt: skip
@@ -413,21 +396,6 @@ def test_another_folder_is_another_cache(filled, tmp_path):
     assert got["w"] == [0.0] * 4
     got = said(start("off", compiler=False))
     assert "a strict step must be compiled" in got["error"]
-
-
-def test_a_folder_that_is_read_only_serves_what_it_holds(filled):
-    """As an image that an administrator has filled."""
-    for path in filled.iterdir():
-        path.chmod(0o444)
-        os.utime(path, (0, 0))
-    filled.chmod(0o555)
-    try:
-        got = said(start(filled, compiler=False))
-    finally:
-        filled.chmod(0o700)
-    assert got["error"] is None
-    assert got["found"]
-    assert got["heard"] == []
 
 
 def test_of_processes_that_start_at_once_one_compiles(tmp_path):

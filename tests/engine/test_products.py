@@ -52,11 +52,6 @@ def stepped(opt: Any, named: Any, steps: int, dtype: torch.dtype = torch.float64
         opt.step()
 
 
-def executors(opt: Any) -> set[str]:
-    entries = vars(opt)["_plan"].entries
-    return {type(x).__name__ for entry in entries for x in entry.tensors.executors}
-
-
 def test_a_product_that_raises_leaves_everything_as_it_was():
     def update(u, slots, p):
         gram = u @ u.mT + torch.eye(len(u), dtype=u.dtype)
@@ -69,7 +64,6 @@ def test_a_product_that_raises_leaves_everything_as_it_was():
     named = named_parameters()
     opt = adapters.Optimizer(named, recipe, compile="strict")
     stepped(opt, named, 2)
-    assert executors(opt) == {"ProductExecutor"}
     before = [p.detach().clone() for _, p in named]
     slots = [opt.state[p]["momentum_buffer"].clone() for _, p in named]
     named[4][1].grad[0, 0] = torch.nan
@@ -132,18 +126,6 @@ def test_tensors_of_one_turn_are_renewed_as_one_part_of_their_stack(monkeypatch)
     assert any(memory.whole([slots[(i + k) % 9] for i in order]) is not None for k in range(3))
 
 
-def test_layouts_that_cannot_be_stacked_are_stepped_all_the_same():
-    results = []
-    for compile in (True, False):
-        named = [("a", torch.nn.Parameter(make_tree(0)["a"].t())), ("b", named_parameters()[0][1])]
-        opt = adapters.Optimizer(named, fo.muon, lr=0.1, compile=compile)
-        for _, p in named:
-            p.grad = torch.ones_like(p).tril()
-        opt.step()
-        results.append([p.detach() for _, p in named])
-    assert_close(*results, 1e-12)
-
-
 def test_what_a_batched_rule_cannot_have():
     def init(p):
         return SoapSlots(p, p, p, p, p, p)
@@ -187,26 +169,27 @@ def test_slots_keep_their_dtypes_where_parameters_of_one_shape_have_different_on
     assert_close(*results, 1e-2)
 
 
-@pytest.mark.parametrize("recipe", [soap, cubed, fo.muon])
-def test_products_are_not_cast_by_autocast(recipe):
-    results = []
-    for enabled in (True, False):
-        named = named_parameters(torch.float32)
-        opt = adapters.Optimizer(named, recipe)
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            stepped(opt, named, 2, torch.float32)
-        results.append([p.detach() for _, p in named])
-    assert_same(*results)
-
-
 def test_muon_takes_matrices_without_entries():
     params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((4, 0), (0, 4), (2, 3))]
     opt = adapters.Muon(params)
     for p in params:
         p.grad = torch.ones_like(p)
     opt.step()
-    assert [tuple(opt.state[p]["momentum_buffer"].shape) for p in params] == [
-        (4, 0),
-        (0, 4),
-        (2, 3),
-    ]
+    shapes = [tuple(opt.state[p]["momentum_buffer"].shape) for p in params]
+    assert shapes == [(4, 0), (0, 4), (2, 3)]
+
+
+def test_a_rule_that_raises_for_one_shape_leaves_all_tensors():
+    def update(u: Any, slots: Any, p: Any) -> Any:
+        if p.shape[0] == 3:
+            raise RuntimeError("three rows")
+        return -u, slots
+
+    params = [torch.nn.Parameter(torch.ones(n, n)) for n in (2, 3)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt = adapters.Optimizer(params, lambda: fo.leafwise(None, update, name="picky"))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="three rows"):
+            opt.step()
+    assert all(bool((p == 1).all()) for p in params)

@@ -6,7 +6,7 @@ import copy
 import pickle
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -292,20 +292,6 @@ def test_an_overflow_is_left_out_and_halves_the_scale():
     assert found[0] == (2.0**13, 8.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"init_scale": 0.0}, "init_scale above 0"),
-        ({"growth_factor": 1.0}, "growth_factor above 1"),
-        ({"backoff_factor": 1.0}, "backoff_factor between 0 and 1"),
-        ({"growth_interval": 0}, "whole number of 1 or more for growth_interval"),
-    ],
-)
-def test_scales_out_of_range_are_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        fo.dynamic_loss_scale(fo.sgd(0.1), **options)
-
-
 # ---------------------------------------------------------------- traced
 
 
@@ -383,40 +369,58 @@ def test_copies_are_steps_of_their_own():
         assert_same(by_step(other, batches()), by_step(step, batches()))
 
 
-@pytest.mark.parametrize(
-    ("error", "said", "call"),
-    [
-        (TypeError, "takes a loss function first", lambda: fo.compile_train_step(1, fo.sgd(0.1))),
-        (
-            TypeError,
-            "takes a loss function first",
-            lambda: fo.compile_train_step(fo.sgd(0.1), loss_fn),  # pyright: ignore[reportArgumentType]
-        ),
-        (TypeError, "takes a transformation", lambda: fo.compile_train_step(loss_fn, fo.sgd)),
-        (
-            ValueError,
-            "1 or more for accumulate",
-            lambda: fo.compile_train_step(loss_fn, fo.sgd(0.1), accumulate=0),
-        ),
-    ],
-)
-def test_wrong_arguments_are_refused(error, said, call):
+def scale(**options: Any) -> Any:
+    return fo.dynamic_loss_scale(fo.sgd(0.1), **options)
+
+
+FIRST = "takes a loss function first"
+UNMADE: dict[str, Any] = {
+    FIRST: (TypeError, lambda: fo.compile_train_step(fo.sgd(0.1), loss_fn)),
+    f"{FIRST}, but got a int": (TypeError, lambda: fo.compile_train_step(1, fo.sgd(0.1))),
+    "takes a transformation": (TypeError, lambda: fo.compile_train_step(loss_fn, fo.sgd)),
+    "1 or more for accumulate": (
+        ValueError,
+        lambda: fo.compile_train_step(loss_fn, fo.sgd(0.1), accumulate=0),
+    ),
+    "init_scale above 0": (ValueError, lambda: scale(init_scale=0.0)),
+    "init_scale .*inf": (ValueError, lambda: scale(init_scale=float("inf"))),
+    "init_scale .*1e.40": (ValueError, lambda: scale(init_scale=1e40)),
+    "growth_factor above 1": (ValueError, lambda: scale(growth_factor=1.0)),
+    "backoff_factor between 0 and 1": (ValueError, lambda: scale(backoff_factor=1.0)),
+    "whole number of 1 or more for growth_interval": (
+        ValueError,
+        lambda: scale(growth_interval=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("said", UNMADE)
+def test_wrong_arguments_are_refused(said):
+    error, call = UNMADE[said]
     with pytest.raises(error, match=said):
         call()
 
 
-@pytest.mark.parametrize(
-    ("error", "said", "loss", "options"),
-    [
-        (TypeError, r"returned a tensor of shape \(6, 6\)", lambda p, x, y: x @ p["a"], {}),
-        (TypeError, "returned a tuple", lambda p, x, y: (loss_fn(p, x, y), 1), {}),
-        (TypeError, r"a pair \(loss, aux\)", loss_fn, {"has_aux": True}),
-        (ValueError, "depends on none of the parameters", lambda p, x, y: x.sum(), {}),
-        (ValueError, "multiple of 4", loss_fn, {"accumulate": 4}),
-    ],
-)
-def test_losses_that_cannot_be_stepped_are_refused(error, said, loss, options):
-    step = fo.compile_train_step(loss, fo.sgd(0.1), compile=False, **options)
+def unreached(p: Any, x: Tensor, y: Tensor) -> Tensor:
+    raise AssertionError
+
+
+REFUSED: dict[str, Any] = {
+    r"returned a tensor of shape \(6, 6\)": (TypeError, lambda p, x, y: x @ p["a"], {}),
+    "returned a tuple": (TypeError, lambda p, x, y: (loss_fn(p, x, y), 1), {}),
+    r"a pair \(loss, aux\)": (TypeError, loss_fn, {"has_aux": True}),
+    "depends on none of the parameters": (ValueError, lambda p, x, y: x.sum(), {}),
+    "multiple of 4": (ValueError, loss_fn, {"accumulate": 4}),
+    "needs the extra argument value_and_grad": (TypeError, unreached, {"tx": fo.lbfgs()}),
+    "needs the extra argument commit": (TypeError, unreached, {"tx": fo.commit_if(fo.sgd(1.0))}),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_losses_that_cannot_be_stepped_are_refused(said):
+    error, loss, options = REFUSED[said]
+    options = {"tx": fo.sgd(0.1), "compile": False, **options}
+    step = fo.compile_train_step(loss, **options)
     params = parameters()
     before = clone(params)
     with pytest.raises(error, match=said):
@@ -448,3 +452,96 @@ def test_second_gradients_are_scaled_where_the_first_are(wrap, compile):
         moved.append(params["w"])
     assert (moved[0] - 1).abs().min() > 0.1
     assert_close(moved[0], moved[1], 0.02)
+
+
+# ---------------------------------------------------------------- shared memory, loss scales
+
+
+def made(loss: Any, tx: Any, **options: Any) -> Any:
+    return fo.compile_train_step(loss, tx, compile=False, **options)
+
+
+def test_what_shares_memory_with_a_parameter_keeps_its_value():
+    def loss(p: Any) -> Any:
+        return p["a"], {"whole": p["b"], "part": p["b"][1:], "no": p["b"].detach()}
+
+    tx, p = fo.sgd(0.5), {"a": torch.tensor(1.0), "b": torch.ones(2)}
+    _, _, value, aux = made(loss, tx, has_aux=True)(p, tx.init(p))
+    assert (p["a"], value) == (0.5, 1.0)
+    assert all(torch.equal(x, torch.ones_like(x)) for x in aux.values())
+
+
+def test_a_refused_state_does_not_decide_whether_the_loss_is_scaled():
+    tx, p = fo.dynamic_loss_scale(fo.sgd(1.0), init_scale=4.0), torch.zeros(2)
+    step = made(torch.sum, tx)
+    with pytest.raises(ValueError, match="open_steps"):
+        step(p, fo.sgd(1.0).init(p))
+    assert torch.equal(step(p, tx.init(p))[0], torch.full((2,), -1.0))
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_state_without_the_numbers_of_a_rule_is_refused(donate):
+    tx, p = fo.dynamic_loss_scale(fo.sgd(1.0)), torch.zeros(2)
+    for step in (fo.compile(tx, donate=donate), tx.update):
+        with pytest.raises(ValueError, match="pass the state that this chain's own init"):
+            step(p, fo.sgd(1.0).init(p), p)
+
+
+def test_a_loss_may_have_arguments_called_params_and_state():
+    tx, p = fo.sgd(1.0), torch.ones(2)
+    step = made(lambda p, *, state: (p * state).sum(), tx)
+    assert torch.equal(step(p, tx.init(p), state=2.0)[0], torch.full((2,), -1.0))
+
+
+def test_parameters_that_share_memory_are_refused_before_anything_is_written():
+    whole = torch.ones(4)
+    tx = fo.sgd(0.5)
+    for p in ({"a": whole[:3], "b": whole[1:]}, {"a": whole, "b": torch.ones(1).expand(3)}):
+        with pytest.raises(ValueError, match="memory"):
+            made(lambda p: p["a"].sum() + p["b"].sum(), tx)(p, tx.init(p))
+        assert torch.equal(whole, torch.ones(4))
+
+
+@pytest.mark.parametrize("way", ["update", "compile"])
+@pytest.mark.parametrize(("bad", "good"), [("nan", 1.0), ("zero", 0.0)])
+def test_a_loss_scale_neither_vanishes_nor_becomes_infinite(way, bad, good):
+    tx = fo.dynamic_loss_scale(fo.sgd(1.0), growth_interval=1)
+    p = torch.zeros(2)
+    state, step = tx.init(p), fo.compile(tx)
+    g = torch.full((2,), torch.nan if bad == "nan" else 0.0)
+    for _ in range(300):
+        if way == "compile":
+            p, state = step(g, state, p)
+        else:
+            _, state = tx.update(g, state, p)
+    scale = fo.get(state, "loss_scale")
+    assert 0 < scale < torch.inf
+    u, _ = tx.update(torch.full((2,), good) * scale, state, p)
+    torch.testing.assert_close(u, torch.full((2,), -good))
+
+
+def test_a_loss_scale_for_some_leaves_only_is_refused():
+    p = {"x": torch.zeros(2), "y": torch.zeros(2)}
+    scaled = fo.dynamic_loss_scale(fo.sgd(1.0), init_scale=4.0)
+    for beside, said in (
+        (fo.sgd(1.0), "act on the parameter 'y'"),
+        (scaled, "several loss scales"),
+    ):
+        tx = fo.partition({"a": scaled, "b": beside}, {"x": "a", "y": "b"})
+        with pytest.raises(ValueError, match=said):
+            made(lambda p: p["x"].sum() + p["y"].sum(), tx)(p, tx.init(p))
+    tx = fo.partition({"a": scaled, "b": fo.freeze()}, {"x": "a", "y": "b"})
+    found, _, _ = made(lambda p: p["x"].sum() + p["y"].sum(), tx)(p, tx.init(p))
+    assert torch.equal(found["x"], torch.full((2,), -1.0))
+
+
+def test_a_slot_called_loss_scale_is_not_a_scale():
+    class Slots(NamedTuple):
+        loss_scale: torch.Tensor
+
+    tx = fo.leafwise(
+        lambda p: Slots(torch.ones_like(p)), lambda u, x, p: (-u, x), lambda t: (), name="own"
+    )
+    p = {"x": torch.zeros(2)}
+    found, _, _ = made(lambda p: p["x"].sum(), tx)(p, tx.init(p))
+    assert torch.equal(found["x"], torch.full((2,), -1.0))

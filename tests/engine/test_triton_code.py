@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
+import operations
 import pytest
 import torch
 from gpu.ahead import check_types, compile_ahead, facts, forbidden
-from gpu.kernel_runs import EVERY, LOGARITHMIC, Table, asked, recorded, served
-from torch import Tensor
+from gpu.kernel_runs import EVERY, LOGARITHMIC, asked, served
+from operations import OPERATIONS
 
 import functional_optim as fo
 from functional_optim.engine.native import Served
 from functional_optim.kernels import triton_compiler
-from functional_optim.kernels.cpp import Cpp
 from functional_optim.kernels.print_triton import KernelVariant, source_of
-from functional_optim.kernels.triton_primitives import KernelText, Triton
+from functional_optim.kernels.triton_primitives import KernelText
 from functional_optim.kernels.triton_spaces import CONFIGS, LaunchConfig
 
 FROM_LIBRARY = {"ex2.approx.ftz.f32", "rcp.approx.ftz.f64"}
@@ -29,13 +28,6 @@ def texts_of(own: Served, config: LaunchConfig | None = None) -> list[KernelText
     source = source_of(own.graph)
     variant = KernelVariant(("value",) * own.body.count, True)
     return source.texts(variant, config or source.configs()[0])
-
-
-def test_no_primitive_is_written_as_cpp() -> None:
-    """But for those that are the same text in both, or made of others."""
-    shared = {"const", "maximum", "minimum", "__init__", "_f"}
-    own = {name for name, x in vars(Cpp).items() if getattr(x, "__name__", "") == name}
-    assert {name for name in own - shared if callable(getattr(Cpp, name))} <= vars(Triton).keys()
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -124,19 +116,8 @@ def test_instructions_that_round_otherwise_are_seen() -> None:
     assert found.keys() == {"div.full.f32"}
 
 
-OF_LIBRARY = (
-    *("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "erf", "tanh", "atan", "cosh"),
-    *("sinh", "atanh", "asinh", "asin", "acos", "sigmoid", "tan", "acosh", "hypot", "atan2"),
-    *("erfc", "lgamma", "pow"),
-)
-
-
 def test_functions_of_the_library_are_those_of_libdevice() -> None:
-    def function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-        two = name in ("hypot", "atan2", "pow")
-        return lambda x, y: getattr(torch, name)(x, y) if two else getattr(torch, name)(x)
-
-    own = recorded({name: function(name) for name in OF_LIBRARY}, torch.float32)
-    Table(own, [(67,)]).by_triton()
+    tx = operations.computed(tuple(OPERATIONS), torch.float32)
+    (own,) = asked(tx, {"vector": torch.ones(5)})
     (text,) = texts_of(own)
     assert ".extern .func" not in compile_ahead(text).asm["ptx"]  # libdevice has all of them

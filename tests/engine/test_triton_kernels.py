@@ -3,11 +3,10 @@ their machine code says, compiled for a GPU that is not there."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-import numpy as np
+import operations
 import pytest
 import torch
 import undeclared
@@ -22,10 +21,9 @@ from gpu.kernel_runs import (
     alike,
     asked,
     check,
-    recorded,
     served,
 )
-from torch import Tensor
+from operations import OPERATIONS
 
 import functional_optim as fo
 from functional_optim.kernels.print_triton import KernelVariant, source_of
@@ -98,8 +96,7 @@ def test_rules_without_flags_are_the_same(name: str, monkeypatch: pytest.MonkeyP
     told: list[str] = []
     monkeypatch.setattr("functional_optim.kernels.tell", told.append)
     with on_host(Host()) as host:
-        outcomes = undeclared.outcomes(undeclared.ROWS[name], ["together"], ["fo.compile"])
-        assert {x.kind for x in outcomes} == {"equal"}
+        assert not [*undeclared.outcomes(undeclared.ROWS[name], ["together"], ["fo.compile"])]
     assert not told
     for text in host.texts:
         check_types(text)
@@ -215,112 +212,17 @@ def test_packed_slots_are_those_of_the_cpp(name: str) -> None:
 # ---------------------------------------------------------------- operations
 
 
-def by_numpy(name: str) -> Any:
-    """The root, rounded correctly, which torch's on the CPU may not be."""
-
-    def root(x: Tensor, y: Tensor) -> Tensor:
-        wide = x.float() if x.element_size() == 2 else x
-        with np.errstate(invalid="ignore", divide="ignore"):
-            found = torch.from_numpy(np.sqrt(wide.numpy()))
-        return (1 / found if name == "rsqrt" else found).to(x.dtype)
-
-    return root
-
-
-EXACT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    **{
-        name: lambda x, y, name=name: getattr(torch, name)(x)
-        for name in ("round", "trunc", "floor", "ceil", "abs", "neg", "sign", "reciprocal")
-    },
-    **{
-        name: lambda x, y, name=name: torch.where(getattr(torch, name)(x, y), x, y)
-        for name in ("lt", "le", "gt", "ge", "eq", "ne")
-    },
-    **{
-        name: lambda x, y, name=name: getattr(torch, name)(x, y)
-        for name in ("copysign", "maximum", "minimum", "div")
-    },
-    "sqrt": lambda x, y: x.sqrt(),
-    "rsqrt": lambda x, y: x.rsqrt(),
-    "powers": lambda x, y: x.pow(2) + y.float().pow(3) - x.pow(-1),
-    "alpha": lambda x, y: torch.sub(x, y, alpha=2),
-    "isinf": lambda x, y: torch.where(x.isinf(), x, y),
-    "isfinite": lambda x, y: (~x.isfinite()).to(y.dtype),
-    "clamp": lambda x, y: x.clamp(-1, 2),
-    "and": lambda x, y: torch.where((x > 0) & (y > 0), x, y),
-    "or": lambda x, y: torch.where((x > 0) | (y > 0), x, y),
-    "xor": lambda x, y: torch.where((x > 0) ^ (y > 0), x, y),
-    "not": lambda x, y: torch.where(~x.isnan() & torch.logical_not(y > 0), x, y),
-}
-"""Operations of two tensors that are rounded correctly."""
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_operations_that_are_rounded_correctly(dtype: torch.dtype) -> None:
-    """As torch has them, bit for bit, but for the root and the order of two zeros."""
-    table = Table(recorded(EXACT, dtype), [(3 * BLOCK + 5,)], special=True)
-    ((x, y, *found),), _ = table.by_triton()
-    x, y = [own if dtype is torch.float64 else own.float() for own in table.leaves[0][:2]]
-    for (name, function), mine in zip(EXACT.items(), found, strict=True):
-        exact = by_numpy(name) if name in ("sqrt", "rsqrt") else function
-        want = exact(x, y).to(dtype)
-        if name in ("maximum", "minimum"):
-            both = (x == 0) & (y == 0)
-            mine, want = mine.masked_fill(both, 0.0), want.masked_fill(both, 0.0)
-        assert alike(mine, want), name
-
-
-# ---------------------------------------------------------------- mutants
-
-
-def tail_left_out(text: str) -> str:
-    return text.replace("if left > blocks", "if left < 0 * blocks")
-
-
-def one_too_many(text: str) -> str:
-    return text.replace("offsets < left - k", "offsets <= left - k")
-
-
-def row_of_a_neighbour(text: str) -> str:
-    return text.replace("tensor = at >> 32", "tensor = (at >> 32) ^ 1")
-
-
-def wrong_width(text: str) -> str:
-    return text.replace("row = rows + tensor * 4", "row = rows + tensor * 3")
-
-
-def short_start(text: str) -> str:
-    return text.replace("= at & 0xFFFFFFFF", "= (at & 0xFFFFFFFF).to(tl.int32)")
-
-
-def another_number(text: str) -> str:
-    return text.replace("tl.load(a3)", "tl.load(a3 + 1)")
-
-
-def stored_twice(text: str) -> str:
-    return text.replace("tl.store(p1 + (k *", "tl.store(p1 + (0 *")
-
-
-def not_fused(text: str) -> str:
-    return re.sub(r"tl\.fma\((.*), (\(v0 - v2\)), ", r"((\1) * \2 + ", text)
-
-
-MUTANTS = (
-    *(tail_left_out, one_too_many, row_of_a_neighbour, wrong_width, short_start, another_number),
-    *(stored_twice, not_fused),
-)
-
-
-@pytest.mark.parametrize("change", MUTANTS)
-def test_a_wrong_kernel_is_found(change: Callable[[str], str]) -> None:
-    (own,) = asked(fo.adamw(0.1), {"vector": torch.ones(5)})
-    source = source_of(own.graph)
-    sources = [("value", "tensor")[i % 2] for i in range(own.body.count)]
-    (text,) = source.texts(KernelVariant(tuple(sources), True), CONFIGS[0])
-    assert change(text.text) != text.text
-    far: dict[str, Any] = {"ahead": FAR} if change is short_start else {}
-    with pytest.raises((AssertionError, MemoryError)):
-        check(own, [(CHUNK + 12,), (7,)], change=change, **far)
+def test_every_operation_does_what_the_cpp_does(dtype: torch.dtype) -> None:
+    """But for functions of the library, which are torch's in the interpreter."""
+    wide = torch.float32 if dtype is torch.bfloat16 else dtype
+    params = {"vector": torch.ones(5, dtype=dtype)}
+    (own,) = asked(operations.computed(tuple(OPERATIONS), wide), params)
+    table = Table(own, [(3 * BLOCK + 5,)], special=True)
+    ((_, _, *expected),), _ = table.by_cpp()
+    ((_, _, *found),), _ = table.by_triton()
+    for name, x, y in zip(OPERATIONS, found, expected, strict=True):
+        assert operations.apart(x, y).max() <= operations.ATEN.get(name, 0), name
 
 
 def test_a_false_hint_of_alignment_is_found() -> None:
@@ -329,27 +231,17 @@ def test_a_false_hint_of_alignment_is_found() -> None:
         check(own, SHAPES[3], offset=1)
 
 
-def unmasked(text: str) -> str:
-    changed = text.replace("tl.where(mask, ", "tl.where(mask | True, ")
-    return re.sub(r"mask=[\w &]+, other=0", r"mask=mask, other=1", changed)
-
-
-def parts_of_a_neighbour(text: str) -> str:
-    return text.replace("part.to(tl.int64) * kept", "(part ^ 1).to(tl.int64) * kept")
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("clip_by_global_norm", unmasked),
-        ("adafactor", unmasked),
-        ("adafactor", parts_of_a_neighbour),
-        ("sm3", lambda text: text.replace("float('-inf')", "0.5")),
-    ],
-)
-def test_a_wrong_reduction_is_found(name: str, change: Callable[[str], str]) -> None:
-    own = served(name)[-1] if name == "clip_by_global_norm" else served(name)[1]
-    shapes = SHAPES[own.like[1].dim()]
-    check(own, shapes, loose=1e-6)
-    with pytest.raises((AssertionError, MemoryError)):
-        check(own, shapes, loose=1e-6, change=change)
+def test_a_wrong_kernel_is_found() -> None:
+    """One element too many; one step in 64 bits that is made in 32."""
+    (own,) = asked(fo.adamw(0.1), {"vector": torch.ones(5)})
+    for old, new, ahead in (
+        ("offsets < left - k", "offsets <= left - k", 0),
+        ("= at & 0xFFFFFFFF", "= (at & 0xFFFFFFFF).to(tl.int32)", FAR),
+    ):
+        with pytest.raises((AssertionError, MemoryError)):
+            check(
+                own,
+                [(CHUNK + 12,), (7,)],
+                change=lambda x, old=old, new=new: x.replace(old, new),
+                ahead=ahead,
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -68,8 +69,15 @@ def scalar(tx: Any, params: Any, texts: list[str], folder: Any) -> list[str]:
     return [line for text in texts for line in left_scalar(text, folder)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def each_case() -> Iterator[Any]:
+    """Each case in one dtype, the next in the other; the rest in `make test-full`."""
+    for i, case in enumerate(CASES):
+        for k, dtype in enumerate((torch.float32, torch.bfloat16)):
+            marks = [] if i % 2 == k else [pytest.mark.full]
+            yield pytest.param(case, dtype, marks=marks, id=f"{case.name}-{str(dtype)[6:]}")
+
+
+@pytest.mark.parametrize(("case", "dtype"), [*each_case()])
 def test_no_loop_of_a_ready_made_rule_is_scalar(case, dtype, texts, tmp_path):
     assert scalar(case.tx(), case.params(dtype), texts, tmp_path) == []
 

@@ -66,11 +66,6 @@ def test_where_nothing_can_be_kept_it_says_so_and_fails(monkeypatch, capsys):
     assert "Nothing can be kept: FUNCTIONAL_OPTIM_CACHE is off" in said
 
 
-def test_the_kernels_around_products_are_kept():
-    (result,) = warmup.warm(fo.muon())
-    assert (result.built + result.found, result.unkept) == (2, 0)
-
-
 def test_what_cannot_be_compiled_has_no_kernels(capsys, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/g++")
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
@@ -79,14 +74,6 @@ def test_what_cannot_be_compiled_has_no_kernels(capsys, monkeypatch):
         warmup.warm(fo.sgd())
     assert warmup.main(["sgd"]) == 1
     assert "sgd: functional_optim: a strict step must be compiled" in capsys.readouterr().out
-
-
-def test_a_level_that_does_not_exist_is_told(capsys, monkeypatch):
-    monkeypatch.setenv("FUNCTIONAL_OPTIM_LEVEL", "x86-64-v9")
-    with pytest.raises(SystemExit):
-        warmup.main(["sgd"])
-    said = " ".join(capsys.readouterr().err.split())
-    assert "FUNCTIONAL_OPTIM_LEVEL is 'x86-64-v9', which is no level that this machine has" in said
 
 
 @pytest.mark.skipif(not levels.fitting(), reason="levels are x86-64's")
@@ -99,11 +86,6 @@ def test_kernels_for_a_level_serve_a_process_without_a_compiler(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_rules_that_look_at_rows_have_kernels_for_vectors_and_matrices():
-    (result,) = warmup.warm(fo.centralize())
-    assert (result.built + result.found, result.unkept) == (2, 0)
-
-
 def test_what_has_no_rule_for_one_tensor_is_told(capsys):
     assert warmup.main(["lbfgs"]) == 1
     assert "lbfgs: only transformations made of one-tensor rules" in capsys.readouterr().out
@@ -111,12 +93,18 @@ def test_what_has_no_rule_for_one_tensor_is_told(capsys):
         warmup.warm(fo.lbfgs())
 
 
-def test_every_dtype_and_every_kernel_of_a_recipe_is_warmed():
-    """A clipped one has a kernel that measures, too."""
-    tx = fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(0.1))
+@pytest.mark.parametrize(
+    "tx",
+    [
+        fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(0.1)),  # one that measures
+        fo.centralize(),  # for vectors, and for matrices
+        fo.muon(),  # around a product
+    ],
+)
+def test_every_dtype_and_every_kernel_of_a_recipe_is_warmed_and_kept(tx):
     results = warmup.warm(tx, (torch.float32, torch.bfloat16))
     assert [x.dtype for x in results] == [torch.float32, torch.bfloat16]
-    assert [x.built + x.found for x in results] == [2, 2]
+    assert [(x.built + x.found, x.unkept) for x in results] == [(2, 0)] * 2
 
 
 def test_hyperparameters_are_set_by_name():
@@ -135,9 +123,12 @@ def test_hyperparameters_are_set_by_name():
         (["sgd", "--set", "lr=-1"], "Invalid learning rate: -1"),
         (["sgd", "--dtype", "int8"], "parameters cannot have the dtype 'int8'"),
         (["sgd", "--dtype", "nn"], "parameters cannot have the dtype 'nn'"),
+        (["sgd"], "FUNCTIONAL_OPTIM_LEVEL is 'x86-64-v9', which is no level that this machine has"),
     ],
 )
-def test_a_wrong_name_is_told_with_the_right_ones(capsys, argv, words):
+def test_a_wrong_name_is_told_with_the_right_ones(capsys, argv, words, monkeypatch):
+    if "LEVEL" in words:
+        monkeypatch.setenv("FUNCTIONAL_OPTIM_LEVEL", "x86-64-v9")
     with pytest.raises(SystemExit) as stop:
         warmup.main(argv)
     assert stop.value.code == 2

@@ -27,18 +27,6 @@ def test_every_wrong_tensor_ends_in_the_pure_result_or_a_sentence(library):
     assert done.stdout.splitlines() == [library]
 
 
-@pytest.mark.parametrize("donate", [True, False])
-def test_a_gradient_of_another_device_is_named(donate):
-    tx, params = fo.adamw(0.1), {"w": torch.ones(3)}
-    state = tx.init(params)
-    grads = {"w": torch.ones(3, device="meta")}
-    message = r"gradient of parameter 'w' is on meta, but the parameter is on cpu.*\.$"
-    with pytest.raises(ValueError, match=message):
-        tx.update(grads, state, params)
-    with pytest.raises(ValueError, match=message):
-        fo.compile(tx, donate=donate)(grads, state, params)
-
-
 def test_a_storage_that_is_gone_is_named():
     w = torch.nn.Parameter(torch.ones(3))
     w.grad = torch.ones(3)

@@ -146,14 +146,6 @@ def alias(kind: str, params: Any, slots: Any) -> Tensor:
     return params["b" if kind == "its parameter" else "c"]
 
 
-class Stepped(NamedTuple):
-    """A way of stepping: three trees, and what steps them."""
-
-    params: dict[str, Any]
-    state: Any
-    step: Callable[[dict[str, Any]], None]
-
-
 def run(case: Case) -> str | None:
     """What is wrong with the outcome of a case; None if nothing is."""
     tx = RECIPES[case.recipe]()
@@ -217,54 +209,56 @@ def snapshot(*trees: Any) -> list[Any]:
     return [readable(x) for t in trees for x in tree.leaves(t)]
 
 
+def judged(pure: Callable[[], Any], step: Callable[[], Any], read: Callable[[], Any]) -> str | None:
+    """What is wrong with a step. pure: gives what it must end with. read: all that it writes."""
+    wanted, refused = outcome(pure)
+    wanted, before = clone(wanted), snapshot(read())
+    _, error = outcome(step)
+    if error is not None:
+        if not is_sentence(error):
+            return f"{type(error).__name__}: {error}"
+        return None if same(snapshot(read()), before) else "changed before it raised"
+    if refused is not None:
+        return f"steps where the pure update says {refused}"
+    found = read()[0]
+    return None if same(snapshot(found), snapshot(wanted)) else "differs from the pure update"
+
+
 def as_function(case: Case, tx: Any) -> str | None:
     donate = case.way.startswith("donate")
     step = fo.compile(tx, donate=donate, strict="strict" in case.way)
     params, state = start(), tx.init(start())
     for i in range(2 if case.later else 0):
         params, state = step(gradients(i), state, params)
-    grads = gradients(3)
-    params = dict(params)
+    grads, params = gradients(3), dict(params)
     slots = dict(state.slots["exp_avg"])
     state = state._replace(slots={**state.slots, "exp_avg": slots})
     if not spoil(case, {"gradient": grads, "parameter": params, "slot": slots}):
         return None
+    now = [(params, state)]
 
     def pure() -> Any:
         updates, new = tx.update(grads, state, params)
         return fo.apply_updates(params, updates), new
 
-    wanted, refused = outcome(pure)
-    wanted = clone(wanted)
-    before = snapshot(params, state)
-    got, error = outcome(lambda: step(grads, state, params))
-    if error is not None:
-        if not is_sentence(error):
-            return f"{type(error).__name__}: {error}"
-        return None if same(snapshot(params, state), before) else "changed before it raised"
-    if refused is not None:
-        return f"steps where the pure update says {refused}"
-    return None if same(snapshot(got), snapshot(wanted)) else "differs from the pure update"
+    return judged(pure, lambda: now.__setitem__(0, step(grads, state, params)), lambda: now)
 
 
 def as_object(case: Case, tx: Any) -> str | None:
     how: Any = {"True": True, "False": False, "strict": "strict"}[case.way]
     params = {name: torch.nn.Parameter(x) for name, x in start().items()}
     opt = Optimizer(params.items(), lambda: tx, compile=how)
-    pure, state = start(), tx.init(start())
+    state = tx.init(start())
     for i in range(2 if case.later else 0):
+        _, state = tx.update(gradients(i), state, {name: p.detach() for name, p in params.items()})
         for p, g in zip(params.values(), gradients(i).values(), strict=True):
             p.grad = g
         opt.step()
-        updates, state = tx.update(gradients(i), state, pure)
-        pure = fo.apply_updates(pure, updates)
-    if case.role == "slot" and not case.later:
-        return None
     if case.role == "parameter" and case.kind.startswith("escaped"):
         return None  # torch's own p.detach() dies of such a p.data
+    if not case.later and (case.role == "slot" or "its slot" in case.kind):
+        return None  # there is none yet
     slots = {name: opt.state[p].get("exp_avg") for name, p in params.items()}
-    if case.kind in ("its slot", "a part of its slot") and not case.later:
-        return None
     grads, given = gradients(3), {name: p.data for name, p in params.items()}
     if not spoil(case, {"gradient": grads, "parameter": given, "slot": slots}):
         return None
@@ -281,23 +275,13 @@ def as_object(case: Case, tx: Any) -> str | None:
     if case.later:
         state = state._replace(slots={**state.slots, "exp_avg": slots})
 
-    def update() -> Any:
-        updates, _ = tx.update(grads, state, ours)
-        return fo.apply_updates(ours, updates)
+    def pure() -> Any:
+        return fo.apply_updates(ours, tx.update(grads, state, ours)[0])
 
-    wanted, refused = outcome(update)
-    wanted = clone(wanted)
-    known = [dict(opt.state[p]) if p in opt.state else {} for p in params.values()]
-    before = snapshot(ours, known)
-    _, error = outcome(opt.step)
-    now = [dict(opt.state[p]) if p in opt.state else {} for p in params.values()]
-    if error is not None:
-        if not is_sentence(error):
-            return f"{type(error).__name__}: {error}"
-        return None if same(snapshot(ours, now), before) else "changed before it raised"
-    if refused is not None:
-        return f"steps where the pure update says {refused}"
-    return None if same(snapshot(ours), snapshot(wanted)) else "differs from the pure update"
+    def read() -> Any:
+        return ours, [dict(opt.state[p]) if p in opt.state else {} for p in params.values()]
+
+    return judged(pure, opt.step, read)
 
 
 def main(bare: bool) -> None:

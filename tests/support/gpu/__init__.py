@@ -1,1 +1,1 @@
-"""CUDA without a card: kernels compiled ahead of time, and their PTX run on the CPU's memory."""
+"""CUDA without a card: kernels compiled ahead of time, and interpreted on a device for tests."""

@@ -16,7 +16,6 @@
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/Generator.h>
 #include <torch/library.h>
 
 namespace py = pybind11;
@@ -144,21 +143,6 @@ void on_host_as_one(const c10::OperatorHandle& op, Stack* stack)
     stack->insert(stack->end(), returned.begin(), returned.end());
 }
 
-/* Convolutions of a device like this one have names of their own. */
-void convolution(const c10::OperatorHandle&, Stack* stack)
-{
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
-    on_host(op, stack);
-}
-
-void convolution_backward(const c10::OperatorHandle&, Stack* stack)
-{
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "");
-    const at::Tensor grad = (*stack)[stack->size() - 10].toTensor();
-    stack->insert(stack->end() - 7, std::vector<int64_t>{grad.size(1)});  // the bias has a number for each channel
-    on_host(op, stack);
-}
-
 /* Has the CPU a kernel for what other devices put together out of several operations? */
 bool has_own_kernel(const c10::OperatorName& name)
 {
@@ -188,8 +172,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m)
     m.impl("_copy_from", &copy_from);
     m.impl("_copy_from_and_resize", &copy_from_and_resize);
     m.impl("_local_scalar_dense", &item);
-    m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
-    m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
         const std::string full = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
         if (name.name.rfind("aten::_foreach_", 0) == 0)
@@ -210,22 +192,16 @@ std::vector<std::string> names(const Graph& graph)
     return all;
 }
 
-py::dict counts()
+py::tuple counts()
 {
-    py::dict all;
-    all["reads"] = counters.reads.load();
-    all["uploads"] = counters.uploads.load();
-    all["pinned"] = counters.pinned.load();
-    all["downloads"] = counters.downloads.load();
-    all["operations"] = counters.operations.load();
-    all["replays"] = counters.replays.load();
-    return all;
+    return py::make_tuple(
+        counters.reads.load(), counters.uploads.load(), counters.pinned.load(), counters.downloads.load(),
+        counters.operations.load());
 }
 
 void reset_counts()
 {
-    for (auto* each : {&counters.reads, &counters.uploads, &counters.pinned, &counters.downloads,
-                       &counters.operations, &counters.replays})
+    for (auto* each : {&counters.reads, &counters.uploads, &counters.pinned, &counters.downloads, &counters.operations})
         each->store(0);
 }
 
@@ -265,10 +241,6 @@ PYBIND11_MODULE(fake_device, m)
     m.def("current_device", [] { return int(current); });
     m.def("exchange_device", [](int index) { return int(exchange(c10::DeviceIndex(index))); });
     m.def("device_count", [] { return int(DEVICES); });
-    m.def("default_generator", [](int index) {
-        return py::reinterpret_steal<py::object>(THPGenerator_Wrap(default_generator(c10::DeviceIndex(index))));
-    });
-    m.def("memory_allocated", [](int index) { return memory().used(c10::DeviceIndex(index)); });
     m.def("owner", [](uintptr_t place) -> py::object {
         c10::DeviceIndex owner;
         if (!memory().find(reinterpret_cast<void*>(place), &owner)) return py::none();

@@ -11,7 +11,7 @@ may read a tensor at its `data_ptr()`. As on CUDA:
   was allocated in between is kept by the graph, and what was allocated before is not.
 * The host waits in every copy to and from the device but those with `non_blocking`, out of or into
   pinned memory, of the same dtype and shape. It waits in `item`, in `nonzero` and its like, and
-  when it synchronizes with the device, a stream or an event.
+  when it synchronizes with the device or a stream.
 * Pinned memory that is written before the host has waited for the copy out of it is an error, which
   is raised when the host waits next.
 
@@ -59,8 +59,6 @@ class Counters(NamedTuple):
     """Copies into pinned memory that nobody waited for."""
     operations: int
     """Launches; views and allocations are none."""
-    replays: int
-    """Replays of graphs, whose operations are not counted again."""
 
 
 class Graph:
@@ -79,7 +77,7 @@ class Graph:
 
 
 def counters() -> Counters:
-    return Counters(**load().counts())
+    return Counters(*load().counts())
 
 
 def reset() -> None:
@@ -188,48 +186,20 @@ def _device_module(module: ModuleType) -> ModuleType:
     made._lazy_init = lambda: None  # torch 2.11 waits for no device that has none
     made.device_count = module.device_count
     made.current_device = module.current_device
-    made.set_device = _set_device
     made.synchronize = lambda device=None: torch.accelerator.synchronize(device)
     made.is_current_stream_capturing = module.is_capturing
     made.current_stream = lambda device=None: torch.accelerator.current_stream(device)
-    made.memory_allocated = lambda device=None: module.memory_allocated(_index(device))
     made.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
-    made.manual_seed = lambda seed: _generator(module.current_device()).manual_seed(seed)
-    made.manual_seed_all = _seed_all
-    made.get_rng_state = lambda device=DEVICE: _generator(_index(device)).get_state()
-    made.set_rng_state = lambda state, device=DEVICE: _generator(_index(device)).set_state(state)
-    made.device = _Device
+    made.manual_seed_all = lambda seed: None  # nothing is drawn on the device
+    made.device = _current
     return made
 
 
-def _set_device(device: Any) -> None:
-    load().exchange_device(_index(device))
-
-
-class _Device:
+@contextmanager
+def _current(device: Any) -> Iterator[None]:
     """The current device inside a block, as torch.cuda.device."""
-
-    def __init__(self, device: Any) -> None:
-        self.index = _index(device)
-
-    def __enter__(self) -> None:
-        self.before = load().exchange_device(self.index)
-
-    def __exit__(self, *exception: object) -> None:
-        load().exchange_device(self.before)
-
-
-def _index(device: Any) -> int:
-    if isinstance(device, int):
-        return device
-    index = None if device is None else torch.device(device).index
-    return load().current_device() if index is None else index
-
-
-def _generator(index: int) -> torch.Generator:
-    return load().default_generator(index)
-
-
-def _seed_all(seed: int) -> None:
-    for index in range(load().device_count()):
-        _generator(index).manual_seed(seed)
+    before = load().exchange_device(torch.device(device).index or 0)
+    try:
+        yield
+    finally:
+        load().exchange_device(before)

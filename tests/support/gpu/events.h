@@ -16,7 +16,6 @@ struct Counters {
     std::atomic<int64_t> pinned{0};      // host to device out of pinned memory; nobody waits
     std::atomic<int64_t> downloads{0};   // device to pinned memory; nobody waits
     std::atomic<int64_t> operations{0};  // launches
-    std::atomic<int64_t> replays{0};     // of graphs
 };
 
 inline Counters counters;
@@ -41,7 +40,6 @@ struct Graph {
 
     void replay()
     {
-        ++counters.replays;
         for (auto& [name, step] : steps) step();
     }
 };

@@ -139,8 +139,7 @@ inline std::string name_of(const c10::OperatorHandle& op)
 inline bool always_waits(const std::string& name)
 {
     static const std::unordered_set<std::string> names = {
-        "nonzero", "masked_select", "equal", "bincount", "_unique", "_unique2", "unique_dim",
-        "unique_consecutive", "unique_dim_consecutive", "linalg_eig", "_linalg_eigh", "_linalg_svd",
+        "nonzero", "masked_select", "equal", "_unique", "_unique2", "linalg_eig", "_linalg_eigh", "_linalg_svd",
         "linalg_lstsq", "linalg_matrix_exp"};
     return names.count(name);
 }
@@ -268,22 +267,10 @@ private:
             const c10::IValue& value = given_[i];
             if (value.isDevice() && value.toDevice().is_privateuseone())
                 host.emplace_back(c10::Device(c10::kCPU));
-            else if (takes_generator(i))
-                host.emplace_back(generator(value));
             else
                 host.push_back(with_tensors({value}, [&](const at::Tensor& x) { return to_host(x); }).front());
         }
         return host;
-    }
-
-    bool takes_generator(size_t i) const { return argument(i).type()->str().rfind("Generator", 0) == 0; }
-
-    at::Generator generator(const c10::IValue& value) const
-    {
-        const at::Generator given = value.isNone() ? default_generator(index_) : value.toGenerator();
-        TORCH_CHECK(given.device().is_privateuseone(), "Expected a '", device(index_).type(),
-                    "' device type for generator but found '", given.device().type(), "'");
-        return given.get<Generator>()->host;
     }
 
     at::Tensor to_host(const at::Tensor& x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -16,8 +15,9 @@ from torch import Tensor
 
 import functional_optim as fo
 from functional_optim import kernels
+from functional_optim.core.numbers import Own, kinds_of
 from functional_optim.engine import group
-from functional_optim.engine.executor import BoundScalars
+from functional_optim.engine.executor import BoundScalars, Runner
 from functional_optim.engine.gpu import TritonExecutor
 from functional_optim.engine.native import Served
 from functional_optim.engine.per_tensor import PerTensorExecutor
@@ -41,20 +41,14 @@ class Asked(TritonExecutor):
 
     found: dict[Any, Served]
 
-    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> bool:
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
         try:
             every = self.graphs(grads, scalars)
         except kernels.Unsuitable:
-            return False
+            return None
         for own in every:
             self.found.setdefault(self.text_of(own.graph), own)
-        return True
-
-    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> Any:
-        return PerTensorExecutor(self.group, self.members, grads).measure(grads, scalars)
-
-    def step(self, grads: list[Tensor], scalars: BoundScalars) -> Any:
-        return PerTensorExecutor(self.group, self.members, grads).step(grads, scalars)
+        return PerTensorExecutor(self.group, self.members, grads)
 
 
 def asked(tx: Any, params: dict[str, Tensor]) -> list[Served]:
@@ -93,21 +87,6 @@ def served(name: str, dtype: torch.dtype = torch.float32, mixed: bool = False) -
     return asked(tx, {key: every[key] for key in ("vector", "matrix", "cube") if key in every})
 
 
-def recorded(functions: dict[str, Callable[[Tensor, Tensor], Tensor]], dtype: Any) -> Served:
-    """A rule that puts functions of the gradient and the parameter into slots."""
-    fields = namedtuple("Slots", [f"f{i}" for i in range(len(functions))])
-
-    def init(p: Tensor) -> Any:
-        return fields(*[torch.zeros_like(p) for _ in functions])
-
-    def update(u: Tensor, slots: Any, p: Tensor) -> Any:
-        return u, fields(*[function(u, p).to(p.dtype) for function in functions.values()])
-
-    tx = fo.leafwise(init, update)
-    (own,) = asked(tx, {"vector": torch.ones(5, dtype=dtype)})
-    return own
-
-
 class Table:
     """Tensors of some shapes for a graph, and the numbers of a step.
 
@@ -131,9 +110,9 @@ class Table:
         self.numbers = (0.1 + 0.8 * torch.rand(count, generator=self.random)).double().tolist()
         at = 0
         for form in own.body.forms:
-            if form.keyed:
-                self.numbers[at + form.selected] = KEY
-            at += form.total
+            if form.record is Own and form.each[1].each:
+                self.numbers[at + len(form.each[0].each)] = KEY
+            at += len(kinds_of([form]))
         self.memory = Memory()
         """What the last kernels might touch, and how much they did."""
 

@@ -120,16 +120,6 @@ public:
             if (blocks_.at(place).used) std::memcpy(place, bytes.data(), bytes.size());
     }
 
-    /* The bytes in use, rounded up to blocks. */
-    size_t used(c10::DeviceIndex owner)
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        size_t sum = 0;
-        for (auto& [place, block] : blocks_)
-            if (block.owner == owner && (block.used || block.held)) sum += block.bytes;
-        return sum;
-    }
-
 private:
     std::map<void*, Block, std::less<void*>>::iterator containing(const void* place)
     {
@@ -170,41 +160,26 @@ inline Memory& memory()
 
 inline void give_back(void* place) { memory().give_back(place); }
 
-struct DeviceAllocator final : c10::Allocator {
+template <bool pinned>
+struct Allocator final : c10::Allocator {
     c10::DataPtr allocate(size_t bytes) override
     {
-        void* place = memory().take(bytes, current);
-        return {place, place, &give_back, c10::Device(c10::kPrivateUse1, current)};
+        void* place = memory().take(bytes, pinned ? PINNED : current);
+        return {place, place, &give_back, pinned ? c10::Device(c10::kCPU) : c10::Device(c10::kPrivateUse1, current)};
     }
     c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
-    void copy_data(void* to, const void* from, size_t bytes) const override
-    {
-        default_copy_data(to, from, bytes);
-    }
+    void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
-struct PinnedAllocator final : c10::Allocator {
-    c10::DataPtr allocate(size_t bytes) override
-    {
-        void* place = memory().take(bytes, PINNED);
-        return {place, place, &give_back, c10::Device(c10::kCPU)};
-    }
-    c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
-    void copy_data(void* to, const void* from, size_t bytes) const override
-    {
-        default_copy_data(to, from, bytes);
-    }
-};
-
-inline DeviceAllocator& device_allocator()
+inline c10::Allocator& device_allocator()
 {
-    static DeviceAllocator& only = *new DeviceAllocator;
+    static auto& only = *new Allocator<false>;
     return only;
 }
 
-inline PinnedAllocator& pinned_allocator()
+inline c10::Allocator& pinned_allocator()
 {
-    static PinnedAllocator& only = *new PinnedAllocator;
+    static auto& only = *new Allocator<true>;
     return only;
 }
 

@@ -1,0 +1,832 @@
+"""The table of rules for one tensor as a user writes them, without a flag that says what they are.
+
+`undeclared.py` steps them in every way and compares each with a naive loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import functional_optim as fo
+
+PRODUCTS = 1e-4
+"""The tolerance of rules with products or factorisations of matrices."""
+
+PAIRS = ("complex64",)
+"""The set whose tensors arrive as pairs: slots of other shapes than the parameter's do not fit."""
+
+
+class Part(NamedTuple):
+    """A rule and what `fo.leafwise` takes with it. known: the library's rule of the same formula.
+
+    where: the tensors on which it acts.
+    """
+
+    name: str
+    update: Callable[..., Any]
+    init: Callable[[Tensor], Any] | None = None
+    scalars: Callable[..., Any] | None = None
+    reduce: Callable[..., Any] | None = None
+    hyper: Mapping[str, Any] | None = None
+    carry: Any = None
+    known: Callable[[], Any] | None = None
+    where: Callable[[str, Tensor], bool] = lambda path, p: True
+
+    def tx(self) -> Any:
+        """The transformation, without any flag."""
+        if self.known is not None:
+            return self.known()
+        given = {"reduce": self.reduce, "hyper": self.hyper, "carry": self.carry}
+        return fo.leafwise(self.init, self.update, self.scalars, **given, name=self.name)
+
+    def on(self, where: Callable[[str, Tensor], bool]) -> Part:
+        """The same for some of the tensors."""
+        return self._replace(where=where)
+
+
+class Row(NamedTuple):
+    """A recipe: how it is built, and its rules, in their order, for the naive loop.
+
+    without: the sets of tensors that it does not take. tolerance: relative to the largest element.
+    strict: whether kernels must take it.
+    """
+
+    name: str
+    build: Callable[[], Any]
+    parts: tuple[Part, ...]
+    without: frozenset[str] = frozenset()
+    tolerance: float = 1e-5
+    strict: bool = False
+
+
+ROWS: dict[str, Row] = {}
+
+
+def add(
+    name: str,
+    build: Callable[[], Any],
+    *parts: Part,
+    without: Sequence[str] = (),
+    tolerance: float = 1e-5,
+    strict: bool = False,
+) -> None:
+    """Add a row to the table."""
+    assert name not in ROWS
+    ROWS[name] = Row(name, build, parts, frozenset(without), tolerance, strict)
+
+
+def rule(
+    *, without: Sequence[str] = (), tolerance: float = 1e-5, strict: bool = False, **more: Any
+) -> Callable[[Callable[..., Any]], Part]:
+    """Add a rule to the table, under the name of its `update`."""
+
+    def added(update: Callable[..., Any]) -> Part:
+        part = Part(update.__name__, update, **more)
+        add(part.name, part.tx, part, without=without, tolerance=tolerance, strict=strict)
+        return part
+
+    return added
+
+
+def rules(functions: dict[str, Callable[[Tensor, Tensor], Tensor]], **more: Any) -> dict[str, Part]:
+    """Add rules without slots: from the update and the parameter to the new update."""
+
+    def named(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Part:
+        def update(u: Tensor, slots: Any, p: Tensor) -> Any:
+            return function(u, p), slots
+
+        update.__name__ = name
+        return rule(**more)(update)
+
+    return {name: named(name, function) for name, function in functions.items()}
+
+
+# ------------------------------------------------- numbers of a whole tensor, its rows or columns
+
+
+def top_k(u, p):
+    least = u.abs().flatten().topk(max(1, u.numel() // 4)).values[-1]
+    return torch.where(u.abs() >= least, u, 0.0)
+
+
+def row_squares_by_einsum(u, p):
+    if u.dim() == 0:
+        return u
+    rows = torch.einsum("i...,i...->i", u, u) if u.dim() < 3 else u.flatten(1).square().sum(1)
+    return u / (1.0 + rows.view(-1, *[1] * (u.dim() - 1)))
+
+
+def tangential(u, p):
+    flat = p.flatten()
+    return u - (flat @ u.flatten()) / (flat @ flat + 1e-8) * p
+
+
+NUMBERS = rules(
+    {
+        "unit_norm": lambda u, p: u / u.norm(),
+        "centred": lambda u, p: u - u.mean(),
+        "by_largest": lambda u, p: u / u.abs().max(),
+        "between_amin_and_amax": lambda u, p: (u - u.amin()) / (u.amax() - u.amin() + 1e-3),
+        "standardised": lambda u, p: (u - u.mean()) / (u.std(correction=0) + 1e-3),
+        "by_variance": lambda u, p: u / (u.var(correction=0) + 1.0),
+        "by_rms": lambda u, p: u / (u.square().mean().sqrt() + 1e-8),
+        "by_median": lambda u, p: u / (u.abs().median() + 1e-3),
+        "clipped_at_quantile": lambda u, p: u.clamp(*[x * u.abs().quantile(0.75) for x in (-1, 1)]),
+        "softmax_of_all": lambda u, p: u.flatten().softmax(0).view_as(u),
+        "by_logsumexp": lambda u, p: u / u.abs().flatten().logsumexp(0),
+        "top_k": top_k,
+        "sorted_all": lambda u, p: u.flatten().sort().values.view_as(u),
+        "cumulated_all": lambda u, p: (u.flatten().cumsum(0) / u.numel()).view_as(u),
+        "rolled_all": lambda u, p: u.roll(1),
+        "row_norm": lambda u, p: u / (u.norm(dim=-1, keepdim=True) + 1e-8),
+        "column_norm": lambda u, p: u / (u.norm(dim=0, keepdim=True) + 1e-8),
+        "mean_over_rows": lambda u, p: u - u.mean(0),
+        "mean_over_columns": lambda u, p: u - u.mean(-1, keepdim=True),
+        "centralised": lambda u, p: (
+            u if u.dim() < 2 else u - u.mean(tuple(range(1, u.dim())), keepdim=True)
+        ),
+        "max_over_rows": lambda u, p: u / (u.abs().max(0).values + 1e-3),
+        "amax_over_columns": lambda u, p: u / (u.abs().amax(-1, keepdim=True) + 1e-3),
+        "softmax_over_rows": lambda u, p: u.softmax(-1),
+        "log_softmax_over_columns": lambda u, p: u.log_softmax(0),
+        "row_std": lambda u, p: u / (u.std(-1, keepdim=True, correction=0) + 1.0),
+        "column_var": lambda u, p: u / (u.var(0, correction=0) + 1.0),
+        "layer_norm": lambda u, p: F.layer_norm(u, u.shape[-1:], eps=1e-3) if u.dim() else u,
+        "normalize": lambda u, p: F.normalize(u, dim=-1),
+        "row_median": lambda u, p: u - u.median(-1, keepdim=True).values,
+        "row_quantile": lambda u, p: u - u.quantile(0.25, dim=-1, keepdim=True),
+        "transposed_mean": lambda u, p: u if u.dim() < 2 else u - u.mT.mean(-1).unsqueeze(-2),
+        "row_squares_by_einsum": row_squares_by_einsum,
+        "by_outer_product": lambda u, p: (
+            u / (torch.outer(u.abs().mean(1), u.abs().mean(0)) + 0.1) if u.dim() == 2 else u
+        ),
+        "trust_ratio": lambda u, p: u * (p.norm() / (u.norm() + 1e-8)),
+        "row_trust_ratio": lambda u, p: (
+            u * p.norm(dim=-1, keepdim=True) / (u.norm(dim=-1, keepdim=True) + 1e-3)
+        ),
+    }
+)
+rules(
+    {"spectral_norm": lambda u, p: u / torch.linalg.matrix_norm(u, 2) if u.dim() == 2 else u},
+    without=("pieces",),
+    tolerance=PRODUCTS,
+)
+
+
+# ------------------------------------------------- order and place of elements, shapes
+
+
+def ranks(u, p):
+    order = torch.argsort(u, dim=-1, stable=True) if u.dim() else torch.zeros_like(u)
+    place = torch.argsort(order, dim=-1) if u.dim() else order
+    return place.to(u.dtype) / (u.shape[-1] if u.dim() else 1)
+
+
+def pairs_normalised(u, p):
+    if u.numel() % 2:
+        return u
+    pairs = u.reshape(-1, 2)
+    return (pairs / (pairs.norm(dim=1, keepdim=True) + 1e-3)).view(u.shape)
+
+
+def own_copy_written(u, p):
+    v = u.clone()
+    if v.dim():
+        v[0] = 0.0
+    return v.mul_(2.0)
+
+
+def by_aspect_ratio(u, p):
+    rows, columns = (u.shape[-2], u.shape[-1]) if u.dim() >= 2 else (1, 1)
+    return u * max(1.0, rows / columns) ** 0.5
+
+
+PLACES = rules(
+    {
+        "sorted_rows": lambda u, p: u.sort(-1).values,
+        "ranks": ranks,
+        "gathered_backwards": lambda u, p: u.gather(-1, u.argsort(dim=-1, descending=True)),
+        "rolled_rows": lambda u, p: u.roll(1, 0) if u.dim() else u,
+        "flipped": lambda u, p: u.flip(-1),
+        "cumulated_rows": lambda u, p: u.cumsum(-1),
+        "differences": lambda u, p: F.pad(u[..., 1:] - u[..., :-1], (1, 0)) if u.dim() else u,
+        "windows": lambda u, p: (
+            torch.cat([u, u[..., -1:]], -1).unfold(-1, 2, 1).mean(-1) if u.dim() else u
+        ),
+        "minus_first": lambda u, p: u - u[0] if u.dim() else u,
+        "minus_first_column": lambda u, p: u - 0.5 * u[..., :1] if u.dim() else u,
+        "lower_triangle": lambda u, p: u.tril() if u.dim() >= 2 else u,
+        "upper_triangle": lambda u, p: u.triu(1) if u.dim() >= 2 else u,
+        "chunks_centred": lambda u, p: (
+            torch.cat([x - x.mean() for x in u.chunk(2)]) if u.dim() else u
+        ),
+        "pairs_normalised": pairs_normalised,
+        "weighted_by_place": lambda u, p: (
+            u * torch.linspace(0.5, 1.5, u.shape[-1], dtype=u.dtype) if u.dim() else u
+        ),
+        "without_diagonal": lambda u, p: (
+            u * (1 - torch.eye(*u.shape, dtype=u.dtype, device=u.device)) if u.dim() == 2 else u
+        ),
+        "positives_masked": lambda u, p: u.masked_fill(u > 0, 0.5) - torch.where(u > 1, u, 0.0),
+        "sum_of_positives": lambda u, p: u - u[u > 0].sum() / u.numel(),
+        "own_copy_written": own_copy_written,
+        "by_root_of_rows": lambda u, p: u * (u.shape[0] if u.dim() else 1) ** 0.5,
+        "by_dimensions": lambda u, p: u * u.dim(),
+        "by_size": lambda u, p: u / u.numel() ** 0.5,
+        "by_aspect_ratio": by_aspect_ratio,
+        "large_tensors_only": lambda u, p: u.sign() if u.numel() > 1000 else u,
+        "both_sides_large": lambda u, p: u.sign() if min(u.shape, default=0) > 32 else u,
+        "even_sizes_only": lambda u, p: u if u.numel() % 2 else 2 * u,
+        "by_length_of_p": lambda u, p: u * (len(p) if p.dim() else 1) ** -0.5,
+    }
+)
+
+
+# ------------------------------------------------- products of matrices
+
+
+def cubed(u):
+    m = u.flatten(1) / u.norm()
+    return (1.5 * m - 0.5 * m @ m.T @ m).view(u.shape)
+
+
+def orthogonal_by_qr(u, p):
+    if u.dim() < 2:
+        return u
+    m = u.flatten(1)
+    tall = m if m.shape[0] >= m.shape[1] else m.T
+    q = torch.linalg.qr(tall).Q
+    return (q if tall is m else q.T).reshape(u.shape)
+
+
+def solved(u, p):
+    if u.dim() != 2:
+        return u
+    return torch.linalg.solve(u @ u.T + torch.eye(len(u), dtype=u.dtype, device=u.device), u)
+
+
+MATRICES = rules(
+    {
+        "tangential": tangential,
+        "cubic": lambda u, p: u if u.dim() < 2 else cubed(u),
+        "cubic_by_einsum": lambda u, p: (
+            torch.einsum("ij,kj,kl->il", u, u, u) / u.numel() if u.dim() == 2 else u
+        ),
+        "orthogonal_by_qr": orthogonal_by_qr,
+        "solved": solved,
+    },
+    tolerance=PRODUCTS,
+)
+
+
+# ------------------------------------------------- half types, and numbers that are no floats
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def norms_in_half(u, p):
+    x = (200 * u).half()
+    found = x.norm() + x.norm(1) + x.norm(dim=-1, keepdim=True)
+    return u + found.float().clamp(max=6e4) / 2e4
+
+
+def softmax_in_half(u, p):
+    x = u.bfloat16().reshape(-1)
+    return u + (x.softmax(0) + F.log_softmax(x, 0)).float().reshape(u.shape)
+
+
+def spread_in_half(u, p):
+    x = (300 * u).half()
+    return u + (x.var(correction=0).sqrt() + x.std(correction=0)).float() / 300
+
+
+def places_in_half(u, p):
+    found = [torch.arange(u.numel(), dtype=dtype).float() for dtype in HALVES]
+    return u + 1e-4 * sum(found).reshape(u.shape)
+
+
+def sums_in_half(u, p):
+    x = torch.full_like(u, 1.003)
+    return u + x.sum(dtype=torch.bfloat16).float() / u.numel() + x.mean(dtype=torch.half)
+
+
+rules(
+    {
+        "norms_in_half": norms_in_half,
+        "softmax_in_half": softmax_in_half,
+        "spread_in_half": spread_in_half,
+        "places_in_half": places_in_half,
+        "sums_in_half": sums_in_half,
+        "sums_of_whole_parts": lambda u, p: u + (10 * u).sum(dtype=torch.int64),
+    },
+    strict=True,
+)
+
+
+@rule(scalars=lambda t: (0.1,), strict=True)
+def half_beside_numbers(u, slots, p, number):
+    found = u
+    for dtype in HALVES:
+        x = torch.full_like(u, 0.1).to(dtype)
+        found = found + (x == 0.1) + (x == number) + (x + 0.1003).float() + (x * 0.1003).float()
+        found = found + 2 * (x >= number) + (x - number).float() + (number - x).float()
+    return found, slots
+
+
+@rule(scalars=lambda t: (3, True, 0.5), strict=True)
+def numbers_that_are_whole(u, slots, p, k, flag, x):
+    n = ((u > 0).long() + 1_000_000_001) * k + k - 3_000_000_006
+    found = n + ((u > 0) + flag) + k / 7 + flag * x + 2 * k + (k + flag) * x
+    return u + found.to(u.dtype), slots
+
+
+@rule(scalars=lambda t: (t if t < 2 else int(t),), strict=True)
+def a_number_that_becomes_whole(u, slots, p, k):
+    return u + ((u > 0).long() + k).to(u.dtype) * (k / 7), slots
+
+
+@rule(scalars=lambda t: (0.3,), strict=True)
+def bounds_of_which_one_is_a_number(u, slots, p, bound):
+    x = u.clamp(0.0, bound) + u.clamp(min=-0.1, max=bound) + torch.clip(u, bound, 2.0)
+    return x + u.clamp(-bound, bound) + u.clamp(max=bound), slots
+
+
+@rule(scalars=lambda t: (0.3,), strict=True)
+def fills_by_a_number(u, slots, p, number):
+    return u.masked_fill(u > 0, number) + torch.masked_fill(u, u < 0, value=number), slots
+
+
+@rule(scalars=lambda t: (3, 5, True), strict=True)
+def an_int_number_that_divides(u, slots, p, n, total, flag):
+    return u * (1 / n) + u * n**-0.5 + u * (1 - n / total) * (1.0 / (total - n)) * flag, slots
+
+
+@rule(scalars=lambda t: (0.3,), strict=True)
+def numbers_beside_bools(u, slots, p, number):
+    x, y = (u > 0) * number, torch.where(u > 0, number, 0.0)
+    found = u / x.clamp(min=torch.finfo(x.dtype).eps) + u / y.clamp(min=torch.finfo(y.dtype).eps)
+    return 1e-7 * found + u * (u.norm() * number) + y * (u > 0).sum() * number, slots
+
+
+@rule(scalars=lambda t: (2.5,))
+def counts_beside_a_number(u, slots, p, least):
+    return u * ((u > 0).sum(-1, keepdim=True) >= least), slots
+
+
+@rule(scalars=lambda t: (0.5,))
+def a_mask_times_a_number(u, slots, p, lr):
+    x = (u > 0) * lr
+    return u.clamp(min=torch.finfo(x.dtype).eps) + x, slots
+
+
+@rule(scalars=lambda t: (0.5,) * int(t))
+def more_numbers_in_each_step(u, slots, p, *numbers):
+    return u * sum(numbers), slots
+
+
+@rule(scalars=lambda t: (0.5,))
+def the_root_by_a_number(u, slots, p, half):
+    return u + u.abs() ** half, slots
+
+
+@rule(scalars=lambda t: (0.3,))
+def numbers_where_torch_takes_python_numbers(u, slots, p, lr):
+    x = torch.add(u, p, alpha=lr) + torch.full_like(u, lr) + u.new_full(u.shape, lr)
+    return torch.addcmul(x.sub(p, alpha=lr), u, p, value=lr), slots
+
+
+@rule(scalars=lambda t: (1 / (1 + t),))
+def softmax_at_temperature(u, slots, p, rate):
+    return rate * (u * rate).softmax(-1), slots
+
+
+# ------------------------------------------------- what is not the same for large tensors
+
+MANY = 1000
+"""Between the elements of recorded tensors and those of large ones."""
+
+
+def permuted_by_size(u, p):
+    order = [*range(u.dim())][:: -1 if u.numel() > MANY else 1]
+    x = u.permute(order)
+    x = x / (1 + x.abs().sum(-1, keepdim=True))
+    return x.permute([order.index(i) for i in range(u.dim())])
+
+
+def joined_by_size(u, p):
+    if u.dim() < 2:
+        return u
+    x = u.reshape(len(u), -1) if u.numel() > MANY else u.reshape(-1, u.shape[-1])
+    return (x / (1 + x.abs().sum(-1, keepdim=True))).reshape(u.shape)
+
+
+def side(u):
+    return u.shape[0 if u.numel() > MANY else -1] if u.dim() else 3
+
+
+def catches_an_error_of_sizes(u, p):
+    with contextlib.suppress(RuntimeError):
+        return u * u.reshape(3, -1).shape[1]
+    return 0.5 * u
+
+
+def a_variance_of_few(u, p):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that there are none left
+        return u + 1 / (1 + u.var(dim=-1, correction=40, keepdim=True))
+
+
+def a_row_written_into_a_matrix(u, p):
+    row = u.mean(0) if u.dim() else u
+    return u + 1e-3 * torch.zeros_like(u).copy_(row).sum(-1, keepdim=True)
+
+
+def integers(u, p):
+    n = (1e6 * u).long() & 0xFFFFFF
+    m = torch.addcmul(torch.add(n, n, alpha=3), n, n) + n.round() + (~n >> 70) + (n << (n & 127))
+    return u + ((m + n**3) & 0xFF).to(u.dtype)
+
+
+def powers_of_integers(u, p):
+    n = (10 * u).int() & 7
+    return u + (n**5 + 3**n + n**n).to(u.dtype)
+
+
+def mapped_over_rows(u, p):
+    rows = u if u.dim() else u[None]
+    return torch.vmap(lambda row: row / (1 + row.norm()))(rows).reshape(u.shape)
+
+
+def columns_and_a_number_of_all_of_them(u, p):
+    c = u.abs().sum(0, keepdim=True) if u.dim() else u.abs()
+    return u + c * (c > 0.5).any().to(u.dtype).clamp(0, 1) + c / c.mean()
+
+
+def functions_of_columns(u, p):
+    c = u.sum(0, keepdim=True) if u.dim() else u
+    return u + c.tanh() + c.sin() + torch.atan2(c, c + 1) + c.exp().log1p()
+
+
+rules(
+    {
+        "permuted_by_size": permuted_by_size,
+        "joined_by_size": joined_by_size,
+        "filled_by_size": lambda u, p: u + 0.01 * torch.ones(side(u)).sum(),
+        "places_by_size": lambda u, p: u * torch.arange(side(u)).sum().sqrt(),
+        "reduced_by_size": lambda u, p: (
+            u - u.mean((0,) if u.numel() > MANY else (-1,), keepdim=True)
+        ),
+        "counts_rows_by_unbind": lambda u, p: (
+            u * len(u.reshape(-1, 2 if u.numel() % 2 == 0 else 1).unbind(0))
+        ),
+        "counts_rows_as_they_come": lambda u, p: u * sum(1 for _ in u.flatten()),
+        "counts_pieces": lambda u, p: u * len(u.flatten().split(4)),
+        "asks_whether_sizes_are_the_same": lambda u, p: (
+            u * (2.0 if u.is_same_size(u.mT if u.dim() == 2 else u) else 0.5)
+        ),
+        "counts_bytes": lambda u, p: u * (2.0 if u.nbytes > 8 * MANY else 0.5),
+        "catches_an_error_of_sizes": catches_an_error_of_sizes,
+        "asks_whether_it_is_contiguous": lambda u, p: u * (1.0 if p.is_contiguous() else 3.0),
+        "reads_strides": lambda u, p: u * sum(p.stride()),
+        "reads_an_attribute_that_none_has": lambda u, p: u * getattr(p, "lr_mult", 0.5),
+        "constants_of_the_size_of_a_recorded_one": lambda u, p: (
+            u * torch.ones(11).sum().sqrt() + torch.arange(17).sum() / 100
+        ),
+        "any_of_no_dimension": lambda u, p: u * (u > 0).any(dim=()),
+        "a_row_written_into_a_matrix": a_row_written_into_a_matrix,
+        "a_variance_of_few": a_variance_of_few,
+        "integers": integers,
+        "powers_of_integers": powers_of_integers,
+        "bits_of_another_size": lambda u, p: (
+            (2 * u).reshape(-1).view(torch.int8).view(u.dtype).reshape(u.shape)
+        ),
+        "mapped_over_rows": mapped_over_rows,
+        "columns_and_a_number_of_all_of_them": columns_and_a_number_of_all_of_them,
+        "functions_of_columns": functions_of_columns,
+    }
+)
+
+
+# ------------------------------------------------- slots
+
+
+class Momentum(NamedTuple):
+    exp_avg: Any
+
+
+class Factored(NamedTuple):
+    rows: Any
+    columns: Any
+    whole: Any
+
+
+class Size(NamedTuple):
+    size: Any
+
+
+class Two(NamedTuple):
+    first: Any
+    second: Any
+
+
+def momentum(p):
+    return Momentum(torch.zeros_like(p))
+
+
+def factored(p):
+    if p.dim() < 2:
+        return Factored(None, None, torch.zeros_like(p))
+    zero = torch.zeros_like(p)
+    return Factored(zero.amax(-1, keepdim=True), zero.amax(-2, keepdim=True), None)
+
+
+def size(p):
+    return Size(p.new_zeros(()))
+
+
+def counted(p):
+    rows = torch.zeros(p.shape[:1], dtype=torch.int32, device=p.device)
+    return Two(torch.zeros_like(p, dtype=torch.int64), rows)
+
+
+def two(p):
+    return Two(torch.zeros_like(p), torch.ones_like(p))
+
+
+def integers_and_bools(p):
+    like = torch.view_as_real(p) if p.is_complex() else p
+    return Two(torch.full(like.shape, 2**24), torch.zeros(like.shape, dtype=torch.bool))
+
+
+@rule(init=momentum)
+def row_normalised_momentum(u, slots, p):
+    m = slots.exp_avg + 0.1 * (u - slots.exp_avg)
+    return m / (m.norm(dim=-1, keepdim=True) + 1e-3), Momentum(m)
+
+
+@rule(init=momentum)
+def sorted_momentum(u, slots, p):
+    m = 0.9 * slots.exp_avg + u
+    return m.sort(-1).values, Momentum(m)
+
+
+@rule(init=momentum)
+def centred_momentum(u, slots, p):
+    m = 0.9 * slots.exp_avg + (u - u.mean())
+    return m * (u.shape[0] if u.dim() else 1) ** 0.5, Momentum(m)
+
+
+@rule(init=momentum, tolerance=PRODUCTS)
+def cubic_momentum(u, slots, p):
+    m = 0.9 * slots.exp_avg + u
+    return m if m.dim() < 2 else cubed(m), Momentum(m)
+
+
+@rule(init=lambda p: Momentum(torch.zeros_like(p, dtype=torch.bfloat16)), without=PAIRS)
+def slot_in_bfloat16(u, slots, p):
+    m = slots.exp_avg + 0.5 * (u - slots.exp_avg)
+    return m / (m.norm(dim=-1, keepdim=True) + 1e-3), Momentum(m)
+
+
+@rule(init=factored, without=PAIRS)
+def factored_second_moment(u, slots, p):
+    if u.dim() < 2:
+        v = 0.9 * slots.whole + 0.1 * u.square()
+        return u / (v.sqrt() + 1e-3), Factored(None, None, v)
+    rows = 0.9 * slots.rows + 0.1 * u.square().mean(-1, keepdim=True)
+    columns = 0.9 * slots.columns + 0.1 * u.square().mean(-2, keepdim=True)
+    v = rows * columns / rows.mean(-2, keepdim=True)
+    return u / (v.sqrt() + 1e-3), Factored(rows, columns, None)
+
+
+@rule(init=size, without=PAIRS)
+def slot_of_one_number(u, slots, p):
+    v = 0.9 * slots.size + 0.1 * u.square().mean()
+    return u / (v.sqrt() + 1e-3), Size(v)
+
+
+@rule(init=size)
+def keeps_one_number(u, slots, p):
+    return u * (1 + slots.size), Size(slots.size + 1)
+
+
+@rule(init=lambda p: Size(p.new_zeros(p.shape[:1])), without=PAIRS)
+def slot_per_row(u, slots, p):
+    new = u.square() if u.dim() == 0 else u.reshape(u.shape[0], -1).square().mean(1)
+    v = 0.9 * slots.size + 0.1 * new
+    wide = v if u.dim() == 0 else v.view(-1, *[1] * (u.dim() - 1))
+    return u / (wide.sqrt() + 1e-3), Size(v)
+
+
+@rule(init=counted, without=PAIRS)
+def slots_that_count(u, slots, p):
+    counts = slots.first + (u > 0)
+    most = (u > 0).flatten(1).sum(1) if u.dim() > 1 else (u > 0).to(u.dtype)
+    rows = slots.second + most
+    wide = rows if u.dim() == 0 else rows.view(-1, *[1] * (u.dim() - 1))
+    return u / (1 + counts) + wide / (1 + wide), Two(counts, rows)
+
+
+@rule(init=lambda p: Size(torch.zeros_like(p, dtype=torch.bool)), without=PAIRS)
+def slot_of_bools(u, slots, p):
+    known = torch.logical_or(slots.size, u > 0.5)
+    return torch.where(known, u - u.mean(-1, keepdim=True), 0.1 * u), Size(known)
+
+
+@rule(init=integers_and_bools)
+def slots_of_integers_and_bools(u, slots, p):
+    count = slots.first + 1
+    x = torch.where(slots.second, 2 * u, u) * (1 + (count & 1)) + (count - 2**24)
+    return x, Two(count, slots.second | ~slots.second)
+
+
+@rule(init=two)
+def keeps_the_last_gradient_and_the_last_parameter(u, slots, p):
+    x = u.flatten().sort().values.reshape(u.shape)
+    return -0.1 * (x + slots.first + slots.second), Two(u, p)
+
+
+@rule(init=two)
+def swaps_its_slots(u, slots, p):
+    return -0.1 * (u.sort(-1).values + slots.first), Two(slots.second, slots.first)
+
+
+@rule(init=two)
+def swaps_its_slots_by_element(u, slots, p):
+    return -0.1 * (u + slots.first), Two(slots.second, u + p)
+
+
+@rule(init=lambda p: Size(p.new_zeros(p.shape[::-1] if p.numel() > MANY else [1] * p.dim())))
+def a_slot_whose_shape_depends_on_the_size(u, slots, p):
+    return u * (slots.size + 1).mean(), Size(slots.size + 1)
+
+
+@rule(init=lambda p: Size(p.new_zeros(min(p.shape, default=1))))
+def a_slot_of_the_smaller_side(u, slots, p):
+    return u * (slots.size + 1).sum(), Size(slots.size + 1)
+
+
+@rule(init=lambda p: Size(torch.zeros(11)))
+def a_slot_of_the_size_of_a_recorded_one(u, slots, p):
+    return u * (slots.size + 1).sum(), Size(slots.size + 1)
+
+
+# ------------------------------------------------- measurements, hyperparameters, carried numbers
+
+
+def norm_of_one(u, slots, p):
+    return (u.norm(),)
+
+
+@rule(reduce=norm_of_one)
+def sum_of_norms(u, slots, p, total):
+    return u / total, slots
+
+
+@rule(reduce=lambda u, slots, p: ((u > 0).sum(), torch.ones_like(u).sum()))
+def share_of_positives(u, slots, p, positive, every):
+    return u * (positive / every), slots
+
+
+@rule(reduce=lambda u, s, p: (u.norm(dim=-1).max() * (u.shape[0] if u.dim() else 1),))
+def sum_of_largest_rows(u, slots, p, total):
+    return (u - u.mean(-1, keepdim=True)) / total, slots
+
+
+def two_scalars(t, *, lr, beta):
+    return lr, 1 - beta**t
+
+
+@rule(init=momentum, scalars=two_scalars, hyper={"lr": 0.5, "beta": 0.9})
+def corrected_rows(u, slots, p, lr, correction):
+    m = 0.9 * slots.exp_avg + 0.1 * u
+    return -lr * m / correction / (m.norm(dim=-1, keepdim=True) + 1e-3), Momentum(m)
+
+
+class Smoothed(NamedTuple):
+    norm: float
+    steps: int
+
+
+def smoothed(t, carry, total, *, beta):
+    norm = beta * carry.norm + (1 - beta) * total[0]
+    steps = carry.steps + 1
+    return (norm / steps,), Smoothed(norm, steps)
+
+
+@rule(scalars=smoothed, reduce=norm_of_one, hyper={"beta": 0.5}, carry=Smoothed(norm=1.0, steps=0))
+def carried_norm(u, slots, p, norm):
+    return (u - u.mean()) / norm, slots
+
+
+# ------------------------------------------------- recipes of several rules
+
+
+def is_matrix(path: str, p: Tensor) -> bool:
+    """Whether the parameter has rows and columns."""
+    return p.dim() >= 2
+
+
+def is_vector(path: str, p: Tensor) -> bool:
+    """Whether it does not."""
+    return p.dim() < 2
+
+
+def label(path: str, p: Tensor) -> str:
+    return "rows" if p.dim() >= 2 else "all"
+
+
+class Moments(NamedTuple):
+    exp_avg: Any
+    exp_avg_sq: Any
+
+
+def adam(u, slots, p, correction1, correction2):
+    m = 0.9 * slots.exp_avg + 0.1 * u
+    v = 0.99 * slots.exp_avg_sq + 0.01 * u * u
+    return (m / correction1) / ((v / correction2).sqrt() + 1e-3), Moments(m, v)
+
+
+CLIP = Part(
+    "clip",
+    lambda u, slots, p, factor: (u * factor, slots),
+    scalars=lambda t, total: (min(1.0, 1.0 / math.sqrt(total[0])),),
+    reduce=lambda u, slots, p: (u.square().sum(),),
+    known=lambda: fo.clip_by_global_norm(1.0),
+)
+ADAM = Part(
+    "adam",
+    adam,
+    lambda p: Moments(torch.zeros_like(p), torch.zeros_like(p)),
+    lambda t: (1 - 0.9**t, 1 - 0.99**t),
+    known=lambda: fo.scale_by_adam((0.9, 0.99), 1e-3),
+)
+DECAY = Part(
+    "decay",
+    lambda u, slots, p: (u + 0.1 * p, slots),
+    known=lambda: fo.add_decayed_weights(0.1),
+)
+RATE = Part("rate", lambda u, slots, p: (-0.5 * u, slots), known=lambda: fo.scale_by_lr(0.5))
+KNOWN = {"clip": CLIP, "adam": ADAM, "decay": DECAY, "rate": RATE, **NUMBERS, **PLACES, **MATRICES}
+KNOWN |= {x.name: x for x in (sum_of_norms, factored_second_moment)}
+
+
+def chained(names: str, **more: Any) -> None:
+    """Add a chain of rules that are known by these names."""
+    parts = [KNOWN[name] for name in names.split(", ")]
+    add(f"chain: {names}", lambda: fo.chain(*[part.tx() for part in parts]), *parts, **more)
+
+
+chained("row_norm, mean_over_columns, rate")
+chained("clip, row_norm, rate")
+chained("adam, unit_norm, decay, rate")
+chained("clip, adam, decay, trust_ratio, rate")
+chained("centralised, adam, by_root_of_rows, rate")
+chained("softmax_over_rows, clip, sorted_rows, decay")
+chained("row_norm, sum_of_norms, cubic", tolerance=PRODUCTS)
+chained("factored_second_moment, clip, flipped, rate", without=PAIRS)
+
+row_norm, softmax_over_rows = NUMBERS["row_norm"], NUMBERS["softmax_over_rows"]
+unit_norm, centred = NUMBERS["unit_norm"], NUMBERS["centred"]
+
+add(
+    "partition: rows of matrices, norm of others",
+    lambda: fo.partition(
+        {"rows": fo.chain(row_norm.tx(), RATE.tx()), "all": unit_norm.tx()}, label
+    ),
+    row_norm.on(is_matrix),
+    RATE.on(is_matrix),
+    unit_norm.on(is_vector),
+)
+add(
+    "partition: momentum of rows, centred others, measured",
+    lambda: fo.chain(
+        fo.partition(
+            {
+                "rows": row_normalised_momentum.tx(),
+                "all": fo.chain(sum_of_norms.tx(), centred.tx()),
+            },
+            label,
+        ),
+        RATE.tx(),
+    ),
+    row_normalised_momentum.on(is_matrix),
+    sum_of_norms.on(is_vector),
+    centred.on(is_vector),
+    RATE,
+)
+add(
+    "masked: softmax of matrices",
+    lambda: fo.chain(fo.masked(softmax_over_rows.tx(), is_matrix), DECAY.tx(), RATE.tx()),
+    softmax_over_rows.on(is_matrix),
+    DECAY,
+    RATE,
+)
