@@ -181,12 +181,14 @@ def test_hyperparameters_are_refused_before_parameters_are_read(drop_in, hyper):
 
 # torch's own Adagrad makes a sparse tensor without saying whether to check it
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+@pytest.mark.parametrize("hyper", [{}, {"momentum": 0.9}], ids=str)
 @every_drop_in
-def test_a_sparse_gradient_does_what_it_does_in_torch(drop_in):
+def test_a_sparse_gradient_does_what_it_does_in_torch(drop_in, hyper):
     results = []
+    known = hyper.keys() <= inspect.signature(drop_in).parameters.keys()
     for cls, more in ((original(drop_in), {}), (drop_in, {"compile": False})):
         w = torch.nn.Parameter(torch.ones(3, 2, dtype=torch.float64))
-        opt = cls([w], lr=0.1, **more)
+        opt = cls([w], lr=0.1, **more, **(hyper if known else {}))
         try:
             for i in range(4):
                 w.grad = sparse(torch.full((3, 2), 0.5, dtype=torch.float64), i)

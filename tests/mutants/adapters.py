@@ -72,7 +72,6 @@ MUTANTS = [
     *of(
         "adapters/drop_ins.py",
         "adapters/test_drop_ins.py",
-        ("fused leaves nothing to the step", "_supports_amp_scaling = True", "_amp_scaling = True"),
         ("sparse gradients meet momentum", 'g.to_dense() if group["momentum"] != 0 or', "g if"),
         ("Rprop needs a saved lr", '    optional = ("lr",)', "    optional = ()"),
     ),
