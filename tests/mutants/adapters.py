@@ -86,7 +86,7 @@ MUTANTS = [
         ("a group's AdamW numbers are lost", "else rest), **own}", "else rest)}"),
     ),
     *of(
-        "adapters/one_rate.py",
+        "adapters/ready_made.py",
         "adapters/test_ready_made.py",
         ("two learning rates are one", "if len(known) > 1:", "if len(known) > 2:"),
     ),
@@ -150,7 +150,11 @@ MUTANTS = [
             "member.decision = group.decision\n",
             "member.decision\n",
         ),
-        ("copies forget what NaN does", '"nonfinite": member.nonfinite,', '"nonfinite": "commit",'),
+        (
+            "copies forget what NaN does",
+            '"nonfinite": self._member.nonfinite}',
+            '"nonfinite": "commit"}',
+        ),
     ),
     *of(
         "adapters/fault_tolerant/proxy.py",
@@ -174,7 +178,7 @@ MUTANTS = [
         ("a scaler's infinities are taken", "(scaled and member.average_gradients)", "False"),
     ),
     *of(
-        "adapters/fault_tolerant/healing.py",
+        "adapters/fault_tolerant/rounds.py",
         "adapters/test_fault_tolerant_healing.py",
         ("healing rounds the state", "restore_precision(optim.state[p], state[i])", "{}"),
     ),
