@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.optimizer import Optimizer
-from functional_optim.adapters.ready_made import ReadyMade
 from functional_optim.combinators.averaging import from_average, to_average
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
@@ -140,14 +139,3 @@ class AveragingOptimizer(Optimizer):
         for group in state["param_groups"]:
             group.setdefault(TRAINING, True)
         super().__setstate__(state)
-
-
-class ScheduleFree(AveragingOptimizer, ReadyMade):
-    """A `ReadyMade` with two modes."""
-
-    how = ("compile", "stored")
-    texts: ClassVar[dict[str, str]] = {
-        "modes": " with two modes, as :class:`AveragingOptimizer`",
-        "raises": "\n    RuntimeError: from a step in evaluation mode.",
-        "switch": "    >>> opt.eval()\n",
-    }

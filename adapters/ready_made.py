@@ -12,6 +12,7 @@ from inspect import Parameter
 from typing import Any, ClassVar
 
 import functional_optim as fo
+from functional_optim.adapters.averaging import AveragingOptimizer
 from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.recipes import constructor
@@ -130,11 +131,20 @@ class OneRate(ReadyMade):
     step = with_hooks(_step)
 
 
+class ScheduleFree(AveragingOptimizer, ReadyMade):
+    """A `ReadyMade` with two modes."""
+
+    how = ("compile", "stored")
+    texts: ClassVar[dict[str, str]] = {
+        "modes": " with two modes, as :class:`AveragingOptimizer`",
+        "raises": "\n    RuntimeError: from a step in evaluation mode.",
+        "switch": "    >>> opt.eval()\n",
+    }
+
+
 def base_of(name: str) -> Any:
     """What a class of this name inherits from."""
     if name.startswith("ScheduleFree"):
-        from functional_optim.adapters.averaging import ScheduleFree  # which needs this module
-
         return ScheduleFree
     return OneRate if name in ("DAdaptAdam", "Prodigy") else ReadyMade
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric
-from functional_optim.adapters.averaging import ScheduleFree
+from functional_optim.adapters.averaging import AveragingOptimizer
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.storage import Stored
 from functional_optim.algorithms.adam import Betas
@@ -36,6 +36,7 @@ class ReadyMade(Optimizer):
     def _construct(self, arguments: dict[str, Any]) -> None: ...
 
 class OneRate(ReadyMade): ...
+class ScheduleFree(AveragingOptimizer, ReadyMade): ...
 
 # begin: algorithms (make lists)
 

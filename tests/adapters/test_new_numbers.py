@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import math
 import pickle
 from typing import NamedTuple
 
@@ -370,19 +369,3 @@ def test_what_a_recipe_makes_in_a_step_remembers_no_call():
     assert built
     assert all(tx.made is None for tx in built)
     assert fo.sgd(0.1).made is not None
-
-
-def test_placeholders_refuse_everything_that_depends_on_the_number():
-    uses = [
-        lambda x: x + 1, lambda x: 1 - x, lambda x: 2.0 * x, lambda x: x**2, lambda x: -x, abs,
-        lambda x: x > 0, lambda x: x == 0.5, lambda x: x != 0.5, bool, float, int, hash, str, repr,
-        round, lambda x: f"{x:.2f}", lambda x: max(x, 0.1), lambda x: x in (0.1, 0.2),
-        math.sqrt, math.isnan, lambda x: torch.ones(1) * x, lambda x: x.is_integer(),
-        lambda x: x.real, lambda x: numeric.at(x, 1.0), copy.copy, copy.deepcopy,
-        pickle.dumps, numeric.is_static,
-    ]  # fmt: skip
-    for use in uses:
-        x = numeric.Placeholder(0.5)
-        with pytest.raises(TypeError, match="may change at each step"):
-            use(x)
-        assert x.refused

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -113,3 +115,15 @@ def test_an_optimizer_is_freed_when_the_last_name_is_deleted(kind):
         assert there() is None
     finally:
         gc.enable()
+
+
+def test_a_write_of_a_number_is_in_c_where_no_subclass_sees_it():
+    """For `commit`, which makes such writes without letting a signal handler between."""
+    plain = filling(torch.zeros(2), 1.0)
+    assert isinstance(plain, functools.partial)
+    assert isinstance(plain.func, types.BuiltinFunctionType)
+    other = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+    write = filling(other, 1.0)
+    assert not isinstance(write, functools.partial)
+    write()
+    assert other.tolist() == [1.0, 1.0]
