@@ -180,7 +180,7 @@ class OptimizerBase(torch.optim.Optimizer):
             return
         made: Made = []
         try:
-            if grads is None or plan.driven or torch.cuda.is_initialized():
+            if plan is None or grads is None or plan.driven or torch.cuda.is_initialized():
                 check_capture(self, None if grads is None else plan)
             if plan is None or grads is None:
                 plan = OptimizerPlan(self, made, first=plan is None)

@@ -101,8 +101,8 @@ class ParamEntry(PlanEntry):
         written.update(map(id, self.columns.values()))
         self.idle: list[Numbers] = [()] * len(tx.layout.carry)
         self.noted: list[tuple[Column | Integers, Any]] = []
-        plain = isinstance(self.step, Column) and not self.columns
-        self.fill = self.step.fill() if plain else None
+        step = self.step
+        self.fill = step.fill() if isinstance(step, Column) and not self.columns else None
         """What writes the step count, where that is the only number."""
 
     def time(self) -> Any:

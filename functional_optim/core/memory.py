@@ -249,9 +249,14 @@ class Look:
             return False
         structure, check, sizes = self.known
         leaves, own = optree.tree_flatten(trees)
-        return own == structure and check(*leaves) and list(map(_bytes, leaves)) == sizes
+        return bool(own == structure and check(*leaves)) and list(map(_bytes, leaves)) == sizes
 
 
 def _bytes(x: Tensor) -> int:
     """The bytes of a tensor's storage from its first element on."""
-    return x.untyped_storage().nbytes() - x.storage_offset() * x.element_size()
+    return x.untyped_storage().nbytes() - int(x.storage_offset()) * x.element_size()
+
+
+def laid_out_like(g: Tensor, p: Tensor) -> Tensor:
+    """A gradient as it is, or copied into the memory layout of its parameter."""
+    return g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)

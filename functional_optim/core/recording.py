@@ -28,7 +28,7 @@ from functional_optim.core.small import (
     slots_like,
     small_shapes,
 )
-from functional_optim.core.storage import Slots, stored_slots, with_holes
+from functional_optim.core.storage import Slots, stored_slots
 from functional_optim.kernels import asked, record
 from functional_optim.kernels import graph as graphs
 from functional_optim.kernels.graph import Graph
@@ -440,3 +440,9 @@ def _pattern(g: Tensor, p: Tensor, slots: Sequence[Slots], *, shapes: bool) -> A
 
     looks = tuple([None if x is None else look(x) for own in slots for x in own])
     return p.dim(), g.dtype, p.dtype, p.is_contiguous(), looks
+
+
+def with_holes(given: Sequence[Tensor], holes: Sequence[Sequence[bool]]) -> list[Slots]:
+    """The inverse of `present`. holes: for each rule, which of its slots are missing."""
+    supply = iter(given)
+    return [tuple([None if hole else next(supply) for hole in own]) for own in holes]

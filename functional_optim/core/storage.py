@@ -493,14 +493,3 @@ def _kept_as(x: Tensor, old: Tensor) -> Tensor:
 def present(slots: Sequence[Slots]) -> list[Tensor]:
     """The slots that a tensor has, in one list."""
     return [slot for own in slots for slot in own if slot is not None]
-
-
-def with_holes(given: Sequence[Tensor], holes: Sequence[Sequence[bool]]) -> list[Slots]:
-    """The inverse of `present`. holes: for each rule, which of its slots are missing."""
-    supply = iter(given)
-    return [tuple([None if hole else next(supply) for hole in own]) for own in holes]
-
-
-def laid_out_like(g: Tensor, p: Tensor) -> Tensor:
-    """A gradient as it is, or copied into the memory layout of its parameter."""
-    return g if g.stride() == p.stride() else torch.empty_like(p, dtype=g.dtype).copy_(g)

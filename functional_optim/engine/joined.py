@@ -14,11 +14,12 @@ from torch import Tensor
 
 from functional_optim.core import base, memory
 from functional_optim.core.execution import Leaf, measure, run_stored
+from functional_optim.core.memory import laid_out_like
 from functional_optim.core.numbers import Numbers, form_of
-from functional_optim.core.recording import Body
+from functional_optim.core.recording import Body, with_holes
 from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import BoundScalars, Caster
-from functional_optim.core.storage import Slots, laid_out_like, present, with_holes
+from functional_optim.core.storage import Slots, present
 from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.native import in_memory, kind_of
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from functional_optim import kernels
-from functional_optim.core.memory import WITHOUT_MEMORY, has_address
+from functional_optim.core.memory import WITHOUT_MEMORY, has_address, laid_out_like
 from functional_optim.core.numbers import form_of
 from functional_optim.core.recording import Body, OddLayout
 from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.small import check_packed, sizes_of
-from functional_optim.core.storage import Slots, laid_out_like, present
+from functional_optim.core.storage import Slots, present
 from functional_optim.engine.executor import Executor, How, Runner
 from functional_optim.kernels import record
 from functional_optim.kernels.graph import Graph
