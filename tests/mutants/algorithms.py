@@ -630,10 +630,10 @@ TUNING = [
         ("tests/tuning/test_find_lr.py -k too_large",),
     ),
     Mutant(
-        "a rising loss is not told",
+        "a falling loss is told to rise",
         "functional_optim/tuning/findings.py",
         "if len(loss) > 1 and min(last) > loss[0]:",
-        "if len(loss) > 1 and min(last) > 9 * loss[0]:",
+        "if len(loss) > 1 and max(last) < loss[0]:",
         ("tests/tuning/test_report.py",),
     ),
     Mutant(
