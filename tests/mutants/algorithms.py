@@ -571,11 +571,11 @@ ESTIMATORS = [
         ("tests/estimators/test_estimators.py -k bad_loss",),
     ),
     Mutant(
-        "two estimates go along one direction",
+        "a loss is measured along another direction than the estimate takes",
         "functional_optim/estimators/protocol.py",
         "return draws.stream(state.seed, step), step.to(torch.float64)",
         "return draws.stream(state.seed, step * 0), step.to(torch.float64)",
-        ("tests/estimators/test_estimators.py -k spalls",),
+        ("tests/estimators/test_estimators.py -k projections",),
     ),
     Mutant(
         "a central difference is divided by one width",
