@@ -100,6 +100,8 @@ def test_a_dead_layer():
     assert "in 1 of 3 parameters: 2.weight." in fo.report(history).findings[0]
     history[-1]["grad_norm/2.weight"] = 1e-3
     assert found(history) == []
+    decayed = {"grad_norm/w": 0.0, "update_ratio/w": 1e-6}  # which is not told to be slow as well
+    assert found([{**decayed, "grad_norm/v": 1.0, "update_ratio/v": 1e-3}] * 2) == ["dead"]
 
 
 def test_steps_uphill():
