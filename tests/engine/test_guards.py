@@ -16,6 +16,7 @@ from helpers import assert_close, clone, run
 
 import functional_optim as fo
 from functional_optim import adapters, tree
+from functional_optim.engine.plan import filling
 
 
 class Pair(NamedTuple):
