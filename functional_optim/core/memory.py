@@ -249,7 +249,13 @@ class Look:
             return False
         structure, check, sizes = self.known
         leaves, own = optree.tree_flatten(trees)
-        return bool(own == structure and check(*leaves)) and list(map(_bytes, leaves)) == sizes
+        known = own == structure and all(map(_has_strides, leaves)) and check(*leaves)
+        return bool(known) and list(map(_bytes, leaves)) == sizes
+
+
+def _has_strides(x: Any) -> bool:
+    """Whether torch's guards can look at something: at a nested tensor they end the process."""
+    return isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
 
 
 def _bytes(x: Tensor) -> int:

@@ -359,25 +359,11 @@ MUTANTS = [
     ),
     # ------------------------------------------------------------ whole steps
     Mutant(
-        "a float that leaves out a rule is an input of the graph",
-        f"{ENGINE}/graph_step.py",
-        "return math.isfinite(x) and x not in (0.0, 1.0, -1.0)",
-        "return math.isfinite(x)",
-        (f"{WHOLE} -k told_apart",),
-    ),
-    Mutant(
         "a snapshot is overwritten with the parameter that it holds",
         f"{ENGINE}/graph_step.py",
         "        found = where in known\n",
         "        found = False\n",
         (f"{WHOLE} -k rollback",),
-    ),
-    Mutant(
-        "gradients in memory that a graph writes are read too late",
-        f"{ENGINE}/graph_step.py",
-        "lambda g: g.clone() if g.untyped_storage().data_ptr() in written else g, grads",
-        "lambda g: g, grads",
-        (f"{WHOLE} -k memory",),
     ),
     Mutant(
         "a strict whole step falls back",
