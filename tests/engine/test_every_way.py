@@ -26,6 +26,7 @@ SHAPES = {
     **{"b.empty": (0, 3), "b.one": (1, 1), "b.scalar": (), "b.vector": (70,)},
     **{"w.column": (9, 1), "w.cube": (3, 5, 7), "w.kernel": (4, 3, 2, 2), "w.matrix": (6, 9)},
     **{"w.row": (1, 9), "w.strided": (5, 4), "w.transposed": (4, 6), "w.twin": (6, 9)},
+    **{"w.square": (5, 5), "w.square_too": (5, 5), "w.small": (3, 3)},
 }
 LARGE = {"w.tall": (501, 33), "w.wide": (3, 16395)}
 """Several chunks; threads share them."""
@@ -116,13 +117,17 @@ def around(make: Callable[[], Any]) -> Callable[[Any], Any]:
 
 def on_some(lr: Any) -> Any:
     parts = {"muon": fo.muon(lr), "soap": soap(lr), "lamb": fo.lamb(lr), "plain": fo.adamw(lr)}
-    labels = {"w.twin": "muon", "w.matrix": "soap", "w.cube": "lamb", "*": "plain"}
+    labels = {"w.twin": "muon", "w.square": "soap", "w.cube": "lamb", "*": "plain"}
     return fo.partition(parts, labels)
 
 
 def broad(shape: tuple[int, ...]) -> bool:
-    """Matrices whose eigenvectors do not depend on the last bits."""
     return len(shape) == 2 and min(shape) > 1
+
+
+def square(shape: tuple[int, ...]) -> bool:
+    """Matrices of full rank: of others some eigenvectors depend on the last bits."""
+    return broad(shape) and shape[0] == shape[1]
 
 
 def with_rows(shape: tuple[int, ...]) -> bool:
@@ -130,7 +135,7 @@ def with_rows(shape: tuple[int, ...]) -> bool:
 
 
 MATRICES: dict[str, Any] = {"takes": broad, "real": True, "large": False}
-SOAP = {**MATRICES, "rounding": 1e-9}
+SOAP = {**MATRICES, "takes": square, "rounding": 1e-9}
 RECIPES = {
     "sides": Row(sides, real=True),
     "shapes": Row(shapes, **MATRICES),
