@@ -24,27 +24,6 @@ RULES, REFUSED, ODD, ENGINES, GPU, TRITON = (
 MUTANTS = [
     # ------------------------------------------------------------ what a rule is known by
     Mutant(
-        "0.0 and -0.0 are one constant",
-        f"{KERNELS}/keys.py",
-        "return (type(fn), repr(fn))  # 0.0 and -0.0 are equal",
-        "return (type(fn), fn)",
-        (KEYS,),
-    ),
-    Mutant(
-        "a global that is bound anew leaves the old kernel",
-        f"{KERNELS}/keys.py",
-        "*own, *_globals_of(fn, inside))",
-        "*own)",
-        (KEYS,),
-    ),
-    Mutant(
-        "defaults by name do not count",
-        f"{KERNELS}/keys.py",
-        "constants = (cells, fn.__defaults__, fn.__kwdefaults__, vars(fn))",
-        "constants = (cells, fn.__defaults__, None, vars(fn))",
-        (KEYS,),
-    ),
-    Mutant(
         "methods of two objects are one rule",
         f"{KERNELS}/keys.py",
         "for x in (fn.__func__, fn.__self__)])",
@@ -391,13 +370,6 @@ MUTANTS = [
         "for i in sorted(range(len(params)), key=turns.__getitem__):",
         "for i in range(len(params)):",
         (f"{PRODUCTS} -k turn",),
-    ),
-    Mutant(
-        "slots of several dtypes are one stack",
-        f"{ENGINE}/products.py",
-        "return torch.stack(self.slots[part]) if self.whole is None else self.whole[part]",
-        "return torch.stack([x.float() for x in self.slots[part]])",
-        (f"{PRODUCTS} -k bit_by_bit",),
     ),
     Mutant(
         "a shard that has moved is written where it was",
