@@ -55,6 +55,7 @@ LONG = (
     "test_builds",
     "test_search",
     "test_simulation",
+    "test_simulation_schedules",
     "test_groups_as_one",
     "test_wrong_tensors",
 )

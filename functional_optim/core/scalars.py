@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,9 +22,7 @@ from functional_optim.core.numbers import (
 )
 from functional_optim.core.rule import Goal, Placement, settled, variant_of
 from functional_optim.core.storage import compute_dtype
-
-Source = Literal["value", "tensor"]
-"""Where a number is: known to the host, or on a device."""
+from functional_optim.kernels.node import NumberSource
 
 Key = tuple[str, int]
 """A measurement: the name of its rule, and its index among the rules of that name."""
@@ -235,7 +233,7 @@ class BoundScalars:
         self.placements = placements
         self.numbers = numbers
         self.goal: Goal = goal
-        self.sources: tuple[Source, ...] = ()
+        self.sources: tuple[NumberSource, ...] = ()
         if placed:
             self.sources = tuple([_source(x) for x in flat_numbers(numbers)])
         self.task: Any = (goal, len(placements) if goal == "reduce" else 0, chosen, self.sources)
@@ -255,7 +253,7 @@ class BoundScalars:
         return found
 
 
-def _source(x: Any) -> Source:
+def _source(x: Any) -> NumberSource:
     """Where a number of a step comes from: the CPU's go with a launch."""
     return "tensor" if isinstance(x, Tensor) and x.device.type != "cpu" else "value"
 

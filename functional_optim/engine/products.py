@@ -197,13 +197,13 @@ class StagedStep:
         """What the last of the rules measures, behind the products before it."""
         mine = self.owner.mine(grads)
         *_, (last, bound) = self._advance(mine, scalars)[0]
-        return _ready(last, mine, bound).measure(mine, bound)
+        return last.prepare(mine, bound).measure(mine, bound)
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The last kernel and the slots of the products: these have run by then."""
         mine = self.owner.mine(grads)
         (*_, (last, bound)), writes = self._advance(mine, scalars)
-        return [*_ready(last, mine, bound).step(mine, bound), *writes]
+        return [*last.prepare(mine, bound).step(mine, bound), *writes]
 
     def _advance(
         self, grads: list[Tensor], scalars: BoundScalars
@@ -220,15 +220,10 @@ class StagedStep:
         cast = Caster(scalars.numbers)
         numbers = cast(self.owner.params[0])
         for i, (stacks, _), (tensors, own) in zip(self.at, self.stages, bound, strict=False):
-            for one in _ready(tensors, grads, own).step(grads, own):
+            for one in tensors.prepare(grads, own).step(grads, own):
                 one()
             writes += stacks.multiply(scalars.placements[i], numbers[i])
         return bound, writes
-
-
-def _ready(group: Any, grads: list[Tensor], scalars: BoundScalars) -> kernels.Together:
-    """What runs a task of a group."""
-    return group.ready.get(scalars.task) or group.prepare(grads, scalars)
 
 
 def _all_act(group: Any, numbers: list[Numbers], goal: Goal) -> BoundScalars:

@@ -16,7 +16,7 @@ import torch
 from functional_optim.kernels import disk_cache, toolchain, watch
 from functional_optim.kernels.comparison import compare
 from functional_optim.kernels.disk_cache import folder
-from functional_optim.kernels.drivers import DRIVERS, CaptureError, NumberSource
+from functional_optim.kernels.drivers import DRIVERS, CaptureError
 from functional_optim.kernels.failures import (
     NoCompiler,
     cause,
@@ -33,7 +33,7 @@ from functional_optim.kernels.interrupts import held
 from functional_optim.kernels.keys import static_key
 from functional_optim.kernels.launches import READER, Launch, Launches, Together
 from functional_optim.kernels.libraries import Native, count, library, prefetch
-from functional_optim.kernels.node import RuleError, Unsuitable
+from functional_optim.kernels.node import NumberSource, RuleError, Unsuitable
 from functional_optim.kernels.print_cpp import Source, source_of
 
 __all__ = [

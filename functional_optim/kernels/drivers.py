@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
 Launcher = Callable[[int, Sequence[Any]], None]
 """A loaded kernel: called with the number of programs and the arguments, addresses as integers."""
-
-NumberSource = Literal["value", "tensor"]
-"""Where a number of a step comes from: an argument of the launch, or a float64 tensor of no
-dimensions on the device."""
 
 
 class CaptureError(RuntimeError):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+NumberSource = Literal["value", "tensor"]
+"""Where a number of a step comes from: an argument of the launch, or a float64 tensor of no
+dimensions on the device."""
 
 
 class Unsuitable(Exception):

@@ -21,9 +21,8 @@ from typing import NamedTuple
 import torch
 
 from functional_optim.kernels import ops
-from functional_optim.kernels.drivers import NumberSource
 from functional_optim.kernels.graph import Graph
-from functional_optim.kernels.node import Node, Unsuitable
+from functional_optim.kernels.node import Node, NumberSource, Unsuitable
 from functional_optim.kernels.triton_primitives import (
     HEAD,
     KernelText,

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels import disk_cache
-from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher, NumberSource
+from functional_optim.kernels.drivers import DRIVERS, CaptureError, Launcher
 from functional_optim.kernels.interrupts import let_through
+from functional_optim.kernels.node import NumberSource
 from functional_optim.kernels.print_triton import KernelVariant, TritonSource
 from functional_optim.kernels.triton_compiler import OPTIONS
 from functional_optim.kernels.triton_launch import Gradients, Tables

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from helpers import assert_same, clone
 from undeclared import MODELS, ROWS, WAYS
-from undeclared_rules import Momentum, momentum
+from undeclared_slots import Momentum, momentum
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer

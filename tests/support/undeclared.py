@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import undeclared_slots  # noqa: F401  (which adds rows)
 from torch import Tensor
 from undeclared_rules import ROWS, Row
 from ways import by_eager_object, by_function, by_object, by_update

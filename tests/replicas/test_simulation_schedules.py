@@ -1,0 +1,429 @@
+"""Simulated groups: errors, random schedules of faults, and loops that are wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from sampling import some
+from test_simulation import (
+    BOTH,
+    END,
+    Training,
+    bits,
+    check,
+    first_params,
+    lr,
+    momentum_by_hand,
+    said,
+    simulate,
+)
+
+import functional_optim as fo
+from functional_optim.replicas import (
+    CutOff,
+    Delay,
+    Kill,
+    Replica,
+    ReplicaState,
+    Simulation,
+    Slow,
+    random_faults,
+)
+from functional_optim.replicas.simulation.faults import POINTS
+
+# ---------------------------------------------------------------- errors
+
+
+class FailsOnce(Replica):
+    """Its third update raises half-way."""
+
+    def _updated(self, grads, now, extra):
+        if now.state.step == 2 and self.coordinator.rank in (1, *self.also) and not self.failed:
+            self.failed = True
+            raise MemoryError("too much")
+        return super()._updated(grads, now, extra)
+
+    failed = False
+    also = ()
+
+
+@BOTH
+def test_a_step_that_could_not_be_taken_here_is_taken_back_and_healed(heals_at_start):
+    result, wrong = simulate(replica=FailsOnce, heals_at_start=heals_at_start)
+    assert wrong == []
+    assert said(result, "took the step back", rank=1)[0].decision.reason == "MemoryError: too much"
+    assert said(result, "healed to step 3 by replica 0", rank=1)
+    assert [c.step for c in result.commits] == list(range(1, END + 1))
+
+
+def test_who_must_heal_tries_again_after_a_refused_step():
+    result, wrong = simulate([Kill(2, 3, "in allreduce")], FailsOnce)
+    assert wrong == []
+    assert result.decisions(1)[3] == fo.replicas.Decision(False, False, 2, 2, "replica 2 died")
+    assert said(result, "healed to step 3 by replica 0", rank=1)
+
+
+def test_if_nobody_could_take_the_step_the_run_says_that_there_is_no_state():
+    class AllFail(FailsOnce):
+        also = (0, 2)
+
+    with pytest.raises(
+        RuntimeError, match=r"replica \d \(life 0\) failed .* no replica has a whole state"
+    ):
+        simulate(replica=AllFail)
+
+
+def test_an_error_of_one_refuses_the_step_for_all_at_once():
+    def worker(group):
+        group.start()
+        if group.rank == 1:
+            group.report_error(ValueError("no data."))
+        else:
+            group.allreduce(torch.ones(1)).wait()
+        return group.decide(), group.time
+
+    result = Simulation(3).run(worker)
+    for decision, time in result.returned.values():
+        assert decision.reason == "replica 1: ValueError: no data"
+        assert time < 0.5
+
+
+def test_a_reduction_that_fails_is_an_error_of_the_step():
+    def worker(group):
+        group.start()
+        mean = group.allreduce(torch.ones(1)).wait()
+        return mean.item(), group.error, group.decide().committed
+
+    result = Simulation(2, faults=[Kill(1, point="in allreduce")]).run(worker)
+    _, error, committed = result.returned[0]
+    assert isinstance(error, ConnectionError)
+    assert str(error) == "replica 1 died"
+    assert not committed
+
+
+def test_tensors_of_different_sizes_refuse_the_step():
+    def worker(group):
+        group.start()
+        group.allreduce(torch.ones(1 + group.rank)).wait()
+        return group.decide().reason
+
+    (reason, _) = Simulation(2).run(worker).returned.values()
+    assert "replica 0 1 of torch.float32, replica 1 2 of torch.float32" in reason
+
+
+def test_nan_gradients_can_be_voted_against_by_all():
+    def worker(group):
+        replica = Replica(group, momentum_by_hand(), nonfinite="refuse")
+        now = replica.start(replica.init(first_params(group.rank, 0)))
+        bad = torch.tensor([1.0, float("nan")])
+        return replica.step(bad, now)[1].committed
+
+    assert Simulation(2).run(worker).returned == {0: False, 1: False}
+
+
+def test_who_leaves_with_a_step_open_refuses_it():
+    def worker(group):
+        group.start()
+        if group.rank == 0:
+            return None
+        return group.decide().reason
+
+    assert Simulation(2).run(worker).returned[1] == "replica 0 left"
+
+
+def test_an_exception_names_its_replica():
+    def worker(group):
+        group.start()
+        if group.rank == 1:
+            raise ValueError("no data")
+        group.decide()
+
+    with pytest.raises(RuntimeError, match=r"replica 1 \(life 0\) failed at .*ValueError: no data"):
+        Simulation(2).run(worker)
+    result = Simulation(2, errors="crash").run(worker)
+    assert result.decisions(0)[0].reason == "replica 1 died"
+    assert said(result, "crashed: ValueError: no data", rank=1)
+
+
+def test_a_state_that_cannot_be_saved_names_its_replica():
+    def worker(group):
+        group.register("x", lambda saved: None, lambda: 1 / 0)
+        group.start()
+
+    with pytest.raises(RuntimeError, match=r"replica 0 \(life 0\) could not be saved .*ZeroDiv"):
+        Simulation(2).run(worker)
+
+
+def test_a_group_that_cannot_go_on_says_who_waits_for_what():
+    message = r"stuck at .* replica 1 \(life 0\) waits for a quorum \(1 of min_replicas=2 have"
+    with pytest.raises(RuntimeError, match=message):
+        simulate([Kill(0, 1)], replicas=2, min_replicas=2)
+
+
+def test_a_run_without_end_is_given_up():
+    def worker(group):
+        while True:
+            group.sleep(1.0)
+
+    with pytest.raises(TimeoutError, match=r"the limit is 10 s: replica 0 .* waits for 1 s"):
+        Simulation(1, limit=10.0).run(worker)
+
+
+def test_max_retries_is_the_coordinators():
+    def worker(group):
+        while True:
+            group.start()
+            group.report_error(ValueError("no data"))
+            group.decide()
+
+    with pytest.raises(RuntimeError, match="3 steps in a row were refused"):
+        Simulation(1, max_retries=2).run(worker)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replicas": 0}, "min_replicas=1 cannot form out of 0"),
+        ({"replicas": 2, "min_replicas": 3}, "min_replicas=3 cannot form out of 2"),
+        ({"timeout": 0.0}, "timeout must be more than 0 s"),
+        ({"errors": "ignore"}, 'errors must be "raise" or "crash"'),
+        ({"faults": [Kill(3)]}, "ranks 0 to 2"),
+        ({"faults": [Kill(0, 0, "somewhere")]}, "a point is one of before start"),
+        ({"faults": [Delay(0, seconds=-1.0)]}, "seconds must be 0 or more"),
+    ],
+)
+def test_bad_numbers_raise(options, message):
+    with pytest.raises(ValueError, match=message):
+        Simulation(**options)
+
+
+def test_what_is_no_fault_raises():
+    with pytest.raises(TypeError, match="a fault is a Kill, Delay, CutOff or Slow, but got a str"):
+        Simulation(faults=["kill"])
+
+
+def test_nobody_sleeps_back_in_time():
+    with pytest.raises(RuntimeError, match=r"ValueError: sleep\(seconds\) needs 0 s or more"):
+        Simulation(1).run(lambda group: group.sleep(-0.5))
+
+
+# ---------------------------------------------------------------- random schedules of faults
+
+CHUNK = 250
+
+
+def schedule(seed):
+    """Faults and group of a seed; mostly three replicas, both kinds of healing."""
+    replicas = (3, 3, 2, 3, 4)[seed % 5]
+    faults = random_faults(seed, replicas, END, most=2 + seed % 4)
+    return faults, {"replicas": replicas, "seed": seed, "heals_at_start": bool(seed // 5 % 2)}
+
+
+def failing(seeds, replica=Replica):
+    """The schedules that a loop does not get through, written so that they can be run again."""
+    found = []
+    for seed in seeds:
+        faults, group = schedule(seed)
+        try:
+            _, wrong = simulate(faults, replica, **group)
+        except (RuntimeError, TimeoutError) as error:
+            wrong = [str(error)]
+        if wrong:
+            found.append(f"Simulation({faults=}, {group=}): {'; '.join(wrong)}")
+    return found
+
+
+@pytest.mark.parametrize("first", some(range(0, 10_000, CHUNK), 3))
+def test_no_schedule_loses_a_step_parts_replicas_or_blocks(first):
+    found = failing(range(first, first + CHUNK))
+    assert not found, f"{len(found)} of {CHUNK}, e.g.\n" + "\n".join(found[:3])
+
+
+def test_the_schedules_do_all_that_can_be_done():
+    seen = Counter()
+    for seed in range(CHUNK):
+        faults, group = schedule(seed)
+        result, _ = simulate(faults, **group)
+        words = ("restarted", "healed", "finished", "spared", "refused", "cut off", "delayed")
+        seen.update(w for e in result.log for w in (*words, "slow", "killed") if w in e.what)
+        seen.update(point for e in result.log for point in POINTS if e.what == f"killed {point}")
+        seen["dead at the end"] += group["replicas"] - len(result.returned)
+    assert len(seen) == 9 + len(POINTS) + 1
+    assert min(seen.values()) >= 3
+
+
+def test_where_history_may_be_lost_the_run_says_so_and_goes_on():
+    lost = 0
+    for seed in range(200):
+        faults = random_faults(seed, 3, END, most=8, keep_history=False)
+        training = Training()
+        result = Simulation(3, seed=seed, faults=faults).run(training)
+        wrong = check(training, result)
+        lost += bool(result.lost)
+        assert bool(result.lost) >= bool(wrong), f"{faults}: {wrong}"
+        assert not any("neither ends nor dies" in what for what in wrong)
+    assert lost > 10
+
+
+def test_a_group_that_needs_two_waits_for_those_who_restart():
+    for seed in range(200):
+        faults = random_faults(seed, 3, END, restarts=1.0)
+        _, wrong = simulate(faults, seed=seed, min_replicas=2)
+        assert wrong == [], faults
+
+
+class FailsNowAndThen(Replica):
+    """Replica 1 cannot take one step in three; its worker goes on."""
+
+    def __init__(self, coordinator, tx):
+        super().__init__(coordinator, tx)
+        self.failed = set()
+
+    def _updated(self, grads, now, extra):
+        count = now.state.step
+        if self.coordinator.rank == 1 and count % 3 == 1 and count not in self.failed:
+            self.failed.add(count)
+            raise MemoryError
+        return super()._updated(grads, now, extra)
+
+
+def test_steps_that_are_taken_back_lose_nothing_that_another_has():
+    taken_back = lost = 0
+    for seed in range(300):
+        faults, group = schedule(seed)
+        result, wrong = simulate(faults, FailsNowAndThen, errors="crash", **group)
+        assert bool(result.lost) >= bool(wrong), f"{faults}: {wrong}"
+        taken_back += any(e.what == "took the step back" for e in result.log)
+        lost += bool(result.lost)
+    assert taken_back > 200
+    assert lost < 30
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_librarys_own_sgd_with_a_schedule(compiled):
+    class Run(Replica):
+        def __init__(self, coordinator, tx):
+            super().__init__(coordinator, tx, compile=compiled)
+
+    tx = fo.sgd(lambda count: lr(int(count)), momentum=0.9)
+    for seed in (10, 13, 15) if compiled else range(30):
+        faults, group = schedule(seed)
+        _, wrong = simulate(faults, Run, tx, exact=not compiled, **group)
+        assert wrong == [], faults
+
+
+# ---------------------------------------------------------------- determinism
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_seed_and_faults_give_the_same_run(seed):
+    faults, group = schedule(seed)
+    first, again = [Simulation(faults=faults, **group).run(Training()) for _ in range(2)]
+    assert first.log == again.log
+    assert first.commits == again.commits
+    assert first.time == again.time
+    assert bits(first.returned) == bits(again.returned)
+
+
+def test_one_simulation_can_run_twice():
+    simulation = Simulation(faults=[Kill(1, 2, restart=0.1)])
+    first, again = simulation.run(Training()), simulation.run(Training())
+    assert first.log == again.log
+
+
+def test_another_seed_gives_another_order():
+    runs = [Simulation(seed=seed).run(Training()).log for seed in range(2)]
+    assert [e.rank for e in runs[0]] != [e.rank for e in runs[1]]
+
+
+def test_random_faults_are_those_of_their_seed_and_can_be_written_down():
+    assert random_faults(7) == random_faults(7)
+    assert random_faults(7) != random_faults(8)
+    names = {"Kill": Kill, "Delay": Delay, "CutOff": CutOff, "Slow": Slow}
+    drawn = [fault for seed in range(200) for fault in random_faults(seed, 2, 5, most=3)]
+    assert {type(fault) for fault in drawn} == set(names.values())
+    for fault in drawn:
+        assert eval(repr(fault), names) == fault
+        assert fault.rank < 2
+        assert fault.step < 5
+
+
+# ---------------------------------------------------------------- loops with a fault
+
+
+class StaleCandidate(Replica):
+    """Computes the update before the vote, and takes it after: torchft's order."""
+
+    def step(self, grads, now, **extra):
+        mean, _ = self.coordinator.allreduce((grads, {})).wait()
+        candidate = self._updated(mean, now, {})
+        self._tree = now
+        decision = self.coordinator.decide()
+        if decision.committed:
+            self._tree = candidate
+        return self._tree, decision
+
+
+class IgnoresRefusals(Replica):
+    """Takes every step."""
+
+    def step(self, grads, now, **extra):
+        mean, _ = self.coordinator.allreduce((grads, {})).wait()
+        self._tree = now
+        decision = self.coordinator.decide()
+        self._tree = self._updated(mean, self._tree, {})
+        return self._tree, decision
+
+
+class KeepsItsSchedule(Replica):
+    """Heals parameters and momentum, but not the count that the learning rate comes from."""
+
+    def _load(self, saved):
+        state = saved.state._replace(step=self._tree.state.step)
+        super()._load(ReplicaState(saved.params, state, saved.extra))
+
+
+class KeepsItsMomentum(Replica):
+    """Heals parameters and schedule, but not the momentum."""
+
+    def _load(self, saved):
+        state = saved.state._replace(buffer=self._tree.state.buffer)
+        super()._load(ReplicaState(saved.params, state, saved.extra))
+
+
+FAULTY = [StaleCandidate, IgnoresRefusals, KeepsItsSchedule, KeepsItsMomentum]
+RESTART = [Kill(1, 2, "in allreduce", restart=0.05)]
+
+
+@pytest.mark.parametrize("replica", FAULTY)
+def test_a_faulty_loop_is_caught_by_one_restart(replica):
+    assert simulate(RESTART)[1] == []
+    _, wrong = simulate(RESTART, replica)
+    assert any("has another step" in what for what in wrong)
+
+
+@pytest.mark.parametrize("replica", FAULTY)
+def test_a_faulty_loop_is_caught_by_random_schedules(replica):
+    seeds = range(1000, 1040)
+    assert failing(seeds) == []
+    assert len(failing(seeds, replica)) > 5
+
+
+def test_a_stale_candidate_is_only_stale_where_the_vote_heals():
+    _, wrong = simulate(RESTART, StaleCandidate, heals_at_start=True)
+    assert wrong == []
+
+
+def test_the_mean_that_a_healed_replica_takes_is_that_of_the_others():
+    class Mean(Replica):
+        def _updated(self, grads, now, extra):
+            means.setdefault(int(now.state.step), []).append(grads)
+            return super()._updated(grads, now, extra)
+
+    means = {}
+    assert simulate(RESTART, Mean)[1] == []
+    for got in means.values():
+        assert len(got) >= 2
+        assert all(torch.equal(got[0], other) for other in got[1:])
