@@ -31,6 +31,7 @@ from functional_optim.core.factory import forgetting_calls
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import check_parts
 from functional_optim.core.paths import check_choices
+from functional_optim.core.rule import check_views
 from functional_optim.engine.group import Compile
 from functional_optim.kernels import private
 
@@ -237,7 +238,9 @@ class OptimizerBase(torch.optim.Optimizer):
         tx = self.checked_transform(group)
         if isinstance(tx, Leafwise):
             for name, p in named(group):
-                tx.on(name, p)
+                mine = tx.on(name, p)
+                if mine is not None and p.requires_grad:
+                    check_views(mine.placements, p, name)
             self.check_parts(group, tx)
 
     def _check_keys(self, group: dict[str, Any]) -> None:

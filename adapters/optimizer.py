@@ -11,6 +11,7 @@ from functional_optim.adapters.state.recipes import (
     ByReference,
     Recipe,
     check_arguments,
+    of_model,
     recipe_defaults,
 )
 from functional_optim.adapters.state.storage import KEY, Stored
@@ -22,7 +23,8 @@ class Optimizer(OptimizerBase):
     """A torch.optim.Optimizer that runs a recipe over parameter groups.
 
     Args:
-        params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
+        params: parameters, named parameters, or dicts of parameter groups, as torch takes them. For
+            recipes with `views`, also the model itself, whose kernels are then known.
         recipe: a function from hyperparameters to a transformation.
         compile: run compiled kernels (the default); False runs the rules eagerly. Where they cannot
             be compiled, True falls back with a warning, and "strict" raises a RuntimeError at the
@@ -92,6 +94,7 @@ class Optimizer(OptimizerBase):
                 f"recipe must be a function from hyperparameters to a transformation, but got a "
                 f"{type(recipe).__name__}; pass e.g. fo.adamw, or lambda lr: fo.chain(...)."
             )
+        params, hyperparameters = of_model(params, recipe, hyperparameters)
         check_arguments(type(self).__name__, params)
         defaults = recipe_defaults(recipe, hyperparameters)
         if KEY in defaults:

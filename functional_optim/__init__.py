@@ -88,7 +88,7 @@ __getattr__, __dir__, __all__ = _on_demand(
         # end: algorithms
         "functional_optim.checkpoint.decoded": ("decoded", "encoded"),
         "functional_optim.checkpoint.lookup": ("get", "numbers"),
-        "functional_optim.combinators.as_matrix": ("as_matrix",),
+        "functional_optim.combinators.as_matrix": ("as_matrix", "matrix_views"),
         "functional_optim.combinators.averaging": ("eval_params", "gpa", "schedule_free"),
         "functional_optim.combinators.cautious": ("cautious",),
         "functional_optim.combinators.commit": ("commit_if", "keep_snapshots", "rollback"),

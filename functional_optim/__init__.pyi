@@ -139,6 +139,7 @@ from functional_optim.checkpoint.lookup import numbers as numbers
 from functional_optim.checkpoint.state_dict import load_state_dict as load_state_dict
 from functional_optim.checkpoint.state_dict import state_dict as state_dict
 from functional_optim.combinators.as_matrix import as_matrix as as_matrix
+from functional_optim.combinators.as_matrix import matrix_views as matrix_views
 from functional_optim.combinators.averaging import eval_params as eval_params
 from functional_optim.combinators.averaging import gpa as gpa
 from functional_optim.combinators.averaging import schedule_free as schedule_free

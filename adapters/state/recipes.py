@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.combinators.as_matrix import matrix_views
 from functional_optim.core import base
 
 Recipe = Callable[..., base.GradientTransformation]
@@ -157,6 +158,41 @@ def check_arguments(who: str, params: Any, lr: Any = None, instead: str = "") ->
             f"{who} takes a number or a 0-dim tensor as lr, but got {lr!r}; for a schedule use "
             f"{instead}, or an LR scheduler of torch."
         )
+
+
+def of_model(params: Any, recipe: Recipe, hyper: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Parameters with their names, and what they are as matrices, where a model is given: in the
+    place of the parameters, or as the `views` of a recipe that has such."""
+    views = hyper.get("views")
+    takes = "views" in hyper or "views" in inspect.signature(recipe).parameters
+    if takes and isinstance(params, torch.nn.Module):
+        known = None if isinstance(views, torch.nn.Module) else views
+        return [*params.named_parameters()], {**hyper, "views": matrix_views(params, known)}
+    if not isinstance(views, torch.nn.Module):
+        return params, hyper
+    paths = {id(p): path for path, p in views.named_parameters()}
+    found, kernels = {}, matrix_views(views)
+
+    def with_names(group: Any) -> Any:
+        if isinstance(group, dict):
+            own = {key: x for key, x in group.items() if key != "param_names"}
+            params, names = group["params"], group.get("param_names")
+            params = [params] if isinstance(params, Tensor) else list(params)
+            params = params if names is None else list(zip(names, params, strict=True))
+            return {**own, "params": [with_names(x) for x in params]}
+        name, p = group if isinstance(group, tuple) else (None, group)
+        path = paths.get(id(p))
+        name = path if name is None else name
+        if name is None:
+            raise ValueError(
+                f"views= got a model without a parameter of shape {tuple(p.shape)} that the "
+                "optimizer has; pass the model whose parameters these are."
+            )
+        if path in kernels:
+            found[name] = kernels[path]
+        return name, p
+
+    return [with_names(group) for group in params], {**hyper, "views": found}
 
 
 def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:

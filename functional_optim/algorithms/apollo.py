@@ -16,12 +16,13 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.algorithms.galore import due, low_rank, of_matrices, root, tall
+from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core import randomness
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Runs
-from functional_optim.transforms.orthogonal import matrices_only
+from functional_optim.transforms.orthogonal import matrix_rule
 from functional_optim.transforms.rules import SQUARES
 
 ScaleType = Literal["channel", "tensor"]
@@ -73,8 +74,8 @@ def scale_by_apollo(
     State: `exp_avg`, `exp_avg_sq`, `projector` and `update_norm`, see `ApolloSlots`.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter that is
-            not a matrix.
+        ValueError: for numbers out of range, or another word; from init, for a parameter of less
+            than two dimensions, or of three of which `as_matrix` does not say what it is.
         TypeError: if the seed is no integer; from init, for a complex parameter.
 
     Example::
@@ -134,15 +135,8 @@ def scale_by_apollo(
         P = projection(seed, draw, rows, columns, x.projector)
         return step(G, P.expand_as(x.projector), x, *numbers)
 
-    return leafwise(
-        matrices_only("scale_by_apollo", init),
-        [plain, renew],
-        scalars,
-        hyper=hyper,
-        runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
-        storage=SQUARES,
-        name="scale_by_apollo",
-    )
+    runs = Runs(choose=due, start=(renew, ["projector"]))
+    return matrix_rule("scale_by_apollo", init, [plain, renew], scalars, hyper, SQUARES, runs)
 
 
 def projection(seed: int, draw: Any, rows: int, columns: int, like: Tensor) -> Tensor:
@@ -168,6 +162,7 @@ def apollo(
     growth: numeric.Hyper = 1.01,
     seed: int = 0,
     maximize: bool = False,
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """APOLLO for matrices, AdamW for all else.
 
@@ -187,6 +182,9 @@ def apollo(
         growth: how many times longer a scaled gradient may be than the one before, ≥ 1.
         seed: of the projections, a Python integer.
         maximize: ascend instead of descend.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
         Numbers may also be 0-dim tensors or schedules, but for rank, update_proj_gap and seed. The
         defaults are those of the authors' code and examples.
@@ -210,4 +208,4 @@ def apollo(
     adapt = scale_by_apollo(
         rank, update_proj_gap, scale, scale_type, betas, eps, growth=growth, seed=seed
     )
-    return of_matrices("apollo", adapt, lr, betas, eps, weight_decay, maximize)
+    return seen(of_matrices("apollo", adapt, lr, betas, eps, weight_decay, maximize), views)

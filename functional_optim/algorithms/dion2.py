@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.muon import MuonSlots, matrix_chain
+from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
@@ -63,8 +64,8 @@ def scale_by_dion2(
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter that is
-            not a matrix.
+        ValueError: for numbers out of range, or another word; from init, for a parameter of less
+            than two dimensions, or of three of which `as_matrix` does not say what it is.
         TypeError: for another dtype; from init, for a complex parameter.
 
     Example::
@@ -119,11 +120,12 @@ def dion2(
     ns_eps: float = 1e-8,
     scale: Scale = "spectral",
     ns_dtype: torch.dtype = torch.bfloat16,
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """Dion2, with the defaults of the authors' code. For matrices of hidden layers only.
 
-    Embeddings, heads, biases and norms want another optimizer, such as `adamw`; `as_matrix` makes
-    matrices of the kernels of convolutions and of fused projections.
+    Embeddings, heads, biases and norms want another optimizer, such as `adamw`; `as_matrix` says
+    which parameters are stacks of matrices, or fused projections.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -136,14 +138,17 @@ def dion2(
         ns_eps: least norm to divide by in it.
         scale: factor for an m × n matrix (out, in), see `scale_by_dion2`.
         ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
         `lr`, `ef_decay` and `weight_decay` may also be 0-dim tensors or schedules.
 
     State: `momentum_buffer`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter that is
-            not a matrix.
+        ValueError: for numbers out of range, or another word; from init, for a parameter of less
+            than two dimensions, or of three of which `as_matrix` does not say what it is.
         TypeError: for another dtype; from init, for a complex parameter.
 
     Example::
@@ -158,4 +163,4 @@ def dion2(
     adapt = scale_by_dion2(
         fraction, ef_decay, ns_coefficients, ns_steps, ns_eps=ns_eps, scale=scale, ns_dtype=ns_dtype
     )
-    return matrix_chain(adapt, lr, weight_decay)
+    return seen(matrix_chain(adapt, lr, weight_decay), views)

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from functional_optim import linalg, numeric
 from functional_optim.algorithms.adam import Betas, check_betas, scale_by_adam
+from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation, real_only
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise, leafwise
+from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.transforms.descent import descent
-from functional_optim.transforms.orthogonal import matrices_only
+from functional_optim.transforms.orthogonal import matrix_rule
 from functional_optim.transforms.rules import SQUARES
 
 
@@ -59,7 +60,8 @@ def scale_by_galore(
     State: `exp_avg`, `exp_avg_sq` and `projector`, see `GaloreSlots`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for a parameter that is not a matrix.
+        ValueError: for numbers out of range; from init, for a parameter of less than two
+            dimensions, or of three of which `as_matrix` does not say what it is.
         TypeError: from init, for a complex parameter.
 
     Warns:
@@ -113,15 +115,8 @@ def scale_by_galore(
         U, x = step(X, torch.where(finite[..., None, None], first, x.projector), x, *numbers)
         return tall(U, like=G), x
 
-    return leafwise(
-        matrices_only("scale_by_galore", init),
-        [plain, renew],
-        scalars,
-        hyper=hyper,
-        runs=Runs(choose=due, start=(renew, ["projector"]), batched=True),
-        storage=SQUARES,
-        name="scale_by_galore",
-    )
+    runs = Runs(choose=due, start=(renew, ["projector"]))
+    return matrix_rule("scale_by_galore", init, [plain, renew], scalars, hyper, SQUARES, runs)
 
 
 def due(t: Any, *, update_proj_gap: Any) -> Any:
@@ -158,12 +153,12 @@ def of_matrices(
     weight_decay: numeric.Hyper,
     maximize: bool,
 ) -> GradientTransformation:
-    """A transform for matrices, with Adam for all else, a learning rate and decoupled decay."""
+    """A transform for matrices and kernels, with Adam for all else, a learning rate and decay."""
     real = real_only(name)
 
     def label(path: str, p: Tensor) -> str:
         real(p)
-        return "matrix" if p.dim() == 2 else "other"
+        return "matrix" if p.dim() >= 2 else "other"
 
     parts = {"matrix": adapt, "other": scale_by_adam(betas, eps)}
     both: Any = partition(parts, label)
@@ -181,6 +176,7 @@ def galore(
     scale: numeric.Hyper = 0.25,
     *,
     maximize: bool = False,
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """GaLore: Adam on the first singular vectors of gradients for matrices, AdamW for all else.
 
@@ -195,6 +191,9 @@ def galore(
         update_proj_gap: steps from one decomposition to the next, ≥ 1.
         scale: factor of the updates of matrices, ≥ 0.
         maximize: ascend instead of descend.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
         Numbers may also be 0-dim tensors or schedules, but for rank and update_proj_gap. The
         defaults of the last three are those of the authors' examples.
@@ -217,4 +216,4 @@ def galore(
                 [0.0000, 1.0000]])
     """
     adapt = scale_by_galore(rank, update_proj_gap, scale, betas, eps)
-    return of_matrices("galore", adapt, lr, betas, eps, weight_decay, maximize)
+    return seen(of_matrices("galore", adapt, lr, betas, eps, weight_decay, maximize), views)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas
 from functional_optim.algorithms.muon import matrix_momentum
 from functional_optim.algorithms.soap import adam_in, unit_rms
+from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
@@ -35,10 +38,12 @@ def kl_soap(
     max_clamp_value: int | None = 4000,
     *,
     refresh: Refresh = "together",
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """KL-SOAP: Adam in the basis of KL-Shampoo, with the defaults of the authors' code.
 
-    For matrices only: give all else another rule, with `partition`. The first step moves nothing.
+    For matrices and kernels: give all else another rule, with `partition`. The first step moves
+    nothing.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -55,13 +60,17 @@ def kl_soap(
         max_clamp_value: 1 / √λ is at most the length d of its side, or this if it is less, or 10 if
             d is less than that. None: there is no bound.
         refresh: "together": all bases are renewed in the same step; "spread": some in each step.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
         Floats may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; that of `kl_basis`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for a parameter that is not a matrix.
+        ValueError: for numbers out of range; from init, for a parameter of less than two
+            dimensions, or of three of which `as_matrix` does not say what it is.
         TypeError: if betas is no pair; from init, for a complex parameter.
 
     Example::
@@ -81,7 +90,7 @@ def kl_soap(
     beta = b2 if shampoo_beta is None else shampoo_beta
     basis = kl_basis(beta, precondition_frequency, init_factor, max_clamp_value, refresh=refresh)
     adapt = adam_in(basis, (b1, b2), eps, normalize_grads)
-    return chain(adapt, step_then_decay(lr, weight_decay), after_the_first())
+    return seen(chain(adapt, step_then_decay(lr, weight_decay), after_the_first()), views)
 
 
 @factory
@@ -97,11 +106,12 @@ def kl_shampoo(
     max_clamp_value: int | None = 4000,
     *,
     refresh: Refresh = "together",
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """KL-Shampoo: momentum, divided by the roots of two factors, with the authors' defaults.
 
-    There is no second moment beside the factors. For matrices only: give all else another rule,
-    with `partition`. The first step moves nothing.
+    There is no second moment beside the factors. For matrices and kernels: give all else another
+    rule, with `partition`. The first step moves nothing.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -117,13 +127,17 @@ def kl_shampoo(
         max_clamp_value: 1 / √λ is at most the length d of its side, or this if it is less, or 10 if
             d is less than that. None: there is no bound.
         refresh: "together": all bases are renewed in the same step; "spread": some in each step.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
         Floats may also be 0-dim tensors or schedules.
 
     State: `momentum_buffer`, like the parameters; that of `kl_basis`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for a parameter that is not a matrix.
+        ValueError: for numbers out of range; from init, for a parameter of less than two
+            dimensions, or of three of which `as_matrix` does not say what it is.
         TypeError: from init, for a complex parameter.
 
     Example::
@@ -143,9 +157,12 @@ def kl_shampoo(
     basis = kl_basis(
         shampoo_beta, precondition_frequency, init_factor, max_clamp_value, eps, refresh=refresh
     )
-    return chain(
-        in_basis(basis, matrix_momentum("kl_shampoo", momentum, nesterov=False)),
-        unit_rms() if normalize_grads else identity(),
-        step_then_decay(lr, weight_decay),
-        after_the_first(),
+    return seen(
+        chain(
+            in_basis(basis, matrix_momentum("kl_shampoo", momentum, nesterov=False)),
+            unit_rms() if normalize_grads else identity(),
+            step_then_decay(lr, weight_decay),
+            after_the_first(),
+        ),
+        views,
     )

@@ -163,7 +163,7 @@ def muon(
     """Muon, with torch.optim.Muon's arguments and defaults. For matrices of hidden layers only.
 
     Embeddings, heads, biases and norms want another optimizer, such as `adamw`: `muon_adamw` is the
-    two in one. `as_matrix` makes matrices of the kernels of convolutions and of fused projections.
+    two in one. `as_matrix` says which parameters are stacks of matrices, or fused projections.
 
     Args:
         lr: learning rate, ≥ 0.

@@ -7,26 +7,19 @@ https://github.com/KellerJordan/Muon, of which the defaults are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, adamw
 from functional_optim.algorithms.muon import Accumulator, Nesterov, muon
-from functional_optim.combinators.as_matrix import as_matrix
+from functional_optim.combinators.as_matrix import Views, seen_by_path, views_of
 from functional_optim.combinators.hidden_matrices import HiddenMatrices
 from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.paths import Answers, Choice, Mask
+from functional_optim.core.paths import Answers, Mask
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.orthogonal import Scale
-
-Views = Mapping[str, Mapping[str, Any]]
-"""From path patterns to arguments of `as_matrix`."""
 
 
 @factory
@@ -48,7 +41,7 @@ def muon_adamw(
     accumulator: Accumulator = "ema",
     muon: Mask = (),
     adamw: Mask = (),
-    views: Views | None = None,
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """A whole network in one recipe: hidden matrices by `muon`, everything else by `adamw`.
 
@@ -56,7 +49,9 @@ def muon_adamw(
     than two dimensions longer than 1; embeddings (names with `embed`, `emb`, `wte`, `wpe`,
     `token`, `position`); tables of biases and tokens; heads (`head`, `lm_head`, `*_head`, and
     `output`, `classifier`, `score` or `fc` at the top of the model). Muon gets the rest, with the
-    kernels of convolutions as matrices (out, in · height · width). `summary` shows who got what.
+    kernels of convolutions, of four or five dimensions, as matrices (out, in · height · width). Of
+    a parameter of three dimensions `views` must say whether it is a kernel or a stack of matrices.
+    `summary` shows who got what.
 
     Args:
         lr: Muon's learning rate, ≥ 0.
@@ -73,7 +68,8 @@ def muon_adamw(
             two dimensions or more.
         adamw: which leaves AdamW gets, likewise.
         views: from path patterns, of which the first that fits counts, to arguments of `as_matrix`:
-            `{"*.qkv.weight": {"split": 3}}`.
+            `{"*.qkv.weight": {"split": 3}, "*.experts.*": {"stack": True}}`. A `torch.nn.Module`
+            stands for its `matrix_views`.
 
         Numbers may also be 0-dim tensors or schedules. Defaults: those of the article's repository,
         with the decay of its example.
@@ -83,8 +79,8 @@ def muon_adamw(
 
     Raises:
         ValueError: for numbers out of range; from init, for a leaf that both `muon` and `adamw`
-            claim, a pattern that fits nothing, a tree in which Muon gets nothing, and parameters
-            without names.
+            claim, a pattern that fits nothing, a tree in which Muon gets nothing, parameters
+            without names, and one of three dimensions that may be a kernel or a stack.
         TypeError: for a view that `as_matrix` does not take.
         RuntimeError: from init, for a complex matrix.
 
@@ -99,46 +95,18 @@ def muon_adamw(
         >>> [float(updates[name]["weight"][0, 0].abs() > 0.05) for name in ("up", "head")]
         [1.0, 0.0]
     """
-    seen = _checked(views or {})
-    choice = HiddenMatrices("muon_adamw", ("muon", "adamw"), muon, adamw, tuple(seen))
-    parts = {
-        "muon": _seen_by_path(
-            _muon(
-                lr, weight_decay, momentum, nesterov, ns_coefficients, ns_eps, ns_steps,
-                scale=scale, accumulator=accumulator, ns_dtype=ns_dtype,
-            ),
-            choice,
-            [*seen.values()],
-        ),
-        "adamw": _adamw(adamw_lr, betas, eps, adamw_weight_decay),
-    }  # fmt: skip
-    return partition(parts, choice)
+    known = views_of("muon_adamw", views or {})
+    choice = HiddenMatrices("muon_adamw", ("muon", "adamw"), muon, adamw, known.patterns)
+    hidden = _muon(
+        lr, weight_decay, momentum, nesterov, ns_coefficients, ns_eps, ns_steps,
+        scale=scale, accumulator=accumulator, ns_dtype=ns_dtype,
+    )  # fmt: skip
+    if known.ways:
+        answers = Answers(known.index, range(len(known.ways) + 1), "views")
+        hidden = seen_by_path(hidden, answers, known)
+    return partition(
+        {"muon": hidden, "adamw": _adamw(adamw_lr, betas, eps, adamw_weight_decay)}, choice
+    )
 
 
 _muon, _adamw = muon, adamw  # whose names are arguments above
-
-
-def _checked(views: Any) -> dict[str, Mapping[str, Any]]:
-    """The views, or a TypeError for something else than a dict of dicts."""
-    if not isinstance(views, Mapping) or not all(isinstance(x, Mapping) for x in views.values()):
-        raise TypeError(
-            "muon_adamw takes for views a dict from path patterns to arguments of as_matrix, e.g. "
-            f"{{'*.qkv.weight': {{'split': 3}}}}, but got {views!r}."
-        )
-    return dict(views)
-
-
-def _seen_by_path(tx: Any, choice: HiddenMatrices, views: Sequence[Mapping[str, Any]]) -> Leafwise:
-    """A transformation whose rules of matrices see each leaf in its own way, else flattened."""
-    known: list[Any] = [as_matrix(tx, **view) for view in (*views, {})]
-    if not views:
-        return known[0]
-    answers = Answers(choice.view, range(len(known)), "views")
-    placements = []
-    for i, own in enumerate(tx.placements):
-        if own.rule.runs.batched:
-            ways = [seen.placements[i] for seen in known]
-            placements += [x.on(Choice(answers, k)) for k, x in enumerate(ways)]
-        else:
-            placements.append(own)
-    return Leafwise(tuple(placements))

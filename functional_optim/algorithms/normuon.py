@@ -14,6 +14,7 @@ from torch import Tensor
 from functional_optim import numeric
 from functional_optim.algorithms.adafactor import mean
 from functional_optim.algorithms.muon import Nesterov, matrix_chain, matrix_momentum
+from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
@@ -68,8 +69,8 @@ def scale_by_normuon(
     State: `momentum_buffer`, like the parameters, and `second_momentum_buffer`, (m, 1).
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter that is
-            not a matrix.
+        ValueError: for numbers out of range, or another word; from init, for a parameter of less
+            than two dimensions, or of three of which `as_matrix` does not say what it is.
         TypeError: for another dtype; from init, for a complex parameter.
 
     Example::
@@ -125,11 +126,12 @@ def normuon(
     ns_eps: float = 1e-7,
     scale: Scale = "original",
     ns_dtype: torch.dtype = torch.bfloat16,
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """NorMuon, with the defaults of the authors' code. For matrices of hidden layers only.
 
-    Embeddings, heads, biases and norms want another optimizer, such as `adamw`; `as_matrix` makes
-    matrices of the kernels of convolutions and of fused projections.
+    Embeddings, heads, biases and norms want another optimizer, such as `adamw`; `as_matrix` says
+    which parameters are stacks of matrices, or fused projections.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -144,12 +146,15 @@ def normuon(
         ns_eps: least norm to divide by in it.
         scale: factor for an m × n matrix (out, in), see `scale_by_muon`.
         ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
     State: `momentum_buffer`, like the parameters, and `second_momentum_buffer`, (m, 1).
 
     Raises:
-        ValueError: for numbers out of range, or another word; from init, for a parameter that is
-            not a matrix.
+        ValueError: for numbers out of range, or another word; from init, for a parameter of less
+            than two dimensions, or of three of which `as_matrix` does not say what it is.
         TypeError: for another dtype; from init, for a complex parameter.
 
     Example::
@@ -165,4 +170,4 @@ def normuon(
         momentum, beta2, eps, nesterov, ns_coefficients, ns_steps,
         ns_eps=ns_eps, scale=scale, ns_dtype=ns_dtype,
     )  # fmt: skip
-    return matrix_chain(adapt, lr, weight_decay)
+    return seen(matrix_chain(adapt, lr, weight_decay), views)

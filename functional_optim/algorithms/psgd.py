@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric, schedules
+from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core import base, draws, randomness
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
-from functional_optim.core.storage import wide_dtype
-from functional_optim.core.views import MatrixView
+from functional_optim.core.storage import Storage, wide_dtype
+from functional_optim.core.views import MATRICES
 from functional_optim.linalg import triangular_product, triangular_times
-from functional_optim.transforms import add_decayed_weights, clip_by_block_rms, ema, scale_by_lr
+from functional_optim.transforms import add_decayed_weights, ema, scale_by_lr
 from functional_optim.transforms.scaling import check_lr
 
 MemorySaveMode = Literal["smart_one_diag", "one_diag", "all_diag"] | None
@@ -122,11 +123,11 @@ def scale_by_psgd_kron(
             diagonal, of two equal ones the second; "smart_one_diag": if it is longer than the
             other; "all_diag": all are.
         precond_lr: learning rate of the factors, ≥ 0.
-        clip_rms: largest root mean square of a parameter's update, > 0.
+        clip_rms: largest root mean square of the update of a matrix, > 0.
         seed: of the normal numbers that the factors are fitted with, ≥ 0. They are functions of it,
             the step, and the shape: matrices of one shape see the same.
 
-    Kernels of convolutions count as matrices (out, in · height · width), unless `as_matrix` says
+    Kernels of convolutions are matrices (out, in · height · width), unless `as_matrix` says
     otherwise. Defaults are the source's.
 
     State: `ema`, like the parameters; `Q_left`, (m, m) or (m,), and `Q_right`, (n, n) or (n,), in
@@ -153,6 +154,7 @@ def scale_by_psgd_kron(
         share = schedules.exponential_decay(1.0, 1000, math.exp(-1.0), 500, end_value=0.03)
     numeric.check_range(name, "in (0, 1]", preconditioner_update_probability=share)
     numeric.check_range(name, "of 0 or more", precond_lr=precond_lr)
+    numeric.check_range(name, "positive", clip_rms=clip_rms)
     numeric.check_count(name, 0, max_size_triangular=max_size_triangular, seed=seed)
     numeric.check_count(name, 0, min_ndim_triangular=min_ndim_triangular)
     if memory_save_mode not in MODES:
@@ -183,11 +185,11 @@ def scale_by_psgd_kron(
         ]
         return KronSlots(first[0], first[1] if len(first) > 1 else None)
 
-    def scalars(t, count, *, preconditioner_update_probability, precond_lr):
+    def scalars(t, count, *, preconditioner_update_probability, precond_lr, clip_rms):
         due = is_due(count, preconditioner_update_probability)
         since = numeric.where(due, 0.0, count.steps_since_renewal + 1)
         renewals = count.renewals + numeric.where(due, 1.0, 0.0)
-        return (precond_lr, t), KronCount(since, renewals)
+        return (precond_lr, t, clip_rms), KronCount(since, renewals)
 
     def choose(t, count, *, preconditioner_update_probability):
         uneven = numeric.where(count.renewals % BALANCED_EVERY == BALANCED_EVERY - 1, 2, 1)
@@ -216,11 +218,18 @@ def scale_by_psgd_kron(
         if u.numel() == 0:
             return u, x
         mu, factors = opened(u, x)
+        return whitened(mu, factors, numbers[-1]).reshape(u.shape), x
+
+    def whitened(mu: Tensor, factors: list[Factor], clip_rms: Any) -> Tensor:
+        """Matrices (k, m, n) whitened, each with a root mean square of at most clip_rms."""
         for f in factors:
             mu = f.whitened(mu)
-        return mu.reshape(u.shape), x
+        square = (mu * mu).mean((-2, -1), keepdim=True)  # whose root has no derivative at 0
+        return mu * (square / (clip_rms * clip_rms)).clamp(min=1.0).rsqrt()
 
-    def renew(u: Tensor, x: KronSlots, p: Any, precond_lr: Any, t: Any) -> tuple[Tensor, KronSlots]:
+    def renew(
+        u: Tensor, x: KronSlots, p: Any, precond_lr: Any, t: Any, clip_rms: Any
+    ) -> tuple[Tensor, KronSlots]:
         if u.numel() == 0:
             return u, x
         mu, factors = opened(u, x)
@@ -239,9 +248,7 @@ def scale_by_psgd_kron(
             f._replace(Q=torch.where(good, Q, f.Q))
             for f, (Q, _) in zip(factors, found, strict=True)
         ]
-        for f in factors:
-            mu = f.whitened(mu)
-        return mu.reshape(u.shape), closed(factors, x)
+        return whitened(mu, factors, clip_rms).reshape(u.shape), closed(factors, x)
 
     def balance(u: Tensor, x: KronSlots, p: Any, *numbers: Any) -> tuple[Tensor, KronSlots]:
         """`renew` with factors that have been made equally large."""
@@ -253,14 +260,21 @@ def scale_by_psgd_kron(
         even = [left._replace(Q=left.Q * ratio), right._replace(Q=right.Q / ratio)]
         return renew(u, closed(even, x), p, *numbers)
 
-    hyper = {"preconditioner_update_probability": share, "precond_lr": precond_lr}
-    carry, runs = KronCount(0, 0), Runs(choose=choose, shared=True, batched=True)
+    hyper = {
+        **{"preconditioner_update_probability": share, "precond_lr": precond_lr},
+        "clip_rms": clip_rms,
+    }
     whiten = leafwise(
-        init, [plain, renew, balance], scalars, carry=carry, hyper=hyper, runs=runs, name=name
+        init,
+        [plain, renew, balance],
+        scalars,
+        carry=KronCount(0, 0),
+        hyper=hyper,
+        runs=Runs(choose=choose, shared=True, batched=True),
+        storage=Storage(view=MATRICES),
+        name=name,
     )
-    seen = [x.seen_as(MatrixView(assumed=True)) for x in whiten.placements]
-    clip = clip_by_block_rms(clip_rms)
-    return Leafwise((*ema(b1).placements, *seen, *clip.placements))
+    return Leafwise((*ema(b1).placements, *whiten.placements))
 
 
 def is_due(count: KronCount, share: Any) -> Any:
@@ -305,6 +319,7 @@ def psgd_kron(
     clip_rms: numeric.Hyper = 1.1,
     *,
     seed: int = 0,
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """PSGD Kron: the average gradient, whitened by a Kronecker product that is learned.
 
@@ -321,8 +336,11 @@ def psgd_kron(
             diagonal, of two equal ones the second; "smart_one_diag": if it is longer than the
             other; "all_diag": all are.
         precond_lr: learning rate of the factors, ≥ 0.
-        clip_rms: largest root mean square of a parameter's update, > 0.
+        clip_rms: largest root mean square of the update of a matrix, > 0.
         seed: of the normal numbers that the factors are fitted with, ≥ 0.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
         Numbers may also be 0-dim tensors or schedules. Defaults are the source's.
 
@@ -350,4 +368,4 @@ def psgd_kron(
         memory_save_mode, precond_lr, clip_rms, seed=seed,
     )  # fmt: skip
     decay = add_decayed_weights(weight_decay, mask=lambda path, p: p.dim() >= 2)
-    return chain(whiten, decay, scale_by_lr(lr))
+    return seen(chain(whiten, decay, scale_by_lr(lr)), views)

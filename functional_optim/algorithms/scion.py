@@ -16,6 +16,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.muon import matrix_momentum
+from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.combinators.partition import partition
 from functional_optim.core.base import EmptyState, GradientTransformation, real_only
 from functional_optim.core.chain import chain
@@ -23,6 +24,8 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.core.scalars import given
+from functional_optim.core.storage import Storage
+from functional_optim.core.views import MATRICES, TENSORS
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms import add_decayed_weights, scale, scale_by_lr
 from functional_optim.transforms.orthogonal import matrices_only, polar_factor
@@ -134,9 +137,10 @@ def _of_matrices(
         size = _norms(G, -1)
         return G / ((math.sqrt(n) * size if normalized else size) + eps), slots
 
-    init = matrices_only(f"scale_by_scion with the norm {norm!r}")
+    init = matrices_only(f"scale_by_scion with the norm {norm!r}", lambda p: EmptyState())
+    runs, storage = Runs(batched=True), Storage(view=MATRICES)
     return leafwise(
-        init, update, given, hyper={"eps": eps}, runs=Runs(batched=True), name="scale_by_scion"
+        init, update, given, hyper={"eps": eps}, runs=runs, storage=storage, name="scale_by_scion"
     )
 
 
@@ -146,7 +150,8 @@ def _norms(G: Tensor, dim: int) -> Tensor:
 
 def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
     """The rule for kernels of convolutions; a matrix is one with a window of one place."""
-    real = real_only("scale_by_scion")
+    name = "scale_by_scion"
+    real = real_only(name)
 
     def init(p: Tensor) -> EmptyState:
         if p.dim() < 2:
@@ -156,12 +161,13 @@ def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
             )
         return real(p)
 
-    def update(G: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
-        m, n, *window = G.shape
+    def update(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
+        _, m, n, *window = G.shape
         factor = math.sqrt(m / max(n, 1)) / max(math.prod(window), 1)
-        return factor * polar(G.flatten(1)).reshape(G.shape), slots
+        return factor * polar(G.flatten(2)).reshape(G.shape), slots
 
-    return leafwise(init, update, name="scale_by_scion")
+    runs, storage = Runs(batched=True), Storage(view=TENSORS)
+    return leafwise(init, update, runs=runs, storage=storage, name=name)
 
 
 def _of_vectors(eps: numeric.Hyper) -> Leafwise:
@@ -191,6 +197,7 @@ def scion(
     *,
     ns_eps: float = 1e-7,
     ns_dtype: torch.dtype = torch.bfloat16,
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """Scion: weights stay in a ball around 0, of which each layer has the norm that suits it.
 
@@ -211,6 +218,9 @@ def scion(
         ns_steps: its repetitions, below 100.
         ns_eps: least norm to divide by in it.
         ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
         Those that are numbers may also be 0-dim tensors or schedules, but for those of the
         iteration.
@@ -238,10 +248,13 @@ def scion(
         norm, normalized, eps, ns_coefficients, ns_steps, ns_eps=ns_eps, ns_dtype=ns_dtype
     )
     average = matrix_momentum("scion", momentum, nesterov=False)
-    return chain(
-        identity() if numeric.is_zero(momentum) else average,
-        farthest,
-        scale(radius),
-        add_decayed_weights(0.0 if unconstrained else 1.0),
-        scale_by_lr(lr),
+    return seen(
+        chain(
+            identity() if numeric.is_zero(momentum) else average,
+            farthest,
+            scale(radius),
+            add_decayed_weights(0.0 if unconstrained else 1.0),
+            scale_by_lr(lr),
+        ),
+        views,
     )

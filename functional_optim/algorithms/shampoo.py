@@ -9,6 +9,7 @@ the last: https://github.com/facebookresearch/optimizers at f606606.
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas
+from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core import base
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
@@ -24,10 +26,17 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage, wide_dtype
-from functional_optim.core.views import MatrixView
+from functional_optim.core.views import MATRICES, TENSORS, Merged
 from functional_optim.linalg import eigh, tell_not_finite
 from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
-from functional_optim.transforms.bases import Refresh
+from functional_optim.transforms.bases import (
+    ORDINALS,
+    Refresh,
+    for_each,
+    gram,
+    named,
+    turned,
+)
 from functional_optim.transforms.scaling import check_lr
 
 Grafting = Literal["sgd", "adagrad", "rmsprop", "adam"] | None
@@ -53,6 +62,13 @@ class ShampooSlots(NamedTuple):
     """Inverse root of L, (m, m)."""
     right_root: Tensor
     """Inverse root of R, (n, n)."""
+    third: Tensor | None = None
+    """What L is to the first dimension of a tensor, for its third."""
+    fourth: Tensor | None = None
+    fifth: Tensor | None = None
+    third_root: Tensor | None = None
+    fourth_root: Tensor | None = None
+    fifth_root: Tensor | None = None
 
 
 class GraftedSlots(NamedTuple):
@@ -63,6 +79,15 @@ class GraftedSlots(NamedTuple):
     right_root: Tensor
     exp_avg_sq: Tensor
     """Sum or average v of the squares of the gradients, like p."""
+    third: Tensor | None = None
+    fourth: Tensor | None = None
+    fifth: Tensor | None = None
+    third_root: Tensor | None = None
+    fourth_root: Tensor | None = None
+    fifth_root: Tensor | None = None
+
+
+ROOTS = named("root")
 
 
 class ShampooScalars(NamedTuple):
@@ -98,6 +123,7 @@ def scale_by_shampoo(
     grafting_beta2: numeric.Hyper | None = None,
     grafting_eps: numeric.Hyper = 1e-10,
     exponents: Exponents = None,
+    target_parameter_dimensionality: float | None = None,
     refresh: Refresh = "together",
 ) -> Leafwise:
     """The average gradient between inverse roots of the sums of G Gᵀ and Gᵀ G.
@@ -122,19 +148,24 @@ def scale_by_shampoo(
             "adam". "adagrad" has none.
         grafting_eps: added to its roots, ≥ 0.
         exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows alone.
-            None: a quarter for each, a half if one side has length 1.
+            None: a quarter for each, a half if one side has length 1; 1 / 2k for each of k sides.
+        target_parameter_dimensionality: how many dimensions a parameter shall have, of which each
+            has a factor: neighbours are merged, from the last on, while they are no longer than
+            max_preconditioner_dim together, until so many are left; those of length 1 are left out.
+            The source has 1; `math.inf` merges none. None: kernels of convolutions are matrices
+            (out, in · height · width), and matrices stay what they are.
         refresh: "together": roots of all parameters in one step; "spread": a share of them in each.
 
-    Vectors are columns. Kernels of convolutions count as matrices (out, in · height · width),
-    unless `as_matrix` says otherwise. Defaults are the source's.
+    Vectors are columns. `as_matrix` may say otherwise. Other defaults are the source's.
 
     State: `exp_avg`, like the parameters; `left`, `left_root`, (m, m), and `right`, `right_root`,
-    (n, n), in float32 for half types, and (0, 0) for a side without a factor; `exp_avg_sq`, like
-    the parameters, where grafting asks for it. Of a parameter that is divided into blocks all slots
-    are divided.
+    (n, n), in float32 for half types, and (0, 0) for a side without a factor; `third`,
+    `third_root` and so on for further dimensions; `exp_avg_sq`, like the parameters, where grafting
+    asks for it. Of a parameter that is divided into blocks all slots are divided.
 
     Raises:
-        ValueError: for numbers out of range, or other words.
+        ValueError: for numbers out of range, or other words; from init, for a parameter of three
+            dimensions of which `as_matrix` does not say what it is, or of more than five.
         TypeError: if betas are no pair; from init, for a complex parameter.
 
     Papers: Gupta, Koren, Singer, https://arxiv.org/abs/1802.09568; Anil et al.,
@@ -167,6 +198,12 @@ def scale_by_shampoo(
     b1, b2 = numeric.pair(betas, "betas", "(0.9, 1.0)")
     numeric.check(lambda x: 0.0 <= x < 1.0, b1, f"{name} needs betas[0] in [0, 1), but got {{}}.")
     numeric.check(lambda x: 0.0 <= x <= 1.0, b2, f"{name} needs betas[1] in [0, 1], but got {{}}.")
+    until = target_parameter_dimensionality
+    if until is not None and not (until == math.inf or (type(until) is int and until >= 1)):
+        raise ValueError(
+            f"{name} needs a target_parameter_dimensionality of None, a number of 1 or more, or "
+            f"math.inf, but got {until!r}."
+        )
     squares = grafting in ("adagrad", "rmsprop", "adam")
     if grafting == "adagrad":
         grafting_beta2 = 1.0
@@ -177,20 +214,31 @@ def scale_by_shampoo(
     ahead = beta3 is not None
     real = base.real_only(name)
 
-    def sides(m: int, n: int) -> tuple[int, int]:
-        """The sizes of the factors of an m × n matrix; 0 for a side without one."""
+    def sides(m: int, n: int, *others: int) -> list[int]:
+        """The sizes of the factors of a tensor; 0 for a side without one."""
+        if others:
+            longer = [k * (k != 1) for k in (m, n, *others)]
+            return longer if any(longer) or 0 in (m, n, *others) else [1, *longer[1:]]
         left = n == 1 or (m > 1 and on_left)
         right = n > 1 and (m == 1 or on_right)
-        return m * left, n * right
+        return [m * left, n * right]
 
     def init(p: Tensor) -> ShampooSlots | GraftedSlots:
         real(p)
         like = {"dtype": wide_dtype(p), "device": p.device}
-        m, n = p.shape
-        left, right = [torch.zeros(k, k, **like) for k in sides(m, n)]
-        left_root, right_root = [torch.eye(k, **like) for k in sides(m, n)]
-        plain = ShampooSlots(torch.zeros_like(p), left, right, left_root, right_root)
-        return GraftedSlots(*plain, torch.zeros_like(p)) if squares else plain
+        sizes = sides(*p.shape)
+        factors = for_each(name, sizes, lambda k: torch.zeros(k, k, **like))
+        roots = for_each(name, sizes, lambda k: torch.eye(k, **like))
+        kept = dict(zip((*ORDINALS, *ROOTS), (*factors, *roots), strict=True))
+        zero = torch.zeros_like(p)
+        if squares:
+            return GraftedSlots(exp_avg=zero, exp_avg_sq=zero.clone(), **kept)
+        return ShampooSlots(exp_avg=zero, **kept)
+
+    def known(x: Any) -> list[tuple[int, Tensor, Tensor]]:
+        """The dimensions that have a factor, with this and its root."""
+        pairs = [(getattr(x, a), getattr(x, b)) for a, b in zip(ORDINALS, ROOTS, strict=True)]
+        return [(i, A, R) for i, (A, R) in enumerate(pairs) if A is not None and A.shape[-1]]
 
     def scalars(t, *, betas, beta3, eps, grafting_beta2, grafting_eps):
         b1, b2 = betas
@@ -220,10 +268,8 @@ def scale_by_shampoo(
         m = x.exp_avg.lerp(G, s.weight)
         now = (x.exp_avg.lerp(G, s.weight_now) if ahead else m) / s.correction
         x = x._replace(exp_avg=m)
-        if x.left.shape[-1]:
-            x = x._replace(left=s.decay_sq * x.left + s.weight_sq * (G @ G.mT))
-        if x.right.shape[-1]:
-            x = x._replace(right=s.decay_sq * x.right + s.weight_sq * (G.mT @ G))
+        for i, A, _ in known(x):
+            x = x._replace(**{ORDINALS[i]: s.decay_sq * A + s.weight_sq * gram(G, i, A)})
         if not squares:
             return now, None, x
         v = s.grafted_decay * x.exp_avg_sq + s.grafted_weight * G * G
@@ -232,12 +278,14 @@ def scale_by_shampoo(
 
     def grafted(M: Tensor, divided: Tensor | None, x: Any) -> Tensor:
         """M between the roots, as long as the step of `grafting`."""
-        W = x.left_root @ M if x.left.shape[-1] else M
-        W = W @ x.right_root if x.right.shape[-1] else W
+        W = M
+        for i, _, R in known(x):
+            W = turned(W, i, R)
         if grafting is None:
             return W
-        length = torch.linalg.matrix_norm(M if divided is None else divided, keepdim=True)
-        return W * (length / (torch.linalg.matrix_norm(W, keepdim=True) + 1e-16))
+        dims = [*range(x.left.dim() - 2 - M.dim(), 0)]
+        length = torch.linalg.vector_norm(M if divided is None else divided, dim=dims, keepdim=True)
+        return W * (length / (torch.linalg.vector_norm(W, dim=dims, keepdim=True) + 1e-16))
 
     def plain(G: Tensor, x: Any, p: Any, s: ShampooScalars) -> tuple[Tensor, Any]:
         M, divided, x = seen(G, x, s)
@@ -247,14 +295,11 @@ def scale_by_shampoo(
         if G.numel() == 0:
             return G, x
         M, divided, x = seen(G, x, s)
-        alone = 1 in G.shape[-2:]
-        if x.left.shape[-1]:
-            power = 0.5 if alone else s.left_power
-            x = x._replace(left_root=renewed(x.left / s.correction_sq, power, s.eps, x.left_root))
-        if x.right.shape[-1]:
-            power = 0.5 if alone else s.right_power
-            root = renewed(x.right / s.correction_sq, power, s.eps, x.right_root)
-            x = x._replace(right_root=root)
+        found = known(x)
+        matrix = G.dim() - x.left.dim() == 0 and 1 not in G.shape[-2:]
+        for i, A, R in found:
+            power = (s.left_power, s.right_power)[i] if matrix else 0.5 / len(found)
+            x = x._replace(**{ROOTS[i]: renewed(A / s.correction_sq, power, s.eps, R)})
         return grafted(M, divided, x), x
 
     def renewed(A: Tensor, power: Any, eps: Any, old: Tensor) -> Tensor:
@@ -276,7 +321,9 @@ def scale_by_shampoo(
     rule = leafwise(
         init, [plain, renew, early], scalars, hyper=hyper, runs=runs, storage=storage, name=name
     )
-    view = MatrixView(assumed=True, block=max_preconditioner_dim or sys.maxsize)
+    block = max_preconditioner_dim or sys.maxsize
+    view = MATRICES if until is None else TENSORS._replace(merged=Merged(block, until))
+    view = view._replace(block=block)
     return Leafwise(tuple([x.seen_as(view) for x in rule.placements]))
 
 
@@ -342,7 +389,9 @@ def shampoo(
     grafting_beta2: numeric.Hyper | None = None,
     grafting_eps: numeric.Hyper = 1e-10,
     exponents: Exponents = None,
+    target_parameter_dimensionality: float | None = None,
     refresh: Refresh = "together",
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """Shampoo: the average gradient between inverse roots of the sums of G Gᵀ and Gᵀ G.
 
@@ -373,10 +422,16 @@ def shampoo(
             "adam". "adagrad" has none.
         grafting_eps: added to its roots, ≥ 0.
         exponents: powers of L and R, whose inverses are taken, ≥ 0: (0.5, 0.0) for rows alone.
-            None: a quarter for each, a half if one side has length 1.
+            None: a quarter for each, a half if one side has length 1; 1 / 2k for each of k sides.
+        target_parameter_dimensionality: how many dimensions a parameter shall have, of which each
+            has a factor, see `scale_by_shampoo`. The source has 1; `math.inf` merges none. None:
+            kernels of convolutions are matrices (out, in · height · width).
         refresh: "together": roots of all parameters in one step; "spread": a share of them in each.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
-        Numbers may also be 0-dim tensors or schedules. Defaults are the source's.
+        Numbers may also be 0-dim tensors or schedules. Other defaults are the source's.
 
     State: that of `scale_by_shampoo`, and with momentum `momentum_buffer`, like the parameters.
 
@@ -423,8 +478,9 @@ def shampoo(
         precondition_frequency=precondition_frequency,
         start_preconditioning_step=start_preconditioning_step,
         use_bias_correction=use_bias_correction, grafting=grafting, grafting_beta2=grafting_beta2,
-        grafting_eps=grafting_eps, exponents=exponents, refresh=refresh,
+        grafting_eps=grafting_eps, exponents=exponents,
+        target_parameter_dimensionality=target_parameter_dimensionality, refresh=refresh,
     )  # fmt: skip
     before, after = (decay, chain()) if weight_decay_type == "l2" else (chain(), decay)
     moving = chain() if numeric.is_zero(momentum) else trace(momentum, nesterov=nesterov)
-    return chain(before, precondition, after, moving, scale_by_lr(lr))
+    return seen(chain(before, precondition, after, moving, scale_by_lr(lr)), views)

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.algorithms.adam import Betas, check_betas, scale_by_adam
+from functional_optim.combinators.as_matrix import Views, seen
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, identity, leafwise
+from functional_optim.core.rule import Runs
+from functional_optim.core.storage import Storage
+from functional_optim.core.views import TENSORS
 from functional_optim.transforms import (
     Basis,
     in_basis,
@@ -38,6 +43,7 @@ def scale_by_soap(
     correct_bias: bool = True,
     *,
     shampoo_beta: numeric.Hyper | None = None,
+    merge_dims: bool = False,
     refresh: Refresh = "together",
 ) -> Leafwise:
     """Adam in the eigenbases of the averages of G Gᵀ and Gᵀ G. The first step returns zeros.
@@ -51,15 +57,18 @@ def scale_by_soap(
         normalize_grads: divide the update of each tensor by its root mean square.
         correct_bias: multiply by √(1 − β₂ᵗ) / (1 − β₁ᵗ), where t counts from the second step on.
         shampoo_beta: decay rate of the averages of G Gᵀ and Gᵀ G, in [0, 1). None: β₂.
+        merge_dims: neighbouring dimensions of a kernel are one as long as it is not longer than
+            max_precond_dim. False: each has a basis of its own.
         refresh: "together": all bases are renewed in the same step; "spread": some in each.
 
         Floats may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; `left_factor`, `left_basis`,
-    `right_factor` and `right_basis`, see `shampoo_basis`.
+    `right_factor`, `right_basis` and, of kernels, those of further dimensions, see `shampoo_basis`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for more than two dimensions.
+        ValueError: for numbers out of range; from init, for a parameter of three dimensions of
+            which `as_matrix` does not say what it is, or of more than five.
         TypeError: if betas is no pair; from init, for a complex parameter.
 
     Example::
@@ -73,7 +82,9 @@ def scale_by_soap(
     """
     b1, b2 = check_betas(betas)
     beta = b2 if shampoo_beta is None else shampoo_beta
-    basis = shampoo_basis(beta, precondition_frequency, max_precond_dim, refresh=refresh)
+    basis = shampoo_basis(
+        beta, precondition_frequency, max_precond_dim, merge_dims=merge_dims, refresh=refresh
+    )
 
     def correction(count: Any) -> Any:
         t, n = count + 1, numeric.maximum(count, 1.0)
@@ -94,13 +105,14 @@ def adam_in(basis: Basis, betas: Betas, eps: numeric.Hyper, normalize_grads: boo
 
 
 def unit_rms() -> Leafwise:
-    """Divide each tensor's update by its root mean square."""
+    """Divide the update of each tensor, or of each matrix of a stack, by its root mean square."""
 
-    def update(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
-        square = (u * u).mean()
+    def update(u: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
+        square = (u * u).mean([*range(1, u.dim())], keepdim=True) if u.dim() > 1 else u * u
         return u / square.masked_fill(square == 0, 1.0).sqrt(), slots  # 0 has no derivative
 
-    return leafwise(None, update, name="unit_rms")
+    runs, storage = Runs(batched=True), Storage(view=TENSORS)
+    return leafwise(None, update, runs=runs, storage=storage, name="unit_rms")
 
 
 @factory
@@ -115,12 +127,14 @@ def soap(
     normalize_grads: bool = False,
     correct_bias: bool = True,
     *,
+    merge_dims: bool = False,
     refresh: Refresh = "together",
+    views: Views | torch.nn.Module | None = None,
 ) -> GradientTransformation:
     """SOAP, with the arguments and defaults of the authors' code. The first step moves nothing.
 
-    Vectors and scalars get Adam. `as_matrix` makes matrices of the kernels of convolutions and of
-    the parts of a fused projection; it does what the authors' `merge_dims` does.
+    Vectors and scalars get Adam. Each dimension of the kernel of a convolution has a basis of its
+    own. `as_matrix` says which parameters are stacks of matrices, or fused projections.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -136,16 +150,22 @@ def soap(
         normalize_grads: divide the update of each tensor by its root mean square. The authors find
             that it helps where bases are renewed every 100 steps, and hurts at 10.
         correct_bias: multiply by √(1 − β₂ᵗ) / (1 − β₁ᵗ), where t counts from the second step on.
+        merge_dims: neighbouring dimensions of a kernel are one as long as it is not longer than
+            max_precond_dim, so that small kernels are matrices.
         refresh: "together": all bases are renewed in the same step; "spread": some in each step, so
             that no step takes much longer than others.
+        views: which parameters are stacks of matrices, kernels or fused projections: from path
+            patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
+            matrices, and those of four and five are kernels.
 
         Floats may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; `left_factor`, `left_basis`,
-    `right_factor` and `right_basis`, see `shampoo_basis`.
+    `right_factor`, `right_basis` and, of kernels, those of further dimensions, see `shampoo_basis`.
 
     Raises:
-        ValueError: for numbers out of range; from init, for more than two dimensions.
+        ValueError: for numbers out of range; from init, for a parameter of three dimensions of
+            which `as_matrix` does not say what it is, or of more than five.
         TypeError: if betas is no pair; from init, for a complex parameter.
 
     Example::
@@ -163,6 +183,6 @@ def soap(
     """
     adapt = scale_by_soap(
         betas, eps, precondition_frequency, max_precond_dim, normalize_grads, correct_bias,
-        shampoo_beta=shampoo_beta, refresh=refresh,
+        shampoo_beta=shampoo_beta, merge_dims=merge_dims, refresh=refresh,
     )  # fmt: skip
-    return chain(adapt, step_then_decay(lr, weight_decay), after_the_first())
+    return seen(chain(adapt, step_then_decay(lr, weight_decay), after_the_first()), views)

@@ -2,52 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
 from functional_optim.core import base
-from functional_optim.core.chain import Sequence, chain
+from functional_optim.core.chain import Sequence as Chained
+from functional_optim.core.chain import chain
 from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise
+from functional_optim.core.paths import Answers, Choice, fits
 from functional_optim.core.rule import Placement
-from functional_optim.core.views import MatrixView
+from functional_optim.core.views import Kernel, MatrixView
+
+Views = Mapping[str, Mapping[str, Any]]
+"""From path patterns, of which the first that fits counts, to arguments of `as_matrix`."""
 
 
 @factory
 def as_matrix(
     tx: base.GradientTransformation,
     *,
-    kernel: Literal["flatten", "batch"] = "flatten",
+    kernel: Kernel = "flatten",
     heads: int | tuple[int, ...] | None = None,
     split: int | tuple[int, ...] | None = None,
     orientation: Literal["out_in", "in_out"] = "out_in",
+    stack: bool = False,
+    views: Views | torch.nn.Module | None = None,
 ) -> base.GradientTransformation:
     """Say how the rules of matrices in a transformation see the parameters.
 
-    A fused projection is several matrices, a head of attention is one of its own, and the kernel of
-    a convolution has more than two dimensions. Rules that act on matrices (Newton–Schulz,
-    decompositions, row norms) see each of these for itself, and factors of shape are those of what
-    they see. All other rules act on the parameter as before. Vectors are left as they are.
+    A fused projection is several matrices, a head of attention is one of its own, the weights of
+    all experts are a stack of matrices, and the kernel of a convolution has more than two
+    dimensions. Rules that act on matrices (Newton–Schulz, decompositions, row norms) see each of
+    these for itself, in one batch, and factors of shape are those of what they see. All other rules
+    act on the parameter as before. Vectors are left as they are.
+
+    Without `as_matrix` parameters of four and five dimensions are kernels, as with "auto", and one
+    of three is refused: it may be a kernel or a stack.
 
     Args:
         tx: a transformation with rules that take batches of matrices, such as `muon()`.
         kernel: what a kernel (out, in, height, width) is: "flatten": the matrix
-            (out, in · height · width); "batch": a matrix (out, in) for each place.
+            (out, in · height · width); "batch": a matrix (out, in) for each place; "tensor": as it
+            is, for rules that treat each dimension, such as those of `soap`; "auto": what the rule
+            takes it for: "tensor" for `soap`, `kl_soap`, `kl_shampoo` and the norm of `scion`,
+            "flatten" for all others.
         heads: into how many matrices the outputs are divided: an int, or one for each part of
             `split`. None: one.
         split: the parts of a fused projection: their outputs, e.g. (1024, 256, 256) for query, key
             and value, or into how many equal parts. None: it is not divided.
         orientation: "out_in": the first dimension counts outputs, as in torch.nn.Linear and Conv2d;
             "in_out": the second does, as in ConvTranspose2d and in JAX.
+        stack: whether a parameter of more than two dimensions is a stack of matrices, such as
+            (experts, out, in) or (layers, heads, out, in).
+        views: instead of the other arguments, such arguments by the paths of parameters:
+            `{"experts.*": {"stack": True}, "*.qkv.weight": {"split": 3}}`; what no pattern fits is
+            seen as without `as_matrix`. A `torch.nn.Module` stands for its `matrix_views`.
 
     State: that of tx. A slot of such a rule has one more dimension in front, which counts the
     matrices; where these differ in size, it is a vector in which the tensors of all of them lie one
-    after the other.
+    after the other. Slots of a kernel that is itself have none.
 
     Raises:
         ValueError: for other words or numbers, or without such a rule; from init, for a parameter
             that cannot be divided so.
-        TypeError: if tx is no transformation.
+        TypeError: if tx is no transformation; for views that are none.
 
     Example::
 
@@ -59,11 +82,49 @@ def as_matrix(
         True
     """
     base.check_transformation("as_matrix", tx, "as_matrix(muon(), split=3)")
-    if kernel not in ("flatten", "batch"):
-        raise ValueError(f"as_matrix needs a kernel 'flatten' or 'batch', but got {kernel!r}.")
+    view = _view(kernel, heads, split, orientation, stack)
+    if views is None:
+        found = each_placement(tx, lambda x: [x.seen_as(view)])
+    elif view != MatrixView():
+        raise ValueError(
+            "as_matrix takes either views or other arguments; put those of all other parameters "
+            "into views, under '*'."
+        )
+    else:
+        known = views_of("as_matrix", views)
+        found = seen_by_path(tx, Answers(known.index, range(len(known.ways) + 1), "views"), known)
+    if not any(x.rule.storage.view is not None for x in found.placements):
+        raise ValueError(
+            "as_matrix was given a transformation without a rule that takes batches of matrices; "
+            "pass one such as muon(), or leave as_matrix out."
+        )
+    return found
+
+
+def seen(tx: base.GradientTransformation, views: Any) -> base.GradientTransformation:
+    """A transformation in these views of `as_matrix`, if there are any."""
+    return tx if views is None else as_matrix(tx, views=views)
+
+
+def _view(
+    kernel: Any = "flatten",
+    heads: Any = None,
+    split: Any = None,
+    orientation: Any = "out_in",
+    stack: Any = False,
+) -> MatrixView:
+    """The view of these arguments; raises ValueError for others."""
+    if kernel not in ("flatten", "batch", "tensor", "auto"):
+        raise ValueError(
+            f"as_matrix needs a kernel 'flatten', 'batch', 'tensor' or 'auto', but got {kernel!r}."
+        )
     if orientation not in ("out_in", "in_out"):
         raise ValueError(
             f"as_matrix needs an orientation 'out_in' or 'in_out', but got {orientation!r}."
+        )
+    if not isinstance(stack, bool):
+        raise ValueError(
+            f"as_matrix needs stack=True for a stack of matrices, or False, but got {stack!r}."
         )
     for name, value in {"heads": heads, "split": split}.items():
         each = value if isinstance(value, tuple) else (value,)
@@ -72,20 +133,108 @@ def as_matrix(
                 f"as_matrix needs for {name} a number of 1 or more, or a tuple of such, but got "
                 f"{value!r}."
             )
-    view = MatrixView(kernel, heads, split, orientation == "in_out")
-    seen = each_placement(tx, lambda x: x.seen_as(view))
-    if not any(x.rule.storage.view is not None for x in seen.placements):
+    if kernel == "tensor" and (heads, split) != (None, None):
         raise ValueError(
-            "as_matrix was given a transformation without a rule that takes batches of matrices; "
-            "pass one such as muon(), or leave as_matrix out."
+            "as_matrix cannot divide a tensor by heads or split; leave these out, or say another "
+            "kernel than 'tensor'."
         )
-    return seen
+    return MatrixView(kernel, heads, split, orientation == "in_out", stack)
 
 
-def each_placement(tx: Any, change: Callable[[Placement], Placement]) -> Any:
-    """A transformation with each of its rules placed otherwise; parts of whole trees stay."""
+class ByPath(NamedTuple):
+    """Views by path patterns. ways: those that differ. patterns: each with its place among them."""
+
+    ways: list[MatrixView]
+    patterns: dict[str, int]
+
+    def index(self, path: str, leaf: Any) -> int:
+        """Which view a leaf has: that of the first pattern that fits; for none one more than the
+        last."""
+        for pattern, i in self.patterns.items():
+            if fits(pattern, path):
+                return i
+        return len(self.ways)
+
+
+def views_of(name: str, given: Any) -> ByPath:
+    """Views as a user gives them. name: of the function that they were given to.
+
+    Raises:
+        TypeError: for something else than a module, or a dict of arguments of `as_matrix`.
+    """
+    if isinstance(given, torch.nn.Module):
+        given = matrix_views(given)
+    own = inspect.signature(_view).parameters
+    if not isinstance(given, Mapping) or not all(
+        isinstance(x, Mapping) and own.keys() >= x.keys() for x in given.values()
+    ):
+        raise TypeError(
+            f"{name} takes for views a dict from path patterns to arguments of as_matrix, e.g. "
+            f"{{'*.qkv.weight': {{'split': 3}}}}, or the model, but got {given!r}."
+        )
+    found = {pattern: _view(**arguments) for pattern, arguments in given.items()}
+    ways = list(dict.fromkeys(found.values()))
+    return ByPath(ways, {pattern: ways.index(view) for pattern, view in found.items()})
+
+
+def seen_by_path(tx: Any, answers: Answers, known: ByPath) -> Any:
+    """A transformation whose rules of matrices see each leaf in its own way."""
+
+    def each(x: Placement) -> list[Placement]:
+        ways = [x.seen_as(view) for view in known.ways]
+        if all(way is x for way in ways):
+            return [x]
+        return [way.on(Choice(answers, k)) for k, way in enumerate([*ways, x])]
+
+    return each_placement(tx, each)
+
+
+def matrix_views(model: torch.nn.Module, views: Views | None = None) -> dict[str, dict[str, Any]]:
+    """What the parameters of a model are, for `views` of `as_matrix` and of `muon_adamw`.
+
+    Weights of `torch.nn.Conv1d` to `ConvTranspose3d` are kernels, also where they are parametrized.
+
+    Args:
+        model: a module.
+        views: for other parameters, from path patterns to arguments of `as_matrix`. They come
+            first.
+
+    Returns:
+        A dict from paths to arguments of `as_matrix`.
+
+    Raises:
+        ValueError: for a parameter of three or more dimensions of another module that no pattern of
+            views fits.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> model = torch.nn.Sequential(torch.nn.Conv1d(2, 4, 3), torch.nn.ConvTranspose2d(4, 2, 3))
+        >>> fo.matrix_views(model)
+        {'0.weight': {'kernel': 'auto'}, '1.weight': {'kernel': 'auto', 'orientation': 'in_out'}}
+    """
+    found = {pattern: dict(arguments) for pattern, arguments in (views or {}).items()}
+    for path, p in model.named_parameters():
+        owner, _, name = path.partition(".parametrizations.")
+        holder = model.get_submodule(owner if name else path.rpartition(".")[0])
+        if p.dim() < 3 or any(fits(pattern, path) for pattern in found):
+            continue
+        if not isinstance(holder, _ConvNd):
+            raise ValueError(
+                f"the parameter {path!r} of shape {tuple(p.shape)} belongs to no convolution of "
+                f"torch.nn; say what it is: views={{{path!r}: {{'stack': True}}}} for a stack of "
+                f"matrices, views={{{path!r}: {{'kernel': 'auto'}}}} for a kernel."
+            )
+        found[path] = {"kernel": "auto"}
+        if holder.transposed:
+            found[path]["orientation"] = "in_out"
+    return found
+
+
+def each_placement(tx: Any, change: Callable[[Placement], Sequence[Placement]]) -> Any:
+    """A transformation with others in the place of each rule; parts of whole trees stay."""
     if isinstance(tx, Leafwise):
-        return Leafwise(tuple([change(x) for x in tx.placements]))
-    if isinstance(tx, Sequence):
+        return Leafwise(tuple([new for x in tx.placements for new in change(x)]))
+    if isinstance(tx, Chained):
         return chain(*[each_placement(part, change) for part in tx.parts])
     return tx

@@ -62,4 +62,4 @@ def matrix_owners(
             "matrices; pass one such as muon(), or leave matrix_owners out."
         )
     shared = Owners(group) if owners == "spread" else None
-    return each_placement(tx, lambda x: x.spread_over(shared))
+    return each_placement(tx, lambda x: [x.spread_over(shared)])

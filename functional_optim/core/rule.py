@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -270,6 +270,11 @@ class Placement(NamedTuple):
             return self
         if known is not None:
             view = view._replace(block=known.block)
+        if view.kernel == "auto":
+            cut = view.heads is not None or view.split is not None
+            view = view._replace(kernel="flatten" if cut or known is None else known.kernel)
+        if known is not None and view.kernel == "tensor":
+            view = view._replace(merged=known.merged)
         return self._replace(rule=self.rule.stored_by(view=view))
 
     def variant(self, which: int) -> Placement:
@@ -284,6 +289,13 @@ class Placement(NamedTuple):
             runs = runs._replace(choose=None, turns=None)
             rule = rule._replace(updates=rule.updates[which - 1 : which], runs=runs)
         return self._replace(rule=rule, gate=0)
+
+
+def check_views(placements: Iterable[Placement], p: Tensor, path: str) -> None:
+    """Raise ValueError if one of some rules cannot know which matrices a parameter is."""
+    for placement in placements:
+        if placement.rule.storage.view is not None:
+            placement.rule.storage.view.check(placement.rule.name, p.shape, path)
 
 
 def settled(

@@ -263,17 +263,20 @@ def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
     return found
 
 
-def _made(rule: Rule, p: Tensor) -> tuple[Any, ...]:
+def _made(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
     """A new tensor's slots for one rule, as the rule makes them."""
     if rule.init is None:
         return ()
     view = rule.storage.view
-    return tuple(rule.init(p) if view is None else seen_init(view, rule.init, p))
+    if view is None:
+        return tuple(rule.init(p))
+    view.check(rule.name, p.shape, path)
+    return tuple(seen_init(view, rule.init, p))
 
 
 def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
     """A new tensor's slots for one rule, as they are stored. path: of the tensor."""
-    made = _made(rule, p)
+    made = _made(rule, p, path)
     if rule.storage.codecs:
         made = _first_packed(rule, made, p, path)
     return at_home(rule, made)

@@ -239,8 +239,14 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
         except Exception:
             return None
 
+    def alone(x: Tensor) -> Any:
+        if not seen:
+            return run(x, slots)
+        found = run(x[None], [own if own is None else own[None] for own in slots])
+        return found[0] if isinstance(found, Tensor) else found
+
     with torch.no_grad():
-        one, both = [run(x, slots) for x in pairs], run(torch.stack(pairs), several)
+        one, both = [alone(x) for x in pairs], run(torch.stack(pairs), several)
     if both is None:
         return
     if any(x is None for x in one) and not seen:

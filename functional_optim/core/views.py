@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,26 +17,105 @@ Run = tuple[int, int]
 """The height of some matrices that stand below each other, and how many they are."""
 
 
-class MatrixView(NamedTuple):
-    """A parameter as matrices (out, in); `as_matrix` documents the first fields.
+Kernel = Literal["flatten", "batch", "tensor", "auto"]
+"""What the kernel of a convolution is for a rule of matrices, see `as_matrix`."""
 
-    assumed: whether this is what a rule takes a parameter for until `as_matrix` says otherwise.
-    block: the most rows and columns of a matrix, which is divided into several if it has more; a
-    vector is then a column. None: no limit, and vectors are left as they are.
+
+class Merged(NamedTuple):
+    """How neighbouring dimensions are merged. limit: the longest that they may become together; 1
+    leaves out those of length 1, but for matrices.
+
+    until: how many shall be left; they are then merged from the last on, as Distributed Shampoo
+    does. None: as many as fit, from the first on, as SOAP's authors do.
     """
 
-    kernel: Literal["flatten", "batch"] = "flatten"
+    limit: int
+    until: float | None = None
+
+    def __call__(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The lengths that are left of a shape; with a single one it is a column."""
+        if len(shape) < 2 or (self.limit == 1 and len(shape) == 2):
+            return tuple(shape)
+        first = self.until is None
+        found = self._from_the_first(shape) if first else self._from_the_last(shape)
+        return found if len(found) > 1 else (*found, 1)
+
+    def _from_the_first(self, shape: Sequence[int]) -> tuple[int, ...]:
+        found: list[int] = []
+        length = 1
+        for n in shape:
+            if length * n <= self.limit:
+                length *= n
+            elif length > 1:
+                found.append(length)
+                length = n
+            else:
+                found.append(n)
+        return (*found, length) if length != 1 or not found else tuple(found)
+
+    def _from_the_last(self, shape: Sequence[int]) -> tuple[int, ...]:
+        assert self.until is not None
+        if 0 in shape:
+            return (0,)
+        if math.isinf(self.until):
+            return tuple(shape)
+        lengths = [n for n in reversed(shape) if n != 1] or [1]
+        found, left = lengths[:1], len(lengths) - 1
+        for n in lengths[1:]:
+            if len(found) + left > self.until and found[-1] * n <= self.limit:
+                found[-1] *= n
+            else:
+                found.append(n)
+            left -= 1
+        return tuple(reversed(found))
+
+
+class MatrixView(NamedTuple):
+    """A parameter as matrices (out, in), or as tensors; `as_matrix` documents the first fields.
+
+    kernel: "tensor" leaves every parameter as it is, or with merged dimensions. assumed: whether
+    this is what a rule takes a parameter for until `as_matrix` says otherwise. block: the longest
+    side of what the rule sees, which is divided into several if it is longer; a vector is then a
+    column. None: no limit, and vectors are left as they are. merged: how dimensions are merged.
+    """
+
+    kernel: Kernel = "flatten"
     heads: int | tuple[int, ...] | None = None
     split: int | tuple[int, ...] | None = None
     transposed: bool = False
+    stack: bool = False
     assumed: bool = False
     block: int | None = None
+    merged: Merged | None = None
 
     def keeps(self, shape: Sequence[int]) -> bool:
         """Whether a parameter of this shape is seen as it is."""
+        if self.block is None and len(shape) < 2:
+            return True
+        if self.block is not None and (len(shape) < 2 or max(shape) > self.block):
+            return False
+        if self.kernel == "tensor":
+            whole = not self.stack or len(shape) == 2
+            return whole and (self.merged is None or self.merged(shape) == tuple(shape))
         plain = self.heads is None and self.split is None and not self.transposed
-        fits = self.block is None or max(shape, default=0) <= self.block
-        return (len(shape) < 2 and self.block is None) or (plain and len(shape) == 2 and fits)
+        return plain and len(shape) == 2
+
+    def check(self, name: str, shape: Sequence[int], path: str = "") -> None:
+        """Raise ValueError for a parameter of which nobody has said what it is.
+
+        Matrices, and kernels of two and three places, are known by their dimensions. name: of the
+        rule. path: of the parameter.
+        """
+        if not self.assumed or len(shape) in (0, 1, 2, 4, 5):
+            return
+        *several, m, n = shape
+        what = f"parameter {path!r}" if path else "parameter"
+        raise ValueError(
+            f"{name or 'a rule of matrices'} got the {what} of shape {tuple(shape)}, which may be a stack of "
+            f"{math.prod(several)} matrices {m, n}, or the kernel of a convolution; say which, by "
+            f"as_matrix or the views of a recipe: views={{{path or '*'!r}: {{'stack': True}}}}, or "
+            f"views={{{path or '*'!r}: {{'kernel': 'auto'}}}}; views=model knows kernels of torch.nn."
+        )
 
     def runs(self, shape: Sequence[int]) -> list[Run]:
         """The matrices of a parameter from top to bottom, neighbours of one height together.
@@ -44,6 +123,7 @@ class MatrixView(NamedTuple):
         Raises:
             ValueError: if it cannot be divided so.
         """
+        shape = self.each(shape)
         if len(shape) < 2:
             return [(math.prod(shape), 1)]
         rows = shape[1] if self.transposed else shape[0]
@@ -64,27 +144,42 @@ class MatrixView(NamedTuple):
         heights = [n // k for n, k in zip(sizes, counts, strict=True) for _ in range(k)]
         return [(height, len([*some])) for height, some in groupby(heights)]
 
+    def each(self, shape: Sequence[int]) -> Sequence[int]:
+        """The shape of one of a stack; that of a parameter that is none."""
+        return shape[-2:] if self.stack else shape
+
     def parts(self, x: Tensor, shape: Sequence[int]) -> list[Tensor]:
-        """The matrices of each run: (k, out, in).
+        """The matrices of each run, or the tensors: (k, out, in), or (k, …).
 
         x: a tensor of this shape, or several, with one dimension more in front; k counts these,
         too.
         """
-        x = self._as_matrices(x, len(shape))
-        runs = self.runs(shape)
-        cut = x.split([height * count for height, count in runs], -2) if len(runs) > 1 else [x]
-        several = math.prod(x.shape[:-2])
-        matrices = [
-            part.reshape(several * count, height, x.shape[-1])
-            for part, (height, count) in zip(cut, runs, strict=True)
-        ]
+        if self.kernel == "tensor":
+            several = math.prod(x.shape[: x.dim() - len(self.each(shape))])
+            found = [x.reshape(several, *self._seen(shape))]
+        else:
+            shape = self.each(shape)
+            x = self._as_matrices(x, len(shape))
+            runs = self.runs(shape)
+            cut = x.split([height * count for height, count in runs], -2) if len(runs) > 1 else [x]
+            several = math.prod(x.shape[:-2])
+            found = [
+                part.reshape(several * count, height, x.shape[-1])
+                for part, (height, count) in zip(cut, runs, strict=True)
+            ]
         if self.block is None:
-            return matrices
-        return [block for matrix in matrices for block in _blocks(matrix, self.block)]
+            return found
+        return [block for part in found for block in _blocks(part, self.block)]
 
     def joined(self, parts: Sequence[Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
         """The inverse of `parts`. like: what was taken apart."""
+        shape = self.each(shape)
         lead = like.shape[: like.dim() - len(shape)]
+        if self.kernel == "tensor":
+            if self.block is None:
+                return parts[0].reshape(like.shape)
+            size = (math.prod(lead), *self._seen(shape))
+            return _unblocked(iter(parts), size, self.block).reshape(like.shape)
         out, into, *kernel = (*shape, 1, 1)[: max(len(shape), 2)]
         if self.transposed and len(shape) > 1:
             out, into = into, out
@@ -104,6 +199,13 @@ class MatrixView(NamedTuple):
         x = x.reshape(*lead, out, into, *kernel)
         return x.transpose(len(lead), len(lead) + 1) if self.transposed else x
 
+    def _seen(self, shape: Sequence[int]) -> Sequence[int]:
+        """What a rule of tensors sees of one of them; of a vector, where there are blocks, a
+        column."""
+        shape = self.each(shape)
+        shape = shape if self.merged is None else self.merged(shape)
+        return (math.prod(shape), 1) if self.block is not None and len(shape) < 2 else shape
+
     def _as_matrices(self, x: Tensor, dim: int) -> Tensor:
         """A tensor, or several, with the rows and columns of the view as its last dimensions."""
         first = x.dim() - dim
@@ -116,6 +218,13 @@ class MatrixView(NamedTuple):
         return x.movedim(-1, -3) if self.kernel == "batch" else x.flatten(-2)
 
 
+MATRICES = MatrixView(assumed=True)
+"""How most rules see parameters: kernels as matrices (out, in · height · width)."""
+
+TENSORS = MatrixView("tensor", assumed=True)
+"""How rules do that treat each dimension of a kernel for itself."""
+
+
 def _cuts(n: int, block: int) -> list[Run]:
     """How a side of length n is divided into blocks: their length, and how many there are."""
     whole, rest = divmod(n, block)
@@ -123,27 +232,41 @@ def _cuts(n: int, block: int) -> list[Run]:
 
 
 def _blocks(x: Tensor, block: int) -> list[Tensor]:
-    """Matrices (k, m, n) divided into blocks, those of one shape together."""
-    k, m, n = x.shape
-    rows, columns = _cuts(m, block), _cuts(n, block)
-    return [
-        part.reshape(k, i, h, j, w).transpose(2, 3).reshape(k * i * j, h, w)
-        for strip, (h, i) in zip(x.split([h * i for h, i in rows], -2), rows, strict=True)
-        for part, (w, j) in zip(strip.split([w * j for w, j in columns], -1), columns, strict=True)
-    ]
+    """Tensors (k, …) divided into blocks along each dimension, those of one shape together."""
+    found = []
+    for runs in _kinds(x.shape[1:], block):
+        lengths, counts = zip(*runs, strict=True)
+        part = x
+        for dim, (length, count) in enumerate(runs, 1):
+            start = 0 if length == block else x.shape[dim] - length  # the rest stands at the end
+            part = part.narrow(dim, start, length * count)
+        pairs = [n for length, count in runs for n in (count, length)]
+        order = [*range(1, len(pairs), 2), *range(2, len(pairs) + 1, 2)]
+        part = part.reshape(len(x), *pairs).permute(0, *order)
+        found.append(part.reshape(len(x) * math.prod(counts), *lengths))
+    return found
 
 
-def _unblocked(blocks: Iterator[Tensor], size: tuple[int, int, int], block: int) -> Tensor:
-    """The inverse of `_blocks`. size: (k, m, n)."""
-    k, m, n = size
-    strips = [
-        [
-            next(blocks).reshape(k, i, j, h, w).transpose(2, 3).reshape(k, i * h, j * w)
-            for w, j in _cuts(n, block)
-        ]
-        for h, i in _cuts(m, block)
-    ]
-    return torch.cat([torch.cat(strip, -1) for strip in strips], -2)
+def _unblocked(blocks: Iterator[Tensor], size: Sequence[int], block: int) -> Tensor:
+    """The inverse of `_blocks`. size: (k, …)."""
+    k, *sides = size
+    made: dict[tuple[int, ...], Tensor] = {}
+    for runs in _kinds(sides, block):
+        lengths, counts = zip(*runs, strict=True)
+        part = next(blocks).reshape(k, *counts, *lengths)
+        n = len(runs)
+        part = part.permute(0, *[i for dim in range(1, n + 1) for i in (dim, dim + n)])
+        made[lengths] = part.reshape(k, *[length * count for length, count in runs])
+    for dim in range(len(sides), 0, -1):  # neighbours along the last dimension are joined first
+        each = [length for length, _ in _cuts(sides[dim - 1], block)]
+        heads = dict.fromkeys([key[:-1] for key in made])
+        made = {head: torch.cat([made[(*head, n)] for n in each], dim) for head in heads}
+    return made[()]
+
+
+def _kinds(sides: Sequence[int], block: int) -> list[tuple[Run, ...]]:
+    """The kinds of blocks of a tensor: for each dimension their length, and how many there are."""
+    return [*product(*[_cuts(n, block) for n in sides])]
 
 
 def seen_init(view: MatrixView, init: Callable[[Tensor], Any], p: Tensor) -> Any:
@@ -177,14 +300,18 @@ def seen_update(
 ) -> tuple[Tensor, Any]:
     """A variant of a rule that takes batches, on the matrices of a parameter, or of several.
 
-    p: one of these parameters. name: of the rule, for an error.
+    The rule always sees a batch, also of one. p: one of these parameters. name: of the rule, for an
+    error.
 
     Raises:
         ValueError: for an update of another shape, which could be taken for one of this shape when
             the matrices are joined.
     """
     if view.keeps(p.shape):
-        return update(u, slots, *arguments)
+        if u.dim() > p.dim():
+            return update(u, slots, *arguments)
+        made, new = update(u[None], _one(slots), *arguments)
+        return made[0], type(slots)(*[x if x is None else x[0] for x in new]) if slots else new
     parts = view.parts(u, p.shape)
     lead = u.shape[: u.dim() - p.dim()]
     mine = [slots] * len(parts)
@@ -206,6 +333,11 @@ def seen_update(
         columns = zip(*[own for _, own in done], strict=True)
         new = type(slots)(*[_packed([*x], lead) for x in columns])
     return view.joined([x for x, _ in done], p.shape, u), new
+
+
+def _one(slots: Any) -> Any:
+    """The slots of one tensor, as those of several."""
+    return type(slots)(*[x if x is None else x[None] for x in slots]) if slots else slots
 
 
 def _shapes(

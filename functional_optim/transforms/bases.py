@@ -7,7 +7,9 @@ https://arxiv.org/abs/2509.03378.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,14 +19,25 @@ from functional_optim import numeric
 from functional_optim.core import base
 from functional_optim.core.factory import Made, factory
 from functional_optim.core.storage import compute_dtype
+from functional_optim.core.views import MATRICES, TENSORS, MatrixView, Merged
 from functional_optim.linalg import eigh, tell_not_finite
-from functional_optim.transforms.orthogonal import matrices_only
 
 Refresh = Literal["together", "spread"]
 """When bases are renewed: those of all parameters in one step, or some in each step."""
 
-Sides = tuple[Tensor | None, Tensor | None]
-"""Something for the rows and something for the columns of a matrix; None: the identity."""
+Sides = tuple[Tensor | None, ...]
+"""Something for each dimension, first that of the rows of a matrix; None: the identity."""
+
+ORDINALS = ("left", "right", "third", "fourth", "fifth")
+"""The dimensions of a tensor, in the names of slots."""
+
+
+def named(what: str) -> tuple[str, ...]:
+    """The names of what is kept for each dimension."""
+    return tuple([f"{x}_{what}" for x in ORDINALS])
+
+
+FACTORS, BASES, EIGENVALUES = named("factor"), named("basis"), named("eigenvalues")
 
 
 class BasisFunctions(NamedTuple):
@@ -42,20 +55,23 @@ class BasisFunctions(NamedTuple):
     weigh: Callable[..., Tensor]
     turns: int | None
     made_first: tuple[str, ...] = ()
+    view: MatrixView = MATRICES
 
 
 class Basis(Made, BasisFunctions):
-    """How the basis of a matrix is made and renewed, for `in_basis`.
+    """How the basis of a matrix, or of a tensor of more dimensions, is made and renewed, for
+    `in_basis`.
 
-    All functions work on one matrix, or on several with one dimension more in front.
+    All functions work on one of them, or on several with one dimension more in front; tensors of
+    three dimensions and more always have it.
 
     * name: for messages.
     * slots: the names of what `init(p)` returns, in its order; None for a slot that this parameter
       does not need. These are fields of the slots `x` that the other functions get.
     * hyper: its hyperparameters by name; one of them is `precondition_frequency`.
     * scalars: `scalars(t, **hyper)` returns the numbers `s` of step t, a tuple.
-    * sides: `sides(x)` are the matrices Q_L and Q_R, whose columns are the basis; None for the
-      identity.
+    * sides: `sides(x)` are the matrices Q_L and Q_R, whose columns are the basis, and one for each
+      further dimension; None for the identity. Those that are left out are identities, too.
     * first: `first(G, x, s)` returns x after the first gradient.
     * observe: `observe(G, half, seen, x, s)` returns x after a later one, of which half is Q_Lᵀ G,
       and seen Q_Lᵀ G Q_R.
@@ -65,12 +81,14 @@ class Basis(Made, BasisFunctions):
     * turns: over how many steps the renewals are spread; None: they come together.
     * made_first: the names of slots that are zeros until `first` has made them, so that a matrix
       whose first gradient comes late is begun then; without any, step 1 alone begins.
+    * view: how it sees a parameter until `as_matrix` says otherwise. Default: kernels of
+      convolutions as matrices.
 
     Example::
 
         >>> import functional_optim as fo
-        >>> fo.shampoo_basis().slots
-        ('left_factor', 'right_factor', 'left_basis', 'right_basis')
+        >>> fo.shampoo_basis().slots[:2]
+        ('left_factor', 'right_factor')
     """
 
 
@@ -80,6 +98,7 @@ def shampoo_basis(
     precondition_frequency: Any = 10,
     max_precond_dim: int = 10000,
     *,
+    merge_dims: bool = False,
     refresh: Refresh = "together",
 ) -> Basis:
     """The eigenvectors of the averages L of G Gᵀ and R of Gᵀ G, as Shampoo has them.
@@ -91,6 +110,8 @@ def shampoo_basis(
         shampoo_beta: decay rate of the averages, in [0, 1).
         precondition_frequency: every how many steps the basis is renewed, ≥ 1.
         max_precond_dim: a side longer than this keeps the identity as its basis.
+        merge_dims: neighbouring dimensions of a kernel are one as long as it is not longer than
+            max_precond_dim. False, the authors' default: each has a basis of its own.
         refresh: "together": all bases in the same step; "spread": some in each step, so that no
             step takes much longer than others.
 
@@ -98,11 +119,12 @@ def shampoo_basis(
     max_precond_dim, and with "spread" precondition_frequency.
 
     State: `left_factor` and `left_basis`, L and Q_L, (m, m); `right_factor` and `right_basis`, R
-    and Q_R, (n, n); float32 for half types.
+    and Q_R, (n, n); of kernels of convolutions also `third_factor`, `third_basis` and so on, for
+    each further dimension; float32 for half types.
 
     Raises:
-        ValueError: for numbers out of range, or another refresh; from init, for a parameter of more
-            than two dimensions.
+        ValueError: for numbers out of range, or another refresh; from init, for a parameter of
+            three dimensions of which `as_matrix` does not say what it is, or of more than five.
         TypeError: from init, for a complex parameter.
 
     Source: https://github.com/nikhilvyas/SOAP; the defaults are its.
@@ -122,25 +144,18 @@ def shampoo_basis(
 
     def init(p: Tensor) -> tuple[Any, ...]:
         real(p)
-        if p.dim() > 2:
-            raise ValueError(
-                f"{name} takes matrices and vectors, but got a parameter of shape "
-                f"{tuple(p.shape)}; say how it is a matrix, with as_matrix, or give it another "
-                "rule, with partition."
-            )
-        known: list[Tensor | None] = [None, None]
-        if p.dim() == 2:
-            known = [None if n > max_precond_dim else _square(p, n) for n in p.shape]
+        sides = p.shape if p.dim() > 1 else ()
+        known = for_each(name, sides, lambda n: None if n > max_precond_dim else _square(p, n))
         return (*known, *[x if x is None else x.clone() for x in known])
 
     def scalars(t, *, shampoo_beta, **others):
         return (1 - shampoo_beta,)
 
     def grams(G: Tensor, x: Any, weight: Any) -> dict[str, Tensor | None]:
-        left, right = x.left_factor, x.right_factor
+        old = [getattr(x, key) for key in FACTORS]
         return {
-            "left_factor": None if left is None else left.lerp(G @ G.mT, weight),
-            "right_factor": None if right is None else right.lerp(G.mT @ G, weight),
+            key: None if A is None else A.lerp(gram(G, i, A), weight)
+            for i, (key, A) in enumerate(zip(FACTORS, old, strict=True))
         }
 
     def first(G: Tensor, x: Any, s: tuple[Any]) -> Any:
@@ -150,13 +165,15 @@ def shampoo_basis(
         return x._replace(**grams(G, x, *s))
 
     def renew(x: Any, s: tuple[Any]) -> tuple[Any, Sides]:
-        left, rows = _followed(name, x.left_factor, x.left_basis, ordered=True)
-        right, columns = _followed(name, x.right_factor, x.right_basis, ordered=True)
-        return x._replace(left_basis=left, right_basis=right), (rows, columns)
+        pairs = [(getattr(x, a), getattr(x, b)) for a, b in zip(FACTORS, BASES, strict=True)]
+        found = [_followed(name, A, Q, ordered=True) for A, Q in pairs]
+        x = x._replace(**{key: Q for key, (Q, _) in zip(BASES, found, strict=True)})
+        return x, tuple([order for _, order in found])
 
+    merged = Merged(max_precond_dim) if merge_dims else None
     return Basis(
         name=name,
-        slots=("left_factor", "right_factor", "left_basis", "right_basis"),
+        slots=(*FACTORS, *BASES),
         hyper={"shampoo_beta": shampoo_beta, "precondition_frequency": precondition_frequency},
         init=init,
         scalars=scalars,
@@ -166,7 +183,8 @@ def shampoo_basis(
         renew=renew,
         weigh=_as_it_is,
         turns=_turns(name, precondition_frequency, refresh),
-        made_first=("left_basis", "right_basis"),
+        made_first=BASES,
+        view=TENSORS._replace(merged=merged),
     )
 
 
@@ -197,16 +215,18 @@ def kl_basis(
         refresh: "together": all bases in the same step; "spread": some in each step, so that no
             step takes much longer than others.
 
-    For matrices only: give all else another rule, with `partition`. Numbers may also be 0-dim
-    tensors or schedules, but for max_clamp_value, and with "spread" precondition_frequency.
+    Each dimension of a kernel has a factor, without those of length 1; all factors and eigenvalues
+    of a step come from the last ones. For matrices and kernels: give all else another rule, with
+    `partition`. Numbers may also be 0-dim tensors or schedules, but for max_clamp_value, and with
+    "spread" precondition_frequency.
 
     State: `left_factor` and `left_basis`, L and Q_L, (m, m); `right_factor` and `right_basis`, R
     and Q_R, (n, n); `left_eigenvalues`, (m,), and `right_eigenvalues`, (n,); float32 for half
     types.
 
     Raises:
-        ValueError: for numbers out of range, or another refresh; from init, for a parameter that is
-            not a matrix.
+        ValueError: for numbers out of range, or another refresh; from init, for a parameter of less
+            than two dimensions, or of three of which `as_matrix` does not say what it is.
         TypeError: from init, for a complex parameter.
 
     Source: https://github.com/yorkerlin/KL-Methods; the defaults are its.
@@ -226,10 +246,18 @@ def kl_basis(
     if eps is not None:
         numeric.check(lambda x: x >= 0.0, eps, "Invalid epsilon value: {}")
 
+    real = base.real_only(name)
+
     def init(p: Tensor) -> tuple[Any, ...]:
-        known = [_square(p, n) for n in p.shape]
-        vectors = [x.new_zeros(x.shape[:1]) for x in known]
-        return (*known, *[x.clone() for x in known], *vectors)
+        if p.dim() < 2:
+            raise ValueError(
+                f"{name} takes matrices and kernels, but got a parameter of shape "
+                f"{tuple(p.shape)}; give it another rule, with partition."
+            )
+        real(p)
+        known = for_each(name, p.shape, lambda n: _square(p, n))
+        vectors = [x if x is None else x.new_zeros(x.shape[:1]) for x in known]
+        return (*known, *[x if x is None else x.clone() for x in known], *vectors)
 
     hyper: dict[str, Any] = {
         "shampoo_beta": shampoo_beta,
@@ -242,31 +270,42 @@ def kl_basis(
     def scalars(t, *, shampoo_beta, init_factor, eps=0.0, **others):
         return 1 - shampoo_beta, init_factor, eps
 
+    def kept(x: Any, keys: tuple[str, ...]) -> list[Tensor]:
+        """What there is for the dimensions of a tensor."""
+        found = [getattr(x, key) for key in keys]
+        return [one for one in found if one is not None]
+
+    def put(x: Any, keys: tuple[str, ...], new: list[Tensor]) -> Any:
+        return x._replace(**dict(zip(keys, new, strict=False)))
+
     def first(G: Tensor, x: Any, s: tuple[Any, Any, Any]) -> Any:
         weight, value, _ = s
-        m, n = G.shape[-2:]
-        x = x._replace(
-            left_factor=x.left_factor.lerp(G @ G.mT / max(n, 1), weight),
-            right_factor=x.right_factor.lerp(G.mT @ G / max(m, 1), weight),
-            left_eigenvalues=torch.zeros_like(x.left_eigenvalues) + value,
-            right_eigenvalues=torch.zeros_like(x.right_eigenvalues) + value,
-        )
-        return _begun(name, G, x)
+        factors = [
+            A.lerp(gram(G, i, A) / others(G, i, A), weight) for i, A in enumerate(kept(x, FACTORS))
+        ]
+        values = [torch.zeros_like(v) + value for v in kept(x, EIGENVALUES)]
+        return _begun(name, G, put(put(x, FACTORS, factors), EIGENVALUES, values))
 
     def observe(G: Tensor, half: Tensor, seen: Tensor, x: Any, s: tuple[Any, Any, Any]) -> Any:
         weight, *_ = s
-        m, n = G.shape[-2:]
-        a = _inverse_root(x.left_eigenvalues)[..., :, None]
-        b = _inverse_root(x.right_eigenvalues)[..., None, :]
-        rows, columns = (G @ x.right_basis) * b, half * a
-        by_row = (seen * b).square().sum(-1) / max(n, 1)
-        by_column = (seen * a).square().sum(-2) / max(m, 1)
-        return x._replace(
-            left_factor=x.left_factor.lerp(rows @ rows.mT / max(n, 1), weight),
-            right_factor=x.right_factor.lerp(columns.mT @ columns / max(m, 1), weight),
-            left_eigenvalues=bounded(x.left_eigenvalues.lerp(by_row, weight)),
-            right_eigenvalues=bounded(x.right_eigenvalues.lerp(by_column, weight)),
-        )
+        bases, values = kept(x, BASES), kept(x, EIGENVALUES)
+        roots = [_inverse_root(v) for v in values]
+        factors, means = [], []
+        for i, A in enumerate(kept(x, FACTORS)):
+            white, n = G, others(G, i, A)
+            for j, (Q, root) in enumerate(zip(bases, roots, strict=True)):
+                if j != i:
+                    start = half if len(bases) == 2 and j == 0 else turned(white, j, Q)
+                    white = start * _along(root, j, len(bases))
+            factors.append(A.lerp(gram(white, i, A) / n, weight))
+            squares = seen
+            for j, root in enumerate(roots):
+                squares = squares if j == i else squares * _along(root, j, len(bases))
+            dims = [j - len(bases) for j in range(len(bases)) if j != i]
+            means.append(squares.square().sum(dims) / n)
+        pairs = zip(values, means, strict=True)
+        values = [bounded(v.lerp(mean, weight)) for v, mean in pairs]
+        return put(put(x, FACTORS, factors), EIGENVALUES, values)
 
     def bounded(values: Tensor) -> Tensor:
         if max_clamp_value is None:
@@ -275,24 +314,21 @@ def kl_basis(
         return values.clamp(min=most**-2.0)
 
     def renew(x: Any, s: tuple[Any, Any, Any]) -> tuple[Any, Sides]:
-        left, _ = _followed(name, x.left_factor, x.left_basis)
-        right, _ = _followed(name, x.right_factor, x.right_basis)
-        return x._replace(left_basis=left, right_basis=right), (None, None)
+        pairs = zip(kept(x, FACTORS), kept(x, BASES), strict=True)
+        found = [_followed(name, A, Q)[0] for A, Q in pairs]
+        return put(x, BASES, found), ()
 
     def divide(u: Tensor, x: Any, s: tuple[Any, Any, Any]) -> Tensor:
         *_, eps = s
-        a = _inverse_root(x.left_eigenvalues)[..., :, None]
-        S = a * _inverse_root(x.right_eigenvalues)[..., None, :]
+        roots = [_inverse_root(v) for v in kept(x, EIGENVALUES)]
+        S = functools.reduce(torch.mul, [_along(r, i, len(roots)) for i, r in enumerate(roots)])
         return u * (S / (1 + eps * S))
 
     return Basis(
         name=name,
-        slots=(
-            *("left_factor", "right_factor", "left_basis", "right_basis"),
-            *("left_eigenvalues", "right_eigenvalues"),
-        ),
+        slots=(*FACTORS, *BASES, *EIGENVALUES),
         hyper=hyper,
-        init=matrices_only(name, init),
+        init=init,
         scalars=scalars,
         sides=_sides,
         first=first,
@@ -300,7 +336,8 @@ def kl_basis(
         renew=renew,
         weigh=_as_it_is if eps is None else divide,
         turns=_turns(name, precondition_frequency, refresh),
-        made_first=("left_basis", "right_basis"),
+        made_first=BASES,
+        view=TENSORS._replace(merged=Merged(1)),
     )
 
 
@@ -328,8 +365,72 @@ def _square(p: Tensor, n: int) -> Tensor:
     return torch.zeros(n, n, dtype=compute_dtype(p), device=p.device)
 
 
+def for_each(name: str, shape: Sequence[int], make: Callable[[int], Any]) -> list[Any]:
+    """What is kept for each dimension, and None for those that there are not.
+
+    Raises:
+        ValueError: for too many dimensions.
+    """
+    if len(shape) > len(ORDINALS):
+        raise ValueError(
+            f"{name} takes tensors of up to {len(ORDINALS)} dimensions, but got a parameter of "
+            f"shape {tuple(shape)}; flatten it, with as_matrix."
+        )
+    return [*[make(n) for n in shape], *[None] * (len(ORDINALS) - len(shape))]
+
+
 def _sides(x: Any) -> Sides:
-    return x.left_basis, x.right_basis
+    return tuple([getattr(x, key) for key in BASES])
+
+
+def _place(G: Tensor, i: int, A: Tensor) -> int:
+    """Which dimension of a tensor, or of several, the i-th is, where A (n, n) is kept for it."""
+    return A.dim() - 2 + i
+
+
+def others(G: Tensor, i: int, A: Tensor) -> int:
+    """How many entries a tensor has for each of its i-th dimension; at least 1."""
+    at, lead = _place(G, i, A), A.dim() - 2
+    return max(math.prod([n for j, n in enumerate(G.shape) if j >= lead and j != at]), 1)
+
+
+def turned(G: Tensor, i: int, Q: Tensor | None, *, back: bool = False) -> Tensor:
+    """Qᵀ times the i-th dimension of a tensor, or of several; back: Q times. None: as it is.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.transforms.bases import turned
+        >>> turned(torch.tensor([[1.0, 2.0]]), 1, torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+        tensor([[2., 1.]])
+    """
+    if Q is None:
+        return G
+    at, lead = _place(G, i, Q), Q.dim() - 2
+    if at == G.dim() - 1:
+        if i > 1:
+            return (G.flatten(lead, -2) @ (Q.mT if back else Q)).reshape(G.shape)
+        return G @ (Q.mT if back else Q)
+    rows = G.flatten(lead, at - 1) if i > 1 else G
+    if i == 0:
+        return ((Q if back else Q.mT) @ G.flatten(lead + 1)).reshape(G.shape)
+    rows = rows.flatten(lead + 2)
+    return (((Q if back else Q.mT)[..., None, :, :]) @ rows).reshape(G.shape)
+
+
+def gram(G: Tensor, i: int, A: Tensor) -> Tensor:
+    """G Gᵀ, where the i-th dimension of a tensor, or of several, stands for the rows."""
+    at, lead = _place(G, i, A), A.dim() - 2
+    if at == G.dim() - 1:
+        rows = G.flatten(lead, -2) if i > 1 else G
+        return rows.mT @ rows
+    rows = (G if i == 0 else G.movedim(at, lead)).flatten(lead + 1)
+    return rows @ rows.mT
+
+
+def _along(values: Tensor, i: int, n: int) -> Tensor:
+    """Numbers for the i-th of n dimensions, to multiply a tensor by."""
+    return values[(..., *[slice(None) if j == i else None for j in range(n)])]
 
 
 def _as_it_is(u: Tensor, x: Any, s: Any) -> Tensor:
@@ -344,10 +445,12 @@ def _inverse_root(values: Tensor) -> Tensor:
 
 def _begun(name: str, G: Tensor, x: Any) -> Any:
     """The slots with the eigenvectors of G Gᵀ and Gᵀ G, those of the largest eigenvalues first."""
-    left, right = x.left_basis, x.right_basis
+    old = [getattr(x, key) for key in BASES]
     return x._replace(
-        left_basis=None if left is None else _eigenvectors(name, G @ G.mT),
-        right_basis=None if right is None else _eigenvectors(name, G.mT @ G),
+        **{
+            key: None if Q is None else _eigenvectors(name, gram(G, i, Q))
+            for i, (key, Q) in enumerate(zip(BASES, old, strict=True))
+        }
     )
 
 

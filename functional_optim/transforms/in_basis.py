@@ -20,7 +20,7 @@ from functional_optim.core.numbers import Own, told
 from functional_optim.core.rule import Placement, Rule, Runs, Update
 from functional_optim.core.storage import Storage
 from functional_optim.core.traits import is_elementwise
-from functional_optim.transforms.bases import Basis, Sides
+from functional_optim.transforms.bases import Basis, others, turned
 
 
 @factory
@@ -41,8 +41,8 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         inner: element-wise rules such as `scale_by_adam()`, `scale_by_lion()`, or a chain of them.
             They see no parameters, so weight decay stands after `in_basis`.
 
-    `as_matrix` makes matrices of the kernels of convolutions and of the parts of a fused
-    projection.
+    Each dimension of the kernel of a convolution is rotated by a basis of its own. `as_matrix` says
+    which parameters are stacks of matrices, or fused projections.
 
     State: that of the rules, rotated, and that of the basis.
 
@@ -86,7 +86,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     parts = tuple([_Inner(rule.updates[0], rule.storage.slots, rule.keys) for rule in rules])
     sizes = [key for rule in rules for key in rule.storage.nonnegative]
     linear = [key for rule in rules for key in rule.keys if key not in sizes]
-    sides, first, observe = basis.sides, basis.first, basis.observe
+    first, observe = basis.first, basis.observe
     renew, weigh = basis.renew, basis.weigh
 
     def init(p: Tensor) -> Any:
@@ -105,23 +105,31 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     def begin(G: Tensor, x: Any, p: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
         return torch.zeros_like(G), first(G, x, s)
 
+    def sides(x: Any) -> list[tuple[int, Tensor]]:
+        return [(i, Q) for i, Q in enumerate(basis.sides(x)) if Q is not None]
+
     def step(G: Tensor, x: Any, p: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
-        left, right = sides(x)
-        half = G if left is None else left.mT @ G
-        seen = half if right is None else half @ right
+        known = sides(x)
+        half = seen = G
+        for i, Q in known:
+            seen = turned(seen, i, Q)
+            half = seen if i == 0 else half
         u, changed = _run(parts, seen, x, own)
         u = weigh(u, x, s)
-        u = u if left is None else left @ u
-        u = u if right is None else u @ right.mT
+        for i, Q in known:
+            u = turned(u, i, Q, back=True)
         return u, observe(G, half, seen, x._replace(**changed), s)
 
     def turn(G: Tensor, x: Any, p: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
         u, x = step(G, x, p, s, *own)
         old = sides(x)
         x, orders = renew(x, s)
-        left, right = zip(old, sides(x), strict=True)
-        moved = {key: _columns(right, _rows(left, getattr(x, key))) for key in linear}
-        moved |= {key: _reordered(getattr(x, key), orders) for key in sizes}
+        moved = {key: getattr(x, key) for key in (*linear, *sizes)}
+        for (i, Q), (_, new) in zip(old, sides(x), strict=True):
+            moved |= {key: _moved(moved[key], i, Q, new) for key in linear}
+        known = [(i, order) for i, order in enumerate(orders) if order is not None]
+        for i, order in known:
+            moved |= {key: _reordered(moved[key], i, order) for key in sizes}
         return u, x._replace(**moved)
 
     def variant(t, every, turn):
@@ -145,7 +153,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
             start=(begin, basis.made_first) if basis.made_first else None,
             batched=True,
         ),
-        storage=Storage(nonnegative=[*sizes, *eigenvalues]),
+        storage=Storage(nonnegative=[*sizes, *eigenvalues], view=basis.view),
         name="in_basis",
     )
 
@@ -233,22 +241,15 @@ def _run(
     return u, changed
 
 
-def _rows(side: Any, m: Tensor) -> Tensor:
-    """Rows in the old basis of a side as they are in the new one. side: both."""
-    old, new = side
-    if old is None:
-        return m
-    tall = m.shape[-2] > m.shape[-1]  # what takes fewer operations
-    return new.mT @ (old @ m) if tall else (new.mT @ old) @ m
+def _moved(m: Tensor, i: int, old: Tensor, new: Tensor) -> Tensor:
+    """The i-th dimension in the old basis as it is in the new one."""
+    if old.shape[-1] > others(m, i, old):  # what takes fewer operations
+        return turned(turned(m, i, old, back=True), i, new)
+    return turned(m, i, old.mT @ new)
 
 
-def _columns(side: Any, m: Tensor) -> Tensor:
-    """The same for columns."""
-    return m if side[0] is None else _rows(side, m.mT).mT.contiguous()
-
-
-def _reordered(v: Tensor, orders: Sides) -> Tensor:
-    rows, columns = orders
-    if rows is not None:
-        v = v.gather(-2, rows[..., :, None].expand(v.shape))
-    return v if columns is None else v.gather(-1, columns[..., None, :].expand(v.shape))
+def _reordered(v: Tensor, i: int, order: Tensor) -> Tensor:
+    """The entries along the i-th dimension in this order."""
+    lead = order.dim() - 1
+    index = [slice(None) if k == lead + i else None for k in range(lead, v.dim())]
+    return v.gather(lead + i, order[(..., *index)].expand(v.shape))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from functional_optim.core.factory import factory
 from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs, Update
 from functional_optim.core.storage import Storage
+from functional_optim.core.views import MATRICES
 from functional_optim.linalg import Coefficients, newton_schulz, polynomials
 
 Scale = Literal["original", "match_rms_adamw", "spectral"] | None
@@ -46,12 +47,13 @@ def orthogonalize(
             "match_rms_adamw": 0.2 √max(m, n); "spectral": √(m/n).
         ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
 
-    For matrices only: give all else another rule, with `partition`. `as_matrix` makes matrices of
-    the kernels of convolutions and of the parts of a fused projection.
+    For matrices and kernels: give all else another rule, with `partition`. `as_matrix` says which
+    parameters are stacks of matrices, or fused projections.
 
     Raises:
         ValueError: for another `scale`, too many steps, or not three coefficients; from init, for a
-            parameter that is not a matrix.
+            parameter of less than two dimensions, or of three of which `as_matrix` does not say
+            what it is.
         TypeError: for another dtype; from init, for a complex parameter.
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
@@ -72,27 +74,36 @@ def orthogonalize(
     def update(G: Tensor, slots: Any, p: Any) -> tuple[Tensor, Any]:
         return shape_factor(scale, *G.shape[-2:]) * polar(G), slots
 
-    return leafwise(
-        matrices_only("orthogonalize"), update, runs=Runs(batched=True), name="orthogonalize"
-    )
+    return matrix_rule("orthogonalize", lambda p: base.EmptyState(), update)
 
 
 def matrix_rule(
     name: str,
     init: Callable[[Tensor], Any],
-    update: Update,
-    scalars: Callable[..., Any],
-    hyper: Any,
+    update: Update | Sequence[Update],
+    scalars: Callable[..., Any] | None = None,
+    hyper: Any = None,
     storage: Storage = Storage(),
+    runs: Runs = Runs(),
 ) -> Leafwise:
-    """A rule that takes real matrices only, several of one shape at once."""
-    checked, runs = matrices_only(name, init), Runs(batched=True)
-    return leafwise(checked, update, scalars, hyper=hyper, runs=runs, storage=storage, name=name)
+    """A rule that takes real matrices only, several of one shape at once.
+
+    Kernels of convolutions are matrices (out, in · height · width), until `as_matrix` says
+    otherwise.
+    """
+    runs, storage = runs._replace(batched=True), storage._replace(view=MATRICES)
+    return leafwise(
+        matrices_only(name, init),
+        update,
+        scalars,
+        hyper=hyper,
+        runs=runs,
+        storage=storage,
+        name=name,
+    )
 
 
-def matrices_only(
-    name: str, init: Callable[[Tensor], Any] = lambda p: base.EmptyState()
-) -> Callable[[Tensor], Any]:
+def matrices_only(name: str, init: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     """The `init` of a rule that takes real matrices only. init: the slots of one.
 
     Raises:
@@ -105,7 +116,7 @@ def matrices_only(
         if p.dim() != 2:
             raise ValueError(
                 f"{name} takes matrices, but got a parameter of shape {tuple(p.shape)}; give it "
-                "another rule, with partition, or say how it is one, with as_matrix."
+                "another rule, with partition."
             )
         real(p)
         return init(p)

@@ -40,7 +40,8 @@ class SummaryRow(NamedTuple):
     rules: tuple[str, ...]
     """The names of the rules that act on it, in their order; none if it is frozen."""
     matrices: tuple[tuple[int, ...], ...]
-    """The shapes (k, out, in) of the matrices that it is seen as; none if it is seen as it is."""
+    """The shapes (k, out, in) of the matrices that it is seen as, and (k, …) of a kernel of which
+    each dimension is treated for itself; none if it is seen as it is."""
     entries: int
     """How many numbers the state keeps of it."""
     bytes: int
@@ -59,7 +60,10 @@ class SummaryRow(NamedTuple):
     @property
     def view(self) -> str:
         """The matrices in words, such as `3 × (768, 768)`."""
-        each = [(f"{k} × " if k > 1 else "") + f"({m}, {n})" for k, m, n in self.matrices]
+        each = [
+            (f"{k} × " if k > 1 else "") + f"{tuple(own)}" + (" by dimension" if own[2:] else "")
+            for k, *own in self.matrices
+        ]
         return " + ".join(each)
 
     @property
@@ -373,7 +377,7 @@ def _acting(tx: Any, path: str, p: Tensor) -> tuple[tuple[str, ...], tuple[tuple
         seen = [
             tuple(x.shape)
             for view in views[:1]
-            if not view.keeps(p.shape)
+            if not view.keeps(p.shape) or p.dim() > 2
             for x in view.parts(p, p.shape)
         ]
         return tuple([x.name or "a rule" for x in placements]), tuple(seen)

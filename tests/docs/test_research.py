@@ -31,6 +31,8 @@ def load(monkeypatch):
         ("learned_lr", r"momentum 0\.\d+\nThe loss at the end of a run fell"),
         ("dp_sgd", r"noise  0\.0 .*\nnoise  1\.0 "),
         ("in_backward", r"in backward .*\nSaved: [89]\d% of the \d"),
+        ("convolutions", r"AdamW .*\nMuonAdamW .*\nSOAP .* accuracy \d"),
+        ("experts", r"AdamW .*\nMuonAdamW .*\nSOAP .* accuracy \d"),
     ],
 )
 def test_a_program_runs_and_says_what_it_found(load, capsys, name, said):

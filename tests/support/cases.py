@@ -71,7 +71,7 @@ class Case(NamedTuple):
     @property
     def naive(self) -> Callable[..., Any] | None:
         """The paper's loop of the same name."""
-        return LOOPS.get(self.recipe.__name__)
+        return LOOPS.get(self.recipe.__name__.removesuffix("_of_kernels"))
 
     @property
     def family(self) -> str:
@@ -145,6 +145,16 @@ def mars_at_one_rate(lr, **hyper):
 def muon_adamw_at_one_rate(lr, **hyper):
     """Hidden matrices and others, which have a learning rate of their own."""
     return fo.muon_adamw(lr, lr, **hyper)
+
+
+def of_kernels(recipe):
+    """A recipe of matrices that takes a tensor of three dimensions for a kernel."""
+
+    def made(lr, **hyper):
+        return fo.as_matrix(recipe(lr, **hyper), kernel="auto")
+
+    made.__name__ = made.__qualname__ = f"{recipe.__name__}_of_kernels"
+    return globals().setdefault(made.__name__, made)  # where pickle finds it
 
 
 def is_matrix(path, p):
@@ -250,9 +260,11 @@ CASES = (
         clip_threshold=0.7,
     ),
     row("asgd", fo.asgd, optim.ASGD, lr=0.1, lambd=0.01, alpha=0.75, t0=0.5, weight_decay=0.1),
-    row("galore", fo.galore, cannot=NO_SLOT, **PROJECTED, rank=2, scale=0.7),
-    row("apollo", fo.apollo, cannot=NO_SLOT, **PROJECTED, rank=2, scale=2.0, growth=1.1),
-    row("apollo-mini", fo.apollo, cannot=NO_SLOT, **PROJECTED, **MINI),
+    row("galore", of_kernels(fo.galore), cannot=NO_SLOT, **PROJECTED, rank=2, scale=0.7),
+    row(
+        "apollo", of_kernels(fo.apollo), cannot=NO_SLOT, **PROJECTED, rank=2, scale=2.0, growth=1.1
+    ),
+    row("apollo-mini", of_kernels(fo.apollo), cannot=NO_SLOT, **PROJECTED, **MINI),
     row("laprop", fo.laprop, **SMOOTH),
     row("lion", fo.lion, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
     row("madgrad", fo.madgrad, cannot=["rest"], lr=0.05, momentum=0.9, eps=1e-3, weight_decay=0.1),
@@ -262,26 +274,33 @@ CASES = (
     row("normuon", fo.normuon, **NEWTON_SCHULZ, lr=0.05, momentum=0.9, beta2=0.8, weight_decay=0.1),
     row("adamuon", fo.adamuon, **NEWTON_SCHULZ, lr=0.1, momentum=0.9, weight_decay=0.05),
     row("dion2", fo.dion2, **NEWTON_SCHULZ, lr=0.05, ef_decay=0.8, weight_decay=0.03),
-    row("scion", fo.scion, **{**NEWTON_SCHULZ, "dim": None}, lr=0.05, momentum=0.8, radius=8.0),
+    row(
+        "scion",
+        of_kernels(fo.scion),
+        **{**NEWTON_SCHULZ, "dim": None},
+        lr=0.05,
+        momentum=0.8,
+        radius=8.0,
+    ),
     row("scion-row", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "row"}),
     row("scion-col", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "col", "normalized": True}),
     row("scion-sign", fo.scion, **{**NEWTON_SCHULZ, **FREE, "norm": "sign"}),
     row("psgd_kron", fo.psgd_kron, cannot=["complex"], dim=2, **KRON),
     row(
         "psgd_kron-seldom",
-        fo.psgd_kron,
+        of_kernels(fo.psgd_kron),
         **{"cannot": NO_SLOT, **KRON, "preconditioner_update_probability": 0.4, "clip_rms": 0.8},
         memory_save_mode="one_diag",
     ),
-    row("muon_adamw", muon_adamw_at_one_rate, cannot=NO_SLOT, **PARTED),
+    row("muon_adamw", of_kernels(muon_adamw_at_one_rate), cannot=NO_SLOT, **PARTED),
     row("soap", fo.soap, cannot=NO_SLOT, **SOAP, max_precond_dim=3),
     row("soap-both-sides", soap_on_both_sides, cannot=["complex"], both_sides=True, **SOAP),
     row("kl_soap", kl_soap_of_both_sides, cannot=["complex"], both_sides=True, **SOAP),
     row("kl_shampoo", kl_shampoo_of_both_sides, cannot=["complex"], both_sides=True, **KL),
-    row("shampoo", fo.shampoo, **EIGH, lr=0.3, betas=(0.8, 1.0), eps=1e-3),
+    row("shampoo", of_kernels(fo.shampoo), **EIGH, lr=0.3, betas=(0.8, 1.0), eps=1e-3),
     row(
         "shampoo-blocks",
-        fo.shampoo,
+        of_kernels(fo.shampoo),
         **{**EIGH, "lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3},
         **{"max_preconditioner_dim": 2, "precondition_frequency": 2, "grafting": "adam"},
         **{"grafting_eps": 1e-3, "weight_decay": 0.1, "momentum": 0.5, "peak_lr": 1.0},

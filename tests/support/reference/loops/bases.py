@@ -299,11 +299,12 @@ def galore(
     update_proj_gap=200,
     scale=0.25,
 ):
-    """As the authors have it."""
-    if p.ndim != 2:
+    """As the authors have it; a kernel is a matrix."""
+    if p.ndim < 2:
         return _adamw(p, grads, lr, weight_decay, betas, eps)
     if not p.size:
         return p
+    shape, p, grads = p.shape, p.reshape(len(p), -1), [g.reshape(len(p), -1) for g in grads]
     (b1, b2), m, v, basis = betas, 0.0, 0.0, None
     right = p.shape[0] >= p.shape[1]
     for t, g in enumerate(grads, start=1):
@@ -319,7 +320,7 @@ def galore(
         step = step @ basis.T if right else basis @ step
         size = np.sqrt(1 - b2**t) / (1 - b1**t)
         p = p - lr * (size * scale * step + weight_decay * p)
-    return p
+    return p.reshape(shape)
 
 
 def apollo(
@@ -336,11 +337,12 @@ def apollo(
     growth=1.01,
     seed=0,
 ):
-    """As the authors have it; its random numbers are those of the library."""
-    if p.ndim != 2:
+    """As the authors have it; its random numbers are those of the library. A kernel is a matrix."""
+    if p.ndim < 2:
         return _adamw(p, grads, lr, weight_decay, betas, eps)
     if not p.size:
         return p
+    shape, p, grads = p.shape, p.reshape(len(p), -1), [g.reshape(len(p), -1) for g in grads]
     (b1, b2), m, v, before = betas, 0.0, 0.0, None
     wide = p.shape[0] < p.shape[1]
     short = min(p.shape)
@@ -361,4 +363,4 @@ def apollo(
         before = norm / limit
         size = np.sqrt(1 - b2**t) / (1 - b1**t)
         p = p - lr * (size * scale**0.5 * step / limit + weight_decay * p)
-    return p
+    return p.reshape(shape)
