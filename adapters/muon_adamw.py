@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from functional_optim.adapters.state.storage import Stored
     from functional_optim.algorithms.adam import Betas
     from functional_optim.algorithms.muon import Accumulator, Nesterov
-    from functional_optim.algorithms.muon_adamw import Views
+    from functional_optim.combinators.as_matrix import Views
     from functional_optim.core.paths import Mask
     from functional_optim.engine.group import Compile
     from functional_optim.linalg import Coefficients
@@ -42,10 +42,10 @@ class MuonAdamW(Optimizer):
     `print(opt)` shows which parameters are in which, and what their state takes.
 
     Args:
-        params: named parameters, as `model.named_parameters()` gives them, or dicts of groups with
-            such. Each group is divided in two. Its `lr` and `weight_decay` are those of its hidden
-            matrices, `adamw_lr` and `adamw_weight_decay` those of its other parameters; in a group
-            without hidden matrices the first two are AdamW's.
+        params: the model, or its named parameters, as `model.named_parameters()` gives them, or
+            dicts of groups with such. Each group is divided in two. Its `lr` and `weight_decay` are
+            those of its hidden matrices, `adamw_lr` and `adamw_weight_decay` those of its other
+            parameters; in a group without hidden matrices the first two are AdamW's.
         compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
             warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
             compiled.
@@ -85,13 +85,15 @@ class MuonAdamW(Optimizer):
     """The hyperparameters of AdamW's groups that differ from those of Muon's."""
 
     def __init__(
-        self, params: ParamsT, lr: numeric.Hyper = 0.02, adamw_lr: numeric.Hyper = 3e-4,
-        weight_decay: numeric.Hyper = 0.01, adamw_weight_decay: numeric.Hyper = 0.01,
-        momentum: numeric.Hyper = 0.95, betas: Betas = (0.9, 0.95), eps: numeric.Hyper = 1e-10, *,
-        nesterov: Nesterov = True, ns_coefficients: Coefficients = "jordan", ns_eps: float = 1e-7,
+        self, params: ParamsT | torch.nn.Module, lr: numeric.Hyper = 0.02,
+        adamw_lr: numeric.Hyper = 3e-4, weight_decay: numeric.Hyper = 0.01,
+        adamw_weight_decay: numeric.Hyper = 0.01, momentum: numeric.Hyper = 0.95,
+        betas: Betas = (0.9, 0.95), eps: numeric.Hyper = 1e-10, *, nesterov: Nesterov = True,
+        ns_coefficients: Coefficients = "jordan", ns_eps: float = 1e-7,
         ns_steps: int = 5, ns_dtype: torch.dtype = torch.bfloat16, scale: Scale = "original",
         accumulator: Accumulator = "ema", muon: Mask = (), adamw: Mask = (),
-        views: Views | None = None, compile: Compile = True, stored: Stored | None = None,
+        views: Views | torch.nn.Module | None = None, compile: Compile = True,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
         own = ("self", "params", "__class__")
         hyper = {key: x for key, x in locals().items() if key not in ("own", *own)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.optim.optimizer import ParamsT
 
 from functional_optim.adapters.base import OptimizerBase
@@ -81,7 +82,7 @@ class Optimizer(OptimizerBase):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         recipe: Recipe,
         *,
         compile: Compile = True,

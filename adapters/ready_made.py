@@ -31,7 +31,7 @@ CLASSES = (
 DOC = """`functional_optim.{name}` as an optimizer object{modes}.
 
 Args:
-    params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
+    params: parameters, named parameters, or dicts of parameter groups, as torch takes them{model}.
     compile: True (the default) runs compiled kernels, and falls back to the eager rule with a
         warning; False runs eagerly; "strict" raises a RuntimeError at a step that cannot be
         compiled.
@@ -94,12 +94,15 @@ class ReadyMade(Optimizer):
 def _complete(cls: type[ReadyMade]) -> None:
     """Give a class the constructor and the docstring that it lacks, made of its function."""
     if "__init__" not in vars(cls):
-        first = [Parameter("self", KIND), Parameter("params", KIND, annotation="ParamsT")]
-        own = inspect.signature(getattr(fo, cls.algorithm)).parameters.values()
-        cls.__init__ = constructor(cls.__name__, [*first, *own], cls.how)
+        own = inspect.signature(getattr(fo, cls.algorithm)).parameters
+        given = "ParamsT | torch.nn.Module" if "views" in own else "ParamsT"
+        first = [Parameter("self", KIND), Parameter("params", KIND, annotation=given)]
+        cls.__init__ = constructor(cls.__name__, [*first, *own.values()], cls.how)
     if cls.__doc__ is None and ReadyMade.__doc__ is not None:  # -OO leaves none
         more = CAPTURABLE if "capturable" in cls.how else ""
+        model = "; or a model" if "views" in inspect.signature(cls.__init__).parameters else ""
         names = {"name": cls.algorithm, "optimizer": cls.__name__, "capturable": more}
+        names["model"] = model
         cls.__doc__ = DOC.format(**names, **cls.texts)
 
 

@@ -18,6 +18,7 @@ from functional_optim.algorithms.muon import Nesterov
 from functional_optim.algorithms.psgd import MemorySaveMode
 from functional_optim.algorithms.scion import Norm
 from functional_optim.algorithms.shampoo import Exponents, Grafting, WeightDecayType
+from functional_optim.combinators.as_matrix import Views
 from functional_optim.engine.group import Compile
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.bases import Refresh

@@ -96,13 +96,14 @@ def muon_adamw(
         [1.0, 0.0]
     """
     known = views_of("muon_adamw", views or {})
-    choice = HiddenMatrices("muon_adamw", ("muon", "adamw"), muon, adamw, known.patterns)
+    divided = [x for x, i in known.patterns.items() if known.ways[i].kernel != "auto"]
+    choice = HiddenMatrices("muon_adamw", ("muon", "adamw"), muon, adamw, divided)
     hidden = _muon(
         lr, weight_decay, momentum, nesterov, ns_coefficients, ns_eps, ns_steps,
         scale=scale, accumulator=accumulator, ns_dtype=ns_dtype,
     )  # fmt: skip
     if known.ways:
-        answers = Answers(known.index, range(len(known.ways) + 1), "views")
+        answers = Answers(known.place, range(len(known.ways) + 1), "views")
         hidden = seen_by_path(hidden, answers, known)
     return partition(
         {"muon": hidden, "adamw": _adamw(adamw_lr, betas, eps, adamw_weight_decay)}, choice

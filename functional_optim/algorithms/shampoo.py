@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -30,11 +31,11 @@ from functional_optim.core.views import MATRICES, TENSORS, Merged
 from functional_optim.linalg import eigh, tell_not_finite
 from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
 from functional_optim.transforms.bases import (
-    ORDINALS,
     Refresh,
+    behind,
+    each_behind,
     for_each,
     gram,
-    named,
     turned,
 )
 from functional_optim.transforms.scaling import check_lr
@@ -62,13 +63,6 @@ class ShampooSlots(NamedTuple):
     """Inverse root of L, (m, m)."""
     right_root: Tensor
     """Inverse root of R, (n, n)."""
-    third: Tensor | None = None
-    """What L is to the first dimension of a tensor, for its third."""
-    fourth: Tensor | None = None
-    fifth: Tensor | None = None
-    third_root: Tensor | None = None
-    fourth_root: Tensor | None = None
-    fifth_root: Tensor | None = None
 
 
 class GraftedSlots(NamedTuple):
@@ -79,15 +73,6 @@ class GraftedSlots(NamedTuple):
     right_root: Tensor
     exp_avg_sq: Tensor
     """Sum or average v of the squares of the gradients, like p."""
-    third: Tensor | None = None
-    fourth: Tensor | None = None
-    fifth: Tensor | None = None
-    third_root: Tensor | None = None
-    fourth_root: Tensor | None = None
-    fifth_root: Tensor | None = None
-
-
-ROOTS = named("root")
 
 
 class ShampooScalars(NamedTuple):
@@ -159,9 +144,10 @@ def scale_by_shampoo(
     Vectors are columns. `as_matrix` may say otherwise. Other defaults are the source's.
 
     State: `exp_avg`, like the parameters; `left`, `left_root`, (m, m), and `right`, `right_root`,
-    (n, n), in float32 for half types, and (0, 0) for a side without a factor; `third`,
-    `third_root` and so on for further dimensions; `exp_avg_sq`, like the parameters, where grafting
-    asks for it. Of a parameter that is divided into blocks all slots are divided.
+    (n, n), in float32 for half types, and (0, 0) for a side without a factor; `exp_avg_sq`, like
+    the parameters, where grafting asks for it. Of a parameter that is divided into blocks all slots
+    are divided. With more than two dimensions `right` and `right_root` are vectors, in which the
+    matrices of all behind the first lie one after the other.
 
     Raises:
         ValueError: for numbers out of range, or other words; from init, for a parameter of three
@@ -227,18 +213,34 @@ def scale_by_shampoo(
         real(p)
         like = {"dtype": wide_dtype(p), "device": p.device}
         sizes = sides(*p.shape)
-        factors = for_each(name, sizes, lambda k: torch.zeros(k, k, **like))
-        roots = for_each(name, sizes, lambda k: torch.eye(k, **like))
-        kept = dict(zip((*ORDINALS, *ROOTS), (*factors, *roots), strict=True))
-        zero = torch.zeros_like(p)
-        if squares:
-            return GraftedSlots(exp_avg=zero, exp_avg_sq=zero.clone(), **kept)
-        return ShampooSlots(exp_avg=zero, **kept)
+        left, right = divided_sides(for_each(name, sizes, lambda k: torch.zeros(k, k, **like)))
+        left_root, right_root = divided_sides(for_each(name, sizes, lambda k: torch.eye(k, **like)))
+        plain = ShampooSlots(torch.zeros_like(p), left, right, left_root, right_root)
+        return GraftedSlots(*plain, torch.zeros_like(p)) if squares else plain
 
-    def known(x: Any) -> list[tuple[int, Tensor, Tensor]]:
+    def divided_sides(own: Sequence[Tensor | None], lead: int = 0) -> tuple[Tensor, Tensor]:
+        """The slots of the first dimension, and of all behind it."""
+        first, right = own[0], behind(own, lead)
+        assert first is not None
+        assert right is not None
+        return first, right
+
+    def each(G: Tensor, left: Tensor, right: Tensor) -> list[Tensor]:
+        """What these slots hold for each dimension."""
+        shapes = [torch.Size((k, k)) for k in sides(*G.shape[1:])]
+        return [left, *[x for x in each_behind(right, shapes[1:]) if x is not None]]
+
+    def known(G: Tensor, x: Any) -> list[tuple[int, Tensor, Tensor]]:
         """The dimensions that have a factor, with this and its root."""
-        pairs = [(getattr(x, a), getattr(x, b)) for a, b in zip(ORDINALS, ROOTS, strict=True)]
-        return [(i, A, R) for i, (A, R) in enumerate(pairs) if A is not None and A.shape[-1]]
+        pairs = zip(each(G, x.left, x.right), each(G, x.left_root, x.right_root), strict=True)
+        return [(i, A, R) for i, (A, R) in enumerate(pairs) if A.shape[-1]]
+
+    def put(G: Tensor, x: Any, what: str, new: dict[int, Tensor]) -> Any:
+        """The slots with new factors, or roots, of some dimensions."""
+        left, right = f"left{what}", f"right{what}"
+        old = each(G, getattr(x, left), getattr(x, right))
+        pair = divided_sides([new.get(i, one) for i, one in enumerate(old)], 1)
+        return x._replace(**dict(zip((left, right), pair, strict=True)))
 
     def scalars(t, *, betas, beta3, eps, grafting_beta2, grafting_eps):
         b1, b2 = betas
@@ -268,8 +270,8 @@ def scale_by_shampoo(
         m = x.exp_avg.lerp(G, s.weight)
         now = (x.exp_avg.lerp(G, s.weight_now) if ahead else m) / s.correction
         x = x._replace(exp_avg=m)
-        for i, A, _ in known(x):
-            x = x._replace(**{ORDINALS[i]: s.decay_sq * A + s.weight_sq * gram(G, i, A)})
+        new = {i: s.decay_sq * A + s.weight_sq * gram(G, i, A) for i, A, _ in known(G, x)}
+        x = put(G, x, "", new)
         if not squares:
             return now, None, x
         v = s.grafted_decay * x.exp_avg_sq + s.grafted_weight * G * G
@@ -279,11 +281,11 @@ def scale_by_shampoo(
     def grafted(M: Tensor, divided: Tensor | None, x: Any) -> Tensor:
         """M between the roots, as long as the step of `grafting`."""
         W = M
-        for i, _, R in known(x):
+        for i, _, R in known(M, x):
             W = turned(W, i, R)
         if grafting is None:
             return W
-        dims = [*range(x.left.dim() - 2 - M.dim(), 0)]
+        dims = [*range(1, M.dim())]
         length = torch.linalg.vector_norm(M if divided is None else divided, dim=dims, keepdim=True)
         return W * (length / (torch.linalg.vector_norm(W, dim=dims, keepdim=True) + 1e-16))
 
@@ -295,11 +297,12 @@ def scale_by_shampoo(
         if G.numel() == 0:
             return G, x
         M, divided, x = seen(G, x, s)
-        found = known(x)
-        matrix = G.dim() - x.left.dim() == 0 and 1 not in G.shape[-2:]
+        found, new = known(G, x), dict[int, Tensor]()
+        matrix = G.dim() == 3 and 1 not in G.shape[1:]
         for i, A, R in found:
             power = (s.left_power, s.right_power)[i] if matrix else 0.5 / len(found)
-            x = x._replace(**{ROOTS[i]: renewed(A / s.correction_sq, power, s.eps, R)})
+            new[i] = renewed(A / s.correction_sq, power, s.eps, R)
+        x = put(G, x, "_root", new)
         return grafted(M, divided, x), x
 
     def renewed(A: Tensor, power: Any, eps: Any, old: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def scale_by_soap(
         Floats may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; `left_factor`, `left_basis`,
-    `right_factor`, `right_basis` and, of kernels, those of further dimensions, see `shampoo_basis`.
+    `right_factor` and `right_basis`, see `shampoo_basis`.
 
     Raises:
         ValueError: for numbers out of range; from init, for a parameter of three dimensions of
@@ -161,7 +161,7 @@ def soap(
         Floats may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; `left_factor`, `left_basis`,
-    `right_factor`, `right_basis` and, of kernels, those of further dimensions, see `shampoo_basis`.
+    `right_factor` and `right_basis`, see `shampoo_basis`.
 
     Raises:
         ValueError: for numbers out of range; from init, for a parameter of three dimensions of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
+from torch.nn.modules.conv import _ConvNd
 
 from functional_optim.core import base
 from functional_optim.core.chain import Sequence as Chained
@@ -92,7 +92,7 @@ def as_matrix(
         )
     else:
         known = views_of("as_matrix", views)
-        found = seen_by_path(tx, Answers(known.index, range(len(known.ways) + 1), "views"), known)
+        found = seen_by_path(tx, Answers(known.place, range(len(known.ways) + 1), "views"), known)
     if not any(x.rule.storage.view is not None for x in found.placements):
         raise ValueError(
             "as_matrix was given a transformation without a rule that takes batches of matrices; "
@@ -147,7 +147,7 @@ class ByPath(NamedTuple):
     ways: list[MatrixView]
     patterns: dict[str, int]
 
-    def index(self, path: str, leaf: Any) -> int:
+    def place(self, path: str, leaf: Any) -> int:
         """Which view a leaf has: that of the first pattern that fits; for none one more than the
         last."""
         for pattern, i in self.patterns.items():

@@ -59,7 +59,7 @@ class HiddenMatrices(Answers):
 
     who: the recipe, for errors. labels: those of the two. matrices, others: leaves that are claimed
     for each, as masks; what nobody claims is told by `is_hidden_matrix`. views: patterns of
-    leaves of which somebody says how they are seen.
+    leaves that are seen in a way of their own.
     """
 
     def __init__(
@@ -97,20 +97,9 @@ class HiddenMatrices(Answers):
             )
         return matrix if is_hidden_matrix(path, leaf) else other
 
-    def check_view(self, path: str, leaf: Any) -> None:
-        """Raise ValueError for a matrix that may be a kernel or several, if nobody says it."""
-        if leaf.dim() in (2, 4, 5) or any(fits(pattern, path) for pattern in self.views):
-            return
-        raise ValueError(
-            f"{self.who} got the parameter {path!r} of shape {tuple(leaf.shape)}; say what it is: "
-            f"views={{{path!r}: {{'stack': True}}}} for a stack of matrices, "
-            f"views={{{path!r}: {{'kernel': 'auto'}}}} for the kernel of a convolution, or "
-            "views=model, which knows the kernels of torch.nn."
-        )
-
     @classmethod
     def check_leaves(cls, parts: Sequence[tuple[HiddenMatrices, Mapping[str, Any]]]) -> None:
-        """Raise ValueError if no leaf is a matrix, a pattern fits none, or a matrix may be several.
+        """Raise ValueError if no leaf is a matrix, or a pattern fits none.
 
         A lone tensor has no name, and may be a vector.
         """
@@ -125,16 +114,13 @@ class HiddenMatrices(Answers):
                 f"{who} found no matrix of a hidden layer among {some_of(paths)}; name some with "
                 f"{matrix}=, e.g. {matrix}=('blocks.*.weight',), or use another optimizer."
             )
-        for own, path, p in leaves:
-            if own(path, p) == matrix:
-                own.check_view(path, p)
         matrices = [path for _, path, p in leaves if p.dim() >= 2]
         claims = [[x for own, _ in parts for x, _ in own.claims[k].patterns] for k in (0, 1)]
         views = [x for own, _ in parts for x in own.views]
         for argument, patterns, among, what in (
             (matrix, claims[0], matrices, "matrix"),
             (other, claims[1], paths, "parameter"),
-            ("views", views, matrices, "matrix"),
+            ("views", views, found, f"leaf of {matrix}"),
         ):
             for pattern in dict.fromkeys(patterns):
                 if not any(fits(pattern, path) for path in among):

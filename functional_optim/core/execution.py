@@ -244,7 +244,8 @@ def fresh_ones(rule: Rule, u: Tensor, stored: Slots, p: Tensor) -> Tensor | None
         return None
     slots, first = opened(rule, stored, p), u.dim() - p.dim()
     found = [getattr(slots, name) for name in rule.runs.start[1]]
-    columns = [x.select(-1, 0).flatten(first) for x in found if x is not None and x.numel()]
+    there = [x for x in found if x is not None and x.numel()]
+    columns = [x if x.dim() == first + 1 else x.select(-1, 0).flatten(first) for x in there]
     if not columns:
         return None
     made = [x.any(-1) for x in columns]

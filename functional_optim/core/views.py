@@ -110,11 +110,12 @@ class MatrixView(NamedTuple):
             return
         *several, m, n = shape
         what = f"parameter {path!r}" if path else "parameter"
+        where = repr(path or "*")
         raise ValueError(
-            f"{name or 'a rule of matrices'} got the {what} of shape {tuple(shape)}, which may be a stack of "
-            f"{math.prod(several)} matrices {m, n}, or the kernel of a convolution; say which, by "
-            f"as_matrix or the views of a recipe: views={{{path or '*'!r}: {{'stack': True}}}}, or "
-            f"views={{{path or '*'!r}: {{'kernel': 'auto'}}}}; views=model knows kernels of torch.nn."
+            f"{name or 'a rule of matrices'} got the {what} of shape {tuple(shape)}, which may be "
+            f"a stack of {math.prod(several)} matrices {m, n}, or the kernel of a convolution; say "
+            f"which, by as_matrix or the views of a recipe: views={{{where}: {{'stack': True}}}}, "
+            f"or views={{{where}: {{'kernel': 'auto'}}}}; views=model knows kernels of torch.nn."
         )
 
     def runs(self, shape: Sequence[int]) -> list[Run]:

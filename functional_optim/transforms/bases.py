@@ -40,6 +40,33 @@ def named(what: str) -> tuple[str, ...]:
 FACTORS, BASES, EIGENVALUES = named("factor"), named("basis"), named("eigenvalues")
 
 
+def behind(own: Sequence[Tensor | None], lead: int = 0) -> Tensor | None:
+    """What is kept for the second dimension and those behind it, as one slot.
+
+    For a matrix it is that of its columns, for a tensor a vector in which all lie one after the
+    other. own: one for each dimension of ORDINALS, None for what there is not. lead: 1 for several.
+    """
+    _, right, *others = own
+    there = [x for x in (right, *others) if x is not None]
+    if there[1:]:
+        return torch.cat([x.flatten(lead) for x in there], -1)
+    return there[0] if there else None
+
+
+def each_behind(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> tuple[Tensor | None, ...]:
+    """The inverse of `behind` for several tensors. shapes: those of a single one."""
+    there = [shape for shape in shapes if shape is not None]
+    if x is None:
+        return (None,) * len(shapes)
+    several = there[1:]
+    cut = iter(x.split([shape.numel() for shape in there], -1) if several else [x])
+    found = [None if shape is None else next(cut) for shape in shapes]
+    return tuple(
+        y.reshape(len(x), *shape) if several and y is not None and shape is not None else y
+        for y, shape in zip(found, shapes, strict=True)
+    )
+
+
 class BasisFunctions(NamedTuple):
     """The fields of `Basis`."""
 
@@ -62,12 +89,13 @@ class Basis(Made, BasisFunctions):
     """How the basis of a matrix, or of a tensor of more dimensions, is made and renewed, for
     `in_basis`.
 
-    All functions work on one of them, or on several with one dimension more in front; tensors of
-    three dimensions and more always have it.
+    All functions but `init` work on several of them, with one dimension more in front.
 
     * name: for messages.
     * slots: the names of what `init(p)` returns, in its order; None for a slot that this parameter
-      does not need. These are fields of the slots `x` that the other functions get.
+      does not need. These are fields of the slots `x` that the other functions get. The state keeps
+      those of the third dimension and those behind it, such as `third_basis`, in the slot of the
+      second, `right_basis`.
     * hyper: its hyperparameters by name; one of them is `precondition_frequency`.
     * scalars: `scalars(t, **hyper)` returns the numbers `s` of step t, a tuple.
     * sides: `sides(x)` are the matrices Q_L and Q_R, whose columns are the basis, and one for each
@@ -119,8 +147,8 @@ def shampoo_basis(
     max_precond_dim, and with "spread" precondition_frequency.
 
     State: `left_factor` and `left_basis`, L and Q_L, (m, m); `right_factor` and `right_basis`, R
-    and Q_R, (n, n); of kernels of convolutions also `third_factor`, `third_basis` and so on, for
-    each further dimension; float32 for half types.
+    and Q_R, (n, n); float32 for half types. Of kernels of convolutions the last two are vectors, in
+    which the matrices of all further dimensions lie one after the other.
 
     Raises:
         ValueError: for numbers out of range, or another refresh; from init, for a parameter of
@@ -275,7 +303,7 @@ def kl_basis(
         found = [getattr(x, key) for key in keys]
         return [one for one in found if one is not None]
 
-    def put(x: Any, keys: tuple[str, ...], new: list[Tensor]) -> Any:
+    def put(x: Any, keys: tuple[str, ...], new: Sequence[Tensor | None]) -> Any:
         return x._replace(**dict(zip(keys, new, strict=False)))
 
     def first(G: Tensor, x: Any, s: tuple[Any, Any, Any]) -> Any:

@@ -20,7 +20,7 @@ from functional_optim.core.numbers import Own, told
 from functional_optim.core.rule import Placement, Rule, Runs, Update
 from functional_optim.core.storage import Storage
 from functional_optim.core.traits import is_elementwise
-from functional_optim.transforms.bases import Basis, others, turned
+from functional_optim.transforms.bases import ORDINALS, Basis, behind, each_behind, others, turned
 
 
 @factory
@@ -80,9 +80,10 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         )
     rules = [placement.rule for placement in placements]
     fields = _once([*[key for rule in rules for key in rule.keys], *basis.slots], "slots")
+    kept = [key for key in fields if key not in basis.slots or not _is_further(key)]
     hyper = {key: x for rule in rules for key, x in rule.hyper} | basis.hyper
     _once([*[key for rule in rules for key, _ in rule.hyper], *basis.hyper], "hyperparameters")
-    record = _record(tuple(fields))
+    record, whole = _record(tuple(kept)), _record(tuple(fields))
     parts = tuple([_Inner(rule.updates[0], rule.storage.slots, rule.keys) for rule in rules])
     sizes = [key for rule in rules for key in rule.storage.nonnegative]
     linear = [key for rule in rules for key in rule.keys if key not in sizes]
@@ -92,7 +93,33 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     def init(p: Tensor) -> Any:
         seen = p.contiguous()  # what is kept in a basis has none of p's strides
         own = [x for rule in rules if rule.init is not None for x in rule.init(seen)]
-        return record(*own, *basis.init(p))
+        return put(whole(*own, *basis.init(p)))
+
+    def put(x: Any, lead: int = 0) -> Any:
+        """The slots as the state keeps them."""
+        return record(
+            *[
+                behind([getattr(x, name, None) for name in _of_all(key)], lead)
+                if key.startswith("right_")
+                else getattr(x, key)
+                for key in kept
+            ]
+        )
+
+    def taken(x: Any, G: Tensor) -> Any:
+        """The slots with those of each dimension."""
+        if len(kept) == len(fields):
+            return x
+        known = {key: getattr(x, key) for key in kept}
+        if G.dim() <= 3:
+            return whole(**known, **dict.fromkeys([key for key in fields if key not in known]))
+        empty = torch.empty(G.shape[1:], dtype=G.dtype, device="meta")
+        made = dict(zip(basis.slots, basis.init(empty), strict=True))
+        for key in [key for key in kept if key.startswith("right_")]:
+            names = _of_all(key)[1:]
+            shapes = [None if made[name] is None else made[name].shape for name in names]
+            known |= zip(names, each_behind(getattr(x, key), shapes), strict=True)
+        return whole(**known)
 
     def scalars(t, **given):
         def of(function: Any, names: Any, t: Any) -> Any:
@@ -103,12 +130,16 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         return Own((), (), (of(basis.scalars, basis.hyper, t), *own))
 
     def begin(G: Tensor, x: Any, p: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
-        return torch.zeros_like(G), first(G, x, s)
+        return torch.zeros_like(G), put(first(G, taken(x, G), s), 1)
 
     def sides(x: Any) -> list[tuple[int, Tensor]]:
         return [(i, Q) for i, Q in enumerate(basis.sides(x)) if Q is not None]
 
     def step(G: Tensor, x: Any, p: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
+        u, x = stepped(G, taken(x, G), s, *own)
+        return u, put(x, 1)
+
+    def stepped(G: Tensor, x: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
         known = sides(x)
         half = seen = G
         for i, Q in known:
@@ -121,7 +152,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         return u, observe(G, half, seen, x._replace(**changed), s)
 
     def turn(G: Tensor, x: Any, p: Any, s: Any, *own: Any) -> tuple[Tensor, Any]:
-        u, x = step(G, x, p, s, *own)
+        u, x = stepped(G, taken(x, G), s, *own)
         old = sides(x)
         x, orders = renew(x, s)
         moved = {key: getattr(x, key) for key in (*linear, *sizes)}
@@ -130,7 +161,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         known = [(i, order) for i, order in enumerate(orders) if order is not None]
         for i, order in known:
             moved |= {key: _reordered(moved[key], i, order) for key in sizes}
-        return u, x._replace(**moved)
+        return u, put(x._replace(**moved), 1)
 
     def variant(t, every, turn):
         return numeric.where(t == 1, 0, numeric.where((t - 1) % every == turn, 2, 1))
@@ -141,7 +172,8 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     def spread(t, *, precondition_frequency, turn):
         return variant(t, precondition_frequency, turn)
 
-    eigenvalues = [key for key in basis.slots if key.endswith("eigenvalues")]
+    eigenvalues = [key for key in kept if key.endswith("eigenvalues")]
+    started = tuple([key for key in basis.made_first if key in kept])
     return leafwise(
         init,
         [begin, step, turn],
@@ -150,12 +182,23 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         runs=Runs(
             choose=together if basis.turns is None else spread,
             turns=basis.turns,
-            start=(begin, basis.made_first) if basis.made_first else None,
+            start=(begin, started) if started else None,
             batched=True,
         ),
         storage=Storage(nonnegative=[*sizes, *eigenvalues], view=basis.view),
         name="in_basis",
     )
+
+
+def _is_further(key: str) -> bool:
+    """Whether a slot belongs to the third dimension, or to one behind it."""
+    return key.partition("_")[0] in ORDINALS[2:]
+
+
+def _of_all(key: str) -> list[str]:
+    """A slot of the second dimension, as it is called for each of them."""
+    what = key.partition("_")[2]
+    return [f"{x}_{what}" for x in ORDINALS]
 
 
 def _record(fields: tuple[str, ...]) -> Any:
