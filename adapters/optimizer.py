@@ -95,8 +95,8 @@ class Optimizer(OptimizerBase):
                 f"recipe must be a function from hyperparameters to a transformation, but got a "
                 f"{type(recipe).__name__}; pass e.g. fo.adamw, or lambda lr: fo.chain(...)."
             )
-        params, hyperparameters = of_model(params, recipe, hyperparameters)
-        check_arguments(type(self).__name__, params)
+        given, hyperparameters = of_model(params, recipe, hyperparameters)
+        check_arguments(type(self).__name__, given)
         defaults = recipe_defaults(recipe, hyperparameters)
         if KEY in defaults:
             raise TypeError(
@@ -108,7 +108,7 @@ class Optimizer(OptimizerBase):
         self.compile = compile
         self.stored = stored
         self.capturable = capturable
-        super().__init__(params, defaults)
+        super().__init__(given, defaults)
         self._check_selections()
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:

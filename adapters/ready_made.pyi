@@ -65,7 +65,7 @@ class APOLLO(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.001,
         betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-06,
@@ -125,7 +125,7 @@ class AdaMuon(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.02,
         weight_decay: numeric.Hyper = 0.01,
         momentum: numeric.Hyper = 0.95,
@@ -237,7 +237,7 @@ class Dion2(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.01,
         fraction: float = 0.25,
         ef_decay: numeric.Hyper = 0.95,
@@ -307,7 +307,7 @@ class GaLore(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.001,
         betas: Betas = (0.9, 0.999),
         eps: numeric.Hyper = 1e-06,
@@ -328,7 +328,7 @@ class KLSOAP(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.0001,
         betas: Betas = (0.9, 0.98),
         shampoo_beta: numeric.Hyper | None = None,
@@ -351,7 +351,7 @@ class KLShampoo(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.0001,
         momentum: numeric.Hyper = 0.9,
         shampoo_beta: numeric.Hyper = 0.98,
@@ -537,7 +537,7 @@ class NorMuon(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.02,
         weight_decay: numeric.Hyper = 0.0,
         momentum: numeric.Hyper = 0.95,
@@ -578,7 +578,7 @@ class PSGDKron(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.0003,
         b1: numeric.Hyper = 0.9,
         weight_decay: numeric.Hyper = 0.0,
@@ -640,7 +640,7 @@ class SOAP(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.003,
         betas: Betas = (0.95, 0.95),
         shampoo_beta: numeric.Hyper | None = None,
@@ -701,7 +701,7 @@ class Scion(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.001,
         momentum: numeric.Hyper = 0.9,
         norm: Norm = "auto",
@@ -725,7 +725,7 @@ class Shampoo(ReadyMade):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: ParamsT | torch.nn.Module,
         lr: numeric.Hyper = 0.01,
         betas: Betas = (0.9, 1.0),
         eps: numeric.Hyper = 1e-12,

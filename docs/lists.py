@@ -150,7 +150,7 @@ def stub(optimizer: str, function: ast.FunctionDef) -> str:
     """What type checkers read of an algorithm's optimizer object."""
     base = base_of(optimizer)
     text = f"`functional_optim.{function.name}` as an optimizer object."
-    takes_model = "views" in inspect.signature(function).parameters
+    takes_model = "views" in [x.arg for x in function.args.kwonlyargs]
     params = "params: ParamsT | torch.nn.Module" if takes_model else "params: ParamsT"
     arguments = signature(function, ("self", params), base.how)
     return CLASS.format(head=f"{optimizer}({base.__name__})", text=text, signature=arguments)
