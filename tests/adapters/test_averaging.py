@@ -192,18 +192,3 @@ def after_the_average():
 def test_what_cannot_be_averaged_is_refused(call):
     with pytest.raises(ValueError, match=r"works on the step|but got"):
         call()
-
-
-def test_kernels_step_as_the_rules_do():
-    params = make_params(torch.float32)
-    grads = make_grads(params, 3)
-    ends = []
-    for how in ("strict", False):
-        mine = as_parameters(params)
-        opt = adapters.ScheduleFreeAdamW(mine, 0.1, weight_decay=0.1, compile=how)
-        step_object(opt, grads[:2])
-        opt.eval()
-        opt.train()
-        step_object(opt, grads[2:])
-        ends.append(copy_of(mine))
-    assert_close(ends[0], ends[1], 1e-6)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import re
 
 import pytest
 import search_cases
 import torch
-from helpers import through_file
 
 import functional_optim as fo
 from functional_optim import search
@@ -23,8 +21,6 @@ ESTIMATORS = {
     "mezo": mezo,
 }
 METHODS = [*search_cases.CASES, *ESTIMATORS]
-INTEGER = 2**40 + 1
-"""A seed that no float32 holds."""
 
 
 def sgd(lr):
@@ -114,26 +110,6 @@ def test_it_goes_where_the_functional_loop_goes(name, dtype):
     assert not equal(before, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", METHODS)
-def test_a_resumed_run_is_the_uninterrupted_one(name, dtype):
-    model = model_of(dtype)
-    whole = made(name, model.parameters(), seed=INTEGER)
-    steps(whole, model, 2)
-    saved = through_file({"model": model.state_dict(), "opt": whole.state_dict()})
-    rest = steps(whole, model, 3)
-    again = model_of(dtype)
-    again.load_state_dict(saved["model"])
-    resumed = made(name, again.parameters())
-    resumed.load_state_dict(saved["opt"])
-    first = next(again.parameters())
-    for key, x in saved["opt"]["state"][0].items():
-        assert equal([resumed.state[first][key]], [x]), key
-    assert resumed.state[first]["seed"].item() == INTEGER
-    assert torch.equal(torch.stack(steps(resumed, again, 3)), torch.stack(rest))
-    assert equal(values(again), values(model))
-
-
 @pytest.mark.parametrize("name", ["snes", "cma_es", "mezo"])
 def test_a_checkpoint_goes_on_in_another_precision(name):
     model, wide = model_of(), model_of(torch.float64)
@@ -147,54 +123,6 @@ def test_a_checkpoint_goes_on_in_another_precision(name):
             assert x.dtype is y.dtype, path
         steps(other, wide, 1)
     assert state.step == 3
-
-
-def a_function(params):
-    more = {"population": 6, "sigma": 0.1, "tx": fo.adam, "lr": 0.1, "seed": 3}
-    return GradientFree(params, search.openai_es, **more)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-@pytest.mark.parametrize("begun", [True, False])
-@pytest.mark.parametrize("make", [a_function, lambda params: made("snes", params)])
-def test_copies_go_the_same_way(copied, begun, make):
-    model = model_of()
-    opt = make(model.parameters())
-    steps(opt, model, int(begun))
-    theirs, other = copied((model, opt))
-    assert torch.equal(torch.stack(steps(opt, model, 2)), torch.stack(steps(other, theirs, 2)))
-    assert equal(values(model), values(theirs))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_closure_that_raises_leaves_all_as_it_was(name):
-    model = model_of()
-    opt = made(name, model.parameters())
-    steps(opt, model, 1)
-    before = values(model)
-    state = {key: x.clone() for key, x in opt.state_dict()["state"][0].items()}
-    calls = []
-
-    def closure():
-        calls.append(1)
-        if len(calls) == opt_calls(name):
-            raise KeyboardInterrupt
-        return loss_of(model)
-
-    with pytest.raises(KeyboardInterrupt):
-        opt.step(closure)
-    assert equal(values(model), before)
-    after = opt.state_dict()["state"][0]
-    assert after.keys() == state.keys()
-    assert equal(after.values(), state.values())
-
-
-def opt_calls(name):
-    """The last call of the closure in a step."""
-    model = model_of()
-    calls = []
-    made(name, model.parameters()).step(lambda: (calls.append(1), loss_of(model))[1])
-    return len(calls)
 
 
 def test_the_best_finite_loss_is_returned_and_others_are_worst():

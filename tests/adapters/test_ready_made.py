@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import math
 import pickle
@@ -15,13 +14,11 @@ from algorithm_pages import CLASSES
 from helpers import (
     as_parameters,
     assert_close,
-    assert_same,
     copy_of,
     make_grads,
     make_params,
     run,
     step_object,
-    through_file,
 )
 
 import functional_optim as fo
@@ -61,33 +58,6 @@ def test_it_steps_as_its_function(name):
         assert_close([opt.state[p].get(key) for p in mine], list(tree.values()), 1e-12)
     assert isinstance(opt, torch.optim.Optimizer)
     assert opt.state_dict()["param_groups"][0].keys() >= opt.defaults.keys()
-
-
-@without_loss
-def test_it_goes_on_from_a_checkpoint_a_copy_and_a_pickle(name):
-    params = params_of(name)
-    grads = make_grads(params, 5)
-    through = as_parameters(params)
-    step_object(make(name, through), grads)
-
-    def go_on(how):
-        mine = as_parameters(params)
-        step_object(opt := make(name, mine), grads[:2])
-        mine, opt = how(mine, opt)
-        step_object(opt, grads[2:])
-        return copy_of(mine)
-
-    def loaded(mine, opt):
-        other = make(name, mine)
-        other.load_state_dict(through_file(opt.state_dict()))
-        return mine, other
-
-    for how in (
-        loaded,
-        lambda *both: copy.deepcopy(both),
-        lambda *x: pickle.loads(pickle.dumps(x)),
-    ):
-        assert_same(go_on(how), copy_of(through))
 
 
 @every
@@ -200,16 +170,6 @@ def test_a_late_parameter_takes_over_the_estimate(name):
     step_object(opt, [[None, *tree[1:]] for tree in grads[:4]])
     step_object(opt, grads[4:])
     assert float(opt.state[mine[0]]["d"]) == float(opt.state[mine[2]]["d"]) >= 0.1
-
-
-@one_rate
-def test_a_growth_without_a_bound_has_a_meta_gradient(name):
-    params = make_params()
-    lr = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    moved, _ = run(getattr(fo, name)(lr, d0=0.05), params, make_grads(params, 4))
-    slope = torch.autograd.grad(sum(p.sum() for p in moved.values()), lr)[0]
-    assert torch.isfinite(slope)
-    assert slope != 0
 
 
 @one_rate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import pickle
 from typing import Any
 
 import pytest
@@ -129,19 +128,6 @@ def test_a_function_says_more():
     assert opt.state[params["head.weight"]]["exp_avg.bfloat16"].dtype is torch.bfloat16
     assert opt.state[params["head.weight"]]["exp_avg_sq"].dtype is torch.float32
     assert opt.state[params["hidden.weight"]]["exp_avg"].dtype is torch.float32
-
-
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copy_goes_on(way):
-    policy = functools.partial(fo.stored, storage="int8", block_size=64)
-    params = model()
-    opt = adapters.AdamW(params.items(), lr=0.01, compile=False, stored=policy)
-    step(opt, params.values(), 0)
-    others, other = way((params, opt))
-    for each, own in ((opt, params), (other, others)):
-        step(each, own.values(), 1)
-    assert_same([p.detach() for p in others.values()], [p.detach() for p in params.values()])
-    assert packed(other, others) == {"hidden.weight": ["exp_avg", "exp_avg_sq"]}
 
 
 def test_sophias_hessian_is_packed_and_averaged():
