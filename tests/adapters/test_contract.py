@@ -44,6 +44,9 @@ ALL = {
     **MAKERS,
     **CLASSES,
     "lbfgs without a search": lambda params: adapters.LBFGS(params, lr=0.1, max_iter=4),
+    "MuonAdamW": lambda params: adapters.MuonAdamW(
+        [(f"{i}.up.weight", p) for i, p in enumerate(params)], compile=False
+    ),
     "packed": lambda params: adapters.AdamW(params, compile=False, stored=in_int8),
     **{
         name: lambda params, name=name: free(params, search_cases.make(name))

@@ -15,34 +15,10 @@ from torch.optim.optimizer import (
 )
 from voting import KINDS, Meeting, batch, everything, loss_of, made, model, train
 
-from functional_optim.adapters import LBFGS, FaultTolerantOptimizer
+from functional_optim.adapters import FaultTolerantOptimizer
 from functional_optim.replicas import Local, Scripted
 
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-# ---------------------------------------------------------------- what is given
-
-
-def inside(kind=torch.optim.SGD):
-    return {"optimizer": kind(model().parameters(), lr=0.1)}
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
-        ({"coordinator": 3}, TypeError, "coordinator or a torchft Manager"),
-        ({"optimizer": 3}, TypeError, "torch optimizer is needed"),
-        ({"heal": "all"}, ValueError, "heal"),
-        ({"nonfinite": "skip"}, ValueError, "nonfinite"),
-        (inside(torch.optim.LBFGS), TypeError, "several trial points"),
-        (inside(LBFGS), TypeError, "several trial points"),
-        ({"optimizer": made("sgd", Local())[1]}, TypeError, "already"),
-    ],
-)
-def test_bad_arguments_are_refused(change, error, says):
-    with pytest.raises(error, match=says):
-        FaultTolerantOptimizer(**{"coordinator": Local(), **inside(), **change})
 
 
 # ---------------------------------------------------------------- the order of a step
@@ -197,8 +173,9 @@ def test_a_refused_step_changes_nothing(kind, value):
 
 
 @kinds
-def test_infinite_gradients_are_committed_or_refused(kind):
-    net, opt = made(kind, Local(), nonfinite="refuse")
+@pytest.mark.parametrize("average", [False, True])
+def test_infinite_gradients_are_committed_or_refused(kind, average):
+    net, opt = made(kind, Local(), nonfinite="refuse", average_gradients=average)
     before = everything(opt)
     opt.zero_grad()
     loss_of(net).backward()
@@ -265,6 +242,16 @@ def test_a_step_that_raises_is_taken_back(error):
     opt.zero_grad()
     with pytest.raises(RuntimeError, match="restart it from a checkpoint"):
         opt.step()
+
+
+def test_too_many_refused_steps_raise_and_the_group_can_go_on():
+    net, opt = made("sgd", Scripted([True, *[False] * 4, True], max_retries=2))
+    train(opt, net, 3)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="max_retries=2"):
+            train(opt, net, 1)
+    train(opt, net, 1)
+    assert opt.decision.committed
 
 
 def test_gradients_are_averaged_over_the_group():

@@ -82,6 +82,28 @@ def test_a_refused_step_may_heal():
     assert_same(everything(opt), everything(peer))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_state_keeps_its_dtype(dtype):
+    """torch's load_state_dict casts: ASGD's float32 numbers, an optimizer's float32 moments."""
+
+    def build(group, seed):
+        net = model(seed).to(dtype)
+        return net, FaultTolerantOptimizer(group, torch.optim.ASGD(net.parameters(), lr=0.1))
+
+    peer_net, peer = build(Local(), 1)
+    for _ in range(2):
+        peer.zero_grad()
+        peer_net(torch.ones(1, 3, dtype=dtype)).sum().backward()
+        peer.step()
+    for state in peer.state.values():
+        state["ax"] = state["ax"].float() + 1e-4
+    net, opt = build(Scripted([HEALS], peer.coordinator.saved), 2)
+    opt.zero_grad()
+    opt.step()
+    assert opt.state[net.weight]["ax"].dtype == torch.float32
+    assert_same(everything(opt), everything(peer))
+
+
 def test_two_optimizers_and_buffers_heal_together():
     def replica(group, seed):
         (net_a, a), (net_b, b) = made("adamw", group, seed), made("sgd", group, seed + 1)

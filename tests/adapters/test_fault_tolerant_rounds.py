@@ -129,6 +129,23 @@ def test_a_refusal_is_one_for_all_that_share_the_vote():
     assert group.next == 3
 
 
+def test_gradients_of_both_are_averaged_before_the_one_vote():
+    ends = [None, None]
+
+    def replica(group, number):
+        (net_a, a), (net_b, b) = pair(group, average_gradients=True)
+        for i in range(3):
+            a.zero_grad()
+            b.zero_grad()
+            (loss_of(net_a, 2 * i + number) + loss_of(net_b, 2 * i + number)).backward()
+            b.step()
+            a.step()
+        ends[number] = everything(a), everything(b)
+
+    Meeting(2).run(replica)
+    assert_same(*ends)
+
+
 def test_what_fails_in_one_is_not_taken_by_the_other():
     group = Counting()
     both = pair(group)

@@ -330,38 +330,3 @@ def test_errors_are_torchs(make, error, says):
 def with_gradient(p):
     p.grad = 2 * p.detach()
     return p.square().sum()
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "says"),
-    [
-        *[
-            (
-                lambda x=name, y=bad: Ours([one()], **{x: y}),
-                ValueError,
-                f"{name} must be an integer",
-            )
-            for name, bad in (("history_size", 0), ("history_size", 2.5), ("max_iter", -1))
-        ],
-        (lambda: Ours([one()], max_eval=-1), ValueError, "max_eval must be an integer of at least"),
-        (lambda: Ours([torch.ones(2).long()]), TypeError, "int64"),
-        *[
-            (
-                lambda x=nothing: Ours([{"params": x}]).step(lambda: torch.ones(())),
-                ValueError,
-                "nothing to optimize",
-            )
-            for nothing in ([], [torch.nn.Parameter(torch.ones(0, 2))])
-        ],
-    ],
-)
-def test_errors_of_our_own(make, error, says):
-    with pytest.raises(error, match=says):
-        make()
-
-
-def test_a_second_group_is_refused_later_too():
-    opt = Ours([one()])
-    with pytest.raises(ValueError, match="doesn't support per-parameter options"):
-        opt.add_param_group({"params": [one()]})
-    assert len(opt.param_groups) == 1

@@ -306,6 +306,17 @@ def test_hyperparameters_keep_their_class():
     check_steps(make, lambda opt, k: opt.param_groups[0]["betas"].first.fill_(0.5 + 0.1 * k))
 
 
+def test_a_recipe_with_some_arguments_given_calls_nothing():
+    opt = adapters.Optimizer(
+        as_parameters(make_params()),
+        functools.partial(fo.sgd, momentum=0.9),
+        lr=0.1,
+        compile=False,
+    )
+    stepped(opt, new_lr, again=False)
+    assert vars(opt)["_plan"].placeholders[0].known.keys() == {"lr"}
+
+
 def test_a_number_that_cannot_be_replaced_does_not_hold_up_another():
     def recipe(lr, decay):
         return fo.sgd(lr, weight_decay=2 * decay)
@@ -334,6 +345,23 @@ def test_copies_read_their_own_groups(way):
     stepped(again, new_lr, again=True)
     runs = [stepped(x, new_lr, again=False) for x in (opt, again)]
     assert_same(*map(clone, runs))
+
+
+def test_what_a_recipe_makes_in_a_step_remembers_no_call():
+    """Recording costs as much as building; nobody copies the transformation of a step."""
+    built = []
+
+    def recipe(lr):
+        built.append(fo.sgd(lr))
+        return built[-1]
+
+    opt = adapters.Optimizer(as_parameters(make_params()), recipe, lr=0.1, compile=False)
+    assert all(tx.made is not None for tx in built)
+    del built[:]
+    stepped(opt, new_lr, again=False)
+    assert built
+    assert all(tx.made is None for tx in built)
+    assert fo.sgd(0.1).made is not None
 
 
 # ---------------------------------------------------------------- what stands for a number

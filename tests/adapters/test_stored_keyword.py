@@ -166,35 +166,6 @@ def test_averages_of_schedule_free_stay_in_full():
     assert_close({k: p.detach() for k, p in params.items()}, exact, 5e-3)
 
 
-def no_transformation(tx: Any) -> Any:
-    return 3
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda p: adapters.AdamW(p, stored=8), TypeError, "needs a kind of storage"),
-        (lambda p: adapters.AdamW(p, stored="int7"), ValueError, "no storage 'int7'"),
-        (lambda p: adapters.AdamW(p, stored={"mu": "int8"}), ValueError, "fits no slot"),
-        (lambda p: adapters.AdamW(p, stored=no_transformation), TypeError, "returned a int"),
-        (
-            lambda p: adapters.Optimizer(p, lambda: fo.flatten(fo.adam()), stored="int8"),
-            TypeError,
-            "made of one-tensor rules",
-        ),
-        (
-            lambda p: adapters.Optimizer(p, lambda stored=None: fo.adam(), stored="int8"),
-            TypeError,
-            "has a parameter called stored",
-        ),
-        (lambda p: adapters.SparseAdam(p, stored="int8"), TypeError, "stored"),
-    ],
-)
-def test_wrong_arguments_are_refused(make, error, text):
-    with pytest.raises(error, match=text):
-        make([torch.nn.Parameter(torch.zeros(2, 2))])
-
-
 def test_a_pattern_of_parameters_that_fits_none_is_said():
     policy = functools.partial(fo.stored, storage="int8", where="hiden")
     with pytest.warns(UserWarning, match="pattern 'hiden' of the mask fits no leaf"):

@@ -278,6 +278,17 @@ def test_whoever_comes_after_the_end_is_healed_to_the_end(heals_at_start):
     assert len(result.commits) == END
 
 
+@BOTH
+def test_a_slow_peer_beyond_the_timeout_is_gone_for_that_step(heals_at_start):
+    slow = Slow(1, 2, "after start", seconds=1.0, each=1.5)
+    result, wrong = simulate([slow], heals_at_start=heals_at_start)
+    assert wrong == []
+    assert refusals(result) == [SILENT]
+    (late,) = [d for d in result.decisions(1) if d.reason]
+    assert late == fo.replicas.Decision(False, False, 2, 3, "nothing heard of 1 for 1 s")
+    assert said(result, "healed", rank=1)
+
+
 # ---------------------------------------------------------------- deaths and partitions
 
 

@@ -106,6 +106,13 @@ def unsaved(group):
     group.register("x", lambda saved: None, lambda: 1 / 0)
 
 
+def refuses(group):
+    while True:
+        group.start()
+        group.report_error(ValueError("no data"))
+        group.decide()
+
+
 STOPPED = {
     "an exception names its replica": (
         lambda: one_step(raises),
@@ -122,6 +129,10 @@ STOPPED = {
     "a run without end": (
         lambda: Simulation(1, limit=10.0).run(for_ever),
         r"the limit is 10 s: replica 0 .* waits for 1 s",
+    ),
+    "too many refused steps": (
+        lambda: Simulation(1, max_retries=2).run(refuses),
+        "3 steps in a row were refused",
     ),
     "back in time": (
         lambda: Simulation(1).run(lambda group: group.sleep(-0.5)),
@@ -263,7 +274,8 @@ def test_steps_that_are_taken_back_lose_nothing_that_another_has():
 @pytest.mark.parametrize("seed", range(10))
 def test_the_same_seed_and_faults_give_the_same_run(seed):
     faults, group = schedule(seed)
-    first, again = [Simulation(faults=faults, **group).run(Training()) for _ in range(2)]
+    simulation = Simulation(faults=faults, **group)
+    first, again = simulation.run(Training()), simulation.run(Training())
     assert first.log == again.log
     assert first.commits == again.commits
     assert first.time == again.time
