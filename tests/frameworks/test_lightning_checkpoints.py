@@ -272,10 +272,6 @@ def of(kind, **more):
     return lambda m: kind(m.parameters(), **more)
 
 
-def as_recipe(params):
-    return adapters.Optimizer(params, recipe, lr=0.02, compile=False)
-
-
 def chosen(precision):
     """The trainer's argument. On a CPU it takes fp16 with a scaler as a plugin only."""
     from lightning.pytorch.plugins import MixedPrecision
@@ -328,7 +324,7 @@ def test_the_scaler_skips_infinite_gradients_and_halves_its_scale(pl, name):
             self.scales = (*self.scales, scale)
 
     ends = []
-    for kind in pair(name) if name in ROWS else [as_recipe]:
+    for kind in pair(name) if name in ROWS else [general(recipe)]:
         module = Overflowing(of(kind), dtype=torch.float32)
         trainer = pl.fit(module, pl.loader(dtype=torch.float32), **chosen("16-mixed"))
         start = module.scales[0]
@@ -371,7 +367,7 @@ def test_what_cannot_be_scaled_is_refused_as_with_torchs(pl, what):
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 @precisions
-@pytest.mark.parametrize("kind", [pair("AdamW")[1], as_recipe], ids=["AdamW", "recipe"])
+@pytest.mark.parametrize("kind", [pair("AdamW")[1], general(recipe)], ids=["AdamW", "recipe"])
 def test_resuming_is_bitwise_in_every_precision(pl, kind, precision, tmp_path):
     def fitted(epochs, path=None):
         # Lightning loads weights into the module before it converts it

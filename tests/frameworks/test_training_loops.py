@@ -275,6 +275,14 @@ def test_a_cast_loop_learns_as_a_float32_one_does(case, kind, dtype):
     assert_close((ends, losses), cast_run(stock, case, dtype), 1e-2)
 
 
+@BOTH
+@every_kind
+def test_where_a_step_rounds_nothing_a_cast_loop_is_torchs_bit_for_bit(kind, dtype):
+    """A power of two as learning rate: one rounding a step, here as there."""
+    mine = cast_run(kind, row("sgd"), dtype, lr=2.0**-4)
+    assert_same(mine, cast_run(stock, row("sgd"), dtype, lr=2.0**-4))
+
+
 # ---------------------------------------------------------------- recipes that do it themselves
 
 
