@@ -34,7 +34,6 @@ LONG = (
     "test_two_processes",
     "test_trainers",
     "test_lightning",
-    "test_optimizer_counts",
     "test_links",
     "test_properties",
     "test_kernel_store",

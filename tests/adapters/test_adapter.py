@@ -13,14 +13,16 @@ from helpers import (
     make_params,
     step_object,
 )
+from loops import backward, batches, make_model, row
 from objects import DROP_INS, GENERAL, every_pair, parameters
 from sampling import some
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from voting import SCHEDULERS
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -88,27 +90,6 @@ def test_state_dict_hooks_run_once_and_in_order(pair):
 
 
 @every_pair
-def test_a_closure_is_called_once_with_gradients_enabled_and_its_loss_returned(pair):
-    ours, mine, theirs, other = pair.make()
-    for opt, params in ((ours, mine), (theirs, other)):
-        calls = []
-
-        def closure(params=params, opt=opt, calls=calls):
-            calls.append(torch.is_grad_enabled())
-            opt.zero_grad()
-            loss = sum(p.square().sum() for p in params)
-            loss.backward()
-            return loss
-
-        with torch.no_grad():
-            loss = opt.step(closure)
-        assert calls == [True]
-        assert loss.requires_grad
-        assert not torch.equal(loss, sum(p.square().sum() for p in params))
-    assert_close(copy_of(mine), copy_of(other), EXACT)
-
-
-@every_pair
 def test_a_step_leaves_gradients_and_identities_alone(pair):
     ours, mine, *_ = pair.make()
     (grads,) = make_grads(make_params(), 1)
@@ -170,33 +151,7 @@ def test_groups_have_their_own_hyperparameters(pair):
     assert_close(copy_of(mine), copy_of(other), EXACT)
 
 
-def test_a_global_norm_in_a_recipe_spans_the_groups():
-    def recipe(lr, max_norm):
-        return fo.chain(fo.clip_by_global_norm(max_norm, eps=1e-6), fo.sgd(lr))
-
-    params = make_params()
-    (grads,) = make_grads(params, 1)
-    mine, other = as_parameters(params), as_parameters(params)
-    groups = [{"params": mine[:2], "lr": 0.3}, {"params": mine[2:]}]
-    step_object(adapters.Optimizer(groups, recipe, compile=False, lr=0.1, max_norm=0.5), [grads])
-    theirs = torch.optim.SGD([{"params": other[:2], "lr": 0.3}, {"params": other[2:]}], lr=0.1)
-    for p, g in zip(other, grads.values(), strict=True):
-        p.grad = g.clone()
-    assert torch.nn.utils.clip_grad_norm_(other, 0.5) > 1
-    theirs.step()
-    assert_close(copy_of(mine), copy_of(other), EXACT)
-
-
 # ---------------------------------------------------------------- learning rates
-
-SCHEDULERS = {
-    "StepLR": lambda opt: schedulers.StepLR(opt, 2, gamma=0.5),
-    "LambdaLR": lambda opt: schedulers.LambdaLR(opt, lambda t: 1 / (1 + t)),
-    "CosineAnnealingLR": lambda opt: schedulers.CosineAnnealingLR(opt, 6),
-    "OneCycleLR": lambda opt: schedulers.OneCycleLR(opt, max_lr=0.2, total_steps=10),
-    "CyclicLR": lambda opt: schedulers.CyclicLR(opt, 0.01, 0.2, step_size_up=2),
-    "ReduceLROnPlateau": lambda opt: schedulers.ReduceLROnPlateau(opt, patience=0, factor=0.5),
-}
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
@@ -205,20 +160,20 @@ SCHEDULERS = {
 def test_torchs_schedulers_drive_the_learning_rate(pair, name, as_tensor):
     if name in ("OneCycleLR", "CyclicLR") and pair.name == "SGD":
         pair = pair._replace(hyper={"lr": 0.05, "momentum": 0.9})  # they cycle it, too
-    lr = torch.tensor(0.05, dtype=torch.float64) if as_tensor else 0.05
+    lr = torch.tensor(0.06, dtype=torch.float64) if as_tensor else 0.06
     params = make_params()
     ours, mine, theirs, other = pair.make(params, lr=lr)
     given = ours.param_groups[0]["lr"]
     a, b = SCHEDULERS[name](ours), SCHEDULERS[name](theirs)
     rates = set()
-    for g in make_grads(params, 8):
+    for g in make_grads(params, 6):
         for opt, scheduler in ((ours, a), (theirs, b)):
             step_object(opt, [g])
             scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
         rates.add(float(ours.param_groups[0]["lr"]))
         assert float(ours.param_groups[0]["lr"]) == float(theirs.param_groups[0]["lr"])
         assert_close(copy_of(mine), copy_of(other), 1e-10)
-    assert len(rates) > 2
+    assert len(rates) > 1
     if as_tensor:
         assert ours.param_groups[0]["lr"] is given
 
@@ -265,34 +220,6 @@ def test_step_compiles_into_a_full_graph(pair):
         frames.append(counter.frame_count)
     # the first step makes the state; from the second on there is one graph
     assert frames[1:] == [frames[1]] * 4
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
-def test_differentiable_steps_carry_the_gradient(name):
-    """Of p, lr and the gradients, through three steps; torch's own SGD cuts it at the momentum."""
-    hyper = {"momentum": 0.9} if name == "SGD" else {"eps": 1e-2}
-
-    def moved(p, lr, *grads):
-        p = p.clone()  # not a leaf, as in torch's own tests: a leaf cannot be moved in place
-        opt = getattr(adapters, name)([p], lr=lr, differentiable=True, compile=False, **hyper)
-        for g in grads:
-            p.grad = g
-            opt.step()
-        return p
-
-    p, *grads = [torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(4)]
-    lr = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(moved, (p, lr, *grads))
-
-
-def test_a_step_that_is_not_differentiable_records_nothing():
-    p = torch.nn.Parameter(torch.ones(2))
-    lr = torch.tensor(0.1, requires_grad=True)
-    opt = adapters.AdamW([p], lr=lr, compile=False)
-    p.grad = torch.ones(2)
-    opt.step()
-    assert p.is_leaf
-    assert not any(x.requires_grad for x in opt.state[p].values())
 
 
 # ---------------------------------------------------------------- the recipe
@@ -346,3 +273,57 @@ def test_named_parameters_keep_their_names():
     assert not torch.equal(before[0], model.weight)
     with pytest.raises(TypeError, match="parameter 'index' has dtype"):
         adapters.Optimizer([("index", torch.zeros(1, dtype=torch.int32))], fo.adamw)
+
+
+# ---------------------------------------------------------------- the host reads no number
+
+
+READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
+
+
+class NoReads(TorchDispatchMode):
+    """Raises where the value of a tensor is read."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in READS:
+            raise AssertionError(f"the step reads a tensor: {func}")
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_functional_step_reads_a_tensor():
+    before = {"norm": fo.measures.global_norm, "size": fo.measures.rms}
+    tx = fo.chain(
+        fo.monitor(before),
+        fo.monitor({"share": fo.measures.clip_share}, around=fo.clip_by_global_norm(0.5)),
+        fo.monitor(
+            fo.measures.diagnostics,
+            around=fo.adamw(fo.schedules.linear(0.1, 0.0, 10)),
+            per_tensor=True,
+        ),
+    )
+    params = {"a": torch.ones(3, 4), "b": torch.ones(5)}
+    state, kept = tx.init(params), []
+    with NoReads():
+        for i in range(4):
+            grads = {name: p * (i + 1) for name, p in params.items()}
+            updates, state = tx.update(grads, state, params)
+            params = fo.apply_updates(params, updates)
+            kept.append(torch.stack([fo.get(state, "norm"), fo.get(state, "lr")]))
+    norms, rates = torch.stack(kept).T.tolist()
+    assert norms[0] == pytest.approx(17**0.5)
+    assert len(set(norms)) == 4
+    assert rates == pytest.approx([0.1, 0.09, 0.08, 0.07])
+
+
+def test_numbers_of_the_cpu_stay_in_their_tensors():
+    model = make_model(row("nadam"))
+    opt = adapters.NAdam(model.parameters(), lr=0.1, compile=False)
+    for x in batches(2):
+        backward(model, opt, x)
+        opt.step()
+    before = [opt.state[p]["mu_product"] for p in model.parameters()]
+    backward(model, opt, batches(1)[0])
+    opt.step()
+    now = [opt.state[p]["mu_product"] for p in model.parameters()]
+    assert all(a is b for a, b in zip(now, before, strict=True))
+    assert_same(now, [now[0]] * len(now))

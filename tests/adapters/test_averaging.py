@@ -144,11 +144,6 @@ def test_a_change_of_momentum_leaves_the_average_where_it_is():
     assert_close(mine.detach(), x, 1e-12)
 
 
-def test_a_recipe_that_averages_nothing_is_refused():
-    with pytest.raises(TypeError, match="needs a recipe with schedule_free or gpa"):
-        adapters.AveragingOptimizer(as_parameters(make_params()), fo.sgd, lr=0.1)
-
-
 def test_eval_params_says_what_it_needs():
     w = torch.ones(2)
     with pytest.raises(ValueError, match="stands once"):
@@ -170,40 +165,3 @@ def test_leaves_that_are_not_averaged_stay():
     averages = fo.eval_params(state, moved)
     assert torch.equal(averages["b"], moved["b"])
     assert not torch.equal(averages["a"], moved["a"])
-
-
-def after_the_average():
-    return fo.chain(fo.schedule_free(fo.scale_by_adam()), fo.scale_by_lr(0.1))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        after_the_average,
-        lambda: fo.schedule_free(fo.sgd(0.1), momentum=0.0),
-        lambda: fo.schedule_free(fo.sgd(0.1), r=-1.0),
-        lambda: fo.gpa(fo.sgd(0.1), train_interp_coeff=1.5),
-        lambda: fo.gpa(fo.sgd(0.1), eval_interp_coeff=-0.1),
-        lambda: fo.schedule_free_adamw(betas=(0.0, 0.9)),
-        lambda: fo.schedule_free_adamw(warmup_steps=-1),
-        lambda: fo.scale_by_second_moment(1.0),
-    ],
-)
-def test_what_cannot_be_averaged_is_refused(call):
-    with pytest.raises(ValueError, match=r"works on the step|but got"):
-        call()
-
-
-def test_kernels_step_as_the_rules_do():
-    params = make_params(torch.float32)
-    grads = make_grads(params, 3)
-    ends = []
-    for how in ("strict", False):
-        mine = as_parameters(params)
-        opt = adapters.ScheduleFreeAdamW(mine, 0.1, weight_decay=0.1, compile=how)
-        step_object(opt, grads[:2])
-        opt.eval()
-        opt.train()
-        step_object(opt, grads[2:])
-        ends.append(copy_of(mine))
-    assert_close(ends[0], ends[1], 1e-6)

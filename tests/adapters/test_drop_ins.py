@@ -115,11 +115,6 @@ def test_arguments_are_taken_by_position(drop_in):
     assert ours.defaults == theirs.defaults != drop_in([torch.zeros(2, 2)]).defaults
 
 
-@every_drop_in
-def test_the_default_arguments_step_as_torch_does(drop_in):
-    compare(drop_in)
-
-
 @pytest.mark.parametrize(
     ("drop_in", "entry"), entries(lambda info: info.optim_inputs_func(device="cpu"))
 )

@@ -1,4 +1,7 @@
-"""torch's LR schedulers over a fault-tolerant optimizer: frozen where a step is refused."""
+"""A fault-tolerant optimizer under torch's LR schedulers, which are frozen where a step is refused.
+
+And under Lightning, Accelerate, distributed checkpoint and torchft's LocalSGD.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,17 @@ import weakref
 import pytest
 import torch
 from helpers import assert_same
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.optim import lr_scheduler as lrs
 from voting import (
     INSIDE,
+    KINDS,
     SCHEDULERS,
+    Counting,
     Plain,
     everything,
     followed,
@@ -22,6 +32,7 @@ from voting import (
     made,
     model,
     one_step,
+    train,
 )
 
 from functional_optim.adapters import FaultTolerantOptimizer
@@ -67,9 +78,7 @@ def test_an_epoch_with_a_commit_counts_once(script, per_epoch, epochs, own):
     net, opt, scheduler = followed(Scripted(script), lambda opt: Plain() if own else halving(opt))
     seen = []
     for i in range(len(script)):
-        opt.zero_grad()
-        loss_of(net, i).backward()
-        opt.step()
+        train(opt, net, 1, first=i)
         if i % per_epoch == per_epoch - 1:
             scheduler.step()
             scheduler.step()
@@ -127,9 +136,7 @@ def test_copies_are_plain_until_they_follow(protocol):
 
 def test_a_call_that_raises_an_error_does_not_count():
     net, opt, scheduler = followed(Scripted([True]), lrs.ReduceLROnPlateau)
-    opt.zero_grad()
-    loss_of(net).backward()
-    opt.step()
+    train(opt, net, 1)
     with pytest.raises(TypeError):
         scheduler.step()
     scheduler.step(3.0)
@@ -251,3 +258,183 @@ def test_a_scheduler_whose_optimizer_is_gone_steps_as_it_would():
     other.step()
     scheduler.step()
     assert scheduler.steps == 1
+
+
+# ---------------------------------------------------------------- trainers and checkpoints
+
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@kinds
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_a_distributed_checkpoint_is_loaded_without_a_vote(kind, flat, tensor):
+    """It makes the state of a fresh optimizer by an empty step: no vote, and none left open."""
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    net, opt = made(kind, Counting())
+    if tensor:
+        opt.param_groups[0]["lr"] = torch.tensor(0.1)
+    train(opt, net, 2)
+    saved = copy.deepcopy(get_optimizer_state_dict(net, opt, options=options))
+    other_net, other = made(kind, Counting(), seed=1)
+    if tensor:
+        other.param_groups[0]["lr"] = torch.tensor(0.1)
+    before = other_net.weight.detach().clone()
+    set_optimizer_state_dict(other_net, other, saved, options=options)
+    assert_same(other_net.weight.detach(), before)
+    assert other.coordinator.starts == 0
+    assert not other.coordinator.is_open
+    other_net.load_state_dict(net.state_dict())
+    train(opt, net, 2)
+    train(other, other_net, 2)
+    assert_same(everything(other), everything(opt))
+    assert other.coordinator.starts == 2
+
+
+def test_steps_that_look_empty_are_steps():
+    """With gradients of 0, or a learning rate of 0, or a checkpoint that is asked for meanwhile."""
+    net, opt = made("adamw", Counting())
+    before = net.weight.detach().clone()
+    opt.zero_grad()
+    (loss_of(net) * 0.0).backward()
+    opt.step()
+    assert opt.coordinator.step == 1
+    assert (net.weight != before).all()  # weight decay
+    net, opt = made("sgd", Counting())
+    opt.param_groups[0]["lr"] = 0.0
+    train(opt, net, 2)
+    opt.zero_grad()
+    get_optimizer_state_dict(net, opt)
+    loss_of(net).backward()
+    opt.step()
+    assert (opt.coordinator.starts, opt.coordinator.step) == (3, 3)
+
+
+class Manager:
+    """The part of a torchft Manager that its LocalSGD asks; the group's mean is half of ours."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: self.calls.append(name)
+
+    def allreduce(self, tensor):
+        tensor.mul_(0.5)
+        return self
+
+    def should_commit(self):
+        return True
+
+
+def test_torchfts_local_sgd_over_it():
+    torchft = pytest.importorskip("torchft.local_sgd")
+    net, opt = made("adamw", Scripted([True, False, True]))
+    bare, alone = made("adamw", Local())
+    manager = Manager()
+    with torchft.LocalSGD(manager, net, opt, sync_every=2):
+        train(opt, net, 3)
+    sync = ["disallow_state_dict_read", "allow_state_dict_read"]
+    assert manager.calls == [*sync, *sync, "start_quorum", "wait", "wait", *sync]
+    train(alone, bare, 1)
+    with torch.no_grad():
+        for p in bare.parameters():
+            p.mul_(0.5)
+    train(alone, bare, 1, first=2)
+    assert_same(everything(opt), everything(alone))
+
+
+BATCHES = 6
+
+
+def module(pl, group, manual=False):
+    """A LightningModule over a linear layer, with a scheduler that steps after each batch."""
+
+    class Module(pl.lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = model()
+            self.automatic_optimization = not manual
+
+        def training_step(self, batch, i):
+            if not manual:
+                return loss_of(self.net, i)
+            opt = self.optimizers()
+            opt.zero_grad()
+            self.manual_backward(loss_of(self.net, i))
+            opt.step()
+            self.lr_schedulers().step()
+            return None
+
+        def configure_optimizers(self):
+            inside = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+            opt = FaultTolerantOptimizer(group, inside)
+            return [opt], [{"scheduler": opt.follow(halving(opt)), "interval": "step"}]
+
+    return Module()
+
+
+def fit(pl, module, batches=BATCHES, **kwargs):
+    return pl.fit(module, torch.utils.data.DataLoader(torch.zeros(batches, 1)), **kwargs)
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_lightning_steps_where_the_group_commits(pl, manual):
+    script = [True, False, True, False, False, True]
+    mine = module(pl, Scripted(script), manual)
+    trainer = fit(pl, mine)
+    (opt,) = trainer.optimizers
+    assert opt.coordinator.next == BATCHES
+    assert opt.coordinator.step == 3
+    assert opt.param_groups[0]["lr"] == 0.1 * 0.5**3
+    net, alone = made("sgd", Local())
+    scheduler = alone.follow(halving(alone))
+    for i in (0, 2, 5):
+        train(alone, net, 1, first=i)
+        scheduler.step()
+    assert_same(everything(opt), everything(alone))
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_lightning_resumes(pl, tmp_path):
+    trainer = fit(pl, module(pl, Local()))
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    ends = []
+    for path in (tmp_path / "saved.ckpt", None):
+        resumed = fit(pl, module(pl, Local()), max_epochs=2, ckpt_path=path)
+        ends.append(everything(resumed.optimizers[0]))
+    assert_same(*ends)
+
+
+@pytest.fixture
+def accelerator():
+    import accelerate
+
+    return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+
+
+def test_accelerate_accumulates_and_schedules(accelerator):
+    net, opt = made("adamw", Scripted([True, False, True, True]))  # one is open at the end
+    scheduler = opt.follow(halving(opt))
+    prepared, optimizer, steps = accelerator.prepare(net, opt, scheduler)
+    optimizer.zero_grad()
+    for i in range(6):
+        with accelerator.accumulate(prepared):
+            accelerator.backward(loss_of(prepared, i))
+            optimizer.step()
+            steps.step()
+            optimizer.zero_grad()
+    assert opt.coordinator.step == 2
+    assert scheduler.last_epoch == 2
+    lone, alone = made("adamw", Local())
+    slower = alone.follow(halving(alone))
+    for i in (0, 4):
+        alone.zero_grad()
+        for j in (i, i + 1):
+            (loss_of(lone, j) / 2).backward()
+        alone.step()
+        slower.step()
+    assert_same(everything(opt), everything(alone))

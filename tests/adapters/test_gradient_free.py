@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import pickle
-import re
 
 import pytest
 import search_cases
 import torch
-from helpers import through_file
 
 import functional_optim as fo
 from functional_optim import search
 from functional_optim.adapters import AdamW, GradientFree
-from functional_optim.estimators import es_gradient, forward_gradient, mezo, spsa
+from functional_optim.estimators import es_gradient, mezo, spsa
 
 ESTIMATORS = {
     "spsa": lambda: spsa(c=0.1, samples=3),
@@ -23,8 +20,6 @@ ESTIMATORS = {
     "mezo": mezo,
 }
 METHODS = [*search_cases.CASES, *ESTIMATORS]
-INTEGER = 2**40 + 1
-"""A seed that no float32 holds."""
 
 
 def sgd(lr):
@@ -114,26 +109,6 @@ def test_it_goes_where_the_functional_loop_goes(name, dtype):
     assert not equal(before, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", METHODS)
-def test_a_resumed_run_is_the_uninterrupted_one(name, dtype):
-    model = model_of(dtype)
-    whole = made(name, model.parameters(), seed=INTEGER)
-    steps(whole, model, 2)
-    saved = through_file({"model": model.state_dict(), "opt": whole.state_dict()})
-    rest = steps(whole, model, 3)
-    again = model_of(dtype)
-    again.load_state_dict(saved["model"])
-    resumed = made(name, again.parameters())
-    resumed.load_state_dict(saved["opt"])
-    first = next(again.parameters())
-    for key, x in saved["opt"]["state"][0].items():
-        assert equal([resumed.state[first][key]], [x]), key
-    assert resumed.state[first]["seed"].item() == INTEGER
-    assert torch.equal(torch.stack(steps(resumed, again, 3)), torch.stack(rest))
-    assert equal(values(again), values(model))
-
-
 @pytest.mark.parametrize("name", ["snes", "cma_es", "mezo"])
 def test_a_checkpoint_goes_on_in_another_precision(name):
     model, wide = model_of(), model_of(torch.float64)
@@ -147,54 +122,6 @@ def test_a_checkpoint_goes_on_in_another_precision(name):
             assert x.dtype is y.dtype, path
         steps(other, wide, 1)
     assert state.step == 3
-
-
-def a_function(params):
-    more = {"population": 6, "sigma": 0.1, "tx": fo.adam, "lr": 0.1, "seed": 3}
-    return GradientFree(params, search.openai_es, **more)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-@pytest.mark.parametrize("begun", [True, False])
-@pytest.mark.parametrize("make", [a_function, lambda params: made("snes", params)])
-def test_copies_go_the_same_way(copied, begun, make):
-    model = model_of()
-    opt = make(model.parameters())
-    steps(opt, model, int(begun))
-    theirs, other = copied((model, opt))
-    assert torch.equal(torch.stack(steps(opt, model, 2)), torch.stack(steps(other, theirs, 2)))
-    assert equal(values(model), values(theirs))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_closure_that_raises_leaves_all_as_it_was(name):
-    model = model_of()
-    opt = made(name, model.parameters())
-    steps(opt, model, 1)
-    before = values(model)
-    state = {key: x.clone() for key, x in opt.state_dict()["state"][0].items()}
-    calls = []
-
-    def closure():
-        calls.append(1)
-        if len(calls) == opt_calls(name):
-            raise KeyboardInterrupt
-        return loss_of(model)
-
-    with pytest.raises(KeyboardInterrupt):
-        opt.step(closure)
-    assert equal(values(model), before)
-    after = opt.state_dict()["state"][0]
-    assert after.keys() == state.keys()
-    assert equal(after.values(), state.values())
-
-
-def opt_calls(name):
-    """The last call of the closure in a step."""
-    model = model_of()
-    calls = []
-    made(name, model.parameters()).step(lambda: (calls.append(1), loss_of(model))[1])
-    return len(calls)
 
 
 def test_the_best_finite_loss_is_returned_and_others_are_worst():
@@ -333,29 +260,6 @@ def test_a_population_of_another_size_needs_a_state_of_its_own():
     calls = []
     opt.step(lambda: (calls.append(1), w.sum())[1])
     assert len(calls) == 7
-
-
-@pytest.mark.parametrize(
-    ("method", "more", "sentence"),
-    [
-        (3, {}, "method must be a population method or an estimator, but got a int"),
-        (lambda: 3, {}, "the method returned a int"),
-        (search.snes, {"population": 4}, "needs the hyperparameter sigma"),
-        (search.snes, {"population": 4, "sigma": 1.0, "mu": 1.0}, "not take the hyperparameter mu"),
-        (search.snes(4, 0.1), {"tx": fo.sgd, "lr": 0.1}, "leave tx out"),
-        (search.openai_es, {"population": 4, "sigma": 1.0}, "pass tx=fo.adam"),
-        (spsa, {}, "pass tx=fo.sgd"),
-        (spsa, {"tx": 3}, "tx must be a transformation or a function"),
-        (spsa, {"tx": lambda: 3}, "tx returned a int"),
-        (spsa, {"tx": fo.lbfgs()}, "tx's update needs"),
-        (mezo, {"tx": fo.adam, "lr": 0.1}, "the method and tx both take eps"),
-        (forward_gradient, {"tx": fo.sgd, "lr": 0.1}, "a closure cannot be"),
-        (search.snes(4, 0.1), {"seed": 0.5}, "needs an integer as its seed"),
-    ],
-)
-def test_what_cannot_work_is_said_at_once(method, more, sentence):
-    with pytest.raises(TypeError, match=re.escape(sentence)):
-        GradientFree([torch.ones(2)], method, **more)
 
 
 def test_a_log_of_its_states_replays_the_run():

@@ -1,17 +1,23 @@
-"""A measurement spans all parameter groups, also of parts that are stepped as whole trees."""
+"""Norms, micro-batches, gates and counts are those of all parameter groups, whoever has a gradient.
+
+Also of parts that are stepped as whole trees.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
-from helpers import assert_close, run
+from helpers import assert_close, clone, run
+from sampling import some
 
 import functional_optim as fo
 from functional_optim.adapters import Optimizer
 
 NAMES = ("a1", "b1", "a2", "b2")
+GROUPS = (("a1", "b1"), ("a2", "b2"))
 CLIP = fo.clip_by_global_norm(1.0)
 
 
@@ -21,83 +27,238 @@ def silent(*parts):
     return fo.chain(first, fo.add_noise(0.0, 0.55, seed=0), *others)
 
 
-RECIPES = {
-    "sequence": lambda: silent(CLIP, fo.adam(0.1)),
-    "twice": lambda: silent(CLIP, fo.trace(0.9), fo.clip_by_global_norm(0.3), fo.scale(-1.0)),
-    "flatten": lambda: fo.flatten(fo.chain(CLIP, fo.sgd(0.1))),
-    "accumulate": lambda: fo.accumulate(silent(CLIP, fo.sgd(0.1)), 2),
-    "finite": lambda: fo.apply_if_finite(silent(CLIP, fo.adam(0.1)), 3),
-    "small": lambda: fo.skip_large_updates(silent(CLIP, fo.adam(0.1)), 9.0),
-    "gates": lambda: fo.apply_if_finite(fo.apply_if_finite(silent(CLIP, fo.adam(0.1)), 1), 2),
-    "cautious": lambda: fo.chain(
-        fo.cautious(silent(CLIP, fo.scale_by_adam())), fo.scale_by_lr(0.1)
+def batch(every=2, mean=True):
+    return fo.accumulate(
+        fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(0.1, weight_decay=0.1)), every, mean=mean
+    )
+
+
+RULES = {
+    "two": batch,
+    "three": lambda: batch(3),
+    "sum": lambda: batch(3, mean=False),
+    "finite": lambda: fo.apply_if_finite(batch(), 2),
+    "small": lambda: fo.skip_large_updates(fo.chain(fo.trace(0.9), fo.scale(-0.1)), 4.0),
+    "scaled": lambda: fo.dynamic_loss_scale(fo.chain(fo.trace(0.9), fo.scale(-0.1)), 4.0),
+    "mask": lambda: fo.conditionally_mask(fo.adam(0.1), lambda step: step % 3 == 1),
+    "transform": lambda: fo.chain(
+        fo.conditionally_transform(fo.scale(3.0), lambda step: step % 2 == 1), fo.scale(-0.1)
     ),
-    "lookahead": lambda: fo.lookahead(silent(CLIP, fo.sgd(0.1)), 2),
-    "schedule": lambda: fo.with_schedule(
-        lambda lr: silent(CLIP, fo.sgd(lr)), lr=fo.schedules.linear(1.0, 0.5, 4)
+    "lookahead": lambda: fo.lookahead(fo.sgd(0.1), 3),
+    "monitor": lambda: fo.chain(
+        fo.monitor({"n": fo.measures.global_norm}), fo.zero_nans(), fo.sgd(0.1)
     ),
     "masked": lambda: fo.chain(
+        fo.masked(fo.accumulate(fo.trace(0.9), 2), ["a1", "b1"]), fo.sgd(0.1)
+    ),
+}
+TREES = {
+    "tree": lambda: silent(CLIP, fo.adam(0.1)),
+    "tree, twice": lambda: silent(CLIP, fo.trace(0.9), fo.clip_by_global_norm(0.3), fo.scale(-1.0)),
+    "tree, flatten": lambda: fo.flatten(fo.chain(CLIP, fo.sgd(0.1))),
+    "tree, two": lambda: fo.accumulate(silent(CLIP, fo.sgd(0.1)), 2),
+    "tree, finite": lambda: fo.apply_if_finite(silent(CLIP, fo.adam(0.1)), 3),
+    "tree, small": lambda: fo.skip_large_updates(silent(CLIP, fo.adam(0.1)), 9.0),
+    "tree, gates": lambda: fo.apply_if_finite(fo.apply_if_finite(silent(CLIP, fo.adam(0.1)), 1), 2),
+    "tree, cautious": lambda: fo.chain(
+        fo.cautious(silent(CLIP, fo.scale_by_adam())), fo.scale_by_lr(0.1)
+    ),
+    "tree, lookahead": lambda: fo.lookahead(silent(CLIP, fo.sgd(0.1)), 2),
+    "tree, schedule": lambda: fo.with_schedule(
+        lambda lr: silent(CLIP, fo.sgd(lr)), lr=fo.schedules.linear(1.0, 0.5, 4)
+    ),
+    "tree, masked": lambda: fo.chain(
         fo.masked(fo.flatten(CLIP), "a*"), fo.clip_by_global_norm(3.0), fo.sgd(0.1)
     ),
-    "monitored": lambda: silent(fo.monitor({"norm": fo.measures.global_norm}), CLIP, fo.sgd(0.1)),
+    "tree, monitor": lambda: silent(
+        fo.monitor({"norm": fo.measures.global_norm}), CLIP, fo.sgd(0.1)
+    ),
 }
+RECIPES = {**RULES, **TREES}
 
 
-def trained(recipe, steps, groups):
-    """Parameters after some steps of the object."""
+def start():
     torch.manual_seed(0)
-    params = {name: torch.nn.Parameter(torch.randn(3)) for name in NAMES}
+    return {name: torch.randn(3) for name in NAMES}
+
+
+def rows_of(name, seed, count=20):
+    """Gradients. For rules some are None, of which one at least is there in each step."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    rows = []
+    for _ in range(count):
+        kept = [x for x in NAMES if rng.random() < 0.6 or name in TREES] or [rng.choice(NAMES)]
+        rows.append({x: torch.randn(3) if x in kept else None for x in NAMES})
+    if name in ("tree, finite", "tree, small", "tree, gates"):
+        rows[2]["b2"][1] = math.nan
+    return rows
+
+
+def by_update(tx, rows):
+    return run(tx, start(), rows)
+
+
+def by_compile(tx, rows):
+    params, step = start(), fo.compile(tx)
+    state = tx.init(params)
+    for grads in rows:
+        params, state = step(grads, state, params)
+    return params, state
+
+
+def an_optimizer(recipe, params, compile=False, groups=GROUPS):
     named = all(groups)  # torch takes no names for a group without parameters
-    opt = Optimizer(
+    return Optimizer(
         [{"params": [(x, params[x]) if named else params[x] for x in group]} for group in groups],
-        lambda: recipe(),
+        recipe,
+        compile=compile,
     )
-    for grads in steps:
-        for name, p in params.items():
-            p.grad = None if grads[name] is None else grads[name].clone()
-        opt.step()
-    return {name: p.detach() for name, p in params.items()}
 
 
-def pure(recipe, steps):
-    torch.manual_seed(0)
-    return run(recipe(), {name: torch.randn(3) for name in NAMES}, steps)[0]
+def give(params, grads):
+    for name, p in params.items():
+        p.grad = None if grads[name] is None else grads[name].clone()
 
 
-def random_steps(absent=((),) * 6):
-    """absent: whose gradient is None, in each step."""
-    torch.manual_seed(1)
-    steps = [{x: torch.randn(3) for x in NAMES} for _ in absent]
-    return [
-        {name: None if name in gone else g for name, g in grads.items()}
-        for grads, gone in zip(steps, absent, strict=True)
-    ]
+def by_object(recipe, rows, compile=False, saved_at=None, traced=False, groups=GROUPS):
+    params = {name: torch.nn.Parameter(p) for name, p in start().items()}
+    opt = an_optimizer(recipe, params, compile, groups)
+    for i, grads in enumerate(rows):
+        if i == saved_at:
+            saved = clone(opt.state_dict())
+            opt = an_optimizer(recipe, params, compile, groups)
+            opt.load_state_dict(saved)
+        give(params, grads)
+        if traced:
+            torch.func.vmap(lambda x, opt=opt: (opt.step(), x)[1])(torch.zeros(1))
+        else:
+            opt.step()
+    return {name: p.detach() for name, p in params.items()}, opt
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_two_groups_step_as_one_tree(name):
-    steps = random_steps()
-    if name in ("finite", "small", "gates"):
-        steps[2]["b2"][1] = math.nan
-    want = pure(RECIPES[name], steps)
-    assert_close(trained(RECIPES[name], steps, [["a1", "b1"], ["a2", "b2"]]), want, 1e-6)
+def naive(rows, every, mean=True):
+    """A loop over p.grad: clip and step with what a batch has collected."""
+    params = start()
+    sums, moments, t = {}, dict.fromkeys(NAMES, (0.0, 0.0)), 0
+    for i, grads in enumerate(rows):
+        for name, g in grads.items():
+            if g is not None:
+                sums[name] = sums.get(name, 0.0) + g
+        if (i + 1) % every:
+            continue
+        t += 1
+        live = {x: s / every if mean else s for x, s in sums.items() if grads[x] is not None}
+        norm = math.sqrt(sum(float((g**2).sum()) for g in live.values()))
+        for name, g in live.items():
+            g = g * min(1.0, 0.5 / norm)
+            m, v = moments[name]
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            moments[name] = (m, v)
+            root = (v / (1 - 0.999**t)).sqrt() + 1e-8
+            params[name] = params[name] * (1 - 0.1 * 0.1) - 0.1 * (m / (1 - 0.9**t)) / root
+        sums = {}
+    return params
 
 
+@pytest.mark.parametrize("seed", some(range(3)))
 @pytest.mark.parametrize(
-    "name", ["sequence", "accumulate", "finite", "small", "gates", "lookahead"]
+    ("name", "every", "mean"), [("two", 2, True), ("three", 3, True), ("sum", 3, False)]
 )
+def test_micro_batches_are_those_of_a_loop(name, every, mean, seed):
+    rows = rows_of(name, seed)
+    assert_close(by_update(RECIPES[name](), rows)[0], naive(rows, every, mean), 1e-5)
+
+
+@pytest.mark.parametrize("seed", some(range(3)))
+@pytest.mark.parametrize("name", RECIPES)
+def test_groups_step_as_one_tree(name, seed):
+    rows = rows_of(name, seed)
+    want, state = by_update(RECIPES[name](), rows)
+    if name in RULES:  # torch compiles trees, and takes its time
+        assert_close(by_compile(RECIPES[name](), rows)[0], want, 1e-5)
+    for compile in (True, False):
+        got, opt = by_object(RECIPES[name], rows, compile)
+        assert_close(got, want, 1e-5)
+        for key, value in state.carry.items() if isinstance(state, fo.State) else ():
+            kept = [mine[key].item() for mine in opt.state.values() if key in mine]
+            assert kept
+            assert kept == pytest.approx([value.item()] * len(kept), rel=1e-5)
+    for saved_at in (7, 12):
+        assert_close(by_object(RECIPES[name], rows, saved_at=saved_at)[0], want, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["", "two", "finite", "small", "gates", "lookahead"])
 def test_a_group_without_gradients_keeps_step(name):
-    whole_group = () if name in ("sequence", "lookahead") else ("a2", "b2")
-    steps = random_steps([("a2",), (), ("b1",), whole_group, (), ("a1",)])
-    want = pure(RECIPES[name], steps)
-    assert_close(trained(RECIPES[name], steps, [["a1", "b1"], ["a2", "b2"], []]), want, 1e-6)
+    recipe = TREES[f"tree, {name}" if name else "tree"]
+    whole_group = ("a2", "b2") if name not in ("", "lookahead") else ()
+    rows = rows_of("tree", 1, 6)
+    for grads, gone in zip(rows, (["a2"], [], ["b1"], whole_group, [], ["a1"]), strict=True):
+        grads.update(dict.fromkeys(gone))
+    got, _ = by_object(recipe, rows, True, groups=(*GROUPS, ()))
+    assert_close(got, by_update(recipe(), rows)[0], 1e-6)
 
 
-# ---------------------------------------------------------------- groups of one number each
+@pytest.mark.parametrize("name", ["two", "finite", "mask", "lookahead", "monitor"])
+def test_steps_that_are_traced_count_alike(name):
+    rows = rows_of(name, 4, 9)
+    want, _ = by_update(RECIPES[name](), rows)
+    assert_close(by_object(RECIPES[name], rows, traced=True)[0], want, 1e-5)
+
+
+def test_a_group_that_is_added_takes_the_counts():
+    rows = rows_of("two", 5)
+    params = {name: torch.nn.Parameter(p) for name, p in start().items()}
+    opt = an_optimizer(batch, params, groups=(GROUPS[0],))
+    for i, grads in enumerate(rows):
+        if i == 7:
+            opt.add_param_group({"params": [(name, params[name]) for name in GROUPS[1]]})
+        if i < 7:
+            grads.update(dict.fromkeys(GROUPS[1]))
+            grads["a1"] = torch.ones(3) if grads["b1"] is None else grads["a1"]
+        give(params, grads)
+        opt.step()
+    got = {name: p.detach() for name, p in params.items()}
+    assert_close(got, by_update(batch(), rows)[0], 1e-5)
+
+
+@pytest.fixture
+def a_process_group():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("a_process_group")
+@pytest.mark.parametrize("name", some(["monitored", "two", "finite", "mask"], 2))
+def test_a_part_without_gradients_counts_with_other_processes(name):
+    """Others may have some, so the gates of a tree that is a part go on in every step."""
+
+    def recipe():
+        if name == "monitored":
+            watch = fo.monitor({"n": fo.measures.global_norm})
+            return fo.chain(fo.sharded_over(batch()), watch)
+        return fo.sharded_over(RECIPES[name]())
+
+    rows = rows_of("two", 7, 12)
+    for i in (3, 4, 8):
+        rows[i] = dict.fromkeys(NAMES)
+    want, state = by_update(recipe(), rows)
+    assert_close(by_compile(recipe(), rows)[0], want, 1e-5)
+    for compile in (True, False):
+        got, opt = by_object(recipe, rows, compile)
+        assert_close(got, want, 1e-5)
+        mine = opt.state[opt.param_groups[0]["params"][0]]
+        for key, value in state.carry.items():
+            assert mine[key].item() == pytest.approx(value.item(), rel=1e-5)
+
+
+# ---------------------------------------------------------------- parameters of one number each
 
 
 def numbers(recipe, *groups, start=0.0, **options):
-    """An optimizer of a 1-element parameter for each group, and a function that steps it."""
+    """An optimizer with a parameter of one number in each group, and a function that steps it."""
     params = [torch.full((1,), start, requires_grad=True) for _ in groups]
     opt = Optimizer(
         [{"params": [p], **group} for p, group in zip(params, groups, strict=True)],
@@ -107,11 +268,90 @@ def numbers(recipe, *groups, start=0.0, **options):
 
     def step(*grads):
         for p, g in zip(params, grads, strict=True):
-            p.grad = torch.tensor([g])
+            p.grad = None if g is None else torch.tensor([g])
         opt.step()
         return [p.item() for p in params]
 
     return opt, params, step
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_groups_with_other_numbers_count_for_themselves(compile):
+    def recipe(every):
+        return fo.accumulate(fo.sgd(1.0), every)
+
+    *_, step = numbers(recipe, {"every": 2}, {"every": 3}, compile=compile, every=2)
+    seen = [tuple(step(1.0, 1.0)) for _ in range(6)]
+    assert seen == [(0.0, 0.0), (-1.0, 0.0), (-1.0, -1.0), (-2.0, -1.0), (-2.0, -1.0), (-3.0, -2.0)]
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_checkpoints_out_of_phase_are_brought_into_phase(compile):
+    """As objects once wrote them: b has missed a micro-batch, and holds an old mean."""
+    opt, (a, b), step = numbers(lambda: fo.accumulate(fo.sgd(1.0), 2), {}, {}, compile=compile)
+    for _ in range(3):
+        step(1.0, 1.0)
+    saved = clone(opt.state_dict())
+    for key, x in {"step": 2.0, "gate": 1.0, "mini_step": 0.0, "open_steps": 1.0}.items():
+        saved["state"][1][key].fill_(x)
+    saved["state"][1]["acc_grads"].fill_(77.0)
+    opt.load_state_dict(saved)
+    assert opt.state[b]["mini_step"].item() == opt.state[a]["mini_step"].item() == 1.0
+    assert step(1.0, 1.0) == [-2.0, -1.5]
+    assert opt.state[b]["step"].item() == 3.0
+    assert opt.state[b]["open_steps"].item() == 2.0
+
+
+def test_a_plateau_is_one_for_late_joiners():
+    opt, (a, b), _ = numbers(
+        lambda: fo.chain(fo.scale_by_lr(1.0), fo.reduce_on_plateau(0.5, patience=2)), {}, {}
+    )
+    for i in range(6):
+        a.grad, b.grad = torch.ones(1), torch.ones(1) if i > 3 else None
+        opt.step(lambda: torch.tensor(1.0))
+    assert opt.state[b]["scale"].item() == opt.state[a]["scale"].item() == 0.25
+    assert (a.item(), b.item()) == (-1 - 1 - 0.5 - 0.5 - 0.25 - 0.25, -0.5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_meta_gradients_go_through_a_batch_with_gaps():
+    lr = torch.tensor(0.5, requires_grad=True)
+    a, b = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    params = [a.clone(), b.clone()]
+    opt = Optimizer(
+        [{"params": params}],
+        lambda lr, differentiable: fo.accumulate(fo.sgd(lr), 2),
+        lr=lr,
+        differentiable=True,
+    )
+    for y in (torch.ones(1), None, None, torch.ones(1)):
+        params[0].grad, params[1].grad = torch.ones(1), y
+        opt.step()
+    (params[0] + params[1]).sum().backward()
+    assert (params[0].item(), params[1].item()) == (-1.0, -0.25)
+    assert lr.grad is not None
+    assert lr.grad.item() == -2.5
+
+
+def test_the_count_outlives_a_checkpoint_where_nobody_has_it():
+    """a and b take turns, so the optimizer has made more steps than either."""
+
+    def recipe():
+        return fo.conditionally_mask(fo.sgd(1.0), lambda step: step >= 3)
+
+    opt, _, step = numbers(recipe, {}, {})
+    for i in range(3):
+        step(*[1.0, None][:: -1 if i % 2 else 1])
+    again, _, go_on = numbers(recipe, {}, {})
+    again.load_state_dict(clone(opt.state_dict()))
+    assert go_on(None, 1.0) == [0.0, -1.0]
+
+
+def test_a_rule_for_absent_tensors_needs_numbers_of_all():
+    with pytest.raises(ValueError, match="shared=True"):
+        fo.leafwise(
+            None, lambda u, slots, p: (u, slots), runs=fo.Runs(absent=lambda slots: slots), name="x"
+        )
 
 
 @pytest.mark.parametrize("compile", [True, False])

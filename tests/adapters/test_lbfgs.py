@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import pickle
 
 import pytest
 import torch
@@ -25,16 +24,6 @@ from lbfgs_runs import (
     valley,
 )
 
-
-@SEARCHES
-@pytest.mark.parametrize("history_size", [1, 3, 100])
-@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_every_evaluation_is_torchs(problem, history_size, search):
-    theirs, ours = pair(problem, history_size=history_size, line_search_fn=search)
-    assert len(theirs.losses) > 8
-    assert_agree(ours, theirs)
-
-
 OPTIONS = (
     {"max_eval": 1},
     {"max_eval": 4},
@@ -49,30 +38,13 @@ OPTIONS = (
 )
 
 
-@SEARCHES
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_argument_is_torchs(options, search):
-    for seed in range(3):
-        for problem in (network, PROBLEMS["rosenbrock-10"]):
-            theirs, ours = pair(problem, seed=seed, line_search_fn=search, **options)
-            assert_agree(ours, theirs)
-
-
-@SEARCHES
-@pytest.mark.parametrize("seed", range(12))
-def test_long_searches_from_far_away_are_torchs(seed, search):
-    """Starts from which the zoom runs long, shifts its trials, or gives up."""
-
-    def far():
-        params, f = valley(6)
-        with torch.no_grad():
-            for p in params:
-                p.mul_(10)
-        return params, f
-
-    options = {"line_search_fn": search, "max_iter": 40, "tolerance_change": 0.0}
-    theirs, ours = pair(far, 3, seed, **options, max_eval=(30, 200)[seed % 2])
-    assert_agree(ours, theirs)
+def far():
+    """A start from which the zoom runs long, shifts its trials, or gives up."""
+    params, f = valley(6)
+    with torch.no_grad():
+        for p in params:
+            p.mul_(10)
+    return params, f
 
 
 def with_one_that_has_no_gradient():
@@ -80,23 +52,41 @@ def with_one_that_has_no_gradient():
     return [*params, torch.nn.Parameter(torch.ones(2, dtype=torch.float64))], f
 
 
-STRANGE = {
+LONG = {"max_iter": 40, "tolerance_change": 0.0, "steps": 3}
+SCENES = {
     **{
-        f"{dtype} {problem.__name__}": (lambda d=dtype, p=problem: p(d), 1e-5)
+        f"{name}, history of {size}": (problem, {"history_size": size})
+        for name, problem in PROBLEMS.items()
+        for size in (1, 3, 100)
+    },
+    **{
+        f"{name}, {options}": (PROBLEMS[name], options)
+        for name in ("network", "rosenbrock-10")
+        for options in OPTIONS
+    },
+    **{
+        f"far, {seed}": (far, {**LONG, "seed": seed, "max_eval": (30, 200)[seed % 2]})
+        for seed in range(12)
+    },
+    **{
+        f"{dtype} {problem.__name__}": (lambda d=dtype, p=problem: p(d), {"tolerance": 1e-5})
         for dtype in (torch.float32, torch.bfloat16)
         for problem in (quadratic, network)
     },
-    "complex": (lambda: network(torch.complex128), 1e-10),
-    "two precisions": (two_precisions, 1e-10),
-    "no gradient": (with_one_that_has_no_gradient, 1e-10),
+    "complex": (lambda: network(torch.complex128), {}),
+    "two precisions": (two_precisions, {}),
+    "no gradient": (with_one_that_has_no_gradient, {}),
+    "a first point that is good enough": (network, {"tolerance_grad": 1e3, "steps": 1}),
 }
 
 
 @SEARCHES
-@pytest.mark.parametrize("name", STRANGE)
-def test_other_parameters_are_torchs(name, search):
-    problem, tolerance = STRANGE[name]
-    theirs, ours = pair(problem, line_search_fn=search)
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_evaluation_is_torchs(scene, search):
+    problem, options = SCENES[scene]
+    options = dict(options)
+    tolerance = options.pop("tolerance", 1e-10)
+    theirs, ours = pair(problem, line_search_fn=search, **options)
     assert_agree(ours, theirs, tolerance)
 
 
@@ -275,52 +265,6 @@ def test_a_history_longer_than_asked_for_is_cut(size):
     assert [len(state[key]) for key in ("old_dirs", "old_stps", "ro", "al")] == [size] * 4
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_copies_go_on_alone(copied):
-    whole, run = [Run(Ours, network, line_search_fn="strong_wolfe") for _ in range(2)]
-    whole.steps(4)
-    run.steps(2)
-    left, points = copy_of(run.params), len(run.points)
-    named = [name for name in sorted(vars(run.opt)) if not name.startswith("_")]
-    run.opt = copied(run.opt)
-    assert [name for name in sorted(vars(run.opt)) if not name.startswith("_")] == named
-    original, run.params = run.params, run.opt.param_groups[0]["params"]
-    run.steps(2)
-    assert len(run.points) > points
-    assert_same(copy_of(run.params), copy_of(whole.params))
-    assert_same(copy_of(original), left)
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@SEARCHES
-def test_a_closure_that_raises_leaves_all_as_it_was(search, error):
-    whole = Run(Ours, network, line_search_fn=search)
-    whole.steps(4)
-    run = Run(Ours, network, line_search_fn=search)
-
-    def failing(at):
-        calls = iter(range(100))
-
-        def closure():
-            if next(calls) == at:
-                raise error("stop")
-            return run.closure()
-
-        return closure
-
-    for step in range(4):
-        state = copy.deepcopy(run.opt.state_dict())
-        params = copy_of(run.params)
-        for at in (0, 1, 3):
-            with pytest.raises(error, match="stop"):
-                run.opt.step(failing(at))
-            assert_same(copy_of(run.params), params)
-            assert_alike(run.opt.state_dict(), state, 0.0)
-        assert bool(run.opt.state) == bool(step)
-        run.opt.step(run.closure)
-    assert_same(copy_of(run.params), copy_of(whole.params))
-
-
 def test_a_load_that_fails_leaves_all_as_it_was():
     run, other = Run(Ours, network), Run(Ours, quadratic)
     run.steps(2)
@@ -386,63 +330,3 @@ def test_errors_are_torchs(make, error, says):
 def with_gradient(p):
     p.grad = 2 * p.detach()
     return p.square().sum()
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "says"),
-    [
-        *[
-            (
-                lambda x=name, y=bad: Ours([one()], **{x: y}),
-                ValueError,
-                f"{name} must be an integer",
-            )
-            for name, bad in (("history_size", 0), ("history_size", 2.5), ("max_iter", -1))
-        ],
-        (lambda: Ours([one()], max_eval=-1), ValueError, "max_eval must be an integer of at least"),
-        (lambda: Ours([torch.ones(2).long()]), TypeError, "int64"),
-        *[
-            (
-                lambda x=nothing: Ours([{"params": x}]).step(lambda: torch.ones(())),
-                ValueError,
-                "nothing to optimize",
-            )
-            for nothing in ([], [torch.nn.Parameter(torch.ones(0, 2))])
-        ],
-    ],
-)
-def test_errors_of_our_own(make, error, says):
-    with pytest.raises(error, match=says):
-        make()
-
-
-def test_a_second_group_is_refused_later_too():
-    opt = Ours([one()])
-    with pytest.raises(ValueError, match="doesn't support per-parameter options"):
-        opt.add_param_group({"params": [one()]})
-    assert len(opt.param_groups) == 1
-
-
-def test_hooks_run_once_and_gradients_are_on():
-    run = Run(Ours, network)
-    calls = []
-    run.opt.register_step_pre_hook(lambda *_: calls.append("pre"))
-    run.opt.register_step_post_hook(lambda *_: calls.append("post"))
-    modes = []
-
-    def closure():
-        modes.append(torch.is_grad_enabled())
-        return run.closure()
-
-    with torch.no_grad():
-        first = run.opt.step(closure)
-    assert calls == ["pre", "post"]
-    assert len(modes) > 2
-    assert all(modes)
-    assert_same(first.detach(), run.losses[0])
-
-
-def test_a_first_point_that_is_good_enough_costs_one_evaluation():
-    theirs, ours = pair(network, 1, tolerance_grad=1e3)
-    assert ours.opt.state_dict()["state"] == {0: {"func_evals": 1, "n_iter": 0}}
-    assert_agree(ours, theirs)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import math
 import pickle
 from typing import NamedTuple
 
@@ -161,14 +162,6 @@ def test_combined_recipes(recipe):
 
     check_steps(lambda: adapters.Optimizer(params(), recipe, lr=0.1, compile=False), new_lr)
     assert calls_in_later_steps(recipe, new_lr, params(), lr=0.1) < 5
-
-
-def test_kernels_read_new_numbers():
-    def make():
-        params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, 2))]
-        return adapters.AdamW(params, lr=0.1, compile="strict")
-
-    check_steps(make, new_lr)
 
 
 def test_groups_and_tensors():
@@ -369,3 +362,42 @@ def test_what_a_recipe_makes_in_a_step_remembers_no_call():
     assert built
     assert all(tx.made is None for tx in built)
     assert fo.sgd(0.1).made is not None
+
+
+# ---------------------------------------------------------------- what stands for a number
+
+
+def test_placeholders_refuse_everything_that_depends_on_the_number():
+    uses = [
+        lambda x: x + 1, lambda x: 1 - x, lambda x: 2.0 * x, lambda x: x**2, lambda x: -x, abs,
+        lambda x: x > 0, lambda x: x == 0.5, lambda x: x != 0.5, bool, float, int, hash, str, repr,
+        round, lambda x: f"{x:.2f}", lambda x: max(x, 0.1), lambda x: x in (0.1, 0.2),
+        math.sqrt, math.isnan, lambda x: torch.ones(1) * x, lambda x: x.is_integer(),
+        lambda x: x.real, lambda x: numeric.at(x, 1.0), copy.copy, copy.deepcopy,
+        pickle.dumps, numeric.is_static,
+    ]  # fmt: skip
+    for use in uses:
+        x = numeric.Placeholder(0.5)
+        with pytest.raises(TypeError, match="may change at each step"):
+            use(x)
+        assert x.refused
+
+
+def test_placeholders_are_read_where_rules_read():
+    x = numeric.Placeholder(0.5)
+    assert not isinstance(x, float)  # no class is forged
+    assert not callable(x)
+    x.readable = True
+    assert numeric.at(x, 3.0) == 0.5
+    x.now = 0.25
+    assert numeric.at(x, 3.0) == 0.25
+    x.now = 2
+    assert type(numeric.at(x, 1.0)) is float
+    x.now = 0.25
+    numeric.check(lambda x: False, x, "never: {}")
+    assert x.suits(0.0)
+    assert not numeric.is_zero(x)
+    assert not x.suits(0.0)
+    assert x.suits(1.0)
+    assert not x.suits(1)
+    assert not x.refused

@@ -24,21 +24,6 @@ def by_value(lr=0.5):
     )
 
 
-@pytest.mark.parametrize("compile", [True, False])
-def test_a_closures_loss_reaches_the_links_that_ask_for_it(compile):
-    w = torch.nn.Parameter(torch.tensor([2.0]))
-    opt = adapters.Optimizer([w], by_value, compile=compile)
-
-    def closure():
-        opt.zero_grad()
-        loss = 3 * w.sum()
-        loss.backward()
-        return loss
-
-    assert opt.step(closure).item() == 6.0
-    assert w.item() == 2.0 - 0.5 * 6.0 * 3.0
-
-
 def test_a_recipe_that_reads_the_loss_needs_a_closure():
     w = torch.nn.Parameter(torch.tensor([2.0]))
     w.grad = torch.ones(1)
@@ -63,17 +48,6 @@ def test_a_hyperparameter_that_chooses_leaves_counts_at_the_next_step():
     opt.param_groups[0]["head_only"] = False
     opt.step()
     assert [p.item() for p in params.values()] == [-1.0, -2.0]
-
-
-def test_a_parameter_without_a_label_is_told_when_the_object_is_made():
-    def recipe(lr=0.1):
-        return fo.partition({"a": fo.sgd(lr)}, {"body": "a"})
-
-    params = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("body", "head")}
-    with pytest.raises(ValueError, match="no answer for the leaf 'head'"):
-        adapters.Optimizer(params.items(), recipe)
-    with pytest.raises(ValueError, match=r"the leaf '0'; .* pass model.named_parameters\(\)"):
-        adapters.Optimizer(params.values(), recipe)
 
 
 def test_a_group_without_names_beside_groups_with_names_is_told_what_to_pass():
@@ -202,3 +176,17 @@ def test_gradient_free_refuses_them_too():
         )
     opt = adapters.GradientFree([{"params": two(), "name": "all"}], fo.mezo, tx=fo.sgd, lr=0.1)
     assert opt.param_groups[0]["name"] == "all"
+
+
+def test_a_step_without_gradients_changes_nothing():
+    p = torch.nn.Parameter(torch.ones(3))
+    adapters.AdamW([p]).step()
+    assert torch.equal(p, torch.ones(3))
+
+
+def test_torchs_schedulers_take_a_schedule_as_a_factor():
+    opt = adapters.SGD(two(), lr=0.5)
+    scheduler = lr_scheduler.LambdaLR(opt, fo.schedules.linear(1.0, 0.0, 10))
+    opt.step()
+    scheduler.step()
+    assert opt.param_groups[0]["lr"] == pytest.approx(0.45)

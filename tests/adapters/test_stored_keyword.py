@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import pickle
 from typing import Any
 
 import pytest
@@ -131,19 +130,6 @@ def test_a_function_says_more():
     assert opt.state[params["hidden.weight"]]["exp_avg"].dtype is torch.float32
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copy_goes_on(way):
-    policy = functools.partial(fo.stored, storage="int8", block_size=64)
-    params = model()
-    opt = adapters.AdamW(params.items(), lr=0.01, compile=False, stored=policy)
-    step(opt, params.values(), 0)
-    others, other = way((params, opt))
-    for each, own in ((opt, params), (other, others)):
-        step(each, own.values(), 1)
-    assert_same([p.detach() for p in others.values()], [p.detach() for p in params.values()])
-    assert packed(other, others) == {"hidden.weight": ["exp_avg", "exp_avg_sq"]}
-
-
 def test_sophias_hessian_is_packed_and_averaged():
     params, exact = model(), model()
     optimizers = [
@@ -178,35 +164,6 @@ def test_averages_of_schedule_free_stay_in_full():
             step(opt, x.values(), k)
         opt.eval()
     assert_close({k: p.detach() for k, p in params.items()}, exact, 5e-3)
-
-
-def no_transformation(tx: Any) -> Any:
-    return 3
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda p: adapters.AdamW(p, stored=8), TypeError, "needs a kind of storage"),
-        (lambda p: adapters.AdamW(p, stored="int7"), ValueError, "no storage 'int7'"),
-        (lambda p: adapters.AdamW(p, stored={"mu": "int8"}), ValueError, "fits no slot"),
-        (lambda p: adapters.AdamW(p, stored=no_transformation), TypeError, "returned a int"),
-        (
-            lambda p: adapters.Optimizer(p, lambda: fo.flatten(fo.adam()), stored="int8"),
-            TypeError,
-            "made of one-tensor rules",
-        ),
-        (
-            lambda p: adapters.Optimizer(p, lambda stored=None: fo.adam(), stored="int8"),
-            TypeError,
-            "has a parameter called stored",
-        ),
-        (lambda p: adapters.SparseAdam(p, stored="int8"), TypeError, "stored"),
-    ],
-)
-def test_wrong_arguments_are_refused(make, error, text):
-    with pytest.raises(error, match=text):
-        make([torch.nn.Parameter(torch.zeros(2, 2))])
 
 
 def test_a_pattern_of_parameters_that_fits_none_is_said():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 
 import pytest
@@ -33,29 +31,6 @@ def test_it_is_an_empty_optimizer():
     assert repr(opt) == "OptimizerStub ()"
     with pytest.raises(TypeError, match="should be an iterable of Tensors"):
         OptimizerStub(torch.ones(2))
-
-
-def test_a_step_calls_its_closure_once_with_gradients_enabled_between_the_hooks():
-    opt, seen = OptimizerStub(), []
-    opt.register_step_pre_hook(lambda *_: seen.append("pre"))
-    opt.register_step_post_hook(lambda *_: seen.append("post"))
-
-    def closure():
-        seen.append(torch.is_grad_enabled())
-        return 0.25
-
-    with torch.no_grad(), torch.profiler.profile(acc_events=True) as profile:
-        assert opt.step(closure) == 0.25
-    assert seen == ["pre", True, "post"]
-    assert any(e.key == "Optimizer.step#OptimizerStub.step" for e in profile.key_averages())
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_zero_grad(set_to_none):
-    w, opt = with_a_group()
-    w.grad = torch.ones(2)
-    opt.zero_grad(set_to_none)
-    assert w.grad is None if set_to_none else torch.equal(w.grad, torch.zeros(2))
 
 
 def test_groups_can_be_added_and_never_move():
@@ -119,17 +94,6 @@ def test_a_wrong_checkpoint_is_an_error_and_changes_nothing(name):
     assert opt.state_dict() == before
     assert opt.param_groups[0] is group
     assert group["params"][0] is mine
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_copies_work_like_it(copied):
-    for opt in (OptimizerStub(), with_a_group(momentum=0.5)[1]):
-        other = copied(opt)
-        assert type(other) is OptimizerStub
-        assert (other.defaults, other.state) == (opt.defaults, {})
-        assert str(other.state_dict()) == str(opt.state_dict())
-        assert other.step(lambda: 2.0) == 2.0
-        other.load_state_dict(opt.state_dict())
 
 
 SCHEDULERS = {

@@ -1,11 +1,10 @@
-"""Lightning's checkpoints: a run that is resumed ends as the uninterrupted one, bit for bit."""
+"""Lightning's checkpoints, modes and precisions: resumed runs end as whole ones, bit for bit."""
 
 from __future__ import annotations
 
-import cases
 import pytest
 import torch
-from helpers import assert_same, pairs
+from helpers import assert_close, assert_same, pairs
 from torch.optim import lr_scheduler as lrs
 from voting import recipe
 
@@ -14,9 +13,6 @@ from functional_optim import adapters
 
 pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 
-pair = pairs({"AdamW": {"lr": 0.05, "weight_decay": 0.1}})
-THEIRS, OURS = pair("AdamW")
-
 
 def whole(lr):
     """A recipe with a part that is not made of one-tensor rules."""
@@ -24,17 +20,12 @@ def whole(lr):
 
 
 def noisy(lr):
-    return fo.chain(fo.accumulate(fo.adam(lr), every=2), fo.add_noise(0.1, 0.5, seed=3))
+    """In the middle of a batch, where a checkpoint is written."""
+    return fo.chain(fo.accumulate(fo.adam(lr), every=4), fo.add_noise(0.1, 0.5, seed=3))
 
 
 def general(made):
     return lambda params: adapters.Optimizer(params, made, lr=0.05, compile=False)
-
-
-def of_row(case, ours=True):
-    if ours:
-        return lambda params: case.drop_in(params, compile=False, **case.hyper)
-    return lambda params: case.stock(params, **case.hyper)
 
 
 def scheduled(kind):
@@ -46,51 +37,12 @@ def scheduled(kind):
     return configure
 
 
-# ---------------------------------------------------------------- in the middle of an epoch
-
 KINDS = {
     "recipe": general(recipe),
     "flatten": general(whole),
     "accumulate": general(noisy),
     "kernels": lambda params: adapters.AdamW(params, lr=0.05, compile="strict"),
 }
-EVERY = [
-    *[pytest.param(of_row(p.values[0]), p.values[0], id=p.id) for p in cases.with_torch()],
-    *[pytest.param(kind, None, id=name) for name, kind in KINDS.items()],
-]
-
-
-@pytest.mark.parametrize(("kind", "case"), EVERY)
-def test_resuming_in_the_middle_of_an_epoch_is_bitwise(pl, kind, case, tmp_path):
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    bias = case is None or case.dim is None
-    module, other = (pl.Net(scheduled(kind), bias=bias) for _ in range(2))
-    every = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=4)
-    args = {"callbacks": [every], "enable_checkpointing": True}
-    end = pl.found(module, pl.fit(module, pl.Resumable(), 2, **args))
-    trainer = pl.fit(other, pl.Resumable(), 2, tmp_path / "step=4.ckpt")
-    assert trainer.global_step == 2 * pl.BATCHES
-    assert len(other.losses) == 2 * pl.BATCHES - 4
-    pl.assert_ended_alike(pl.found(other, trainer), end)
-
-
-@pytest.mark.parametrize("ours_first", [False, True])
-@pytest.mark.parametrize("case", cases.with_torch())
-def test_a_checkpoint_of_torchs_trainer_goes_on_with_ours_and_back(pl, case, ours_first, tmp_path):
-    def fitted(ours, epochs, path=None):
-        module = pl.Net(scheduled(of_row(case, ours)), bias=case.dim is None)
-        trainer = pl.fit(module, max_epochs=epochs, ckpt_path=path)
-        return trainer, pl.found(module, trainer)
-
-    fitted(ours_first, 1)[0].save_checkpoint(tmp_path / "half.ckpt")
-    _, found = fitted(not ours_first, 2, tmp_path / "half.ckpt")
-    _, end = fitted(ours_first, 2)
-    # torch's own loading makes its carried numbers float64
-    pl.assert_ended_alike(found, end, max(1e-10, case.rounding), check_dtype=False)
-
-
-# ---------------------------------------------------------------- between two epochs
 
 
 def unfreezing(pl, named=False):
@@ -128,79 +80,41 @@ def by_name(module):
     return adapters.Optimizer(named, parted, compile=False, lr=0.05)
 
 
-def two_by_hand(pl, kind=OURS):
-    """Two optimizers in turn, with schedulers and clipping."""
-
-    class Gan(pl.ByHand):
-        def training_step(self, batch, index):
-            for opt, scheduler in zip(self.optimizers(), self.lr_schedulers(), strict=True):
-                with opt.toggle_model():
-                    loss = self.loss(batch[0])
-                    self.losses.append(loss.item())
-                    opt.zero_grad()
-                    self.manual_backward(loss)
-                    self.clip_gradients(opt, 0.05, "norm")
-                    opt.step()
-                scheduler.step()
-
-    def configure(module):
-        opts = [kind(module.layers[i].parameters()) for i in (0, 2)]
-        cycle = lrs.OneCycleLR(opts[0], 0.1, total_steps=3 * pl.BATCHES)
-        return opts, [cycle, lrs.CosineAnnealingLR(opts[1], 3 * pl.BATCHES)]
-
-    return Gan(configure), {}
-
-
 def lbfgs(params):
     return adapters.LBFGS(params, lr=0.5, max_iter=3, history_size=4)
 
 
-def finetuned(pl, kind=OURS):
+def adamw(params):
+    return adapters.AdamW(params, lr=0.05, weight_decay=0.1, compile=False)
+
+
+def finetuned(pl, kind=adamw):
     return pl.Net(thawed(kind)), {"callbacks": [unfreezing(pl)]}
 
 
 SCENES = {
+    **{name: lambda pl, kind=kind: (pl.Net(scheduled(kind)), {}) for name, kind in KINDS.items()},
     "lbfgs": lambda pl: (pl.Net(thawed(lbfgs)), {}),
-    "two by hand": two_by_hand,
     "finetuning": finetuned,
     "finetuning, recipe": lambda pl: finetuned(pl, general(recipe)),
     "finetuning by names": lambda pl: (pl.Net(by_name), {"callbacks": [unfreezing(pl, True)]}),
 }
 
 
-def halfway(pl, make, folder, half=1, **first):
-    """Runs of three epochs: one that a checkpoint after some epochs goes on with, and the whole."""
-
-    def fitted(epochs, path=None, **more):
-        module, args = make(pl, **more)
-        trainer = pl.fit(module, None, epochs, path, **args)
-        return trainer, pl.found(module, trainer)
-
-    fitted(half, **first)[0].save_checkpoint(folder / "half.ckpt")
-    return fitted(3, folder / "half.ckpt")[1], fitted(3, **first)[1]
-
-
 @pytest.mark.parametrize("half", [1, 2])
 @pytest.mark.parametrize("scene", SCENES)
 def test_resuming_between_two_epochs_is_bitwise(pl, scene, half, tmp_path):
     """With finetuning, before the new group is there, and with it."""
-    resumed, end = halfway(pl, SCENES[scene], tmp_path, half)
-    pl.assert_ended_alike(resumed, end)
+
+    def fitted(epochs, path=None):
+        module, args = SCENES[scene](pl)
+        trainer = pl.fit(module, None, epochs, path, **args)
+        return trainer, pl.found(module, trainer)
+
+    fitted(half)[0].save_checkpoint(tmp_path / "half.ckpt")
+    _, end = fitted(3)
+    pl.assert_ended_alike(fitted(3, tmp_path / "half.ckpt")[1], end)
     pl.assert_moved(end)
-
-
-@pytest.mark.parametrize("make", [two_by_hand, finetuned])
-def test_a_scene_with_torchs_goes_on_with_ours(pl, make, tmp_path):
-    pl.assert_ended_alike(*halfway(pl, make, tmp_path, 2, kind=THEIRS), 1e-10)
-
-
-def test_a_group_without_names_is_refused_with_advice(pl):
-    """Lightning's own callback adds one, which no optimizer with names takes."""
-    with pytest.raises(ValueError, match="without names to the optimizer; pass pairs of names"):
-        pl.run(by_name, max_epochs=2, callbacks=[unfreezing(pl)])
-
-
-# ---------------------------------------------------------------- what is read
 
 
 @pytest.mark.parametrize("name", [*KINDS, "SparseAdam"])
@@ -224,7 +138,7 @@ def test_checkpoints_are_read_without_running_code(pl, name, tmp_path):
     assert trainer.global_step == 2 * pl.BATCHES
 
 
-@pytest.mark.parametrize("kind", [general(recipe), OURS])
+@pytest.mark.parametrize("kind", [general(recipe), adamw])
 def test_fabric_saves_and_loads_bitwise(pl, kind, tmp_path):
     import lightning
 
@@ -249,3 +163,228 @@ def test_fabric_saves_and_loads_bitwise(pl, kind, tmp_path):
     rest = fabric.load(tmp_path / "a.ckpt", {"model": other, "opt": twin}, weights_only=True)
     assert rest == {"step": 3}
     assert_same(train(other, twin, slice(3, None)), end)
+
+
+# ---------------------------------------------------------------- optimizers with two modes
+
+
+def made(module):
+    return adapters.ScheduleFreeAdamW(module.parameters(), lr=0.05, compile=False)
+
+
+def fitted(pl, epochs, configure=made, path=None, **options):
+    """A trained module, which notes the mode and its weights in each of its steps."""
+    from functional_optim.adapters.lightning import SwitchModes
+
+    class Watched(pl.Net):
+        seen = ()
+
+        def note(self, what):
+            mode = getattr(self.trainer.optimizers[0], "training", None)
+            self.seen = (*self.seen, (what, mode, pl.values(self)))
+
+        def training_step(self, batch, index):
+            self.note("train")
+            return super().training_step(batch, index)
+
+        def validation_step(self, batch, index):
+            self.note("validate")
+
+    module = Watched(configure)
+    trainer = pl.trainer(epochs, **{"callbacks": [SwitchModes()], **options})
+    trainer.fit(module, pl.loader(), pl.loader(1), ckpt_path=path)
+    return module, trainer
+
+
+def test_lightning_validates_the_averages_and_trains_on(pl):
+    module, trainer = fitted(pl, 2)
+    opt = trainer.optimizers[0]
+    modes = {(what, training) for what, training, _ in module.seen}
+    assert modes == {("train", True), ("validate", False)}
+    assert not opt.training
+    assert_same(pl.values(module), module.seen[-1][2])
+    opt.train()
+    assert not torch.equal(pl.values(module)[0], module.seen[-1][2][0])
+    # the same without validations, but for the rounding of the way there and back
+    plain = pl.Net(made)
+    pl.fit(plain, max_epochs=2).optimizers[0].train()
+    assert_close(pl.values(module), pl.values(plain), 1e-12)
+
+
+def test_lightning_resumes_from_either_mode_bitwise(pl, tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from functional_optim.adapters.lightning import SwitchModes
+
+    saving = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_epochs=1, filename="{epoch}")
+    args = {"callbacks": [SwitchModes(), saving], "enable_checkpointing": True}
+    module, whole = fitted(pl, 3, **args)
+    path = tmp_path / "epoch=1.ckpt"
+    saved = torch.load(path, weights_only=True)
+    assert saved["optimizer_states"][0]["param_groups"][0]["train_mode"] is False
+    validated = [weights for what, _, weights in module.seen if what == "validate"]
+    assert_same(list(saved["state_dict"].values()), validated[-2])  # those of the second epoch
+    other, trainer = fitted(pl, 3, path=path)
+    assert_same(pl.values(other), pl.values(module))
+    assert_same(trainer.optimizers[0].state_dict(), whole.optimizers[0].state_dict())
+
+
+def test_the_callback_leaves_other_optimizers_alone(pl):
+    def adamw(module):
+        return adapters.AdamW(module.parameters(), lr=0.05, compile=False)
+
+    ends = [pl.values(fitted(pl, 1, adamw, **args)[0]) for args in ({}, {"callbacks": []})]
+    assert_same(*ends)
+
+
+# ---------------------------------------------------------------- precision plugins on the CPU
+
+
+ROWS = {
+    "AdamW": {"lr": 0.02, "weight_decay": 0.1},
+    "SGD": {"lr": 0.05, "momentum": 0.9},
+    "RMSprop": {"lr": 0.01, "momentum": 0.5},
+    "NAdam": {"lr": 0.02},
+}
+pair = pairs(ROWS)
+PRECISIONS = {
+    "bf16-mixed": torch.float32,
+    "16-mixed": torch.float32,
+    "bf16-true": torch.bfloat16,
+    "16-true": torch.float16,
+    "64-true": torch.float64,
+    "32-true": torch.float32,
+}
+"""With the dtype of the weights."""
+COARSE = {
+    torch.bfloat16: 2.0**-6,
+    torch.float16: 2.0**-7,
+    torch.float32: 1e-5,
+    torch.float64: 1e-10,
+}
+"""torch's steps in half precision round after each operation, ours once: how far they may part."""
+
+names = pytest.mark.parametrize("name", ROWS)
+precisions = pytest.mark.parametrize("precision", PRECISIONS)
+
+
+def of(kind, **more):
+    return lambda m: kind(m.parameters(), **more)
+
+
+def chosen(precision):
+    """The trainer's argument. On a CPU it takes fp16 with a scaler as a plugin only."""
+    from lightning.pytorch.plugins import MixedPrecision
+
+    if precision == "16-mixed":
+        return {"plugins": [MixedPrecision("16-mixed", device="cpu")]}
+    return {"precision": precision}
+
+
+def run(pl, make, precision, kind=None, **kwargs):
+    given = {"dtype": torch.float32, "data": pl.loader(dtype=torch.float32)}
+    return pl.run(make, kind or pl.Net, **given, **chosen(precision), **kwargs)
+
+
+@precisions
+@names
+def test_a_plugin_trains_as_with_torchs(pl, name, precision):
+    theirs, ours = (run(pl, of(kind), precision) for kind in pair(name))
+    dtype = PRECISIONS[precision]
+    assert ours[0][0][0].dtype is dtype
+    assert_close(ours[0][0], theirs[0][0], COARSE[dtype] * (10 if precision == "16-mixed" else 1))
+    keys = [[sorted(x) for x in each[0][2][0].values()] for each in (ours, theirs)]
+    assert keys[0] == keys[1]
+    assert ours[1] == theirs[1]
+    pl.assert_moved(ours)
+
+
+@pytest.mark.parametrize("how", ["norm", "value"])
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+@names
+def test_a_mixed_trainer_clips_unscaled_gradients(pl, name, precision, how):
+    args = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": how}
+    theirs, ours = (run(pl, of(kind), precision, **args) for kind in pair(name))
+    assert_close(ours[0][0], theirs[0][0], 1e-4)
+    free = run(pl, of(pair(name)[1]), precision)
+    assert not torch.allclose(ours[0][0][0], free[0][0][0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*ROWS, "recipe"])
+def test_the_scaler_skips_infinite_gradients_and_halves_its_scale(pl, name):
+    class Overflowing(pl.Net):
+        scales = ()
+
+        def training_step(self, batch, index):
+            loss = super().training_step(batch, index)
+            return loss * torch.inf if index == 2 else loss
+
+        def on_train_batch_end(self, *args):
+            scale = self.trainer.precision_plugin.scaler.get_scale()
+            self.scales = (*self.scales, scale)
+
+    ends = []
+    for kind in pair(name) if name in ROWS else [general(recipe)]:
+        module = Overflowing(of(kind), dtype=torch.float32)
+        trainer = pl.fit(module, pl.loader(dtype=torch.float32), **chosen("16-mixed"))
+        start = module.scales[0]
+        assert module.scales == (start, start, *[start / 2] * 4)
+        assert all(torch.isfinite(p).all() for p in module.parameters())
+        state = next(iter(trainer.optimizers[0].state.values()))
+        assert state.get("step", pl.BATCHES - 1) == pl.BATCHES - 1
+        assert trainer.global_step == pl.BATCHES
+        ends.append(pl.values(module))
+    assert_close(ends[-1], ends[0], 1e-4)
+
+
+REFUSED = {
+    "fused, which unscales in its step": (
+        [of(x, lr=0.02, fused=True) for x in (torch.optim.AdamW, adapters.AdamW)],
+        {"gradient_clip_val": 0.01},
+        "does not allow for gradient clipping",
+    ),
+    # with a scaler Lightning calls the closure itself, and step without one
+    "a recipe that reads the loss": (
+        [lambda m: adapters.Optimizer(m.parameters(), fo.polyak_sgd, compile=False)],
+        {},
+        r"this recipe reads the loss.* A GradScaler steps",
+    ),
+    "lbfgs": (
+        [of(x) for x in (torch.optim.LBFGS, adapters.LBFGS)],
+        {},
+        "AMP and the LBFGS optimizer are not compatible",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_scaled_is_refused_as_with_torchs(pl, what):
+    kinds, args, says = REFUSED[what]
+    for make in kinds:
+        with pytest.raises(Exception, match=says):
+            run(pl, make, "16-mixed", **args)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+@precisions
+@pytest.mark.parametrize("kind", [pair("AdamW")[1], general(recipe)], ids=["AdamW", "recipe"])
+def test_resuming_is_bitwise_in_every_precision(pl, kind, precision, tmp_path):
+    def fitted(epochs, path=None):
+        # Lightning loads weights into the module before it converts it
+        module = pl.Net(of(kind), dtype=torch.float64 if precision == "64-true" else torch.float32)
+        batches = pl.loader(dtype=torch.float32)
+        trainer = pl.fit(module, batches, epochs, path, **chosen(precision))
+        return trainer, pl.found(module, trainer)
+
+    fitted(1)[0].save_checkpoint(tmp_path / "half.ckpt")
+    pl.assert_ended_alike(fitted(2, tmp_path / "half.ckpt")[1], fitted(2)[1])
+    if precision == "16-mixed":
+        saved = torch.load(tmp_path / "half.ckpt", weights_only=True)
+        assert saved["MixedPrecision"]["scale"] > 1
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-mixed"])
+def test_compiled_kernels_train_in_half_precision(pl, precision):
+    runs = [run(pl, of(adapters.AdamW, compile=how), precision) for how in (False, "strict")]
+    assert_close(runs[1][0][0], runs[0][0][0], COARSE[PRECISIONS[precision]])
+    pl.assert_moved(runs[1])

@@ -1,4 +1,4 @@
-"""Accelerate, ignite and transformers over an optimizer: the same run as with torch's in its place.
+"""Accelerate, ignite, Lightning and transformers: the same run as with torch's optimizer.
 
 Each of them has a function that trains a row's optimizer, saves in the middle, and may go on from
 there.
@@ -142,6 +142,30 @@ def supervised(kind, case, folder=None, resume=None):
     return run.seen(2)
 
 
+# ---------------------------------------------------------------- Lightning
+
+
+def scheduled(kind, case, module):
+    opt = kind(case, module.parameters())
+    scheduler = lrs.OneCycleLR(opt, 0.1, total_steps=12, cycle_momentum=False)
+    return [opt], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def lightened(kind, case, folder=None, resume=None):
+    """It saves in the middle of the second of three epochs."""
+    import lightning_runs as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    module = pl.Net(lambda module: scheduled(kind, case, module), bias=case.dim is None)
+    args = {"gradient_clip_val": 0.05, "ckpt_path": resume and resume / "step=6.ckpt"}
+    if folder:
+        saver = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=6)
+        args |= {"callbacks": [saver], "enable_checkpointing": True}
+    trainer = pl.fit(module, pl.Resumable(4), 3, **args)
+    (params, losses, (state,)), groups = pl.found(module, trainer)
+    return Seen(params, losses, {"state": state, "param_groups": groups})
+
+
 # ---------------------------------------------------------------- transformers
 
 
@@ -218,8 +242,13 @@ ALL = {
     "accelerate": accelerated,
     "accelerate, by value": clipped_by_value,
     "ignite": supervised,
+    "lightning": lightened,
     "transformers": trained,
 }
+pytestmark = [
+    pytest.mark.usefixtures("pl"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning"),
+]
 every_trainer = pytest.mark.parametrize("run", ALL.values(), ids=ALL)
 
 

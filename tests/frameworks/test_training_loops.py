@@ -1,9 +1,8 @@
-"""Loops around an optimizer that others have written: scalers, schedulers, averages, hooks."""
+"""Loops around an optimizer that others have written: scalers, averages, casts, hooks."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from loops import (
     stock,
     values,
 )
-from torch.optim import lr_scheduler, swa_utils
+from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint_sequential
 
 import functional_optim as fo
@@ -104,55 +103,6 @@ def two_of_one_scaler(kind, case):
     return [values(model) for model, _ in pairs], history
 
 
-CYCLED = {"betas", "momentum"}
-
-
-def cycled(scheduler, **options):
-    """Schedulers that turn momenta and betas, too."""
-
-    def run(kind, case):
-        if case.name in ("sgd", "sgd-maximize"):  # torch refuses to cycle a momentum of 0 in one
-            case = case._replace(hyper={**case.hyper, "momentum": 0.5})
-        if case.hyper.get("dampening"):
-            case = case._replace(hyper={**case.hyper, "nesterov": False})
-        model, opt = make(kind, case)
-        momentum = bool(CYCLED & opt.defaults.keys())
-        turn = scheduler(opt, **options, cycle_momentum=momentum)
-        seen = []
-        for x in batches(10):
-            backward(model, opt, x)
-            opt.step()
-            turn.step()
-            group = opt.param_groups[0]
-            seen.append([group["lr"], *[group[key] for key in sorted(CYCLED & group.keys())]])
-        assert len(set(map(str, seen))) > 5
-        assert len({str(entry[1:]) for entry in seen}) > 4 * momentum
-        return values(model), seen
-
-    return run
-
-
-def averaged(kind, case):
-    """torch's stochastic weight averaging, with its scheduler."""
-    model, opt = make(kind, case)
-    average = swa_utils.AveragedModel(model)
-    usual = lr_scheduler.StepLR(opt, 2, gamma=0.5)
-    late = swa_utils.SWALR(opt, swa_lr=0.2, anneal_epochs=3)
-    rates = []
-    for i, x in enumerate(batches(9)):
-        backward(model, opt, x)
-        opt.step()
-        if i < 3:
-            usual.step()
-        else:
-            average.update_parameters(model)
-            late.step()
-        rates.append(opt.param_groups[0]["lr"])
-    assert len(set(rates)) > 3
-    assert not torch.equal(values(average.module)[0], values(model)[0])
-    return values(average.module), values(model), rates
-
-
 def swapped(kind, case):
     """An average takes the parameters' place for good."""
     model, opt = make(kind, case)
@@ -179,29 +129,12 @@ def recomputed(kind, case):
     return values(model)
 
 
-def parametrized(kind, case):
-    """`functional_call` over the originals of a parametrization, which the optimizer steps."""
-    model = make_model(case)
-    torch.nn.utils.parametrizations.weight_norm(model[0])
-    opt = kind(case, model.parameters())
-    for x in batches(5):
-        opt.zero_grad()
-        named = dict(model.named_parameters())
-        loss_of(lambda x, named=named: torch.func.functional_call(model, named, (x,)), x).backward()
-        opt.step()
-    return values(model)
-
-
 LOOPS = {
     "scaled": scaled,
     "unscaled and clipped": unscaled_and_clipped,
     "two of one scaler": two_of_one_scaler,
-    "one cycle": cycled(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=12),
-    "cyclic": cycled(lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.1, step_size_up=3),
-    "averaged": averaged,
     "swapped": swapped,
     "recomputed": recomputed,
-    "parametrized": parametrized,
 }
 
 
@@ -285,22 +218,6 @@ def test_a_scaler_steps_an_optimizer_that_is_called_fused(name):
 # ---------------------------------------------------------------- copies, and steps in between
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-@every_row
-def test_a_copy_of_model_and_optimizer_goes_on_bitwise(case, copied):
-    model, opt = make(drop_in, case)
-    data = batches(6)
-    for x in data[:3]:
-        backward(model, opt, x)
-        opt.step()
-    other, twin = copied((model, opt))
-    for m, o in ((model, opt), (other, twin)):
-        for x in data[3:]:
-            backward(m, o, x)
-            o.step()
-    assert_same(values(other), values(model))
-
-
 @every_row
 def test_one_optimizer_a_parameter_inside_backward_equals_one_for_all(case):
     model, opt = make(drop_in, case)
@@ -373,35 +290,6 @@ def of_recipe(recipe, model, **hyper):
     return adapters.Optimizer(model.parameters(), recipe, compile=False, **hyper)
 
 
-def test_a_scaler_and_apply_if_finite_leave_out_one_step_each():
-    """What the scaler sees never reaches the gate; what comes behind it, the gate holds back."""
-    case = row("adamw")
-
-    def gated(**hyper):
-        return fo.apply_if_finite(fo.adamw(**hyper), max_consecutive_errors=3)
-
-    theirs, ours = make_model(case), make_model(case)
-    opts = [stock(case, theirs.parameters()), of_recipe(gated, ours, **case.hyper)]
-    for model, opt in zip((theirs, ours), opts, strict=True):
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
-        for i, x in enumerate(batches(6)):
-            opt.zero_grad()
-            scaler.scale(loss_of(model, x) * (torch.inf if i == 2 else 1.0)).backward()
-            scaler.unscale_(opt)
-            if i == 4:  # found too late for the scaler
-                for p in model.parameters():
-                    p.grad = None if opt is opts[0] else p.grad * torch.nan
-            scaler.step(opt)
-            scaler.update()
-            scheduler.step()
-        assert scaler.get_scale() == 2.0**7
-    assert_close(values(ours), values(theirs), EXACT)
-    kept = opts[1].state[next(ours.parameters())]
-    found = [kept[key].item() for key in ("step", "open_steps", "total_notfinite")]
-    assert found == [5.0, 4.0, 1.0]
-
-
 @every_row
 def test_micro_batches_are_one_large_batch(case):
     """In the recipe, by hand with torch's optimizer, and as one large batch."""
@@ -451,17 +339,3 @@ def test_clipping_in_a_recipe_is_torchs(case, max_norm):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             opt.step()
     assert_close(values(mine), values(theirs), EXACT)
-
-
-@pytest.mark.parametrize("decay", [0.5, 0.9])
-def test_the_recipes_average_is_torchs_averaged_model(decay):
-    model = make_model(row("adamw"))
-    opt = of_recipe(lambda lr: fo.chain(fo.adamw(lr), fo.params_ema(decay)), model, lr=0.05)
-    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(decay))
-    average.update_parameters(model)  # the first call copies
-    for x in batches(5):
-        backward(model, opt, x)
-        opt.step()
-        average.update_parameters(model)
-    mine = [opt.state[p]["params_ema"] for p in model.parameters()]
-    assert_close(mine, values(average.module), EXACT)

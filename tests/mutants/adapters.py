@@ -21,7 +21,7 @@ MUTANTS = [
     ),
     *of(
         "adapters/base.py",
-        "adapters/test_adapter.py -k closure",
+        "adapters/test_contract.py -k closure",
         (
             "a closure runs in the caller's mode",
             "loss = base.recorded(closure)",
@@ -30,7 +30,7 @@ MUTANTS = [
     ),
     *of(
         "adapters/base.py",
-        "adapters/test_adapter.py -k differentiable",
+        "core/test_differentiable.py -k slots",
         ("a differentiable step is in place", 'elif self.defaults.get("diff', 'elif {}.get("diff'),
     ),
     *of(
@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     *of(
         "adapters/state/transaction.py",
-        "adapters/test_transactions.py",
+        "adapters/test_contract.py",
         ("new attributes outlive a failure", "            del own[name]", "            pass"),
         ("new defaults outlive a failure", "defaults.update(before[1])", PASS),
     ),
@@ -92,8 +92,12 @@ MUTANTS = [
     ),
     *of(
         "adapters/lbfgs.py",
-        "adapters/test_lbfgs.py -k closure",
+        "adapters/test_contract.py -k closure",
         ("an interrupted search leaves its trial", PUT_BACK, "pass\n            raise"),
+    ),
+    *of(
+        "adapters/lbfgs.py",
+        "adapters/test_lbfgs.py -k closure",
         ("what a closure projects is forgotten", "if not settings.wolfe:", "if False:"),
     ),
     *of(
@@ -118,7 +122,7 @@ MUTANTS = [
     ),
     *of(
         "adapters/lightning.py",
-        "frameworks/test_lightning_modes.py",
+        "frameworks/test_lightning_checkpoints.py -k validates",
         (
             "the training weights are validated",
             "def on_validation_start",
@@ -127,7 +131,7 @@ MUTANTS = [
     ),
     *of(
         "adapters/gradient_free/optimizer.py",
-        "adapters/test_gradient_free.py -k closure",
+        "adapters/test_contract.py -k closure",
         ("an interrupted search leaves its candidate", PUT_BACK, "pass\n            raise"),
     ),
     *of(
@@ -199,7 +203,7 @@ MUTANTS = [
     ),
     *of(
         "adapters/fault_tolerant/optimizer.py",
-        "adapters/test_fault_tolerant_trainers.py",
+        "adapters/test_fault_tolerant_schedulers.py",
         (
             "an empty step is voted on",
             "if closure is None and member.is_init",

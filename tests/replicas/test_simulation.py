@@ -128,10 +128,6 @@ def check(training: Training, result: Any, exact: bool = True) -> list[str]:
     return wrong
 
 
-def last_words(result: Any, rank: int) -> str:
-    return [event.what for event in result.log if event.rank == rank][-1]
-
-
 def replay(training: Training, result: Any) -> dict[int, tuple[Any, ...]]:
     """The same steps in a plain loop, of the participants that the group says there were."""
     if not result.commits:
@@ -181,11 +177,12 @@ def said(result, what, rank=None):
 
 
 @BOTH
-def test_replicas_from_different_starts_train_as_one(heals_at_start):
-    result, wrong = simulate(replicas=3, heals_at_start=heals_at_start)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_replicas_from_different_starts_train_as_one(replicas, heals_at_start):
+    result, wrong = simulate(replicas=replicas, heals_at_start=heals_at_start)
     assert wrong == []
     assert len({bits(tree) for tree in result.returned.values()}) == 1
-    everybody = (0, 1, 2)
+    everybody = tuple(range(replicas))
     first = everybody if heals_at_start else (0,)
     assert [c.participants for c in result.commits] == [first] + [everybody] * (END - 1)
     assert not refusals(result)
@@ -200,12 +197,6 @@ def test_equal_replicas_may_begin_together():
     result = Simulation(3, init_sync=False).run(worker)
     assert {mean for mean, _ in result.returned.values()} == {2.0}
     assert result.returned[1][1] == fo.replicas.Decision(True, False, 1, 3)
-
-
-def test_a_group_of_one_is_a_loop_alone():
-    result, wrong = simulate(replicas=1)
-    assert wrong == []
-    assert len(result.commits) == END
 
 
 def test_a_mean_is_summed_in_the_order_of_ranks_and_half_types_in_float32():

@@ -13,14 +13,10 @@ from test_simulation import (
     Training,
     bits,
     check,
-    first_params,
-    lr,
-    momentum_by_hand,
     said,
     simulate,
 )
 
-import functional_optim as fo
 from functional_optim.replicas import (
     CutOff,
     Delay,
@@ -58,128 +54,108 @@ def test_a_step_that_could_not_be_taken_here_is_taken_back_and_healed(heals_at_s
     assert [c.step for c in result.commits] == list(range(1, END + 1))
 
 
-def test_who_must_heal_tries_again_after_a_refused_step():
-    result, wrong = simulate([Kill(2, 3, "in allreduce")], FailsOnce)
-    assert wrong == []
-    assert result.decisions(1)[3] == fo.replicas.Decision(False, False, 2, 2, "replica 2 died")
-    assert said(result, "healed to step 3 by replica 0", rank=1)
+class AllFail(FailsOnce):
+    also = (0, 2)
 
 
-def test_if_nobody_could_take_the_step_the_run_says_that_there_is_no_state():
-    class AllFail(FailsOnce):
-        also = (0, 2)
+def one_step(act, replicas=2, **options):
+    """A run in which every replica does something between the start of a step and the vote."""
 
-    with pytest.raises(
-        RuntimeError, match=r"replica \d \(life 0\) failed .* no replica has a whole state"
-    ):
-        simulate(replica=AllFail)
+    def worker(group):
+        group.start()
+        return act(group) or (group.decide().reason, group.time)
+
+    return Simulation(replicas, **options).run(worker)
 
 
 def test_an_error_of_one_refuses_the_step_for_all_at_once():
-    def worker(group):
-        group.start()
+    def fails(group):
         if group.rank == 1:
             group.report_error(ValueError("no data."))
         else:
             group.allreduce(torch.ones(1)).wait()
-        return group.decide(), group.time
 
-    result = Simulation(3).run(worker)
-    for decision, time in result.returned.values():
-        assert decision.reason == "replica 1: ValueError: no data"
+    for reason, time in one_step(fails, 3).returned.values():
+        assert reason == "replica 1: ValueError: no data"
         assert time < 0.5
 
 
-def test_a_reduction_that_fails_is_an_error_of_the_step():
-    def worker(group):
-        group.start()
-        mean = group.allreduce(torch.ones(1)).wait()
-        return mean.item(), group.error, group.decide().committed
-
-    result = Simulation(2, faults=[Kill(1, point="in allreduce")]).run(worker)
-    _, error, committed = result.returned[0]
-    assert isinstance(error, ConnectionError)
-    assert str(error) == "replica 1 died"
-    assert not committed
-
-
 def test_tensors_of_different_sizes_refuse_the_step():
-    def worker(group):
-        group.start()
+    def averages(group):
         group.allreduce(torch.ones(1 + group.rank)).wait()
-        return group.decide().reason
 
-    (reason, _) = Simulation(2).run(worker).returned.values()
+    (reason, _) = one_step(averages).returned[0]
     assert "replica 0 1 of torch.float32, replica 1 2 of torch.float32" in reason
 
 
-def test_nan_gradients_can_be_voted_against_by_all():
-    def worker(group):
-        replica = Replica(group, momentum_by_hand(), nonfinite="refuse")
-        now = replica.start(replica.init(first_params(group.rank, 0)))
-        bad = torch.tensor([1.0, float("nan")])
-        return replica.step(bad, now)[1].committed
-
-    assert Simulation(2).run(worker).returned == {0: False, 1: False}
-
-
 def test_who_leaves_with_a_step_open_refuses_it():
-    def worker(group):
+    assert one_step(lambda group: group.rank == 0).returned[1][0] == "replica 0 left"
+
+
+def raises(group):
+    if group.rank == 1:
+        raise ValueError("no data")
+
+
+def for_ever(group):
+    while True:
+        group.sleep(1.0)
+
+
+def unsaved(group):
+    group.register("x", lambda saved: None, lambda: 1 / 0)
+
+
+def refuses(group):
+    while True:
         group.start()
-        if group.rank == 0:
-            return None
-        return group.decide().reason
-
-    assert Simulation(2).run(worker).returned[1] == "replica 0 left"
-
-
-def test_an_exception_names_its_replica():
-    def worker(group):
-        group.start()
-        if group.rank == 1:
-            raise ValueError("no data")
+        group.report_error(ValueError("no data"))
         group.decide()
 
-    with pytest.raises(RuntimeError, match=r"replica 1 \(life 0\) failed at .*ValueError: no data"):
-        Simulation(2).run(worker)
-    result = Simulation(2, errors="crash").run(worker)
-    assert result.decisions(0)[0].reason == "replica 1 died"
+
+STOPPED = {
+    "an exception names its replica": (
+        lambda: one_step(raises),
+        r"replica 1 \(life 0\) failed at .*ValueError: no data",
+    ),
+    "a state that cannot be saved names its replica": (
+        lambda: Simulation(2).run(lambda group: (unsaved(group), group.start())),
+        r"replica 0 \(life 0\) could not be saved .*ZeroDiv",
+    ),
+    "who waits for what": (
+        lambda: simulate([Kill(0, 1)], replicas=2, min_replicas=2),
+        r"stuck at .* replica 1 \(life 0\) waits for a quorum \(1 of min_replicas=2 have",
+    ),
+    "a run without end": (
+        lambda: Simulation(1, limit=10.0).run(for_ever),
+        r"the limit is 10 s: replica 0 .* waits for 1 s",
+    ),
+    "too many refused steps": (
+        lambda: Simulation(1, max_retries=2).run(refuses),
+        "3 steps in a row were refused",
+    ),
+    "back in time": (
+        lambda: Simulation(1).run(lambda group: group.sleep(-0.5)),
+        r"ValueError: sleep\(seconds\) needs 0 s or more",
+    ),
+    "no replica could take the step": (
+        lambda: simulate(replica=AllFail),
+        r"replica \d \(life 0\) failed .* no replica has a whole state",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STOPPED)
+def test_a_run_that_cannot_go_on_says_why(what):
+    run, says = STOPPED[what]
+    with pytest.raises(TimeoutError if "without end" in what else RuntimeError, match=says):
+        run()
+
+
+def test_an_exception_may_be_the_death_of_its_replica():
+    result = one_step(raises, errors="crash")
+    assert result.returned[0][0] == "replica 1 died"
     assert said(result, "crashed: ValueError: no data", rank=1)
-
-
-def test_a_state_that_cannot_be_saved_names_its_replica():
-    def worker(group):
-        group.register("x", lambda saved: None, lambda: 1 / 0)
-        group.start()
-
-    with pytest.raises(RuntimeError, match=r"replica 0 \(life 0\) could not be saved .*ZeroDiv"):
-        Simulation(2).run(worker)
-
-
-def test_a_group_that_cannot_go_on_says_who_waits_for_what():
-    message = r"stuck at .* replica 1 \(life 0\) waits for a quorum \(1 of min_replicas=2 have"
-    with pytest.raises(RuntimeError, match=message):
-        simulate([Kill(0, 1)], replicas=2, min_replicas=2)
-
-
-def test_a_run_without_end_is_given_up():
-    def worker(group):
-        while True:
-            group.sleep(1.0)
-
-    with pytest.raises(TimeoutError, match=r"the limit is 10 s: replica 0 .* waits for 1 s"):
-        Simulation(1, limit=10.0).run(worker)
-
-
-def test_max_retries_is_the_coordinators():
-    def worker(group):
-        while True:
-            group.start()
-            group.report_error(ValueError("no data"))
-            group.decide()
-
-    with pytest.raises(RuntimeError, match="3 steps in a row were refused"):
-        Simulation(1, max_retries=2).run(worker)
 
 
 @pytest.mark.parametrize(
@@ -192,21 +168,12 @@ def test_max_retries_is_the_coordinators():
         ({"faults": [Kill(3)]}, "ranks 0 to 2"),
         ({"faults": [Kill(0, 0, "somewhere")]}, "a point is one of before start"),
         ({"faults": [Delay(0, seconds=-1.0)]}, "seconds must be 0 or more"),
+        ({"faults": ["kill"]}, "a fault is a Kill, Delay, CutOff or Slow, but got a str"),
     ],
 )
-def test_bad_numbers_raise(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_arguments_raise(options, message):
+    with pytest.raises(TypeError if "got a str" in message else ValueError, match=message):
         Simulation(**options)
-
-
-def test_what_is_no_fault_raises():
-    with pytest.raises(TypeError, match="a fault is a Kill, Delay, CutOff or Slow, but got a str"):
-        Simulation(faults=["kill"])
-
-
-def test_nobody_sleeps_back_in_time():
-    with pytest.raises(RuntimeError, match=r"ValueError: sleep\(seconds\) needs 0 s or more"):
-        Simulation(1).run(lambda group: group.sleep(-0.5))
 
 
 # ---------------------------------------------------------------- random schedules of faults
@@ -301,36 +268,18 @@ def test_steps_that_are_taken_back_lose_nothing_that_another_has():
     assert lost < 30
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_librarys_own_sgd_with_a_schedule(compiled):
-    class Run(Replica):
-        def __init__(self, coordinator, tx):
-            super().__init__(coordinator, tx, compile=compiled)
-
-    tx = fo.sgd(lambda count: lr(int(count)), momentum=0.9)
-    for seed in (10, 13, 15) if compiled else range(30):
-        faults, group = schedule(seed)
-        _, wrong = simulate(faults, Run, tx, exact=not compiled, **group)
-        assert wrong == [], faults
-
-
 # ---------------------------------------------------------------- determinism
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_same_seed_and_faults_give_the_same_run(seed):
     faults, group = schedule(seed)
-    first, again = [Simulation(faults=faults, **group).run(Training()) for _ in range(2)]
+    simulation = Simulation(faults=faults, **group)
+    first, again = simulation.run(Training()), simulation.run(Training())
     assert first.log == again.log
     assert first.commits == again.commits
     assert first.time == again.time
     assert bits(first.returned) == bits(again.returned)
-
-
-def test_one_simulation_can_run_twice():
-    simulation = Simulation(faults=[Kill(1, 2, restart=0.1)])
-    first, again = simulation.run(Training()), simulation.run(Training())
-    assert first.log == again.log
 
 
 def test_another_seed_gives_another_order():
@@ -402,28 +351,3 @@ def test_a_faulty_loop_is_caught_by_one_restart(replica):
     assert simulate(RESTART)[1] == []
     _, wrong = simulate(RESTART, replica)
     assert any("has another step" in what for what in wrong)
-
-
-@pytest.mark.parametrize("replica", FAULTY)
-def test_a_faulty_loop_is_caught_by_random_schedules(replica):
-    seeds = range(1000, 1040)
-    assert failing(seeds) == []
-    assert len(failing(seeds, replica)) > 5
-
-
-def test_a_stale_candidate_is_only_stale_where_the_vote_heals():
-    _, wrong = simulate(RESTART, StaleCandidate, heals_at_start=True)
-    assert wrong == []
-
-
-def test_the_mean_that_a_healed_replica_takes_is_that_of_the_others():
-    class Mean(Replica):
-        def _updated(self, grads, now, extra):
-            means.setdefault(int(now.state.step), []).append(grads)
-            return super()._updated(grads, now, extra)
-
-    means = {}
-    assert simulate(RESTART, Mean)[1] == []
-    for got in means.values():
-        assert len(got) >= 2
-        assert all(torch.equal(got[0], other) for other in got[1:])

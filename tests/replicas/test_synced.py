@@ -129,15 +129,6 @@ def test_diloco_goes_where_a_plain_loop_goes(case, refused):
 
 
 @pytest.mark.parametrize(
-    "outer", [fo.adamw(0.1), fo.chain(fo.clip_by_global_norm(0.5), fo.sgd(1.0))]
-)
-def test_an_outer_transformation_may_be_any(outer):
-    results = train_group(fo.diloco(inner(), outer, 4, fragments=2), replicas=2)
-    (_, one), (_, other) = results
-    assert_same((one.state.anchor, one.state.outer), (other.state.anchor, other.state.outer))
-
-
-@pytest.mark.parametrize(
     ("tx", "tolerance"),
     [(fo.local_sgd(inner(), 4), 0.0), (fo.diloco(inner(), fo.sgd(1.0), 4), EXACT)],
     ids=["local_sgd", "diloco with an outer step of 1"],
@@ -245,25 +236,6 @@ def test_a_refused_pseudo_gradient_takes_the_inner_state_back_here_and_not_there
         assert_same(now.state.inner, before.state.inner)
         assert {int(s["step"]) for s in optimizer.state.values()} == {8}
         assert int(now.state.inner.step) == 4
-
-
-@pytest.mark.parametrize(
-    ("every", "how", "fragments", "words"),
-    [
-        (4, {"delay": 4}, 1, "must be synced before"),
-        (5, {"delay": 0}, 2, "must divide"),
-        (4, {"alpha": 1.5}, 1, "between 0 and 1"),
-    ],
-)
-def test_what_torchft_refuses_is_refused_here(every, how, fragments, words):
-    with pytest.raises(ValueError, match="diloco"):
-        fo.diloco(fo.adamw(), fo.sgd(0.7), every, fragments=fragments, **how)
-    names = {"delay": "fragment_sync_delay", "alpha": "fragment_update_alpha"}
-    parts = [part({"w": torch.ones(1)}) for _ in range(fragments)]
-    optimizer = torch.optim.AdamW([p for x in parts for p in x.parameters()])
-    named = {names[key]: x for key, x in how.items()}
-    with pytest.raises(ValueError, match=words):
-        wrapped(Manager(Local()), parts, optimizer, every, **named)
 
 
 # ---------------------------------------------------------------- refusals

@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning
 import torch
-from helpers import assert_close
+from helpers import assert_close, assert_same
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -74,8 +74,8 @@ class Resumable(DataLoader):
     at: how many batches of this epoch it has given.
     """
 
-    def __init__(self) -> None:
-        super().__init__(TensorDataset(data()), batch_size=ROWS)
+    def __init__(self, batches: int = BATCHES) -> None:
+        super().__init__(TensorDataset(data(batches)), batch_size=ROWS)
         self.at = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -138,15 +138,13 @@ def assert_agree(ours: Any, theirs: Any, tolerance: float = 1e-10) -> None:
     assert ours[1] == theirs[1]
 
 
-def assert_ended_alike(
-    some: Any, others: Any, tolerance: float = 0.0, *, check_dtype: bool = True
-) -> None:
+def assert_ended_alike(some: Any, others: Any) -> None:
     """Two runs, of which one began later, ended alike; their last losses are the same, too."""
-    assert_close(some[0][::2], others[0][::2], tolerance, check_dtype=check_dtype)
+    assert_same(some[0][::2], others[0][::2])
     assert some[1] == others[1]
     late = min(len(some[0][1]), len(others[0][1]))
     assert late > 1
-    assert_close(some[0][1][-late:], others[0][1][-late:], tolerance)
+    assert_same(some[0][1][-late:], others[0][1][-late:])
 
 
 def assert_moved(run: Any) -> None:

@@ -1,0 +1,165 @@
+"""What optimizer objects and their recipes are given that cannot be: a sentence says what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import functional_optim as fo
+from functional_optim import adapters, search
+
+TREE = {"w": torch.ones(3)}
+LINEAR = fo.schedules.linear(1.0, 0.0, 10)
+SGD: dict[str, Any] = {"tx": fo.sgd, "lr": 0.1}
+
+
+def p() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.ones(3))
+
+
+def linear() -> torch.nn.Module:
+    return torch.nn.Linear(2, 2)
+
+
+def consumed() -> Any:
+    parameters = (x for x in [p()])
+    list(parameters)
+    return parameters
+
+
+def of_two() -> Any:
+    return adapters.AdamW([p(), p()]).state_dict()
+
+
+def of(recipe: Any, **hyper: Any) -> Any:
+    return adapters.Optimizer([("w", p())], recipe, compile=False, **hyper)
+
+
+def parted(lr: float = 0.1) -> Any:
+    return fo.partition({"a": fo.sgd(lr)}, {"body": "a"})
+
+
+def free(method: Any, **more: Any) -> Any:
+    return adapters.GradientFree([torch.ones(2)], method, **more)
+
+
+def tolerant(**changed: Any) -> Any:
+    given = {"coordinator": fo.replicas.Local(), "optimizer": torch.optim.SGD([p()], 0.1)}
+    return adapters.FaultTolerantOptimizer(**{**given, **changed})
+
+
+def one_step(opt: Any) -> Any:
+    return opt.step(lambda: torch.ones(()))
+
+
+def train(loss: Any) -> Any:
+    return fo.compile_train_step(loss, fo.sgd(0.1))(TREE, fo.sgd(0.1).init(TREE))
+
+
+TYPES = [
+    (lambda: fo.chain(torch.optim.SGD([p()], 0.1)), "takes transformations, but got a SGD"),
+    (lambda: adapters.AdamW(linear()), "but got a Linear; pass model.parameters()"),
+    (lambda: adapters.Optimizer(linear(), fo.adamw), "takes parameters, but got a Linear"),
+    (lambda: fo.sgd(0.1).init(linear()), "named_parameters()"),
+    (lambda: adapters.AdamW(torch.ones(3)), "should be an iterable of Tensors"),
+    (lambda: adapters.AdamW([p()], lr="0.1"), "a 0-dim tensor as lr, but got '0.1'"),
+    (lambda: adapters.AdamW([p()], lr=LINEAR), "adapters.Optimizer(params, fo.adamw, lr=schedule)"),
+    (lambda: adapters.AdamW([p()], stored=8), "needs a kind of storage"),
+    (lambda: adapters.AdamW([p()], stored=lambda tx: 3), "returned a int"),
+    (lambda: adapters.SparseAdam([p()], stored="int8"), "stored"),
+    (lambda: of(lambda: fo.flatten(fo.adam()), stored="int8"), "made of one-tensor rules"),
+    (lambda: of(lambda stored=None: fo.adam(), stored="int8"), "has a parameter called stored"),
+    (lambda: of(0.1), "recipe must be a function from hyperparameters to"),
+    (lambda: of(fo.adamw(1e-3)), "but got a Leafwise"),
+    (lambda: of(lambda lr: lr, lr=0.1), "recipe returned a float; it must"),
+    (lambda: of(lambda lr: torch.optim.SGD, lr=0.1), "it must return a transformation"),
+    (lambda: of(lambda lr, /: fo.sgd(lr), lr=0.1), "takes its hyperparameters by name"),
+    (lambda: of(lambda lr: fo.sgd(lr)), "pass lr=… to"),
+    (lambda: of(fo.adamw, learning_rate=0.1), "learning_rate (it takes: lr, betas"),
+    (lambda: of(fo.lbfgs), "use adapters.LBFGS"),
+    (lambda: of(torch.optim.AdamW), "a transformation, but AdamW makes an optimizer object"),
+    (lambda: fo.adamw("0.1"), "adamw takes a number, a 0-dim tensor or a schedule"),
+    (lambda: fo.masked(fo.adam(), lambda params: params), "called for each leaf"),
+    (lambda: fo.partition([fo.adam()], {"*": "a"}), "a dict from labels"),
+    (lambda: fo.sgd(None), "a schedule as lr, but got None"),
+    (lambda: train(lambda p: p["w"]), "loss_fn must return a real 0-dim tensor"),
+    (lambda: adapters.LBFGS([torch.ones(2).long()]), "int64"),
+    (lambda: free(3), "method must be a population method or an estimator, but got a int"),
+    (lambda: free(lambda: 3), "the method returned a int"),
+    (lambda: free(search.snes, population=4), "needs the hyperparameter sigma"),
+    (lambda: free(search.snes, population=4, sigma=1.0, mu=1.0), "not take the hyperparameter mu"),
+    (lambda: free(search.snes(4, 0.1), **SGD), "leave tx out"),
+    (lambda: free(search.openai_es, population=4, sigma=1.0), "pass tx=fo.adam"),
+    (lambda: free(fo.spsa), "pass tx=fo.sgd"),
+    (lambda: free(fo.spsa, tx=3), "tx must be a transformation or a function"),
+    (lambda: free(fo.spsa, tx=lambda: 3), "tx returned a int"),
+    (lambda: free(fo.spsa, tx=fo.lbfgs()), "tx's update needs"),
+    (lambda: free(fo.mezo, tx=fo.adam, lr=0.1), "the method and tx both take eps"),
+    (lambda: free(fo.estimators.forward_gradient, **SGD), "a closure cannot be"),
+    (lambda: free(search.snes(4, 0.1), seed=0.5), "needs an integer as its seed"),
+    (
+        lambda: adapters.AveragingOptimizer([p()], fo.sgd, lr=0.1),
+        "schedule_free or gpa",
+    ),
+    (lambda: tolerant(coordinator=3), "a coordinator or a torchft Manager"),
+    (lambda: tolerant(optimizer=3), "torch optimizer is needed"),
+    (lambda: tolerant(optimizer=torch.optim.LBFGS([p()])), "several trial points"),
+    (lambda: tolerant(optimizer=adapters.LBFGS([p()])), "several trial points"),
+    (lambda: tolerant(optimizer=tolerant()), "already"),
+    (lambda: fo.prodigy(betas=(0.9,)), "pair of numbers"),
+    (lambda: fo.dadapt_adam(betas=(0.9,)), "pair of numbers"),
+]
+
+
+VALUES = [
+    (lambda: adapters.AdamW([]), "got an empty parameter list"),
+    (lambda: adapters.AdamW(consumed()), "got an empty parameter list"),
+    (lambda: adapters.SGD([p() * 2]), "non-leaf Tensor"),
+    (lambda: adapters.AdamW([p()], stored="int7"), "no storage 'int7'"),
+    (lambda: adapters.AdamW([p()], stored={"mu": "int8"}), "fits no slot"),
+    (lambda: adapters.AdamW([p()]).load_state_dict(of_two()), "load a checkpoint of this model"),
+    (lambda: of(fo.adamw, lr=-1.0), "Invalid learning rate: -1.0"),
+    (lambda: of(parted), "no answer for the leaf 'w'"),
+    (lambda: adapters.Optimizer([p()], parted), "the leaf '0'; "),
+    (lambda: adapters.Optimizer([p()], parted), "pass model.named_parameters()"),
+    (lambda: fo.adamw(0.1).update(TREE, fo.adamw(0.1).init(TREE)), "update(grads, state, params)"),
+    (lambda: fo.adamw(0.1).update(TREE, fo.sgd(0.1).init(TREE), TREE), "this chain's own init"),
+    (lambda: adapters.LBFGS([p()], history_size=0), "history_size must be an integer"),
+    (lambda: adapters.LBFGS([p()], history_size=2.5), "history_size must be an integer"),
+    (lambda: adapters.LBFGS([p()], max_iter=-1), "max_iter must be an integer"),
+    (lambda: adapters.LBFGS([p()], max_eval=-1), "max_eval must be an integer of at least"),
+    (lambda: one_step(adapters.LBFGS([{"params": []}])), "nothing to optimize"),
+    (lambda: one_step(adapters.LBFGS([torch.ones(0, 2)])), "nothing to optimize"),
+    (lambda: adapters.LBFGS([p()]).add_param_group({"params": [p()]}), "per-parameter options"),
+    (lambda: fo.chain(fo.schedule_free(fo.trace(0.9)), fo.scale_by_lr(0.1)), "works on the step"),
+    (lambda: fo.schedule_free(fo.sgd(0.1), momentum=0.0), "but got"),
+    (lambda: fo.schedule_free(fo.sgd(0.1), r=-1.0), "but got"),
+    (lambda: fo.gpa(fo.sgd(0.1), train_interp_coeff=1.5), "but got"),
+    (lambda: fo.gpa(fo.sgd(0.1), eval_interp_coeff=-0.1), "but got"),
+    (lambda: fo.schedule_free_adamw(betas=(0.0, 0.9)), "but got"),
+    (lambda: fo.schedule_free_adamw(warmup_steps=-1), "but got"),
+    (lambda: fo.scale_by_second_moment(1.0), "but got"),
+    (lambda: tolerant(heal="all"), "heal"),
+    (lambda: tolerant(nonfinite="skip"), "nonfinite"),
+    (lambda: fo.prodigy(d0=0.0), "d0 above 0"),
+    (lambda: fo.prodigy(growth_rate=0.9), "growth_rate of 1 or more"),
+    (lambda: fo.prodigy(d_coef=0.0), "d_coef above 0"),
+    (lambda: fo.prodigy(beta3=1.0), "beta3 in"),
+    (lambda: fo.dadapt_adam(d0=-1.0), "d0 above 0"),
+    (lambda: fo.dadapt_adam(weight_decay=-1.0), "Invalid weight_decay"),
+]
+
+
+NAMES = [(lambda: adapters.Adamw, "did you mean 'AdamW'?")]
+KINDS = ((TypeError, TYPES), (ValueError, VALUES), (AttributeError, NAMES))
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "said"), [(kind, *row) for kind, rows in KINDS for row in rows]
+)
+def test_what_cannot_be_is_told(kind, make, said):
+    with pytest.raises(kind, match=re.escape(said)):
+        make()
