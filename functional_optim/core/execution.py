@@ -307,6 +307,17 @@ def _like(x: Any, old: Any) -> Any:
     return sharding.from_part(x, old) if x is not None and sharding.is_sharded(old) else x
 
 
+def _run_whole(
+    rule: Rule, u: Tensor, stored: Slots, p: Tensor, own: Numbers
+) -> tuple[Tensor, Slots]:
+    """A rule on all of a sharded tensor, in every process. DTensor cannot reshape it everywhere."""
+    slots = tuple([x if x is None else sharding.whole(x) for x in stored])
+    new_u, new = run_batch(rule, sharding.whole(u), slots, p, own)
+    pairs = zip(new, stored, strict=True)
+    placed = [x if x is None else sharding.placed_like(x, old) for x, old in pairs]
+    return sharding.placed_like(new_u, u), tuple(placed)
+
+
 def run_batched(
     rule: Rule, us: list[Tensor], leaves: Sequence[Leaf], k: int
 ) -> list[tuple[Tensor, Slots]]:
@@ -323,8 +334,11 @@ def run_batched(
         for some in batches(members, us[members[0]].numel()):
             first = leaves[some[0]]
             if len(some) == 1:
-                found = run_batch(rule, us[some[0]], first.slots[k], first.p, first.own(k))
-                results[some[0]] = found
+                u, own = us[some[0]], first.slots[k]
+                view, shape = rule.storage.view, first.p.shape
+                gather = sharding.is_sharded(u) and view is not None and view.reshapes(shape)
+                one = _run_whole if gather else run_batch
+                results[some[0]] = one(rule, u, own, first.p, first.own(k))
                 continue
             columns = zip(*[leaves[i].slots[k] for i in some], strict=True)
             stored = tuple([None if x[0] is None else torch.stack(x) for x in columns])

@@ -100,6 +100,10 @@ class MatrixView(NamedTuple):
         plain = self.heads is None and self.split is None and not self.transposed
         return plain and len(shape) == 2
 
+    def reshapes(self, shape: Sequence[int]) -> bool:
+        """Whether a parameter of this shape is seen in another one, or along each dimension."""
+        return len(shape) > 2 or not self.keeps(shape)
+
     def check(self, name: str, shape: Sequence[int], path: str = "") -> None:
         """Raise ValueError for a parameter of which nobody has said what it is.
 

@@ -25,6 +25,7 @@ from functional_optim.transforms import orthogonal
 pytestmark = needs_gloo
 
 SHAPES = {"a": (6, 4), "b": (6, 4), "c": (5, 3), "d": (3, 7), "bias": (5,), "e": (6, 4)}
+SHAPES |= {"experts": (5, 4, 3), "kernel": (5, 2, 3, 2), "image": (5, 3, 2, 2)}
 """No number of processes divides all of these."""
 PLACED = ("plain", "rows", "columns", "replicated")
 OWNERS = ("each", "spread")
@@ -52,15 +53,19 @@ def accumulating() -> Any:
 
 
 def recipe(owners: str | None = None, lr: float = 0.1) -> Any:
-    """Muon, a rule with slots, the same on parts of a matrix, and a rule of other tensors."""
+    """Muon, a rule with slots, the same on parts of a matrix, stacks and kernels, and a rule of other
+    tensors."""
     muon = fo.scale_by_muon(ns_dtype=torch.float64)
     parts = {
         "muon": fo.chain(muon, fo.add_decayed_weights(0.1), fo.scale_by_lr(lr)),
         "own": fo.chain(accumulating(), fo.scale_by_lr(lr)),
         "seen": fo.chain(fo.as_matrix(accumulating(), split=(4, 2)), fo.scale_by_lr(lr)),
+        "stack": fo.as_matrix(fo.soap(lr, precondition_frequency=2), stack=True),
+        "image": fo.soap(lr, precondition_frequency=2),
         "rest": fo.adam(lr),
     }
-    labels = {"bias": "rest", "c": "own", "d": "own", "e": "seen", "*": "muon"}
+    labels = {"bias": "rest", "c": "own", "d": "own", "e": "seen", "experts": "stack"}
+    labels |= {"image": "image", "*": "muon"}
     tx = fo.partition(parts, labels)
     return tx if owners is None else fo.matrix_owners(tx, owners)
 
