@@ -10,9 +10,9 @@ import torch
 from pairs import FEWEST, Step, timed
 from recipes import CYCLE, Recipe, matrix_soap, spread_soap
 from rows import Effort, Measured, Row
-from steps import of, ours, row
+from steps import Build, of, ours, row
 from torch import Tensor
-from workloads import GPT, SQUARES, Workload
+from workloads import EXPERTS, GPT, SQUARES, Workload
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -66,8 +66,21 @@ def evenness(workload: Workload, spread: Recipe, together: Recipe, effort: Effor
     return Measured(ours, theirs, "all in one step")
 
 
+def stacked(name: str) -> Build:
+    """One of our optimizer objects on all matrices as one stack."""
+
+    def build(params: list[Tensor]) -> Step:
+        stack = torch.nn.Parameter(torch.stack([p.detach() for p in params]))
+        stack.grad = torch.stack([p.grad for p in params if p.grad is not None])
+        views = {"experts": {"stack": True}}
+        return getattr(adapters, name)([("experts", stack)], views=views).step
+
+    return build
+
+
 def rows() -> list[Row]:
-    """Muon with AdamW on the GPT, of SOAP the longest step, and Dion2 beside Muon."""
+    """Muon with AdamW on the GPT, of SOAP the longest step, stacks beside single parameters, and
+    Dion2 beside Muon."""
     rivals = {"torch: Muon, and AdamW fused": side_by_side}
     even = partial(evenness, SQUARES, spread_soap, matrix_soap)
     what = "Longest step of `soap` over its median step, renewals spread"
@@ -75,5 +88,16 @@ def rows() -> list[Row]:
     return [
         row("muon_adamw", "Muon and AdamW", GPT, muon_adamw, rivals, (0.6,)),
         Row("soap-even-squares", what, words, even, (EVEN,), judged="ours", unit="median steps"),
+        *[
+            row(
+                f"stack-{name.lower()}",
+                f"`{name}` on a stack",
+                EXPERTS,
+                stacked(name),
+                {"single": ours(name)},
+                (0.7,),
+            )
+            for name in ("NorMuon", "SOAP")
+        ],
         row("dion2", "`dion2`", SQUARES, of(fo.dion2), {"our Muon": ours("Muon")}),
     ]
