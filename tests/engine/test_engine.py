@@ -9,7 +9,7 @@ import cases
 import optree
 import pytest
 import torch
-from helpers import as_parameters, assert_same, clone, copy_of, run, step_object
+from helpers import assert_same, clone, copy_of, run
 from objects import ADAM, BOTH, Pair, check_edit, edits
 
 import functional_optim as fo
@@ -102,34 +102,6 @@ def test_a_view_of_every_other_column_leaves_its_neighbours_alone():
     assert_same(whole[:, 1::2], before[:, 1::2])
 
 
-def kept(factor):
-    """A rule with its constant in a keyword-only default."""
-
-    def update(u, slots, p, *, factor=factor):
-        return factor * u, slots
-
-    return fo.leafwise(None, update, name="kept")
-
-
-def test_recipes_of_one_code_and_other_constants_have_other_kernels():
-    """`nesterov` and `amsgrad` are constants of a rule, and a rule is known by its code."""
-    params = {"w": torch.randn(5)}
-    (grads,) = gradients(params, 1)
-    for tx in (
-        fo.trace(0.9),
-        fo.trace(0.9, nesterov=True),
-        fo.trace(0.9, nesterov=False),
-        fo.named_chain(("a", fo.trace(0.9)), ("b", fo.trace(0.9, nesterov=True))),
-        fo.named_chain(("a", fo.trace(0.9, nesterov=True)), ("b", fo.trace(0.9))),
-        kept(-1),
-        kept(-2),
-    ):
-        got, state = clone(params), tx.init(params)
-        for _ in range(2):
-            got, state = fo.compile(tx)(grads, state, got)
-        assert_near((got, state), run(tx, params, [grads] * 2))
-
-
 def test_a_learning_rate_tensor_is_read_at_every_step():
     lr = torch.tensor(0.05, dtype=torch.float64)
     tx, params = momentum(lr), model()
@@ -186,31 +158,6 @@ def test_matrices_of_one_shape_share_a_kernel_and_a_transposed_one_runs_eagerly(
     assert kernels.count() == before + 1
 
 
-def gained():
-    """A rule with an extra argument."""
-
-    def scalars(t, *, gain=1.0):
-        return (-0.05 * gain,)
-
-    return fo.leafwise(None, lambda u, slots, p, c: (c * u, slots), scalars, name="gained")
-
-
-def test_extra_arguments_reach_a_compiled_step():
-    tx = fo.chain(gained(), fo.trace(0.9))
-    step, params, built = fo.compile(tx), {"w": torch.randn(5)}, []
-    for gain in (1.0, 3.0, torch.tensor(0.5)):
-        (grads,) = gradients(params, 1)
-        state = tx.init(params)
-        updates, _ = tx.update(grads, state, params, gain=gain)
-        wanted = fo.apply_updates(params, updates)
-        params, _ = step(grads, state, params, gain=gain)
-        assert_near(params, wanted)
-        built.append(kernels.count())
-    assert built == [built[0]] * 3
-    with pytest.raises(TypeError, match=r"extra argument loss, .* takes: gain"):
-        step(grads, tx.init(params), params, loss=1.0)
-
-
 # ---------------------------------------------------------------- threads
 
 
@@ -243,88 +190,7 @@ def test_two_optimizers_step_at_once_as_each_would_alone():
     assert_same([found[seed] for seed in (0, 1)], alone)
 
 
-# ---------------------------------------------------------------- bad input
-
-TEN = torch.ones(10)
-W = torch.ones(4)
-TIED = ({"a": W, "b": W}, {"a": W, "b": W.view(2, 2)})
-INTEGERS = {"w": torch.zeros(10, dtype=torch.int64)}
-DIFFER = r"params and grads differ at 'w': \(10,\) against"
-WRONG = {
-    "a gradient of another name": ("params and grads have different structures", {"v": TEN}),
-    "a gradient that is shorter": (rf"{DIFFER} \(3,\)", {"w": torch.ones(3)}),
-    "a gradient of another shape": (rf"{DIFFER} \(2, 5\)", {"w": torch.ones(2, 5)}),
-    "a gradient alone": ("params and grads have different structures", TEN),
-    "a gradient on meta": (
-        r"gradient of parameter 'w' is on meta, but the parameter is on cpu.*\.$",
-        {"w": TEN.to("meta")},
-    ),
-    "a state of another chain": ("keeps the slots .*own init", None, fo.adam().init({"w": TEN})),
-    "a state of other names": ("state .* own init", None, momentum().init({"v": TEN})),
-    "a state of other shapes": ("state .* own init", None, momentum().init({"w": W})),
-    **{
-        f"tied, {i}": (r"share their memory.* tied weights once", clone(own), None, own)
-        for i, own in enumerate(TIED)
-    },
-    "integers": ("'w' has dtype torch.int64", None, momentum().init({"w": TEN}), INTEGERS),
-}
-"""What is said, and what it is said of: gradients, a state, parameters, or None for right ones."""
-
-
-@pytest.mark.parametrize("donate", [True, False])
-@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_trees_are_refused_and_nothing_is_written(name, later, donate):
-    """A kernel that trusted the first step's sizes would read beyond a shorter gradient."""
-    words, *given = WRONG[name]
-    if not donate and "tied" in name:
-        return  # which is right then
-    tx, right = momentum(), {"w": torch.zeros(10)}
-    step, state = fo.compile(tx, donate=donate), tx.init(right)
-    if later:
-        right, state = step({"w": TEN}, state, right)
-    grads, other, params = (*given, *[None] * (3 - len(given)))
-    params = right if params is None else params
-    state = other or (state if params is right else tx.init(params))
-    before = clone((params, state))
-    with pytest.raises((TypeError, ValueError), match=words):
-        step({"w": TEN} if grads is None else grads, state, params)
-    assert_same((params, state), before)
-
-
 # ---------------------------------------------------------------- the optimizer object
-
-
-@pytest.mark.parametrize("recipe", [cases.composed, fo.adamw])
-def test_a_compiled_object_equals_an_eager_one(recipe):
-    hyper = {"lr": 0.02} | ({"max_norm": 0.5, "decay": 0.9} if recipe is cases.composed else {})
-    params = model()
-    both = []
-    for flag in (True, False):
-        mine = as_parameters(params)
-        groups = [{"params": mine[:4], "lr": 0.05}, {"params": mine[4:]}]
-        opt = adapters.Optimizer(groups, recipe, compile=flag, **hyper)
-        scheduler = torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.5)
-        for i, g in enumerate(gradients(params, 8)):
-            late = [None if i < 3 and k % 3 == 0 else x for k, x in enumerate(g.values())]
-            step_object(opt, [late])
-            scheduler.step()
-        both.append((copy_of(mine), [dict(opt.state[p]) for p in mine]))
-    assert_near(*both)
-
-
-def test_a_compiled_drop_in_builds_no_kernel_for_new_numbers():
-    params = model()
-    mine = as_parameters(params)
-    opt = adapters.AdamW(mine, lr=0.1)
-    counts = []
-    for i, g in enumerate(gradients(params, 6)):
-        opt.param_groups[0].update(
-            lr=0.1 / (1 + i), betas=(0.9 - i / 100, 0.99), eps=1e-8 * (1 + i)
-        )
-        step_object(opt, [g])
-        counts.append(kernels.count())
-    assert counts == [counts[0]] * 6
 
 
 COMPILED = Pair("AdamW", adapters.AdamW, torch.optim.AdamW, ADAM, BOTH)

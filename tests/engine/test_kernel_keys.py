@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import functional_optim as fo
-from functional_optim.adapters import Optimizer
 from functional_optim.kernels import static_key
 
 PRELUDE = "import functools, math, torch\nfrom typing import NamedTuple\n"
@@ -143,27 +142,6 @@ def test_a_global_that_changes_makes_a_new_kernel():
         params = {"w": torch.zeros(3)}
         got, _ = fo.compile(tx)({"w": torch.ones(3)}, tx.init(params), params)
         assert got["w"].tolist() == [-x] * 3
-
-
-def test_a_rule_that_is_a_method_takes_its_own_numbers():
-    """Two methods of one function have one code, and each its own self."""
-
-    class Rule:
-        def __init__(self, sign):
-            self.sign = sign
-
-        def update(self, u, slots, p):
-            return self.sign * u, slots
-
-    w = torch.nn.Parameter(torch.zeros(3))
-    opt = Optimizer(
-        [w], lambda sign: fo.leafwise(None, Rule(sign).update, name="method"), sign=-1.0
-    )
-    w.grad = torch.ones(3)
-    opt.step()
-    opt.param_groups[0]["sign"] = 3.0
-    opt.step()
-    assert w.tolist() == [2.0] * 3
 
 
 def test_the_dtype_that_new_tensors_get_counts():

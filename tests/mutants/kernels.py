@@ -285,7 +285,7 @@ MUTANTS = [
         f"{ENGINE}/compile.py",
         "            if self.donate:\n                check(self.tx, grads, state, params)\n",
         "",
-        (f"{ENGINES} -k 'wrong and shorter'",),
+        ("tests/core/test_errors.py -k another_tree",),
     ),
     Mutant(
         "a step of a committed transformation is made though it is refused",
@@ -313,7 +313,7 @@ MUTANTS = [
         f"{ENGINE}/tree_plan.py",
         "    memory.check_apart([columns[k][i] for i, k in some], name)\n",
         "",
-        (f"{ENGINES} -k tied",),
+        ("tests/core/test_memory.py -k overlap",),
     ),
     Mutant(
         "what a chain carries is not written",
