@@ -314,20 +314,14 @@ def rule(u, slots, p):
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
     tx, params = fo.leafwise(None, rule, name="rule"), {"w": torch.zeros(4)}
-    step, error = fo.compile(tx, strict=True), None
-    try:
-        step({"w": torch.ones(4)}, tx.init(params), params)
-    except RuntimeError as raised:
-        error = str(raised)
-kernel = None
-if error is None:
-    (kernel,) = step.plan.entries[0].tensors.libraries()
+    step = fo.compile(tx, strict=True)
+    step({"w": torch.ones(4)}, tx.init(params), params)
+(kernel,) = step.plan.entries[0].tensors.libraries()
 print(json.dumps({
     "w": params["w"].tolist(),
-    "found": kernel and kernel.found,
+    "found": kernel.found,
     "compiler": [m for m in ("torch._inductor", "torch._dynamo") if m in sys.modules],
     "heard": [str(w.message) for w in heard if issubclass(w.category, RuntimeWarning)],
-    "error": error,
 }))
 """
 
@@ -371,9 +365,7 @@ def test_the_second_process_needs_no_compiler(filled, read_only):
         got = said(start(filled, compiler=False))
     finally:
         filled.chmod(0o700)
-    assert got == {
-        "w": [-0.125] * 4, "found": True, "compiler": [], "heard": [], "error": None
-    }  # fmt: skip
+    assert got == {"w": [-0.125] * 4, "found": True, "compiler": [], "heard": []}
 
 
 def test_what_is_missing_beside_a_kept_kernel_is_built(tmp_path):
@@ -388,14 +380,6 @@ def test_what_is_missing_beside_a_kept_kernel_is_built(tmp_path):
     got = said(start(here, compiler=False))
     assert got["found"]
     assert got["heard"] == []
-
-
-def test_another_folder_is_another_cache(filled, tmp_path):
-    got = said(start(tmp_path / "other", compiler=False))
-    assert "a strict step must be compiled" in got["error"]
-    assert got["w"] == [0.0] * 4
-    got = said(start("off", compiler=False))
-    assert "a strict step must be compiled" in got["error"]
 
 
 def test_of_processes_that_start_at_once_one_compiles(tmp_path):

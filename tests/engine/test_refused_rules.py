@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,11 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import assert_same, clone
-from undeclared import MODELS, ROWS, WAYS
+from three_ways import WAYS, step_in
+from undeclared import MODELS, ROWS
 from undeclared_slots import Momentum, momentum
 
 import functional_optim as fo
-from functional_optim.adapters import Optimizer
 
 
 class Refusal(NamedTuple):
@@ -171,61 +170,19 @@ CONTRADICTED = {
 """Rules whose arguments say what their operations deny."""
 
 
-class Begun:
-    """A way to step a rule: what it holds, and its step."""
-
-    def __init__(self, way, tx, model):
-        self.params = {name: torch.nn.Parameter(p) for name, p in model.params().items()}
-        self.grads, self.way, self.tx = model.grads()[0], way, tx
-        if way.startswith("Optimizer"):
-            self.opt = Optimizer(list(self.params.items()), lambda: tx, compile="," not in way)
-        else:
-            self.params = {name: p.detach() for name, p in self.params.items()}
-            self.state = tx.init(self.params)
-
-    def step(self):
-        if self.way == "update":
-            updates, self.state = self.tx.update(self.grads, self.state, self.params)
-            self.params = fo.apply_updates(self.params, updates)
-        elif self.way == "fo.compile":
-            fo.compile(self.tx)(self.grads, self.state, self.params)
-        else:
-            for name, p in self.params.items():
-                p.grad = self.grads[name]
-            self.opt.step()
-
-    def held(self):
-        """Copies of all that a step could have changed."""
-        params = {name: p.detach() for name, p in self.params.items()}
-        if self.way.startswith("Optimizer"):
-            slots = [
-                dict(self.opt.state[p]) if p in self.opt.state else {} for p in self.params.values()
-            ]
-        else:
-            slots = [self.state.slots, self.state.carry, self.state.step]
-        return clone((params, self.grads, slots))
-
-
-def use(way, tx, model, kept):
-    """Step a rule. kept: gets what is stepped, with copies of what it held before."""
-    begun = Begun(way, tx, MODELS[model])
-    kept.append((begun, begun.held()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        begun.step()
-
-
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [*REFUSED, *CONTRADICTED])
 def test_a_rule_that_cannot_be_run_is_refused_before_anything_is_changed(name, way):
     """The first use raises a sentence that has all it must say, and an advice."""
     refusal = REFUSED.get(name) or CONTRADICTED[name]
+    tx = fo.leafwise(**{"init": None, **refusal.arguments}, name=name)
     for model in ("together", "scalar", "matrix", "bfloat16") if name in REFUSED else ("matrix",):
-        kept, numbers = [], torch.get_rng_state()
+        held = MODELS[model].params(), MODELS[model].grads()[0]
+        before, drawn = clone(held), torch.get_rng_state()
         with pytest.raises(ValueError, match=r"; \w+") as error:
-            use(way, fo.leafwise(**{"init": None, **refusal.arguments}, name=name), model, kept)
+            step_in(way, lambda: tx, *held)
         for part in (name, *refusal.says):
             assert re.search(part, str(error.value)), part
-        for begun, before in kept:
-            assert_same(begun.held(), before)
-        assert torch.equal(torch.get_rng_state(), numbers), "numbers were drawn"
+        assert_same(held, before)
+        assert torch.equal(torch.get_rng_state(), drawn), "numbers were drawn"
