@@ -151,20 +151,16 @@ def test_a_copy_continues_alone(pair, copied):
     assert not torch.equal(known[0], mine[0])
 
 
-def test_an_unused_optimizer_can_be_copied():
-    hyper = {"lr": 0.1, "max_norm": 1.0, "decay": 0.9}
-    opt = adapters.Optimizer(as_parameters(make_params()), cases.composed, **hyper)
+COMPOSED = {"lr": 0.1, "max_norm": 1.0, "decay": 0.9}
+
+
+@pytest.mark.parametrize(("recipe", "hyper"), [(cases.composed, COMPOSED), (fo.identity, {})])
+def test_an_unused_optimizer_can_be_copied(recipe, hyper):
+    opt = adapters.Optimizer(as_parameters(make_params()), recipe, **hyper)
     for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
         assert twin.defaults.items() >= hyper.items()
         assert twin.param_groups[0].keys() == opt.param_groups[0].keys()
         assert twin.compile
-
-
-def test_a_recipe_without_hyperparameters_can_be_copied():
-    opt = adapters.Optimizer(as_parameters(make_params()), fo.identity, compile=False)
-    for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
-        assert twin.defaults == {}
-        assert [set(group) for group in twin.param_groups] == [{"params"}]
         twin.load_state_dict(opt.state_dict())
 
 
@@ -259,45 +255,6 @@ def test_swapped_in_parameters_and_state_are_stepped(pair):
 
 
 # ---------------------------------------------------------------- recipes of whole trees
-
-
-def with_whole_trees(lr, momentum):
-    """A chain whose middle is no one-tensor rule: it gives every leaf the tree's mean."""
-
-    def init(params):
-        return (torch.zeros((), dtype=torch.float64), fo.EmptyState())
-
-    def update(grads, state, params=None):
-        mean = torch.stack([g.mean() for g in fo.tree.leaves(grads)]).mean()
-        return fo.tree.map(lambda g: g - mean, grads), (state[0] + mean, state[1])
-
-    middle = fo.GradientTransformation(init, update)
-    return fo.chain(fo.trace(momentum), middle, fo.sgd(lr))
-
-
-def test_a_recipe_of_whole_trees_runs_resumes_and_equals_the_functional_loop():
-    params = make_params()
-    del params["empty"]  # has no mean
-    grads = make_grads(params, 6)
-    state, moved = with_whole_trees(0.1, 0.9).init(params), params
-    for i, g in enumerate(grads):
-        tx = with_whole_trees(0.1 if i < 2 else 0.05, 0.9)
-        updates, state = tx.update(g, state, moved)
-        moved = fo.apply_updates(moved, updates)
-
-    def make(known):
-        return adapters.Optimizer(known, with_whole_trees, compile=False, lr=0.1, momentum=0.9)
-
-    mine = as_parameters(params)
-    opt = make(mine)
-    step_object(opt, grads[:2])
-    opt.param_groups[0]["lr"] = 0.05
-    step_object(opt, grads[2:3])
-    again = [torch.nn.Parameter(p.detach().clone()) for p in mine]
-    resumed = make(again)
-    resumed.load_state_dict(through_file(opt.state_dict()))
-    step_object(resumed, grads[3:])
-    assert_close(copy_of(again), list(moved.values()), EXACT)
 
 
 def test_a_slot_that_was_put_in_with_another_shape_is_named():
