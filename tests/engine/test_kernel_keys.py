@@ -36,13 +36,14 @@ def attributed(x):
     return f
 
 
-def method(x):
+def methods(*values):
+    """Of objects of one class, so that both are one function."""
     made = rule(
         "class Rule(NamedTuple):\n    x: float\n"
         "    def update(self, u, slots, p):\n        return self.x * u, slots\n",
         "Rule",
     )
-    return made(x).update
+    return [made(x).update for x in values]
 
 
 PAIR = "class Pair(NamedTuple):\n    x: float = {}\n    def twice(self): return self.x * {}\n"
@@ -84,7 +85,7 @@ CLOSED = {
 DIFFERENT = {
     **{name: [rule(text.replace("X", x)) for x in both] for name, (text, *both) in SOURCES.items()},
     **{f"{name} in a closure": [closed(f, x) for x in both] for name, (f, *both) in CLOSED.items()},
-    "an attribute of self": [method(x) for x in (0.5, 0.25)],
+    "an attribute of self": methods(0.5, 0.25),
     "a partial's argument": [functools.partial(closed("u", 0), x=x) for x in (1, 2)],
     "a function's attribute": [attributed(x) for x in (0.5, 0.25)],
     # equal code on equal lines, as a template writes it, that reads each module's own number
