@@ -42,14 +42,12 @@ LONG = (
     "test_site",
     "test_notebooks",
     "test_compare",
-    "test_odd_rules",
-    "test_old_checkpoints",
+    "test_checkpoints",
     "test_engine",
     "test_commits",
-    "test_dynamic_shapes",
     "test_products",
     "test_triton_kernels",
-    "test_compiled_training",
+    "test_one_trace",
     "test_kernel_keys",
     "test_builds",
     "test_search",
@@ -131,6 +129,17 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """A device mesh of this process alone."""
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
 
 
 LIGHTNINGS = (

@@ -1,11 +1,14 @@
-"""State: torch's own format, both ways; copies, pickles, and edits from outside."""
+"""State: torch's own format, both ways, and that of earlier versions; copies, pickles, edits from
+outside, and values that torch's loading has cast."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import cases
+import optree
 import pytest
 import torch
 from helpers import (
@@ -19,9 +22,12 @@ from helpers import (
     through_file,
 )
 from objects import DROP_INS, GENERAL, check_edit, edits, every_drop_in, every_pair, parameters
+from reference.make_checkpoints import functional, functional_run, go, optimizers
+from sampling import some
 
 import functional_optim as fo
 from functional_optim import adapters
+from functional_optim.checkpoint.precision import restore_precision
 
 EXACT = 1e-12
 
@@ -151,20 +157,16 @@ def test_a_copy_continues_alone(pair, copied):
     assert not torch.equal(known[0], mine[0])
 
 
-def test_an_unused_optimizer_can_be_copied():
-    hyper = {"lr": 0.1, "max_norm": 1.0, "decay": 0.9}
-    opt = adapters.Optimizer(as_parameters(make_params()), cases.composed, **hyper)
+COMPOSED = {"lr": 0.1, "max_norm": 1.0, "decay": 0.9}
+
+
+@pytest.mark.parametrize(("recipe", "hyper"), [(cases.composed, COMPOSED), (fo.identity, {})])
+def test_an_unused_optimizer_can_be_copied(recipe, hyper):
+    opt = adapters.Optimizer(as_parameters(make_params()), recipe, **hyper)
     for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
         assert twin.defaults.items() >= hyper.items()
         assert twin.param_groups[0].keys() == opt.param_groups[0].keys()
         assert twin.compile
-
-
-def test_a_recipe_without_hyperparameters_can_be_copied():
-    opt = adapters.Optimizer(as_parameters(make_params()), fo.identity, compile=False)
-    for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
-        assert twin.defaults == {}
-        assert [set(group) for group in twin.param_groups] == [{"params"}]
         twin.load_state_dict(opt.state_dict())
 
 
@@ -261,45 +263,6 @@ def test_swapped_in_parameters_and_state_are_stepped(pair):
 # ---------------------------------------------------------------- recipes of whole trees
 
 
-def with_whole_trees(lr, momentum):
-    """A chain whose middle is no one-tensor rule: it gives every leaf the tree's mean."""
-
-    def init(params):
-        return (torch.zeros((), dtype=torch.float64), fo.EmptyState())
-
-    def update(grads, state, params=None):
-        mean = torch.stack([g.mean() for g in fo.tree.leaves(grads)]).mean()
-        return fo.tree.map(lambda g: g - mean, grads), (state[0] + mean, state[1])
-
-    middle = fo.GradientTransformation(init, update)
-    return fo.chain(fo.trace(momentum), middle, fo.sgd(lr))
-
-
-def test_a_recipe_of_whole_trees_runs_resumes_and_equals_the_functional_loop():
-    params = make_params()
-    del params["empty"]  # has no mean
-    grads = make_grads(params, 6)
-    state, moved = with_whole_trees(0.1, 0.9).init(params), params
-    for i, g in enumerate(grads):
-        tx = with_whole_trees(0.1 if i < 2 else 0.05, 0.9)
-        updates, state = tx.update(g, state, moved)
-        moved = fo.apply_updates(moved, updates)
-
-    def make(known):
-        return adapters.Optimizer(known, with_whole_trees, compile=False, lr=0.1, momentum=0.9)
-
-    mine = as_parameters(params)
-    opt = make(mine)
-    step_object(opt, grads[:2])
-    opt.param_groups[0]["lr"] = 0.05
-    step_object(opt, grads[2:3])
-    again = [torch.nn.Parameter(p.detach().clone()) for p in mine]
-    resumed = make(again)
-    resumed.load_state_dict(through_file(opt.state_dict()))
-    step_object(resumed, grads[3:])
-    assert_close(copy_of(again), list(moved.values()), EXACT)
-
-
 def test_a_slot_that_was_put_in_with_another_shape_is_named():
     p = torch.nn.Parameter(torch.ones(2))
     opt = adapters.AdamW([p], compile=False)
@@ -312,3 +275,72 @@ def test_a_slot_that_was_put_in_with_another_shape_is_named():
     ):
         opt.step()
     assert torch.equal(p, before)
+
+
+# ---------------------------------------------------------------- what torch's cast has rounded
+
+
+def test_what_was_only_cast_is_as_it_was_saved():
+    wide = torch.tensor([1 / 3, torch.nan, torch.inf], dtype=torch.float64)
+    saved = {"a": wide, "b": [wide, (wide, 3)], "c": wide}
+    loaded = optree.tree_map(lambda x: x.bfloat16() if isinstance(x, torch.Tensor) else x, saved)
+    loaded["c"] = loaded["c"] * 2  # a hook's
+    found = restore_precision(loaded, saved)
+    for x in (found["a"], found["b"][0], found["b"][1][0]):
+        assert x.dtype is torch.float64
+        assert torch.equal(x.nan_to_num(), wide.nan_to_num())
+        assert x.data_ptr() != wide.data_ptr()
+    assert found["c"] is loaded["c"]
+    assert restore_precision(loaded["a"], None) is loaded["a"]
+    assert restore_precision([1], (1, 2)) == [1]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn, torch.complex64])
+def test_a_nan_that_was_cast_is_restored_and_one_that_a_hook_has_replaced_is_not(kind):
+    saved = torch.tensor([1.0, torch.nan], dtype=torch.float64)
+    found = restore_precision(saved.to(kind), saved)
+    assert found.dtype is torch.float64
+    assert torch.equal(found.isnan(), saved.isnan())
+    mended = torch.tensor([1.0, 0.0]).to(kind)
+    assert restore_precision(mended, saved) is mended
+
+
+def test_what_overflows_is_restored_and_what_a_hook_has_clipped_is_not():
+    saved = torch.tensor([1.0, 1e6], dtype=torch.float32)
+    assert torch.equal(restore_precision(saved.half(), saved), saved)
+    clipped = saved.half().nan_to_num()
+    assert restore_precision(clipped, saved) is clipped
+
+
+# ---------------------------------------------------------------- what earlier versions wrote
+
+FOLDER = Path(__file__).parents[1] / "support" / "reference" / "checkpoints"
+EAGER = [(name, False) for name in optimizers()]
+COMPILED = [(name, True) for name in optimizers()]
+KEPT = [(name, True) for name in ("Adafactor", "Adam", "Muon", "SGD", "recipe")]
+"""Each way of keeping state: factors, slots like the parameter, a batch, one slot, a chain."""
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    some(EAGER + COMPILED, len(EAGER), KEPT),
+    ids=lambda x: {True: "compiled", False: "eager"}.get(x, x),
+)
+def test_an_optimizer_object_goes_on_where_it_went_then(name, compiled):
+    old = torch.load(FOLDER / f"{name}.pt")
+    named = [(path, torch.nn.Parameter(p.clone())) for path, p in old["params"].items()]
+    opt = optimizers()[name](named)
+    if not isinstance(opt, torch.optim.LBFGS):
+        opt.compile = compiled
+    opt.load_state_dict(old["state_dict"])
+    go(opt, named, old["grads"])
+    tolerance = 2e-2 if name == "Muon" else 1e-6  # its iteration is in bfloat16
+    assert_close({path: p.detach() for path, p in named}, old["after"], tolerance)
+
+
+def test_a_functional_state_goes_on_where_it_went_then():
+    old = torch.load(FOLDER / "functional.pt")
+    tx, params = functional(), old["params"]
+    state = fo.load_state_dict(tx.init(params), old["state_dict"], params, step=3)
+    params, _ = functional_run(tx, params, state, old["grads"])
+    assert_close(params, old["after"], 1e-6)

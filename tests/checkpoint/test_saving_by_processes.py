@@ -5,21 +5,233 @@ Models are divided by FSDP2. Every process sees the same data, so all end where 
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
+import cases
 import processes
 import pytest
-import saving_runs as runs
 import torch
-from helpers import assert_close, assert_same
+from helpers import assert_close, assert_same, forgetting, run
+from ranks import needs_gloo
+from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
-EXACT = 1e-12
+import functional_optim as fo
+from functional_optim import adapters
+
 pytestmark = [
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"),
+    needs_gloo,
     # of a process without a group, which is what this one is
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninit"),
 ]
 
-ROWS = [f"{name}-{form}" for name, form in runs.rows()]
+STEPS = 3
+
+
+def parted(lr: float) -> Any:
+    parts = {"matrix": fo.adamw(lr, weight_decay=0.1), "rest": fo.sgd(lr, momentum=0.9)}
+    return fo.partition(parts, {"*weight": "matrix", "*": "rest"})
+
+
+def accumulated(lr: float) -> Any:
+    """After three steps it is in the middle of an accumulation."""
+    return fo.accumulate(fo.chain(fo.clip_by_global_norm(0.5), fo.nadam(lr)), 2)
+
+
+def composed(lr: float) -> Any:
+    return cases.composed(lr, 0.5, 0.9)
+
+
+def ahead(lr: float) -> Any:
+    return fo.lookahead(fo.adamw(lr), 2)
+
+
+RECIPES = {
+    "composed": composed,
+    "partition": parted,
+    "accumulate": accumulated,
+    "nadam": fo.nadam,
+    "asgd": fo.asgd,
+    "adafactor": fo.adafactor,
+    "lookahead": ahead,
+}
+STOCK = {
+    "AdamW": (adapters.AdamW, torch.optim.AdamW, {"weight_decay": 0.1, "amsgrad": True}),
+    "NAdam": (adapters.NAdam, torch.optim.NAdam, {}),
+    "SGD": (adapters.SGD, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.4}),
+}
+LOOPS = {**RECIPES, "AdamW": lambda lr: fo.adamw(lr, weight_decay=0.1, amsgrad=True)}
+
+
+def data(step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(6, 4, dtype=torch.float64, generator=generator)
+
+
+def make_model(shard: bool) -> Any:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)]
+    model = torch.nn.Sequential(*layers).to(torch.float64)
+    return fully_shard(model) if shard else model
+
+
+def whole(tree: Any) -> Any:
+    """Plain copies of all tensors, gathered."""
+    if isinstance(tree, dict):
+        return {key: whole(x) for key, x in tree.items()}
+    if isinstance(tree, Tensor):
+        tree = tree.full_tensor() if isinstance(tree, DTensor) else tree
+        return tree.detach().clone()
+    return tree
+
+
+class Training:
+    """Everybody sees the same data, so that any number of processes goes one way.
+
+    form: of the optimizer's checkpoint; "functional" for a loop without one. ours: whether the
+    optimizer is ours, or torch's.
+    """
+
+    def __init__(self, name: str, form: str, *, shard: bool, ours: bool = True) -> None:
+        self.form, self.model = form, make_model(shard)
+        params = self.model.parameters()
+        self.tx: Any = None
+        if form == "functional":
+            self.tx = LOOPS[name](0.05)
+            self.state = self.tx.init(self.params())
+        elif name in RECIPES:
+            named = self.model.named_parameters()
+            self.opt = adapters.Optimizer(named, RECIPES[name], compile=False, lr=0.05)
+        else:
+            mine, theirs, hyper = STOCK[name]
+            make = functools.partial(mine, compile=False) if ours else theirs
+            self.opt = make(params, lr=0.05, **hyper)
+
+    def params(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def go(self, first: int, last: int) -> Training:
+        for i in range(first, last):
+            self.model.zero_grad()
+            self.model(data(i)).square().mean().backward()
+            if not self.tx:
+                self.opt.step()
+                continue
+            params = self.params()
+            grads = {name: p.grad.detach() for name, p in self.model.named_parameters()}
+            updates, self.state = self.tx.update(grads, self.state, params)
+            for name, p in fo.apply_updates(params, updates).items():
+                params[name].copy_(p)
+        return self
+
+    def held(self) -> dict[str, Any]:
+        if self.tx:
+            return {"model": self.params(), "opt": fo.state_dict(self.state, self.params())}
+        options = StateDictOptions(flatten_optimizer_state_dict=self.form == "flat")
+        opt = get_optimizer_state_dict(self.model, self.opt, options=options)
+        return {"model": self.model.state_dict(), "opt": opt}
+
+    def load(self, path: str) -> Training:
+        for p in self.params().values():
+            p.zero_()
+        found = self.held()
+        dcp.load(found, checkpoint_id=path)
+        self.model.load_state_dict(found["model"])
+        if self.tx:
+            self.state = fo.load_state_dict(self.state, found["opt"], self.params())
+        else:
+            options = StateDictOptions(flatten_optimizer_state_dict=self.form == "flat")
+            set_optimizer_state_dict(self.model, self.opt, found["opt"], options=options)
+        return self
+
+    def end(self) -> dict[str, Tensor]:
+        return whole(self.params())
+
+
+def write(name: str, form: str, path: str, **options: Any) -> Any:
+    """Train, save, and go on: where an uninterrupted run ends."""
+    run = Training(name, form, **options).go(0, STEPS)
+    dcp.save(run.held(), checkpoint_id=path)
+    return run.go(STEPS, 2 * STEPS).end()
+
+
+def read(name: str, form: str, path: str, **options: Any) -> Any:
+    """Load what was saved into a new run, and go on."""
+    return Training(name, form, **options).load(path).go(STEPS, 2 * STEPS).end()
+
+
+# ---------------------------------------------------------------- what two processes do
+
+
+def both_ways(rank: int, folder: str, made: str) -> dict[str, Any]:
+    """Write everything, and read it again; read what one process has written, in `made`."""
+    found: dict[str, Any] = {}
+    for name, form in rows():
+        path = f"{folder}/{name}-{form}"
+        found[f"{name}-{form}"] = {
+            "wanted": write(name, form, path, shard=True),
+            "again": read(name, form, path, shard=True),
+            "of one": read(name, form, f"{made}/{name}-{form}", shard=True),
+        }
+    for name in STOCK:
+        path = f"{folder}/torch-{name}"
+        found[f"torch-{name}"] = {
+            "wanted": write(name, "flat", path, shard=True, ours=False),
+            "ours": read(name, "flat", path, shard=True),
+            "theirs": read(name, "flat", f"{folder}/{name}-flat", shard=True, ours=False),
+        }
+    torchs = f"{folder}/torch-AdamW"
+    found["functional-of-torch"] = read("AdamW", "functional", torchs, shard=True)
+    found["functional-of-meta"] = through_meta()
+    found["refused"] = [refused(shard) for shard in (True, False)]
+    dist.barrier()
+    return found
+
+
+def through_meta() -> list[Any]:
+    """A state, and what becomes of one on the meta device that takes its values."""
+    params, tx = Training("composed", "functional", shard=True).params(), composed(0.05)
+    _, state = tx.update(params, tx.init(params), params)
+    hollow = tx.init({name: p.to("meta") for name, p in params.items()})
+    loaded = fo.load_state_dict(hollow, fo.state_dict(state, params), params)
+    assert [type(x) for x in fo.tree.leaves(loaded.slots)] == [
+        type(x) for x in fo.tree.leaves(state.slots)
+    ]
+    return [whole(loaded.slots), whole(state.slots)]
+
+
+def refused(shard: bool) -> dict[str, Any]:
+    """What is said where the state of an undivided model meets a divided one, or the other way."""
+    runs = [Training("nadam", "nested", shard=x).go(0, 1) for x in (shard, shard, not shard)]
+    said = "nothing"
+    try:
+        runs[0].opt.load_state_dict(runs[2].opt.state_dict())
+    except ValueError as error:
+        said = str(error)
+    return {"said": said, "ends": [run.go(1, 2).end() for run in runs[:2]]}
+
+
+def rows() -> list[tuple[str, str]]:
+    """Recipes and forms: flat for one of each kind of state."""
+    every = [(name, "nested") for name in (*RECIPES, *STOCK)]
+    every += [(name, "functional") for name in RECIPES]
+    return [*every, *[(name, "flat") for name in ("composed", "nadam", "adafactor", *STOCK)]]
+
+
+# ---------------------------------------------------------------- and in this one
+
+EXACT = 1e-12
+
+ROWS = [f"{name}-{form}" for name, form in rows()]
 every_row = pytest.mark.parametrize("row", ROWS)
 
 
@@ -33,8 +245,8 @@ def alone(folder):
     """Where one process ends, by row; its checkpoints lie in one/."""
     torch.set_num_threads(1)
     return {
-        f"{name}-{form}": runs.write(name, form, f"{folder}/one/{name}-{form}", shard=False)
-        for name, form in runs.rows()
+        f"{name}-{form}": write(name, form, f"{folder}/one/{name}-{form}", shard=False)
+        for name, form in rows()
     }
 
 
@@ -42,7 +254,7 @@ def alone(folder):
 def two(folder, alone):
     """What two processes found; their checkpoints lie in two/."""
     return processes.collect(
-        2, runs.both_ways, f"{folder}/two", f"{folder}/one", folder=folder / "ranks"
+        2, both_ways, f"{folder}/two", f"{folder}/one", folder=folder / "ranks"
     )
 
 
@@ -55,7 +267,7 @@ def test_two_processes_resume_bitwise(row, two):
 @every_row
 def test_what_two_saved_one_resumes(row, two, folder, alone):
     name, form = row.rsplit("-", 1)
-    found = runs.read(name, form, f"{folder}/two/{row}", shard=False)
+    found = read(name, form, f"{folder}/two/{row}", shard=False)
     assert_close(found, two[0][row]["wanted"], EXACT)
     assert_close(found, alone[row], EXACT)
 
@@ -66,17 +278,17 @@ def test_what_one_saved_two_resume(row, two, alone):
         assert_close(mine[row]["of one"], alone[row], EXACT)
 
 
-@pytest.mark.parametrize("name", runs.STOCK)
+@pytest.mark.parametrize("name", STOCK)
 def test_a_sharded_checkpoint_of_torchs_is_ours_and_back(name, two, folder):
     for mine in two:
         found = mine[f"torch-{name}"]
         assert_close(found["ours"], found["wanted"], 1e-10)
         assert_close(found["theirs"], found["wanted"], 1e-10)
-    end = runs.read(name, "flat", f"{folder}/two/torch-{name}", shard=False)
+    end = read(name, "flat", f"{folder}/two/torch-{name}", shard=False)
     assert_close(end, two[0][f"torch-{name}"]["wanted"], 1e-10)
 
 
-@pytest.mark.parametrize("name", runs.RECIPES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_the_functional_loop_goes_where_the_object_goes(name, alone):
     assert_close(alone[f"{name}-functional"], alone[f"{name}-nested"], EXACT)
 
@@ -103,15 +315,87 @@ def test_divided_state_beside_a_whole_parameter_is_refused_by_name(two):
             assert_same(*row["ends"])
 
 
-def test_an_asynchronous_save_has_the_state_of_its_call(two):
-    for mine in two:
-        assert_same(mine["async"]["again"], mine["async"]["wanted"])
-
-
 def test_the_model_moves():
     """Or all of the above would be equal for no reason."""
-    start = runs.whole(dict(runs.make_model(shard=False).named_parameters()))
-    model = runs.make_model(shard=False)
-    runs.train(model, runs.make_optimizer("composed", model), 0, runs.STEPS)
-    moved = runs.whole(dict(model.named_parameters()))
+    run = Training("composed", "nested", shard=False)
+    start, moved = run.end(), run.go(0, STEPS).end()
     assert all(not torch.allclose(moved[name], start[name], rtol=1e-4) for name in start)
+
+
+# ---------------------------------------------------------------- checkpoints with gaps
+
+PARTIAL = dcp.DefaultLoadPlanner(allow_partial_load=True)
+
+
+def stepped(model, opt, steps=3):
+    for _ in range(steps):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        opt.step()
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    return get_optimizer_state_dict(model, opt, options=flat)
+
+
+def test_a_checkpoint_of_torchs_sgd_is_read_in_part_and_told_its_steps(tmp_path):
+    model = torch.nn.Linear(2, 3)
+    saved = stepped(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    dcp.save({"opt": saved}, checkpoint_id=tmp_path)
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    state = fo.sgd(0.1, momentum=0.9).init(params)
+    held = {"opt": fo.state_dict(state, params)}
+    with pytest.raises(dcp.CheckpointException, match=r"state\.bias\.step"):
+        dcp.load(held, checkpoint_id=tmp_path)
+    dcp.load(held, checkpoint_id=tmp_path, planner=PARTIAL)
+    loaded = fo.load_state_dict(state, held["opt"], params, step=3)
+    assert loaded.step == 3
+    assert_same(
+        loaded.slots["momentum_buffer"],
+        {name: saved[f"state.{name}.momentum_buffer"] for name in params},
+    )
+
+
+def test_a_frozen_leaf_has_nothing_in_an_objects_checkpoint(tmp_path):
+    model = torch.nn.Linear(2, 3)
+    tx = fo.chain(fo.freeze("bias"), fo.adamw(0.1))
+    opt = adapters.Optimizer(model.named_parameters(), lambda: tx, compile=False)
+    saved = stepped(model, opt)
+    dcp.save({"opt": saved}, checkpoint_id=tmp_path)
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    held = {"opt": fo.state_dict(tx.init(params), params)}
+    dcp.load(held, checkpoint_id=tmp_path, planner=PARTIAL)
+    loaded = fo.load_state_dict(tx.init(params), held["opt"], params)
+    assert loaded.step == 3
+    assert_same(loaded.slots["exp_avg"]["weight"], saved["state.weight.exp_avg"])
+    assert "state.bias.step" not in saved
+
+
+# ---------------------------------------------------------------- states on the meta device
+
+
+def on_meta(tree):
+    return fo.tree.map(lambda x: x.to("meta"), tree)
+
+
+def test_a_state_on_the_meta_device_takes_the_values_where_they_are():
+    params = {"w": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16)}
+    tx = fo.chain(fo.nadam(0.1), fo.params_ema(0.9))
+    middle, state = run(tx, params, [params] * 2)
+    loaded = fo.load_state_dict(tx.init(on_meta(params)), fo.state_dict(state, params), params)
+    assert_same(forgetting(loaded), forgetting(state))
+    wanted, found = (run(tx, middle, [params], s)[0] for s in (state, loaded))
+    assert_same(found, wanted)
+
+
+def test_what_is_on_the_meta_device_has_no_values():
+    params = {"w": torch.ones(2)}
+    tx = fo.adam(0.1)
+    hollow = tx.init(on_meta(params))
+    with pytest.raises(ValueError, match=r"state\.w\.step is on the meta device.*real parameters"):
+        fo.state_dict(hollow, params)
+    saved = fo.state_dict(tx.init(params), params)
+    bad = {**saved, "state.w.exp_avg": saved["state.w.exp_avg"].to("meta")}
+    with pytest.raises(ValueError, match=r"state\.w\.exp_avg is on the meta device"):
+        fo.load_state_dict(tx.init(params), bad, params)
+    bad.pop("state.w.exp_avg")
+    with pytest.raises(ValueError, match=r"exp_avg is on the meta device.*none was saved"):
+        fo.load_state_dict(hollow, bad, params, strict=False)

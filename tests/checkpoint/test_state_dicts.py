@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import MappingProxyType
 
 import cases
@@ -72,6 +73,10 @@ WHOLE = {
     "accumulate": lambda: fo.accumulate(fo.chain(fo.nadam(0.1), fo.params_ema(0.9)), 2),
     "scale_by_lbfgs": lambda: fo.chain(fo.scale_by_lbfgs(3), fo.scale_by_lr(0.1)),
     "bfloat16 slots": lambda: fo.slot_dtypes(fo.adamw(0.1), exp_avg=torch.bfloat16),
+    **{
+        kind: lambda kind=kind: fo.stored(fo.adamw(0.1), kind, block_size=16, min_size=0)
+        for kind in ("int8", "int4", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+    },
     "noise": lambda: fo.chain(fo.add_noise(0.1, 0.5, seed=3), fo.sgd(0.1)),
     "partition": lambda: combined.partitioned(0.1),
     "with norms": lambda: combined.with_norms(0.1),
@@ -188,100 +193,136 @@ def test_a_loaded_state_shares_no_memory():
     assert_same(saved, before)
 
 
-# ---------------------------------------------------------------- across to objects
+# ---------------------------------------------------------------- across, by names
 
 
 def module(case):
-    return torch.nn.ParameterDict(
-        {name: torch.nn.Parameter(p) for name, p in case.filled().items()}
-    )
+    return torch.nn.ParameterDict({k: torch.nn.Parameter(p) for k, p in case.filled().items()})
 
 
 def paths(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def recipe_object(case, model):
-    return adapters.Optimizer(model.parameters(), case.recipe, compile=False, **case.hyper)
+def groups(model):
+    first, *rest = model.values()
+    return [{"params": x} for x in ([first], rest) if x]
 
 
 MAKERS = {
-    "torch": lambda case, model: case.stock(model.parameters(), **case.hyper),
-    "drop-in": lambda case, model: case.drop_in(model.parameters(), compile=False, **case.hyper),
-    "recipe": recipe_object,
+    "torch": lambda case, model: case.stock(groups(model), **case.hyper),
+    "drop-in": lambda case, model: case.drop_in(groups(model), compile=False, **case.hyper),
+    "recipe": lambda case, model: adapters.Optimizer(
+        groups(model), case.recipe, compile=False, **case.hyper
+    ),
 }
-CROSSINGS = [
-    pytest.param(param.values[0], maker, id=f"{param.id}-{maker}")
-    for param in cases.able("object", "rest")  # torch makes a step with a rate of 0 to fill states
-    for maker in MAKERS
-    if (maker == "recipe") or param.values[0].stock is not None
-]
 
 
-@pytest.mark.parametrize("nested", [True, False], ids=["nested", "flat"])
-@pytest.mark.parametrize(("case", "maker"), CROSSINGS)
-def test_an_objects_checkpoint_goes_on_in_the_functional_loop(case, maker, nested):
+class Training:
+    """Of a module, by an optimizer object or by the functional loop."""
+
+    def __init__(self, form, case, model):
+        self.case, self.model = case, model
+        self.opt = None if form == "functional" else MAKERS[form](case, model)
+        self.state = None if self.opt else case.tx().init(paths(model))
+
+    def go(self, grads):
+        if self.opt:
+            step_object(self.opt, grads)
+            return
+        params, self.state = run(self.case.tx(), paths(self.model), grads, self.state)
+        for name, p in self.model.items():
+            p.data.copy_(params[name])
+
+    def saved(self, options):
+        if self.opt:
+            return get_optimizer_state_dict(self.model, self.opt, options=options)
+        return fo.state_dict(self.state, paths(self.model))
+
+    def load(self, saved, options, step):
+        """step: what a functional state is told where the saved one has no counts."""
+        if not self.opt:
+            self.state = fo.load_state_dict(self.state, saved, paths(self.model), step=step)
+            return
+        if not any(key.startswith("param_groups") for key in saved):  # of the functional loop
+            saved = {**self.saved(FLAT), **saved}
+        set_optimizer_state_dict(self.model, self.opt, saved, options=options)
+
+
+def crossings():
+    """Pairs of forms; those of two objects for one case of each family."""
+    loops = [pair for form in MAKERS for pair in (("functional", form), (form, "functional"))]
+    objects = [("recipe",) * 2, ("drop-in",) * 2, ("torch", "drop-in"), ("drop-in", "torch")]
+    for pairs, costly in ((loops, False), (objects, True)):
+        for row in cases.able("object", "rest", costly=costly):  # torch steps with a rate of 0
+            case = row.values[0]
+            for pair in pairs:
+                if case.stock is None and {"torch", "drop-in"} & {*pair}:
+                    continue
+                for form, options in {"flat": FLAT, "nested": None}.items():
+                    if form == "flat" or pair[0] != "functional":
+                        name = "-".join((row.id, *pair, form))
+                        yield pytest.param(case, *pair, options, marks=row.marks, id=name)
+
+
+@pytest.mark.parametrize(("case", "first", "second", "options"), [*crossings()])
+def test_a_checkpoint_by_names_goes_on(case, first, second, options):
     model = module(case)
     grads = make_grads(dict(model), 6)
-    opt = MAKERS[maker](case, model)
-    step_object(opt, grads[:3])
-    saved = through_file(get_optimizer_state_dict(model, opt, options=None if nested else FLAT))
-    params, fresh = paths(model), case.tx().init(paths(model))
-    counts = opt.state and any("step" in mine for mine in opt.state.values())
-    state = fo.load_state_dict(fresh, saved, params, step=None if counts else 3)
-    mine = fo.state_dict(state, params)
-    theirs = saved if not nested else None
-    for key, x in mine.items() if theirs and counts else ():
-        assert_same(x, torch.as_tensor(theirs[key]).to(x.dtype))
-    step_object(opt, grads[3:])
-    end, _ = run(case.tx(), params, grads[3:], state)
-    assert_close(end, paths(model), max(1e-10, case.rounding) if maker == "torch" else 1e-12)
+    one = Training(first, case, model)
+    if one.opt and second != "functional":
+        one.opt.param_groups[0]["lr"] = 0.07
+    one.go(grads[:3])
+    saved = through_file(one.saved(options))
+    other = copy.deepcopy(model)
+    two = Training(second, case, other)
+    for group in two.opt.param_groups if one.opt and two.opt else ():
+        group["lr"] = 0.9  # the checkpoint's rates count
+    counts = not one.opt or any("step" in mine for mine in one.opt.state.values())
+    two.load(saved, options, None if counts else 3)
+    if one.opt and not two.opt and options is FLAT and counts:
+        for key, x in fo.state_dict(two.state, paths(other)).items():
+            assert_same(x, torch.as_tensor(saved[key]).to(x.dtype))
+    one.go(grads[3:])
+    two.go(grads[3:])
+    rounding = max(1e-10, case.rounding) if "torch" in (first, second) else 1e-12
+    assert_close(paths(other), paths(model), 0.0 if first == second else rounding)
+    if first == second:
+        states = [[x.opt.state.get(p) or None for p in x.model.parameters()] for x in (one, two)]
+        assert_same(*states)
 
 
-@pytest.mark.parametrize(("case", "maker"), CROSSINGS)
-def test_a_functional_state_goes_on_in_an_object(case, maker):
+@pytest.mark.parametrize("case", cases.with_torch(costly=True))
+def test_asking_a_new_optimizer_for_its_state_moves_nothing(case):
+    """torch makes the state with a step of learning rate 0 on gradients of 0."""
     model = module(case)
-    grads = make_grads(dict(model), 6)
-    params, state = run(case.tx(), paths(model), grads[:3])
-    wanted, _ = run(case.tx(), params, grads[3:], state)
-    for name, p in model.items():
-        p.data.copy_(params[name])
-    opt = MAKERS[maker](case, model)
-    own = get_optimizer_state_dict(model, opt, options=FLAT)
-    saved = through_file({**own, **fo.state_dict(state, params)})
-    set_optimizer_state_dict(model, opt, saved, options=FLAT)
-    step_object(opt, grads[3:])
-    assert_close(paths(model), wanted, max(1e-10, case.rounding) if maker == "torch" else 1e-12)
+    opt, before = MAKERS["drop-in"](case, model), paths(model)
+    get_optimizer_state_dict(model, opt)
+    assert_same(paths(model), before)
+    assert {group["lr"] for group in opt.param_groups} == {opt.defaults["lr"]}
+    assert all(p.grad is None for p in model.values())
 
 
 @pytest.mark.parametrize("name", ["partitioned", "frozen", "accumulated", "selective", "finite"])
 def test_recipes_for_some_leaves_cross_both_ways(name):
-    recipe = getattr(combined, name)
-    params = combined.named_params()
-    names = {path.replace(".", "_"): path for path in params}
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = torch.nn.ParameterDict({k: params[f"body.{k}"].clone() for k in "bw"})
-            self.head = torch.nn.Parameter(params["head"].clone())
-
-    model = Model()
-    assert {path for path, _ in model.named_parameters()} == set(names.values())
+    recipe, params = getattr(combined, name), combined.named_params()
+    model = torch.nn.Module()
+    model.body = torch.nn.ParameterDict({k: params[f"body.{k}"].clone() for k in "bw"})
+    model.head = torch.nn.Parameter(params["head"].clone())
+    assert {*paths(model)} == {*params}
     grads = make_grads(paths(model), 6)
     opt = adapters.Optimizer(model.named_parameters(), recipe, compile=False, lr=0.1)
-    step_object(opt, [list(g.values()) for g in grads[:2]])
-    saved = through_file(get_optimizer_state_dict(model, opt, options=FLAT))
-    middle = paths(model)
+    step_object(opt, grads[:2])
+    saved, middle = through_file(get_optimizer_state_dict(model, opt, options=FLAT)), paths(model)
     state = fo.load_state_dict(recipe(0.1).init(middle), saved, middle)
-    step_object(opt, [list(g.values()) for g in grads[2:]])
     end, _ = run(recipe(0.1), middle, grads[2:], state)
-    assert_close(end, paths(model), 1e-12)
+    step_object(opt, grads[2:])
+    assert_close(paths(model), end, 1e-12)
     for path, p in model.named_parameters():
         p.data.copy_(middle[path])
     back = {**saved, **fo.state_dict(state, middle)}
     set_optimizer_state_dict(model, opt, back, options=FLAT)
-    step_object(opt, [list(g.values()) for g in grads[2:]])
+    step_object(opt, grads[2:])
     assert_close(paths(model), end, 1e-12)
 
 

@@ -7,14 +7,13 @@ import inspect
 import io
 import pickle
 
-import cases
 import made
 import pytest
 import torch
-from helpers import assert_same, clone, make_grads, run
+from helpers import assert_same, make_grads
 
 import functional_optim as fo
-from functional_optim import replicas, schedules, search
+from functional_optim import schedules, search
 from functional_optim.core.factory import Made
 
 
@@ -103,19 +102,6 @@ def test_every_public_factory_records_its_call(name):
             assert thing.made.factory is make
 
 
-@ways
-@pytest.mark.parametrize("case", cases.able())
-def test_a_state_goes_on_with_a_copy_of_its_recipe(case, way):
-    tx, params = case.tx(), case.params()
-    grads = make_grads(params, steps=4)
-    if case.recipe is cases.scheduled:
-        with pytest.raises(pickle.PicklingError, match="define this function at the top level"):
-            pickle.dumps(tx)
-        way = copy.deepcopy
-    now, state = run(tx, params, grads[:2])
-    assert_same(run(way(tx), now, grads[2:], state), run(tx, params, grads))
-
-
 def test_sharded_over_is_pickled_with_the_default_group_only():
     tx = pickled(fo.sharded_over(made.TX))
     assert all(link.reduce_groups == (None,) for link in tx.placements)
@@ -149,10 +135,6 @@ def local_lion(lr, beta=0.9):
         return -lr * m.sign(), made.SignSlots(m)
 
     return fo.leafwise(init, update, scalars, name="lion", hyper={"lr": lr})
-
-
-named_lion = fo.factory(local_lion)
-"""Found by the name of the function that it wraps."""
 
 
 @fo.factory
@@ -243,26 +225,3 @@ def test_steps_of_all_kinds_are_copied_without_what_they_have_seen():
             assert type(twin) is type(step)
             assert (twin.donate, twin.options.strict) == (False, True)
             assert_same(twin(g, state, params, **extra), wanted)
-
-
-@pytest.mark.parametrize("way", [copy.deepcopy, pickled, saved])
-def test_a_module_that_holds_a_transformation_and_a_step(way):
-    net = torch.nn.Linear(2, 1)
-    net.tx, net.schedule = fo.adamw(made.DOWN), made.DOWN
-    net.step = fo.compile(net.tx)
-    twin = way(net)
-    results = []
-    for one in (net, twin):
-        params = clone(dict(one.named_parameters()))
-        grads = fo.tree.map(torch.ones_like, params)
-        results.append(one.step(grads, one.tx.init(params), params))
-    assert_same(*results)
-
-
-def test_a_replicas_transformation_is_synchronized_after_a_round_trip():
-    tx = pickled(fo.diloco(fo.sgd(0.5), fo.sgd(0.5, momentum=0.9), every=2))
-    replica = replicas.Replica(replicas.Local(), tx)
-    now = replica.init(torch.zeros(1))
-    for _ in range(4):
-        now, _ = replica.step(-torch.ones(1), replica.start(now))
-    assert_same(now.params, torch.tensor([1.45]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import NamedTuple
 
 import optree
@@ -124,19 +123,6 @@ def test_a_state_keeps_its_dtypes(compiled):
 # ---------------------------------------------------------------- subsets (159, 290, 271, 160)
 
 
-def test_masked_passes_gradients_through_and_freeze_does_not_move():
-    params = tree(1.0, 1.0)
-    masked = fo.masked(fo.sgd(0.5), "a")
-    assert_same(run(masked, params, [tree(1.0, 1.0)])[0], tree(0.5, 2.0))
-    for tx in (
-        fo.selective_transform(fo.sgd(0.5), freeze_mask="b"),
-        fo.chain(fo.freeze("b"), fo.sgd(0.5)),
-        fo.chain(fo.sgd(0.5), fo.freeze("b")),
-        fo.partition({"go": fo.sgd(0.5), "stay": fo.freeze()}, {"a": "go", "b": "stay"}),
-    ):
-        assert_same(run(tx, params, [tree(1.0, 1.0)])[0], tree(0.5, 1.0))
-
-
 def test_labels_go_by_path_and_need_no_mirrored_tree():
     params = {"enc": {"w": torch.ones(1), "b": torch.ones(1)}, "dec": [torch.ones(1)]}
     want = {"enc": {"w": -torch.ones(1), "b": torch.ones(1)}, "dec": [2 * torch.ones(1)]}
@@ -199,30 +185,21 @@ def test_masks_fit_odd_trees_alike_in_eager_and_traced_steps(params, mask, chose
 # ---------------------------------------------------------------- accumulation (828)
 
 
-class Counted(NamedTuple):
-    calls: Tensor
-
-
-def counting(calls: deque[int]):
-    def update(u, slots, p):
-        if u.shape == (3,):  # not where the rule is recorded
-            calls.append(1)
-        return u, Counted(slots.calls + 1)
-
-    return fo.leafwise(lambda p: Counted(torch.zeros_like(p)), update, name="counting")
-
-
 def test_the_rule_behind_a_shut_gate_is_not_called_at_all():
-    calls: deque[int] = deque()
-    tx = fo.accumulate(counting(calls), 4)
+    calls: list[torch.Size] = []
+
+    def update(u, slots, p):
+        calls.append(u.shape)  # also of small tensors, on which the rule is recorded
+        return u, slots
+
+    tx = fo.accumulate(fo.leafwise(None, update, name="counting"), 4)
     p = torch.nn.Parameter(torch.ones(3))
     opt = Optimizer([p], lambda: tx, compile=False)
     for k in range(8):
         p.grad = torch.ones(3)
         calls.clear()
         opt.step()
-        assert bool(calls) == (k % 4 == 3)
-    assert_same(opt.state[p]["calls"], torch.full((3,), 2.0))
+        assert (p.shape in calls) == (k % 4 == 3)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -14,6 +14,7 @@ from torch import nn
 import functional_optim as fo
 from functional_optim import adapters
 from functional_optim.core.other_names import hint_for
+from functional_optim.kernels import callers
 
 PARAMS = {"w": torch.ones(3, 4), "b": torch.ones(4)}
 GRADS = {name: torch.ones_like(p) for name, p in PARAMS.items()}
@@ -88,12 +89,6 @@ def test_every_public_function_of_optax_is_here_or_has_a_hint():
     missing = [x for x in names if not hasattr(fo, x) and not hint_for(x)]
     losses = [x for x in missing if hasattr(optax.losses, x) or "loss" in x]
     assert sorted({*missing} - {*losses}) == []
-
-
-def test_an_unknown_name_has_no_hint():
-    with pytest.raises(AttributeError) as found:
-        fo.nonsense  # noqa: B018
-    assert str(found.value) == "module 'functional_optim' has no attribute 'nonsense'"
 
 
 @pytest.mark.parametrize("name", ["step", "zero_grad", "param_groups", "state_dict"])
@@ -171,14 +166,17 @@ def test_a_rule_is_compiled_though_its_first_step_is_in_inference_mode():
         fo.compile(tx, strict=True)(GRADS, tx.init(params), params)
 
 
-def test_one_warning_where_there_is_neither_a_compiler_nor_a_folder(monkeypatch):
+@pytest.mark.parametrize("way", ["function", "object"])
+def test_one_warning_where_there_is_neither_a_compiler_nor_a_folder(monkeypatch, way):
+    """It names the user's line."""
     forget(monkeypatch)
     monkeypatch.setenv("CXX", "/nowhere/g++")
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "/proc/nothing")
     params = {name: p.clone() for name, p in PARAMS.items()}
-    tx = fo.adamw()
+    tx, opt = fo.adamw(), adapters.AdamW([torch.nn.Parameter(torch.ones(3))])
+    opt.param_groups[0]["params"][0].grad = torch.ones(3)
     with pytest.warns(RuntimeWarning) as found:
-        fo.compile(tx)(GRADS, tx.init(params), params)
+        opt.step() if way == "object" else fo.compile(tx)(GRADS, tx.init(params), params)
     assert len(found) == 1
     assert "there is no C++ compiler" in str(found[0].message)
     assert found[0].filename == __file__
@@ -196,20 +194,15 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("value", [0.9, (0.9,), (0.1, 0.2, 0.3), "ab", None], ids=str)
-@pytest.mark.parametrize(
-    ("factory", "name"), [(make, name) for name in PAIRS for make in PAIRS[name].split()]
-)
-def test_what_is_no_pair_is_refused(factory, name, value):
-    with pytest.raises(TypeError, match=rf"{name} must be a pair of numbers, e\.g\. \("):
+TUPLES = [(make, name, "a pair of numbers") for name in PAIRS for make in PAIRS[name].split()]
+TUPLES += [(make, "betas", "three numbers") for make in ("adan", "ademamix")]
+
+
+@pytest.mark.parametrize("value", [0.9, (0.9,), (0.1, 0.2, 0.3, 0.4), "ab", "abc", None], ids=str)
+@pytest.mark.parametrize(("factory", "name", "what"), TUPLES)
+def test_what_is_no_tuple_of_numbers_is_refused(factory, name, what, value):
+    with pytest.raises(TypeError, match=rf"{name} must be {what}, e\.g\. \("):
         getattr(fo, factory)(**{name: value})
-
-
-@pytest.mark.parametrize("value", [0.9, (0.1, 0.2), "abc", None], ids=str)
-@pytest.mark.parametrize("factory", [fo.adan, fo.ademamix])
-def test_what_is_not_three_numbers_is_refused(factory, value):
-    with pytest.raises(TypeError, match=r"betas must be three numbers, e\.g\. \("):
-        factory(betas=value)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan])
@@ -245,3 +238,108 @@ def test_one_learning_rate_a_leaf_is_fine():
     fo.chain(fo.masked(fo.sgd(0.1), "a"), fo.masked(fo.sgd(0.1), "b"))
     fo.chain(fo.sgd(0.1), fo.scale_by_schedule(lambda count: 0.5), fo.scale(0.5))
     fo.chain(fo.lookahead(fo.sgd(0.1)))
+
+
+# ---------------------------------------------------------------- patterns that fit no leaf
+
+
+@pytest.fixture(autouse=True)
+def untold(monkeypatch):
+    monkeypatch.setattr(callers, "_told", set())
+
+
+def whole(tx):
+    """The same, not made of one-tensor rules."""
+    return fo.GradientTransformation(tx.init, tx.update)
+
+
+RECIPES = {
+    "whole trees": lambda: fo.masked(whole(fo.sgd(0.1)), "head.*"),
+    "masked": lambda: fo.chain(fo.masked(fo.trace(0.9), "head.*"), fo.scale_by_lr(0.1)),
+    "freeze": lambda: fo.chain(fo.freeze("head.*"), fo.sgd(0.1)),
+    "selective": lambda: fo.selective_transform(fo.sgd(0.1), freeze_mask=["body.b", "head.*"]),
+    "partition": lambda: fo.partition(
+        {"one": fo.sgd(0.1), "two": fo.adam(0.1)}, {"head.*": "one", "*": "two"}
+    ),
+}
+
+
+def tree():
+    return {"body.b": torch.ones(2), "body.w": torch.ones(3)}
+
+
+def stepped(tx, p, times=2):
+    state = tx.init(p)
+    for _ in range(times):
+        _, state = tx.update(p, state, p)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_init_warns_once(name):
+    with pytest.warns(UserWarning, match=r"'head\.\*' of the (mask|labels) fits no leaf") as seen:
+        stepped(RECIPES[name](), tree())
+    assert len(seen) == 1
+    stepped(RECIPES[name](), tree())  # a warning is an error here
+
+
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("name", [x for x in RECIPES if x != "whole trees"])
+def test_an_object_warns_once_when_it_is_built(name, compile):
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(2, 1)})
+    with pytest.warns(UserWarning, match=r"fits no leaf; there are 'body\.weight'") as seen:
+        opt = adapters.Optimizer(model.named_parameters(), RECIPES[name], compile=compile)
+    assert len([x for x in seen if "head" in str(x.message)]) == 1
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    opt.step()
+
+
+def groups(model):
+    return [
+        {"params": [(n, p) for n, p in model.named_parameters() if n.endswith(kind)]}
+        for kind in ("weight", "bias")
+    ]
+
+
+@pytest.mark.parametrize("make", [lambda tx: tx, lambda tx: fo.chain(tx, whole(fo.identity()))])
+def test_a_pattern_that_fits_in_one_group_is_fine(make):
+    model = torch.nn.Linear(2, 1)
+    parts = {"one": fo.sgd(0.1), "two": fo.sgd(0.2)}
+    opt = adapters.Optimizer(
+        groups(model),
+        lambda: make(fo.partition(parts, {"bias": "one", "weight": "two"})),
+        compile=False,
+    )
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    opt.load_state_dict(opt.state_dict())
+
+
+def test_the_star_a_predicate_and_a_label_without_leaves_are_fine():
+    parts = {"one": fo.sgd(0.1), "two": fo.sgd(0.2)}
+    stepped(fo.partition(parts, {"body": "one", "*": "two"}), tree())
+    stepped(fo.masked(fo.trace(0.9), lambda path, p: False), tree())
+    stepped(fo.masked(fo.masked(whole(fo.sgd(0.1)), "body.b"), "body.w"), tree())
+
+
+def test_a_traced_init_says_nothing(fresh_dynamo):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.compile(RECIPES["masked"]().init, backend="eager", fullgraph=True)(tree())
+    assert not [x for x in seen if "fits no leaf" in str(x.message)]
+
+
+@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("make", ["AdamW", "Adan"])
+def test_so_does_a_storage_that_packs_no_parameter(make, compile):
+    """Of a class of torch's, and of one of ours."""
+
+    def stored(tx):
+        return fo.stored(tx, "int8", where="head.*")
+
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(2, 1)})
+    with pytest.warns(UserWarning, match=r"'head\.\*' of the mask fits no leaf") as seen:
+        getattr(adapters, make)(model.named_parameters(), stored=stored, compile=compile)
+    assert len(seen) == 1

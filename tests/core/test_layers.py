@@ -1,4 +1,5 @@
-"""The package is built in layers, imports point one way, and what it loads stays small."""
+"""The package is built in layers, imports point one way, and what it loads stays small. A step that
+is like the one before passes the files that ARCHITECTURE.md names, and no others."""
 
 from __future__ import annotations
 
@@ -7,10 +8,15 @@ import graphlib
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
+import functional_optim as fo
+from functional_optim import adapters
 from functional_optim.kernels import private
 
 ROOT = Path(__file__).parents[2]
@@ -178,3 +184,57 @@ def test_no_two_classes_of_the_package_and_no_two_test_files_have_one_name():
     tests = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py"]
     for names in (classes, tests):
         assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+# ---------------------------------------------------------------- the road of a step
+
+PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+PACKAGE, BESIDE = Path(fo.__file__).parent, Path(adapters.__file__).parent
+
+
+def passed(step: Callable[[], object]) -> set[str]:
+    """The files of the package whose functions run in a step."""
+    found: set[Path] = set()
+
+    def note(frame, event, arg):
+        if event == "call":
+            found.add(Path(frame.f_code.co_filename))
+
+    for _ in range(3):
+        step()
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    inside = {str(x.relative_to(PACKAGE)) for x in found if PACKAGE in x.parents}
+    beside = {f"adapters/{x.relative_to(BESIDE)}" for x in found if BESIDE in x.parents}
+    return {x for x in inside if not x.startswith("adapters/")} | beside
+
+
+def listed(row: str) -> list[str]:
+    """The files that a row of the page lists."""
+    (line,) = [x for x in PAGE.splitlines() if x.startswith(f"| `{row}` | `")]
+    return re.findall(r"`([\w/]+\.py)`", line.split("|")[2])
+
+
+def parameters() -> list[Tensor]:
+    made = [torch.nn.Parameter(torch.randn(4, 4)), torch.nn.Parameter(torch.randn(4))]
+    for p in made:
+        p.grad = torch.randn_like(p)
+    return made
+
+
+def test_a_step_of_an_optimizer_object():
+    assert passed(adapters.AdamW(parameters(), lr=1e-3).step) == {*listed("opt.step()")}
+
+
+def test_a_compiled_step():
+    tx, params = fo.adamw(lr=1e-3), [p.detach() for p in parameters()]
+    state, grads, step = tx.init(params), list(map(torch.randn_like, params)), fo.compile(tx)
+    (above,) = [x for x in PAGE.splitlines() if x.startswith("| `fo.compile` | `")]
+    rest = listed("opt.step()")
+    start = rest.index(listed("fo.compile")[-1])
+    assert "as above from `engine/guards.py`" in above
+    expected = {*listed("fo.compile"), *rest[start:]}
+    assert passed(lambda: step(grads, state, params)) == expected

@@ -121,15 +121,6 @@ def test_an_optimizer_refuses_parameters_that_overlap(kind, how):
     assert (x[:4] == -1).all()
 
 
-def test_an_optimizer_steps_interleaved_parameters():
-    x = torch.zeros(8)
-    params = [torch.nn.Parameter(v) for v in (x[::2], x[1::2])]
-    for p in params:
-        p.grad = torch.ones(4)
-    adapters.SGD(params, lr=1.0).step()
-    assert (x == -1).all()
-
-
 def test_tied_data_is_refused_across_groups_and_recipes():
     a, b = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
     b.data = a.data

@@ -1,4 +1,5 @@
-"""The pure update inside torch.compile: traced once, never again, by few instructions a tensor."""
+"""Steps inside torch.compile: the pure update is traced once, never again, by few instructions a
+tensor; a loop around an object is compiled once for all rates."""
 
 from __future__ import annotations
 
@@ -8,10 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import assert_close
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
+from torch.optim.lr_scheduler import LambdaLR
 
 import functional_optim as fo
+from functional_optim import adapters
 
 MOST = 1500
 """Instructions of this package that torch may trace for a tensor; AdamW has 1,305. What torch adds
@@ -124,3 +129,53 @@ def test_instructions_grow_with_the_number_of_tensors_alone(monkeypatch):
     first, second = found[1] - found[0], found[2] - found[1]
     assert second == pytest.approx(first, rel=0.02)
     assert first < 4 * MOST
+
+
+# ---------------------------------------------------------------- a loop around an object
+
+RATES = [0.1, 0.07, 0.05, 0.03, 0.02, 0.01]
+
+
+def measured(params, lr):
+    def recipe(lr):
+        return fo.chain(fo.clip_by_global_norm(0.5), fo.adamw(lr), fo.params_ema(0.9))
+
+    return adapters.Optimizer(params, recipe, lr=torch.tensor(lr, dtype=torch.float64))
+
+
+def trained(make, backend=None):
+    """A model after some steps, and how many graphs there were after each; lr always changes."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    opt = make(model.double().parameters(), lr=RATES[0])
+    scheduler = LambdaLR(opt, lambda i: RATES[min(i, len(RATES) - 1)] / RATES[0])
+
+    def step(x):
+        opt.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        opt.step()
+
+    go = step if backend is None else torch.compile(step, backend=backend)
+    graphs, seen = [], set()
+    for x in torch.randn(len(RATES), 6, 4, dtype=torch.float64):
+        seen.add(float(opt.param_groups[0]["lr"]))
+        go(x)
+        graphs.append(backend.frame_count if backend else 0)
+        scheduler.step()
+    assert len(seen) == len(RATES)
+    return [p.detach() for p in model.parameters()], graphs
+
+
+FLOATS = pytest.mark.xfail(
+    torch.__version__ < "2.13",
+    reason="torch 2.11 and 2.12 compile again for a float that meets tensors only as -lr",
+)
+
+
+@pytest.mark.parametrize("make", [pytest.param(adapters.AdamW, marks=FLOATS), measured])
+def test_a_compiled_loop_around_an_object_equals_the_eager_one(make):
+    """torch.optim's own way; torch's compiler breaks the graph at `backward` and goes on."""
+    found, graphs = trained(make, CompileCounterWithBackend("aot_eager"))
+    for other in (make, torch.optim.AdamW) if make is adapters.AdamW else (make,):
+        assert_close(found, trained(other)[0], 1e-10)
+    assert graphs[2:] == [graphs[2]] * (len(RATES) - 2)  # the first makes the state

@@ -70,6 +70,11 @@ def walk(params: Any, noise: Any) -> Any:
     return params + noise
 
 
+def total(params: Any) -> Any:
+    return params["w"].sum()
+
+
+train = fo.compile_train_step
 qk_clip = partial(fo.qk_clip, torch.ones(8, 5), torch.ones(8, 5))
 split = partial(fo.as_matrix, fo.muon())
 parts = {"slow": fo.sgd(0.1), "fast": fo.adam(0.1)}
@@ -214,6 +219,18 @@ NUMBERS: list[Any] = [
     (lambda: fo.muon_adamw(views={"head*": {"split": 2}}).init(NAMED), r"'head\*' in views= .* no"),
     (lambda: fo.muon_adamw(views={"up*": {"split": 3}}).init(NAMED), "has 4 outputs"),
     (lambda: fo.muon_adamw().init([MATRIX]), r"only the number 0; pass model.named_parameters\(\)"),
+    (lambda: train(total, fo.sgd(0.1), accumulate=0), "1 or more for accumulate"),
+    *[
+        (lambda key=key, x=x: fo.dynamic_loss_scale(fo.sgd(0.1), **{key: x}), words)
+        for key, x, words in (
+            ("init_scale", 0.0, "init_scale above 0"),
+            ("init_scale", math.inf, "init_scale .*inf"),
+            ("init_scale", 1e40, "init_scale .*1e.40"),
+            ("growth_factor", 1.0, "growth_factor above 1"),
+            ("backoff_factor", 1.0, "backoff_factor between 0 and 1"),
+            ("growth_interval", 0, "whole number of 1 or more for growth_interval"),
+        )
+    ],
     # storage
     (lambda: fo.stored(fo.adam(), "int7"), "no storage 'int7'"),
     (lambda: fo.stored(fo.adam(), {"mu": "int8"}), "fits no slot"),
@@ -429,7 +446,10 @@ KINDS: list[Any] = [
     (lambda: fo.get(adamw(), "lr"), r"an optimizer object has its slots in opt.state\[p\]"),
     (lambda: fo.state_dict(adamw()), r"call the method of the object, opt.state_dict\(\)"),
     (lambda: adamw().step(torch.ones(())), "a closure or nothing, but got a Tensor"),
-    (lambda: fo.compile_train_step(model(), fo.sgd(0.1)), "a module with parameters of its own"),
+    (lambda: train(model(), fo.sgd(0.1)), "a module with parameters of its own"),
+    (lambda: train(fo.sgd(0.1), total), "takes a loss function first"),
+    (lambda: train(1, fo.sgd(0.1)), "takes a loss function first, but got a int"),
+    (lambda: train(total, fo.sgd), "takes a transformation"),
     (lambda: fo.report(fo.adamw()), "report takes a list of dicts, but got a Leafwise"),
     (lambda: fo.search.best(fo.adamw()), "best takes the state of a search method"),
     (lambda: fo.search.center(fo.adamw()), "center takes the state of a search method"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from helpers import assert_close, assert_same, run
@@ -125,26 +127,6 @@ def test_a_dense_and_a_sparse_parameter_in_one_optimizer_take_turns(name, hyper,
         assert_close([p.detach() for p in mine], [q.detach() for q in other], EXACT)
 
 
-@pytest.mark.parametrize("module", [torch.nn.Embedding, torch.nn.EmbeddingBag])
-@every_setting
-def test_an_embedding_trains_as_in_torch(name, hyper, module):
-    torch.manual_seed(0)
-    start = torch.randn(6, 3, dtype=torch.float64)
-    made = both(name, [start], hyper)
-    batches = [torch.randint(TOUCHED, (2, 4)) for _ in range(STEPS)]
-    for opt, (w,) in made:
-        layer = module(6, 3, sparse=True)
-        layer.weight = w
-        for rows in batches:
-            opt.zero_grad()
-            layer(rows).square().sum().backward()
-            assert w.grad.is_sparse
-            opt.step()
-    (_, (q,)), (_, (p,)) = made
-    assert_close(p.detach(), q.detach(), 1e-10)
-    assert_same(p.detach()[TOUCHED:], start[TOUCHED:])
-
-
 # ---------------------------------------------------------------- recipes
 
 
@@ -228,6 +210,15 @@ def test_a_sparse_parameter_is_refused_in_torchs_words(name):
     assert told[0] == told[1]
 
 
+class Columns(NamedTuple):
+    columns: torch.Tensor
+
+
+def columns(p):
+    """Slots that have no rows."""
+    return Columns(p.new_zeros(p.shape[1:]))
+
+
 WHOLE = {
     "accumulate": lambda: fo.accumulate(fo.sgd(1.0), 2),  # each batch has other rows
     "monitor": lambda: fo.monitor({"n": fo.measures.global_norm}, per_tensor=True),
@@ -242,6 +233,9 @@ WHOLE = {
     "scion": lambda: fo.scion(0.1),
     "scion of kernels": lambda: fo.scion(0.1, norm="spectral_conv"),
     "soap": lambda: fo.soap(0.1),
+    "packed": lambda: fo.stored(fo.adam(0.1), "int8", where="*", min_size=0),
+    "columns": lambda: fo.leafwise(columns, lambda u, x, p: (u, Columns(x.columns + u.sum(0)))),
+    "a norm": lambda: fo.leafwise(None, lambda u, x, p: (u / u.norm(), x), name="unit"),
     "parts of a matrix": lambda: fo.as_matrix(fo.muon(0.1), split=2),
 }
 

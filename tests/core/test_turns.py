@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import optree
 import pytest
 import torch
-from helpers import assert_close, assert_same
+from helpers import assert_close, assert_same, run
 from three_ways import check_compiled, purely, random_tree
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
+from ways import by_object
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -65,7 +67,9 @@ def trees(steps: int, dtype: torch.dtype = torch.float64, shapes: Any = SHAPES) 
     return [random_tree(k + 1, dtype, shapes) for k in range(steps)]
 
 
-every_way = pytest.mark.parametrize("way", ["update", "compile", "strict", "eager"])
+OBJECTS: dict[str, Any] = {"strict": "strict", "eager": False, "traced object": True}
+WAYS = ["update", "compile", "traced", "make_fx", *OBJECTS]
+few_ways = pytest.mark.parametrize("way", ["update", "compile", "strict", "eager"])
 
 
 def parameters(shapes: Any = SHAPES) -> list[tuple[str, torch.nn.Parameter]]:
@@ -98,23 +102,40 @@ def in_order(counts: list[dict[str, int]]) -> list[list[tuple[str, int]]]:
 
 
 def renewals(way: str, make: Any, grads: list[Any]) -> list[dict[str, int]]:
-    """How often each basis was renewed, after each step in one of the ways."""
-    if way in ("strict", "eager"):
+    """How often each basis was renewed, after each step in one of the ways. A step that is traced
+    is one graph for all steps."""
+    if way in OBJECTS:
         named = parameters()
-        compile: Any = "strict" if way == "strict" else False
-        return stepped(adapters.Optimizer(named, make, compile=compile), named, grads)
+        opt = adapters.Optimizer(named, make, compile=OBJECTS[way])
+        if way == "traced object":
+            opt.step = torch.compile(opt.step, backend="eager", fullgraph=True)
+        found = stepped(opt, named, grads)
+        expected, _ = run(make(), random_tree(0, torch.float64, SHAPES), grads)
+        assert_close([p.detach() for _, p in named], list(expected.values()), 1e-12)
+        return found
     tx, params, found = make(), random_tree(0, torch.float64, SHAPES), []
-    state, step = tx.init(params), fo.compile(tx)
+    state, counter = tx.init(params), CompileCounter()
+    step = {
+        "update": lambda: tx.update,
+        "compile": lambda: fo.compile(tx),
+        "traced": lambda: torch.compile(tx.update, backend=counter, fullgraph=True),
+        "make_fx": lambda: make_fx(lambda *given: tx.update(*given))(grads[0], state, params),
+    }[way]()
     for g in grads:
-        new = step(g, state, params) if way == "compile" else tx.update(g, state, params)
-        state = new[1]
+        updates, expected = tx.update(g, state, params)
+        u, state = step(g, state, params)
+        assert_close(state.slots, expected.slots, 1e-12)
+        if way != "compile":
+            assert_close(u, updates, 1e-12)
         slots = state.slots["renewed"].items()
         found.append({name: int(x) for name, x in slots if x is not None})
+    assert counter.frame_count == (way == "traced")
     return found
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("batched", [True, False])
-@every_way
+@pytest.mark.parametrize("way", WAYS)
 def test_each_step_renews_the_tensors_of_one_turn(way, batched):
     found = renewals(way, lambda: renewing(batched=batched), trees(5))
     assert in_order(found) == in_order(counted(TURNS, 5))
@@ -137,7 +158,7 @@ WITHOUT: dict[str, tuple[Any, dict[str, int], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", WITHOUT)
-@every_way
+@few_ways
 def test_all_tensors_on_which_a_rule_acts_have_turns(way, name):
     """Also those without a gradient; and no others."""
     make, turns, gone = WITHOUT[name]
@@ -149,7 +170,14 @@ def test_all_tensors_on_which_a_rule_acts_have_turns(way, name):
     }
 
 
-@every_way
+@few_ways
+def test_turns_behind_a_gate_count_open_steps(way):
+    found = renewals(way, lambda: fo.accumulate(renewing(), 2), trees(8))
+    assert in_order(found[1::2]) == in_order(counted(TURNS, 4))
+    assert found[2] == found[1]
+
+
+@few_ways
 def test_each_rule_of_a_partition_has_its_own_turns(way):
     def make() -> Any:
         labels = {"a": "x", "b": "x", "c": "x", "*": "y"}
@@ -192,17 +220,6 @@ def test_a_new_number_of_turns_counts_at_the_next_step():
     assert later[-1] == {k: n + found[-1][k] for k, n in gained.items()}
 
 
-@pytest.mark.parametrize("compile", ["strict", False])
-def test_turns_behind_a_gate_count_open_steps(compile):
-    named, grads = parameters(), trees(8)
-    opt = adapters.Optimizer(named, lambda: fo.accumulate(renewing(), 2), compile=compile)
-    found = stepped(opt, named, grads)
-    assert in_order(found[1::2]) == in_order(counted(TURNS, 4))
-    assert found[2] == found[1]
-    expected, _ = purely(fo.accumulate(renewing(), 2), 8, torch.float64, SHAPES)
-    assert_close([p.detach() for _, p in named], list(expected.values()), 1e-12)
-
-
 @pytest.mark.parametrize("more", [{"turns": 1}, {"products": False, "batched": False}])
 def test_one_turn_and_a_rule_without_products(more):
     tx = renewing(**more)
@@ -226,68 +243,12 @@ def test_members_of_an_ensemble_that_are_at_different_steps_have_their_own_turns
             assert_close({k: x[i] for k, x in together.slots[key].items()}, slots, 1e-12)
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("batched", [True, False])
-def test_a_traced_step_is_one_graph_for_all_steps(batched):
-    tx, params = renewing(batched=batched), random_tree(0, torch.float64, SHAPES)
-    graphs = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    @torch.compile(backend=backend, fullgraph=True)
-    def step(grads: Any, state: Any, params: Any) -> Any:
-        updates, state = tx.update(grads, state, params)
-        return fo.apply_updates(params, updates), state
-
-    state = tx.init(params)
-    for g in trees(5):
-        params, state = step(g, state, params)
-    assert len(graphs) == 1
-    expected, last = purely(tx, 5, torch.float64, SHAPES)
-    assert_close((params, state.slots), (expected, last.slots), 1e-12)
+class Counts(NamedTuple):
+    renewed: Tensor
 
 
-def test_a_step_that_make_fx_traces_serves_all_steps():
-    tx, params = renewing(), random_tree(0, torch.float64, SHAPES)
-    state, grads = tx.init(params), trees(4)
-    graph = make_fx(lambda *given: tx.update(*given))(grads[0], state, params)
-    known = state
-    for g in grads:
-        updates, state = graph(g, state, params)
-        expected, known = tx.update(g, known, params)
-        assert_close((updates, state.slots), (expected, known.slots), 1e-12)
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_an_object_takes_turns_in_torch_compile():
-    named, grads = parameters(), trees(5)
-    groups = [{"params": [p for _, p in own], "lr": 0.1} for own in (named[:4], named[4:])]
-    opt = adapters.Optimizer(groups, renewing)
-    step = torch.compile(opt.step, backend="eager", fullgraph=True)
-    for tree in grads:
-        for name, p in named:
-            p.grad = tree[name]
-        step()
-    assert {k: int(opt.state[p]["renewed"]) for k, p in named} == counted(TURNS, 5)[-1]
-    expected, _ = purely(renewing(), 5, torch.float64, SHAPES)
-    assert_close([p.detach() for _, p in named], list(expected.values()), 1e-12)
-
-
-def test_divided_tensors_have_the_turns_of_whole_ones():
-    from torch import distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
+def test_divided_tensors_have_the_turns_of_whole_ones(mesh):
     from torch.distributed.tensor import Shard, distribute_tensor
-
-    def divided(tree: Any) -> Any:
-        return {k: distribute_tensor(x, mesh, [Shard(0)]) for k, x in tree.items()}
-
-    class Counts(NamedTuple):
-        renewed: Tensor
-
-    def init(p: Tensor) -> Counts:
-        return Counts(torch.zeros_like(p))
 
     def plain(u: Tensor, x: Counts, p: Tensor) -> Any:
         return -0.1 * u, x
@@ -295,23 +256,14 @@ def test_divided_tensors_have_the_turns_of_whole_ones():
     def dear(u: Tensor, x: Counts, p: Tensor) -> Any:
         return -0.1 * u, Counts(x.renewed + 1)
 
-    def counting() -> Any:
-        choose = lambda t, *, turn: t % 3 == turn  # noqa: E731
-        return fo.leafwise(init, [plain, dear], runs=fo.Runs(choose=choose, turns=3))
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        start = divided(random_tree(0, torch.float64, SHAPES))
-        named = [(k, torch.nn.Parameter(p)) for k, p in start.items()]
-        opt = adapters.Optimizer(named, counting)
-        for tree in map(divided, trees(5)):
-            for k, p in named:
-                p.grad = tree[k]
-            opt.step()
-        found = {k: opt.state[p]["renewed"].full_tensor().max().item() for k, p in named}
-    finally:
-        dist.destroy_process_group()
+    runs = fo.Runs(choose=lambda t, *, turn: t % 3 == turn, turns=3)
+    tx = fo.leafwise(lambda p: Counts(torch.zeros_like(p)), [plain, dear], runs=runs)
+    start, *grads = (
+        {k: distribute_tensor(x, mesh, [Shard(0)]) for k, x in tree.items()}
+        for tree in (random_tree(0, torch.float64, SHAPES), *trees(5))
+    )
+    _, slots = by_object(tx, start, grads)
+    found = {k: int(x.full_tensor().max()) for k, x in slots["renewed"].items()}
     assert found == counted(TURNS, 5)[-1]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import cases
 import pytest
 import torch
-from helpers import assert_close, run
+from helpers import assert_close
 from ranks import WORLD, needs_gloo, results, whole
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -31,24 +31,12 @@ SHARDED = {
 }
 """Shapes, and how the processes divide them: unevenly, or not at all (None: no DTensor)."""
 
-THIN = {
-    "a row": ((1, 3), Shard(0)),
-    "a column": ((3, 1), Shard(1)),
-    "a row by columns": ((1, 3), Shard(1)),
-    "no rows": ((0, 3), Shard(0)),
-    "no columns": ((3, 0), Shard(0)),
-    "rows, one each": ((2, 1, 3), Shard(1)),
-    "a batch of rows": ((3, 1, 2), Shard(0)),
-}
-"""Those that have little to divide: the head of a model with one output."""
-
 
 def named(*names):
     return [case for case in cases.CASES if case.name in names]
 
 
 (COMPOSED,) = named("composed")
-(ADAFACTOR,) = named("adafactor")
 
 
 def tensors(case, seed):
@@ -95,21 +83,6 @@ def alone(case):
     return found(*train(case, lambda name, x: x))
 
 
-def thin_tensors(shape):
-    torch.manual_seed(0)
-    return [torch.randn(shape, dtype=torch.float64) for _ in range(1 + STEPS)]
-
-
-def step_adafactor(start, *grads):
-    """The parameter of an Adafactor after its steps, and its state."""
-    p = torch.nn.Parameter(start.clone())
-    opt = ADAFACTOR.drop_in([p], compile=False, **ADAFACTOR.hyper)
-    for g in grads:
-        p.grad = g
-        opt.step()
-    return p, opt.state[p]
-
-
 # ---------------------------------------------------------------- in the two processes
 
 
@@ -131,22 +104,9 @@ def placed(x: Any) -> str:
     return str(x.placements) if isinstance(x, DTensor) else "plain"
 
 
-def step_thin(mesh):
-    """Adafactor on matrices that have little to divide, and the functional loop on the same."""
-    ended = {}
-    for name, (shape, placement) in THIN.items():
-        mine = [distribute_tensor(x, mesh, [placement]) for x in thin_tensors(shape)]
-        p, state = step_adafactor(*mine)
-        q, _ = run(ADAFACTOR.tx(), mine[0], mine[1:])
-        assert q.placements == (placement,)
-        ended[name] = whole(p), {k: whole(x) for k, x in state.items()}, whole(q)
-    return ended
-
-
 def parts(mesh, folder):
     found = {case.name: lambda case=case: step_sharded(case, mesh) for case in cases.CASES}
     found["compiled"] = lambda: step_sharded(COMPOSED, mesh, compile=True)
-    found["thin"] = lambda: step_thin(mesh)
     return found
 
 
@@ -195,13 +155,6 @@ def test_slots_are_divided_as_their_parameters(case, both):
                         isinstance(placement, Shard) and own[placement.dim] < shape[placement.dim]
                     )
                     assert kind == str((Replicate() if gone else placement,))
-
-
-@pytest.mark.parametrize("name", THIN)
-def test_adafactor_steps_what_can_hardly_be_divided(name, both):
-    p, state = step_adafactor(*thin_tensors(THIN[name][0]))
-    for mine in results(both, "thin"):
-        assert_close(mine[name], (p.detach(), state, p.detach()), EXACT)
 
 
 def test_the_norm_of_the_clipping_recipe_is_more_than_a_shards():

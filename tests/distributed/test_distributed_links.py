@@ -40,25 +40,39 @@ def in_all_ways(tree):
     }
 
 
+def stepper(recipe, how, params, backend="kernels"):
+    """A function of gradients, and of the loss if it is read: a step, and the new parameters."""
+    if how == "object":
+        params = {n: torch.nn.Parameter(p) for n, p in params.items()}
+        opt = adapters.Optimizer(params.items(), recipe, lr=0.1, compile=False)
+
+        def step(grads, **extra):
+            for n, p in params.items():
+                p.grad = grads[n]
+            opt.step(*[lambda loss=loss: loss for loss in extra.values()])
+            return {n: p.detach() for n, p in params.items()}
+
+        return step
+    tx = recipe(0.1)
+    compiled, kept = fo.compile(tx, backend=backend), [params, tx.init(params)]
+
+    def by_functions(grads, **extra):
+        if how == "compile":
+            kept[:] = compiled(grads, kept[1], kept[0], **extra)
+        else:
+            updates, kept[1] = tx.update(grads, kept[1], kept[0], **extra)
+            kept[0] = fo.apply_updates(kept[0], updates)
+        return kept[0]
+
+    return by_functions
+
+
 def run(case, how, divide):
     """The parameters after all steps."""
     given = [in_all_ways(x) for x in (case.params(), *case.grads(case.params(), STEPS))]
     params, *grads = ({n: divide(n, x) for n, x in tree.items()} for tree in given)
-    if how == "update":
-        return case.run(case.recipe(), params, grads)[0]
-    if how == "compile":
-        tx = case.recipe()
-        step, state = fo.compile(tx), tx.init(params)
-        for i, g in enumerate(grads):
-            params, state = step(g, state, params, **case.given(i))
-        return params
-    params = {name: torch.nn.Parameter(p) for name, p in params.items()}
-    opt = adapters.Optimizer(params.items(), case.recipe, lr=0.1, compile=False)
-    for i, g in enumerate(grads):
-        for name, p in params.items():
-            p.grad = g[name]
-        opt.step(*[lambda loss=loss: loss for loss in case.given(i).values()])
-    return {name: p.detach() for name, p in params.items()}
+    step = stepper(case.recipe, how, params)
+    return [step(g, **case.given(i)) for i, g in enumerate(grads)][-1]
 
 
 def alone(case):
@@ -102,32 +116,8 @@ EMPTY = [
 ONES = {"rows": (1, 4), "columns": (3, 1), "cube": (1, 2, 3)}
 
 
-def stepper(name, how, params):
-    """A function of gradients that makes one step, and returns the parameters."""
-    if how == "object":
-        params = {n: torch.nn.Parameter(p) for n, p in params.items()}
-        opt = adapters.Optimizer(params.items(), RECIPES[name], lr=0.1, compile=False)
-
-        def step(grads):
-            for n, p in params.items():
-                p.grad = grads[n]
-            opt.step()
-            return params
-
-        return step
-    tx = RECIPES[name](0.1)
-    backend = "torch" if name == "by torch" else "kernels"
-    step, kept = fo.compile(tx, backend=backend), [params, tx.init(params)]
-
-    def by_functions(grads):
-        if how == "compile":
-            kept[:] = step(grads, kept[1], kept[0])
-        else:
-            updates, kept[1] = tx.update(grads, kept[1], kept[0])
-            kept[0] = fo.apply_updates(kept[0], updates)
-        return kept[0]
-
-    return by_functions
+def step_of(name, how, params):
+    return stepper(RECIPES[name], how, params, "torch" if name == "by torch" else "kernels")
 
 
 def matrices(seed):
@@ -136,7 +126,7 @@ def matrices(seed):
 
 
 def summed_alone(name):
-    step = stepper(name, "update", matrices(0))
+    step = step_of(name, "update", matrices(0))
     return [step(matrices(i)) for i in (1, 2, 3)][-1]
 
 
@@ -148,7 +138,7 @@ def ones(seed):
 def with_empty_parts(name, how, divide):
     """The parameters after three steps."""
     params, *grads = ({n: divide(n, x) for n, x in ones(i).items()} for i in range(4))
-    step = stepper(name, how, params)
+    step = step_of(name, how, params)
     return {n: whole(p) for n, p in [step(g) for g in grads][-1].items()}
 
 
@@ -175,7 +165,7 @@ def collectives(function, *args):
 def step_sums(name, how, way, mesh):
     """Gradients that are the parts of a sum; the end, and the collectives of the last step."""
     divide = functools.partial(distribute_tensor, device_mesh=mesh, placements=[WAYS[way]])
-    step = stepper(name, how, {n: divide(x) for n, x in matrices(0).items()})
+    step = step_of(name, how, {n: divide(x) for n, x in matrices(0).items()})
     for i in (1, 2, 3):
         torch.manual_seed(10 + i)
         sign = 1 - 2 * mesh.get_rank()
@@ -190,7 +180,7 @@ def step_sums(name, how, way, mesh):
 def count(name, how, mesh):
     """The collectives of a step on shards."""
     divide = functools.partial(distribute_tensor, device_mesh=mesh, placements=[Shard(0)])
-    step = stepper(name, how, {n: divide(x) for n, x in matrices(0).items()})
+    step = step_of(name, how, {n: divide(x) for n, x in matrices(0).items()})
     for i in (1, 2):
         grads = {n: divide(x) for n, x in matrices(i).items()}
         asked, _ = collectives(step, grads)

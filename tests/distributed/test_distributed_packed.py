@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same, run
+from helpers import assert_same
 from ranks import needs_gloo, results, whole
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from ways import by_eager_object, by_object, by_update
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -45,8 +46,8 @@ def stored(kind="int8", lr=1e-2, block=64):
     return fo.stored(fo.adamw(lr), kind, block_size=block, min_size=0, where="*")
 
 
-def optimizer(params, recipe, compile=False):
-    return adapters.Optimizer(params.items(), recipe, compile=compile)
+def optimizer(params, recipe):
+    return adapters.Optimizer(params.items(), recipe, compile=False)
 
 
 def step(opt, params, divide, times):
@@ -75,19 +76,13 @@ def here(x: Any) -> Any:
 def step_parts(kind, mesh):
     """Parameters after steps of DTensors, in three ways, and of plain tensors like their parts."""
     divide = divider(mesh)
+    ways = {"object": by_eager_object, "compiled": by_object, "update": by_update}
+    ways |= {"parts": by_eager_object, "compiled parts": by_object}
     ends = {}
-    for way in ("object", "compiled", "update", "parts", "compiled parts"):
-
-        def own(name, x, way=way):
-            return here(divide(name, x)) if "parts" in way else divide(name, x)
-
-        params = parameters(own)
-        if way == "update":
-            grads = [{n: own(n, x) for n, x in tensors(1 + i).items()} for i in range(STEPS)]
-            params, _ = run(stored(kind), {n: p.detach() for n, p in params.items()}, grads)
-        else:
-            opt = optimizer(params, functools.partial(stored, kind), "compiled" in way)
-            step(opt, params, own, range(STEPS))
+    for way, step in ways.items():
+        own = (lambda name, x: here(divide(name, x))) if "parts" in way else divide
+        trees = [{n: own(n, x) for n, x in tensors(i).items()} for i in range(1 + STEPS)]
+        params, _ = step(stored(kind), trees[0], trees[1:])
         ends[way] = {name: here(p) for name, p in params.items()}
     return ends
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
-import helpers
 import processes
 import pytest
 import torch
@@ -16,9 +16,9 @@ from ranks import needs_gloo, results, whole
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from ways import by_eager_object, by_function, by_object, by_update
 
 import functional_optim as fo
-from functional_optim.adapters import Optimizer
 from functional_optim.core.ownership import owners_of
 from functional_optim.transforms import orthogonal
 
@@ -29,7 +29,12 @@ SHAPES |= {"experts": (5, 4, 3), "kernel": (5, 2, 3, 2), "image": (5, 3, 2, 2)}
 """No number of processes divides all of these."""
 PLACED = ("plain", "rows", "columns", "replicated")
 OWNERS = ("each", "spread")
-WAYS = ("update", "compile", "object", "eager")
+WAYS: dict[str, Callable[..., Any]] = {
+    "update": by_update,
+    "compile": partial(by_function, strict=True),
+    "object": partial(by_object, compile="strict"),
+    "eager": by_eager_object,
+}
 STEPS = 3
 
 
@@ -82,7 +87,7 @@ def numbers() -> list[dict[str, Tensor]]:
 def alone() -> dict[str, Tensor]:
     """What a single process comes to."""
     params, *grads = numbers()
-    return helpers.run(recipe(), params, grads)[0]
+    return by_update(recipe(), params, grads)[0]
 
 
 def put(placed: str, mesh: Any, x: Tensor) -> Any:
@@ -97,21 +102,7 @@ def run(mesh: Any, placed: str, owners: str, way: str) -> dict[str, Tensor]:
     """The parameters after some steps, whole."""
     params: Any
     params, *grads = ({n: put(placed, mesh, x) for n, x in tree.items()} for tree in numbers())
-    if way == "update":
-        params, _ = helpers.run(recipe(owners), params, grads)
-    elif way == "compile":
-        tx = recipe(owners)
-        state, step = tx.init(params), fo.compile(tx, strict=True)
-        for g in grads:
-            params, state = step(g, state, params)
-    else:
-        params = {name: torch.nn.Parameter(x) for name, x in params.items()}
-        how = "strict" if way == "object" else False
-        opt = Optimizer(params.items(), partial(recipe, owners), compile=how)
-        for g in grads:
-            for name, p in params.items():
-                p.grad = g[name]
-            opt.step()
+    params, _ = WAYS[way](recipe(owners), params, grads)
     return {name: whole(x) for name, x in params.items()}
 
 

@@ -11,7 +11,7 @@ import cases
 import pytest
 import torch
 from helpers import assert_close, assert_same
-from ranks import WORLD, needs_gloo, results, whole
+from ranks import needs_gloo, results, whole
 from ranks_models import (
     Row,
     alone,
@@ -412,7 +412,3 @@ def test_what_measures_by_itself_is_refused(inner):
         fo.sharded_over(inner)
     with pytest.raises(TypeError, match="made of one-tensor rules"):
         fo.sharded_over(fo.chain(fo.adam(), inner))
-
-
-def test_there_are_as_many_processes_as_the_table_says(both):
-    assert len(both) == WORLD

@@ -76,16 +76,6 @@ def test_steps_in_inference_mode_are_those_outside(recipe, way):
         assert torch.equal(stepped(recipe(0.1), way, start.clone(), grads), plain)
 
 
-def test_a_step_of_normal_tensors_may_be_in_inference_mode():
-    w, other = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
-    for p, one in ((w, adapters.AdamW([w], lr=0.1)), (other, torch.optim.AdamW([other], lr=0.1))):
-        p.grad = torch.ones(3)
-        with torch.inference_mode():
-            one.step()
-            one.step()
-    assert_close(w.detach(), other.detach(), 1e-6)
-
-
 LAZY: dict[str, Callable[[], Any]] = {
     "sgd": lambda: fo.sgd(0.1, momentum=0.9),
     "adamw": lambda: fo.adamw(0.1),

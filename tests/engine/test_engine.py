@@ -1,19 +1,28 @@
-"""Compiled steps of models with tensors of all kinds, and optimizer objects that take them."""
+"""Compiled steps of models with tensors of all kinds, of trees that look like those of the last
+step, and of optimizer objects."""
 
 from __future__ import annotations
 
+import functools
+import gc
 import threading
+import types
 import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import cases
 import optree
 import pytest
 import torch
-from helpers import as_parameters, assert_same, clone, copy_of, run, step_object
+from helpers import assert_close, assert_same, clone, copy_of, run
 from objects import ADAM, BOTH, Pair, check_edit, edits
 
 import functional_optim as fo
-from functional_optim import adapters, kernels
+from functional_optim import adapters, kernels, tree
+from functional_optim.engine.plan import filling
 
 SIZES = {"small": 20, "medium": 5_000, "large": 40_000}  # serial, summed in cascades, parallel
 # bfloat16 may round to the other neighbour; float64 shows a norm that float32 leaves are part of
@@ -102,34 +111,6 @@ def test_a_view_of_every_other_column_leaves_its_neighbours_alone():
     assert_same(whole[:, 1::2], before[:, 1::2])
 
 
-def kept(factor):
-    """A rule with its constant in a keyword-only default."""
-
-    def update(u, slots, p, *, factor=factor):
-        return factor * u, slots
-
-    return fo.leafwise(None, update, name="kept")
-
-
-def test_recipes_of_one_code_and_other_constants_have_other_kernels():
-    """`nesterov` and `amsgrad` are constants of a rule, and a rule is known by its code."""
-    params = {"w": torch.randn(5)}
-    (grads,) = gradients(params, 1)
-    for tx in (
-        fo.trace(0.9),
-        fo.trace(0.9, nesterov=True),
-        fo.trace(0.9, nesterov=False),
-        fo.named_chain(("a", fo.trace(0.9)), ("b", fo.trace(0.9, nesterov=True))),
-        fo.named_chain(("a", fo.trace(0.9, nesterov=True)), ("b", fo.trace(0.9))),
-        kept(-1),
-        kept(-2),
-    ):
-        got, state = clone(params), tx.init(params)
-        for _ in range(2):
-            got, state = fo.compile(tx)(grads, state, got)
-        assert_near((got, state), run(tx, params, [grads] * 2))
-
-
 def test_a_learning_rate_tensor_is_read_at_every_step():
     lr = torch.tensor(0.05, dtype=torch.float64)
     tx, params = momentum(lr), model()
@@ -186,31 +167,6 @@ def test_matrices_of_one_shape_share_a_kernel_and_a_transposed_one_runs_eagerly(
     assert kernels.count() == before + 1
 
 
-def gained():
-    """A rule with an extra argument."""
-
-    def scalars(t, *, gain=1.0):
-        return (-0.05 * gain,)
-
-    return fo.leafwise(None, lambda u, slots, p, c: (c * u, slots), scalars, name="gained")
-
-
-def test_extra_arguments_reach_a_compiled_step():
-    tx = fo.chain(gained(), fo.trace(0.9))
-    step, params, built = fo.compile(tx), {"w": torch.randn(5)}, []
-    for gain in (1.0, 3.0, torch.tensor(0.5)):
-        (grads,) = gradients(params, 1)
-        state = tx.init(params)
-        updates, _ = tx.update(grads, state, params, gain=gain)
-        wanted = fo.apply_updates(params, updates)
-        params, _ = step(grads, state, params, gain=gain)
-        assert_near(params, wanted)
-        built.append(kernels.count())
-    assert built == [built[0]] * 3
-    with pytest.raises(TypeError, match=r"extra argument loss, .* takes: gain"):
-        step(grads, tx.init(params), params, loss=1.0)
-
-
 # ---------------------------------------------------------------- threads
 
 
@@ -243,88 +199,7 @@ def test_two_optimizers_step_at_once_as_each_would_alone():
     assert_same([found[seed] for seed in (0, 1)], alone)
 
 
-# ---------------------------------------------------------------- bad input
-
-TEN = torch.ones(10)
-W = torch.ones(4)
-TIED = ({"a": W, "b": W}, {"a": W, "b": W.view(2, 2)})
-INTEGERS = {"w": torch.zeros(10, dtype=torch.int64)}
-DIFFER = r"params and grads differ at 'w': \(10,\) against"
-WRONG = {
-    "a gradient of another name": ("params and grads have different structures", {"v": TEN}),
-    "a gradient that is shorter": (rf"{DIFFER} \(3,\)", {"w": torch.ones(3)}),
-    "a gradient of another shape": (rf"{DIFFER} \(2, 5\)", {"w": torch.ones(2, 5)}),
-    "a gradient alone": ("params and grads have different structures", TEN),
-    "a gradient on meta": (
-        r"gradient of parameter 'w' is on meta, but the parameter is on cpu.*\.$",
-        {"w": TEN.to("meta")},
-    ),
-    "a state of another chain": ("keeps the slots .*own init", None, fo.adam().init({"w": TEN})),
-    "a state of other names": ("state .* own init", None, momentum().init({"v": TEN})),
-    "a state of other shapes": ("state .* own init", None, momentum().init({"w": W})),
-    **{
-        f"tied, {i}": (r"share their memory.* tied weights once", clone(own), None, own)
-        for i, own in enumerate(TIED)
-    },
-    "integers": ("'w' has dtype torch.int64", None, momentum().init({"w": TEN}), INTEGERS),
-}
-"""What is said, and what it is said of: gradients, a state, parameters, or None for right ones."""
-
-
-@pytest.mark.parametrize("donate", [True, False])
-@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_trees_are_refused_and_nothing_is_written(name, later, donate):
-    """A kernel that trusted the first step's sizes would read beyond a shorter gradient."""
-    words, *given = WRONG[name]
-    if not donate and "tied" in name:
-        return  # which is right then
-    tx, right = momentum(), {"w": torch.zeros(10)}
-    step, state = fo.compile(tx, donate=donate), tx.init(right)
-    if later:
-        right, state = step({"w": TEN}, state, right)
-    grads, other, params = (*given, *[None] * (3 - len(given)))
-    params = right if params is None else params
-    state = other or (state if params is right else tx.init(params))
-    before = clone((params, state))
-    with pytest.raises((TypeError, ValueError), match=words):
-        step({"w": TEN} if grads is None else grads, state, params)
-    assert_same((params, state), before)
-
-
 # ---------------------------------------------------------------- the optimizer object
-
-
-@pytest.mark.parametrize("recipe", [cases.composed, fo.adamw])
-def test_a_compiled_object_equals_an_eager_one(recipe):
-    hyper = {"lr": 0.02} | ({"max_norm": 0.5, "decay": 0.9} if recipe is cases.composed else {})
-    params = model()
-    both = []
-    for flag in (True, False):
-        mine = as_parameters(params)
-        groups = [{"params": mine[:4], "lr": 0.05}, {"params": mine[4:]}]
-        opt = adapters.Optimizer(groups, recipe, compile=flag, **hyper)
-        scheduler = torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.5)
-        for i, g in enumerate(gradients(params, 8)):
-            late = [None if i < 3 and k % 3 == 0 else x for k, x in enumerate(g.values())]
-            step_object(opt, [late])
-            scheduler.step()
-        both.append((copy_of(mine), [dict(opt.state[p]) for p in mine]))
-    assert_near(*both)
-
-
-def test_a_compiled_drop_in_builds_no_kernel_for_new_numbers():
-    params = model()
-    mine = as_parameters(params)
-    opt = adapters.AdamW(mine, lr=0.1)
-    counts = []
-    for i, g in enumerate(gradients(params, 6)):
-        opt.param_groups[0].update(
-            lr=0.1 / (1 + i), betas=(0.9 - i / 100, 0.99), eps=1e-8 * (1 + i)
-        )
-        step_object(opt, [g])
-        counts.append(kernels.count())
-    assert counts == [counts[0]] * 6
 
 
 COMPILED = Pair("AdamW", adapters.AdamW, torch.optim.AdamW, ADAM, BOTH)
@@ -350,3 +225,114 @@ def test_compiling_changes_no_setting_of_torch():
     fo.compile(tx)(clone(params), tx.init(params), params)
     assert kernels.count() > known
     assert configuration() == before
+
+
+# ---------------------------------------------------------------- trees that look like the last
+
+
+class Branch(NamedTuple):
+    first: torch.Tensor
+    second: list[torch.Tensor]
+
+
+TREES = {
+    "list": lambda x: [x(3), x(2, 3)],
+    "dict": lambda x: {"b": x(3), "a": x(2, 3)},
+    "nested": lambda x: {
+        "b": Branch(x(3), [x(2), x(4)]),
+        "a": (x(2, 3), OrderedDict(z=x(1), y=x(2))),
+    },
+    "none": lambda x: {"a": None, "b": [x(3)], "c": ()},
+}
+
+
+def stepped(make, steps=3):
+    """A step of a tree, and what it goes on with."""
+    tx = fo.adam(0.1)
+    params = make(torch.ones)
+    state, step = tx.init(params), fo.compile(tx)
+    grads = tree.map(torch.ones_like, params)
+    for _ in range(steps):
+        params, state = step(grads, state, params)
+    return tx, step, grads, state, params
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_steps_of_the_same_trees(kind):
+    tx, _, grads, state, params = stepped(TREES[kind])
+    start = TREES[kind](torch.ones)
+    assert_close((params, state), run(tx, start, [grads] * 3), 1e-6)
+
+
+OTHERS: dict[str, Callable[[Any, Any], Any]] = {
+    "one leaf more": lambda g, p: ({**g, "more": torch.ones(1)}, p),
+    "one leaf less": lambda g, p: ({name: g[name] for name in list(g)[:-1]}, p),
+    "another mapping": lambda g, p: (OrderedDict(g), p),
+    "deeper": lambda g, p: ({**g, "a": [g["a"]]}, p),
+    "no gradient": lambda g, p: ({**g, "a": None}, p),
+    "another parameter": lambda g, p: (g, {**p, "a": 2 * p["a"]}),
+    "another layout": lambda g, p: ({**g, "a": g["a"].t().contiguous().t()}, p),
+    "another dtype": lambda g, p: ({**g, "a": g["a"].double()}, p),
+    "another shape": lambda g, p: ({**g, "a": g["a"].t()}, p),
+    "another order of keys": lambda g, p: (dict(reversed(g.items())), dict(reversed(p.items()))),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_smallest_difference_is_seen(name):
+    """Trees that are not those of the last step end where the pure update does, or are refused."""
+    tx, step, grads, state, params = stepped(TREES["dict"])
+    grads, params = OTHERS[name](grads, params)
+    before = clone((params, state))
+    try:
+        wanted = run(tx, clone(params), [grads], clone(state))
+    except ValueError:
+        with pytest.raises(ValueError, match="params and grads"):
+            step(grads, state, params)
+        wanted = before
+    else:
+        step(grads, state, params)
+    assert_close((params, state), wanted, 1e-6)
+
+
+OBJECTS = {
+    "adamw": adapters.AdamW,
+    "nadam": adapters.NAdam,
+    "clipped": lambda params: adapters.Optimizer(
+        params, lambda: fo.chain(fo.clip_by_global_norm(1.0), fo.adam(0.1))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_an_optimizer_is_freed_when_the_last_name_is_deleted(kind):
+    """Its plan does not hold it: its slots would stay until the next garbage collection. Each of
+    its steps raises the versions of what it writes."""
+    params = [torch.nn.Parameter(torch.ones(n)) for n in (3, 5)]
+    opt = OBJECTS[kind](params)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    for _ in range(3):
+        before = [p._version for p in params]
+        opt.step()
+        assert all(p._version > x for p, x in zip(params, before, strict=True))
+    there = weakref.ref(opt)
+    gc.collect()
+    gc.disable()
+    try:
+        del opt
+        assert there() is None
+    finally:
+        gc.enable()
+
+
+def test_a_write_of_a_number_is_in_c_where_no_subclass_sees_it():
+    """For `commit`, which makes such writes without letting a signal handler between."""
+    plain = filling(torch.zeros(2), 1.0)
+    assert isinstance(plain, functools.partial)
+    assert isinstance(plain.func, types.BuiltinFunctionType)
+    other = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+    write = filling(other, 1.0)
+    assert not isinstance(write, functools.partial)
+    write()
+    assert other.tolist() == [1.0, 1.0]

@@ -6,6 +6,7 @@ That are kernels, ATen between them, joined tensors, one tensor after the other,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,7 +14,6 @@ import torch
 from cases import CASES
 from helpers import assert_close, clone
 from odd_rules import packed, refreshing, shapes, unit_rms
-from soap_by_hand import soap
 from torch import Tensor
 from ways import by_eager_object, by_function, by_object, by_update
 
@@ -115,6 +115,18 @@ def around(make: Callable[[], Any]) -> Callable[[Any], Any]:
     )
 
 
+turned = partial(fo.scale_by_soap, precondition_frequency=2)
+
+
+def soap(lr: Any, **more: Any) -> Any:
+    return fo.chain(turned(**more), fo.scale_by_lr(lr))
+
+
+def spread(lr: Any) -> Any:
+    """Some bases are renewed in each step."""
+    return soap(lr, precondition_frequency=3, refresh="spread")
+
+
 def on_some(lr: Any) -> Any:
     parts = {"muon": fo.muon(lr), "soap": soap(lr), "lamb": fo.lamb(lr), "plain": fo.adamw(lr)}
     labels = {"w.twin": "muon", "w.square": "soap", "w.cube": "lamb", "*": "plain"}
@@ -159,14 +171,11 @@ RECIPES = {
         )
     ),
     "soap": Row(lambda lr: fo.chain(soap(lr), fo.add_decayed_weights(0.1)), **SOAP),
-    "soap, one by one": Row(lambda lr: fo.chain(fo.trace(0.5), soap(lr, batched=False)), **SOAP),
-    "soap in turns": Row(lambda lr: soap(lr, every=3, refresh="spread"), **SOAP),
-    "soap among others": Row(around(soap), **SOAP),
-    "turns behind a gate": Row(
-        lambda lr: fo.accumulate(soap(lr, every=3, refresh="spread"), 2), **SOAP
-    ),
+    "soap in turns": Row(spread, **SOAP),
+    "soap among others": Row(around(turned), **SOAP),
+    "turns behind a gate": Row(lambda lr: fo.accumulate(spread(lr), 2), **SOAP),
     "two products": Row(
-        around(lambda: fo.chain(soap(), fo.scale(2.0), fo.orthogonalize(ns_dtype=torch.float64))),
+        around(lambda: fo.chain(turned(), fo.scale(2.0), fo.orthogonalize(ns_dtype=torch.float64))),
         **SOAP,
     ),
     "a norm behind a product": Row(
@@ -281,17 +290,6 @@ def test_every_way_ends_where_the_pure_update_does(name, dtype):
     params, grads = tree(row, dtype, 0, SHAPES, 2), gradients(row, dtype, SHAPES, 2)
     check("strict", other, tolerance, params, grads)
     assert kernels.count() == known  # of another size, and at another rate
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    """A device mesh of this process alone."""
-    from torch import distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def whole(x: Any) -> Tensor:

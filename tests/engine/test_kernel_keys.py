@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import functional_optim as fo
-from functional_optim.adapters import Optimizer
 from functional_optim.kernels import static_key
 
 PRELUDE = "import functools, math, torch\nfrom typing import NamedTuple\n"
@@ -37,13 +36,14 @@ def attributed(x):
     return f
 
 
-def method(x):
+def methods(*values):
+    """Of objects of one class, so that both are one function."""
     made = rule(
         "class Rule(NamedTuple):\n    x: float\n"
         "    def update(self, u, slots, p):\n        return self.x * u, slots\n",
         "Rule",
     )
-    return made(x).update
+    return [made(x).update for x in values]
 
 
 PAIR = "class Pair(NamedTuple):\n    x: float = {}\n    def twice(self): return self.x * {}\n"
@@ -85,7 +85,7 @@ CLOSED = {
 DIFFERENT = {
     **{name: [rule(text.replace("X", x)) for x in both] for name, (text, *both) in SOURCES.items()},
     **{f"{name} in a closure": [closed(f, x) for x in both] for name, (f, *both) in CLOSED.items()},
-    "an attribute of self": [method(x) for x in (0.5, 0.25)],
+    "an attribute of self": methods(0.5, 0.25),
     "a partial's argument": [functools.partial(closed("u", 0), x=x) for x in (1, 2)],
     "a function's attribute": [attributed(x) for x in (0.5, 0.25)],
     # equal code on equal lines, as a template writes it, that reads each module's own number
@@ -143,27 +143,6 @@ def test_a_global_that_changes_makes_a_new_kernel():
         params = {"w": torch.zeros(3)}
         got, _ = fo.compile(tx)({"w": torch.ones(3)}, tx.init(params), params)
         assert got["w"].tolist() == [-x] * 3
-
-
-def test_a_rule_that_is_a_method_takes_its_own_numbers():
-    """Two methods of one function have one code, and each its own self."""
-
-    class Rule:
-        def __init__(self, sign):
-            self.sign = sign
-
-        def update(self, u, slots, p):
-            return self.sign * u, slots
-
-    w = torch.nn.Parameter(torch.zeros(3))
-    opt = Optimizer(
-        [w], lambda sign: fo.leafwise(None, Rule(sign).update, name="method"), sign=-1.0
-    )
-    w.grad = torch.ones(3)
-    opt.step()
-    opt.param_groups[0]["sign"] = 3.0
-    opt.step()
-    assert w.tolist() == [2.0] * 3
 
 
 def test_the_dtype_that_new_tensors_get_counts():

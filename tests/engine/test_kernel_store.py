@@ -1,4 +1,5 @@
-"""Kernels on disk: whose folder it is, what is loaded from it, and many processes at once."""
+"""Kernels on disk: whose folder it is, what is loaded from it, many processes at once, and the
+command that shows and prunes it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from compilers import answer, forget, source
 from helpers import clone, run
 
 import functional_optim as fo
-from functional_optim import kernels
+from functional_optim import cache, kernels
 from functional_optim.kernels import disk_cache, levels, libraries, toolchain
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="about modes, owners and signals")
@@ -314,20 +315,14 @@ def rule(u, slots, p):
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
     tx, params = fo.leafwise(None, rule, name="rule"), {"w": torch.zeros(4)}
-    step, error = fo.compile(tx, strict=True), None
-    try:
-        step({"w": torch.ones(4)}, tx.init(params), params)
-    except RuntimeError as raised:
-        error = str(raised)
-kernel = None
-if error is None:
-    (kernel,) = step.plan.entries[0].tensors.libraries()
+    step = fo.compile(tx, strict=True)
+    step({"w": torch.ones(4)}, tx.init(params), params)
+(kernel,) = step.plan.entries[0].tensors.libraries()
 print(json.dumps({
     "w": params["w"].tolist(),
-    "found": kernel and kernel.found,
+    "found": kernel.found,
     "compiler": [m for m in ("torch._inductor", "torch._dynamo") if m in sys.modules],
     "heard": [str(w.message) for w in heard if issubclass(w.category, RuntimeWarning)],
-    "error": error,
 }))
 """
 
@@ -371,9 +366,7 @@ def test_the_second_process_needs_no_compiler(filled, read_only):
         got = said(start(filled, compiler=False))
     finally:
         filled.chmod(0o700)
-    assert got == {
-        "w": [-0.125] * 4, "found": True, "compiler": [], "heard": [], "error": None
-    }  # fmt: skip
+    assert got == {"w": [-0.125] * 4, "found": True, "compiler": [], "heard": []}
 
 
 def test_what_is_missing_beside_a_kept_kernel_is_built(tmp_path):
@@ -390,14 +383,6 @@ def test_what_is_missing_beside_a_kept_kernel_is_built(tmp_path):
     assert got["heard"] == []
 
 
-def test_another_folder_is_another_cache(filled, tmp_path):
-    got = said(start(tmp_path / "other", compiler=False))
-    assert "a strict step must be compiled" in got["error"]
-    assert got["w"] == [0.0] * 4
-    got = said(start("off", compiler=False))
-    assert "a strict step must be compiled" in got["error"]
-
-
 def test_of_processes_that_start_at_once_one_compiles(tmp_path):
     many = [start(tmp_path / "kernels") for _ in range(6)]
     results = [said(process) for process in many]
@@ -405,3 +390,104 @@ def test_of_processes_that_start_at_once_one_compiles(tmp_path):
     assert [got["heard"] for got in results] == [[]] * 6
     assert sorted(got["found"] for got in results) == [False] + [True] * 5
     assert [Path(name).suffix for name in names(tmp_path / "kernels")] == [".so"]
+
+
+# ---------------------------------------------------------------- the folder stays small
+
+DAY = 86400.0
+MEBIBYTE = 2**20
+
+
+@pytest.fixture
+def shelf(monkeypatch, tmp_path):
+    """A folder of three kernels, used 100, 10 and 0 days ago, and of a file that is not ours."""
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path))
+    disk_cache._checked.cache_clear()
+    tmp_path.chmod(0o700)
+    for digit, days in (("a", 100), ("b", 10), ("c", 0)):
+        path = tmp_path / f"{40 * digit}-0123abcd.so"
+        path.write_bytes(bytes(MEBIBYTE))
+        used = time.time() - days * DAY
+        os.utime(path, (used, used))
+    (tmp_path / "notes.txt").write_text("of somebody else")
+    os.utime(tmp_path / "notes.txt", (0, 0))
+    yield tmp_path
+    disk_cache._checked.cache_clear()
+
+
+def left(folder):
+    return "".join(sorted(path.name[0] for path in folder.iterdir()))
+
+
+def test_what_is_kept_next_removes_what_was_not_used_for_long(shelf):
+    disk_cache.keep(40 * "d", b"a kernel")
+    assert left(shelf) == "bcdn"
+
+
+def test_above_the_limit_the_least_recently_used_goes_first(shelf, monkeypatch):
+    monkeypatch.setattr(disk_cache.prune, "__defaults__", (1.5 * MEBIBYTE, 1000 * DAY))
+    disk_cache.keep(40 * "d", b"a kernel")
+    assert left(shelf) == "cdn"
+
+
+def test_a_use_is_noted(shelf):
+    name = 40 * "d"
+    disk_cache.keep(name, b"a kernel")
+    os.utime(shelf / name, (0, 0))
+    assert disk_cache.find(name) is not None
+    assert (shelf / name).stat().st_mtime > time.time() - DAY
+
+
+def test_the_command_lists(shelf, capsys):
+    assert cache.main([]) == 0
+    first, *files = capsys.readouterr().out.splitlines()
+    assert first == f"{shelf} holds 3 kernels of 3.0 MiB."
+    assert [(line.split()[0][0], line.split()[-3]) for line in files] == [
+        ("c", "0"),
+        ("b", "10"),
+        ("a", "100"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "stays"),
+    [
+        (["--prune"], "bcn"),
+        (["--prune", "--days", "5"], "cn"),
+        (["--prune", "--days", "1000"], "abcn"),
+        (["--prune", "--megabytes", "1"], "cn"),
+        (["--clear"], "n"),
+    ],
+)
+def test_the_command_prunes(shelf, capsys, flags, stays):
+    assert cache.main(flags) == 0
+    assert left(shelf) == stays
+    gone = 4 - len(stays)
+    assert capsys.readouterr().out.startswith(f"Removed {gone} kernel{'s' * (gone != 1)} of")
+
+
+def test_the_command_prints_the_folder(shelf, capsys):
+    assert cache.main(["--folder"]) == 0
+    assert capsys.readouterr().out == f"{shelf}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--folder", "--clear"], "--folder prints a path, no more; leave it out"),
+        (["--days", "3"], "--days and --megabytes say what --prune removes; add --prune."),
+        (["--prune", "--days", "-1"], "--days must be at least 0, but is -1."),
+        (["--prune", "--megabytes", "nan"], "--megabytes must be at least 0, but is nan."),
+    ],
+)
+def test_flags_that_cannot_be_used_remove_nothing(shelf, capsys, flags, said):
+    with pytest.raises(SystemExit):
+        cache.main(flags)
+    assert said in capsys.readouterr().err
+    assert left(shelf) == "abcn"
+
+
+def test_without_a_folder_it_says_so(shelf, capsys, monkeypatch):
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", "off")
+    assert cache.main([]) == 1
+    assert "No kernels are kept" in capsys.readouterr().out

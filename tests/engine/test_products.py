@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from helpers import assert_close, assert_same
-from soap_by_hand import SoapSlots, soap
 from three_ways import random_tree
 from torch import Tensor
 
@@ -23,9 +23,8 @@ def make_tree(seed: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor
     return random_tree(seed, dtype, SHAPES)
 
 
-def spread(lr: Any = 3e-3) -> Any:
-    """SOAP that renews some bases in each step."""
-    return soap(lr, every=3, refresh="spread")
+soap = functools.partial(fo.scale_by_soap, precondition_frequency=3)
+spread = functools.partial(soap, refresh="spread")
 
 
 def among_others(product: Any) -> Any:
@@ -86,7 +85,7 @@ def test_a_checkpoint_goes_on_bit_by_bit(product, order):
     stepped(opt, named, 3)
     stepped(loaded, other, 3)
     for x, pairs in ((opt, named), (loaded, other)):  # of one shape are a, c and d
-        slots = [x.state[p]["left"] for _, p in pairs]
+        slots = [x.state[p]["left_factor"] for _, p in pairs]
         assert memory.whole([slots[i] for i in order]) is not None
         assert memory.whole([slots[i] for i in (0, 1, 3)]) is None
     assert_same([p.detach() for _, p in other], [p.detach() for _, p in named])
@@ -122,18 +121,18 @@ def test_tensors_of_one_turn_are_renewed_as_one_part_of_their_stack(monkeypatch)
         counts.add(kernels.count())
     assert len(counts) == 1
     order = [0, 3, 6, 1, 4, 7, 2, 5, 8]  # where they lie in memory, one behind the other
-    slots = [opt.state[p]["left"] for _, p in named]
+    slots = [opt.state[p]["left_factor"] for _, p in named]
     assert any(memory.whole([slots[(i + k) % 9] for i in order]) is not None for k in range(3))
 
 
 def test_what_a_batched_rule_cannot_have():
     def init(p):
-        return SoapSlots(p, p, p, p, p, p)
+        return Momentum(p)
 
     def update(u, slots, p):
         return u, slots
 
-    runs, packed = fo.Runs(batched=True), fo.Storage(codecs={"exp_avg": object()})
+    runs, packed = fo.Runs(batched=True), fo.Storage(codecs={"average": object()})
     for more in ({"runs": runs, "storage": packed}, {"runs": runs._replace(after="step")}):
         with pytest.raises(ValueError, match="takes batches of tensors, so it can have no codecs"):
             fo.leafwise(init, update, name="cube", **more)
@@ -177,19 +176,3 @@ def test_muon_takes_matrices_without_entries():
     opt.step()
     shapes = [tuple(opt.state[p]["momentum_buffer"].shape) for p in params]
     assert shapes == [(4, 0), (0, 4), (2, 3)]
-
-
-def test_a_rule_that_raises_for_one_shape_leaves_all_tensors():
-    def update(u: Any, slots: Any, p: Any) -> Any:
-        if p.shape[0] == 3:
-            raise RuntimeError("three rows")
-        return -u, slots
-
-    params = [torch.nn.Parameter(torch.ones(n, n)) for n in (2, 3)]
-    for p in params:
-        p.grad = torch.ones_like(p)
-    opt = adapters.Optimizer(params, lambda: fo.leafwise(None, update, name="picky"))
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="three rows"):
-            opt.step()
-    assert all(bool((p == 1).all()) for p in params)

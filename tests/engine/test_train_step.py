@@ -6,7 +6,7 @@ import copy
 import pickle
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -212,18 +212,6 @@ def test_leaves_without_a_gradient_stay_as_they_are():
     assert not torch.equal(found["a"], before["a"])
 
 
-@pytest.mark.parametrize("donate", [True, False])
-def test_donated_tensors_are_written(donate):
-    params = parameters()
-    before = clone(params)
-    step = fo.compile_train_step(loss_fn, fo.sgd(0.1), donate=donate, compile=False)
-    found, _, _ = step(params, step.tx.init(params), *batches()[0])
-    assert (found["a"] is params["a"]) is donate
-    if not donate:
-        assert_same(params, before)
-    assert not found["a"].requires_grad
-
-
 def test_modules_parameters_are_stepped_in_place_and_keep_their_gradients_to_themselves():
     model = torch.nn.Linear(5, 1).double()
 
@@ -321,16 +309,6 @@ def test_an_ensemble_is_stepped_by_vmap(donate):
         assert_close(losses[i], loss, 1e-12)
 
 
-@pytest.fixture
-def mesh() -> Any:
-    from torch import distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
 def test_parameters_may_be_dtensors(mesh):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -368,38 +346,6 @@ def test_copies_are_steps_of_their_own():
     for other in (copy.deepcopy(step), pickle.loads(pickle.dumps(step))):
         assert other is not step
         assert_same(by_step(other, batches()), by_step(step, batches()))
-
-
-def scale(**options: Any) -> Any:
-    return fo.dynamic_loss_scale(fo.sgd(0.1), **options)
-
-
-FIRST = "takes a loss function first"
-UNMADE: dict[str, Any] = {
-    FIRST: (TypeError, lambda: fo.compile_train_step(fo.sgd(0.1), loss_fn)),
-    f"{FIRST}, but got a int": (TypeError, lambda: fo.compile_train_step(1, fo.sgd(0.1))),
-    "takes a transformation": (TypeError, lambda: fo.compile_train_step(loss_fn, fo.sgd)),
-    "1 or more for accumulate": (
-        ValueError,
-        lambda: fo.compile_train_step(loss_fn, fo.sgd(0.1), accumulate=0),
-    ),
-    "init_scale above 0": (ValueError, lambda: scale(init_scale=0.0)),
-    "init_scale .*inf": (ValueError, lambda: scale(init_scale=float("inf"))),
-    "init_scale .*1e.40": (ValueError, lambda: scale(init_scale=1e40)),
-    "growth_factor above 1": (ValueError, lambda: scale(growth_factor=1.0)),
-    "backoff_factor between 0 and 1": (ValueError, lambda: scale(backoff_factor=1.0)),
-    "whole number of 1 or more for growth_interval": (
-        ValueError,
-        lambda: scale(growth_interval=0),
-    ),
-}
-
-
-@pytest.mark.parametrize("said", UNMADE)
-def test_wrong_arguments_are_refused(said):
-    error, call = UNMADE[said]
-    with pytest.raises(error, match=said):
-        call()
 
 
 def unreached(p: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -453,3 +399,79 @@ def test_second_gradients_are_scaled_where_the_first_are(wrap, compile):
         moved.append(params["w"])
     assert (moved[0] - 1).abs().min() > 0.1
     assert_close(moved[0], moved[1], 0.02)
+
+
+# ---------------------------------------------------------------- shared memory, some leaves
+
+
+def made(loss: Any, tx: Any, **options: Any) -> Any:
+    return fo.compile_train_step(loss, tx, compile=False, **options)
+
+
+def test_what_shares_memory_with_a_parameter_keeps_its_value():
+    def loss(p: Any) -> Any:
+        return p["a"], {"whole": p["b"], "part": p["b"][1:], "no": p["b"].detach()}
+
+    tx, p = fo.sgd(0.5), {"a": torch.tensor(1.0), "b": torch.ones(2)}
+    _, _, value, aux = made(loss, tx, has_aux=True)(p, tx.init(p))
+    assert (p["a"], value) == (0.5, 1.0)
+    assert all(torch.equal(x, torch.ones_like(x)) for x in aux.values())
+
+
+def test_a_refused_state_does_not_decide_whether_the_loss_is_scaled():
+    tx, p = fo.dynamic_loss_scale(fo.sgd(1.0), init_scale=4.0), torch.zeros(2)
+    step = made(torch.sum, tx)
+    with pytest.raises(ValueError, match="open_steps"):
+        step(p, fo.sgd(1.0).init(p))
+    assert torch.equal(step(p, tx.init(p))[0], torch.full((2,), -1.0))
+
+
+def test_a_loss_may_have_arguments_called_params_and_state():
+    tx, p = fo.sgd(1.0), torch.ones(2)
+    step = made(lambda p, *, state: (p * state).sum(), tx)
+    assert torch.equal(step(p, tx.init(p), state=2.0)[0], torch.full((2,), -1.0))
+
+
+@pytest.mark.parametrize("way", ["update", "compile"])
+@pytest.mark.parametrize(("bad", "good"), [("nan", 1.0), ("zero", 0.0)])
+def test_a_loss_scale_neither_vanishes_nor_becomes_infinite(way, bad, good):
+    tx = fo.dynamic_loss_scale(fo.sgd(1.0), growth_interval=1)
+    p = torch.zeros(2)
+    state, step = tx.init(p), fo.compile(tx)
+    g = torch.full((2,), torch.nan if bad == "nan" else 0.0)
+    for _ in range(300):
+        if way == "compile":
+            p, state = step(g, state, p)
+        else:
+            _, state = tx.update(g, state, p)
+    scale = fo.get(state, "loss_scale")
+    assert 0 < scale < torch.inf
+    u, _ = tx.update(torch.full((2,), good) * scale, state, p)
+    torch.testing.assert_close(u, torch.full((2,), -good))
+
+
+def test_a_loss_scale_for_some_leaves_only_is_refused():
+    p = {"x": torch.zeros(2), "y": torch.zeros(2)}
+    scaled = fo.dynamic_loss_scale(fo.sgd(1.0), init_scale=4.0)
+    for beside, said in (
+        (fo.sgd(1.0), "act on the parameter 'y'"),
+        (scaled, "several loss scales"),
+    ):
+        tx = fo.partition({"a": scaled, "b": beside}, {"x": "a", "y": "b"})
+        with pytest.raises(ValueError, match=said):
+            made(lambda p: p["x"].sum() + p["y"].sum(), tx)(p, tx.init(p))
+    tx = fo.partition({"a": scaled, "b": fo.freeze()}, {"x": "a", "y": "b"})
+    found, _, _ = made(lambda p: p["x"].sum() + p["y"].sum(), tx)(p, tx.init(p))
+    assert torch.equal(found["x"], torch.full((2,), -1.0))
+
+
+def test_a_slot_called_loss_scale_is_not_a_scale():
+    class Slots(NamedTuple):
+        loss_scale: torch.Tensor
+
+    tx = fo.leafwise(
+        lambda p: Slots(torch.ones_like(p)), lambda u, x, p: (-u, x), lambda t: (), name="own"
+    )
+    p = {"x": torch.zeros(2)}
+    found, _, _ = made(lambda p: p["x"].sum(), tx)(p, tx.init(p))
+    assert torch.equal(found["x"], torch.full((2,), -1.0))

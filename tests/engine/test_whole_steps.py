@@ -123,39 +123,17 @@ FEW = torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=
 
 
 @FEW
-def test_any_number_of_models_is_compiled_once_each(graphs):
-    tx = fo.flatten(fo.sgd(0.1))
+def test_any_model_and_any_pattern_of_missing_gradients_is_compiled_once(graphs):
+    names, tx = "abc", fo.flatten(fo.sgd(0.5))
     step = fo.compile(tx)
     for _ in range(2):
-        for n in (1, 2, 3, 4):
-            p = {"w": torch.zeros(n)}
-            step({"w": torch.ones(n)}, tx.init(p), p)
-            assert p["w"].tolist() == pytest.approx([-0.1] * n)
-    assert graphs.frame_count == 4
-
-
-@FEW
-def test_any_pattern_of_missing_gradients_is_compiled_once_each(graphs):
-    names, tx = "abc", fo.flatten(fo.sgd(0.5))
-    step, seen = fo.compile(tx), []
-    for _ in range(2):
-        for bits in range(4):
-            params = {name: torch.zeros(2) for name in names}
+        for n, bits in ((1, 7), (2, 7), (2, 0), (2, 1), (2, 2)):
+            params = {name: torch.zeros(n) for name in names}
             there = {name: bits >> i & 1 for i, name in enumerate(names)}
-            grads = {name: torch.ones(2) if there[name] else None for name in names}
+            grads = {name: torch.ones(n) if there[name] else None for name in names}
             step(grads, tx.init(params), params)
             assert [-2 * params[name][0].item() for name in names] == list(there.values())
-        seen.append(graphs.frame_count)
-    assert seen == [4, 4]
-
-
-def test_an_extra_number_is_no_reason_to_compile_again(graphs):
-    tx = fo.chain(fo.scale_by_polyak(0.5), fo.flatten(fo.sgd(1.0)))
-    step, params = fo.compile(tx), tree()
-    state, g = tx.init(params), make_grads(params, 1)[0]
-    for value in (3.0, 2.5, 1.5):
-        step(g, state, params, value=value)
-    assert graphs.frame_count == 1
+    assert graphs.frame_count == 5
 
 
 def rounded(lr):
@@ -234,18 +212,6 @@ def test_a_refused_step_changes_nothing(graphs):
     before = clone((params, state))
     params, state = step(g, state, params, commit=False)
     assert_same((params, state), before)
-
-
-def test_gradients_in_memory_that_is_written(graphs):
-    """As of a loss of half the square, whose gradient is the parameter."""
-    tx, params = fo.flatten(fo.sgd(0.5)), tree()
-    params["c"] = params["a"].clone()
-    step, state = fo.compile(tx), tx.init(params)
-    for _ in range(3):
-        grads = {"a": params["c"], "b": params["b"], "c": params["a"]}
-        wanted = {name: p - 0.5 * grads[name] for name, p in params.items()}
-        params, state = step(grads, state, params)
-        assert_same(params, wanted)
 
 
 def test_a_graph_that_is_tried_and_found_to_write_wrongly_is_not_used(monkeypatch):
@@ -339,18 +305,6 @@ def test_a_strict_step_raises_and_writes_nothing(monkeypatch):
             with pytest.raises(RuntimeError, match=r"a strict step must be compiled, .* holiday"):
                 step(g, state, params)
         assert_same((state, params), before)
-
-
-def test_wrong_arguments_are_named_as_the_update_names_them(graphs):
-    tx, params, tied = noisy(0.1), tree(), dict.fromkeys("ab", torch.ones(2))
-    with pytest.raises(ValueError, match="share their memory"):
-        fo.compile(tx)(clone(tied), tx.init(tied), tied)
-    step, state, (g,) = fo.compile(tx), tx.init(params), make_grads(params, 1)
-    with pytest.raises(TypeError, match="extra argument"):
-        step(g, state, params, valeu=1.0)
-    with pytest.raises(ValueError, match="different structures"):
-        step({"a": g["a"]}, state, params)
-    step(g, state, params)
 
 
 def test_a_sparse_gradient_runs_eagerly_without_a_word(graphs):

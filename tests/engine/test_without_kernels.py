@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -102,13 +100,6 @@ def test_a_failure_that_was_passed_over_before_is_none_to_a_strict_step(monkeypa
     monkeypatch.delenv("CXX")
     got = fo.compile(tx, strict=True)(clone(params), tx.init(params), clone(params))
     assert_same(got, run(tx, params, [params]))
-
-
-@pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
-def test_copies_of_a_strict_optimizer_are_strict(make):
-    opt = make([torch.nn.Parameter(torch.ones(5))])
-    for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
-        assert twin.compile == "strict"
 
 
 @pytest.mark.parametrize("bad", ["fast", None, 2, "Strict"])
@@ -215,81 +206,43 @@ for w in heard:
 """
 
 
-def broken(folder: Path, does: str) -> str:
-    """A compiler that does something else."""
-    path = folder / "broken++"
-    path.write_text(f"#!/bin/sh\n{does}\n")
-    path.chmod(0o700)
-    return str(path)
-
-
-EMPTY = 'while [ "$1" != -o ]; do shift; done; : > "$2"'
-NO_CC1 = "echo \"cc: error: cannot execute 'cc1plus': compilation terminated\"; exit 1"
-SAID = {
-    "none": ({}, "there is no C++ compiler (looked for g++, clang++, c++); install g++"),
-    "an empty name": ({"CXX": ""}, "there is no C++ compiler (CXX is empty); install g++"),
-    "an empty file": (EMPTY, "does not work here (what it builds is no library)"),
-    "another name": ({"CXX": "/nowhere/clang++"}, "(looked for /nowhere/clang++); install g++"),
-    "no text": ("printf 'error: \\377\\376 no'; exit 1", "work here (error: \ufffd\ufffd no)."),
-    "gcc without g++": (
-        NO_CC1,
-        "(cc: error: cannot execute 'cc1plus': compilation terminated).",
-    ),
-    "nothing": (":", "does not work here (what it builds is no library)"),
-    "no reason": ("exit 3", "does not work here (exit 3)"),
-}
-"""The environment, or what a compiler does, and what is said; but for the first three these are for
-`make test-full`."""
-
-
 @posix
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=[pytest.mark.full] if i > 2 else []) for i, x in enumerate(SAID)],
-)
-def test_without_a_compiler_that_works_steps_are_eager_and_one_warning_says_what_to_do(
-    tmp_path, name
-):
-    how, reason = SAID[name]
+def test_without_a_compiler_steps_are_eager_and_one_warning_says_what_to_do(tmp_path):
     (tmp_path / "bin").mkdir()
-    told = {"PATH": str(tmp_path / "bin"), **how} if isinstance(how, dict) else {}
-    told = told or {"CXX": broken(tmp_path, how)}
+    told = {"PATH": str(tmp_path / "bin"), "FUNCTIONAL_OPTIM_CACHE": str(tmp_path / "kernels")}
     base = {name: x for name, x in os.environ.items() if name != "CXX"}
-    done = subprocess.run(
-        [sys.executable, "-c", STEPS],
-        cwd=tmp_path,
-        env={**base, "FUNCTIONAL_OPTIM_CACHE": str(tmp_path / "kernels"), **told},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", STEPS]
+    done = subprocess.run(command, env={**base, **told}, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     first = "RuntimeWarning functional_optim: steps without a kept kernel run eagerly"
     assert done.stdout.startswith(first)
+    reason = "there is no C++ compiler (looked for g++, clang++, c++); install g++"
     assert reason in done.stdout
     assert done.stdout.count("\n") == 1
-
-
-def test_the_warning_names_the_users_line(tmp_path):
-    script = tmp_path / "mine.py"
-    script.write_text(
-        "import torch\nfrom functional_optim import adapters\n"
-        "w = torch.nn.Parameter(torch.ones(3))\nw.grad = torch.ones(3)\n"
-        "adapters.AdamW([w]).step()\n"
-    )
-    told = {"CXX": "", "FUNCTIONAL_OPTIM_CACHE": "off"}
-    done = subprocess.run(
-        [sys.executable, str(script)], env={**os.environ, **told}, capture_output=True, text=True
-    )
-    assert done.stderr.startswith(f"{script}:5: RuntimeWarning: functional_optim: steps without")
 
 
 # ---------------------------------------------------------------- what is said, here
 
 
-def no_program(patch: Any, folder: Path) -> None:
-    path = Path(broken(folder, ""))
-    path.write_text("#!/nowhere/sh\n")
-    patch.setenv("CXX", str(path))
+EMPTY = 'while [ "$1" != -o ]; do shift; done; : > "$2"'
+NO_CC1 = "echo \"cc: error: cannot execute 'cc1plus': compilation terminated\"; exit 1"
+
+
+def named(name: str) -> Any:
+    """The name of the compiler."""
+    return lambda patch, folder: patch.setenv("CXX", name)
+
+
+def broken(does: str, program: str = "/bin/sh") -> Any:
+    """A compiler that does something else."""
+
+    def prepare(patch: Any, folder: Path) -> None:
+        path = folder / "broken++"
+        path.write_text(f"#!{program}\n{does}\n")
+        path.chmod(0o700)
+        patch.setenv("CXX", str(path))
+
+    return prepare
 
 
 def full_disk(patch: Any, folder: Path) -> None:
@@ -305,7 +258,20 @@ def no_folder(patch: Any, folder: Path) -> None:
 
 
 TOLD = {
-    "no program": (no_program, "does not work here ([Errno 2]"),
+    "an empty name": (named(""), "there is no C++ compiler (CXX is empty); install g++"),
+    "another name": (named("/nowhere/clang++"), "(looked for /nowhere/clang++); install g++"),
+    "no program": (broken("", "/nowhere/sh"), "does not work here ([Errno 2]"),
+    "an empty file": (broken(EMPTY), "does not work here (what it builds is no library)"),
+    "no text": (
+        broken("printf 'error: \\377\\376 no'; exit 1"),
+        "work here (error: \ufffd\ufffd no).",
+    ),
+    "gcc without g++": (
+        broken(NO_CC1),
+        "(cc: error: cannot execute 'cc1plus': compilation terminated).",
+    ),
+    "nothing": (broken(":"), "does not work here (what it builds is no library)"),
+    "no reason": (broken("exit 3"), "does not work here (exit 3)"),
     "a full disk": (
         full_disk,
         "the compiler's files cannot be written ([Errno 28] No space left on device",
@@ -347,7 +313,7 @@ def test_a_kernel_that_does_not_compile_is_told_as_what_it_is(monkeypatch):
 def test_what_needs_a_compiler_asks_for_one_that_works(monkeypatch, tmp_path):
     forget(monkeypatch)
     kernels.require_compiler(torch.device("cpu"))
-    monkeypatch.setenv("CXX", broken(tmp_path, EMPTY))
+    broken(EMPTY)(monkeypatch, tmp_path)
     with pytest.raises(kernels.NoCompiler, match="what it builds is no library"):
         kernels.require_compiler(torch.device("cpu"))
     kernels.require_compiler(torch.device("meta"))

@@ -13,12 +13,8 @@ KEYS, STORE, BUILDS, WITHOUT, BITS, WAYS, PRODUCTS, WHOLE, TRAIN = (
         *("products", "whole_steps", "train_step"),
     )
 )
-RULES, REFUSED, ODD, ENGINES, GPU, TRITON = (
-    f"{TESTS}/test_{x}.py"
-    for x in (
-        *("undeclared_rules", "refused_rules", "odd_rules", "engine", "gpu_steps"),
-        "triton_kernels",
-    )
+RULES, ENGINES, GPU, TRITON = (
+    f"{TESTS}/test_{x}.py" for x in ("undeclared_rules", "engine", "gpu_steps", "triton_kernels")
 )
 
 MUTANTS = [
@@ -57,14 +53,14 @@ MUTANTS = [
         f"{CORE}/recording.py",
         "if self.own or before == record.drawn():",
         "if True:",
-        (f"{REFUSED} -k draws",),
+        (f"{RULES} -k draws",),
     ),
     Mutant(
         "a rule is looked at with its first variant only",
         f"{CORE}/traits.py",
         "[placement] if count < 2 else [placement.variant(k + 1) for k in range(count)]",
         "[placement] if count < 2 else [placement.variant(1)]",
-        (f"{REFUSED} -k variant",),
+        (f"{RULES} -k variant",),
     ),
     # ------------------------------------------------------------ kernels
     Mutant(
@@ -192,7 +188,7 @@ MUTANTS = [
         f"{KERNELS}/disk_cache.py",
         "if whole > largest or file.used < since:",
         "if file.used < since:",
-        (f"{TESTS}/test_cache_command.py",),
+        (f"{STORE} -k least_recently",),
     ),
     Mutant(
         "a kernel for another processor is loaded",
@@ -285,7 +281,7 @@ MUTANTS = [
         f"{ENGINE}/compile.py",
         "            if self.donate:\n                check(self.tx, grads, state, params)\n",
         "",
-        (f"{ENGINES} -k 'wrong and shorter'",),
+        ("tests/core/test_errors.py -k another_tree",),
     ),
     Mutant(
         "a step of a committed transformation is made though it is refused",
@@ -313,7 +309,7 @@ MUTANTS = [
         f"{ENGINE}/tree_plan.py",
         "    memory.check_apart([columns[k][i] for i, k in some], name)\n",
         "",
-        (f"{ENGINES} -k tied",),
+        ("tests/core/test_memory.py -k overlap",),
     ),
     Mutant(
         "what a chain carries is not written",

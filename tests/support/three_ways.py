@@ -8,7 +8,7 @@ import torch
 from helpers import assert_close, run
 
 import functional_optim as fo
-from functional_optim import adapters, kernels
+from functional_optim import adapters
 
 
 def random_tree(seed: int, dtype: torch.dtype, shapes: Any) -> Any:
@@ -36,18 +36,6 @@ def check_compiled(
         params, state = step(random_tree(k + 1, dtype, shapes), state, params)
     end, last = expected
     assert_close((params, state.slots), (end, last.slots), tolerance)
-
-
-def check_no_new_kernel(make: Any, shapes: Any, others: Any) -> None:
-    """Another number and other shapes build nothing. make: from a learning rate."""
-    for lr, own in ((1e-2, shapes), (1e-3, others)):
-        tx = make(lr)
-        params = random_tree(0, torch.float32, own)
-        step, state = fo.compile(tx, strict=True), tx.init(params)
-        before = kernels.count()
-        for k in range(2):
-            params, state = step(random_tree(k + 1, torch.float32, own), state, params)
-    assert kernels.count() == before
 
 
 WAYS = ("update", "compile", "object", "eager object")

@@ -135,15 +135,11 @@ NUMBERS = rules(
         "by_largest": lambda u, p: u / u.abs().max(),
         "between_amin_and_amax": lambda u, p: (u - u.amin()) / (u.amax() - u.amin() + 1e-3),
         "standardised": lambda u, p: (u - u.mean()) / (u.std(correction=0) + 1e-3),
-        "by_variance": lambda u, p: u / (u.var(correction=0) + 1.0),
-        "by_rms": lambda u, p: u / (u.square().mean().sqrt() + 1e-8),
         "by_median": lambda u, p: u / (u.abs().median() + 1e-3),
         "clipped_at_quantile": lambda u, p: u.clamp(*[x * u.abs().quantile(0.75) for x in (-1, 1)]),
         "softmax_of_all": lambda u, p: u.flatten().softmax(0).view_as(u),
         "by_logsumexp": lambda u, p: u / u.abs().flatten().logsumexp(0),
         "top_k": top_k,
-        "sorted_all": lambda u, p: u.flatten().sort().values.view_as(u),
-        "cumulated_all": lambda u, p: (u.flatten().cumsum(0) / u.numel()).view_as(u),
         "rolled_all": lambda u, p: u.roll(1),
         "row_norm": lambda u, p: u / (u.norm(dim=-1, keepdim=True) + 1e-8),
         "column_norm": lambda u, p: u / (u.norm(dim=0, keepdim=True) + 1e-8),
@@ -221,9 +217,7 @@ PLACES = rules(
             torch.cat([u, u[..., -1:]], -1).unfold(-1, 2, 1).mean(-1) if u.dim() else u
         ),
         "minus_first": lambda u, p: u - u[0] if u.dim() else u,
-        "minus_first_column": lambda u, p: u - 0.5 * u[..., :1] if u.dim() else u,
         "lower_triangle": lambda u, p: u.tril() if u.dim() >= 2 else u,
-        "upper_triangle": lambda u, p: u.triu(1) if u.dim() >= 2 else u,
         "chunks_centred": lambda u, p: (
             torch.cat([x - x.mean() for x in u.chunk(2)]) if u.dim() else u
         ),
