@@ -297,7 +297,7 @@ def scale_by_shampoo(
         if G.numel() == 0:
             return G, x
         M, divided, x = seen(G, x, s)
-        found, new = known(G, x), dict[int, Tensor]()
+        found, new = known(G, x), {}
         matrix = G.dim() == 3 and 1 not in G.shape[1:]
         for i, A, R in found:
             power = (s.left_power, s.right_power)[i] if matrix else 0.5 / len(found)

@@ -100,6 +100,12 @@ class MatrixView(NamedTuple):
         plain = self.heads is None and self.split is None and not self.transposed
         return plain and len(shape) == 2
 
+    def is_plain_stack(self) -> bool:
+        """Whether a parameter of more than two dimensions is matrices that lie one after the other
+        in its memory."""
+        plain = self.heads is None and self.split is None and not self.transposed
+        return self.stack and plain and self.block is None and self.kernel == "flatten"
+
     def reshapes(self, shape: Sequence[int]) -> bool:
         """Whether a parameter of this shape is seen in another one, or along each dimension."""
         return len(shape) > 2 or not self.keeps(shape)

@@ -6,6 +6,7 @@ of these kernels writes what is stepped: a product that raises leaves everything
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import groupby
@@ -30,6 +31,7 @@ from functional_optim.core.recording import Body
 from functional_optim.core.rule import Goal, Placement, Rule
 from functional_optim.core.scalars import BoundScalars, Caster
 from functional_optim.core.storage import Slots, compute_dtype, present
+from functional_optim.core.views import MATRICES
 from functional_optim.engine.cuts import PUT, TAKE
 from functional_optim.engine.executor import Executor, How, Runner, Write
 from functional_optim.engine.native import KernelExecutor, in_memory, kind_of, reason
@@ -131,7 +133,7 @@ class ProductExecutor(Executor):
                 ]
                 made = OwnedStacks(self.params, slots, turns, whose, spread=True)
             else:
-                made = Stacks(self.params, slots, turns)
+                made = Stacks(self.params, slots, turns, self.group.placements[i].rule)
             self.stacks[i] = made
         return self.stacks[i]
 
@@ -235,35 +237,62 @@ def _all_act(group: Any, numbers: list[Numbers], goal: Goal) -> BoundScalars:
 class Stacks:
     """What goes into a product, as one tensor for each shape, and its slots.
 
-    params: the parameters. slots, turns: of each. updates: views of what goes into the product, and
-    then of what comes out. Tensors of one turn are next to each other, as they take one variant.
+    params: the parameters. slots, turns: of each; the matrices of a stack are so many parameters.
+    rule: what runs on them. updates: views of what goes into the product, and then of what comes
+    out, one for each parameter. Tensors of one turn are next to each other, as they take one
+    variant.
     """
 
-    def __init__(self, params: list[Tensor], slots: list[Slots], turns: list[int]) -> None:
-        self.params = params
-        self.slots = slots
-        self.turns = turns
+    def __init__(
+        self, params: list[Tensor], slots: list[Slots], turns: list[int], rule: Rule
+    ) -> None:
+        self.params: list[Tensor] = []
+        self.slots: list[Slots] = []
+        self.turns: list[int] = []
         self.started = False
         """Whether a rule with a `start` has started all of them."""
         self.batches: list[tuple[list[int], Tensor, list[StackedSlot]]] = []
+        self.updates = [x.new_empty(()) for x in params]
+        view = rule.storage.view
+        self.split = view is not None and view.is_plain_stack() and not rule.storage.codecs
         alike: dict[Any, list[int]] = {}
         for i in sorted(range(len(params)), key=turns.__getitem__):
             p, own = params[i], slots[i]
             kind = (p.shape, *[None if s is None else s.shape for s in own])
             alike.setdefault(kind, []).append(i)
-        updates: dict[int, Tensor] = {}
-        for members in alike.values():
-            first = params[members[0]]
-            for some in batches(members, first.numel()):
-                stack = first.new_empty((len(some), *first.shape), dtype=compute_dtype(first))
-                mine = list(map(StackedSlot, zip(*[slots[i] for i in some], strict=True)))
-                self.batches.append((some, stack, mine))
-                updates.update(zip(some, stack.unbind(), strict=True))
-        self.updates = [updates[i] for i in range(len(params))]
+        for some in alike.values():
+            p = params[some[0]]
+            whole = p.new_empty((len(some), *p.shape), dtype=compute_dtype(p))
+            for i, update in zip(some, whole.unbind(), strict=True):
+                self.updates[i] = update
+            cut = self.split and p.dim() > 2
+            first = len(self.params)
+            for i in some:
+                self._add(params[i], slots[i], turns[i], math.prod(p.shape[:-2]) if cut else None)
+            whole = whole.flatten(0, -3) if cut else whole
+            members = [*range(first, len(self.params))]
+            for batch in batches(members, whole[:1].numel()):
+                stack = whole[batch[0] - first : batch[-1] + 1 - first]
+                mine = list(map(StackedSlot, zip(*[self.slots[i] for i in batch], strict=True)))
+                self.batches.append((batch, stack, mine))
+
+    def _add(self, p: Tensor, slots: Slots, turn: int, matrices: int | None) -> None:
+        """A parameter, or the matrices of a stack."""
+        if matrices is None:
+            self.params.append(p)
+            self.slots.append(slots)
+            self.turns.append(turn)
+            return
+        self.params += p.reshape(matrices, *p.shape[-2:]).unbind()
+        each = [[None] * matrices if x is None else x.unbind() for x in slots]
+        self.slots += zip(*each, strict=True) if each else [()] * matrices
+        self.turns += [turn] * matrices
 
     def multiply(self, placement: Placement, numbers: Numbers) -> list[Write]:
         """Run the rule on all tensors. Returns the writes of its slots."""
         writes: list[Write] = []
+        if self.split:
+            placement = placement._replace(rule=placement.rule.stored_by(view=MATRICES))
         away = self.params[0].device.type != "cpu"
         if away and placement.rule.runs.start is not None and self._has_started(placement.rule):
             rule = placement.rule

@@ -247,6 +247,18 @@ def test_one_recipe_sees_each_leaf_in_its_own_way():
         assert_same(found[name], alone[name])
 
 
+@pytest.mark.parametrize("name", [*MATRICES, *VARIANTS])
+def test_torch_compile_takes_stacks_and_kernels_whole(name, fresh_dynamo):
+    params, *grads = some({"experts": (2, 3, 4), "image": (3, 2, 2, 2)}, 3)
+    tx = made(name, {"experts": {"stack": True}})()
+    state, update = tx.init(params), torch.compile(tx.update, backend="eager", fullgraph=True)
+    found = params
+    for g in grads:
+        updates, state = update(g, state, found)
+        found = fo.apply_updates(found, updates)
+    assert_close(found, step_update(tx, params, grads), 1e-10)
+
+
 @pytest.mark.parametrize("name", [n for n in MATRICES if n != "MuonAdamW"])
 def test_packed_slots_of_stacks_and_kernels(name):
     shapes = {"experts": (3, 16, 16), "image": (16, 4, 2, 2)}

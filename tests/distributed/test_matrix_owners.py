@@ -58,8 +58,8 @@ def accumulating() -> Any:
 
 
 def recipe(owners: str | None = None, lr: float = 0.1) -> Any:
-    """Muon, a rule with slots, the same on parts of a matrix, SOAP of a stack and of a kernel, and a
-    rule of other tensors."""
+    """Muon, a rule with slots, the same on parts of a matrix, SOAP of a stack and of a kernel, and
+    a rule of other tensors."""
     muon = fo.scale_by_muon(ns_dtype=torch.float64)
     parts = {
         "muon": fo.chain(muon, fo.add_decayed_weights(0.1), fo.scale_by_lr(lr)),
