@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from functional_optim import numeric
-from functional_optim.adapters.state.filling import Made, Names, discard
-from functional_optim.adapters.stepping.leaves import Row, checked_leaves, turns_of_params
+from functional_optim.adapters.stepping.leaves import (
+    Made,
+    Names,
+    Row,
+    checked_leaves,
+    discard,
+    turns_of_params,
+)
 from functional_optim.adapters.stepping.loss import asks, extra_of
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.core import modes, sharding
