@@ -6,7 +6,7 @@ import optree
 import pytest
 import torch
 
-from functional_optim.checkpoint.precision import restore_precision
+from functional_optim.checkpoint.conversion import restore_precision
 
 # ---------------------------------------------------------------- what torch's cast has rounded
 
