@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core import base, modes, sharding
-
-
-def asks(tx: base.GradientTransformation) -> bool:
-    """Whether a transformation reads the loss."""
-    return "value" in tx.extra
+from functional_optim.core import modes, sharding
 
 
 def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from functional_optim.adapters.stepping.leaves import (
     signature,
     turns_of_params,
 )
-from functional_optim.adapters.stepping.loss import asks, extra_of
+from functional_optim.adapters.stepping.loss import extra_of
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
 from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
 from functional_optim.core import base, sharding
@@ -252,7 +252,7 @@ class OptimizerPlan(StepPlan):
         super().__init__(entries, absent, reduction_order(parts))
         self.keys = {"step", STEPS}.union(*[keys for _, tx in chains for keys in tx.layout.carry])
         self.guard = self._guard(optimizer)
-        self.asking = any(asks(part.tx) for part in (*self.entries, *self.trees))
+        self.asking = any("value" in part.tx.extra for part in (*self.entries, *self.trees))
         self.captured = next((entry for entry in entries if entry.captured), None)
         self.mesh = sharding.mesh_of([p for group in groups for p in group["params"]])
 

@@ -84,18 +84,12 @@ def converted(
 
 def _forms(entries: Mapping[str, Any]) -> dict[str, SavedSlot]:
     """The slots of a state, by name."""
-    found: dict[str, SavedSlot] = {}
-    parts: set[str] = set()
-    for key in entries:
-        name, _, kind = key.rpartition(".")
-        form = _packed(entries, name, kind) if name and kind in CELLS else None
-        if form is not None:
-            found[name] = form
-            parts.update(form.keys)
-    for key, x in entries.items():
-        if key not in parts:
-            found[key] = SavedSlot(None, (key,), (x,))
-    return found
+    named = [key.rpartition(".") for key in entries]
+    packed = [(x, _packed(entries, x, kind)) for x, _, kind in named if x and kind in CELLS]
+    found = {x: form for x, form in packed if form is not None}
+    parts = {key for form in found.values() for key in form.keys}
+    whole = {key: SavedSlot(None, (key,), (x,)) for key, x in entries.items() if key not in parts}
+    return found | whole
 
 
 def _packed(entries: Mapping[str, Any], name: str, kind: str) -> SavedSlot | None:
