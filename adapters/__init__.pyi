@@ -1,4 +1,4 @@
-"""What editors and type checkers read of __init__.py: `make lists` writes it."""
+"""The names of the package, for type checkers, editors and imports on demand."""
 
 from functional_optim.adapters import drop_ins as drop_ins
 from functional_optim.adapters.averaging import AveragingOptimizer as AveragingOptimizer
@@ -23,6 +23,8 @@ from functional_optim.adapters.gradient_free.optimizer import GradientFree as Gr
 from functional_optim.adapters.lbfgs import LBFGS as LBFGS
 from functional_optim.adapters.muon_adamw import MuonAdamW as MuonAdamW
 from functional_optim.adapters.optimizer import Optimizer as Optimizer
+
+# begin: algorithms (make lists)
 from functional_optim.adapters.ready_made import ADOPT as ADOPT
 from functional_optim.adapters.ready_made import APOLLO as APOLLO
 from functional_optim.adapters.ready_made import CAME as CAME
@@ -63,6 +65,8 @@ from functional_optim.adapters.ready_made import SignSGD as SignSGD
 from functional_optim.adapters.ready_made import Signum as Signum
 from functional_optim.adapters.ready_made import StableAdamW as StableAdamW
 from functional_optim.adapters.ready_made import Yogi as Yogi
+
+# end: algorithms
 from functional_optim.adapters.sharpness import ASAM as ASAM
 from functional_optim.adapters.sharpness import SAM as SAM
 from functional_optim.adapters.sophia import SophiaG as SophiaG

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from functional_optim import numeric
 from functional_optim.adapters.state.capturing import check_capture
-from functional_optim.adapters.state.filling import Made, discard
 from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
 from functional_optim.adapters.state.names import named, place
 from functional_optim.adapters.state.numbers import numbers_of
@@ -21,8 +20,9 @@ from functional_optim.adapters.state.recipes import as_data
 from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned
+from functional_optim.adapters.stepping.leaves import Made, discard
+from functional_optim.adapters.stepping.loss import left_to_step, unscale
 from functional_optim.adapters.stepping.plan import OptimizerPlan
-from functional_optim.adapters.stepping.scaling import left_to_step, unscale
 from functional_optim.adapters.stepping.traced import step_traced
 from functional_optim.core import base, modes
 from functional_optim.core.calls import explaining
@@ -241,17 +241,13 @@ class OptimizerBase(torch.optim.Optimizer):
                 mine = tx.on(name, p)
                 if mine is not None and p.requires_grad:
                     check_views(mine.placements, p, name)
-            self.check_parts(group, tx)
+            check_parts(tx.placements, named(group))
 
     def _check_keys(self, group: dict[str, Any]) -> None:
         """Raise TypeError for a hyperparameter of a new group that nobody reads.
 
         Drop-ins let it pass, as torch does.
         """
-
-    def check_parts(self, group: dict[str, Any], tx: Leafwise) -> None:
-        """Raise ValueError where a group's tensors are parts of what a rule takes for all of it."""
-        check_parts(tx.placements, named(group))
 
     def check_parameters(self, group: dict[str, Any]) -> None:
         """Raise TypeError for an integer parameter."""

@@ -16,16 +16,11 @@ from functional_optim.adapters.averaging import AveragingOptimizer
 from functional_optim.adapters.base import with_hooks
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.recipes import constructor
+from functional_optim.core.importing import homes_of
 
-CLASSES = (
-    # begin: algorithms (make lists)
-    "ADOPT", "APOLLO", "AdEMAMix", "AdaBelief", "AdaMuon", "AdamMini", "Adan", "CAME", "COCOB",
-    "DAdaptAdam", "Dion2", "DoG", "DoWG", "Fromage", "GaLore", "KLSOAP", "KLShampoo", "LAMB",
-    "LARS", "LaProp", "Lion", "MADGRAD", "MARS", "Momo", "MomoAdam", "NoisySGD", "NorMuon",
-    "NovoGrad", "PSGDKron", "Prodigy", "SM3", "SOAP", "ScheduleFreeAdamW", "ScheduleFreeSGD",
-    "Scion", "Shampoo", "SignSGD", "Signum", "StableAdamW", "Yogi",
-    # end: algorithms
-)  # fmt: skip
+CLASSES = tuple(
+    [x for x, home in homes_of("functional_optim.adapters").items() if home == __name__]
+)
 """Their names. That of a function is the same, but for capitals and underscores."""
 
 DOC = """`functional_optim.{name}` as an optimizer object{modes}.

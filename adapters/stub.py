@@ -77,10 +77,7 @@ class OptimizerStub(OptimizerBase):
         Returns:
             The closure's loss; None without a closure.
         """
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
+        return None if closure is None else base.recorded(closure)
 
     step = with_hooks(_step)
 

@@ -10,22 +10,17 @@ from functional_optim.adapters.state.names import named
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import partial
-from functional_optim.tuning.summary import Summary, summary_of
+from functional_optim.tuning.summary import summary_of
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
 
 
-def summary_of_groups(optimizer: OptimizerBase) -> Summary:
-    """The summary of all parameter groups, as `summary` has it for a tree."""
-    with partial():  # of a parameter alone
-        return summary_of(_parts(optimizer))
-
-
 def text_of_groups(optimizer: OptimizerBase) -> str:
     """What a step of this optimizer costs, in tables; or why it would raise."""
     try:
-        return str(summary_of_groups(optimizer))
+        with partial():  # of a parameter alone
+            return str(summary_of(_parts(optimizer)))
     except (TypeError, ValueError) as error:
         return f"no summary: {error}"
 

@@ -3,8 +3,8 @@
 The algorithms are what `functional_optim/algorithms/` defines and decorates with `factory`; what is
 said of them stands at the head of their pages in docs/algorithms/. Everything between two marks
 `begin: algorithms` and `end: algorithms` is made of these, but for the names of optax, which the
-package has for its errors. The table of files in ARCHITECTURE.md is made of their docstrings. Both
-`__init__.pyi` are made whole, of the packages' own imports, and drop_ins.pyi of torch's signatures.
+package has for its errors. The table of files in ARCHITECTURE.md is made of their docstrings, and
+drop_ins.pyi of torch's signatures.
 `--check` writes nothing, and names the files that are not as they would be written.
 """
 
@@ -83,67 +83,21 @@ def made(found: dict[str, Page]) -> dict[str, str]:
     return {x: own[x] for x in sorted(own) if x not in by_hand}
 
 
-def rows_of(names: Iterable[str]) -> str:
-    """Names in quotes, as many in each row as there is room for."""
-    text = " ".join([f'"{name}",' for name in names])
-    return textwrap.fill(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 4) + "\n"
-
-
-def eager(path: Path) -> set[str]:
-    """What a package imports at once, which needs no place among what it imports on demand."""
-    body = ast.parse(path.read_text()).body
-    blocks = [node for node in body if isinstance(node, ast.With)]
-    inside = [statement for block in blocks for statement in block.body]
-    imports = [node for node in inside if isinstance(node, ast.ImportFrom)]
-    return {alias.name for node in imports for alias in node.names}
-
-
-def typed(path: Path) -> str:
-    """What type checkers read of a package: its imports, those at once and those on demand."""
-    body = ast.parse(path.read_text()).body
-    homes: dict[str, list[str]] = {}
-    for node in (x for block in body if isinstance(block, ast.With) for x in block.body):
-        assert isinstance(node, ast.ImportFrom)
-        public = [alias.name for alias in node.names if alias.asname == alias.name]
-        homes.setdefault(str(node.module), []).extend(public)
-    (call,) = [x.value for x in body if isinstance(x, ast.Assign) and isinstance(x.value, ast.Call)]
-    given = {x.arg: x.value for x in call.keywords}
-    if "modules" in given:
-        homes.setdefault("functional_optim", []).extend(ast.literal_eval(given["modules"]))
-    late = given["names"]
-    assert isinstance(late, ast.Dict)
-    for key, value in zip(late.keys, late.values, strict=True):
-        names = made(pages()) if isinstance(value, ast.Name) else ast.literal_eval(value)
-        homes.setdefault(ast.literal_eval(key), []).extend(names)
-    lines = [
-        f'"""What editors and type checkers read of {path.name}: `make lists` writes it."""\n\n'
-    ]
+def imports(homes: dict[str, list[str]]) -> str:
+    """The lines of a package's stub that say from which modules it has names."""
+    lines = []
     for home, names in sorted(homes.items()):
         for name in sorted(names, key=_like_ruff):
             line = f"from {home} import {name} as {name}\n"
             if len(line) > 101:
                 line = f"from {home} import (\n    {name} as {name},\n)\n"
             lines.append(line)
-    return "".join([*lines, "\n__version__: str\n" if path.parent.name != "adapters" else ""])
+    return "".join([*lines, "\n"])
 
 
 def _like_ruff(name: str) -> tuple[int, str]:
     """Constants, then classes, then functions, each without regard to capitals."""
     return (0 if name.isupper() else 1 if name[0].isupper() else 2, name.lower())
-
-
-def on_demand(homes: dict[str, list[str]]) -> str:
-    """The entries of a package's table of names that are imported when they are first read."""
-    lines, indent = [], " " * 8
-    for home, names in sorted(homes.items()):
-        quoted = ", ".join([f'"{name}"' for name in names])
-        line = f'{indent}"{home}": ({quoted}{"," if len(names) == 1 else ""}),\n'
-        if len(line) > 101:
-            inside = f"{indent}    "
-            each = textwrap.fill(f"{quoted},", 100, initial_indent=inside, subsequent_indent=inside)
-            line = f'{indent}"{home}": (\n{each}\n{indent}),\n'
-        lines.append(line)
-    return "".join(lines)
 
 
 def stub(optimizer: str, function: ast.FunctionDef) -> str:
@@ -289,16 +243,10 @@ def written() -> dict[Path, list[str]]:
     """What stands between the marks of each file, in their order."""
     modules, found = made_by_factories(), pages()
     functions = {name: f for these in modules.values() for name, f in these.items()}
-    package = ROOT / "functional_optim" / "__init__.py"
-    late = {
-        home: [name for name in these if name not in eager(package)]
-        for home, these in modules.items()
-    }
-    late = {home: names for home, names in late.items() if names}
     own = made(found)
     return {
-        package: [on_demand(late)],
-        ADAPTERS / "ready_made.py": [rows_of(own)],
+        ALGORITHMS.parent / "__init__.pyi": [imports({x: [*y] for x, y in modules.items()})],
+        ADAPTERS / "__init__.pyi": [imports({"functional_optim.adapters.ready_made": [*own]})],
         ADAPTERS / "ready_made.pyi": [
             "".join([*[stub(x, functions[name]) for x, name in own.items()], "\n"])
         ],
@@ -321,8 +269,6 @@ def fill(text: str, parts: list[str]) -> str:
 def stale() -> dict[Path, str]:
     """The files that are not as they would be written, with what would be."""
     now = {path: fill(path.read_text(), parts) for path, parts in written().items()}
-    for folder in (ROOT / "functional_optim", ADAPTERS):
-        now[folder / "__init__.pyi"] = typed(folder / "__init__.py")
     now[ROOT / "docs" / "contents.md"] = contents(pages())
     return {path: text for path, text in now.items() if _read(path) != text}
 

@@ -1,4 +1,4 @@
-"""What editors and type checkers read of __init__.py: `make lists` writes it."""
+"""The names of the package, for type checkers, editors and imports on demand."""
 
 from functional_optim import algorithms as algorithms
 from functional_optim import estimators as estimators
@@ -10,6 +10,8 @@ from functional_optim import replicas as replicas
 from functional_optim import schedules as schedules
 from functional_optim import search as search
 from functional_optim import tree as tree
+
+# begin: algorithms (make lists)
 from functional_optim.algorithms.adabelief import acprop as acprop
 from functional_optim.algorithms.adabelief import adabelief as adabelief
 from functional_optim.algorithms.adabelief import scale_by_acprop as scale_by_acprop
@@ -132,10 +134,12 @@ from functional_optim.algorithms.stable_adamw import scale_by_stable_adam as sca
 from functional_optim.algorithms.stable_adamw import stable_adamw as stable_adamw
 from functional_optim.algorithms.yogi import scale_by_yogi as scale_by_yogi
 from functional_optim.algorithms.yogi import yogi as yogi
-from functional_optim.checkpoint.decoded import decoded as decoded
-from functional_optim.checkpoint.decoded import encoded as encoded
+
+# end: algorithms
 from functional_optim.checkpoint.lookup import get as get
 from functional_optim.checkpoint.lookup import numbers as numbers
+from functional_optim.checkpoint.state_dict import decoded as decoded
+from functional_optim.checkpoint.state_dict import encoded as encoded
 from functional_optim.checkpoint.state_dict import load_state_dict as load_state_dict
 from functional_optim.checkpoint.state_dict import state_dict as state_dict
 from functional_optim.combinators.as_matrix import as_matrix as as_matrix

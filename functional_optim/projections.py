@@ -100,7 +100,7 @@ def simplex(params: Any, scale: Number = 1.0) -> Any:
         {'a': tensor([0.7500, 0.0000]), 'b': tensor([0.2500])}
     """
     vector = _joined(params)
-    return _divided(vector, (vector - _threshold(vector, scale)).clamp(min=0.0), params)
+    return _divided((vector - _threshold(vector, scale)).clamp(min=0.0), params)
 
 
 def l1_ball(params: Any, scale: Number = 1.0) -> Any:
@@ -119,7 +119,7 @@ def l1_ball(params: Any, scale: Number = 1.0) -> Any:
     vector = _joined(params)
     size = vector.abs()
     near = vector.sign() * (size - _threshold(size, scale)).clamp(min=0.0)
-    return _divided(vector, torch.where(size.sum() <= scale, vector, near), params)
+    return _divided(torch.where(size.sum() <= scale, vector, near), params)
 
 
 def l1_sphere(params: Any, scale: Number = 1.0) -> Any:
@@ -138,7 +138,7 @@ def l1_sphere(params: Any, scale: Number = 1.0) -> Any:
     vector = _joined(params)
     size = vector.abs()
     sign = torch.where(vector < 0, -1.0, 1.0).to(vector.dtype)
-    return _divided(vector, sign * (size - _threshold(size, scale)).clamp(min=0.0), params)
+    return _divided(sign * (size - _threshold(size, scale)).clamp(min=0.0), params)
 
 
 def l2_ball(params: Any, scale: Number = 1.0) -> Any:
@@ -156,7 +156,7 @@ def l2_ball(params: Any, scale: Number = 1.0) -> Any:
     """
     vector = _joined(params)
     excess = (vector / scale).square().sum().clamp(min=1.0)  # the root of 0 has no derivative
-    return _divided(vector, vector / excess.sqrt(), params)
+    return _divided(vector / excess.sqrt(), params)
 
 
 def l2_sphere(params: Any, scale: Number = 1.0) -> Any:
@@ -173,7 +173,7 @@ def l2_sphere(params: Any, scale: Number = 1.0) -> Any:
         tensor([3., 4.])
     """
     vector = _joined(params)
-    return _divided(vector, vector * (scale / vector.square().sum().sqrt()), params)
+    return _divided(vector * (scale / vector.square().sum().sqrt()), params)
 
 
 def _real(x: Tensor) -> Tensor:
@@ -200,18 +200,12 @@ def _joined(params: Any) -> Tensor:
     return torch.cat(wide) if len(wide) != 1 else wide[0]
 
 
-def _divided(old: Tensor, new: Tensor, params: Any) -> Any:
+def _divided(vector: Tensor, params: Any) -> Any:
     """A vector cut into a tree like `params`."""
-    if isinstance(params, Tensor):
-        return _shaped(new, params)
     leaves = tree.leaves(params)
-    parts = new.split([x.numel() for x in leaves])
-    found = [_shaped(y, x) for x, y in zip(leaves, parts, strict=True)]
+    pairs = zip(leaves, vector.split([x.numel() for x in leaves]), strict=True)
+    found = [sharding.placed_like(y.reshape(x.shape).to(x.dtype), x) for x, y in pairs]
     return tree.with_leaves(params, found)
-
-
-def _shaped(part: Tensor, like: Tensor) -> Tensor:
-    return sharding.placed_like(part.reshape(like.shape).to(like.dtype), like)
 
 
 def _spread(bound: Any, params: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from functional_optim.adapters.fault_tolerant.proxy import OptimizerProxy, announced
 from functional_optim.adapters.fault_tolerant.rounds import Member, Round, Rounds, rounds_of
-from functional_optim.adapters.stepping.scaling import unscale
+from functional_optim.adapters.stepping.loss import unscale
 from functional_optim.core import base
 from functional_optim.kernels.interrupts import held
 from functional_optim.replicas import Coordinator, Decision, as_coordinator
@@ -109,15 +109,9 @@ class FaultTolerantOptimizer(OptimizerProxy):
             raise ValueError(f'heal must be "everything" or "schedules", but is {heal!r}.')
         if nonfinite not in ("commit", "refuse"):
             raise ValueError(f'nonfinite must be "commit" or "refuse", but is {nonfinite!r}.')
-        self._set_up(optimizer, average_gradients, heal, nonfinite)
-        self.coordinator = group
-
-    def _set_up(
-        self, optim: torch.optim.Optimizer, average_gradients: bool, heal: str, nonfinite: str
-    ) -> None:
         self._make_hooks()
-        self._member = Member(optim, average_gradients, nonfinite)
-        self._heal = heal
+        self._member = Member(optimizer, average_gradients, heal, nonfinite)
+        self.coordinator = group
 
     @property
     def optim(self) -> torch.optim.Optimizer:
@@ -137,7 +131,7 @@ class FaultTolerantOptimizer(OptimizerProxy):
 
     @coordinator.setter
     def coordinator(self, coordinator: Any) -> None:
-        group, member, heal = as_coordinator(coordinator), self._member, self._heal
+        group, member = as_coordinator(coordinator), self._member
         if member.rounds is not None and member.rounds.coordinator is group:
             return
         if member.round is not None:
@@ -146,11 +140,8 @@ class FaultTolerantOptimizer(OptimizerProxy):
             )
         rounds = rounds_of(group)
         number = len(rounds.members)
-        group.register(
-            f"optimizer.{number}" if number else "optimizer",
-            lambda saved: member.load(heal, saved),
-            lambda: member.saved(heal),
-        )
+        key = f"optimizer.{number}" if number else "optimizer"
+        group.register(key, member.load, member.saved)
         rounds.members.append(member)
         member.rounds = rounds
 
@@ -317,11 +308,12 @@ class FaultTolerantOptimizer(OptimizerProxy):
         return rounds
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self._member, name) for name in ("optim", "average_gradients")}
-        return {**own, "heal": self._heal, "nonfinite": self._member.nonfinite}
+        names = ("optim", "average_gradients", "heal", "nonfinite")
+        return {name: getattr(self._member, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set_up(**state)
+        self._make_hooks()
+        self._member = Member(**state)
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.adapters.fault_tolerant.schedulers import Schedules
 from functional_optim.adapters.state.transaction import transaction
-from functional_optim.checkpoint.precision import restore_precision
+from functional_optim.checkpoint.conversion import restore_precision
 from functional_optim.engine.guards import version_of
 from functional_optim.kernels.interrupts import held
 from functional_optim.replicas.coordinator import Coordinator, Decision
@@ -26,10 +26,11 @@ class Member:
     """
 
     def __init__(
-        self, optim: torch.optim.Optimizer, average_gradients: bool, nonfinite: str
+        self, optim: torch.optim.Optimizer, average_gradients: bool, heal: str, nonfinite: str
     ) -> None:
         self.optim = optim
         self.average_gradients = average_gradients
+        self.heal = heal
         self.nonfinite = nonfinite
         self.schedules = Schedules(lambda: optim.param_groups)
         self.rounds: Rounds | None = None
@@ -72,11 +73,11 @@ class Member:
         trained = [p.grad for p in self.parameters() if p.requires_grad]
         return bool(trained) and not any(g is None or bool(g.any()) for g in trained)
 
-    def saved(self, heal: str) -> dict[str, Any]:
+    def saved(self) -> dict[str, Any]:
         """What a peer needs: the schedulers and the groups' values; parameters and state, too,
         unless heal is "schedules"."""
         schedule = self.schedules.save()
-        if heal == "schedules":
+        if self.heal == "schedules":
             return {"schedule": schedule}
         return {
             "params": [p.detach() for p in self.parameters()],
@@ -84,16 +85,16 @@ class Member:
             "schedule": schedule,
         }
 
-    def load(self, heal: str, saved: dict[str, Any]) -> None:
+    def load(self, saved: dict[str, Any]) -> None:
         """Put in place what a peer has saved, or raise ValueError before anything is changed."""
         schedule = saved["schedule"]
         self.schedules.check(schedule)
-        if (heal == "everything") != ("params" in saved):
+        if (self.heal == "everything") != ("params" in saved):
             raise ValueError(
-                f"this replica's optimizer was made with heal=\"{heal}\", but its peer's with "
+                f"this replica's optimizer was made with heal=\"{self.heal}\", but its peer's with "
                 "another; pass the same everywhere."
             )
-        if heal == "schedules":
+        if self.heal == "schedules":
             self.schedules.load(schedule, groups=True)
             return
         params = self.parameters()

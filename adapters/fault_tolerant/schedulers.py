@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.state.recipes import as_data, with_code
 from functional_optim.replicas.coordinator import Coordinator
-
-PARAMS = ("params", "param_names")
 
 Call = Callable[[], Any]
 

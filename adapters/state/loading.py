@@ -18,10 +18,9 @@ from functional_optim.adapters.state.storage import KEY
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import Readings, owned
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
-from functional_optim.checkpoint.conversion import converted
-from functional_optim.checkpoint.entries import Entry
+from functional_optim.checkpoint.conversion import converted, restore_precision
 from functional_optim.checkpoint.errors import described, listed, misfit, not_a_number, refuse
-from functional_optim.checkpoint.precision import restore_precision
+from functional_optim.checkpoint.state_dict import Entry
 from functional_optim.core import base, sharding
 from functional_optim.core.cells import CELLS, WEIGHT_SLOTS
 from functional_optim.core.leafwise import Leafwise

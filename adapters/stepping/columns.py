@@ -60,25 +60,20 @@ class Column:
         self.tensors = [vector]
 
     def writes(self, value: Any) -> list[Write]:
-        """What sets all to one value."""
-        if self.ours and isinstance(value, Tensor) and value.device != self.tensors[0].device:
-            return [partial(self._move, value)]
-        if self.ours and self.key == "step" and not isinstance(value, Tensor) and value >= EXACT:
-            return [partial(self._widen, value)]
+        """What sets all to one value: on its device, and in float64 if float32 may not hold it."""
+        first = self.tensors[0]
+        if self.ours and isinstance(value, Tensor):
+            if value.device != first.device:
+                return [partial(self._replace, torch.empty_like(first, device=value.device), value)]
+        elif self.ours and self.key == "step" and value >= EXACT and first.dtype is torch.float32:
+            return [partial(self._replace, first.double(), value)]
         return list(map(filling, self.tensors, repeat(value)))
 
-    def _move(self, value: Tensor) -> None:
-        """Move to the device of a value."""
-        self._hand_out(torch.empty_like(self.tensors[0], device=value.device).fill_(value))
-        self.here = value.device.type == "cpu"
+    def _replace(self, vector: Tensor, value: Any) -> None:
+        """Hold a value in another vector."""
+        self._hand_out(vector.fill_(value))
+        self.here = vector.device.type == "cpu"
         self.moved = True
-
-    def _widen(self, value: float) -> None:
-        """Hold a count that float32 may not hold."""
-        if self.tensors[0].dtype is torch.float32:
-            self._hand_out(self.tensors[0].double())
-            self.moved = True
-        self.tensors[0].fill_(value)
 
     def fill(self) -> Callable[[float], object] | None:
         """What sets all to a number below `EXACT`, if that takes one call of a C function."""
@@ -122,13 +117,15 @@ class Readings:
         return self.vectors[id(base)][x.storage_offset() - base.storage_offset()]
 
 
-class Integers:
-    """A Column for step counts that are Python ints, as SparseAdam's."""
+class Integers(Column):
+    """Step counts that are Python ints, as SparseAdam's."""
 
     def __init__(self, states: list[dict[str, Any]], key: str) -> None:
-        self.states = states
-        self.key = key
-        self.tensors: list[Tensor] = []
+        self.states, self.key = states, key
+        self.tensors, self.captured = [], False
+
+    def fill(self) -> None:
+        """Nothing: there are no tensors."""
 
     def writes(self, value: Any) -> list[Write]:
         """What sets all to one value."""

@@ -1,19 +1,20 @@
-"""The loss that a closure returns, for rules that read it."""
+"""The loss that a closure returns, and gradients that a GradScaler leaves to the step: unscaled
+here, and refused where not finite.
+
+torch's own `fused=True` works so: the scaler puts `grad_scale` and `found_inf` on the optimizer and
+calls `step`, which skips itself on the device. Nobody waits to hear whether it did.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim import numeric
-from functional_optim.core import base, modes, sharding
-
-
-def asks(tx: base.GradientTransformation) -> bool:
-    """Whether a transformation reads the loss."""
-    return "value" in tx.extra
+from functional_optim.core import modes, sharding
 
 
 def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
@@ -37,3 +38,29 @@ def extra_of(loss: Any, mesh: Any = None) -> dict[str, Any]:
         recorded = torch.is_grad_enabled() or modes.intercepted()
         return {"value": loss.item() if plain and not recorded else numeric.float64(loss)}
     return {"value": float(loss)}
+
+
+def left_to_step(optimizer: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The scale that gradients still have, and the number that is not 0 where one is not finite;
+    each None if nobody has set it, or no group asks for it with `fused`."""
+    mine = vars(optimizer)
+    scale, found = mine.get("grad_scale"), mine.get("found_inf")
+    if scale is None and found is None:
+        return None, None
+    asked = any(group.get("fused") for group in optimizer.param_groups)
+    return (scale, found) if asked else (None, None)
+
+
+@torch.no_grad()
+def unscale(grads: Iterable[Tensor], scale: Tensor) -> None:
+    """Divide gradients by a GradScaler's scale, in place, as its own function rounds them."""
+    inverse = scale.double().reciprocal().float().reshape(())
+    here = {inverse.device: inverse}
+    for g in grads:
+        if g.device not in here:
+            here[g.device] = inverse.to(g.device, non_blocking=True)
+        values = g._values() if g.is_sparse else g
+        if values.element_size() > 2:
+            values.mul_(here[g.device])
+        else:  # rounded once
+            values.copy_(values.float().mul_(here[g.device]))

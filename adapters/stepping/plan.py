@@ -16,46 +16,39 @@ import torch
 from torch import Tensor
 
 from functional_optim.adapters.state.capturing import is_capturable
-from functional_optim.adapters.state.filling import (
-    Made,
-    Names,
-    put_into_stacks,
-)
 from functional_optim.adapters.state.hyperparameters import (
     PLAIN_NUMBERS,
+    Placeholders,
     changed_values,
     constants,
     host_values,
 )
-from functional_optim.adapters.state.placeholders import Placeholders
+from functional_optim.adapters.state.names import named
 from functional_optim.adapters.state.storage import storage_of
 from functional_optim.adapters.stepping.columns import EXACT, Column, Integers, Readings
 from functional_optim.adapters.stepping.leaves import (
+    Made,
+    Names,
     checked_leaves,
     live_params,
     own_numbers,
+    put_into_stacks,
     signature,
     turns_of_params,
 )
-from functional_optim.adapters.stepping.loss import asks, extra_of
+from functional_optim.adapters.stepping.loss import extra_of
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
 from functional_optim.adapters.stepping.tree_groups import TreeGroup, TreePart
 from functional_optim.core import base, sharding
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.lift import everywhere
+from functional_optim.core.lift import check_parts, everywhere
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.recording import kept_for
 from functional_optim.core.totals import reduction_order
 from functional_optim.engine.executor import Write
 from functional_optim.engine.group import how_to, same_leaves
 from functional_optim.engine.guards import TensorGuard
-from functional_optim.engine.plan import (
-    PlanEntry,
-    PlanLeaf,
-    StepContext,
-    StepPlan,
-    commit,
-)
+from functional_optim.engine.plan import PlanEntry, PlanLeaf, StepContext, StepPlan, commit
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
@@ -91,26 +84,23 @@ class ParamEntry(PlanEntry):
         states = [leaf.slots for leaf in leaves]
         captured = is_capturable(optimizer, optimizer.param_groups[group])
         made = partial(Column, states, captured=captured)
-        self.step: Column | Integers | None = None
+        self.step: Column | None = None
         if optimizer.counts_steps and leaves:
             self.step = Integers(states, "step") if optimizer.integer_steps else made("step", done)
-        self.captured = isinstance(self.step, Column) and self.step.captured
+        self.captured = self.step is not None and self.step.captured
         own = zip(own_numbers(tx) if leaves else (), values, strict=True)
         self.columns = {**shared, **{key: made(key, value) for key, value in own}}
         self.mine = {key for key, column in self.columns.items() if id(column) not in written}
         written.update(map(id, self.columns.values()))
         self.idle: list[Numbers] = [()] * len(tx.layout.carry)
-        self.noted: list[tuple[Column | Integers, Any]] = []
-        step = self.step
-        self.fill = step.fill() if isinstance(step, Column) and not self.columns else None
+        self.noted: list[tuple[Column, Any]] = []
+        self.every = [x for x in (self.step, *self.columns.values()) if x is not None]
+        self.fill = self.step.fill() if self.step is not None and not self.columns else None
         """What writes the step count, where that is the only number."""
 
     def time(self) -> Any:
         """The number of this step; on the device, where that counts."""
-        if self.captured:
-            assert isinstance(self.step, Column)
-            return self.step.read() + 1
-        return self.done + 1
+        return self.step.read() + 1 if self.step and self.step.captured else self.done + 1
 
     def carry(self) -> list[Numbers]:
         """What each rule carries; without leaves, what those that are not shared begin with."""
@@ -141,10 +131,8 @@ class ParamEntry(PlanEntry):
 
     def can_skip(self) -> bool:
         """Whether a number on the device can keep a step from being made."""
-        executors = self.tensors.executors
-        columns = [x for x in (self.step, *self.columns.values()) if x is not None]
-        captured = all(isinstance(x, Column) and x.captured for x in columns)
-        return captured and all(x.skips for x in executors)
+        captured = all(column.captured for column in self.every)
+        return captured and all(x.skips for x in self.tensors.executors)
 
     def finish(self) -> bool:
         """Note what was written; True if new tensors hold some numbers."""
@@ -156,8 +144,7 @@ class ParamEntry(PlanEntry):
 
     def numbers(self) -> list[Tensor]:
         """The tensors of the step counts and the carried numbers."""
-        columns = [x for x in (self.step, *self.columns.values()) if x is not None]
-        return [x for column in columns for x in column.tensors]
+        return [x for column in self.every for x in column.tensors]
 
     def retake(self, tx: base.GradientTransformation) -> bool:
         """Take a transformation with other numbers; False if it has more than those."""
@@ -196,19 +183,18 @@ class OptimizerPlan(StepPlan):
     entries: list[ParamEntry]
 
     def __init__(self, optimizer: OptimizerBase, made: Made, *, first: bool) -> None:
-        self.hyper: list[dict[str, Any]] = []
+        groups = optimizer.param_groups
         recipe = getattr(optimizer, "recipe", None)
         recipe = getattr(recipe, "__func__", recipe)  # a method would keep the optimizer alive
         own = (type(optimizer).transform, recipe)
-        given = [storage_of(optimizer, group) for group in optimizer.param_groups]
+        given = [storage_of(optimizer, group) for group in groups]
         self.placeholders = [Placeholders(*own, *filter(callable, [x])) for x in given]
-        self.constants: list[dict[str, Any] | None] = []
-        transforms: list[base.GradientTransformation] = []
-        for group in optimizer.param_groups:
-            hyper = host_values(group)
-            transforms.append(optimizer.checked_transform({**group, **hyper}, in_step=True))
-            self.hyper.append(hyper)
-            self.constants.append(constants(group))
+        self.hyper = list(map(host_values, groups))
+        self.constants = list(map(constants, groups))
+        transforms = [
+            optimizer.checked_transform({**group, **hyper}, in_step=True)
+            for group, hyper in zip(groups, self.hyper, strict=True)
+        ]
         chains = [(k, tx) for k, tx in enumerate(transforms) if isinstance(tx, Leafwise)]
         self.wheres = [
             [placement.where for placement in tx.placements] if isinstance(tx, Leafwise) else None
@@ -221,18 +207,18 @@ class OptimizerPlan(StepPlan):
         self.trees: list[TreeGroup] = []
         found: dict[Any, list[tuple[int, PlanLeaf]]] = {}
         before = 0  # gradients of the groups before
-        for k, (group, tx) in enumerate(zip(optimizer.param_groups, transforms, strict=True)):
+        for k, (group, tx) in enumerate(zip(groups, transforms, strict=True)):
             live = live_params(group)
             if isinstance(tx, Leafwise):
                 for i, part, leaf, new in checked_leaves(optimizer, k, tx, turns, made, names):
                     kind = (k, part, leaf.g.layout, *signature(optimizer, leaf, part, new, read))
                     found.setdefault(kind, []).append((before + i, leaf))
-                optimizer.check_parts(group, tx)
+                check_parts(tx.placements, named(group))
             else:
                 self.trees.append(TreeGroup(optimizer, k, tx))
                 for name, p, g in live:
                     base.check_gradient(name, g, p)
-                    names.add(name, p)
+                    names.add(name, p, {})
             before += len(live)
         counts.gather()
         columns = counts.columns(read)
@@ -261,16 +247,14 @@ class OptimizerPlan(StepPlan):
             live = [leaf.slots for members in found.values() for _, leaf in members]
             self.steps = counts.count(self.done, live or counts.states())
         parts = [(tx.placements, tx.layout.counts) for _, tx in chains if tx.communicates]
-        parts += [(x.placements, x.counts()) for x in self.trees if x.tx.communicates]
+        parts += [(x.tx.placements, x.counts()) for x in self.trees if x.tx.communicates]
         absent = counts.waiting([(entry.group, entry.tx) for entry in entries])
         super().__init__(entries, absent, reduction_order(parts))
         self.keys = {"step", STEPS}.union(*[keys for _, tx in chains for keys in tx.layout.carry])
         self.guard = self._guard(optimizer)
-        self.asking = any(asks(part.tx) for part in (*self.entries, *self.trees))
+        self.asking = any("value" in part.tx.extra for part in (*self.entries, *self.trees))
         self.captured = next((entry for entry in entries if entry.captured), None)
-        self.mesh = sharding.mesh_of(
-            [p for group in optimizer.param_groups for p in group["params"]]
-        )
+        self.mesh = sharding.mesh_of([p for group in groups for p in group["params"]])
 
     @property
     def driven(self) -> bool:
@@ -283,10 +267,24 @@ class OptimizerPlan(StepPlan):
         return [self.guard.apart(g) for _, _, g in live]
 
     def _guard(self, optimizer: OptimizerBase) -> TensorGuard:
-        """What tells whether this plan holds for the next step."""
-        columns = [] if self.steps is None else self.steps.tensors
+        """What tells whether this plan holds for the next step: whether parameters, gradients and
+        state are the objects of now."""
+        params = tuple([tuple(group["params"]) for group in optimizer.param_groups])
+        every = list(chain.from_iterable(params))
+        states = tuple(optimizer.state.values())
+        dicts = [x if isinstance(x, dict) else {} for x in states]
+        slots = [
+            x
+            for mine in dicts
+            for name, x in mine.items()
+            if name not in self.keys and isinstance(x, Tensor)
+        ]
         numbers = [x for entry in self.entries for x in entry.numbers()]
-        return state_guard(optimizer, self.keys, {id(x): x for x in (*columns, *numbers)})
+        numbers += [] if self.steps is None else self.steps.tensors
+        once = tuple({id(x): x for x in numbers}.values())
+        written = [*[p for p in every if p.grad is not None], *slots]
+        values = tuple([tuple(x.values()) for x in dicts])
+        return TensorGuard([p.grad for p in every], written, params, states, values, once)
 
     def gradients(self, optimizer: OptimizerBase) -> list[Tensor] | None:
         """The gradients, if the plan still holds; new numbers in the groups are taken over here."""
@@ -385,27 +383,3 @@ class OptimizerPlan(StepPlan):
         )
         alone = not (self.order or others or len(taking) > 1)
         return [TreePart(x, extra, elsewhere, alone=alone, order=self.order) for x in taking]
-
-
-def state_guard(
-    optimizer: OptimizerBase, keys: set[str], numbers: dict[int, Tensor]
-) -> TensorGuard:
-    """What compares the objects of an optimizer with those of now: parameters, gradients, state.
-
-    keys: those of the state whose tensors hold step counts and carried numbers. numbers: tensors
-    that hold them, or whose views do, by their ids.
-    """
-    params = tuple([tuple(group["params"]) for group in optimizer.param_groups])
-    every = list(chain.from_iterable(params))
-    states = tuple(optimizer.state.values())
-    dicts = [x if isinstance(x, dict) else {} for x in states]
-    slots = [
-        x
-        for mine in dicts
-        for name, x in mine.items()
-        if name not in keys and isinstance(x, Tensor)
-    ]
-    live = [p for p in every if p.grad is not None]
-    values = tuple([tuple(x.values()) for x in dicts])
-    grads, written = [p.grad for p in every], [*live, *slots]
-    return TensorGuard(grads, written, params, states, values, tuple(numbers.values()))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from functional_optim import kernels, numeric
 from functional_optim.adapters.state.capturing import is_capturable
+from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Placement
@@ -63,7 +64,6 @@ class SharedRule:
         self.keys = keys
         self.groups = groups
         self.holders: list[Holder] = []
-        self.others: list[tuple[Tensor, Keys]] = []
 
     def is_like(self, other: SharedRule, groups: list[dict[str, Any]]) -> bool:
         """Whether a rule of another group is this one: of the same name, place and numbers."""
@@ -95,28 +95,16 @@ class SharedRule:
         return None
 
     def look(self, optimizer: OptimizerBase) -> None:
-        """Find the parameters whose state has the numbers."""
-        for k, slots in self.groups.items():
-            for p in optimizer.param_groups[k]["params"]:
-                holder = self._holder(optimizer, p, slots)
-                if holder is None:
-                    self.others.append((p, slots))
-                else:
-                    self.holders.append(holder)
-
-    def join(self, optimizer: OptimizerBase) -> None:
-        """Give those that have got their state since `look` what the others have."""
-        found = [self._holder(optimizer, p, slots) for p, slots in self.others]
-        new = [holder for holder in found if holder is not None]
-        for holder in new if self.holders else ():
-            for key in self.keys:
-                holder.state[key] = owned(self.holders[0].state[key])
-        self.holders += new
-
-    def _holder(self, optimizer: OptimizerBase, p: Tensor, slots: Keys) -> Holder | None:
-        mine = optimizer.state.get(p)
-        has = mine and all(key in mine for key in self.keys)
-        return Holder(p, mine, slots) if mine and has else None
+        """Find the parameters whose state has the numbers. Those that have got their state since
+        the last look get the numbers of the others."""
+        first, known = self.holders[:1], {id(holder.p) for holder in self.holders}
+        groups = optimizer.param_groups
+        pairs = [(p, slots) for k, slots in self.groups.items() for p in groups[k]["params"]]
+        every = [Holder(p, optimizer.state.get(p) or {}, slots) for p, slots in pairs]
+        self.holders = [x for x in every if all(key in x.state for key in self.keys)]
+        for holder in self.holders if first else ():
+            if id(holder.p) not in known:
+                holder.state.update({key: owned(first[0].state[key]) for key in self.keys})
 
     def agree(self, read: Readings) -> tuple[float, ...]:
         """Bring parameters into phase that are not, and say what all have then.
@@ -157,22 +145,19 @@ class SharedCounts:
             for placement, count, (rule, slots, keys) in rows:
                 found |= rule.runs.shared
                 if rule.runs.shared and keys:
-                    self._add(SharedRule(placement, count, keys, {k: slots}))
+                    new = SharedRule(placement, count, keys, {k: slots})
+                    known = [x for x in self.rules if x.is_like(new, optimizer.param_groups)]
+                    if known:
+                        known[0].groups[k] = slots
+                    else:
+                        self.rules.append(new)
         self.counts_steps = found and optimizer.counts_steps
-        for mine in self.rules:
-            mine.look(optimizer)
-
-    def _add(self, new: SharedRule) -> None:
-        for known in self.rules:
-            if known.is_like(new, self.optimizer.param_groups):
-                known.groups.update(new.groups)
-                return
-        self.rules.append(new)
+        self.gather()
 
     def gather(self) -> None:
-        """Let those join that have got their state since."""
+        """Find the parameters with the numbers of the rules; see `SharedRule.look`."""
         for shared in self.rules:
-            shared.join(self.optimizer)
+            shared.look(self.optimizer)
 
     def agree(self, read: Readings) -> None:
         """Bring into phase what is not; see `SharedRule.agree`."""
@@ -263,9 +248,8 @@ def _equal(x: float, y: float) -> bool:
 
 def _same_entries(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two groups have the same hyperparameters, as far as that is seen at once."""
-    for key, x in a.items():
-        y = b.get(key)
-        plain = isinstance(x, (bool, int, float, str)) and isinstance(y, (bool, int, float, str))
-        if key not in ("params", "param_names") and not (x is y or (plain and x == y)):
-            return False
-    return True
+    plain = (bool, int, float, str)
+    pairs = [(x, b.get(key)) for key, x in a.items() if key not in PARAMS]
+    return all(
+        x is y or (isinstance(x, plain) and isinstance(y, plain) and x == y) for x, y in pairs
+    )

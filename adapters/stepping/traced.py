@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from functional_optim import numeric
-from functional_optim.adapters.state.filling import Made, Names, discard
-from functional_optim.adapters.stepping.leaves import Row, checked_leaves, turns_of_params
-from functional_optim.adapters.stepping.loss import asks, extra_of
+from functional_optim.adapters.stepping.leaves import (
+    Made,
+    Names,
+    Row,
+    checked_leaves,
+    discard,
+    turns_of_params,
+)
+from functional_optim.adapters.stepping.loss import extra_of
 from functional_optim.adapters.stepping.shared_counts import SharedCounts
 from functional_optim.core import modes, sharding
 from functional_optim.core.leafwise import Leafwise
@@ -104,7 +110,7 @@ def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Made) -> Non
     over = [(tx.placements, tx.layout.counts) for _, tx in chains if tx.communicates]
     plan = StepPlan(entries, (), reduction_order(over))
     every = [p for group in optimizer.param_groups for p in group["params"]]
-    asked = any(asks(part) for _, part in parts)
+    asked = any("value" in part.extra for _, part in parts)
     extra = extra_of(loss, sharding.mesh_of(every)) if asked else {}
 
     def step() -> None:

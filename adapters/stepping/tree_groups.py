@@ -19,7 +19,6 @@ from functional_optim.core import base, sharding
 from functional_optim.core.memory import Written
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import partial
-from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import Key
 from functional_optim.core.state_keys import indices_by_name
 from functional_optim.core.totals import Missing, ReductionOrder, Totals
@@ -44,14 +43,9 @@ class TreeGroup:
         with partial():
             self.fresh = tx.init(self._tree(self.params))
 
-    @property
-    def placements(self) -> tuple[Placement, ...]:
-        """The one-tensor rules inside, as far as they can be seen."""
-        return self.tx.placements
-
     def counts(self) -> tuple[int, ...]:
-        """Of each of these rules, its index among those of its name."""
-        return indices_by_name(self.placements)
+        """Of each one-tensor rule inside, its index among those of its name."""
+        return indices_by_name(self.tx.placements)
 
     def takes_part(self, elsewhere: bool) -> bool:
         """Whether there is anything to do in a step.
@@ -65,7 +59,7 @@ class TreeGroup:
         return (
             elsewhere
             and bool(self.params)
-            and any(placement.rule.runs.shared for placement in self.placements)
+            and any(placement.rule.runs.shared for placement in self.tx.placements)
         )
 
     def updated(self, extra: dict[str, Any]) -> tuple[Any, Any]:
@@ -153,7 +147,7 @@ class TreePart:
     def ahead(self) -> list[Key]:
         """The measurement that is asked for, and those that may follow, in order."""
         assert self.missing is not None
-        pairs = zip(self.tree_group.placements, self.tree_group.counts(), strict=True)
+        pairs = zip(self.tree_group.tx.placements, self.tree_group.counts(), strict=True)
         keys = [
             (placement.name, count)
             for placement, count in pairs

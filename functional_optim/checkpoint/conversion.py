@@ -1,4 +1,6 @@
-"""Saved slots in the form in which a state keeps them: whole, or packed in one of several ways."""
+"""Saved values in the form in which a state keeps them: slots whole, or packed in one of several
+ways, and all in their own dtype, where a loader has cast them.
+"""
 
 from __future__ import annotations
 
@@ -82,18 +84,12 @@ def converted(
 
 def _forms(entries: Mapping[str, Any]) -> dict[str, SavedSlot]:
     """The slots of a state, by name."""
-    found: dict[str, SavedSlot] = {}
-    parts: set[str] = set()
-    for key in entries:
-        name, _, kind = key.rpartition(".")
-        form = _packed(entries, name, kind) if name and kind in CELLS else None
-        if form is not None:
-            found[name] = form
-            parts.update(form.keys)
-    for key, x in entries.items():
-        if key not in parts:
-            found[key] = SavedSlot(None, (key,), (x,))
-    return found
+    named = [key.rpartition(".") for key in entries]
+    packed = [(x, _packed(entries, x, kind)) for x, _, kind in named if x and kind in CELLS]
+    found = {x: form for x, form in packed if form is not None}
+    parts = {key for form in found.values() for key in form.keys}
+    whole = {key: SavedSlot(None, (key,), (x,)) for key, x in entries.items() if key not in parts}
+    return found | whole
 
 
 def _packed(entries: Mapping[str, Any], name: str, kind: str) -> SavedSlot | None:
@@ -193,3 +189,32 @@ def _fits(form: SavedSlot, shape: torch.Size) -> bool:
         return False  # how others have divided it is not known here
     each = [math.ceil(n / k) for n, k in zip(shape, grid or [1] * len(shape), strict=True)]
     return codes.shape[-2] == form.blocks.blocks(math.prod(each))
+
+
+def restore_precision(loaded: Any, saved: Any) -> Any:
+    """The saved values with their own dtypes, wherever loading has only cast them.
+
+    torch.optim's loading casts all state to the dtype of its parameter. A value that a hook has
+    changed stays as it is. Dicts, lists and tuples are searched.
+    """
+    if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
+        if loaded.dtype is saved.dtype or loaded.shape != saved.shape:
+            return loaded
+        return saved.to(loaded.device, copy=True) if _is_cast(saved, loaded) else loaded
+    if isinstance(loaded, dict) and isinstance(saved, Mapping):
+        return {key: restore_precision(x, saved.get(key)) for key, x in loaded.items()}
+    sequences = isinstance(loaded, (list, tuple)) and isinstance(saved, (list, tuple))
+    if sequences and len(loaded) == len(saved):
+        return type(loaded)([restore_precision(x, y) for x, y in zip(loaded, saved, strict=True)])
+    return loaded
+
+
+def _is_cast(saved: Tensor, loaded: Tensor) -> bool:
+    """Whether one is the other after a cast, in the local part of a DTensor; NaN equals NaN."""
+    a, b = (sharding.part(x.detach()) for x in (saved, loaded))
+    if a.is_complex() and not b.is_complex():
+        a = a.real
+    a = a.to(b)
+    if a.is_complex():
+        a, b = (torch.view_as_real(x.resolve_conj()) for x in (a, b))
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())

@@ -80,13 +80,7 @@ def listed(names: Iterable[str]) -> str:
 
 def refuse(what: str, faults: Sequence[str], advice: str) -> None:
     """Raise one ValueError for all faults of what was saved or loaded, if there are any."""
-    if faults:
-        raise ValueError(
-            f"{what} does not fit:{in_lines(faults)}\n{advice[0].upper()}{advice[1:]}."
-        )
-
-
-def in_lines(faults: Sequence[str]) -> str:
-    """Faults below an error's first line, those beyond the first few as a number."""
     more = [f"… {len(faults) - LINES} more"] if len(faults) > LINES else []
-    return "".join([f"\n  {fault}" for fault in [*faults[:LINES], *more]])
+    if faults:
+        lines = "".join([f"\n  {fault}" for fault in [*faults[:LINES], *more]])
+        raise ValueError(f"{what} does not fit:{lines}\n{advice[0].upper()}{advice[1:]}.")

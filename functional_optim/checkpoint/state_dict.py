@@ -1,9 +1,12 @@
-"""States as flat dicts, under the keys that torch's own checkpoints have."""
+"""States as flat dicts, under the keys that torch's own checkpoints have; and the state of a recipe
+without `stored`, and back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import optree
 import torch
@@ -11,18 +14,118 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.checkpoint.conversion import converted
-from functional_optim.checkpoint.entries import (
-    Entry,
-    deciding,
-    differences,
-    flat,
-    lacking,
-    refuse,
-    without_value,
-)
-from functional_optim.checkpoint.errors import not_a_number
-from functional_optim.core import sharding
+from functional_optim.checkpoint.errors import listed, misfit, near, not_a_number, refuse
+from functional_optim.core import base, sharding
+from functional_optim.core.base import GradientTransformation
+from functional_optim.core.leafwise import Leafwise, made_of_rules
 from functional_optim.core.lift import State
+
+
+class Entry(NamedTuple):
+    """One value of a state.
+
+    keys: under which it is kept, and whether the parameter there has slots. value: what a saved one
+    must be like. number: whether it is a chain's step count or carried number, kept with each
+    parameter. counts: whether it is the step count. p: the parameter of a slot.
+    """
+
+    keys: list[tuple[str, bool]]
+    value: Any
+    number: bool = False
+    counts: bool = False
+    p: Any = None
+
+    def misfit(self, found: Any) -> str | None:
+        """Why a saved value cannot stand in this place, as "is …, but …"; None if it can."""
+        if not self.number:
+            return misfit(found, self.value)
+        if isinstance(self.value, Tensor) and self.value.dim():  # of several problems at once
+            return misfit(found, torch.empty(self.value.shape, device="meta"))
+        return not_a_number(found, whole=self.counts)
+
+
+def without_value(x: Any) -> str | None:
+    """Why a tensor has no value to be kept; None if it has one."""
+    meta = isinstance(x, Tensor) and x.is_meta
+    return "is on the meta device, which holds no values" if meta else None
+
+
+def deciding(entry: Entry, known: dict[str, Any]) -> list[str]:
+    """The keys that say what a number is: those of parameters with slots, if there are such."""
+    there = [(key, has) for key, has in entry.keys if key in known]
+    return [key for key, has in there if has] or [key for key, _ in there]
+
+
+def lacking(entry: Entry, there: list[str]) -> list[str]:
+    """A chain's carried numbers may be missing where its rule does not act, step counts may not."""
+    needed = entry.counts or not there
+    some = any(has for _, has in entry.keys)
+    absent = [key for key, has in entry.keys if key not in there and (has or not some)]
+    return absent if needed else []
+
+
+def differences(keys: list[str], known: dict[str, Any]) -> list[str]:
+    """Parameters that are at other steps than most."""
+    values = {key: _hashable(known[key]) for key in keys}
+    if len(set(values.values())) < 2:
+        return []
+    (usual, _), *_ = Counter(values.values()).most_common(1)
+    others = [f"{key} is {x}, but {usual} elsewhere" for key, x in values.items() if x != usual]
+    return [f"{fault} (a chain has one for all its parameters)" for fault in others]
+
+
+def _hashable(x: Any) -> Any:
+    """A number, or several, such that NaN equals NaN."""
+    values = x.reshape(-1).tolist() if isinstance(x, Tensor) else [float(x)]
+    known = tuple(["nan" if value != value else value for value in values])
+    return known[0] if len(known) == 1 else known
+
+
+def flat(saved: Any) -> dict[str, Any]:
+    """Nested dicts as one, keys joined by dots; hyperparameters left out."""
+    if not isinstance(saved, Mapping):
+        raise TypeError(
+            f"load_state_dict takes a dict that state_dict returned, but got a "
+            f"{type(saved).__name__}."
+        )
+    numbered = saved.get("state")
+    if isinstance(numbered, Mapping) and any(isinstance(name, int) for name in numbered):
+        raise ValueError(
+            "this is an optimizer's own state dict, which numbers its parameters; save what "
+            "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict(model, optimizer) "
+            "returns: it knows their names."
+        )
+    found: dict[str, Any] = {}
+
+    def add(above: str, inner: Mapping[Any, Any]) -> None:
+        for name, x in inner.items():
+            path = f"{above}.{name}" if above else str(name)
+            if isinstance(x, Mapping):
+                add(path, x)
+            else:
+                found[path] = x
+
+    add("", {name: x for name, x in saved.items() if name != "param_groups"})
+    return {key: x for key, x in found.items() if not key.startswith("param_groups.")}
+
+
+def refuse_differences(faults: dict[str, list[str]], strict: bool) -> None:
+    """Raise one ValueError for all that is missing, unexpected or wrong, if anything is."""
+    missing, unexpected, wrong = faults.values()
+    lines = [*wrong]
+    if strict and missing:
+        close = [near(key, unexpected) for key in missing]
+        lines.append(f"missing: {listed(close)}")
+    if strict and unexpected:
+        lines.append(f"unexpected: {listed(unexpected)}")
+    advice = "load the checkpoint of the same transformation and parameters"
+    if any(key.endswith(".step") for key in missing):
+        advice += ", or say with step=… how many steps are done, if it counts none"
+    elif any(".step is " in fault for fault in wrong):
+        advice += ", or say with step=… how many steps are done"
+    if strict and (missing or unexpected):
+        advice += ", or pass strict=False to take what is there"
+    refuse("the saved state", lines, advice)
 
 
 def state_dict(state: Any, params: Any = None) -> dict[str, Any]:
@@ -156,7 +259,7 @@ def load_state_dict(
 
     _walked(state, params, check)
     faults["unexpected"] = [key for key in known if key not in used]
-    refuse(faults, strict)
+    refuse_differences(faults, strict)
 
     def take(entry: Entry) -> Any:
         if entry.counts and step is not None:
@@ -172,7 +275,8 @@ def _walked(state: Any, params: Any, act: Callable[[Entry], Any]) -> Any:
 
     Raises ValueError where two of them have one key.
     """
-    alone = _chains(state) == 1
+    leaves = optree.tree_leaves(state, is_leaf=lambda x: isinstance(x, State))
+    alone = sum(isinstance(x, State) for x in leaves) == 1
     seen: set[str] = set()
 
     def act_once(entry: Entry) -> Any:
@@ -208,14 +312,6 @@ def _walked(state: Any, params: Any, act: Callable[[Entry], Any]) -> Any:
         )
 
     return walk(state, ())
-
-
-def _chains(state: Any) -> int:
-    """The number of chains' states in a state."""
-    return sum(
-        isinstance(x, State)
-        for x in optree.tree_leaves(state, is_leaf=lambda x: isinstance(x, State))
-    )
 
 
 def _walked_chain(
@@ -298,3 +394,70 @@ def _as_kept(found: Any, like: Any) -> Any:
         found = sharding.whole(found)
     found = sharding.placed_like(found.detach().to(device), like)
     return torch.empty_like(like, device=device).copy_(found)
+
+
+ADVICE = "apply it to the states of its parts"
+
+
+def decoded(tx: GradientTransformation, state: Any, params: Any) -> State:
+    """The state that a transformation would have without `stored`: each slot whole.
+
+    `fo.state_dict` makes of it a checkpoint under torch's own keys. It goes on in the same recipe
+    without `stored`; `encoded` is the way back.
+
+    Args:
+        tx: the transformation of the state, made of one-tensor rules.
+        state: its state. It is not changed.
+        params: the parameters, as in `init`.
+
+    Raises:
+        TypeError: if tx works on whole trees.
+        ValueError: if the state is not that of tx and the parameters.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> params = {"hidden": torch.ones(64, 64)}
+        >>> tx = fo.stored(fo.adamw(), "int8")
+        >>> state = tx.init(params)
+        >>> sorted(state.slots)[:3], sorted(fo.decoded(tx, state, params).slots)
+        (['exp_avg', 'exp_avg.int8', 'exp_avg.scale'], ['exp_avg', 'exp_avg_sq'])
+    """
+    placements = made_of_rules("decoded", tx, ADVICE).placements
+    whole = Leafwise(tuple([x._replace(rule=x.rule.without_codecs()) for x in placements]))
+    return _as_in(whole, state, params)
+
+
+def encoded(tx: GradientTransformation, state: Any, params: Any) -> State:
+    """A state as a transformation keeps it: slots packed in the way of its `stored`.
+
+    Rounding is to the nearest. Of a state that is packed already, in any way that `stored` knows,
+    slots that are not in tx's form are decoded first.
+
+    Args:
+        tx: a transformation made of one-tensor rules, with `stored` or without.
+        state: of the same rules. It is not changed.
+        params: the parameters, as in `init`.
+
+    Raises:
+        TypeError: if tx works on whole trees.
+        ValueError: if the state is not one of these rules and parameters.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> params = {"hidden": torch.ones(64, 64)}
+        >>> state = fo.adamw().init(params)
+        >>> small = fo.encoded(fo.stored(fo.adamw(), "int8"), state, params)
+        >>> small.slots["exp_avg_sq.uint8"]["hidden"].shape
+        torch.Size([16, 256])
+    """
+    return _as_in(made_of_rules("encoded", tx, ADVICE), state, params)
+
+
+def _as_in(tx: Leafwise, state: Any, params: Any) -> State:
+    if not isinstance(state, State):
+        raise TypeError(f"a chain's state is needed, but got a {type(state).__name__}.")
+    like = base.unrecorded(tx.init, params)
+    new = load_state_dict(like, state_dict(state, params), params)
+    return state._replace(slots=new.slots)

@@ -87,7 +87,7 @@ class Synced(Wrapped):
                 return (taken if as_flag(commit) else refused)(mean, state, params)
             check_flag(commit)
             yes, no = taken(mean, state, params), refused(mean, state, params)
-            return tree.map(lambda a, b: _either(commit, a, b), yes, no)
+            return tree.map(lambda a, b: a if a is b else select(commit, a, b), yes, no)
 
         self = super().__new__(cls, init, update, inner)
         self.offers = offers
@@ -136,7 +136,3 @@ def check_alone(name: str, tx: Any, example: str) -> None:
 
 def _holds_synced(tx: base.GradientTransformation) -> bool:
     return isinstance(tx, Synced) or any(map(_holds_synced, tx.children))
-
-
-def _either(commit: Tensor, taken: Tensor, refused: Tensor) -> Tensor:
-    return taken if taken is refused else select(commit, taken, refused)

@@ -21,16 +21,6 @@ from functional_optim.core.rule import Placement
 
 Kind = Literal["split16", "split8", "kahan", "stochastic"]
 
-CELLS: dict[str, Any] = {
-    "split16": Split(16),
-    "split8": Split(8),
-    "kahan": Compensated(),
-    "stochastic": Bfloat16(),
-}
-
-KEPT_IN = {torch.int16: Split(16), torch.int8: Split(8), torch.bfloat16: Compensated()}
-"""How weights are put together, by the dtype of what is kept."""
-
 BLOCK = 1 << 12
 """Entries that a kernel divides at once."""
 
@@ -53,12 +43,13 @@ class CompensationSlots(NamedTuple):
     """The weight less the parameter, like p, bfloat16; None for parameters of other dtypes."""
 
 
-KEPT: dict[str, tuple[Any, torch.dtype]] = {
-    "split16": (Low16Slots, torch.int16),
-    "split8": (Low8Slots, torch.int8),
-    "kahan": (CompensationSlots, torch.bfloat16),
+KINDS: dict[str, tuple[Any, Any, torch.dtype | None]] = {
+    "split16": (Split(16), Low16Slots, torch.int16),
+    "split8": (Split(8), Low8Slots, torch.int8),
+    "kahan": (Compensated(), CompensationSlots, torch.bfloat16),
+    "stochastic": (Bfloat16(), None, None),
 }
-"""The slots of each kind, and their dtype."""
+"""How each kind puts weights together, its slots, and their dtype."""
 
 
 @factory
@@ -114,13 +105,12 @@ def master_weights(
         (tensor([0.9883, 0.9883], dtype=torch.bfloat16), tensor([0.9900, 0.9900]))
     """
     tx = made_of_rules("master_weights", tx)
-    if not isinstance(kind, str) or kind not in CELLS:
-        raise ValueError(f"master_weights knows no kind {kind!r}; pass one of {', '.join(CELLS)}.")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"master_weights knows no kind {kind!r}; pass one of {', '.join(KINDS)}.")
     if any(x.rule.storage.weight_codec is not None for x in tx.placements):
         raise ValueError("master_weights got a recipe that has them already; use it once.")
     randomness.seed_tensor("master_weights", seed, torch.device("cpu"))
-    cells = CELLS[kind]
-    record, dtype = KEPT.get(kind, (None, None))
+    cells, record, dtype = KINDS[kind]
 
     def init(p: Tensor) -> Any:
         if p.dtype is torch.float16:
@@ -188,7 +178,8 @@ def full_weights(params: Any, state: Any) -> Any:
                 f"the parameter {path!r} has shape {tuple(p.shape)}, but the state keeps bits for "
                 f"one of shape {tuple(kept.shape)}; pass the state of these parameters."
             )
-        return KEPT_IN[kept.dtype].decode((p, kept))
+        (cells,) = [cells for cells, _, dtype in KINDS.values() if dtype is kept.dtype]
+        return cells.decode((p, kept))
 
     def in_object(path: str, p: Tensor) -> Tensor:
         own = state.state.get(p) or {}

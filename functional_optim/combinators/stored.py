@@ -131,15 +131,17 @@ def stored(
         )
     if seed is not None:
         randomness.seed_tensor("stored", seed, torch.device("cpu"))
-    patterns = [(x, _kind(kind)) for x, kind in _given(storage).items()]
     explicit = isinstance(storage, Mapping)
+    given = storage if isinstance(storage, Mapping) else {"*": storage}
+    patterns = [(x, _kind(kind)) for x, kind in given.items()]
     if explicit:
         _check_fit(tx, [pattern for pattern, _ in patterns])
     packs = Packs(min_size, where)
-    placements = [
-        _packed(placement, names, patterns, explicit, packs, block_size, _own_seed(seed, i))
-        for i, (placement, names) in enumerate(zip(tx.placements, tx.layout.slots, strict=True))
-    ]
+    placements: list[Placement] = []
+    for i, (placement, names) in enumerate(zip(tx.placements, tx.layout.slots, strict=True)):
+        # no two rules round by the same numbers
+        own = None if seed is None else randomness.signed(seed + i * randomness.GOLDEN)
+        placements.append(_packed(placement, names, patterns, explicit, packs, block_size, own))
     return Leafwise(tuple(placements))
 
 
@@ -184,10 +186,6 @@ def slot_dtypes(tx: Leafwise, **dtypes: torch.dtype) -> Leafwise:
     return Leafwise(tuple([_in_dtypes(placement, names, dtypes) for placement, names in pairs]))
 
 
-def _given(storage: Any) -> dict[str, Any]:
-    return dict(storage) if isinstance(storage, Mapping) else {"*": storage}
-
-
 def _kind(kind: Any) -> str:
     name = str(kind).removeprefix("torch.") if isinstance(kind, torch.dtype) else kind
     if not isinstance(name, str):
@@ -212,11 +210,6 @@ def _check_fit(tx: Leafwise, patterns: list[str]) -> None:
             )
 
 
-def _own_seed(seed: int | None, i: int) -> int | None:
-    """A seed for the i-th rule, so that no two round by the same numbers."""
-    return None if seed is None else randomness.signed(seed + i * randomness.GOLDEN)
-
-
 def _packed(
     placement: Placement,
     names: tuple[str, ...],
@@ -236,7 +229,9 @@ def _packed(
         )
     if not storage.fields or storage.codecs or storage.weight_codec is not None:
         return placement
-    like = [_is_like_p(x) for x in _probed(rule)]
+    assert rule.init is not None
+    made: Any = rule.init(torch.zeros(PROBE, device="cpu"))  # "meta" takes longer, imports sympy
+    like = [x is not None and x.shape == PROBE and x.is_floating_point() for x in made]
     codecs: dict[str, Any] = {}
     for j, (field, name) in enumerate(zip(storage.fields, names, strict=True)):
         kind = next((kind for pattern, kind in patterns if fits(pattern, name)), None)
@@ -247,17 +242,6 @@ def _packed(
     if not codecs:
         return placement
     return placement._replace(rule=rule.stored_by(codecs=codecs, packs=packs, seed=seed))
-
-
-def _probed(rule: Rule) -> list[Any]:
-    assert rule.init is not None
-    return list(
-        rule.init(torch.zeros(PROBE, device="cpu"))
-    )  # "meta" takes longer, and imports sympy
-
-
-def _is_like_p(x: Any) -> bool:
-    return x is not None and x.shape == PROBE and x.is_floating_point()
 
 
 def _cells(kind: str, signed: bool) -> Any:

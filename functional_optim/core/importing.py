@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -56,21 +57,26 @@ def as_installed(package: str) -> None:
         sys.meta_path.insert(0, _InClone(package, beside))
 
 
-def on_demand(
-    package: str, modules: Sequence[str] = (), names: Mapping[str, Sequence[str]] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+IMPORT = re.compile(r"^from ([\w.]+) import \(?\s*(\w+) as \w+", re.MULTILINE)
+
+
+def homes_of(package: str) -> dict[str, str]:
+    """The names of a package, each with its module: what type checkers read in its __init__.pyi."""
+    here: Any = sys.modules[package]
+    stub = Path(here.__file__).with_suffix(".pyi")
+    text = here.__spec__.loader.get_data(str(stub)).decode()  # from an archive, too
+    return {name: home for home, name in IMPORT.findall(text)}
+
+
+def on_demand(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package whose names are imported when first read.
 
-    Type checkers and editors read the same names in the package's __init__.pyi.
-
-    modules: the package's modules to import on demand. names: for each module, the names that the
-    package takes from it.
+    Its __init__.pyi says where each of them is.
     """
-    here = sys.modules[package]
-    homes = {name: home for home, found in (names or {}).items() for name in found}
+    here, homes = sys.modules[package], homes_of(package)
 
     def read(name: str) -> Any:
-        if name in modules:
+        if homes.get(name) == package:
             return importlib.import_module(f"{package}.{name}")
         if name not in homes:
             meant = "" if name.startswith("_") else _meant(package, name, listed())
@@ -82,7 +88,7 @@ def on_demand(
         return value
 
     def listed() -> list[str]:
-        return sorted({*vars(here), *modules, *homes})
+        return sorted({*vars(here), *homes})
 
     return read, listed, [name for name in listed() if not name.startswith("_")]
 

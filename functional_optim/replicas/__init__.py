@@ -3,9 +3,9 @@
 from functional_optim.combinators.local_steps import Synced as Synced
 from functional_optim.replicas.alone import Local as Local
 from functional_optim.replicas.alone import Scripted as Scripted
-from functional_optim.replicas.buckets import Reduction as Reduction
 from functional_optim.replicas.coordinator import Coordinator as Coordinator
 from functional_optim.replicas.coordinator import Decision as Decision
+from functional_optim.replicas.coordinator import Reduction as Reduction
 from functional_optim.replicas.loop import Replica as Replica
 from functional_optim.replicas.loop import ReplicaState as ReplicaState
 from functional_optim.replicas.simulation.connection import Simulated as Simulated

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.replicas.buckets import Reduction, Wait
-from functional_optim.replicas.coordinator import Coordinator, Decision
+from functional_optim.replicas.coordinator import Coordinator, Decision, Reduction, Wait
 
 
 class Local(Coordinator):

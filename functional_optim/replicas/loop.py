@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -117,7 +118,7 @@ class Replica:
         """Has a peer's tree come that nobody has been given yet?"""
         self._begun = False
         self._pending: Any = None
-        self.coordinator.register(key, self._load, self._save)
+        self.coordinator.register(key, self._load, lambda: self._tree)
 
     def init(self, params: Any, extra: Any = None) -> ReplicaState:
         """The tree that training starts from. Replicas may start from different ones."""
@@ -168,20 +169,13 @@ class Replica:
         group = self.coordinator
         like = base.default_device(tree.leaves(grads))
         mean, means = group.allreduce((grads, _as_tensors(extra, like))).wait()
-        if self.nonfinite == "refuse" and group.error is None:
-            self._check_finite(mean)
+        self._check_finite(mean)
         self._give(now)
         decision = group.decide()
         now, self._begun = self._now(), False
         if not decision.committed:
             return now, decision
-        self._tree = None  # while it is written to, there is none to heal with
-        try:
-            self._tree = self._updated(mean, now, means)
-        except BaseException as error:
-            group.report_error(error)
-            raise
-        return self._tree, decision
+        return self._replaced(decision, self._updated, mean, now, means), decision
 
     def finish(self, now: ReplicaState) -> None:
         """Leave the group at the end of the training. An open step is refused.
@@ -211,17 +205,23 @@ class Replica:
         if pending is None or not tx.settles(now.state):
             return now, None
         mean, self._pending = pending.wait(), None
-        if self.nonfinite == "refuse" and group.error is None:
-            self._check_finite(mean)
+        self._check_finite(mean)
         decision = group.decide()
-        now, self._tree = self._now(), None
+        settle = self._settled, tx, mean, self._now(), decision.committed
+        return self._replaced(decision, *settle), decision
+
+    def _replaced(
+        self, decision: Decision, make: Callable[..., ReplicaState], *args: Any
+    ) -> ReplicaState:
+        """The tree that a function makes, kept; if it raises, a committed step is taken back."""
+        self._tree = None  # while it is written to, there is none to heal with
         try:
-            self._tree = self._settled(tx, mean, now, decision.committed)
+            self._tree = make(*args)
         except BaseException as error:
             if decision.committed:
-                group.report_error(error)
+                self.coordinator.report_error(error)
             raise
-        return self._tree, decision
+        return self._tree
 
     @torch.no_grad()
     def _settled(self, tx: Synced, mean: Any, now: ReplicaState, committed: bool) -> ReplicaState:
@@ -236,7 +236,9 @@ class Replica:
         return ReplicaState(params, state, now.extra)
 
     def _check_finite(self, mean: Any) -> None:
-        """Vote against means that are not finite."""
+        """Vote against means that are not finite, if that is asked for."""
+        if self.nonfinite == "commit" or self.coordinator.error is not None:
+            return
         named = list(tree.items(mean))
         found = tree.first_not_finite([g for _, g in named])
         if found is not None:
@@ -252,9 +254,6 @@ class Replica:
     def _now(self) -> Any:
         """This replica's tree, which the caller is given now."""
         self._came = False
-        return self._tree
-
-    def _save(self) -> ReplicaState | None:
         return self._tree
 
     def _load(self, saved: ReplicaState) -> None:

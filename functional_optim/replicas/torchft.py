@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.replicas.buckets import Wait
-from functional_optim.replicas.coordinator import Coordinator, Decision, Load, Save, in_words
+from functional_optim.replicas.coordinator import Coordinator, Decision, Load, Save, Wait, in_words
 
 _NAME = "_functional_optim_coordinator"
 

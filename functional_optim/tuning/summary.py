@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ from functional_optim.core import base
 from functional_optim.core.chain import Sequence as Chained
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State
-from functional_optim.core.paths import Choice, unfit
+from functional_optim.core.paths import Answers, unfit
 from functional_optim.core.rule import Rule
 from functional_optim.core.storage import slots_like, stored_slots
 from functional_optim.core.traits import is_elementwise
@@ -172,7 +173,7 @@ class Summary:
         return [tables, [self._totals()]], notes
 
     def _totals(self) -> Table:
-        count, entries = len(self.rows), sum([_size_of(row.shape) for row in self.rows])
+        count, entries = len(self.rows), sum([math.prod(row.shape) for row in self.rows])
         least = "" if self.exact else ", at least"
         totals = {
             "weights": self.weight_bytes,
@@ -239,23 +240,24 @@ def summary(tx: base.GradientTransformation, params: Any) -> Summary:
 def summary_of(parts: Iterable[tuple[str, base.GradientTransformation, Any]]) -> Summary:
     """One summary of several trees, each with a name and a transformation of its own."""
     rows: list[SummaryRow] = []
-    asked: list[tuple[Choice, list[str]]] = []
+    asked: list[tuple[Answers, list[str]]] = []
     shared = numbers = 0
     exact = True
     last = None
     for group, tx, params in parts:
-        known, kept = _first_state(tx, params)
-        asked += [(choice, list(known)) for choice in _choices(tx)]
+        empty = tree.map(_without_data, OrderedDict(params) if type(params) is dict else params)
+        known = dict(tree.items(empty))
+        asked += [(x.answers, list(known)) for own in tx.placements for x in own.choices()]
         exact = exact and _moves_no_more(tx)
-        own = _grouped(kept, lambda x: x.path)
+        own = _grouped(_kept_by(tx, tx.init(empty), known), lambda x: x.path)
         rows += [_row(group, tx, path, p, own.get(path, [])) for path, p in known.items()]
         if tx is not last:  # several parts of one tree have the same
             every = own.get(None, [])
             shared += _bytes([x.tensor for x in every])
             numbers += _bytes([x.tensor for x in every if x.number])
         last = tx
-    missed = [pattern for _, pattern in unfit([(x.answers, paths) for x, paths in asked])]
-    return Summary(rows, shared, numbers, exact=exact, unfit=dict.fromkeys(missed))
+    missed = dict.fromkeys([pattern for _, pattern in unfit(asked)])
+    return Summary(rows, shared, numbers, exact=exact, unfit=missed)
 
 
 class StateTensor(NamedTuple):
@@ -270,14 +272,6 @@ class StateTensor(NamedTuple):
     name: str
     tensor: Tensor
     number: bool = False
-
-
-def _first_state(tx: Any, params: Any) -> tuple[dict[str, Tensor], list[StateTensor]]:
-    """The parameters by path, and the tensors of their first state, all without data."""
-    kept_in_order = OrderedDict(params) if type(params) is dict else params
-    empty = tree.map(_without_data, kept_in_order)
-    known = dict(tree.items(empty))
-    return known, list(_kept_by(tx, tx.init(empty), known))
 
 
 def _row(group: str, tx: Any, path: str, p: Tensor, own: Sequence[StateTensor]) -> SummaryRow:
@@ -345,7 +339,7 @@ def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 def _cells(one: Folded, *, seen: bool) -> tuple[str, ...]:
     first = one.rows[0]
     view = (first.view or "as it is",) if seen else ()
-    entries = len(one.rows) * _size_of(first.shape)
+    entries = len(one.rows) * math.prod(first.shape)
     size = _size(sum([row.bytes for row in one.rows]))
     return (one.label, str(first.shape), *view, f"{entries:,}", size)
 
@@ -395,30 +389,16 @@ def _parts_of(tx: Any) -> tuple[base.GradientTransformation, ...]:
     return tx.parts if isinstance(tx, Chained) else (tx,)
 
 
-def _leafwise_in(tx: base.GradientTransformation) -> Iterator[Leafwise]:
-    """The parts that are made of one-tensor rules, also those inside of others."""
-    if isinstance(tx, Leafwise):
-        yield tx
-    for part in tx.children:
-        yield from _leafwise_in(part)
-
-
-def _choices(tx: base.GradientTransformation) -> list[Choice]:
-    """The selections of leaves that a transformation asks, each once."""
-    every = [y for own in _leafwise_in(tx) for x in own.placements for y in x.choices()]
-    return list({id(choice.answers): choice for choice in every}.values())
-
-
 def _moves_no_more(tx: base.GradientTransformation) -> bool:
     """Whether a step goes over each tensor once."""
-    if not all(isinstance(part, Leafwise) for part in _parts_of(tx)):
-        return False
     like = torch.empty((2, 2))
-    every = [x for own in _leafwise_in(tx) for x in own.placements]
-    return all(x.rule.reduce is None and is_elementwise(x, like) for x in every)
+    return all(isinstance(part, Leafwise) for part in _parts_of(tx)) and all(
+        x.rule.reduce is None and is_elementwise(x, like) for x in tx.placements
+    )
 
 
 def _kept_by(tx: Any, state: Any, known: dict[str, Tensor]) -> Iterator[StateTensor]:
+    """The tensors of a state. known: the parameters by path."""
     states = state if isinstance(tx, Chained) else (state,)
     for part, own in zip(_parts_of(tx), states, strict=True):
         yield from _kept(part, own, "", known)
@@ -427,10 +407,8 @@ def _kept_by(tx: Any, state: Any, known: dict[str, Tensor]) -> Iterator[StateTen
 def _kept(part: Any, state: Any, above: str, known: dict[str, Tensor]) -> Iterator[StateTensor]:
     if isinstance(state, State):
         for name, slot in state.slots.items():
-            items = tree.items(slot)
-            yield from [
-                StateTensor(part, path if path in known else None, name, x) for path, x in items
-            ]
+            for path, x in tree.items(slot):
+                yield StateTensor(part, path if path in known else None, name, x)
         rest = (state.step, *state.carry.values(), *state.hyper.values())
         yield from [StateTensor(part, None, "", x, number=True) for x in rest]
     elif isinstance(state, Tensor):
@@ -439,21 +417,15 @@ def _kept(part: Any, state: Any, above: str, known: dict[str, Tensor]) -> Iterat
         path = max(ends, key=len, default="" if lone else None)
         name = above.removesuffix(f".{path}").strip(".")
         yield StateTensor(part, path, name, state, number=path is None and state.dim() == 0)
-    elif isinstance(state, dict):
-        for key, x in state.items():
-            yield from _kept(part, x, f"{above}.{key}", known)
-    elif isinstance(state, (tuple, list)):
-        names = getattr(state, "_fields", range(len(state)))
-        for key, x in zip(names, state, strict=True):
+    elif isinstance(state, (dict, tuple, list)):
+        names = state if isinstance(state, dict) else getattr(state, "_fields", range(len(state)))
+        values = state.values() if isinstance(state, dict) else state
+        for key, x in zip(names, values, strict=True):
             yield from _kept(part, x, f"{above}.{key}", known)
 
 
 def _dtype(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
-
-
-def _size_of(shape: Sequence[int]) -> int:
-    return torch.Size(shape).numel()
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

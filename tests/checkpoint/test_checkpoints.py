@@ -27,7 +27,7 @@ from sampling import some
 
 import functional_optim as fo
 from functional_optim import adapters
-from functional_optim.checkpoint.precision import restore_precision
+from functional_optim.checkpoint.conversion import restore_precision
 
 EXACT = 1e-12
 

@@ -147,9 +147,9 @@ def test_runtime_dependencies_are_torch_and_optree(path):
     ours = {"functional_optim", "torch", "optree"}
     if path == ADAPTERS / "lightning.py":  # which nothing imports but Lightning's users
         ours.add("lightning")
-    if path in (CORE / "tuning" / "tables.py", CORE / "tuning" / "progress.py"):  # if installed
+    if path == CORE / "tuning" / "tables.py":  # if installed
         ours.add("rich")
-    if path.parent == CORE / "tuning" and path.stem in ("lr_sweep", "picture"):  # if installed
+    if path.parent == CORE / "tuning" and path.stem in ("lr_sweep", "report"):  # if installed
         ours.add("matplotlib")
     if path.parent.name == "kernels":  # where a card is
         ours.add("triton")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import functional_optim as fo
-from functional_optim.tuning import progress as module
-from functional_optim.tuning.progress import progress
+from functional_optim.tuning import tables as module
+from functional_optim.tuning.tables import progress
 
 
 def run(show):

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import functional_optim as fo
 from functional_optim import estimators
-from functional_optim.estimators.lazy import Lazy
+from functional_optim.estimators.pairs import Lazy
 
 
 class Peak(TorchDispatchMode):

@@ -156,8 +156,8 @@ MUTANTS = [
         ),
         (
             "copies forget what NaN does",
-            '"nonfinite": self._member.nonfinite}',
-            '"nonfinite": "commit"}',
+            "self._member = Member(**state)",
+            'self._member = Member(**{**state, "nonfinite": "commit"})',
         ),
     ),
     *of(

@@ -49,21 +49,21 @@ CHECKPOINTS = [
     ),
     Mutant(
         "parameters at different steps are loaded",
-        "functional_optim/checkpoint/entries.py",
+        "functional_optim/checkpoint/state_dict.py",
         "if len(set(values.values())) < 2:",
         "if True:",
         ("tests/checkpoint/test_state_dicts.py -k fit",),
     ),
     Mutant(
         "missing entries are not told",
-        "functional_optim/checkpoint/entries.py",
+        "functional_optim/checkpoint/state_dict.py",
         "    if strict and missing:\n",
         "    if strict and missing and unexpected:\n",
         ("tests/checkpoint/test_state_dicts.py -k refused",),
     ),
     Mutant(
         "a value that a hook has changed is taken back",
-        "functional_optim/checkpoint/precision.py",
+        "functional_optim/checkpoint/conversion.py",
         "return saved.to(loaded.device, copy=True) if _is_cast(saved, loaded) else loaded",
         "return saved.to(loaded.device, copy=True)",
         ("tests/checkpoint/test_checkpoints.py -k cast",),
@@ -118,9 +118,8 @@ REPLICAS = [
     Mutant(
         "an update that fails is not reported",
         "functional_optim/replicas/loop.py",
-        "            self._tree = self._updated(mean, now, means)\n"
-        "        except BaseException as error:\n            group.report_error(error)\n",
-        "            self._tree = self._updated(mean, now, means)\n        except BaseException:\n",
+        "                self.coordinator.report_error(error)\n",
+        "                pass\n",
         (
             "tests/replicas/test_replicas.py",
             "tests/replicas/test_torchft_manager.py",
@@ -129,8 +128,8 @@ REPLICAS = [
     Mutant(
         "a step with infinite gradients is not refused",
         "functional_optim/replicas/loop.py",
-        "            self._check_finite(mean)\n        self._give(now)",
-        "            pass\n        self._give(now)",
+        "        self._check_finite(mean)\n        self._give(now)",
+        "        self._give(now)",
         (
             "tests/replicas/test_replicas.py",
             "tests/replicas/test_torchft_manager.py",
@@ -148,14 +147,14 @@ REPLICAS = [
     ),
     Mutant(
         "a tensor that spans two buckets loses an element",
-        "functional_optim/replicas/buckets.py",
+        "functional_optim/replicas/coordinator.py",
         "pieces = joined.split(max(1, bucket_bytes // dtype.itemsize))",
         "pieces = joined.split(max(1, bucket_bytes))",
         ("tests/replicas/test_buckets.py",),
     ),
     Mutant(
         "the mean of a conjugated tensor is that of its memory",
-        "functional_optim/replicas/buckets.py",
+        "functional_optim/replicas/coordinator.py",
         "return torch.view_as_real(x.resolve_conj())",
         "return torch.view_as_real(x.conj().resolve_conj())",
         ("tests/replicas/test_buckets.py",),
@@ -191,7 +190,7 @@ REPLICAS = [
     ),
     Mutant(
         "fragments are cut by leaves, not by bytes",
-        "functional_optim/replicas/sync/fragments.py",
+        "functional_optim/replicas/sync/diloco.py",
         "accumulate([x.numel() * x.element_size() for x in leaves])",
         "accumulate([1 for x in leaves])",
         ("tests/replicas/test_synced_contract.py -k bytes",),
@@ -345,28 +344,28 @@ TUNING = [
     ),
     Mutant(
         "runs of a sweep do not draw the same numbers",
-        "functional_optim/tuning/runs.py",
+        "functional_optim/tuning/find_lr.py",
         "        for i, value in enumerate(values):\n            self.random.restore()\n",
         "        for i, value in enumerate(values):\n",
         ("tests/tuning/test_find_lr.py -k random_numbers",),
     ),
     Mutant(
         "an error of memory is tried in another way",
-        "functional_optim/tuning/runs.py",
+        "functional_optim/tuning/find_lr.py",
         "        raise error\n",
         "        return\n",
         ("tests/tuning/test_find_lr.py -k too_large",),
     ),
     Mutant(
         "a falling loss is told to rise",
-        "functional_optim/tuning/findings.py",
+        "functional_optim/tuning/history.py",
         "if len(loss) > 1 and min(last) > loss[0]:",
         "if len(loss) > 1 and max(last) < loss[0]:",
         ("tests/tuning/test_report.py",),
     ),
     Mutant(
         "dead parameters are told to move too slowly",
-        "functional_optim/tuning/findings.py",
+        "functional_optim/tuning/history.py",
         "if medians[path] == 0} | set(_dead_in(history))",
         "if medians[path] == 0}",
         ("tests/tuning/test_report.py",),

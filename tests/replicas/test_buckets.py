@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 from functional_optim import tree
-from functional_optim.replicas import buckets
-from functional_optim.replicas.buckets import reduce_in_buckets
+from functional_optim.replicas.coordinator import reduce_in_buckets
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64, torch.complex64)
 SHAPES = ((), (0, 3), (1,), (5,), (3, 2), (2, 1, 4), (17,))
@@ -135,7 +134,7 @@ def test_of_a_sharded_tensor_this_process_sends_its_part(mesh):
         "rows": distribute_tensor(whole, mesh, [Shard(0)]),
     }
     mean = Recorder()
-    made = buckets.reduce_in_buckets(values, mean, 20).wait()
+    made = reduce_in_buckets(values, mean, 20).wait()
     assert [n for _, n in mean.vectors] == [5, 5, 5]
     for name, x in values.items():
         assert type(made[name]) is type(x)

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import functional_optim as fo
 from functional_optim.replicas import Decision, Local, Replica, Scripted
-from functional_optim.replicas.sync.fragments import Division
+from functional_optim.replicas.sync.diloco import Division
 
 OUTER = fo.sgd(0.7, momentum=0.9, nesterov=True)
 RECIPES = {

@@ -16,8 +16,7 @@ from torch.func import functional_call, grad_and_value
 
 import functional_optim as fo
 from functional_optim.tuning import find_lr as module_of_find_lr
-from functional_optim.tuning import runs as runs_module
-from functional_optim.tuning.runs import SweepRuns
+from functional_optim.tuning.find_lr import SweepRuns
 
 STEPS = 4
 RATES = [0.01, 0.1, 0.3]
@@ -277,7 +276,7 @@ def test_steps_are_not_recorded_for_other_parameters(factory, monkeypatch):
 
     monkeypatch.setattr(SweepRuns, "_step", noted)
     kept: list[Any] = []
-    monkeypatch.setattr(runs_module, "_on_cpu", lambda x: kept.extend(x) or torch.stack(x))
+    monkeypatch.setattr(module_of_find_lr, "_on_cpu", lambda x: kept.extend(x) or torch.stack(x))
     sweep(factory, loss_fn=loss_of(net), params=some)
     assert recorded
     assert not any([*recorded, *[x.requires_grad for x in kept]])

@@ -7,11 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.replicas.buckets import Wait
-from functional_optim.replicas.coordinator import Coordinator, Decision
+from functional_optim.replicas.coordinator import Coordinator, Decision, Wait
 from functional_optim.replicas.simulation.faults import Point
-from functional_optim.replicas.simulation.group_server import Group
-from functional_optim.replicas.simulation.reductions import SimulatedMember, SimulatedRound
+from functional_optim.replicas.simulation.group_server import Group, SimulatedMember, SimulatedRound
 from functional_optim.replicas.simulation.scheduler import Baton, Killed, Task
 
 

@@ -4,21 +4,105 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.replicas.coordinator import Decision
 from functional_optim.replicas.simulation.faults import Point
-from functional_optim.replicas.simulation.reductions import (
-    Commit,
-    Event,
-    SimulatedMember,
-    SimulatedRound,
-)
 from functional_optim.replicas.simulation.scheduler import Baton, Task
+
+
+class Event(NamedTuple):
+    """One line of a simulation's log.
+
+    time: in virtual seconds.
+    rank, life: whose; a life is how many times this replica was restarted. None: of the group.
+    what: in words.
+    decision: where it is one.
+    """
+
+    time: float
+    rank: int | None
+    life: int | None
+    what: str
+    decision: Decision | None = None
+
+    def __str__(self) -> str:
+        again = f" (life {self.life})" if self.life else ""
+        who = "the group" if self.rank is None else f"replica {self.rank}{again}"
+        said = self.decision
+        how = f": {'committed' if said.committed else said.reason}" if said else ""
+        return f"{self.time:.4f} s, {who}: {self.what}{how}"
+
+
+class Commit(NamedTuple):
+    """A step that the group has committed.
+
+    step: how many are committed with it.
+    participants: the ranks whose values were averaged.
+    members: the ranks that took the step: these, and those that were healed.
+    """
+
+    step: int
+    participants: tuple[int, ...]
+    members: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class SimulatedMember:
+    """One life of a replica, as the service knows it.
+
+    step: how many steps it counted as committed when it last began one.
+    held: the step whose whole state it has; -1 after an update that failed half-way.
+    left: has it finished? It stays as a peer to heal from.
+    """
+
+    rank: int
+    life: int
+    task: Task = field(init=False)
+    saved: Callable[[], dict[str, Any]] = field(init=False)
+    step: int = 0
+    held: int = 0
+    alive: bool = True
+    left: bool = False
+    cut_until: float = 0.0
+    slow_until: float = 0.0
+    each: float = 0.0
+    late: float = 0.0
+    inbox: dict[Any, Any] = field(default_factory=dict)
+    awaits: Any = None
+
+
+@dataclass(eq=False)
+class SimulatedRound:
+    """One step of a quorum, from its formation to its outcome.
+
+    step: how many steps are committed before it.
+    participants: the members whose values are averaged.
+    source: who heals the others, and `saved`: what with, one copy for each.
+    given: how many reductions each member has contributed to.
+    sums: the parts of those that are not complete.
+    votes: by member, what it has against the step; "" for a yes.
+    heard: when something was last heard of a member.
+    """
+
+    step: int
+    members: list[SimulatedMember]
+    participants: list[SimulatedMember]
+    source: SimulatedMember
+    heard: float
+    saved: dict[SimulatedMember, dict[str, Any]] = field(default_factory=dict)
+    sums: dict[int, dict[SimulatedMember, Tensor]] = field(default_factory=dict)
+    votes: dict[SimulatedMember, str] = field(default_factory=dict)
+    over: bool = False
+    committed: bool = False
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        self.given = dict.fromkeys(self.members, 0)
 
 
 @dataclass(eq=False)
@@ -87,10 +171,6 @@ class Group:
 
     # ---------------------------------------------------------------- who is there
 
-    def begin(self, m: SimulatedMember) -> None:
-        """A new life of a replica."""
-        self.members[m.rank] = m
-
     def died(self, m: SimulatedMember) -> None:
         """A replica is dead; its connections break at once."""
         m.alive = False
@@ -106,7 +186,7 @@ class Group:
         """A committed step could not be taken by one of its members."""
         m.held = -1
         self._check_history()
-        self._form()
+        self.form()
 
     def _gone(self, m: SimulatedMember, how: str) -> None:
         self._waiting.pop(m, None)
@@ -114,7 +194,7 @@ class Group:
         if r is not None and m in r.given and m not in r.votes:
             self._conclude(r, f"replica {m.rank} {how}")
         self._check_history()
-        self._form()
+        self.form()
 
     def holders(self) -> list[SimulatedMember]:
         """Who has the last committed step."""
@@ -132,11 +212,7 @@ class Group:
         """A replica asks to start a step."""
         self._waiting[m] = key
         self.strike(m, "in start")
-        self._form()
-
-    def back(self) -> None:
-        """A replica can be reached again."""
-        self._form()
+        self.form()
 
     def why_no_quorum(self) -> str:
         """What a replica that has asked to start waits for."""
@@ -145,14 +221,14 @@ class Group:
             f"{len(self.holders())} hold the last committed step, {self.step})"
         )
 
-    def _form(self) -> None:
+    def form(self) -> None:
         """Begin a round, if all who live have asked for it, or the time to wait for them is up."""
         if self._round is not None or not self._waiting:
             self._deadline = None
             return
         if self._deadline is None:
             self._deadline = self.baton.now + self.join_timeout
-            self.baton.at(self._deadline, self._form)
+            self.baton.at(self._deadline, self.form)
         everybody = [self.members[rank] for rank in sorted(self.members)]
         there = [m for m in everybody if m in self._waiting and self._reaches(m)]
         busy = [m for m in everybody if m.alive and not m.left and m not in there]
@@ -264,7 +340,7 @@ class Group:
                 self._reply(m, (r, k), None)
         for m in r.votes:
             self._reply(m, r, None)
-        self._form()
+        self.form()
 
     def _watch(self, r: SimulatedRound) -> None:
         """Give a round up that nothing was heard of for the timeout."""

@@ -17,8 +17,7 @@ from functional_optim.replicas.simulation.faults import (
     Point,
     check_faults,
 )
-from functional_optim.replicas.simulation.group_server import Group
-from functional_optim.replicas.simulation.reductions import Commit, Event, SimulatedMember
+from functional_optim.replicas.simulation.group_server import Commit, Event, Group, SimulatedMember
 from functional_optim.replicas.simulation.scheduler import Baton
 
 RULES = ("min_replicas", "heals_at_start", "init_sync", "timeout", "join_timeout", "latency")
@@ -217,7 +216,7 @@ class _Run:
         me = coordinator._me
 
         def live() -> None:
-            group.begin(me)
+            group.members[rank] = me
             group.note(me, "restarted" if life else "began")
             try:
                 value = self.worker(coordinator)
@@ -254,7 +253,7 @@ class _Run:
             elif isinstance(fault, CutOff):
                 self.group.note(m, f"cut off {point} for {fault.seconds:g} s")
                 m.cut_until = max(m.cut_until, now + fault.seconds)
-                self.baton.at(m.cut_until, self.group.back)
+                self.baton.at(m.cut_until, self.group.form)
             else:
                 self.group.note(m, f"slow {point} for {fault.seconds:g} s")
                 m.slow_until, m.each = now + fault.seconds, fault.each
