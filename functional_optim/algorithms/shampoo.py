@@ -30,15 +30,9 @@ from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.core.views import MATRICES, TENSORS, Merged
 from functional_optim.linalg import eigh, tell_not_finite
 from functional_optim.transforms import add_decayed_weights, scale_by_lr, trace
-from functional_optim.transforms.bases import (
-    Refresh,
-    behind,
-    each_behind,
-    for_each,
-    gram,
-    turned,
-)
+from functional_optim.transforms.bases import Refresh
 from functional_optim.transforms.scaling import check_lr
+from functional_optim.transforms.sides import behind, each_behind, for_each, gram, turned
 
 Grafting = Literal["sgd", "adagrad", "rmsprop", "adam"] | None
 """Whose step is as long as Shampoo's."""

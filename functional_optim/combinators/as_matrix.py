@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.nn.modules.conv import _ConvNd
+from torch import nn
 
 from functional_optim.core import base
 from functional_optim.core.chain import Sequence as Chained
@@ -17,6 +17,11 @@ from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import Answers, Choice, fits
 from functional_optim.core.rule import Placement
 from functional_optim.core.views import Kernel, MatrixView
+
+CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
 
 Views = Mapping[str, Mapping[str, Any]]
 """From path patterns, of which the first that fits counts, to arguments of `as_matrix`."""
@@ -219,7 +224,7 @@ def matrix_views(model: torch.nn.Module, views: Views | None = None) -> dict[str
         holder = model.get_submodule(owner if name else path.rpartition(".")[0])
         if p.dim() < 3 or any(fits(pattern, path) for pattern in found):
             continue
-        if not isinstance(holder, _ConvNd):
+        if not isinstance(holder, CONVOLUTIONS):
             raise ValueError(
                 f"the parameter {path!r} of shape {tuple(p.shape)} belongs to no convolution of "
                 f"torch.nn; say what it is: views={{{path!r}: {{'stack': True}}}} for a stack of "

@@ -271,12 +271,7 @@ def _made(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
     if view is None:
         return tuple(rule.init(p))
     view.check(rule.name, p.shape, path)
-    if not (sharding.is_sharded(p) and view.reshapes(p.shape)):
-        return tuple(seen_init(view, rule.init, p))
-    made = seen_init(view, rule.init, sharding.whole(p))
-    divided = [x is not None and x.shape == p.shape for x in made]
-    pairs = zip(made, divided, strict=True)
-    return tuple([sharding.placed_like(x, p) if like else x for x, like in pairs])
+    return tuple(seen_init(view, rule.init, p))
 
 
 def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:

@@ -243,7 +243,8 @@ def _check_batched(placement: Placement, p: Tensor, who: str) -> None:
         if not seen:
             return run(x, slots)
         found = run(x[None], [own if own is None else own[None] for own in slots])
-        return found[0] if isinstance(found, Tensor) else found
+        alike = isinstance(found, Tensor) and found.shape == (1, *x.shape)
+        return found[0] if alike else found
 
     with torch.no_grad():
         one, both = [alone(x) for x in pairs], run(torch.stack(pairs), several)

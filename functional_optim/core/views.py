@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.sharding import by_rows
+from functional_optim.core import sharding
 
 Run = tuple[int, int]
 """The height of some matrices that stand below each other, and how many they are."""
@@ -286,6 +286,11 @@ def seen_init(view: MatrixView, init: Callable[[Tensor], Any], p: Tensor) -> Any
     The first dimension counts the matrices. Where they are of several heights, the tensors of all
     of them lie one after the other in a vector.
     """
+    if sharding.is_sharded(p) and view.reshapes(p.shape):
+        own = seen_init(view, init, sharding.whole(p))
+        like = [x is not None and x.shape == p.shape for x in own]
+        pairs = zip(own, like, strict=True)
+        return type(own)(*[sharding.placed_like(x, p) if here else x for x, here in pairs])
     if view.keeps(p.shape):
         return init(p)
     each = [(len(part), init(part[0])) for part in view.parts(p, p.shape)]
@@ -322,6 +327,7 @@ def seen_update(
         if u.dim() > p.dim():
             return update(u, slots, *arguments)
         made, new = update(u[None], _one(slots), *arguments)
+        _check_result(made, u[None], name)
         return made[0], type(slots)(*[x if x is None else x[0] for x in new]) if slots else new
     parts = view.parts(u, p.shape)
     lead = u.shape[: u.dim() - p.dim()]
@@ -334,16 +340,21 @@ def seen_update(
         mine = [type(slots)(*own) for own in zip(*columns, strict=True)]
     done = [update(x, own, *arguments) for x, own in zip(parts, mine, strict=True)]
     for (found, _), x in zip(done, parts, strict=True):
-        if found.shape != x.shape:
-            raise ValueError(
-                f"update of the rule {name!r} returned a tensor of shape {tuple(found.shape)} for "
-                f"matrices of shape {tuple(x.shape)}; return one of the same shape."
-            )
+        _check_result(found, x, name)
     new = ()
     if slots:
         columns = zip(*[own for _, own in done], strict=True)
         new = type(slots)(*[_packed([*x], lead) for x in columns])
     return view.joined([x for x, _ in done], p.shape, u), new
+
+
+def _check_result(found: Tensor, x: Tensor, name: str) -> None:
+    """Raise ValueError for an update of another shape than the matrices that it is for."""
+    if found.shape != x.shape:
+        raise ValueError(
+            f"update of the rule {name!r} returned a tensor of shape {tuple(found.shape)} for "
+            f"matrices of shape {tuple(x.shape)}; return one of the same shape."
+        )
 
 
 def _one(slots: Any) -> Any:
@@ -371,7 +382,7 @@ def _packed(column: list[Any], lead: Sequence[int] = ()) -> Tensor | None:
         (x,) = column
         return x.reshape(*lead, len(x) // max(math.prod(lead), 1), *x.shape[1:]) if lead else x
     each = max(math.prod(lead), 1)
-    return torch.cat([by_rows(x).reshape(*lead, x.numel() // each) for x in column], -1)
+    return torch.cat([sharding.by_rows(x).reshape(*lead, x.numel() // each) for x in column], -1)
 
 
 def _unpacked(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> list[Tensor | None]:

@@ -20,7 +20,8 @@ from functional_optim.core.numbers import Own, told
 from functional_optim.core.rule import Placement, Rule, Runs, Update
 from functional_optim.core.storage import Storage
 from functional_optim.core.traits import is_elementwise
-from functional_optim.transforms.bases import ORDINALS, Basis, behind, each_behind, others, turned
+from functional_optim.transforms.bases import Basis
+from functional_optim.transforms.sides import ORDINALS, behind, each_behind, others, turned
 
 
 @factory

@@ -219,6 +219,16 @@ def test_each_matrix_of_a_stack_is_stepped_as_if_it_were_a_parameter(name, way):
     )
 
 
+def test_a_stack_has_one_turn_where_renewals_are_spread():
+    params, *grads = some({**STACKS, "matrix": (4, 4), "other": (3, 4, 5)}, 8)
+    tx = fo.soap(0.1, precondition_frequency=3, refresh="spread", views={"*": {"stack": True}})
+    ends = [step(tx, params, grads) for step in WAYS.values()]
+    for end in ends[1:]:
+        assert_close(end, ends[0], 1e-10)
+    together = fo.soap(0.1, precondition_frequency=3, views={"*": {"stack": True}})
+    assert not torch.allclose(step_update(together, params, grads)["heads"], ends[0]["heads"])
+
+
 def test_a_stack_of_fused_projections_is_divided_further():
     params, *grads = some({"qkv": (2, 6, 4)})
     stack = step_update(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.run import Mutant
 
 ALGORITHMS = "functional_optim/algorithms"
+TRANSFORMS = "functional_optim/transforms"
 
 
 def followed(title: str, file: str, old: str, new: str, word: str) -> Mutant:
@@ -206,8 +207,8 @@ FORMULAS = [
     followed(
         "Shampoo grafts after taking the root of one side twice",
         "shampoo",
-        "W = W @ x.right_root if x.right.shape[-1] else W",
-        "W = W @ x.right_root @ x.right_root if x.right.shape[-1] else W",
+        "W = turned(W, i, R)",
+        "W = turned(turned(W, i, R), i, R)",
         "shampoo",
     ),
     Mutant(
@@ -321,4 +322,85 @@ PARTS = [
     ),
 ]
 
-MUTANTS = [*FORMULAS, *PARTS]
+STACKS = "tests/algorithms/test_kernels_and_stacks.py"
+VIEWS = [
+    Mutant(
+        "a stack of matrices is one matrix",
+        "functional_optim/core/views.py",
+        "return shape[-2:] if self.stack else shape",
+        "return shape",
+        (f"{STACKS} -k each_matrix",),
+    ),
+    Mutant(
+        "three dimensions are taken for a kernel",
+        "functional_optim/core/views.py",
+        "len(shape) in (0, 1, 2, 4, 5)",
+        "len(shape) in (0, 1, 2, 3, 4, 5)",
+        (f"{STACKS} -k refused",),
+    ),
+    Mutant(
+        "a transposed convolution has its outputs first",
+        "functional_optim/combinators/as_matrix.py",
+        'found[path]["orientation"] = "in_out"',
+        'found[path]["orientation"] = "out_in"',
+        (f"{STACKS} -k tells",),
+    ),
+    Mutant(
+        "the first view counts for all leaves",
+        "functional_optim/combinators/as_matrix.py",
+        "            if fits(pattern, path):\n                return i",
+        "            if fits(pattern, path):\n                return 0",
+        (f"{STACKS} -k own_way",),
+    ),
+    Mutant(
+        "updates come back from two of their bases only",
+        f"{TRANSFORMS}/in_basis.py",
+        "        for i, Q in known:\n            u = turned(u, i, Q, back=True)",
+        "        for i, Q in known[:2]:\n            u = turned(u, i, Q, back=True)",
+        (f"{STACKS} -k soap_has",),
+    ),
+    Mutant(
+        "a KL factor is whitened by the dimensions before it only",
+        f"{TRANSFORMS}/bases.py",
+        "                if j != i:",
+        "                if j < i:",
+        (f"{STACKS} -k kl_factors",),
+    ),
+    Mutant(
+        "the factor of a middle dimension is that of the last",
+        f"{TRANSFORMS}/sides.py",
+        "G.movedim(at, lead)",
+        "G.movedim(-1, lead)",
+        (f"{STACKS} -k has_a",),
+    ),
+    Mutant(
+        "dimensions are merged beyond the limit",
+        "functional_optim/core/views.py",
+        "if length * n <= self.limit:",
+        "if length <= self.limit:",
+        (f"{STACKS} -k merged",),
+    ),
+    Mutant(
+        "PSGD clips a stack as one",
+        f"{ALGORITHMS}/psgd.py",
+        "square = (mu * mu).mean((-2, -1), keepdim=True)",
+        "square = (mu * mu).mean()",
+        (f"{STACKS} -k each_matrix",),
+    ),
+    Mutant(
+        "the blocks that are left over come first",
+        "functional_optim/core/views.py",
+        "start = 0 if length == block else x.shape[dim] - length",
+        "start = 0",
+        (f"{STACKS} -k each_matrix", "tests/algorithms/test_trajectories.py -k shampoo"),
+    ),
+    Mutant(
+        "the matrices of a stack lose their slots between steps",
+        "functional_optim/engine/products.py",
+        "self.turns += [turn] * matrices",
+        "self.turns += [0] * matrices",
+        ("tests/core/test_turns.py", f"{STACKS} -k spread"),
+    ),
+]
+
+MUTANTS = [*FORMULAS, *PARTS, *VIEWS]
