@@ -392,7 +392,7 @@ VIEWS = [
         "functional_optim/core/views.py",
         "start = 0 if length == block else x.shape[dim] - length",
         "start = 0",
-        (f"{STACKS} -k each_matrix", "tests/algorithms/test_trajectories.py -k shampoo"),
+        ("tests/algorithms/test_trajectories.py -k shampoo",),
     ),
     Mutant(
         "the matrices of a stack lose their slots between steps",

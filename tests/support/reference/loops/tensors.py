@@ -35,7 +35,7 @@ def eigenvectors(A: Tensor) -> Tensor:
     return torch.linalg.eigh(A)[1].flip(-1)
 
 
-def soap(p, grads, lr, shape, b1=0.9, b2=0.95, often=2, max_precond_dim=10000):
+def soap_of_tensors(p, grads, lr, shape, b1=0.9, b2=0.95, often=2, max_precond_dim=10000):
     """https://github.com/nikhilvyas/SOAP, with its decay of 0.01. shape: with merged dimensions."""
     m, v = torch.zeros(shape, dtype=p.dtype), torch.zeros(shape, dtype=p.dtype)
     used = [n <= max_precond_dim for n in shape]
@@ -64,7 +64,7 @@ def soap(p, grads, lr, shape, b1=0.9, b2=0.95, often=2, max_precond_dim=10000):
     return p
 
 
-def kl(p, grads, lr, soap, b1=0.9, b2=0.95, often=2):
+def kl_of_tensors(p, grads, lr, soap, b1=0.9, b2=0.95, often=2):
     """https://github.com/yorkerlin/KL-Methods, where all eigenvalues of a step are of the last."""
     whole, p = p.shape, p.squeeze()
     n = p.dim()
@@ -106,7 +106,7 @@ def kl(p, grads, lr, soap, b1=0.9, b2=0.95, often=2):
     return p.reshape(whole)
 
 
-def shampoo(p, grads, lr, shape, b1=0.9, b2=0.95, eps=1e-6):
+def shampoo_of_tensors(p, grads, lr, shape, b1=0.9, b2=0.95, eps=1e-6):
     """https://github.com/facebookresearch/optimizers. shape: after the merging of dimensions."""
     n = len([k for k in shape if k > 1])
     m, factors = 0.0, [0.0] * len(shape)
