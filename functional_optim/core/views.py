@@ -104,7 +104,7 @@ class MatrixView(NamedTuple):
         """Whether a parameter of more than two dimensions is matrices that lie one after the other
         in its memory."""
         plain = self.heads is None and self.split is None and not self.transposed
-        return self.stack and plain and self.block is None and self.kernel == "flatten"
+        return self.stack and plain and self.block is None and self.merged is None
 
     def reshapes(self, shape: Sequence[int]) -> bool:
         """Whether a parameter of this shape is seen in another one, or along each dimension."""
