@@ -307,6 +307,25 @@ def _like(x: Any, old: Any) -> Any:
     return sharding.from_part(x, old) if x is not None and sharding.is_sharded(old) else x
 
 
+def _way(rule: Rule, u: Tensor, stored: Slots, p: Tensor) -> Callable[..., tuple[Tensor, Slots]]:
+    """How a rule that takes batches is run on a tensor, which may be a shard."""
+    view = rule.storage.view
+    if view is None or not sharding.is_sharded(u) or not view.reshapes(p.shape):
+        return run_batch
+    alike = all(x is None or sharding.is_divided_by_rows(x) for x in stored)
+    local = alike and view.is_local(u) and view.is_local(p)
+    return _run_local if local else _run_whole
+
+
+def _run_local(
+    rule: Rule, u: Tensor, stored: Slots, p: Tensor, own: Numbers
+) -> tuple[Tensor, Slots]:
+    """A rule on the matrices that this process has of a stack."""
+    slots = tuple([x if x is None else sharding.part(x) for x in stored])
+    new_u, new = run_batch(rule, sharding.part(u), slots, sharding.part(p), own)
+    return _like(new_u, u), tuple([_like(x, y) for x, y in zip(new, stored, strict=True)])
+
+
 def _run_whole(
     rule: Rule, u: Tensor, stored: Slots, p: Tensor, own: Numbers
 ) -> tuple[Tensor, Slots]:
@@ -335,9 +354,7 @@ def run_batched(
             first = leaves[some[0]]
             if len(some) == 1:
                 u, own = us[some[0]], first.slots[k]
-                view, shape = rule.storage.view, first.p.shape
-                gather = sharding.is_sharded(u) and view is not None and view.reshapes(shape)
-                one = _run_whole if gather else run_batch
+                one = _way(rule, u, own, first.p)
                 results[some[0]] = one(rule, u, own, first.p, first.own(k))
                 continue
             columns = zip(*[leaves[i].slots[k] for i in some], strict=True)

@@ -97,6 +97,12 @@ def by_rows(x: Any) -> Any:
     )
 
 
+def is_divided_by_rows(x: Any) -> bool:
+    """Whether each process has some of the first dimension of a DTensor, and all of the others."""
+    cut = [where for where in getattr(x, "placements", ()) if not where.is_replicate()]
+    return [type(where).__name__ for where in cut] == ["Shard"] and cut[0].dim == 0
+
+
 def placed_like(x: Any, like: Any) -> Any:
     """x, whole or a DTensor, divided between the ranks as `like` is.
 

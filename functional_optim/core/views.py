@@ -106,6 +106,10 @@ class MatrixView(NamedTuple):
         plain = self.heads is None and self.split is None and not self.transposed
         return self.stack and plain and self.block is None and self.merged is None
 
+    def is_local(self, p: Any) -> bool:
+        """Whether each process has whole matrices of a stack, so that none needs another's."""
+        return self.is_plain_stack() and p.dim() == 3 and sharding.is_divided_by_rows(p)
+
     def reshapes(self, shape: Sequence[int]) -> bool:
         """Whether a parameter of this shape is seen in another one, or along each dimension."""
         return len(shape) > 2 or not self.keeps(shape)
@@ -288,7 +292,8 @@ def seen_init(view: MatrixView, init: Callable[[Tensor], Any], p: Tensor) -> Any
     """
     if sharding.is_sharded(p) and view.reshapes(p.shape):
         own = seen_init(view, init, sharding.whole(p))
-        like = [x is not None and x.shape == p.shape for x in own]
+        local = view.is_local(p)
+        like = [x is not None and (local or x.shape == p.shape) for x in own]
         pairs = zip(own, like, strict=True)
         return type(own)(*[sharding.placed_like(x, p) if here else x for x, here in pairs])
     if view.keeps(p.shape):

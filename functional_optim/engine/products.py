@@ -122,7 +122,10 @@ class ProductExecutor(Executor):
             turns = [own[i] if own else 0 for own in self.turns]
             slots, owners = [own[i] for own in self.slots], self.group.placements[i].owners
             shared = [self.group.parts[k] for k in self.members] if self.group.parts else None
-            if shared is not None:
+            rule = self.group.placements[i].rule
+            if shared is not None and _are_local(rule, shared, slots, i):
+                made = Stacks(self.params, slots, turns, rule)
+            elif shared is not None:
                 whose = [x._replace(slots=(x.slots[i],)) for x in shared]
                 made = OwnedStacks(self.params, slots, turns, whose, spread=owners is not None)
             elif owners is not None:
@@ -133,9 +136,22 @@ class ProductExecutor(Executor):
                 ]
                 made = OwnedStacks(self.params, slots, turns, whose, spread=True)
             else:
-                made = Stacks(self.params, slots, turns, self.group.placements[i].rule)
+                made = Stacks(self.params, slots, turns, rule)
             self.stacks[i] = made
         return self.stacks[i]
+
+
+def _are_local(rule: Rule, shared: list[Shared], slots: list[Slots], i: int) -> bool:
+    """Whether each process has whole matrices of stacks, and their slots. i: of the rule."""
+    view = rule.storage.view
+    if view is None or not view.is_plain_stack() or rule.storage.codecs:
+        return False
+    for own, mine in zip(shared, slots, strict=True):
+        pairs = zip(own.slots[i], mine, strict=True)
+        parts = [own.part, *[part for part, x in pairs if x is not None]]
+        if len(own.part.shape) != 3 or any(x is None or x.dim != 0 for x in parts):
+            return False
+    return True
 
 
 class StagedStep:

@@ -114,12 +114,13 @@ class Counted(NamedTuple):
     products: int
 
 
-def counted(mesh: Any, placed: str, owners: str) -> tuple[int, ...]:
-    """What a step of 8 matrices of 4 × 8 takes."""
-    tx = fo.matrix_owners(fo.orthogonalize(ns_dtype=torch.float64), owners)
-    params = [put(placed, mesh, torch.zeros(4, 8, dtype=torch.float64)) for _ in range(8)]
+def counted(mesh: Any, placed: str, owners: str, stack: bool = False) -> tuple[int, ...]:
+    """What a step of 8 matrices of 4 × 8 takes, which may be one parameter."""
+    tx: Any = fo.matrix_owners(fo.orthogonalize(ns_dtype=torch.float64), owners)
+    tx, shape, count = (fo.as_matrix(tx, stack=True), (8, 4, 8), 1) if stack else (tx, (4, 8), 8)
+    params = [put(placed, mesh, torch.zeros(shape, dtype=torch.float64)) for _ in range(count)]
     torch.manual_seed(0)
-    grads = [put(placed, mesh, torch.randn(4, 8, dtype=torch.float64)) for _ in range(8)]
+    grads = [put(placed, mesh, torch.randn(shape, dtype=torch.float64)) for _ in range(count)]
     sent = {"exchanged": 0, "gathered": 0}
     turned = []
     gather = "all_gather_single"
@@ -155,6 +156,8 @@ def parts(mesh: Any, folder: str) -> dict[str, Any]:
             for way in WAYS:
                 found[f"owners-{placed}-{owners}-{way}"] = partial(run, mesh, placed, owners, way)
             found[f"counted-{placed}-{owners}"] = partial(counted, mesh, placed, owners)
+    for owners in OWNERS:
+        found[f"stack-{owners}"] = partial(counted, mesh, "rows", owners, stack=True)
     return found
 
 
@@ -198,6 +201,12 @@ def test_spread_over_n_processes_each_computes_an_nth(placed, ranks):
         assert products == 8
         assert exchanged == 0
         assert gathered == (8 * 32 // n if placed in ("rows", "columns") else 0)
+
+
+@pytest.mark.parametrize("owners", OWNERS)
+def test_of_a_stack_each_process_turns_the_matrices_that_it_has(owners, ranks):
+    for found in results(ranks, f"stack-{owners}"):
+        assert found == (0, 0, 8 // len(ranks))
 
 
 def test_the_dearest_matrices_go_first_each_to_who_has_least():
