@@ -9,8 +9,10 @@ import torch
 import functional_optim as fo
 from functional_optim.adapters.optimizer import Optimizer
 from functional_optim.adapters.state.names import named
+from functional_optim.adapters.state.recipes import of_model, with_kernels
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.summary import text_of_groups
+from functional_optim.combinators.as_matrix import views_of
 from functional_optim.combinators.hidden_matrices import HiddenMatrices
 from functional_optim.core.paths import partial
 from functional_optim.tuning.summary import folded, summary
@@ -98,6 +100,10 @@ class MuonAdamW(Optimizer):
         own = ("self", "params", "__class__")
         hyper = {key: x for key, x in locals().items() if key not in ("own", *own)}
         self.adamw = {key: hyper.pop(f"adamw_{key}") for key in ("lr", "weight_decay")}
+        tell = HiddenMatrices("MuonAdamW", ("muon", "adamw"), muon, adamw)
+        params, hyper = of_model(
+            "MuonAdamW", params, of_one_group, hyper, lambda path, p: tell(path, p) == "muon"
+        )
         super().__init__(params, of_one_group, **hyper)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -110,7 +116,7 @@ class MuonAdamW(Optimizer):
             TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
                 optimizer is then as it was.
         """
-        transaction(self, self._add_parts, param_group)
+        transaction(self, self._add_parts, with_kernels(param_group))
 
     def _add_parts(self, group: Any) -> None:
         if not isinstance(group, dict) or isinstance(group.get("params"), set):
@@ -119,12 +125,14 @@ class MuonAdamW(Optimizer):
         rest = {k: x for k, x in group.items() if k not in ("params", "param_names")}
         own = {name: rest.pop(f"adamw_{name}") for name in self.adamw if f"adamw_{name}" in rest}
         given = {**self.defaults, **rest}
-        tell = HiddenMatrices("MuonAdamW", ("muon", "adamw"), given["muon"], given["adamw"])
+        views = views_of("MuonAdamW", given["views"] or {})
+        labels = ("muon", "adamw")
+        tell = HiddenMatrices("MuonAdamW", labels, given["muon"], given["adamw"], views)
         paths = named({"params": [p for _, p in pairs], "param_names": [name for name, _ in pairs]})
-        labels = [tell(path, p) for path, p in paths]
-        of_adamw = {**self.adamw, **({} if "muon" in labels else rest), **own}
-        for label in ("muon", "adamw"):
-            mine = [pair for pair, found in zip(pairs, labels, strict=True) if found == label]
+        told = [tell(path, p) for path, p in paths]
+        of_adamw = {**self.adamw, **({} if "muon" in told else rest), **own}
+        for label in labels:
+            mine = [pair for pair, found in zip(pairs, told, strict=True) if found == label]
             more = of_adamw if label == "adamw" else {}
             name = self._free(f"{rest['name']}.{label}" if "name" in rest else label)
             if mine:

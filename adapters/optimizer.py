@@ -14,6 +14,7 @@ from functional_optim.adapters.state.recipes import (
     check_arguments,
     of_model,
     recipe_defaults,
+    with_kernels,
 )
 from functional_optim.adapters.state.storage import KEY, Stored
 from functional_optim.core import base
@@ -95,8 +96,9 @@ class Optimizer(OptimizerBase):
                 f"recipe must be a function from hyperparameters to a transformation, but got a "
                 f"{type(recipe).__name__}; pass e.g. fo.adamw, or lambda lr: fo.chain(...)."
             )
-        given, hyperparameters = of_model(params, recipe, hyperparameters)
-        check_arguments(type(self).__name__, given)
+        who = type(self).__name__
+        given, hyperparameters = of_model(who, params, recipe, hyperparameters)
+        check_arguments(who, given)
         defaults = recipe_defaults(recipe, hyperparameters)
         if KEY in defaults:
             raise TypeError(
@@ -122,6 +124,18 @@ class Optimizer(OptimizerBase):
                 "transformation's update yourself."
             )
         return tx
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, as torch does; its hyperparameters are checked first.
+
+        Args:
+            param_group: `params`, and values that differ from the defaults.
+
+        Raises:
+            TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
+                optimizer is then as it was.
+        """
+        super().add_param_group(with_kernels(param_group))
 
     def _check_keys(self, group: dict[str, Any]) -> None:
         """Raise TypeError for a hyperparameter that the recipe does not take."""

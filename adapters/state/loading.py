@@ -14,7 +14,7 @@ from torch import Tensor
 from functional_optim import numeric, tree
 from functional_optim.adapters.state.names import check_names, named, place
 from functional_optim.adapters.state.recipes import has_none, is_code, with_code
-from functional_optim.adapters.state.storage import KEY
+from functional_optim.adapters.state.storage import OWN
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import Readings, owned
 from functional_optim.adapters.stepping.shared_counts import STEPS, SharedCounts
@@ -61,9 +61,10 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         if own.get("param_names"):
             group["param_names"] = own["param_names"]
-        group.pop(KEY, None)  # wrappers that save their own groups have it
+        for name in OWN:  # wrappers that save their own groups have them
+            group.pop(name, None)
         for name, x in own.items():
-            if name == KEY:
+            if name in OWN:
                 group[name] = x
             elif name in group or is_code(x):
                 group[name] = with_code(group.get(name), x)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.combinators.as_matrix import matrix_views
+from functional_optim.combinators.as_matrix import kernels_of, views_of
 from functional_optim.core import base
 
 Recipe = Callable[..., base.GradientTransformation]
@@ -160,39 +160,77 @@ def check_arguments(who: str, params: Any, lr: Any = None, instead: str = "") ->
         )
 
 
-def of_model(params: Any, recipe: Recipe, hyper: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def of_model(
+    who: str,
+    params: Any,
+    recipe: Recipe,
+    hyper: dict[str, Any],
+    wanted: Callable[[str, Any], Any] = lambda path, p: True,
+) -> tuple[Any, dict[str, Any]]:
     """Parameters with their names, and what they are as matrices, where a model is given: in the
-    place of the parameters, or as the `views` of a recipe that has such."""
+    place of the parameters, or as the `views` of a recipe that has such. wanted: of which of them
+    it must be known."""
     views = hyper.get("views")
+    whole = isinstance(params, torch.nn.Module)
+    model = params if whole else views
     takes = "views" in hyper or "views" in inspect.signature(recipe).parameters
-    if takes and isinstance(params, torch.nn.Module):
-        known = None if isinstance(views, torch.nn.Module) else views
-        return [*params.named_parameters()], {**hyper, "views": matrix_views(params, known)}
-    if not isinstance(views, torch.nn.Module):
+    if not takes or not isinstance(model, torch.nn.Module):
         return params, hyper
-    paths = {id(p): path for path, p in views.named_parameters()}
-    found, kernels = {}, matrix_views(views)
-
-    def with_names(group: Any) -> Any:
-        if isinstance(group, dict):
-            own = {key: x for key, x in group.items() if key != "param_names"}
-            params, names = group["params"], group.get("param_names")
-            params = [params] if isinstance(params, Tensor) else list(params)
-            params = params if names is None else list(zip(names, params, strict=True))
-            return {**own, "params": [with_names(x) for x in params]}
-        name, p = group if isinstance(group, tuple) else (None, group)
-        path = paths.get(id(p))
-        name = path if name is None else name
-        if name is None:
+    told = {} if views is None or isinstance(views, torch.nn.Module) else views
+    views_of(who, told)
+    given = [*model.named_parameters()] if whole else named_by(model, params)
+    mine = {id(p) for group in given for _, p in pairs_in(group)}
+    found = kernels_of(model, told, lambda path, p: id(p) in mine and wanted(path, p))
+    paths = {id(p): path for path, p in model.named_parameters()}
+    for name, p in [pair for group in given for pair in pairs_in(group)]:
+        if id(p) not in paths:
             raise ValueError(
-                f"views= got a model without a parameter of shape {tuple(p.shape)} that the "
-                "optimizer has; pass the model whose parameters these are."
+                f"views= got a model without a parameter {name!r} of shape {tuple(p.shape)}, which "
+                f"{who} has; pass the model whose parameters these are."
             )
-        if path in kernels:
-            found[name] = kernels[path]
-        return name, p
+        if paths[id(p)] in found:
+            found.setdefault(name, found[paths[id(p)]])
+    return given, {**hyper, "views": found}
 
-    return [with_names(group) for group in params], {**hyper, "views": found}
+
+def named_by(model: torch.nn.Module, given: Any) -> Any:
+    """Parameters, or groups of such, with the names that they have in a model, but for those that
+    have one; what torch refuses as it is."""
+    paths = {id(p): path for path, p in model.named_parameters()}
+
+    def with_name(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return paths.get(id(x), ""), x
+        return with_names(x) if isinstance(x, dict) else x
+
+    def with_names(group: dict[str, Any]) -> dict[str, Any]:
+        params, names = group.get("params"), group.get("param_names")
+        if names is not None or params is None or isinstance(params, set):
+            return group
+        params = [params] if isinstance(params, Tensor) else list(params)
+        return {**group, "params": [with_name(x) for x in params]}
+
+    if isinstance(given, dict):
+        return with_names(given)
+    return given if isinstance(given, (Tensor, set)) else [with_name(x) for x in given]
+
+
+def pairs_in(group: Any) -> list[tuple[str, Tensor]]:
+    """The names and parameters of a group, or of an entry of a list of parameters."""
+    found = [group]
+    if isinstance(group, dict):
+        found = group.get("params", ())
+        if "param_names" in group:
+            found = list(zip(group["param_names"], found, strict=False))
+    return [x for x in found if isinstance(x, tuple) and len(x) == 2 and isinstance(x[1], Tensor)]
+
+
+def with_kernels(group: Any) -> Any:
+    """A parameter group whose `views` are a model, with what that knows instead."""
+    model = group.get("views") if isinstance(group, dict) else None
+    if not isinstance(model, torch.nn.Module):
+        return group
+    return {**named_by(model, group), "views": kernels_of(model, {}, lambda path, p: False)}
 
 
 def recipe_defaults(recipe: Recipe, given: dict[str, Any]) -> dict[str, Any]:

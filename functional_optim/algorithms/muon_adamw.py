@@ -17,7 +17,7 @@ from functional_optim.combinators.hidden_matrices import HiddenMatrices
 from functional_optim.combinators.partition import partition
 from functional_optim.core.base import GradientTransformation
 from functional_optim.core.factory import factory
-from functional_optim.core.paths import Answers, Mask
+from functional_optim.core.paths import Mask
 from functional_optim.linalg import Coefficients
 from functional_optim.transforms.orthogonal import Scale
 
@@ -95,16 +95,15 @@ def muon_adamw(
         >>> [float(updates[name]["weight"][0, 0].abs() > 0.05) for name in ("up", "head")]
         [1.0, 0.0]
     """
-    known = views_of("muon_adamw", views or {})
-    divided = [x for x, i in known.patterns.items() if known.ways[i].kernel != "auto"]
-    choice = HiddenMatrices("muon_adamw", ("muon", "adamw"), muon, adamw, divided)
+    labels = ("muon", "adamw")
+    tell = HiddenMatrices("muon_adamw", labels, muon, adamw)
+    known = views_of("muon_adamw", views or {}, lambda path, p: tell(path, p) == "muon")
+    choice = HiddenMatrices("muon_adamw", labels, muon, adamw, known)
     hidden = _muon(
         lr, weight_decay, momentum, nesterov, ns_coefficients, ns_eps, ns_steps,
         scale=scale, accumulator=accumulator, ns_dtype=ns_dtype,
     )  # fmt: skip
-    if known.ways:
-        answers = Answers(known.place, range(len(known.ways) + 1), "views")
-        hidden = seen_by_path(hidden, answers, known)
+    hidden = seen_by_path(hidden, known) if known.ways else hidden
     return partition(
         {"muon": hidden, "adamw": _adamw(adamw_lr, betas, eps, adamw_weight_decay)}, choice
     )

@@ -166,7 +166,7 @@ def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
         factor = math.sqrt(m / max(n, 1)) / max(math.prod(window), 1)
         return factor * polar(G.flatten(2)).reshape(G.shape), slots
 
-    runs, storage = Runs(batched=True), Storage(view=TENSORS)
+    runs, storage = Runs(batched=True), Storage(view=TENSORS._replace(most=None))
     return leafwise(init, update, runs=runs, storage=storage, name=name)
 
 

@@ -320,7 +320,7 @@ def scale_by_shampoo(
     )
     block = max_preconditioner_dim or sys.maxsize
     view = MATRICES if until is None else TENSORS._replace(merged=Merged(block, until))
-    view = view._replace(block=block)
+    view = view._replace(block=block, most=5)
     return Leafwise(tuple([x.seen_as(view) for x in rule.placements]))
 
 

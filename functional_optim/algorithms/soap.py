@@ -111,7 +111,7 @@ def unit_rms() -> Leafwise:
         square = (u * u).mean([*range(1, u.dim())], keepdim=True) if u.dim() > 1 else u * u
         return u / square.masked_fill(square == 0, 1.0).sqrt(), slots  # 0 has no derivative
 
-    runs, storage = Runs(batched=True), Storage(view=TENSORS)
+    runs, storage = Runs(batched=True), Storage(view=TENSORS._replace(most=None))
     return leafwise(None, update, runs=runs, storage=storage, name="unit_rms")
 
 

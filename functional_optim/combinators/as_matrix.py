@@ -22,6 +22,8 @@ CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
+WEIGHTS = ("weight.original", "weight.original0", "weight.original1")
+"""How the weight of a module is called where it is parametrized."""
 
 Views = Mapping[str, Mapping[str, Any]]
 """From path patterns, of which the first that fits counts, to arguments of `as_matrix`."""
@@ -97,7 +99,7 @@ def as_matrix(
         )
     else:
         known = views_of("as_matrix", views)
-        found = seen_by_path(tx, Answers(known.place, range(len(known.ways) + 1), "views"), known)
+        found = seen_by_path(tx, known)
     if not any(x.rule.storage.view is not None for x in found.placements):
         raise ValueError(
             "as_matrix was given a transformation without a rule that takes batches of matrices; "
@@ -152,26 +154,49 @@ class ByPath(NamedTuple):
     ways: list[MatrixView]
     patterns: dict[str, int]
 
-    def place(self, path: str, leaf: Any) -> int:
+    def answers(self) -> Answers:
         """Which view a leaf has: that of the first pattern that fits; for none one more than the
-        last."""
-        for pattern, i in self.patterns.items():
-            if fits(pattern, path):
-                return i
-        return len(self.ways)
+        last. Patterns that only say what is a kernel may fit nothing: a model may have more."""
+        found = Answers(self.patterns, range(len(self.ways) + 1), "views", other=len(self.ways))
+        told = [*self.told(divided=True), *self.told(divided=False)]
+        return _Told(found, [(x, self.patterns[x]) for x in told])
+
+    def told(self, divided: bool) -> list[str]:
+        """The patterns of fused projections, or of others, but for those of kernels."""
+        ways = {x: self.ways[i] for x, i in self.patterns.items()}
+        cut = {x: (way.heads, way.split) != (None, None) for x, way in ways.items()}
+        return [x for x in ways if cut[x] == divided and (divided or ways[x].kernel != "auto")]
+
+    def shape(self, path: str, leaf: Any) -> Sequence[int]:
+        """The shape of a leaf; of a stack that of its matrices."""
+        fit = [self.ways[i] for pattern, i in self.patterns.items() if fits(pattern, path)]
+        return fit[0].each(leaf.shape) if fit else leaf.shape
 
 
-def views_of(name: str, given: Any) -> ByPath:
-    """Views as a user gives them. name: of the function that they were given to.
+class _Told(Answers):
+    """The answers of others, of which only these patterns must fit."""
+
+    def __init__(self, others: Answers, patterns: list[tuple[str, Any]]) -> None:
+        super().__init__({}, others.known, others.what, others.other)
+        self.others, self.patterns = others, patterns
+
+    def __call__(self, path: str, leaf: Any) -> Any:
+        return self.others(path, leaf)
+
+
+def views_of(name: str, given: Any, wanted: Any = lambda path, p: True) -> ByPath:
+    """Views as a user gives them. name: of the function that they were given to. wanted: of which
+    parameters a model must tell what they are.
 
     Raises:
         TypeError: for something else than a module, or a dict of arguments of `as_matrix`.
     """
     if isinstance(given, torch.nn.Module):
-        given = matrix_views(given)
+        given = kernels_of(given, {}, wanted)
     own = inspect.signature(_view).parameters
     if not isinstance(given, Mapping) or not all(
-        isinstance(x, Mapping) and own.keys() >= x.keys() for x in given.values()
+        isinstance(pattern, str) and isinstance(x, Mapping) and own.keys() >= x.keys()
+        for pattern, x in given.items()
     ):
         raise TypeError(
             f"{name} takes for views a dict from path patterns to arguments of as_matrix, e.g. "
@@ -182,8 +207,9 @@ def views_of(name: str, given: Any) -> ByPath:
     return ByPath(ways, {pattern: ways.index(view) for pattern, view in found.items()})
 
 
-def seen_by_path(tx: Any, answers: Answers, known: ByPath) -> Any:
+def seen_by_path(tx: Any, known: ByPath) -> Any:
     """A transformation whose rules of matrices see each leaf in its own way."""
+    answers = known.answers()
 
     def each(x: Placement) -> list[Placement]:
         ways = [x.seen_as(view) for view in known.ways]
@@ -218,13 +244,27 @@ def matrix_views(model: torch.nn.Module, views: Views | None = None) -> dict[str
         >>> fo.matrix_views(model)
         {'0.weight': {'kernel': 'auto'}, '1.weight': {'kernel': 'auto', 'orientation': 'in_out'}}
     """
-    found = {pattern: dict(arguments) for pattern, arguments in (views or {}).items()}
-    for path, p in model.named_parameters():
-        owner, _, name = path.partition(".parametrizations.")
-        holder = model.get_submodule(owner if name else path.rpartition(".")[0])
-        if p.dim() < 3 or any(fits(pattern, path) for pattern in found):
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"matrix_views takes a torch.nn.Module, but got a {type(model).__name__}.")
+    return kernels_of(model, views or {})
+
+
+def kernels_of(
+    model: torch.nn.Module, views: Views, wanted: Callable[[str, Any], Any] = lambda path, p: True
+) -> dict[str, dict[str, Any]]:
+    """`matrix_views`, which must tell of those parameters only that are wanted."""
+    views_of("matrix_views", views)
+    found = {pattern: dict(arguments) for pattern, arguments in views.items()}
+    for path, p in model.named_parameters(remove_duplicate=False):
+        if p.dim() < 3 or any(fits(pattern, path) for pattern in views):
             continue
-        if not isinstance(holder, CONVOLUTIONS):
+        owner, parametrized, name = f".{path}".rpartition(".parametrizations.")
+        owner = owner if parametrized else f".{path}".rpartition(".")[0]
+        kernel = name in WEIGHTS if parametrized else path.rpartition(".")[2] == "weight"
+        holder = model.get_submodule(owner[1:])
+        if not (kernel and isinstance(holder, CONVOLUTIONS)):
+            if not wanted(path, p):
+                continue
             raise ValueError(
                 f"the parameter {path!r} of shape {tuple(p.shape)} belongs to no convolution of "
                 f"torch.nn; say what it is: views={{{path!r}: {{'stack': True}}}} for a stack of "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from functional_optim.combinators.as_matrix import ByPath
 from functional_optim.core.paths import Answers, Mask, fits, masked_by, some_of
 
 EMBEDDINGS = ("wte", "wpe", "tok", "token", "tokens", "pos", "position", "positions", "lut")
@@ -19,11 +20,12 @@ WRAPPERS = ("model", "module", "net", "network", "_orig_mod", "_fsdp_wrapped_mod
 """What may stand before the top of a model in a name."""
 
 
-def is_hidden_matrix(path: str, leaf: Any) -> bool:
+def is_hidden_matrix(path: str, leaf: Any, shape: Sequence[int] | None = None) -> bool:
     """Whether a parameter is a matrix, or a kernel, of a hidden layer.
 
     All but biases, gains and other parameters with fewer than two dimensions longer than 1,
-    embeddings, tables of biases and tokens, the weights of norms, and heads.
+    embeddings, tables of biases and tokens, the weights of norms, and heads. shape: of a matrix of
+    a stack.
 
     Example::
 
@@ -35,7 +37,7 @@ def is_hidden_matrix(path: str, leaf: Any) -> bool:
         >>> is_hidden_matrix("lm_head.weight", w), is_hidden_matrix("tok_embeddings.weight", w)
         (False, False)
     """
-    if len([n for n in leaf.shape if n != 1]) < 2:
+    if len([n for n in (leaf.shape if shape is None else shape) if n != 1]) < 2:
         return False
     *modules, last = path.lower().split(".")
     holder = modules[-1].rstrip("0123456789") if modules else ""
@@ -58,8 +60,8 @@ class HiddenMatrices(Answers):
     """Which of two transformations a leaf gets: that of matrices, or that of all others.
 
     who: the recipe, for errors. labels: those of the two. matrices, others: leaves that are claimed
-    for each, as masks; what nobody claims is told by `is_hidden_matrix`. views: patterns of
-    leaves that are seen in a way of their own.
+    for each, as masks; what nobody claims is told by `is_hidden_matrix`. views: how leaves are
+    seen, as each matrix of a stack counts for itself.
     """
 
     def __init__(
@@ -68,12 +70,12 @@ class HiddenMatrices(Answers):
         labels: tuple[str, str],
         matrices: Mask,
         others: Mask,
-        views: Iterable[str] = (),
+        views: ByPath | None = None,
     ) -> None:
         super().__init__({}, labels, "labels")
         self.who = who
         self.claims = [masked_by(mask).answers for mask in (matrices, others)]
-        self.views = tuple(views)
+        self.views = views
 
     def __call__(self, path: str, leaf: Any) -> str:
         matrix, other = self.known
@@ -95,7 +97,8 @@ class HiddenMatrices(Answers):
                 f"{tuple(leaf.shape)} has only the number {path}; pass model.named_parameters(), "
                 f"or a dict of parameters by name, or say {matrix}= and {other}= for each."
             )
-        return matrix if is_hidden_matrix(path, leaf) else other
+        shape = leaf.shape if self.views is None else self.views.shape(path, leaf)
+        return matrix if is_hidden_matrix(path, leaf, shape) else other
 
     @classmethod
     def check_leaves(cls, parts: Sequence[tuple[HiddenMatrices, Mapping[str, Any]]]) -> None:
@@ -116,11 +119,13 @@ class HiddenMatrices(Answers):
             )
         matrices = [path for _, path, p in leaves if p.dim() >= 2]
         claims = [[x for own, _ in parts for x, _ in own.claims[k].patterns] for k in (0, 1)]
-        views = [x for own, _ in parts for x in own.views]
+        known = [own.views for own, _ in parts if own.views is not None]
+        divided, others = [[x for own in known for x in own.told(cut)] for cut in (True, False)]
         for argument, patterns, among, what in (
             (matrix, claims[0], matrices, "matrix"),
             (other, claims[1], paths, "parameter"),
-            ("views", views, found, f"leaf of {matrix}"),
+            ("views", divided, found, f"leaf of {matrix}"),
+            ("views", others, matrices, "matrix"),
         ):
             for pattern in dict.fromkeys(patterns):
                 if not any(fits(pattern, path) for path in among):

@@ -269,7 +269,12 @@ class Placement(NamedTuple):
         if not self.rule.runs.batched or (known is not None and not known.assumed):
             return self
         if known is not None:
-            view = view._replace(block=known.block)
+            view = view._replace(block=known.block, most=known.most)
+            if view.kernel == "tensor" and known.most == 2:
+                raise ValueError(
+                    f"{self.rule.name} takes matrices, so a kernel cannot be a 'tensor' for it; "
+                    "say kernel='flatten', 'batch' or 'auto'."
+                )
         if view.kernel == "auto" or view.stack:  # of a stack each is a matrix in any case
             cut = (
                 view.heads is not None or view.split is not None or (view.transposed and view.stack)

@@ -77,6 +77,7 @@ class MatrixView(NamedTuple):
     this is what a rule takes a parameter for until `as_matrix` says otherwise. block: the longest
     side of what the rule sees, which is divided into several if it is longer; a vector is then a
     column. None: no limit, and vectors are left as they are. merged: how dimensions are merged.
+    most: how many dimensions the rule itself takes; None: any number.
     """
 
     kernel: Kernel = "flatten"
@@ -87,6 +88,7 @@ class MatrixView(NamedTuple):
     assumed: bool = False
     block: int | None = None
     merged: Merged | None = None
+    most: int | None = None
 
     def keeps(self, shape: Sequence[int]) -> bool:
         """Whether a parameter of this shape is seen as it is."""
@@ -95,7 +97,7 @@ class MatrixView(NamedTuple):
         if self.block is not None and (len(shape) < 2 or max(shape) > self.block):
             return False
         if self.kernel == "tensor":
-            whole = not self.stack or len(shape) == 2
+            whole = (not self.stack or len(shape) == 2) and not self.transposed
             return whole and (self.merged is None or self.merged(shape) == tuple(shape))
         plain = self.heads is None and self.split is None and not self.transposed
         return plain and len(shape) == 2
@@ -123,13 +125,14 @@ class MatrixView(NamedTuple):
         if not self.assumed or len(shape) in (0, 1, 2, 4, 5):
             return
         *several, m, n = shape
+        kernel = "auto" if self.most is None or len(shape) <= 5 else "flatten"
         what = f"parameter {path!r}" if path else "parameter"
         where = repr(path or "*")
         raise ValueError(
             f"{name or 'a rule of matrices'} got the {what} of shape {tuple(shape)}, which may be "
             f"a stack of {math.prod(several)} matrices {m, n}, or the kernel of a convolution; say "
             f"which, by as_matrix or the views of a recipe: views={{{where}: {{'stack': True}}}}, "
-            f"or views={{{where}: {{'kernel': 'auto'}}}}; views=model knows kernels of torch.nn."
+            f"or views={{{where}: {{'kernel': {kernel!r}}}}}; views=model knows torch.nn's kernels."
         )
 
     def runs(self, shape: Sequence[int]) -> list[Run]:
@@ -170,8 +173,9 @@ class MatrixView(NamedTuple):
         too.
         """
         if self.kernel == "tensor":
-            several = math.prod(x.shape[: x.dim() - len(self.each(shape))])
-            found = [x.reshape(several, *self._seen(shape))]
+            first = x.dim() - len(self.each(shape))
+            x = x.transpose(first, first + 1) if self.transposed and len(shape) > 1 else x
+            found = [x.reshape(math.prod(x.shape[:first]), *self._seen(shape))]
         else:
             shape = self.each(shape)
             x = self._as_matrices(x, len(shape))
@@ -190,13 +194,14 @@ class MatrixView(NamedTuple):
         """The inverse of `parts`. like: what was taken apart."""
         shape = self.each(shape)
         lead = like.shape[: like.dim() - len(shape)]
+        turned = self.transposed and len(shape) > 1
         if self.kernel == "tensor":
-            if self.block is None:
-                return parts[0].reshape(like.shape)
             size = (math.prod(lead), *self._seen(shape))
-            return _unblocked(iter(parts), size, self.block).reshape(like.shape)
+            x = parts[0] if self.block is None else _unblocked(iter(parts), size, self.block)
+            x = x.reshape(*lead, *self._turned(shape))
+            return x.transpose(len(lead), len(lead) + 1) if turned else x
         out, into, *kernel = (*shape, 1, 1)[: max(len(shape), 2)]
-        if self.transposed and len(shape) > 1:
+        if turned:
             out, into = into, out
         each = [*lead, math.prod(kernel)] if self.kernel == "batch" else [*lead]
         columns = into if self.kernel == "batch" else into * math.prod(kernel)
@@ -212,12 +217,17 @@ class MatrixView(NamedTuple):
         if self.kernel == "batch":
             x = x.movedim(-3, -1)
         x = x.reshape(*lead, out, into, *kernel)
-        return x.transpose(len(lead), len(lead) + 1) if self.transposed else x
+        return x.transpose(len(lead), len(lead) + 1) if turned else x
+
+    def _turned(self, shape: Sequence[int]) -> Sequence[int]:
+        """The shape of one tensor with its outputs in front."""
+        first, *others = self.each(shape) or (1,)
+        return (others[0], first, *others[1:]) if self.transposed and others else self.each(shape)
 
     def _seen(self, shape: Sequence[int]) -> Sequence[int]:
         """What a rule of tensors sees of one of them; of a vector, where there are blocks, a
         column."""
-        shape = self.each(shape)
+        shape = self._turned(shape)
         shape = shape if self.merged is None else self.merged(shape)
         return (math.prod(shape), 1) if self.block is not None and len(shape) < 2 else shape
 
@@ -233,10 +243,10 @@ class MatrixView(NamedTuple):
         return x.movedim(-1, -3) if self.kernel == "batch" else x.flatten(-2)
 
 
-MATRICES = MatrixView(assumed=True)
+MATRICES = MatrixView(assumed=True, most=2)
 """How most rules see parameters: kernels as matrices (out, in · height · width)."""
 
-TENSORS = MatrixView("tensor", assumed=True)
+TENSORS = MatrixView("tensor", assumed=True, most=5)
 """How rules do that treat each dimension of a kernel for itself."""
 
 
@@ -298,15 +308,17 @@ def seen_init(view: MatrixView, init: Callable[[Tensor], Any], p: Tensor) -> Any
         return type(own)(*[sharding.placed_like(x, p) if here else x for x, here in pairs])
     if view.keeps(p.shape):
         return init(p)
-    each = [(len(part), init(part[0])) for part in view.parts(p, p.shape)]
-    columns = zip(*[own for _, own in each], strict=True)
+    each = [(len(part), init(_first(part))) for part in view.parts(p, p.shape)]
     made = [
-        _packed([torch.stack([x] * n) for x, (n, _) in zip(column, each, strict=True)])
-        if column[0] is not None
-        else None
-        for column in columns
+        _packed([None if x is None else x.expand(n, *x.shape).clone() for x, n in column])
+        for column in zip(*[[(x, n) for x in own] for n, own in each], strict=True)
     ]
     return type(each[0][1])(*made)
+
+
+def _first(part: Tensor) -> Tensor:
+    """The first of some matrices; zeros if there is none."""
+    return part[0] if len(part) else part.new_zeros(part.shape[1:])
 
 
 def seen_update(
@@ -372,7 +384,7 @@ def _shapes(
 ) -> list[list[torch.Size | None]]:
     """For each run of matrices the shapes of its slots, behind the number of the matrices."""
     parts = view.parts(torch.empty(shape, dtype=dtype, device="meta"), shape)
-    made = [(len(part), init(part[0])) for part in parts]
+    made = [(len(part), init(_first(part))) for part in parts]
     return [[x if x is None else torch.Size((n, *x.shape)) for x in own] for n, own in made]
 
 
@@ -381,13 +393,14 @@ _known = lru_cache(_shapes)
 
 def _packed(column: list[Any], lead: Sequence[int] = ()) -> Tensor | None:
     """The slots of all matrices as one tensor. lead: the number of parameters, if it is several."""
-    if column[0] is None:
+    there = [x for x in column if x is not None]
+    if not there:
         return None
     if len(column) == 1:
         (x,) = column
         return x.reshape(*lead, len(x) // max(math.prod(lead), 1), *x.shape[1:]) if lead else x
     each = max(math.prod(lead), 1)
-    return torch.cat([sharding.by_rows(x).reshape(*lead, x.numel() // each) for x in column], -1)
+    return torch.cat([sharding.by_rows(x).reshape(*lead, x.numel() // each) for x in there], -1)
 
 
 def _unpacked(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> list[Tensor | None]:
@@ -395,10 +408,12 @@ def _unpacked(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> list[Ten
     known = [shape for shape in shapes if shape is not None]
     if x is None or not known:
         return [None] * len(shapes)
-    if len(known) == 1:
+    if len(shapes) == 1:
         own = known[0][1:]
         return [x.reshape(math.prod(x.shape[: x.dim() - len(own)]), *own)]
-    cut = x.split([shape.numel() for shape in known], -1)
+    cut = iter(x.split([shape.numel() for shape in known], -1))
     several = math.prod(x.shape[:-1])
-    pairs = zip(cut, known, strict=True)
-    return [part.reshape(several * shape[0], *shape[1:]) for part, shape in pairs]
+    return [
+        None if shape is None else next(cut).reshape(several * shape[0], *shape[1:])
+        for shape in shapes
+    ]

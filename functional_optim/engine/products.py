@@ -309,7 +309,7 @@ class Stacks:
         writes: list[Write] = []
         if self.split:
             placement = placement._replace(rule=placement.rule.stored_by(view=MATRICES))
-        away = self.params[0].device.type != "cpu"
+        away = any(p.device.type != "cpu" for p in self.params[:1])
         if away and placement.rule.runs.start is not None and self._has_started(placement.rule):
             rule = placement.rule
             placement = placement._replace(rule=rule._replace(runs=rule.runs._replace(start=None)))
