@@ -16,7 +16,7 @@ from functional_optim.adapters.state.capturing import check_capture
 from functional_optim.adapters.state.loading import check_loaded, decode_slots, load_checked
 from functional_optim.adapters.state.names import named, place
 from functional_optim.adapters.state.numbers import numbers_of
-from functional_optim.adapters.state.recipes import as_data
+from functional_optim.adapters.state.recipes import as_data, with_kernels
 from functional_optim.adapters.state.storage import KEY, OWN, Stored, storage_of, with_storage
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned
@@ -219,7 +219,8 @@ class OptimizerBase(torch.optim.Optimizer):
             TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
                 optimizer is then as it was.
         """
-        transaction(self, self._add_checked, super().add_param_group, param_group)
+        given = with_kernels(param_group)
+        transaction(self, self._add_checked, super().add_param_group, given)
 
     def _add_checked(self, add: Callable[[Any], None], param_group: Any) -> None:
         if isinstance(param_group, dict):

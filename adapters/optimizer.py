@@ -14,7 +14,6 @@ from functional_optim.adapters.state.recipes import (
     check_arguments,
     of_model,
     recipe_defaults,
-    with_kernels,
 )
 from functional_optim.adapters.state.storage import KEY, Stored
 from functional_optim.core import base
@@ -124,18 +123,6 @@ class Optimizer(OptimizerBase):
                 "transformation's update yourself."
             )
         return tx
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, as torch does; its hyperparameters are checked first.
-
-        Args:
-            param_group: `params`, and values that differ from the defaults.
-
-        Raises:
-            TypeError, ValueError: for parameters or hyperparameters that cannot be used. The
-                optimizer is then as it was.
-        """
-        super().add_param_group(with_kernels(param_group))
 
     def _check_keys(self, group: dict[str, Any]) -> None:
         """Raise TypeError for a hyperparameter that the recipe does not take."""

@@ -105,7 +105,7 @@ RECIPES |= {
     "lamb": fo.lamb,
     "adam_mini": fo.adam_mini,
     "novograd": fo.novograd,
-    "shampoo": fo.shampoo,
+    "shampoo": lambda lr: fo.shampoo(lr, views={"cube": {"kernel": "auto"}}),
 }
 EMPTY = [
     *[(name, "update") for name in RECIPES if name not in ("clipped", "watched", "finite")],

@@ -25,7 +25,7 @@ from functional_optim.transforms import orthogonal
 pytestmark = needs_gloo
 
 SHAPES = {"a": (6, 4), "b": (6, 4), "c": (5, 3), "d": (3, 7), "bias": (5,), "e": (6, 4)}
-SHAPES |= {"experts": (5, 4, 3), "kernel": (5, 2, 3, 2), "image": (5, 3, 2, 2)}
+SHAPES |= {"experts": (5, 4, 3), "kernel": (5, 3, 2, 3), "image": (5, 3, 2, 2)}
 """No number of processes divides all of these."""
 PLACED = ("plain", "rows", "columns", "replicated")
 OWNERS = ("each", "spread")
@@ -94,7 +94,7 @@ def put(placed: str, mesh: Any, x: Tensor) -> Any:
     """A tensor as it is, or divided over the processes."""
     if placed == "plain":
         return x.clone()
-    how: dict[str, Any] = {"rows": Shard(0), "columns": Shard(x.dim() - 1)}
+    how: dict[str, Any] = {"rows": Shard(0), "columns": Shard(min(x.dim() - 1, 1))}
     return distribute_tensor(x.clone(), mesh, [how.get(placed, Replicate())])
 
 
