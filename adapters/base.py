@@ -17,7 +17,7 @@ from functional_optim.adapters.state.loading import check_loaded, decode_slots, 
 from functional_optim.adapters.state.names import named, place
 from functional_optim.adapters.state.numbers import numbers_of
 from functional_optim.adapters.state.recipes import as_data, with_kernels
-from functional_optim.adapters.state.storage import KEY, OWN, Stored, storage_of, with_storage
+from functional_optim.adapters.state.storage import KEY, Stored, storage_of, with_storage
 from functional_optim.adapters.state.transaction import transaction
 from functional_optim.adapters.stepping.columns import owned
 from functional_optim.adapters.stepping.leaves import Made, discard
@@ -267,8 +267,8 @@ class OptimizerBase(torch.optim.Optimizer):
         """State and parameter groups, as torch has them; see torch.optim.Optimizer.state_dict.
 
         A schedule, or another function, among a group's hyperparameters is code: None stands in its
-        place, and `load_state_dict` leaves the one that is there. So it does with `stored` and
-        `views`.
+        place, and `load_state_dict` leaves the one that is there. So it does with `stored`, and
+        with `views`.
 
         Args:
             decoded: slots that `fo.stored` has packed, whole, in float32, under torch's own keys,
@@ -276,8 +276,7 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         saved = _without_compiler(super().state_dict)
         for group in saved.get("param_groups", ()):  # hooks of the user may return something else
-            for name in OWN:
-                group.pop(name, None)
+            group.pop(KEY, None)
             group.update({name: as_data(value) for name, value in group.items()})
         return decode_slots(self, saved) if decoded else saved
 

@@ -15,8 +15,7 @@ KEY = "stored"
 """The keyword, and the entry of a group that has a storage of its own."""
 
 OWN = (KEY, "views")
-"""Entries of a group that say how its tensors are kept and seen: no state dict has them, and a load
-leaves them as they are."""
+"""Entries of a group that say how its tensors are kept and seen: a load leaves them as they are."""
 
 
 def storage_of(optimizer: Any, group: Mapping[str, Any]) -> Stored | None:

@@ -307,34 +307,18 @@ def _like(x: Any, old: Any) -> Any:
     return sharding.from_part(x, old) if x is not None and sharding.is_sharded(old) else x
 
 
-def _way(rule: Rule, u: Tensor, stored: Slots, p: Tensor) -> Callable[..., tuple[Tensor, Slots]]:
-    """How a rule that takes batches is run on a tensor, which may be a shard."""
+def _run_shard(
+    rule: Rule, u: Tensor, stored: Slots, p: Tensor, own: Numbers
+) -> tuple[Tensor, Slots]:
+    """A rule on a sharded tensor that it sees in another shape: in each process on the matrices
+    that it has of a stack, or on all of it, as DTensor cannot reshape it everywhere."""
     view = rule.storage.view
-    if view is None or not sharding.is_sharded(u) or not view.reshapes(p.shape):
-        return run_batch
-    alike = all(x is None or sharding.is_divided_by_rows(x) for x in stored)
-    local = alike and view.is_local(u) and view.is_local(p)
-    return _run_local if local else _run_whole
-
-
-def _run_local(
-    rule: Rule, u: Tensor, stored: Slots, p: Tensor, own: Numbers
-) -> tuple[Tensor, Slots]:
-    """A rule on the matrices that this process has of a stack."""
-    slots = tuple([x if x is None else sharding.part(x) for x in stored])
-    new_u, new = run_batch(rule, sharding.part(u), slots, sharding.part(p), own)
-    return _like(new_u, u), tuple([_like(x, y) for x, y in zip(new, stored, strict=True)])
-
-
-def _run_whole(
-    rule: Rule, u: Tensor, stored: Slots, p: Tensor, own: Numbers
-) -> tuple[Tensor, Slots]:
-    """A rule on all of a sharded tensor, in every process. DTensor cannot reshape it everywhere."""
-    slots = tuple([x if x is None else sharding.whole(x) for x in stored])
-    new_u, new = run_batch(rule, sharding.whole(u), slots, p, own)
-    pairs = zip(new, stored, strict=True)
-    placed = [x if x is None else sharding.placed_like(x, old) for x, old in pairs]
-    return sharding.placed_like(new_u, u), tuple(placed)
+    rows = all(x is None or sharding.is_divided_by_rows(x) for x in stored)
+    local = view is not None and rows and view.is_local(u) and view.is_local(p)
+    take, put = (sharding.part, _like) if local else (sharding.whole, sharding.placed_like)
+    slots = tuple([x if x is None else take(x) for x in stored])
+    new_u, new = run_batch(rule, take(u), slots, sharding.part(p) if local else p, own)
+    return put(new_u, u), tuple([x if x is None else put(x, stored[i]) for i, x in enumerate(new)])
 
 
 def run_batched(
@@ -354,7 +338,8 @@ def run_batched(
             first = leaves[some[0]]
             if len(some) == 1:
                 u, own = us[some[0]], first.slots[k]
-                one = _way(rule, u, own, first.p)
+                view = rule.storage.view if sharding.is_sharded(u) else None
+                one = _run_shard if view and view.reshapes(first.p.shape) else run_batch
                 results[some[0]] = one(rule, u, own, first.p, first.own(k))
                 continue
             columns = zip(*[leaves[i].slots[k] for i in some], strict=True)

@@ -310,10 +310,15 @@ def seen_init(view: MatrixView, init: Callable[[Tensor], Any], p: Tensor) -> Any
         return init(p)
     each = [(len(part), init(_first(part))) for part in view.parts(p, p.shape)]
     made = [
-        _packed([None if x is None else x.expand(n, *x.shape).clone() for x, n in column])
+        _packed([None if x is None else _repeated(x, n) for x, n in column])
         for column in zip(*[[(x, n) for x in own] for n, own in each], strict=True)
     ]
     return type(each[0][1])(*made)
+
+
+def _repeated(x: Tensor, n: int) -> Tensor:
+    """A slot of one matrix for each of n."""
+    return torch.stack([x] * n) if n else x.new_empty((0, *x.shape))
 
 
 def _first(part: Tensor) -> Tensor:

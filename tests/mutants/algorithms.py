@@ -348,8 +348,8 @@ VIEWS = [
     Mutant(
         "the first view counts for all leaves",
         "functional_optim/combinators/as_matrix.py",
-        "            if fits(pattern, path):\n                return i",
-        "            if fits(pattern, path):\n                return 0",
+        "pattern: ways.index(view) for",
+        "pattern: 0 for",
         (f"{STACKS} -k own_way",),
     ),
     Mutant(

@@ -212,8 +212,8 @@ MUTANTS = [
     Mutant(
         "a transposed parameter comes back as its transpose",
         f"{CORE}/views.py",
-        "return x.transpose(len(lead), len(lead) + 1) if self.transposed else x",
-        "return x",
+        "        return x.transpose(len(lead), len(lead) + 1) if turned else x\n\n",
+        "        return x\n\n",
         ("tests/core/test_views.py -k there_and_back",),
     ),
     Mutant(
