@@ -1,0 +1,255 @@
+"""How parameters are seen as matrices: what is said, what a model tells, and what is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_close
+from matrix_recipes import (
+    EXACT,
+    MATRICES,
+    NS,
+    OFTEN,
+    VARIANTS,
+    WAYS,
+    made,
+    some,
+    step_update,
+    taken_apart,
+)
+from torch import Tensor, nn
+
+import functional_optim as fo
+from functional_optim import adapters
+
+# ---------------------------------------------------------------- what nobody has described
+
+
+@pytest.mark.parametrize("name", [*MATRICES, *VARIANTS])
+def test_three_dimensions_are_refused_with_both_words(name):
+    stack = nn.Parameter(torch.zeros(8, 16, 32))
+    recipe, hyper = {**MATRICES, **VARIANTS}[name]
+    for call in (
+        lambda: recipe(**hyper).init({"experts": stack}),
+        lambda: adapters.Optimizer([("experts", stack)], partial(recipe, **hyper)),
+        lambda: getattr(adapters, name.split(",")[0])([("experts", stack)], **hyper),
+    ):
+        with pytest.raises(ValueError, match=r"\{'experts': \{'stack': True\}\}") as error:
+            call()
+        assert "{'experts': {'kernel': 'auto'}}" in str(error.value)
+
+
+def test_a_model_tells_what_is_a_kernel():
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 4, 3))
+            self.back = nn.ConvTranspose1d(4, 2, 3)
+            self.experts = nn.Parameter(torch.randn(3, 4, 4))
+
+    model = Mixed()
+    with pytest.raises(ValueError, match=r"'experts' .* belongs to no convolution") as error:
+        fo.matrix_views(model)
+    assert "views={'experts': {'stack': True}}" in str(error.value)
+    kernel = {"kernel": "auto"}
+    stack = {"experts": {"stack": True}}
+    assert fo.matrix_views(model, stack) == {
+        **stack,
+        "back.weight": {**kernel, "orientation": "in_out"},
+        "conv.parametrizations.weight.original0": kernel,
+        "conv.parametrizations.weight.original1": kernel,
+    }
+    with pytest.raises(ValueError, match="belongs to no convolution"):
+        adapters.MuonAdamW(model)
+    opt = adapters.MuonAdamW(model, views=stack)
+    assert "experts (3, 4, 4), 3 × (4, 4)" in repr(opt)
+    assert "back.weight (4, 2, 3), (2, 12)" in repr(opt)
+
+
+@pytest.mark.parametrize("given", ["model", "parameters", "named", "groups", "functional"])
+def test_a_model_may_be_given_in_each_way(given):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Linear(4, 4)).double()
+    views = fo.matrix_views(model)
+    params = {
+        "model": lambda: model,
+        "parameters": model.parameters,
+        "named": model.named_parameters,
+        "groups": lambda: [{"params": [p], "lr": 0.01} for p in model.parameters()],
+        "functional": model.named_parameters,
+    }[given]()
+    more = {"model": None, "functional": views}.get(given, model)
+    opt = adapters.SOAP(params, lr=0.01, views=more)
+    assert opt.param_groups[0]["views"] == views
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
+    _, *grads = some({n: tuple(p.shape) for n, p in model.named_parameters()})
+    for g in grads:
+        for n, p in model.named_parameters():
+            p.grad = g[n].clone()
+        opt.step()
+    wanted = step_update(fo.soap(0.01, views=model), start, grads)
+    assert_close({n: p.detach() for n, p in model.named_parameters()}, wanted, 1e-10)
+
+
+def test_a_summary_says_how_each_parameter_is_seen():
+    params = {"conv": torch.zeros(4, 2, 3), "experts": torch.zeros(2, 4, 3), "w": torch.zeros(4, 4)}
+    views = {"conv": {"kernel": "auto"}, "experts": {"stack": True}}
+    seen = {row.path: row.view for row in fo.summary(fo.soap(views=views), params).rows}
+    assert seen == {"conv": "(4, 2, 3) by dimension", "experts": "2 × (4, 3)", "w": ""}
+    seen = {row.path: row.view for row in fo.summary(fo.normuon(views=views), params).rows}
+    assert seen == {"conv": "(4, 6)", "experts": "2 × (4, 3)", "w": ""}
+
+
+WRONG: dict[str, Any] = {
+    "either views or other": lambda: fo.as_matrix(fo.muon(), views={}, split=3),
+    "a kernel 'flatten', 'batch', 'tensor' or 'auto'": lambda: fo.as_matrix(fo.muon(), kernel="x"),
+    "stack=True": lambda: fo.as_matrix(fo.muon(), stack=3),
+    "heads or split": lambda: fo.as_matrix(fo.soap(), kernel="tensor", split=3),
+    "up to 5 dimensions": lambda: fo.as_matrix(fo.soap(), kernel="auto").init(torch.zeros([2] * 6)),
+    "takes for views a dict": lambda: fo.soap(views={"w": {"stacked": True}}),
+    "a model without a parameter": lambda: adapters.SOAP(
+        [nn.Parameter(torch.zeros(2, 2))], views=nn.Linear(2, 2)
+    ),
+    "target_parameter_dimensionality": lambda: fo.shampoo(target_parameter_dimensionality=0),
+    "takes matrices, so a kernel cannot be a 'tensor'": lambda: fo.psgd_kron(
+        views={"w": {"kernel": "tensor"}}
+    ),
+    "SOAP takes for views a dict": lambda: adapters.SOAP(nn.Linear(2, 2), views=["stack"]),
+    "matrix_views takes for views a dict": lambda: fo.matrix_views(nn.Linear(2, 2), {0: {}}),
+    "takes a torch.nn.Module": lambda: fo.matrix_views({}),
+    "optimize Tensors": lambda: adapters.SOAP([1, 2], views=nn.Linear(2, 2)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_cannot_be_is_refused(message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        WRONG[message]()
+
+
+def update_once(tx: Any, w: Tensor, g: Tensor) -> Tensor:
+    return tx.update({"w": g}, tx.init({"w": w}), {"w": w})[0]["w"]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        lambda **views: fo.scion(1.0, 0.0, unconstrained=True, ns_dtype=EXACT, **views),
+        lambda **views: fo.shampoo(0.1, target_parameter_dimensionality=2, **views),
+        lambda **views: fo.normuon(0.1, ns_dtype=EXACT, **views),
+    ],
+)
+def test_of_a_transposed_convolution_the_second_dimension_counts_outputs(recipe):
+    w, g = [x["w"] for x in some({"w": (8, 4, 3, 3)}, 1)]
+    views = {"w": {"kernel": "auto", "orientation": "in_out"}}
+    turned = [x.transpose(0, 1).contiguous() for x in (w, g)]
+    found = update_once(recipe(views=views), w, g).transpose(0, 1)
+    assert_close(found.contiguous(), update_once(recipe(), *turned), 1e-10)
+
+
+@pytest.mark.parametrize("split", [(6, 4, 2), (2, 4, 6), (4, 6, 2)])
+def test_parts_of_other_heights_have_what_each_of_them_needs(split):
+    params, *grads = some({"qkv": (12, 5)})
+    tx = fo.soap(0.1, max_precond_dim=4, views={"qkv": {"split": split}}, **OFTEN)
+    cut = [{str(i): x for i, x in enumerate(t["qkv"].split(split))} for t in (params, *grads)]
+    alone = step_update(fo.soap(0.1, max_precond_dim=4, **OFTEN), cut[0], cut[1:])
+    for step in WAYS.values():
+        assert_close(step(tx, params, grads)["qkv"], torch.cat([*alone.values()]), 1e-10)
+
+
+@pytest.mark.parametrize("name", [*MATRICES, *VARIANTS])
+def test_an_empty_stack_stays_empty(name):
+    params, *grads = some({"experts": (0, 4, 3), "matrix": (4, 4)}, 3)
+    for step in WAYS.values():
+        found = step(made(name, {"experts": {"stack": True}})(), params, grads)
+        assert found["experts"].shape == (0, 4, 3)
+
+
+def test_a_load_leaves_the_views_that_are_there():
+    model = nn.ModuleDict({"qkv": nn.Linear(4, 12, bias=False)})
+    plain = adapters.SOAP(model)
+    model["qkv"].weight.grad = torch.randn(12, 4)
+    plain.step()
+    views = {"qkv.weight": {"split": 3}}
+    other = adapters.SOAP(model, views=views)
+    with pytest.raises(ValueError, match="shape"):
+        other.load_state_dict(plain.state_dict())
+    assert other.param_groups[0]["views"] == views
+    other.step()
+    wrapped = nn.ModuleDict({"module": model})
+    again = adapters.SOAP(wrapped, views={"module.qkv.weight": {"split": 3}})
+    again.load_state_dict(other.state_dict())
+    assert again.param_groups[0]["views"] == {"module.qkv.weight": {"split": 3}}
+
+
+def test_a_pattern_that_fits_nothing_is_told():
+    model = nn.ModuleDict({"qkv": nn.Linear(4, 12)})
+    with pytest.warns(UserWarning, match=r"'qkv.wieght' of the views fits no leaf"):
+        adapters.SOAP(model.named_parameters(), views={"qkv.wieght": {"split": 3}})
+    with pytest.warns(UserWarning, match=r"'qkv.weight' of the views fits no leaf"):
+        adapters.SOAP(model.parameters(), views={"qkv.weight": {"split": 3}})
+
+
+def test_later_groups_are_seen_as_the_model_says():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ConvTranspose2d(2, 4, 3))
+    opt = adapters.PSGDKron(model[0].named_parameters(prefix="0"), views=model)
+    opt.add_param_group({"params": list(model[1].named_parameters(prefix="1"))})
+    own = {"params": list(model[1].named_parameters(prefix="1")), "views": model}
+    for one in (opt, adapters.PSGDKron([own])):
+        tx = one.transform(one.param_groups[-1])
+        params = {n: p.detach() for n, p in model.named_parameters()}
+        rows = {row.path: row.view for row in fo.summary(tx, params).rows}
+        assert rows["1.weight"] == "(4, 18)"
+        assert not isinstance(one.param_groups[-1]["views"], nn.Module)
+
+
+def test_what_goes_to_adamw_needs_no_word():
+    class Vision(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.lin = nn.Conv2d(3, 8, 2), nn.Linear(8, 8)
+            self.class_token = nn.Parameter(torch.zeros(1, 1, 8))
+            self.pos_embedding = nn.Parameter(torch.zeros(1, 5, 8))
+
+    model = Vision()
+    views = {name: {"stack": True} for name in ("class_token", "pos_embedding")}
+    for given in (None, views):
+        opt = adapters.MuonAdamW(model, views=given)
+        sizes = {group["name"]: len(group["params"]) for group in opt.param_groups}
+        assert sizes == {"muon": 2, "adamw": 4}
+    fo.muon_adamw(views=model).init(dict(model.named_parameters()))
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 4, 1)])
+def test_a_stack_of_vectors_goes_where_each_of_them_would(shape):
+    params, *grads = some({"a.weight": shape, "b.weight": (4, 4)})
+    tx = fo.muon_adamw(0.1, views={"a.weight": {"stack": True}}, **NS)
+    alone = step_update(
+        fo.muon_adamw(0.1, **NS), taken_apart(params), list(map(taken_apart, grads))
+    )
+    assert_close(taken_apart(step_update(tx, params, grads)), alone, 1e-10)
+
+
+def test_a_model_is_asked_for_what_the_optimizer_has():
+    class Odd(nn.Conv2d):
+        def __init__(self) -> None:
+            super().__init__(2, 4, 3)
+            self.experts = nn.Parameter(torch.randn(5, 4, 4))
+
+    with pytest.raises(ValueError, match=r"'0.experts'"):
+        fo.matrix_views(nn.Sequential(Odd()))
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 4, 3))
+    assert set(fo.matrix_views(normed)) == {
+        "parametrizations.weight.original0",
+        "parametrizations.weight.original1",
+    }
+    model = nn.ModuleDict({"head": nn.Linear(2, 2), "odd": Odd()})
+    adapters.SOAP(model["head"].parameters(), views=model)
+
+
+def test_torchs_muon_takes_matrices_only():
+    with pytest.raises(ValueError, match="only supports 2D"):
+        adapters.Muon(nn.Conv2d(2, 4, 3).parameters())
