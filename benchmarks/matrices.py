@@ -12,7 +12,7 @@ from recipes import CYCLE, Recipe, matrix_soap, spread_soap
 from rows import Effort, Measured, Row
 from steps import Build, of, ours, row
 from torch import Tensor
-from workloads import EXPERTS, GPT, SQUARES, Workload
+from workloads import EXPERTS, GPT, KERNELS, SQUARES, Workload
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -78,9 +78,21 @@ def stacked(name: str) -> Build:
     return build
 
 
+def flat(name: str) -> dict[str, Build]:
+    """One of our optimizer objects on the same kernels as parameters of two dimensions."""
+
+    def build(params: list[Tensor]) -> Step:
+        matrices = [torch.nn.Parameter(p.detach().flatten(1)) for p in params]
+        for matrix, p in zip(matrices, params, strict=True):
+            matrix.grad = None if p.grad is None else p.grad.flatten(1)
+        return getattr(adapters, name)(matrices).step
+
+    return {"as matrices": build}
+
+
 def rows() -> list[Row]:
-    """Muon with AdamW on the GPT, of SOAP the longest step, stacks beside single parameters, and
-    Dion2 beside Muon."""
+    """Muon with AdamW on the GPT, of SOAP the longest step, stacks beside single parameters,
+    kernels beside the matrices that they can be flattened to, and Dion2 beside Muon."""
     rivals = {"torch: Muon, and AdamW fused": side_by_side}
     even = partial(evenness, SQUARES, spread_soap, matrix_soap)
     what = "Longest step of `soap` over its median step, renewals spread"
@@ -98,6 +110,10 @@ def rows() -> list[Row]:
                 (0.7,),
             )
             for name in ("NorMuon", "SOAP")
+        ],
+        *[
+            row(f"kernels-{name.lower()}", f"`{name}` on kernels", KERNELS, ours(name), flat(name))
+            for name in ("NorMuon", "SOAP", "Shampoo")
         ],
         row("dion2", "`dion2`", SQUARES, of(fo.dion2), {"our Muon": ours("Muon")}),
     ]
