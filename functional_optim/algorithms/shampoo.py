@@ -221,7 +221,7 @@ def scale_by_shampoo(
 
     def each(G: Tensor, left: Tensor, right: Tensor) -> list[Tensor]:
         """What these slots hold for each dimension."""
-        shapes = [torch.Size((k, k)) for k in sides(*G.shape[1:])]
+        shapes = [torch.Size((1, k, k)) for k in sides(*G.shape[1:])]
         return [left, *[x for x in each_behind(right, shapes[1:]) if x is not None]]
 
     def known(G: Tensor, x: Any) -> list[tuple[int, Tensor, Tensor]]:

@@ -411,7 +411,7 @@ def decoded(tx: GradientTransformation, state: Any, params: Any) -> State:
         params: the parameters, as in `init`.
 
     Raises:
-        TypeError: if tx works on whole trees.
+        TypeError: if a part of tx is not made of one-tensor rules.
         ValueError: if the state is not that of tx and the parameters.
 
     Example::
@@ -440,7 +440,7 @@ def encoded(tx: GradientTransformation, state: Any, params: Any) -> State:
         params: the parameters, as in `init`.
 
     Raises:
-        TypeError: if tx works on whole trees.
+        TypeError: if a part of tx is not made of one-tensor rules.
         ValueError: if the state is not one of these rules and parameters.
 
     Example::

@@ -157,31 +157,20 @@ class ByPath(NamedTuple):
     def answers(self) -> Answers:
         """Which view a leaf has: that of the first pattern that fits; for none one more than the
         last. Patterns that only say what is a kernel may fit nothing: a model may have more."""
-        found = Answers(self.patterns, range(len(self.ways) + 1), "views", other=len(self.ways))
-        told = [*self.told(divided=True), *self.told(divided=False)]
-        return _Told(found, [(x, self.patterns[x]) for x in told])
+        told, n = [*self.told(divided=True), *self.told(divided=False)], len(self.ways)
+        free = {"*", *(self.patterns.keys() - told)}
+        return Answers(self.patterns, range(n + 1), "views", other=n, free=free)
 
     def told(self, divided: bool) -> list[str]:
         """The patterns of fused projections, or of others, but for those of kernels."""
         ways = {x: self.ways[i] for x, i in self.patterns.items()}
-        cut = {x: (way.heads, way.split) != (None, None) for x, way in ways.items()}
-        return [x for x in ways if cut[x] == divided and (divided or ways[x].kernel != "auto")]
+        mine = {x: way for x, way in ways.items() if way.divided == divided}
+        return [x for x, way in mine.items() if divided or way.kernel != "auto"]
 
     def shape(self, path: str, leaf: Any) -> Sequence[int]:
         """The shape of a leaf; of a stack that of its matrices."""
         fit = [self.ways[i] for pattern, i in self.patterns.items() if fits(pattern, path)]
         return fit[0].each(leaf.shape) if fit else leaf.shape
-
-
-class _Told(Answers):
-    """The answers of others, of which only these patterns must fit."""
-
-    def __init__(self, others: Answers, patterns: list[tuple[str, Any]]) -> None:
-        super().__init__({}, others.known, others.what, others.other)
-        self.others, self.patterns = others, patterns
-
-    def __call__(self, path: str, leaf: Any) -> Any:
-        return self.others(path, leaf)
 
 
 def views_of(name: str, given: Any, wanted: Any = lambda path, p: True) -> ByPath:
@@ -277,7 +266,8 @@ def kernels_of(
 
 
 def each_placement(tx: Any, change: Callable[[Placement], Sequence[Placement]]) -> Any:
-    """A transformation with others in the place of each rule; parts of whole trees stay."""
+    """A transformation with other placements in the place of each. Parts that are not made of
+    one-tensor rules stay as they are."""
     if isinstance(tx, Leafwise):
         return Leafwise(tuple([new for x in tx.placements for new in change(x)]))
     if isinstance(tx, Chained):

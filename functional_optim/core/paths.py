@@ -33,7 +33,7 @@ class Answers:
     """What is said of each leaf.
 
     known: the answers that may be given. other: what is said of a leaf that nothing fits; None: an
-    error.
+    error. free: patterns that may fit no leaf.
 
     Example::
 
@@ -43,8 +43,16 @@ class Answers:
         ('slow', 'fast')
     """
 
-    def __init__(self, given: Any, known: Iterable[Any], what: str, other: Any = None) -> None:
+    def __init__(
+        self,
+        given: Any,
+        known: Iterable[Any],
+        what: str,
+        other: Any = None,
+        free: Collection[str] = ("*",),
+    ) -> None:
         self.known = tuple(known)
+        self.free = frozenset(free)
         self.what = what
         self.other = other
         self.predicate = _checked(given, what) if callable(given) else None
@@ -80,7 +88,7 @@ class Answers:
     def check_leaves(cls, parts: Sequence[tuple[Any, Mapping[str, Any]]]) -> None:
         """Warn, once each, of patterns that fit no leaf: a misspelling, or another model's names.
 
-        `*` may fit nothing. A pattern of several answers must fit in one of them.
+        Those that are free may fit nothing. A pattern of several answers must fit in one of them.
 
         parts: answers of this class, each with the leaves that it is asked about, by path.
         """
@@ -101,17 +109,17 @@ class Answers:
 
 
 def unfit(parts: Sequence[tuple[Answers, Iterable[str]]]) -> list[tuple[str, str]]:
-    """Patterns that fit no leaf, each once, after what they are for. `*` may fit nothing.
+    """Patterns that fit no leaf, each once, after what they are for, but for those that are free.
 
     parts: answers, each with the paths of the leaves that it is asked about; a pattern of several
     must fit in one of them.
     """
     paths = dict.fromkeys([path for _, leaves in parts for path in leaves])
-    known = dict.fromkeys([(own.what, pattern) for own, _ in parts for pattern, _ in own.patterns])
+    known = [(own.what, x) for own, _ in parts for x, _ in own.patterns if x not in own.free]
     return [
         (what, pattern)
-        for what, pattern in known
-        if pattern != "*" and not any(fits(pattern, path) for path in paths)
+        for what, pattern in dict.fromkeys(known)
+        if not any(fits(pattern, path) for path in paths)
     ]
 
 

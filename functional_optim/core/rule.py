@@ -276,9 +276,7 @@ class Placement(NamedTuple):
                     "say kernel='flatten', 'batch' or 'auto'."
                 )
         if view.kernel == "auto" or view.stack:  # of a stack each is a matrix in any case
-            cut = (
-                view.heads is not None or view.split is not None or (view.transposed and view.stack)
-            )
+            cut = view.divided or (view.transposed and view.stack)
             view = view._replace(kernel="flatten" if cut or known is None else known.kernel)
         if known is not None and view.kernel == "tensor":
             view = view._replace(merged=known.merged)

@@ -90,22 +90,27 @@ class MatrixView(NamedTuple):
     merged: Merged | None = None
     most: int | None = None
 
+    @property
+    def divided(self) -> bool:
+        """Whether the outputs are those of several matrices."""
+        return self.heads is not None or self.split is not None
+
     def keeps(self, shape: Sequence[int]) -> bool:
         """Whether a parameter of this shape is seen as it is."""
         if self.block is None and len(shape) < 2:
             return True
         if self.block is not None and (len(shape) < 2 or max(shape) > self.block):
             return False
-        if self.kernel == "tensor":
-            whole = (not self.stack or len(shape) == 2) and not self.transposed
-            return whole and (self.merged is None or self.merged(shape) == tuple(shape))
-        plain = self.heads is None and self.split is None and not self.transposed
-        return plain and len(shape) == 2
+        if self.divided or self.transposed:
+            return False
+        if self.kernel == "tensor" and not self.stack:
+            return self.merged is None or self.merged(shape) == tuple(shape)
+        return len(shape) == 2 and (self.merged is None or self.merged(shape) == tuple(shape))
 
     def is_plain_stack(self) -> bool:
         """Whether a parameter of more than two dimensions is matrices that lie one after the other
         in its memory."""
-        plain = self.heads is None and self.split is None and not self.transposed
+        plain = not self.divided and not self.transposed
         return self.stack and plain and self.block is None and self.merged is None
 
     def is_local(self, p: Any) -> bool:
@@ -135,28 +140,29 @@ class MatrixView(NamedTuple):
             f"or views={{{where}: {{'kernel': {kernel!r}}}}}; views=model knows torch.nn's kernels."
         )
 
-    def runs(self, shape: Sequence[int]) -> list[Run]:
+    def _runs(self, shape: Sequence[int]) -> list[Run]:
         """The matrices of a parameter from top to bottom, neighbours of one height together.
+
+        shape: with the outputs in front.
 
         Raises:
             ValueError: if it cannot be divided so.
         """
-        shape = self.each(shape)
         if len(shape) < 2:
             return [(math.prod(shape), 1)]
-        rows = shape[1] if self.transposed else shape[0]
-        split, heads = self.split, self.heads
+        rows, split, heads = shape[0], self.split, self.heads
+        given = tuple(self._outputs_first(shape))  # as the parameter has it
         sizes = (rows // split,) * split if isinstance(split, int) else split or (rows,)
         counts = heads if isinstance(heads, tuple) else (heads or 1,) * len(sizes)
         if sum(sizes) != rows or len(counts) != len(sizes):
             raise ValueError(
                 f"as_matrix was asked for split={split} and heads={heads}, but a parameter of "
-                f"shape {tuple(shape)} has {rows} outputs; pass sizes whose sum that is, and one "
+                f"shape {given} has {rows} outputs; pass sizes whose sum that is, and one "
                 "number of heads, or one for each size."
             )
         if any(size % count for size, count in zip(sizes, counts, strict=True)):
             raise ValueError(
-                f"as_matrix was asked for heads={heads}, but a parameter of shape {tuple(shape)} "
+                f"as_matrix was asked for heads={heads}, but a parameter of shape {given} "
                 f"has parts of {', '.join(map(str, sizes))} outputs; pass numbers that divide them."
             )
         heights = [n // k for n, k in zip(sizes, counts, strict=True) for _ in range(k)]
@@ -172,14 +178,14 @@ class MatrixView(NamedTuple):
         x: a tensor of this shape, or several, with one dimension more in front; k counts these,
         too.
         """
+        first, shape = x.dim() - len(self.each(shape)), self._outputs_first(shape)
+        if self._turns(shape):
+            x = x.transpose(first, first + 1)
         if self.kernel == "tensor":
-            first = x.dim() - len(self.each(shape))
-            x = x.transpose(first, first + 1) if self.transposed and len(shape) > 1 else x
-            found = [x.reshape(math.prod(x.shape[:first]), *self._seen(shape))]
+            found = [x.reshape(math.prod(x.shape[:first]), *self._lengths(shape))]
         else:
-            shape = self.each(shape)
             x = self._as_matrices(x, len(shape))
-            runs = self.runs(shape)
+            runs = self._runs(shape)
             cut = x.split([height * count for height, count in runs], -2) if len(runs) > 1 else [x]
             several = math.prod(x.shape[:-2])
             found = [
@@ -192,42 +198,26 @@ class MatrixView(NamedTuple):
 
     def joined(self, parts: Sequence[Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
         """The inverse of `parts`. like: what was taken apart."""
-        shape = self.each(shape)
+        shape = self._outputs_first(shape)
         lead = like.shape[: like.dim() - len(shape)]
-        turned = self.transposed and len(shape) > 1
         if self.kernel == "tensor":
-            size = (math.prod(lead), *self._seen(shape))
+            size = (math.prod(lead), *self._lengths(shape))
             x = parts[0] if self.block is None else _unblocked(iter(parts), size, self.block)
-            x = x.reshape(*lead, *self._turned(shape))
-            return x.transpose(len(lead), len(lead) + 1) if turned else x
-        out, into, *kernel = (*shape, 1, 1)[: max(len(shape), 2)]
-        if turned:
-            out, into = into, out
-        each = [*lead, math.prod(kernel)] if self.kernel == "batch" else [*lead]
-        columns = into if self.kernel == "batch" else into * math.prod(kernel)
-        runs = self.runs(shape)
-        if self.block is not None:
-            supply, several = iter(parts), math.prod(each)
-            sizes = [(several * count, height, columns) for height, count in runs]
-            parts = [_unblocked(supply, size, self.block) for size in sizes]
-        pairs = zip(parts, runs, strict=True)
-        x = torch.cat([part.reshape(*each, n * k, columns) for part, (n, k) in pairs], -2)
-        if len(shape) < 2:
-            return x.reshape(like.shape)
-        if self.kernel == "batch":
-            x = x.movedim(-3, -1)
-        x = x.reshape(*lead, out, into, *kernel)
-        return x.transpose(len(lead), len(lead) + 1) if turned else x
+        else:
+            x = self._from_matrices(parts, lead, shape)
+        x = x.reshape((*lead, *shape))
+        return x.transpose(len(lead), len(lead) + 1) if self._turns(shape) else x
 
-    def _turned(self, shape: Sequence[int]) -> Sequence[int]:
-        """The shape of one tensor with its outputs in front."""
-        first, *others = self.each(shape) or (1,)
-        return (others[0], first, *others[1:]) if self.transposed and others else self.each(shape)
+    def _turns(self, shape: Sequence[int]) -> bool:
+        return self.transposed and len(shape) > 1
 
-    def _seen(self, shape: Sequence[int]) -> Sequence[int]:
-        """What a rule of tensors sees of one of them; of a vector, where there are blocks, a
-        column."""
-        shape = self._turned(shape)
+    def _outputs_first(self, shape: Sequence[int]) -> Sequence[int]:
+        """The shape of one of a stack with its outputs in front, where they stand second."""
+        shape = self.each(shape)
+        return (shape[1], shape[0], *shape[2:]) if self._turns(shape) else shape
+
+    def _lengths(self, shape: Sequence[int]) -> Sequence[int]:
+        """What a rule of tensors sees; of a vector, where there are blocks, a column."""
         shape = shape if self.merged is None else self.merged(shape)
         return (math.prod(shape), 1) if self.block is not None and len(shape) < 2 else shape
 
@@ -237,10 +227,25 @@ class MatrixView(NamedTuple):
         if dim < 2:
             x = x.reshape(*x.shape[:first], -1, 1) if x.numel() else x[..., None]
             return x[..., None, :, :] if self.kernel == "batch" else x
-        if self.transposed:
-            x = x.transpose(first, first + 1)
         x = x.flatten(first + 2) if dim > 2 else x[..., None]
         return x.movedim(-1, -3) if self.kernel == "batch" else x.flatten(-2)
+
+    def _from_matrices(
+        self, parts: Sequence[Tensor], lead: Sequence[int], shape: Sequence[int]
+    ) -> Tensor:
+        """The matrices of each run as one tensor again."""
+        _, into, *kernel = (*shape, 1, 1)[: max(len(shape), 2)]
+        places = math.prod(kernel)
+        each = [*lead, places] if self.kernel == "batch" else [*lead]
+        columns = into if self.kernel == "batch" else into * places
+        runs = self._runs(shape)
+        if self.block is not None:
+            supply, several = iter(parts), math.prod(each)
+            sizes = [(several * count, height, columns) for height, count in runs]
+            parts = [_unblocked(supply, size, self.block) for size in sizes]
+        pairs = zip(parts, runs, strict=True)
+        x = torch.cat([part.reshape(*each, n * k, columns) for part, (n, k) in pairs], -2)
+        return x.movedim(-3, -1) if self.kernel == "batch" else x
 
 
 MATRICES = MatrixView(assumed=True, most=2)
@@ -348,16 +353,16 @@ def seen_update(
     if view.keeps(p.shape):
         if u.dim() > p.dim():
             return update(u, slots, *arguments)
-        made, new = update(u[None], _one(slots), *arguments)
-        _check_result(made, u[None], name)
+        one = u[None]
+        made, new = update(one, _one(slots), *arguments)
+        _check_result(made, one, name)
         return made[0], type(slots)(*[x if x is None else x[0] for x in new]) if slots else new
     parts = view.parts(u, p.shape)
     lead = u.shape[: u.dim() - p.dim()]
     mine = [slots] * len(parts)
     if slots:
         assert init is not None
-        shapes_of = _shapes if torch.compiler.is_compiling() else _known  # Dynamo knows no cache
-        known = shapes_of(view, init, p.shape, p.dtype)
+        known = slot_shapes(view, init, p.shape, p.dtype)
         columns = [_unpacked(x, [own[i] for own in known]) for i, x in enumerate(slots)]
         mine = [type(slots)(*own) for own in zip(*columns, strict=True)]
     done = [update(x, own, *arguments) for x, own in zip(parts, mine, strict=True)]
@@ -384,10 +389,17 @@ def _one(slots: Any) -> Any:
     return type(slots)(*[x if x is None else x[None] for x in slots]) if slots else slots
 
 
-def _shapes(
+def slot_shapes(
     view: MatrixView, init: Callable[[Tensor], Any], shape: torch.Size, dtype: torch.dtype
 ) -> list[list[torch.Size | None]]:
     """For each run of matrices the shapes of its slots, behind the number of the matrices."""
+    shapes_of = _shapes if torch.compiler.is_compiling() else _known  # Dynamo knows no cache
+    return shapes_of(view, init, shape, dtype)
+
+
+def _shapes(
+    view: MatrixView, init: Callable[[Tensor], Any], shape: torch.Size, dtype: torch.dtype
+) -> list[list[torch.Size | None]]:
     parts = view.parts(torch.empty(shape, dtype=dtype, device="meta"), shape)
     made = [(len(part), init(_first(part))) for part in parts]
     return [[x if x is None else torch.Size((n, *x.shape)) for x in own] for n, own in made]

@@ -268,7 +268,7 @@ class Stacks:
         self.started = False
         """Whether a rule with a `start` has started all of them."""
         self.batches: list[tuple[list[int], Tensor, list[StackedSlot]]] = []
-        self.updates = [x.new_empty(()) for x in params]
+        updates: dict[int, Tensor] = {}
         view = rule.storage.view
         self.split = view is not None and view.is_plain_stack() and not rule.storage.codecs
         alike: dict[Any, list[int]] = {}
@@ -279,8 +279,7 @@ class Stacks:
         for some in alike.values():
             p = params[some[0]]
             whole = p.new_empty((len(some), *p.shape), dtype=compute_dtype(p))
-            for i, update in zip(some, whole.unbind(), strict=True):
-                self.updates[i] = update
+            updates.update(zip(some, whole.unbind(), strict=True))
             cut = self.split and p.dim() > 2
             first = len(self.params)
             for i in some:
@@ -291,6 +290,7 @@ class Stacks:
                 stack = whole[batch[0] - first : batch[-1] + 1 - first]
                 mine = list(map(StackedSlot, zip(*[self.slots[i] for i in batch], strict=True)))
                 self.batches.append((batch, stack, mine))
+        self.updates = [updates[i] for i in range(len(params))]
 
     def _add(self, p: Tensor, slots: Slots, turn: int, matrices: int | None) -> None:
         """A parameter, or the matrices of a stack."""

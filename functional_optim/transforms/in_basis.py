@@ -20,6 +20,7 @@ from functional_optim.core.numbers import Own, told
 from functional_optim.core.rule import Placement, Rule, Runs, Update
 from functional_optim.core.storage import Storage
 from functional_optim.core.traits import is_elementwise
+from functional_optim.core.views import TENSORS, slot_shapes
 from functional_optim.transforms.bases import Basis
 from functional_optim.transforms.sides import ORDINALS, behind, each_behind, others, turned
 
@@ -114,12 +115,12 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         known = {key: getattr(x, key) for key in kept}
         if G.dim() <= 3:
             return whole(**known, **dict.fromkeys([key for key in fields if key not in known]))
-        empty = torch.empty(G.shape[1:], dtype=G.dtype, device="meta")
-        made = dict(zip(basis.slots, basis.init(empty), strict=True))
+        (made,) = slot_shapes(TENSORS, basis.init, G.shape[1:], G.dtype)
+        shapes = dict(zip(basis.slots, made, strict=True))
         for key in [key for key in kept if key.startswith("right_")]:
             names = _of_all(key)[1:]
-            shapes = [None if made[name] is None else made[name].shape for name in names]
-            known |= zip(names, each_behind(getattr(x, key), shapes), strict=True)
+            own = each_behind(getattr(x, key), [shapes[name] for name in names])
+            known |= zip(names, own, strict=True)
         return whole(**known)
 
     def scalars(t, **given):

@@ -38,7 +38,7 @@ def behind(own: Sequence[Tensor | None], lead: int = 0) -> Tensor | None:
 
 
 def each_behind(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> tuple[Tensor | None, ...]:
-    """The inverse of `behind` for several tensors. shapes: those of a single one."""
+    """The inverse of `behind` for several tensors. shapes: those of a single one, behind a 1."""
     there = [shape for shape in shapes if shape is not None]
     if x is None:
         return (None,) * len(shapes)
@@ -46,7 +46,7 @@ def each_behind(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> tuple[
     cut = iter(x.split([shape.numel() for shape in there], -1) if several else [x])
     found = [None if shape is None else next(cut) for shape in shapes]
     return tuple(
-        y.reshape(len(x), *shape) if several and y is not None and shape is not None else y
+        y.reshape(len(x), *shape[1:]) if several and y is not None and shape is not None else y
         for y, shape in zip(found, shapes, strict=True)
     )
 

@@ -371,7 +371,7 @@ def _acting(tx: Any, path: str, p: Tensor) -> tuple[tuple[str, ...], tuple[tuple
         seen = [
             tuple(x.shape)
             for view in views[:1]
-            if not view.keeps(p.shape) or p.dim() > 2
+            if view.reshapes(p.shape)
             for x in view.parts(p, p.shape)
         ]
         return tuple([x.name or "a rule" for x in placements]), tuple(seen)

@@ -212,8 +212,8 @@ MUTANTS = [
     Mutant(
         "a transposed parameter comes back as its transpose",
         f"{CORE}/views.py",
-        "        return x.transpose(len(lead), len(lead) + 1) if turned else x\n\n",
-        "        return x\n\n",
+        "return x.transpose(len(lead), len(lead) + 1) if self._turns(shape) else x",
+        "return x",
         ("tests/core/test_views.py -k there_and_back",),
     ),
     Mutant(
