@@ -2,8 +2,8 @@
 
     python examples/experts.py
 
-The weights of all experts of a layer are one parameter (experts, out, in). `views` says that it is
-a stack: each expert's matrix is orthogonalized, or gets bases, of its own, all in one batch.
+The weights of all experts of a layer are one parameter (experts, out, in). `views` declares it as a
+stack, so the optimizer updates the matrix of each expert separately, in batches.
 """
 
 from __future__ import annotations

@@ -42,14 +42,13 @@ def as_matrix(
 ) -> base.GradientTransformation:
     """Say how the rules of matrices in a transformation see the parameters.
 
-    A fused projection is several matrices, a head of attention is one of its own, the weights of
-    all experts are a stack of matrices, and the kernel of a convolution has more than two
-    dimensions. Rules that act on matrices (Newton–Schulz, decompositions, row norms) see each of
-    these for itself, in one batch, and factors of shape are those of what they see. All other rules
-    act on the parameter as before. Vectors are left as they are.
+    A fused projection consists of several matrices, as does a parameter that holds the weights of
+    all experts. The kernel of a convolution has more than two dimensions. Rules that act on
+    matrices (Newton–Schulz, decompositions, row norms) update each matrix as if it were a separate
+    parameter, in batches. All other rules act on the whole parameter. Vectors stay vectors.
 
-    Without `as_matrix` parameters of four and five dimensions are kernels, as with "auto", and one
-    of three is refused: it may be a kernel or a stack.
+    Without `as_matrix`, a parameter with four or five dimensions is a kernel, as with "auto". One
+    with three dimensions is an error, because it may be a kernel or a stack.
 
     Args:
         tx: a transformation with rules that take batches of matrices, such as `muon()`.
@@ -64,11 +63,11 @@ def as_matrix(
             and value, or into how many equal parts. None: it is not divided.
         orientation: "out_in": the first dimension counts outputs, as in torch.nn.Linear and Conv2d;
             "in_out": the second does, as in ConvTranspose2d and in JAX.
-        stack: whether a parameter of more than two dimensions is a stack of matrices, such as
+        stack: whether a parameter with more than two dimensions is a stack of matrices, such as
             (experts, out, in) or (layers, heads, out, in).
-        views: instead of the other arguments, such arguments by the paths of parameters:
-            `{"experts.*": {"stack": True}, "*.qkv.weight": {"split": 3}}`; what no pattern fits is
-            seen as without `as_matrix`. A `torch.nn.Module` stands for its `matrix_views`.
+        views: a dict from path patterns to these arguments, instead of the arguments themselves:
+            `{"experts.*": {"stack": True}, "*.qkv.weight": {"split": 3}}`. Parameters that no
+            pattern fits keep the default. A `torch.nn.Module` stands for its `matrix_views`.
 
     State: that of tx. A slot of such a rule has one more dimension in front, which counts the
     matrices; where these differ in size, it is a vector in which the tensors of all of them lie one
