@@ -52,7 +52,7 @@ class Answers:
         free: Collection[str] = ("*",),
     ) -> None:
         self.known = tuple(known)
-        self.free = frozenset(free)
+        self.free = tuple(sorted(free))  # two calls of a recipe are compared, see adapters.state
         self.what = what
         self.other = other
         self.predicate = _checked(given, what) if callable(given) else None
