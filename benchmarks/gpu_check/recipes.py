@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cases import CASES
+from cases import CASES, of_kernels
 
 import functional_optim as fo
 from functional_optim import warmup
@@ -52,10 +53,13 @@ def packed(lr: float) -> GradientTransformation:
 
 
 INEXACT = frozenset(
-    {"muon", "muon_adamw", "shampoo", "soap", "kl_soap", "kl_shampoo", "scion-sign"}
+    {"muon", "muon_adamw", "shampoo", "soap", "kl_soap", "kl_shampoo", "scion-sign", "signum"}
 )
 """Algorithms and rows that go through bfloat16, through bases that rounding can turn, or through
 signs of sums that cancel."""
+
+MATRICES = ("kl_soap", "kl_shampoo")
+"""Algorithms without a row that take no vectors."""
 
 WITHOUT = {
     "dpsgd": "needs a gradient of each sample",
@@ -72,18 +76,22 @@ def known() -> list[CheckedRecipe]:
     table = [
         _checked(case.name, case.recipe, case.hyper, matrices=case.dim == 2)
         for case in CASES
-        if hasattr(fo, case.recipe.__name__)
+        if hasattr(fo, _name(case.recipe))
     ]
     table += [
-        CheckedRecipe("muon_adamw", fo.muon_adamw, MIXED, exact=False),
+        _checked("muon_adamw", fo.muon_adamw, MIXED),
         CheckedRecipe("clip", clipped, {"lr": 0.02, "max_norm": 0.5, "decay": 0.9}),
         CheckedRecipe("accumulate", accumulated, {"lr": 0.02}),
         CheckedRecipe("partition", parted, {"lr": 0.02}),
         CheckedRecipe("stored", packed, {"lr": 0.02}, exact=False),
     ]
-    named = {recipe.make for recipe in table}
-    others = {name: make for name, make in warmup.known().items() if make not in named}
-    return table + [_checked(x, make, {}) for x, make in others.items() if x not in WITHOUT]
+    named = {_name(recipe.make) for recipe in table}
+    others = {name: make for name, make in warmup.known().items() if name not in named}
+    return table + [
+        _checked(x, make, {}, matrices=x in MATRICES)
+        for x, make in others.items()
+        if x not in WITHOUT
+    ]
 
 
 MIXED: dict[str, Any] = {"lr": 0.05, "adamw_lr": 0.02, "muon": "matrix*"}
@@ -92,5 +100,13 @@ MIXED: dict[str, Any] = {"lr": 0.05, "adamw_lr": 0.02, "muon": "matrix*"}
 def _checked(
     name: str, make: Callable[..., Any], hyper: dict[str, Any], *, matrices: bool = False
 ) -> CheckedRecipe:
-    exact = INEXACT.isdisjoint((name, make.__name__))
+    """Where a recipe has views, a tensor of three dimensions is a kernel."""
+    exact = INEXACT.isdisjoint((name, _name(make)))
+    parameters = inspect.signature(make).parameters
+    if "views" in parameters:
+        make, hyper = of_kernels(make), {"lr": parameters["lr"].default, **hyper}
     return CheckedRecipe(name, make, hyper, matrices, exact)
+
+
+def _name(recipe: Callable[..., Any]) -> str:
+    return recipe.__name__.removesuffix("_of_kernels")
