@@ -18,7 +18,7 @@ from gpu_check.training import check_close, executors_of, parameters
 CPU = torch.device("cpu")
 SHAPES = [(97, 130), (67,), ()]
 
-HUGE = 2**31 + 5000
+HUGE = 2**31 + 9000
 """Elements: more than 32 bits count."""
 
 HELD = 8 * HUGE
