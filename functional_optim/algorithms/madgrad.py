@@ -67,22 +67,13 @@ def scale_by_madgrad(
         lamb, a, eps = numbers
         v = slots.grad_sum_sq + lamb * (g * g)
         s = slots.s + lamb * g
-        root = _cube_root(v.masked_fill(v == 0, 1.0)) + eps  # where v is 0, s is
+        root = v.masked_fill(v == 0, 1.0).pow(1 / 3) + eps  # where v is 0, s is
         z = slots.x0 - s / root
         return a * (z - p), MadgradSlots(v, s, slots.x0)
 
     hyper = {"lr": lr, "momentum": momentum, "eps": eps}
     storage = Storage(nonnegative=("grad_sum_sq",), weights=("x0",))
     return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_madgrad")
-
-
-def _cube_root(x: Tensor) -> Tensor:
-    """That of positive numbers, by a logarithm and one step of Newton's method.
-
-    A power takes several times as long in a kernel.
-    """
-    y = (x.log() / 3).exp()
-    return y - (y - x / (y * y)) / 3
 
 
 @factory

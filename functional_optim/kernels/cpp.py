@@ -88,6 +88,8 @@ class Cpp:
         """x to a power that is no whole number."""
         if self.dtype is torch.float64:
             return self.call("pow", x, self.const(e))
+        if e == 1 / 3:
+            return f"cbrt_of({x})"
         return f"pow_of({x}, {e.hex()})"
 
     def const(self, x: Any) -> str:
@@ -280,6 +282,26 @@ static inline float pow_of(float x, double e) /* e is no whole number */
     const float low = e > 0 ? 0 : __builtin_inff(), high = e > 0 ? __builtin_inff() : 0;
     const float z = x == __builtin_inff() ? high : y;
     return x > 0 ? z : x == 0 ? low : x == -__builtin_inff() ? high : __builtin_nanf("");
+}
+/* One over the cube root of x: by its bits, off by 4 %, and one step of fifth order. */
+static inline float near_inverse_cbrt(float x) /* 2^-126 <= x < inf */
+{
+    const float y = as<float>(0x54a2fa8cu - as<uint32_t>(x) / 3);
+    const float e = __builtin_fmaf(x * y, -(y * y), 1.0f);
+    const float p = __builtin_fmaf(__builtin_fmaf(e, 35.0f / 243, 14.0f / 81), e, 2.0f / 9);
+    return __builtin_fmaf(y * e, __builtin_fmaf(p, e, 1.0f / 3), y);
+}
+static inline float cbrt_of(float x) /* the last step of Newton's method: x - y^3 without rounding */
+{
+    const bool small = x < 0x1p-126f;
+    const float wide = small ? x * 0x1p24f : x, z = near_inverse_cbrt(wide);
+    const float y = wide * (z * z), s = y * y, c = s * y;
+    const float low = __builtin_fmaf(__builtin_fmaf(y, y, -s), y, __builtin_fmaf(s, y, -c));
+    const float root = __builtin_fmaf((wide - c) - low, z * z * (1.0f / 3), y);
+    const float scaled = root * (small ? 0x1p-8f : 1.0f);
+    const float high = __builtin_fabsf(x) == __builtin_inff() ? __builtin_inff() : scaled;
+    const float found = x == 0 ? 0 : high;
+    return x >= 0 || x == -__builtin_inff() ? found : __builtin_nanf("");
 }
 """
 

@@ -22,6 +22,10 @@ from functional_optim.kernels.private import data_reader as READER
 CHUNK = 1 << 13
 """Elements of a chunk of a tensor of several axes: few enough to stay in a core's cache."""
 
+PER_BYTE = 4
+"""Elements, at least, that a chunk has for each byte that it leaves, such as a sum of each column:
+the chunks' parts are written, and read once more, so they should be few."""
+
 ALIGNED = 64
 """Bytes to which scratch memory is aligned."""
 
@@ -90,15 +94,20 @@ class Launch:
         in scratch memory; how much of that the tensor needs, and how much each thread."""
         axes = len(self.native.source.graph.sizes)
         first, inner = sizes[0], math.prod(sizes[1:axes])
+        bytes_of = [
+            (kind, width * math.prod([n for i, n in enumerate(sizes[:axes]) if mask >> i & 1]))
+            for width, mask, kind in self.native.source.layout
+        ]
+        left = sum([size for kind, size in bytes_of if kind == PARTS])
+        chunk = max(chunk, left * PER_BYTE * chunk // CHUNK)
         chunks = min(first, -(-first * inner // chunk))
         rows = -(-first // max(chunks, 1))
         chunks = -(-first // max(rows, 1))
         offsets: list[int] = []
         used = [0, 0]
-        for width, mask, kind in self.native.source.layout:
+        for kind, size in bytes_of:
             local = kind == LOCAL
             offsets.append(used[local])
-            size = width * math.prod([n for i, n in enumerate(sizes[:axes]) if mask >> i & 1])
             if kind == PARTS:
                 size *= chunks
             used[local] += -(-size // ALIGNED) * ALIGNED
