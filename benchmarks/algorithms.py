@@ -1,4 +1,4 @@
-"""A step of every algorithm that torch.optim lacks, beside our AdamW's."""
+"""A step of every algorithm beside torch's fused AdamW, and beside the memory that it must move."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import optree
 import torch
 from pairs import Step
-from rows import Row
-from steps import ours, row
+from rows import Effort, Measured, Row
+from steps import forms, measure
 from torch import Tensor
-from workloads import GPT
+from traffic import ADAMW, words
+from workloads import BIG, GPT, Workload
 
 import functional_optim as fo
 from functional_optim import adapters
@@ -23,8 +23,9 @@ sys.path.append(str(Path(__file__).parents[1] / "docs" / "extensions"))
 
 from pages import pages
 
-MARGIN = 1.3
-"""A step may take this many times what its state's share of AdamW's would make it take."""
+MARGIN, LEAST = 1.15, 0.5
+"""A step may take this many times what its words are of AdamW's; less than `LEAST` of AdamW's time
+is never asked for."""
 
 ELSEWHERE = ("lbfgs", "dpsgd")
 """Rows of its own, and gradients of single examples, which no workload has."""
@@ -38,27 +39,9 @@ def stepping(name: str, params: list[Tensor]) -> Step:
     return opt.step
 
 
-def entries(name: str) -> float:
-    """Entries of state for each entry of a matrix."""
-    p = torch.zeros(64, 64)
-    state: Any = getattr(fo, name)().init(p)
-    kept: Any = (state.slots, state.carry) if isinstance(state, fo.State) else state
-    return sum(x.numel() for x in optree.tree_leaves(kept)) / p.numel()
-
-
-def bars(name: str) -> tuple[float, ...]:
-    """What its state allows; none for one that has no state."""
-    share = entries(name) / entries("adamw")
-    return (round(MARGIN * share, 2),) if share > 0.4 else ()
-
-
 def measured() -> list[str]:
-    """Those that torch.optim lacks, need no arguments, and are not those in `matrices`."""
-    found = [
-        name
-        for name, page in pages().items()
-        if page.get("optimizer") not in dir(torch.optim) and page["group"] != "Matrices"
-    ]
+    """All that need no arguments, but those of matrices."""
+    found = [name for name, page in pages().items() if page["group"] != "Matrices"]
     arguments = {name: inspect.signature(getattr(fo, name)).parameters.values() for name in found}
     return [
         name
@@ -67,10 +50,30 @@ def measured() -> list[str]:
     ]
 
 
+def in_threads(threads: int, workload: Workload, name: str, effort: Effort) -> Measured:
+    """A race with torch's fused AdamW, in some threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rival = {"torch's AdamW, fused": forms("AdamW")["torch, fused"]}
+        return measure(workload, partial(stepping, name), rival, False, effort)
+    finally:
+        torch.set_num_threads(before)
+
+
 def rows() -> list[Row]:
-    """One for each, on the GPT."""
-    rivals = {"our AdamW": ours("AdamW")}
+    """Each algorithm on a GPT and on big tensors, in one thread and in two."""
     return [
-        row(f"algorithm-{name}", f"`{name}`", GPT, partial(stepping, name), rivals, bars(name))
+        Row(
+            f"algorithm-{name}-{workload.key}-{threads}",
+            f"`{name}`",
+            f"{workload.words}, {threads} thread{'s' * (threads > 1)}",
+            partial(in_threads, threads, workload, name),
+            (max(round(MARGIN * moved / ADAMW, 2), LEAST),),
+            words=moved,
+        )
         for name in measured()
+        for moved in (words(name),)
+        for workload in (GPT, BIG)
+        for threads in (1, 2)
     ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 from rows import Result
+from traffic import ADAMW
 
 HEADINGS = ("what", "workload", "ours", "theirs", "minima", "medians", "bar", "met")
 
@@ -129,12 +130,14 @@ def markdown(
 ) -> str:
     """The whole of RESULTS.md. missing: names of the rows that were not reached."""
     peers = [r for r in results if r.row.name.startswith("peer-")]
-    main = [r for r in results if not r.row.name.startswith("peer-")]
+    traffic = [r for r in results if r.row.words]
+    main = [r for r in results if not r.row.name.startswith("peer-") and not r.row.words]
     head = PREAMBLE.format(command=command) + (QUICK if quick else "")
     lines = [head, *[f"* {key}: {value}" for key, value in machine.items()]]
     lines += ["", summary(results), "", "![The ratios of all rows](RESULTS.png)"]
     lines += section("The bars", [r for r in main if r.row.bars])
     lines += section("Without a bar", [r for r in main if not r.row.bars])
+    lines += against_traffic(traffic)
     lines += section("Other libraries", peers)
     lines += listed("Notes", results, lambda r: r.measured.note if r.measured else "")
     lines += listed("What was not run, and why", results, lambda r: r.error)
@@ -149,6 +152,44 @@ def section(title: str, results: list[Result]) -> list[str]:
         return []
     rows = [HEADINGS, ["---"] * len(HEADINGS), *[cells(result) for result in results]]
     return ["", f"## {title}", "", *[f"| {' | '.join(row)} |" for row in rows]]
+
+
+TRAFFIC = """
+A step moves memory: torch's fused AdamW seven words of each element, the gradient, and the
+parameter and two slots in and out. The table has each algorithm's words, those that it reads twice
+for a sum included, what they are of AdamW's (the limit), its time as a part of fused AdamW's
+(minima), and that over the limit.
+
+![Time over the limit](TRAFFIC.png)
+"""
+
+
+def against_traffic(results: list[Result]) -> list[str]:
+    """The table of algorithms and their words, if any was measured."""
+    if not results:
+        return []
+    headings = ("algorithm", "workload", "words", "limit", "time", "over the limit", "bar", "met")
+    found = ["", "## Every algorithm against its memory traffic", TRAFFIC]
+    for row in (headings, ["---"] * len(headings), *map(traffic_cells, results)):
+        found.append(f"| {' | '.join(row)} |")
+    return found
+
+
+def traffic_cells(result: Result) -> list[str]:
+    """A line of that table."""
+    row, limit, ratio = result.row, result.row.words / ADAMW, result.ratio()
+    over = decimals(None if ratio is None else ratio / limit)
+    time = decimals(ratio)
+    return [
+        row.what,
+        row.workload,
+        str(row.words),
+        f"{limit:.2f}",
+        time,
+        over,
+        bars(result),
+        verdict(result),
+    ]
 
 
 def listed(title: str, results: list[Result], text: Callable[[Result], str]) -> list[str]:

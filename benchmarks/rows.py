@@ -50,6 +50,7 @@ class Row:
     measure: gets the samples. bars: the largest values that are good enough, the last one the best.
     judged: what the bars are about, the ratio of the minima, or the minimum of ours alone.
     unit: of the samples: "s", "MB" or a plural noun.
+    words: those that a step must move of each element, where the row is about that; else 0.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Row:
     bars: tuple[float, ...] = ()
     judged: Literal["ratio", "ours"] = "ratio"
     unit: str = "s"
+    words: int = 0
 
 
 @dataclass

@@ -146,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     results = measured(rows, effort, console, keep)
     plot.plot(results, out / "RESULTS.png")
+    if any(result.row.words for result in results):
+        plot.plot_traffic(results, out / "TRAFFIC.png")
     wide = console if console.is_terminal else Console(width=200)
     wide.print(report.console(results))
     print(f"{report.summary(results)} Written to {out / 'RESULTS.md'} and RESULTS.png there.")

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from traffic import ADAMW, words
 
 import functional_optim as fo
-from functional_optim import adapters
+from functional_optim import adapters, warmup
 from gpu_check.platform import Platform, Step
+from gpu_check.recipes import WITHOUT
 from gpu_check.results import Check, Figures, at_least, at_most
 from gpu_check.training import GPT, parameters, tensors_of
 
@@ -27,6 +29,12 @@ HELD = 24
 
 TINY: list[tuple[int, ...]] = [(64, 32), (64,), (33,)]
 """For devices whose times are not those that the bars are about."""
+
+OF_MATRICES = {
+    *("adamuon", "apollo", "dion2", "galore", "kl_shampoo", "kl_soap", "muon", "muon_adamw"),
+    *("normuon", "psgd_kron", "scion", "shampoo", "soap"),
+}
+"""Algorithms whose time goes into products of matrices."""
 
 Build = Callable[[list[Tensor]], Step]
 
@@ -51,12 +59,23 @@ def checks(quick: bool) -> list[Check]:
         theirs = _foreach(name, options)
         run = partial(against, gpt, ours(name, **options), theirs, 0.35, rounds)
         found.append(Check(f"times/{name.lower()}-gpt", run))
+    found += [
+        Check("times/int8-large", partial(against, large, packed, fused, 0.75, rounds)),
+        Check("times/muon-gpt", partial(against, hidden, ours("Muon"), muon, 1.0, rounds)),
+    ]
+    names = warmup.known().keys() - WITHOUT - OF_MATRICES
+    found += [Check(f"traffic/{name}", partial(traffic, name, 5)) for name in sorted(names)]
     return found
 
 
 def gpt(platform: Platform) -> list[Tensor]:
     """GPT-2's parameters."""
     return parameters(GPT if platform.timed else TINY, platform.device)
+
+
+def hidden(platform: Platform) -> list[Tensor]:
+    """GPT-2's matrices, but for its embeddings."""
+    return [p for p in gpt(platform) if p.dim() == 2 and max(p.shape) < 4096]
 
 
 def large(platform: Platform) -> list[Tensor]:
@@ -73,6 +92,15 @@ def ours(name: str, **options: Any) -> Build:
 
 def fused(params: list[Tensor]) -> Step:
     return torch.optim.AdamW(params, fused=True).step
+
+
+def packed(params: list[Tensor]) -> Step:
+    """AdamW whose slots have 8 bits."""
+    return adapters.Optimizer(params, lambda lr: fo.stored(fo.adamw(lr), "int8"), lr=1e-3).step
+
+
+def muon(params: list[Tensor]) -> Step:
+    return torch.optim.Muon(params).step
 
 
 def _foreach(name: str, options: dict[str, Any]) -> Build:
@@ -135,6 +163,17 @@ def against(
     noted(figures, times)
     ratio = min(times["ours"]) / min(times["torch"])
     at_most(figures, "ratio", ratio, bar, holds=platform.timed)
+
+
+def traffic(name: str, rounds: int, platform: Platform, figures: Figures) -> None:
+    """The step of an algorithm in turns with torch's fused AdamW, and the words that it moves."""
+    params = gpt(platform)
+    mine = adapters.Optimizer(params, getattr(fo, name)).step
+    times = race(platform, {"ours": mine, "torch": fused(params)}, rounds)
+    noted(figures, times)
+    figures["words"] = moved = words(name)
+    figures["ratio"] = ratio = min(times["ours"]) / min(times["torch"])
+    figures["over the limit"] = ratio * ADAMW / moved
 
 
 def bandwidth(rounds: int, platform: Platform, figures: Figures) -> None:
