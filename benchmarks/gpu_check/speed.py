@@ -57,7 +57,7 @@ def checks(quick: bool) -> list[Check]:
     ]
     for name, options in list(foreach.items())[: 1 if quick else None]:
         theirs = _foreach(name, options)
-        run = partial(against, gpt, ours(name, **options), theirs, 0.35, rounds)
+        run = partial(against, gpt, ours(name, **options), theirs, 0.4, rounds)
         found.append(Check(f"times/{name.lower()}-gpt", run))
     found += [
         Check("times/int8-large", partial(against, large, packed, fused, 0.75, rounds)),
