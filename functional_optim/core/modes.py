@@ -36,9 +36,17 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or intercepted()
 
 
+def _casts(device: str) -> bool:
+    """Whether torch.autocast is on. Of a device that knows none torch only tells by an error; a
+    trace of torch before 2.13 must not ask whether there is one."""
+    if not torch.compiler.is_compiling() and not torch.amp.is_autocast_available(device):
+        return False
+    return torch.is_autocast_enabled(device)
+
+
 def uncast(device: str, fn: Any, *args: Any) -> Any:
     """Call a function with torch.autocast switched off."""
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    if not _casts(device):
         return fn(*args)
     with torch.autocast(device, enabled=False):
         return fn(*args)

@@ -25,7 +25,10 @@ from torch import Tensor
 from functional_optim.core import modes
 
 MASK = 0xFFFFFFFF
-BLOCK = 1 << 14
+BLOCK, LAUNCH = 1 << 14, 1 << 22
+"""Counters that are gone through at once: as many as a core's cache holds on a CPU, and elsewhere
+enough for a launch to be no loss."""
+
 MULTIPLIER, WEYL, ROUNDS = 0xD256D193, 0x9E3779B9, 10
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -100,11 +103,12 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torc
     """
     count = math.prod(shape)
     half = (count + 1) // 2
-    if half <= BLOCK or torch.compiler.is_compiling() or modes.transformed():
+    block = BLOCK if device.type == "cpu" else LAUNCH
+    if half <= block or torch.compiler.is_compiling() or modes.transformed():
         return torch.cat(_box_muller(key, 0, half, dtype, device))[:count].reshape(shape)
     whole = torch.empty(2, half, dtype=dtype, device=device)
-    for start in range(0, half, BLOCK):
-        end = min(start + BLOCK, half)
+    for start in range(0, half, block):
+        end = min(start + block, half)
         whole[0, start:end], whole[1, start:end] = _box_muller(key, start, end, dtype, device)
     return whole.reshape(-1)[:count].reshape(shape)
 

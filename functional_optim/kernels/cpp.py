@@ -291,7 +291,7 @@ static inline float near_inverse_cbrt(float x) /* 2^-126 <= x < inf */
     const float p = __builtin_fmaf(__builtin_fmaf(e, 35.0f / 243, 14.0f / 81), e, 2.0f / 9);
     return __builtin_fmaf(y * e, __builtin_fmaf(p, e, 1.0f / 3), y);
 }
-static inline float cbrt_of(float x) /* the last step of Newton's method: x - y^3 without rounding */
+static inline float cbrt_of(float x) /* at last a step of Newton's, with x - y^3 as it is */
 {
     const bool small = x < 0x1p-126f;
     const float wide = small ? x * 0x1p24f : x, z = near_inverse_cbrt(wide);
