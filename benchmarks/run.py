@@ -19,6 +19,7 @@ import fresh
 import gpu_rows
 import gradient_free
 import lbfgs
+import load
 import machine
 import matrices
 import memory
@@ -70,6 +71,7 @@ def chosen(only: str | None) -> list[Row]:
     """The rows whose names start with one of these, separated by commas; all, if there are none."""
     rows = [
         *steps.rows(),
+        *load.rows(),
         *matrices.rows(),
         *algorithms.rows(),
         *fresh.rows(),
