@@ -286,7 +286,7 @@ static inline float pow_of(float x, double e) /* e is no whole number */
 /* One over the cube root of x: by its bits, off by 4 %, and one step of fifth order. */
 static inline float near_inverse_cbrt(float x) /* 2^-126 <= x < inf */
 {
-    const float y = as<float>(0x54a2fa8cu - as<uint32_t>(x) / 3);
+    const float y = as<float>(0x54a2fa8c - (int32_t)((float)as<int32_t>(x) * (1.0f / 3)));
     const float e = __builtin_fmaf(x * y, -(y * y), 1.0f);
     const float p = __builtin_fmaf(__builtin_fmaf(e, 35.0f / 243, 14.0f / 81), e, 2.0f / 9);
     return __builtin_fmaf(y * e, __builtin_fmaf(p, e, 1.0f / 3), y);
