@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,14 @@ PAIRS = {
     "composed": (composed, parts),
 }
 """Ours and torch's, by the name of the row: from parameters with gradients to a step."""
+
+ALONE: dict[str, Callable[[list[Tensor]], Step]] = {
+    "lamb": lambda params: adapters.LAMB(params).step,
+    "adafactor": lambda params: adapters.Adafactor(params).step,
+    "muon": lambda params: adapters.Muon([p for p in params if p.dim() == 2]).step,
+}
+"""Ours that need more of a tensor than a shard has: beside them stands their own step in each of
+these processes over tensors that are not divided, counted for the elements that a process has."""
 
 
 class Model(torch.nn.Module):
@@ -69,18 +78,24 @@ def turns(name: str, rank: int, meeting: str, repeats: int, quick: bool) -> dict
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD
     )
-    ours, theirs = [build(shards(quick)) for build in PAIRS[name]]
+    if name in ALONE:
+        whole = parameters(gpt_shapes(1, 8, 16) if quick else gpt_shapes())
+        ours, theirs, share = ALONE[name](shards(quick)), ALONE[name](whole), 1 / WORLD
+    else:
+        ours, theirs = [build(shards(quick)) for build in PAIRS[name]]
+        share = 1.0
     for _ in range(3):
         ours()
         theirs()
-    samples = [(together(ours), together(theirs)) for _ in range(repeats)]
+    samples = [(together(ours), share * together(theirs)) for _ in range(repeats)]
     torch.distributed.destroy_process_group()
     return {"ours": [a for a, _ in samples], "theirs": [b for _, b in samples]}
 
 
 def measure(name: str, effort: Effort) -> Measured:
     """Start the processes, and take what the first one has measured."""
-    repeats = effort.repeats or (3 if effort.quick else 100)
+    often = 10 if name == "muon" else 100
+    repeats = effort.repeats or (3 if effort.quick else often)
     with tempfile.TemporaryDirectory() as folder:
         given = {"name": name, "meeting": f"{folder}/meeting", "repeats": repeats}
         command = [sys.executable, str(fresh.CHILD), "sharded"]
@@ -100,14 +115,20 @@ def measure(name: str, effort: Effort) -> Measured:
             for process in others:
                 process.kill()
     rival = {"adamw": "torch, fused", "composed": "torch: clip_grad_norm_, fused, foreach lerp"}
-    return Measured(found["ours"], found["theirs"], rival[name])
+    return Measured(found["ours"], found["theirs"], rival.get(name, "undivided, per element"))
 
 
 def rows() -> list[Row]:
-    """AdamW, and the composed recipe."""
-    words = {"adamw": "AdamW", "composed": "Clip by global norm, AdamW, average: one recipe"}
+    """AdamW and the composed recipe beside torch's; what gathers or reduces beside itself."""
+    words = {
+        "adamw": ("AdamW", 0.7),
+        "composed": ("Clip by global norm, AdamW, average: one recipe", 0.5),
+        "lamb": ("LAMB", 1.3),
+        "adafactor": ("Adafactor", 1.3),
+        "muon": ("Muon, its matrices", 1.3),
+    }
     model = "GPT, 148 tensors, FSDP2, two processes"
     return [
-        Row(f"sharded-{name}", what, model, partial(measure, name), (1.0,))
-        for name, what in words.items()
+        Row(f"sharded-{name}", what, model, partial(measure, name), (bar,))
+        for name, (what, bar) in words.items()
     ]
