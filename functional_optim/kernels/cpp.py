@@ -217,7 +217,8 @@ static inline uint16_t fp16_bits(float x)
 static inline float to_fp16(float x) { return from_fp16(fp16_bits(x)); }
 
 struct Tensor {
-    const int64_t* size;      /* of the axes, the rows of a chunk, and how many chunks there are */
+    const int64_t* size;      /* of the axes; the rows of a chunk, how many chunks there are, and the
+                                 rows of all processes */
     const int64_t* at;        /* where kept values lie in the scratch memory */
     const int64_t* row;       /* addresses of the parameter and its slots */
     const double* numbers;
@@ -293,12 +294,12 @@ static inline float near_inverse_cbrt(float x) /* 2^-126 <= x < inf */
 }
 static inline float cbrt_of(float x) /* at last a step of Newton's, with x - y^3 as it is */
 {
-    const bool small = x < 0x1p-126f;
-    const float wide = small ? x * 0x1p24f : x, z = near_inverse_cbrt(wide);
+    const bool small = x < 0x1p-60f;
+    const float wide = small ? x * 0x1p72f : x, z = near_inverse_cbrt(wide);
     const float y = wide * (z * z), s = y * y, c = s * y;
     const float low = __builtin_fmaf(__builtin_fmaf(y, y, -s), y, __builtin_fmaf(s, y, -c));
     const float root = __builtin_fmaf((wide - c) - low, z * z * (1.0f / 3), y);
-    const float scaled = root * (small ? 0x1p-8f : 1.0f);
+    const float scaled = root * (small ? 0x1p-24f : 1.0f);
     const float high = __builtin_fabsf(x) == __builtin_inff() ? __builtin_inff() : scaled;
     const float found = x == 0 ? 0 : high;
     return x >= 0 || x == -__builtin_inff() ? found : __builtin_nanf("");
@@ -342,6 +343,8 @@ extern "C" void {symbol}(const int64_t* call)
     const int64_t large = call[1], count = call[4], threads = call[6];
     const int64_t* given = (const int64_t*)call[3];
     const int64_t apart = call[10], alone = call[13], own = call[14];
+    const int64_t phase = call[15]; /* -1: all of them */
+    const int64_t* const homes = (const int64_t*)call[16]; /* of tensors whose phases are apart */
     double* totals = (double*)call[7];
     const int64_t* order = (const int64_t*)call[11];
     char* const scratch = (char*)call[12];
@@ -362,7 +365,7 @@ extern "C" void {symbol}(const int64_t* call)
     /* scratch memory: for each thread what belongs to rows, then that of tensors */
     char* const shared = scratch + own * threads;
     for (int64_t b = 0; b < large; ++b) {{
-        const Tensor t = tensor(order[b], shared);
+        const Tensor t = tensor(order[b], homes ? (char*)homes[order[b]] : shared);
         const int64_t chunks = t.size[{sizes} + 1];
         step(t, parts + {outputs} * order[b], [&](auto chunk) {{
             share(team, threads, chunks, 2, chunks, [&](int64_t k, int64_t thread) {{
@@ -372,7 +375,8 @@ extern "C" void {symbol}(const int64_t* call)
     }}
     share(team, threads, count - large, 1, count, [&](int64_t i, int64_t thread) {{
         const int64_t b = large + i;
-        const Tensor t = tensor(order[b], shared + alone * thread);
+        char* const memory = homes ? (char*)homes[order[b]] : shared + alone * thread;
+        const Tensor t = tensor(order[b], memory);
         const int64_t chunks = t.size[{sizes} + 1];
         step(t, parts + {outputs} * order[b], [&](auto chunk) {{
             for (int64_t k = 0; k < chunks; ++k) chunk(k, scratch + own * thread);

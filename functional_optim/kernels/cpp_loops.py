@@ -171,7 +171,8 @@ class Function:
         text = self._home(node)
         if kept.how == "mean":
             gone = [i for i in next(node.operands()).axes if i not in node.axes]
-            count = " * ".join([f"(int64_t)n{i}" for i in gone])
+            rows = f"t.size[{self.source.sizes + 2}]"
+            count = " * ".join([f"(int64_t){f'n{i}' if i else rows}" for i in gone])
             if self.graph.block and 0 in gone:
                 count = f"t.size[{self.source.sizes - 1}]"
             text = f"({text} / (double)({count}))"

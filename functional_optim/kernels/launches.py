@@ -59,7 +59,8 @@ class Launch:
             self.rows.extend(row)
             self.rows.extend([struct.unpack("<q", struct.pack("<d", x))[0] for x in own])
         self.totals = array.array("d", bytes(8 * native.outputs))
-        self.call = array.array("q", bytes(8 * 15))
+        self.call = array.array("q", bytes(8 * 17))
+        self.call[15] = -1
         self.call[2], self.call[4] = self.rows.buffer_info()[0], count
         self.call[6], self.call[7] = threads, self.totals.buffer_info()[0]
         self.call[8], self.call[9] = READER, TEAM
@@ -76,7 +77,7 @@ class Launch:
         limit = max(sum(entries) // (2 * threads), chunk) if threads > 1 else max(entries)
         order = sorted(range(len(sizes)), key=lambda i: -entries[i])
         large = sum(size > limit for size in entries)
-        rows = [self._row(own, chunk) for own in sizes]
+        rows = [self._row(i, own, chunk) for i, own in enumerate(sizes)]
         self.table = array.array("q", [x for row, _, _ in rows for x in row])
         alone = max([rows[i][1] for i in order[large:]], default=0)
         together = max([rows[i][1] for i in order[:large]], default=0)
@@ -89,9 +90,14 @@ class Launch:
         self.call[12] = -(-self.scratch.data_ptr() // ALIGNED) * ALIGNED
         self.call[13], self.call[14] = alone, own
 
-    def _row(self, sizes: Sequence[int], chunk: int) -> tuple[list[int], int, int]:
-        """A row of the table of tensors: sizes, rows of a chunk, chunks, and where each value lies
-        in scratch memory; how much of that the tensor needs, and how much each thread."""
+    def rows_of_all(self, i: int, sizes: Sequence[int]) -> int:
+        """The rows that a tensor has in all processes together."""
+        return sizes[0]
+
+    def _row(self, i: int, sizes: Sequence[int], chunk: int) -> tuple[list[int], int, int]:
+        """A row of the table of tensors: sizes, rows of a chunk, chunks, rows of all processes, and
+        where each value lies in scratch memory; how much of that the tensor needs, and how much
+        each thread."""
         axes = len(self.native.source.graph.sizes)
         first, inner = sizes[0], math.prod(sizes[1:axes])
         bytes_of = [
@@ -111,7 +117,7 @@ class Launch:
             if kind == PARTS:
                 size *= chunks
             used[local] += -(-size // ALIGNED) * ALIGNED
-        return [*sizes, rows, chunks, *offsets], used[0], used[1]
+        return [*sizes, rows, chunks, self.rows_of_all(i, sizes), *offsets], used[0], used[1]
 
     def ready(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]

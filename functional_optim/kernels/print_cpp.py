@@ -52,6 +52,8 @@ class Source:
         self.written = {i for i, _ in graph.stores}
         self.layout: list[tuple[int, int, int]] = []
         self.kept: dict[Node, Kept] = {}
+        self.totals: list[list[Kept]] = []
+        """For each phase the values that are complete behind it, and read in a later one."""
         self.functions: list[str] = []
         self.counter = iter(range(1 << 30))
         self.blocks = self.axes == 1 and self._is_plain()
@@ -91,8 +93,9 @@ class Source:
         return count if all(size > 0 for size in sizes) and count <= PIECE else 0
 
     def _steps(self) -> str:
-        lines: list[str] = []
+        every: list[str] = []
         for k in range(self.plan.phases):
+            lines: list[str] = []
             prelude, rows = self.plan.at(k, chunked=False), self.plan.at(k, chunked=True)
             if prelude:
                 self._function(f"prelude{k}", prelude, chunked=False)
@@ -104,16 +107,19 @@ class Source:
                     last = f"(k + 1) * {size} < t.size[0] ? {size} : t.size[0] - k * {size}"
                     call = f"chunk{k}(t, k * {size}, {last}, k, local);"
                     lines.append(f"each([&](int64_t k, char* local) {{ {call} }});")
-                for node in [x for nest in rows for x in nest.reduced]:
-                    if self.plan.ends(node):
-                        lines.append(self._combination(node))
+                ends = [x for nest in rows for x in nest.reduced if self.plan.ends(x)]
+                lines += map(self._combination, ends)
+                self.totals.append([self.kept[x] for x in ends])
+            else:
+                self.totals.append([])
+            every.append(f"if (phase < 0 || phase == {k}) {{ {' '.join(lines)} }}")
         if self.outputs and not self.blocks:
             function = Function(self, chunked=False)
             for i, node in enumerate(self.graph.results):
                 function.lines.append(f"found[{i}] = (double){function.scalar(node)};")
             self.functions.append(function.text("results", "const Tensor& t, double* found"))
-            lines.append("results(t, found);")
-        return "\n        ".join(lines)
+            every.append("if (phase < 0) results(t, found);")
+        return "\n        ".join(every)
 
     def _combination(self, node: Node) -> str:
         kept = self.kept[node]
@@ -139,8 +145,8 @@ class Source:
         return PHASES.format(
             symbol=SYMBOL,
             sizes=self.sizes,
-            places=self.sizes + 2,
-            columns=self.sizes + 2 + len(self.layout),
+            places=self.sizes + 3,
+            columns=self.sizes + 3 + len(self.layout),
             width=width,
             outputs=self.outputs,
             steps=steps,

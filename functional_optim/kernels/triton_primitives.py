@@ -65,6 +65,10 @@ class Triton(Cpp):
 
     def power(self, x: str, e: float) -> str:
         """x to a power that is no whole number."""
+        if e == 1 / 3:  # that of -inf is inf, as ATen's power has it
+            root, high = self.abs(self.call("cbrt", x)), self.const(math.inf)
+            least = self.const(-math.inf)
+            return f"tl.where(({x} >= 0) | ({x} == {least}), {root}, {high} - {high})"
         return self.call("pow", x, self.const(e))
 
     def let(self, x: str) -> str:

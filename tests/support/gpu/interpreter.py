@@ -159,11 +159,15 @@ def _reduced(real: Any) -> Any:
     return apply
 
 
+def cbrt(x: torch.Tensor) -> torch.Tensor:
+    return x.double().abs().pow(1 / 3).copysign(x).to(x.dtype)
+
+
 class Library:
     """libdevice, computed by torch."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = getattr(torch, {"rint": "round"}.get(name, name))
+        function = cbrt if name == "cbrt" else getattr(torch, {"rint": "round"}.get(name, name))
 
         def call(*given: Any) -> Any:
             data = np.broadcast_arrays(*[x.handle.data for x in given])

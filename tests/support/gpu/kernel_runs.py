@@ -70,8 +70,8 @@ OF_MATRICES = {
     "shampoo-blocks",
 }
 """Recipes whose steps are products: these are tested in `test_gpu_steps`."""
-LOGARITHMIC = {"madgrad"}
-"""Recipes with a logarithm, where libraries differ."""
+WITH_ROOTS = {"madgrad"}
+"""Recipes with a cube root, where libraries differ."""
 
 EVERY = [case.name for case in CASES if case.name not in OF_MATRICES]
 
