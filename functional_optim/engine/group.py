@@ -15,6 +15,7 @@ from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.scalars import BoundScalars
 from functional_optim.core.storage import Slots, explain
 from functional_optim.core.traits import check_rules
+from functional_optim.engine.divided import DividedExecutor
 from functional_optim.engine.executor import Executor, How, Runner
 from functional_optim.engine.gpu import TritonExecutor
 from functional_optim.engine.joined import JoinedExecutor
@@ -26,6 +27,7 @@ from functional_optim.kernels.keys import are_own
 
 EXECUTORS: list[type[Executor]] = [
     ShardExecutor,
+    DividedExecutor,
     NativeExecutor,
     TritonExecutor,
     ProductExecutor,
@@ -107,7 +109,7 @@ class TensorGroup:
         self.written = [p for x in through for p in x.params if not p.is_inference()]
         self.ready: dict[Any, kernels.Together] = {}
         """What runs each task that there has been: the one thing that is kept of a step."""
-        maybe = (ShardExecutor, PerTensorExecutor)
+        maybe = (ShardExecutor, DividedExecutor, PerTensorExecutor)
         self.divided = any(isinstance(x, maybe) for x in self.executors)
         """Whether gradients may have to be divided between processes as their parameters are."""
 

@@ -92,7 +92,7 @@ class ShardExecutor(Executor):
         """What is measured on the shards, as one DTensor of parts for each number."""
         given = self._given(grads)
         found = self.inner.prepare(given, scalars).measure(given, scalars)
-        return [[self._over_mesh(x) for x in part] for part in found]
+        return [[over_mesh(x, self.spec) for x in part] for part in found]
 
     def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
         """The step of the shards."""
@@ -118,14 +118,18 @@ class ShardExecutor(Executor):
     def _locals(self, grads: list[Tensor]) -> list[Tensor]:
         return [sharding.shard(g) for g in self.mine(grads)]
 
-    def _over_mesh(self, x: Any) -> Any:
-        """A number of this process as its part of a sum over the processes that divide a tensor."""
-        from torch.distributed.tensor import DTensor, Partial, Replicate
 
-        mesh, placed = self.spec.device_mesh, self.spec.placements
-        placements = [Replicate() if where.is_replicate() else Partial() for where in placed]
-        number = torch.as_tensor(x, dtype=torch.float64)
-        return DTensor.from_local(number.to(mesh.device_type), mesh, placements, run_check=False)
+def over_mesh(x: Any, spec: Any) -> Any:
+    """A number of this process as its part of a sum over the processes that divide a tensor.
+
+    spec: that tensor.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    mesh, placed = spec.device_mesh, spec.placements
+    placements = [Replicate() if where.is_replicate() else Partial() for where in placed]
+    number = torch.as_tensor(x, dtype=torch.float64)
+    return DTensor.from_local(number.to(mesh.device_type), mesh, placements, run_check=False)
 
 
 def _beside(rule: Rule, slots: Slots, p: Any, spec: Hashable) -> bool:

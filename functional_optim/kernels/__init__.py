@@ -16,6 +16,7 @@ import torch
 from functional_optim.kernels import disk_cache, toolchain, watch
 from functional_optim.kernels.comparison import compare
 from functional_optim.kernels.disk_cache import folder
+from functional_optim.kernels.divided import Combination, DividedLaunch
 from functional_optim.kernels.drivers import DRIVERS, CaptureError
 from functional_optim.kernels.failures import (
     NoCompiler,
@@ -40,6 +41,8 @@ __all__ = [
     "DRIVERS",
     "READER",
     "CaptureError",
+    "Combination",
+    "DividedLaunch",
     "Graph",
     "Launch",
     "Launches",

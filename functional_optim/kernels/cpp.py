@@ -217,8 +217,8 @@ static inline uint16_t fp16_bits(float x)
 static inline float to_fp16(float x) { return from_fp16(fp16_bits(x)); }
 
 struct Tensor {
-    const int64_t* size;      /* of the axes; the rows of a chunk, how many chunks there are, and the
-                                 rows of all processes */
+    const int64_t* size;      /* of the axes; the rows of a chunk, the chunks, the rows of all
+                                 processes */
     const int64_t* at;        /* where kept values lie in the scratch memory */
     const int64_t* row;       /* addresses of the parameter and its slots */
     const double* numbers;

@@ -16,8 +16,8 @@ from gpu.drivers import Host, on_host
 from gpu.kernel_runs import (
     BY_NAME,
     EVERY,
-    WITH_ROOTS,
     OF_MATRICES,
+    WITH_ROOTS,
     Table,
     alike,
     asked,

@@ -1,0 +1,233 @@
+"""DTensors whose rows are divided between processes, under rules that reduce.
+
+Each process steps its rows. A sum over all rows, such as a norm or the mean of a column, is taken
+over its own ones, and added up over the processes once for many tensors. So nothing is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import kernels
+from functional_optim.core import sharding
+from functional_optim.core.memory import laid_out_like
+from functional_optim.core.numbers import form_of
+from functional_optim.core.ownership import Sharing
+from functional_optim.core.recording import Body
+from functional_optim.core.rule import Placement, takes_turns
+from functional_optim.core.scalars import BoundScalars
+from functional_optim.core.small import sizes_of
+from functional_optim.core.storage import Slots, present
+from functional_optim.engine.executor import Executor, How, Runner, Write
+from functional_optim.engine.native import Served, kind_of
+from functional_optim.engine.shards import over_mesh
+from functional_optim.kernels.graph import Graph
+
+BUCKET = 1 << 23
+"""Elements of tensors whose passes are made together: their values are kept in between."""
+
+
+class DividedExecutor(Executor):
+    """DTensors of a CPU that one mesh dimension divides along their first dimension."""
+
+    through_memory = True
+
+    def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
+        super().__init__(group, members, grads)
+        self.spec: Any = self.params[0]
+        self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
+        self.tasks: dict[Any, DividedTask | None] = {}
+
+    @classmethod
+    def accepts(
+        cls, placements: tuple[Placement, ...], g: Tensor, p: Tensor, slots: list[Slots], how: How
+    ) -> Hashable | None:
+        """Real tensors with plain slots, or such that are divided as they are."""
+        if how not in ("compiled", "strict") or not (sharding.is_sharded(p) and p.dim()):
+            return None
+        if any(x.rule.runs.batched or x.rule.storage.codecs for x in placements):
+            return None
+        spec, own = _spec(p), sharding.shard(p)
+        if (
+            spec is None
+            or spec[1] is None
+            or _spec(g) != spec
+            or own.device.type != "cpu"
+            or p.is_complex()
+        ):
+            return None
+        for x in present(slots):
+            where = _spec(x) if sharding.is_sharded(x) else (None, None)
+            if where is None or (where[1] == 0 and where != spec):
+                return None
+        if not all(x.is_contiguous() for x in map(sharding.shard, (p, *present(slots)))):
+            return None
+        return (spec, *kind_of(g, p, slots))
+
+    def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
+        """The task on the rows of this process; None where a rule has no kernel for that."""
+        if scalars.task not in self.tasks:
+            self.tasks[scalars.task] = self._task(grads, scalars)
+        return self.tasks[scalars.task]
+
+    def _task(self, grads: list[Tensor], scalars: BoundScalars) -> DividedTask | None:
+        if takes_turns(scalars.placements):
+            return None
+        used = len(scalars.placements)
+        forms = tuple(map(form_of, scalars.numbers))
+        body = Body(scalars.placements, self.holes[:used], forms, scalars.goal, self.group.kept)
+        found: dict[Any, Divided] = {}
+        try:
+            for i, g in enumerate(self.mine(grads)):
+                p, slots = self.params[i], self.slots[i][:used]
+                like = (_whole(g), _whole(p), [tuple(map(_whole, own)) for own in slots])
+                graph, constants = body.find(*like)
+                _check(graph, p, slots, step=scalars.goal == "step")
+                key = kernels.source_of(graph).text
+                if key not in found:
+                    found[key] = Divided(Served(body, graph, like))
+                found[key].add(i, like, p, graph, constants)
+        except kernels.Unsuitable:
+            return None
+        kernels.prefetch([kernels.source_of(own.served.graph) for own in found.values()])
+        natives: list[tuple[Divided, kernels.Native]] = []
+        for own in found.values():
+            source = kernels.source_of(own.served.graph)
+            native = kernels.library(source, strict=self.group.strict)
+            if native is None or not own.served.does(native):
+                return None
+            if scalars.goal != "step" and not source.blocks:  # what is measured is added up later
+                return None
+            natives.append((own, native))
+        return DividedTask(self, used, natives)
+
+    def combine(self, how: kernels.Combination, x: Tensor) -> Tensor:
+        """What all processes have in a vector, together."""
+        group = Sharing.of(self.spec)
+        assert group is not None
+        if how == "sum":
+            torch.distributed.all_reduce(x, group=group.group)
+            return x
+        count = torch.distributed.get_world_size(group.group)  # a maximum there may drop NaN
+        every = [torch.empty_like(x) for _ in range(count)]
+        torch.distributed.all_gather(every, x, group=group.group)
+        return getattr(torch.stack(every), f"a{how}")(0)
+
+
+class Divided:
+    """Tensors for which one graph holds, with the sizes that they have in this process."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.sizes: list[list[int]] = []
+
+    def add(self, i: int, like: Any, p: Tensor, graph: Graph, constants: tuple[float, ...]) -> None:
+        """One more tensor. graph: with the axes that it has."""
+        self.served.add(i, like, graph.sizes_of(sizes_of(like[1])), constants)
+        self.sizes.append(graph.sizes_of(sizes_of(sharding.shard(p))))
+
+
+class DividedTask:
+    """What runs a task for the tensors of an executor."""
+
+    def __init__(
+        self,
+        executor: DividedExecutor,
+        used: int,
+        natives: Sequence[tuple[Divided, kernels.Native]],
+    ) -> None:
+        self.executor = executor
+        self.used = used
+        self.natives = natives
+        self.places: list[int] = []
+        self.launches: list[tuple[list[int], kernels.Launch]] = []
+
+    def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
+        """What is measured on the rows of this process, as parts of a DTensor."""
+        spec = self.executor.spec
+        return [[over_mesh(x, spec) for x in one()] for one in self.step(grads, scalars)]
+
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+        """The step of the rows of this process."""
+        rows = self._rows()
+        places = [x.data_ptr() for row in rows for x in row]
+        if places != self.places:
+            self.launches = self._launched(rows)
+            self.places = places
+        given = [sharding.shard(g) for g in self.executor.mine(grads)]
+        given = [laid_out_like(g.resolve_neg(), row[0]) for g, row in zip(given, rows, strict=True)]
+        return [
+            launch.ready([given[i] for i in own], scalars.numbers) for own, launch in self.launches
+        ]
+
+    def libraries(self) -> list[Any]:
+        """Those that are called."""
+        return [native for _, native in self.natives]
+
+    def _rows(self) -> list[list[Tensor]]:
+        """The local tensors: of each parameter, and of its slots."""
+        executor = self.executor
+        pairs = zip(executor.params, executor.slots, strict=True)
+        return [list(map(sharding.shard, (p, *present(slots[: self.used])))) for p, slots in pairs]
+
+    def _launched(self, rows: list[list[Tensor]]) -> list[tuple[list[int], kernels.Launch]]:
+        found: list[tuple[list[int], kernels.Launch]] = []
+        for own, native in self.natives:
+            served = own.served
+            for some in _buckets([self.executor.params[i].numel() for i in served.members]):
+                members = [served.members[k] for k in some]
+                launch = kernels.DividedLaunch(
+                    native,
+                    [own.sizes[k] for k in some],
+                    [list(map(Tensor.data_ptr, rows[i])) for i in members],
+                    [served.constants[k] for k in some],
+                    torch.get_num_threads(),
+                    wholes=[served.sizes[k][0] for k in some],
+                    combine=self.executor.combine,
+                )
+                found.append((members, launch))
+        return found
+
+
+def _buckets(sizes: Sequence[int]) -> list[list[int]]:
+    """Tensors that are stepped together, in their order: the same in all processes."""
+    found: list[list[int]] = []
+    filled = BUCKET
+    for i, size in enumerate(sizes):
+        if filled + size > BUCKET:
+            found.append([])
+            filled = 0
+        found[-1].append(i)
+        filled += size
+    return found
+
+
+def _spec(x: Any) -> tuple[Any, int | None] | None:
+    """The group of processes that share a tensor, and 0 if they divide its first dimension; None
+    for what is divided otherwise."""
+    sharing = Sharing.of(x) if sharding.is_sharded(x) else None
+    if sharing is None or sharing.dim not in (0, None):
+        return None
+    return (sharing.group, sharing.dim)
+
+
+def _whole(x: Tensor | None) -> Any:
+    """A tensor of this kind of the shape that all processes have together, of no values."""
+    return None if x is None else torch.empty(x.shape, dtype=x.dtype)
+
+
+def _check(graph: Graph, p: Tensor, slots: Sequence[Slots], *, step: bool) -> None:
+    """Raise Unsuitable unless a graph does the same to rows as to a whole tensor, but for what is
+    put together."""
+    if graph.block or graph.reads_places or not graph.sizes or graph.parts[0][:1] != (0,):
+        raise kernels.Unsuitable("rows of a tensor")
+    for x, node in zip(present(slots), graph.inputs[2:], strict=True):
+        divided = sharding.is_sharded(x) and _spec(x) == _spec(p)
+        if divided != (0 in node.axes) or (
+            divided and len(sharding.shard(x)) != len(sharding.shard(p))
+        ):
+            raise kernels.Unsuitable("a slot that is not divided as its parameter is")

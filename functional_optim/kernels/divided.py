@@ -1,0 +1,126 @@
+"""A loaded library that steps the rows that this process has of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from functional_optim.kernels.launches import ALIGNED, CHUNK, Launch
+from functional_optim.kernels.libraries import Native
+
+Combination = Literal["sum", "max", "min"]
+"""How numbers of several processes become one."""
+
+Combine = Callable[[Combination, Tensor], Tensor]
+"""Puts together what processes have in a vector; all of them call it in the same order."""
+
+DTYPES = {
+    "double": torch.float64,
+    "float": torch.float32,
+    "int64_t": torch.int64,
+    "int32_t": torch.int32,
+}
+"""Of values in scratch memory, by their C++ types."""
+
+
+class DividedLaunch(Launch):
+    """A launch whose tensors have their other rows in other processes.
+
+    The passes of the library are called one by one. What is reduced over rows is put together in
+    between, for all tensors at once.
+
+    Args:
+        wholes: for each tensor the rows that all processes have together.
+        combine: puts vectors of the processes together.
+    """
+
+    def __init__(
+        self,
+        native: Native,
+        sizes: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int]],
+        constants: Sequence[Sequence[float]],
+        threads: int,
+        *,
+        wholes: Sequence[int],
+        combine: Combine,
+    ) -> None:
+        self.wholes = wholes
+        self.combine = combine
+        super().__init__(native, sizes, rows, constants, threads)
+        if native.source.blocks:  # nothing is reduced
+            self.phases: list[list[Total]] = [[]]
+        else:
+            self._set_homes(sizes)
+
+    def rows_of_all(self, i: int, sizes: Sequence[int]) -> int:
+        return self.wholes[i]
+
+    def _set_homes(self, sizes: Sequence[Sequence[int]]) -> None:
+        """Give each tensor scratch memory of its own, which lasts from one pass to the next."""
+        rows = [self._row(i, own, CHUNK) for i, own in enumerate(sizes)]
+        needed = [-(-row[1] // ALIGNED) * ALIGNED for row in rows]
+        self.memory = torch.empty(sum(needed) + ALIGNED, dtype=torch.uint8)
+        begin = -self.memory.data_ptr() % ALIGNED
+        at = [begin + sum(needed[:i]) for i in range(len(needed))]
+        base = self.memory.data_ptr()
+        self.homes = torch.tensor([base + x for x in at], dtype=torch.int64)
+        self.call[16] = self.homes.data_ptr()
+        source = self.native.source
+        offsets = [row[0][source.sizes + 3 :] for row in rows]
+        self.phases = []
+        for kept in source.totals:
+            found: dict[tuple[Combination, torch.dtype], Total] = {}
+            for own in kept:
+                how: Any = {"mean": "sum", "any": "max", "all": "min"}.get(own.how, own.how)
+                dtype = DTYPES[own.kind]
+                total = found.setdefault((how, dtype), Total(how))
+                for i, size in enumerate(sizes):
+                    first = at[i] + offsets[i][own.place]
+                    count = torch.Size([size[k] for k in own.axes]).numel()
+                    view = self.memory[first : first + count * dtype.itemsize].view(dtype)
+                    total.add(view, empty=size[0] == 0)
+            self.phases.append([*found.values()])
+
+    def ready(
+        self, grads: list[Tensor], numbers: list[tuple[Any, ...]]
+    ) -> Callable[[], tuple[float, ...]]:
+        """The calls. grads: this process's rows."""
+        return partial(self._run, super().ready(grads, numbers))
+
+    def _run(self, run: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+        found: tuple[float, ...] = ()
+        for phase, totals in enumerate(self.phases):
+            self.call[15] = -1 if len(self.phases) == 1 else phase
+            found = run()
+            for total in totals:
+                total.complete(self.combine)
+        return found
+
+
+class Total:
+    """Values of tensors that processes put together: where each of them is, in memory."""
+
+    def __init__(self, how: Combination) -> None:
+        self.how: Combination = how
+        self.views: list[Tensor] = []
+        self.empty: list[Tensor] = []
+
+    def add(self, view: Tensor, *, empty: bool) -> None:
+        """One more. empty: whether this process has no row that counts."""
+        self.views.append(view)
+        if empty and self.how != "sum":
+            self.empty.append(view)
+
+    def complete(self, combine: Combine) -> None:
+        """Replace what this process has by what all have together."""
+        for view in self.empty:
+            limit = torch.inf if view.is_floating_point() else torch.iinfo(view.dtype).max
+            view.fill_(limit if self.how == "min" else -limit)
+        whole = combine(self.how, torch.cat(self.views))
+        for view, own in zip(self.views, whole.split([len(x) for x in self.views]), strict=True):
+            view.copy_(own)
