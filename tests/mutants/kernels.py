@@ -16,6 +16,7 @@ KEYS, STORE, BUILDS, WITHOUT, BITS, WAYS, PRODUCTS, WHOLE, TRAIN = (
 RULES, ENGINES, GPU, TRITON = (
     f"{TESTS}/test_{x}.py" for x in ("undeclared_rules", "engine", "gpu_steps", "triton_kernels")
 )
+ROWS = "tests/distributed/test_distributed_rows.py"
 
 MUTANTS = [
     # ------------------------------------------------------------ what a rule is known by
@@ -373,6 +374,20 @@ MUTANTS = [
         "            self._build(given)\n        return given",
         "            pass\n        return given",
         (f"{WAYS} -k moves",),
+    ),
+    Mutant(
+        "sums over rows are those of one process",
+        f"{ENGINE}/divided.py",
+        "torch.distributed.all_reduce(x, group=group.group)",
+        "pass",
+        (f"{ROWS} -k lamb",),
+    ),
+    Mutant(
+        "means are taken over the rows of one process",
+        f"{KERNELS}/divided.py",
+        "return self.wholes[i]",
+        "return sizes[0]",
+        (f"{ROWS} -k 'own or stable_adamw'",),
     ),
     # ------------------------------------------------------------ train steps
     Mutant(

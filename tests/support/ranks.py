@@ -25,6 +25,7 @@ MODULES = (
     "test_distributed_torch",
     "test_distributed_links",
     "test_distributed_packed",
+    "test_distributed_rows",
 )
 
 needs_gloo = pytest.mark.skipif(
