@@ -1,4 +1,4 @@
-"""Rules that reduce, on rows that two processes divide: compiled, they go where one process goes."""
+"""Rules that reduce, on rows that two processes divide: compiled, they do what one process does."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_two_processes_step_as_one(case, both):
 @pytest.mark.parametrize(("name", "spoiled"), [("own", None), ("nan", "matrix")])
 def test_a_rule_of_ones_own(name, spoiled, both):
     """Maxima of columns, a mean of all; a NaN in one process reaches all columns that it is in."""
-    params, states, _ = train(lambda: norms(0.1), alone, spoiled=spoiled, compile=False)
+    params, _, _ = train(lambda: norms(0.1), alone, spoiled=spoiled, compile=False)
     assert params["matrix"].isnan().any() == (spoiled is not None)
     for mine in results(both, f"rows-{name}"):
         torch.testing.assert_close(mine[0], params, rtol=1e-12, atol=1e-12, equal_nan=True)
