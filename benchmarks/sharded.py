@@ -21,6 +21,7 @@ from steps import composed, parts
 from torch import Tensor
 from workloads import gpt_shapes, parameters
 
+import functional_optim as fo
 from functional_optim import adapters
 
 WORLD = 2
@@ -33,10 +34,17 @@ PAIRS = {
 }
 """Ours and torch's, by the name of the row: from parameters with gradients to a step."""
 
+
+def spread(lr: float = 1e-3) -> fo.GradientTransformation:
+    """Muon, each of whose matrices is computed by one process."""
+    return fo.matrix_owners(fo.muon(lr))
+
+
 ALONE: dict[str, Callable[[list[Tensor]], Step]] = {
     "lamb": lambda params: adapters.LAMB(params).step,
     "adafactor": lambda params: adapters.Adafactor(params).step,
-    "muon": lambda params: adapters.Muon([p for p in params if p.dim() == 2]).step,
+    "muon alone": lambda params: adapters.Muon([p for p in params if p.dim() == 2]).step,
+    "muon": lambda params: adapters.Optimizer([p for p in params if p.dim() == 2], spread).step,
 }
 """Ours that need more of a tensor than a shard has: beside them stands their own step in each of
 these processes over tensors that are not divided, counted for the elements that a process has."""
@@ -80,7 +88,8 @@ def turns(name: str, rank: int, meeting: str, repeats: int, quick: bool) -> dict
     )
     if name in ALONE:
         whole = parameters(gpt_shapes(1, 8, 16) if quick else gpt_shapes())
-        ours, theirs, share = ALONE[name](shards(quick)), ALONE[name](whole), 1 / WORLD
+        alone = ALONE["muon alone" if name == "muon" else name]
+        ours, theirs, share = ALONE[name](shards(quick)), alone(whole), 1 / WORLD
     else:
         ours, theirs = [build(shards(quick)) for build in PAIRS[name]]
         share = 1.0
