@@ -40,7 +40,7 @@ class Result(NamedTuple):
         >>> import torch, functional_optim as fo
         >>> found = fo.least_squares(lambda x: x - 3, torch.zeros(2, dtype=torch.float64))
         >>> found.x, found.nfev, found.success
-        (tensor([3.0000, 3.0000], dtype=torch.float64), 4, True)
+        (tensor([3.0000, 3.0000], dtype=torch.float64), 5, True)
     """
 
     x: Any

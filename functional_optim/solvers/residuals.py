@@ -11,6 +11,7 @@ from torch.func import jacfwd, jacrev, jvp, vjp, vmap
 
 from functional_optim import tree
 from functional_optim.core import modes
+from functional_optim.core.chain import completed
 from functional_optim.core.ravel import Ravel
 
 ResidualFn: TypeAlias = Callable[[Any], Any]
@@ -60,6 +61,10 @@ class PerSample:
 
         return vmap(one)(self.data).reshape(-1)
 
+    def over(self, fill: Callable[[Any], Any]) -> PerSample:
+        """The same as a function of what `fill` makes the parameters of."""
+        return PerSample(lambda params, *sample: self.fn(fill(params), *sample), self.data)
+
 
 class Stacked:
     """What `stack_residuals` returns. parts: functions of the parameters."""
@@ -78,6 +83,10 @@ class Stacked:
     def __call__(self, params: Any) -> Tensor:
         """The residuals of all parts, one after the other: (m,)."""
         return torch.cat([as_vector(part(params)) for part in self.parts])
+
+    def over(self, fill: Callable[[Any], Any]) -> Stacked:
+        """The same as a function of what `fill` makes the parameters of."""
+        return Stacked(tuple([completed(part, fill) for part in self.parts]))
 
 
 def per_sample(fn: Callable[..., Any], *data: Any) -> PerSample:
@@ -235,16 +244,19 @@ def linearized(f: Callable[[Tensor], Tensor], x: Tensor, m: int) -> tuple[Tensor
 def blocks(fn: ResidualFn, flat: Ravel, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Residuals and rows of the Jacobian, (k,) and (k, n), block by block.
 
-    Samples are differentiated in blocks of bounded size. An opaque function is one block.
+    Samples are differentiated in blocks of bounded size. An opaque function is one block; one that
+    has its own way to be differentiated has `derivatives(x)`.
     """
-    if isinstance(fn, Stacked):
+    if hasattr(fn, "derivatives"):
+        yield fn.derivatives(x)
+    elif isinstance(fn, Stacked):
         for part in fn.parts:
             yield from blocks(part, flat, x)
     elif isinstance(fn, PerSample):
         yield from _blocks_of_samples(fn, flat, x)
     else:
         f = on_vector(fn, flat)
-        r, columns = linearized(f, x, _count(f, x))
+        r, columns = linearized(f, x, count(f, x))
         yield r, columns.mT
 
 
@@ -254,7 +266,7 @@ def _blocks_of_samples(fn: PerSample, flat: Ravel, x: Tensor) -> Iterator[tuple[
         return r, r
 
     first = tree.map(lambda data: data[0], fn.data)
-    k = _count(lambda x: one(x, first)[0], x)
+    k = count(lambda x: one(x, first)[0], x)
     derive = jacrev if k < x.shape[-1] else jacfwd
     rows = vmap(derive(one, has_aux=True), in_dims=(None, 0))
     size = max(1, LIMIT // (k * x.shape[-1]))
@@ -264,7 +276,7 @@ def _blocks_of_samples(fn: PerSample, flat: Ravel, x: Tensor) -> Iterator[tuple[
         yield r.reshape(-1), J.reshape(-1, x.shape[-1])
 
 
-def _count(f: Callable[[Tensor], Tensor], x: Tensor) -> int:
+def count(f: Callable[[Tensor], Tensor], x: Tensor) -> int:
     """The number of residuals, without a derivative."""
     with torch.no_grad():
         return f(x.detach()).shape[-1]
