@@ -112,7 +112,12 @@ def norm(x: Tensor) -> Tensor:
 
 
 def padded(x: Tensor, *dims: int) -> Tensor:
-    """x with zeros behind, so that its last dimensions (all of `dims`) are multiples of PAD."""
+    """x with zeros behind, so that its last dimensions (all of `dims`) are multiples of PAD.
+
+    A single problem is left as it is.
+    """
+    if x.dim() == len(dims):
+        return x
     widths = [-x.shape[dim] % PAD if dim in dims else 0 for dim in (-1, -2)]
     if not any(widths):
         return x.contiguous()

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 
 from functional_optim import tree
 from functional_optim.core import modes
@@ -265,15 +265,36 @@ def _blocks_of_samples(fn: PerSample, flat: Ravel, x: Tensor) -> Iterator[tuple[
         r = as_vector(fn.fn(flat.tree(x), *sample))
         return r, r
 
-    first = tree.map(lambda data: data[0], fn.data)
-    k = count(lambda x: one(x, first)[0], x)
-    derive = jacrev if k < x.shape[-1] else jacfwd
-    rows = vmap(derive(one, has_aux=True), in_dims=(None, 0))
-    size = max(1, LIMIT // (k * x.shape[-1]))
-    for start in range(0, fn.count, size):
-        part = tree.map(lambda data, a=start: data[a : a + size], fn.data)
+    def alone(x: Tensor, sample: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        r, _ = one(x, sample)
+        return r.sum(), r
+
+    k = _of_a_sample(fn, flat, x)
+    if k == 1:
+        derive = grad(alone, has_aux=True)  # less work than the same by jacrev
+    else:
+        derive = (jacrev if k < x.shape[-1] else jacfwd)(one, has_aux=True)
+    rows = vmap(derive, in_dims=(None, 0))
+    most = max(1, LIMIT // (k * x.shape[-1]))
+    for start in range(0, fn.count, most):
+        part = tree.map(lambda data, a=start: data[a : a + most], fn.data)
         J, r = rows(x, part)
         yield r.reshape(-1), J.reshape(-1, x.shape[-1])
+
+
+def _of_a_sample(fn: PerSample, flat: Ravel, x: Tensor) -> int:
+    """The number of residuals of one sample."""
+    first = tree.map(lambda data: data[0], fn.data)
+    return count(lambda x: as_vector(fn.fn(flat.tree(x), *first)), x)
+
+
+def size(fn: ResidualFn, flat: Ravel, x: Tensor) -> int:
+    """The number of residuals, from as few of them as the structure allows."""
+    if isinstance(fn, Stacked):
+        return sum(size(part, flat, x) for part in fn.parts)
+    if isinstance(fn, PerSample):
+        return fn.count * _of_a_sample(fn, flat, x)
+    return count(on_vector(fn, flat), x)
 
 
 def count(f: Callable[[Tensor], Tensor], x: Tensor) -> int:

@@ -58,8 +58,8 @@ def here(name: str, kind: linear.Kind, params: Any, residual_fn: Any) -> Here:
         )
     flat = vector_view(name, params)
     x = flat.vector(params)
-    f = residuals.on_vector(residual_fn, flat)
-    known = linear.choose(kind, flat.size, residuals.count(f, x) if kind == "auto" else 0)
+    many = residuals.size(residual_fn, flat, x) if kind == "auto" else 0
+    known = linear.choose(kind, flat.size, many)
     system, diagonal = system_at(known, residual_fn, flat, x)
     cost = 0.5 * (system.r * system.r).sum()
     if not modes.traced() and not bool(cost.isfinite() & diagonal.isfinite().all()):

@@ -13,7 +13,9 @@ import functional_optim as fo
 from functional_optim import tree
 
 DOUBLE = torch.float64
-X, Y = torch.randn(12, 3, dtype=DOUBLE), torch.randn(12, dtype=DOUBLE)
+SEED = torch.Generator().manual_seed(5)
+X = torch.randn(12, 3, dtype=DOUBLE, generator=SEED)
+Y = torch.randn(12, dtype=DOUBLE, generator=SEED)
 RECIPES = {
     "gauss_newton": lambda **how: fo.gauss_newton(0.5, 1e-3, **how),
     "levenberg_marquardt": fo.levenberg_marquardt,

@@ -9,8 +9,9 @@ import functional_optim as fo
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import losses, residuals
 
-W = {"w": torch.randn(3, 2, dtype=torch.float64), "b": torch.randn(2, dtype=torch.float64)}
-X, Y = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, 2, dtype=torch.float64)
+DRAWN = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+W = {"w": DRAWN[:3, :2], "b": DRAWN[3, :2]}
+X, Y = DRAWN[5:], DRAWN[5:, :2].cos()
 
 
 def one(params, x, y):
