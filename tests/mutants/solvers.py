@@ -56,8 +56,8 @@ MUTANTS = [
         "test_batched.py",
         (
             "a finished problem moves on",
-            "accepted = accepted & running & found",
-            "accepted = accepted & found",
+            "trial = torch.where(running.unsqueeze(-1), trial, s.x)",
+            "pass",
         ),
         ("finished problems stay", "if 4 * count >= slots and", "if count == slots and"),
         ("slots of a batch are not multiples", "ROWS = 16", "ROWS = 1"),
