@@ -59,10 +59,13 @@ from functional_optim.algorithms.dog import dog as dog
 from functional_optim.algorithms.dog import dowg as dowg
 from functional_optim.algorithms.dog import scale_by_dog as scale_by_dog
 from functional_optim.algorithms.dog import scale_by_dowg as scale_by_dowg
+from functional_optim.algorithms.dogleg import dogleg as dogleg
 from functional_optim.algorithms.fromage import fromage as fromage
 from functional_optim.algorithms.fromage import scale_by_fromage as scale_by_fromage
 from functional_optim.algorithms.galore import galore as galore
 from functional_optim.algorithms.galore import scale_by_galore as scale_by_galore
+from functional_optim.algorithms.gauss_newton import gauss_newton as gauss_newton
+from functional_optim.algorithms.gauss_newton import scale_by_gauss_newton as scale_by_gauss_newton
 from functional_optim.algorithms.kl_shampoo import kl_shampoo as kl_shampoo
 from functional_optim.algorithms.kl_shampoo import kl_soap as kl_soap
 from functional_optim.algorithms.lamb import lamb as lamb
@@ -75,6 +78,9 @@ from functional_optim.algorithms.lbfgs.backtracking import (
 )
 from functional_optim.algorithms.lbfgs.transform import lbfgs as lbfgs
 from functional_optim.algorithms.lbfgs.transform import scale_by_lbfgs as scale_by_lbfgs
+from functional_optim.algorithms.levenberg_marquardt import (
+    levenberg_marquardt as levenberg_marquardt,
+)
 from functional_optim.algorithms.madgrad import madgrad as madgrad
 from functional_optim.algorithms.madgrad import scale_by_madgrad as scale_by_madgrad
 from functional_optim.algorithms.mars import mars as mars
@@ -193,6 +199,9 @@ from functional_optim.estimators import mezo as mezo
 from functional_optim.estimators import spsa as spsa
 from functional_optim.replicas.sync.diloco import diloco as diloco
 from functional_optim.replicas.sync.local_sgd import local_sgd as local_sgd
+from functional_optim.solvers.least_squares import least_squares as least_squares
+from functional_optim.solvers.residuals import per_sample as per_sample
+from functional_optim.solvers.residuals import stack_residuals as stack_residuals
 from functional_optim.transforms import Basis as Basis
 from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
 from functional_optim.transforms import add_decayed_weights as add_decayed_weights

@@ -328,6 +328,11 @@ def accumulate(
         (tensor([0.]), tensor([-2.]))
     """
     base.check_transformation("accumulate", tx, "accumulate(adam(lr=1e-3), every=4)")
+    if "residual_fn" in tx.extra:
+        raise TypeError(
+            "accumulate averages gradients, but a method that knows residuals reads none; pass the "
+            "residuals of all micro-batches at once, e.g. stack_residuals(first, second)."
+        )
     if not (callable(every) or isinstance(every, Tensor)):
         numeric.check_count("accumulate", 1, every=every)
 

@@ -134,6 +134,8 @@ class Sequence(base.GradientTransformation):
             grads: Any, state: tuple[Any, ...], params: Any = None, **extra: Any
         ) -> tuple[Any, tuple[Any, ...]]:
             base.check_extra(extra, every)
+            if grads is None and params is not None:  # for methods that know residuals
+                grads = tree.map(lambda _: None, params)
             if len(state) != len(parts):
                 raise ValueError(
                     f"chain of {len(parts)} parts got a state of length {len(state)}; pass the "
@@ -231,6 +233,8 @@ def on_some(
             return u if acts(path, p) else g
 
         mine, given = cut(params, grads)
+        if "residual_fn" in extra:
+            extra["residual_fn"] = completed(extra["residual_fn"], filled(params))
         if not tree.leaves(mine):
             totals = given_totals()
             if totals is not None:
@@ -239,8 +243,23 @@ def on_some(
         updates, state = tx.update(given, state, mine, **extra)
         return tree.map_with_path(joined, params, grads, updates), state
 
+    def filled(params: Any) -> Callable[[Any], Any]:
+        """From a tree with gaps to one with the other leaves as they are."""
+
+        def fill(mine: Any) -> Any:
+            return tree.map_with_path(lambda path, p, x: x if acts(path, p) else p, params, mine)
+
+        return fill
+
     known = tx.extra
     return Wrapped(init, update, tx, spared)
+
+
+def completed(fn: Any, fill: Callable[[Any], Any]) -> Any:
+    """A function of whole trees as one of what `fill` completes; its structure remains."""
+    if hasattr(fn, "over"):
+        return fn.over(fill)
+    return (lambda params: fn(fill(params))) if callable(fn) else fn
 
 
 def choices_of(tx: base.GradientTransformation) -> list[Choice]:

@@ -82,6 +82,11 @@ def propose(params: Any, noise: Any) -> Any:
     return fo.tree.map(torch.add, params, noise)
 
 
+def leaves_of(params):
+    """Residuals: the parameters themselves."""
+    return list(params.values())
+
+
 def doubled(params: Any) -> Any:
     return fo.tree.map(lambda p: 2 * p, params)
 
@@ -224,11 +229,15 @@ MADE: dict[str, list[Any]] = {
 EXTRA: dict[str, dict[str, Any]] = {
     "asam": {"grad_fn": doubled},
     "commit_if": {"commit": True},
+    "dogleg": {"residual_fn": leaves_of},
+    "gauss_newton": {"residual_fn": leaves_of},
+    "levenberg_marquardt": {"residual_fn": leaves_of},
     "metropolis": {"value": 1.0},
     "momo": {"value": 1.0},
     "momo_adam": {"value": 1.0},
     "reduce_on_plateau": {"value": 1.0},
     "sam": {"grad_fn": doubled},
+    "scale_by_gauss_newton": {"residual_fn": leaves_of},
     "scale_by_polyak": {"value": 1.0},
     "polyak_sgd": {"value": 1.0},
 }

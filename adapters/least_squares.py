@@ -1,0 +1,327 @@
+"""Optimizer objects that know the residuals: Levenberg–Marquardt and Gauss–Newton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from functional_optim import numeric
+from functional_optim.adapters.base import OptimizerBase, with_hooks
+from functional_optim.adapters.state.names import named
+from functional_optim.algorithms.gauss_newton import scale_by_gauss_newton
+from functional_optim.algorithms.levenberg_marquardt import levenberg_marquardt
+from functional_optim.checkpoint.errors import refuse
+from functional_optim.core import base
+from functional_optim.core.chain import completed
+from functional_optim.core.ravel import Ravel
+from functional_optim.kernels.interrupts import held
+from functional_optim.solvers.linear import Kind
+from functional_optim.solvers.residuals import LIMIT, as_vector
+from functional_optim.solvers.steps import Scaling
+
+Closure = Callable[[], Any]
+"""Returns residuals, or what `per_sample` or `stack_residuals` return; calls no backward."""
+
+
+class FromClosure:
+    """The residuals of a closure, as a function of the parameters that move.
+
+    params: those. first: the residuals with their graph, at the values that the parameters have.
+    """
+
+    def __init__(self, closure: Closure, params: list[Tensor], first: Any) -> None:
+        self.closure, self.params = closure, params
+        self.r = base.recorded(as_vector, first)
+        self.before = [p.detach().clone() for p in params]
+        if not self.r.requires_grad:
+            raise RuntimeError(
+                "the closure's residuals depend on none of the parameters; compute them with "
+                "gradients enabled, without detach() or torch.no_grad()."
+            )
+
+    def __call__(self, given: list[Tensor]) -> Tensor:
+        """The residuals at other values, (m,); those of the first call at the present ones."""
+        if all(map(torch.equal, given, self.before)):
+            return self.r.detach()
+        with self._at(given):
+            return as_vector(base.recorded(self.closure)).detach()
+
+    def derivatives(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Residuals (m,) and their Jacobian (m, n), by a backward pass for each residual."""
+        m = self.r.shape[0]
+        eye = torch.eye(m, dtype=self.r.dtype, device=self.r.device)
+        flat = Ravel(self.before)
+        size = max(1, LIMIT // flat.size)
+        rows = []
+        for part in eye.split(size):
+            grads = torch.autograd.grad(
+                self.r, self.params, part, retain_graph=True, allow_unused=True,
+                is_grads_batched=True,
+            )  # fmt: skip
+            pairs = zip(grads, self.params, strict=True)
+            filled = [p.new_zeros((len(part), *p.shape)) if g is None else g for g, p in pairs]
+            rows.append(torch.cat([g.reshape(len(part), -1).to(flat.dtype) for g in filled], 1))
+        return self.r.detach(), torch.cat(rows)
+
+    @contextmanager
+    def _at(self, given: list[Tensor]) -> Iterator[None]:
+        try:
+            for p, value in zip(self.params, given, strict=True):
+                p.detach().copy_(value)
+            yield
+        finally:
+            for p, value in zip(self.params, self.before, strict=True):
+                p.detach().copy_(value)
+
+
+class ResidualOptimizer(OptimizerBase):
+    """What optimizer objects share that know the residuals: all groups are stepped as one tree.
+
+    The state is kept with the first parameter that moves.
+    """
+
+    keeps_trees = False
+
+    def _construct(self, params: ParamsT, hyper: dict[str, Any]) -> None:
+        self.compile, self.stored, self.capturable = False, None, False
+        super().__init__(params, hyper)
+
+    def _moving(self) -> dict[str, Tensor]:
+        """The parameters that require gradients, by name, else by group and place."""
+        found: dict[str, Tensor] = {}
+        several = len(self.param_groups) > 1
+        for k, group in enumerate(self.param_groups):
+            for name, p in named(group):
+                key = f"{k}.{name}" if several and not group.get("param_names") else name
+                found[key] = p
+        return found
+
+    def _step(self, closure: Closure | None = None) -> Tensor:
+        """Try one step.
+
+        Args:
+            closure: returns the residuals (not their sum of squares), or what `per_sample` or
+                `stack_residuals` return: functions of a dict of all parameters by their names.
+                It neither clears gradients nor calls backward. It is called once for the step and,
+                unless it returns a function, once more at the new parameters.
+
+        Returns:
+            Half the sum of squares before the step: 0-dim, float64.
+
+        Raises:
+            TypeError: without a closure, and for one that returns a loss.
+            RuntimeError: if no parameter requires gradients, or residuals depend on none.
+            ValueError: if residuals are not finite, or groups have different hyperparameters.
+
+        A step that raises has changed nothing.
+        """
+        if closure is None or not callable(closure):
+            raise TypeError(
+                f"{type(self).__name__} evaluates residuals, so step needs a closure: a function "
+                "that returns the residuals, or per_sample(...), and calls no backward."
+            )
+        return base.unrecorded(self._step_whole, closure)
+
+    step = with_hooks(_step)
+
+    def _step_whole(self, closure: Closure) -> Tensor:
+        group = self._group()
+        every = self._moving()
+        moving = {name: p for name, p in every.items() if p.requires_grad}
+        if not moving:
+            raise RuntimeError("no parameter requires gradients; there is nothing to step.")
+        values = [p.detach() for p in moving.values()]
+        fn = self._residuals(closure, every, moving)
+        tx = self.checked_transform(group, in_step=True)
+        first = next(iter(moving.values()))
+        old = self.state.get(first) or {}
+        fresh = tx.init(values)
+        state = type(fresh)(**{name: old.get(name, x) for name, x in fresh._asdict().items()})
+        updates, state = tx.update(None, state, values, residual_fn=fn)
+        updates = self._scaled(updates, group, state)
+        new = base.apply_updates(values, updates)
+
+        def finish() -> None:
+            for p, value in zip(values, new, strict=True):
+                p.copy_(value)
+            self.state[first] = state._asdict()
+
+        held(finish)
+        return state.value
+
+    def _residuals(
+        self, closure: Closure, every: dict[str, Tensor], moving: dict[str, Tensor]
+    ) -> Any:
+        """What the closure returns, as a function of the list of parameters that move."""
+        found = base.recorded(closure)
+        if callable(found):
+            still = {name: p.detach() for name, p in every.items()}
+            return completed(found, lambda mine: {**still, **dict(zip(moving, mine, strict=True))})
+        if isinstance(found, Tensor) and not found.dim():
+            raise TypeError(
+                "the closure returned one number; return the residuals r, a tensor with their "
+                "dimension, not the loss that is made of them."
+            )
+        return FromClosure(closure, list(moving.values()), found)
+
+    def _scaled(self, updates: Any, group: dict[str, Any], state: Any) -> Any:
+        """The updates as they are added."""
+        return updates
+
+    def _group(self) -> dict[str, Any]:
+        """The hyperparameters, which all groups have in common."""
+        first, *others = self.param_groups
+        for name in self.defaults:
+            if any(group[name] != first[name] for group in others):
+                raise ValueError(
+                    f"{type(self).__name__} steps all groups together, but they have different "
+                    f"{name}: {[group[name] for group in self.param_groups]}; give all of them one."
+                )
+        return first
+
+    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
+        """Raise ValueError if what was loaded does not fit."""
+        super().check_loaded(given, before)
+        moving = [p for p in self._moving().values() if p.requires_grad]
+        kept = (self.state.get(moving[0]) or {}) if moving else {}
+        scale = kept.get("scale")
+        size = sum(p.numel() for p in moving)
+        wrong = isinstance(scale, Tensor) and scale.numel() != size
+        faults = (
+            [f"scale has {scale.numel()} elements, but {size} parameters move"] if wrong else []
+        )
+        refuse("the loaded state", faults, "load a checkpoint with the same frozen parameters")
+
+
+class LevenbergMarquardt(ResidualOptimizer):
+    """`functional_optim.levenberg_marquardt` as an optimizer object.
+
+    `step(closure)` tries one step. The closure returns residuals, without backward, or a
+    `per_sample`, whose Jacobian costs a few gradients instead of one for each residual::
+
+        loss = opt.step(lambda: model(x) - y)
+        loss = opt.step(lambda: fo.per_sample(residual_of_one_sample, x, y))
+
+    Args:
+        params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
+            Functions of `per_sample` get all of them as a dict by name (pass
+            `model.named_parameters()`), without names by place. Those that do not require gradients
+            have no columns.
+        damping: μ of the first step, > 0.
+        geodesic: add the second-order correction; for `per_sample` only.
+        linear_solver: "auto", "cholesky", "qr", "kernel"; for `per_sample` also "cg", "lsmr".
+        scaling: "jac" (the default) or None.
+
+    State, with the first parameter that moves: `step`, `damping`, `growth`, `scale`, `value`.
+
+    Raises:
+        ValueError, TypeError: as `functional_optim.levenberg_marquardt`.
+
+    Parameters may have been trained before, by AdamW or L-BFGS: make this object of them, and step.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import LevenbergMarquardt
+        >>> t = torch.linspace(0, 2, 9, dtype=torch.float64)
+        >>> y = 2 * torch.exp(-0.7 * t)
+        >>> w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+        >>> opt = LevenbergMarquardt([w])
+        >>> for _ in range(10):
+        ...     loss = opt.step(lambda: w[0] * torch.exp(-w[1] * t) - y)
+        >>> w, bool(loss < 1e-12)
+        (Parameter containing:
+        tensor([2.0000, 0.7000], dtype=torch.float64, requires_grad=True), True)
+    """
+
+    def __init__(
+        self, params: ParamsT, damping: numeric.Number = 1e-3, geodesic: bool = False,
+        linear_solver: Kind = "auto", scaling: Scaling | None = "jac",
+    ) -> None:  # fmt: skip
+        names = ("damping", "geodesic", "linear_solver", "scaling")
+        hyper = dict(zip(names, (damping, geodesic, linear_solver, scaling), strict=True))
+        self._construct(params, hyper)
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The transformation of a group's hyperparameters."""
+        names = ("damping", "geodesic", "linear_solver", "scaling")
+        return levenberg_marquardt(**{name: group[name] for name in names})
+
+    def _residuals(
+        self, closure: Closure, every: dict[str, Tensor], moving: dict[str, Tensor]
+    ) -> Any:
+        fn = super()._residuals(closure, every, moving)
+        group = self._group()
+        if isinstance(fn, FromClosure):
+            if group["geodesic"]:
+                raise TypeError(
+                    "geodesic=True needs second derivatives of residuals as a function; let the "
+                    "closure return per_sample(...) instead of residuals."
+                )
+            check_products(group["linear_solver"])
+        return fn
+
+
+class GaussNewton(ResidualOptimizer):
+    """`functional_optim.gauss_newton` as an optimizer object: every step is taken.
+
+    Args:
+        params: as those of :class:`LevenbergMarquardt`.
+        lr: η, ≥ 0; learning rate schedulers may change it.
+        damping: λ, ≥ 0.
+        linear_solver: "auto", "cholesky", "qr", "kernel"; for `per_sample` also "cg", "lsmr".
+
+    State, with the first parameter that moves: `step`, `value`.
+
+    Raises:
+        ValueError, TypeError: as `functional_optim.gauss_newton`.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import GaussNewton
+        >>> A = torch.tensor([[2.0, 0.0], [0.0, 4.0], [1.0, 1.0]])
+        >>> w = torch.nn.Parameter(torch.zeros(2))
+        >>> loss = GaussNewton([w]).step(lambda: A @ w - torch.tensor([2.0, 8.0, 3.0]))
+        >>> loss.item(), w
+        (38.5, Parameter containing:
+        tensor([1., 2.], requires_grad=True))
+    """
+
+    def __init__(
+        self, params: ParamsT, lr: numeric.Hyper = 1.0, damping: numeric.Hyper = 0.0,
+        linear_solver: Kind = "auto",
+    ) -> None:  # fmt: skip
+        hyper = {"lr": lr, "damping": damping, "linear_solver": linear_solver}
+        self._construct(params, hyper)
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The direction of a group's hyperparameters."""
+        numeric.check(lambda x: x >= 0.0, group["lr"], "Invalid learning rate: {}")
+        return scale_by_gauss_newton(group["damping"], group["linear_solver"])
+
+    def _residuals(
+        self, closure: Closure, every: dict[str, Tensor], moving: dict[str, Tensor]
+    ) -> Any:
+        fn = super()._residuals(closure, every, moving)
+        if isinstance(fn, FromClosure):
+            check_products(self._group()["linear_solver"])
+        return fn
+
+    def _scaled(self, updates: Any, group: dict[str, Any], state: Any) -> Any:
+        lr = numeric.at(group["lr"], float(state.step))
+        return [-lr * u for u in updates]
+
+
+def check_products(linear_solver: str) -> None:
+    """Raise TypeError for a solver without a Jacobian, which a closure's residuals cannot serve."""
+    if linear_solver in ("cg", "lsmr"):
+        raise TypeError(
+            f"linear_solver={linear_solver!r} needs residuals as a function; let the closure "
+            "return per_sample(...) instead of residuals, or choose 'kernel'."
+        )

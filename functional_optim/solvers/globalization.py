@@ -1,0 +1,79 @@
+"""What makes linear steps safe: damping, trust regions, dogleg paths, geodesic acceleration.
+
+Nielsen, "Damping parameter in Marquardt's method", IMM-REP-1999-05 (1999), section 3.2. Moré, "The
+Levenberg-Marquardt algorithm: Implementation and theory" (1978), for the scales D. Powell's dogleg:
+Nocedal, Wright, "Numerical Optimization", 2nd ed. (2006), section 4.1. Transtrum, Sethna,
+"Improvements to the Levenberg-Marquardt algorithm for nonlinear least-squares minimization",
+https://arxiv.org/abs/1201.5885, section 3, for the acceleration.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from functional_optim.solvers.linear import SMALL, System, norm
+
+ACCEPTED = 1e-4
+"""Ratio of actual to predicted decrease above which a step is taken: MINPACK's."""
+BENT = 0.75
+"""Longest acceleration, in velocities, with which a step is taken: the paper's α."""
+
+
+def ratio(actual: Tensor, predicted: Tensor) -> Tensor:
+    """Actual over predicted decrease; −1 where none is predicted, or a value is not finite."""
+    good = (predicted > 0) & actual.isfinite()
+    return torch.where(good, actual / torch.where(good, predicted, 1.0), -1.0)
+
+
+def nielsen(mu: Tensor, nu: Tensor, rho: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+    """The next damping μ, and the factor ν by which the next refused step raises it."""
+    cube = 2 * rho - 1
+    lower = mu * (1 - cube * cube * cube).clamp(min=1 / 3)
+    return torch.where(accepted, lower, mu * nu), torch.where(accepted, 2.0, nu * 2)
+
+
+def radius(delta: Tensor, length: Tensor, rho: Tensor) -> Tensor:
+    """The next radius of a trust region, from the length of the step in it (Algorithm 4.1)."""
+    grown = torch.where((rho > 0.75) & (length > 0.95 * delta), 2 * delta, delta)
+    return torch.where(rho < 0.25, 0.25 * length, grown)
+
+
+def scales(diagonal: Tensor, before: Tensor) -> Tensor:
+    """Norms of the columns of J from the diagonal of JᵀJ, never less than before."""
+    return diagonal.clamp(min=0).sqrt().maximum(before)
+
+
+def guarded(D: Tensor) -> Tensor:
+    """D, with 1 for a parameter that has had no influence so far."""
+    return torch.where(D > 0, D, 1.0)
+
+
+def dogleg(system: System, newton: Tensor, D: Tensor, delta: Tensor) -> Tensor:
+    """Powell's path from 0 over the Cauchy point to the Gauss–Newton step, cut off at ‖D p‖ = Δ.
+
+    newton: the Gauss–Newton step; not finite where there is none.
+    """
+    g = system.g / D
+    square = (g * g).sum(-1)
+    curvature = system.along(g / D)
+    length = square.sqrt().clamp(min=SMALL)
+    steepest = torch.where(curvature > 0, square / curvature.clamp(min=SMALL), delta / length)
+    cauchy = -steepest.unsqueeze(-1) * g
+    far = D * newton
+    edge = -(delta / length).unsqueeze(-1) * g
+    leg = far - cauchy
+    a, b = (leg * leg).sum(-1), (leg * cauchy).sum(-1)
+    c = (cauchy * cauchy).sum(-1) - delta * delta
+    root = (b * b - a * c).clamp(min=0).sqrt()
+    tau = torch.where(b > 0, -c / (b + root).clamp(min=SMALL), (root - b) / a.clamp(min=SMALL))
+    path = cauchy + tau.clamp(0, 1).unsqueeze(-1) * leg
+    q = torch.where((c >= 0).unsqueeze(-1), edge, path)
+    inside = norm(far) <= delta
+    return torch.where(inside.unsqueeze(-1), far, q) / D
+
+
+def bent(velocity: Tensor, acceleration: Tensor, D: Tensor) -> Tensor:
+    """Whether the path bends too much for its second-order correction."""
+    v = norm(D * velocity)
+    return norm(D * acceleration) > BENT * v / 2

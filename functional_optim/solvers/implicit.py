@@ -1,0 +1,88 @@
+"""Derivatives of solutions, by the implicit function theorem.
+
+A solution x is a constant for autograd. Where the gradient F(x, a) of the cost vanishes, and H is
+its derivative by x, the step x − H⁻¹ F(x, a) of Newton's method has the derivative of the solution
+by a. A second step, with the same H, also has the second derivative. So every mode of
+differentiation works that works for F.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import grad, jacfwd, vmap
+
+from functional_optim import tree
+from functional_optim.core import modes
+from functional_optim.core.ravel import Ravel
+from functional_optim.solvers.losses import Loss
+from functional_optim.solvers.residuals import as_vector
+
+ORDERS = 2
+"""Derivatives of the solution that are right: steps of Newton's method."""
+
+
+def constants(trees: Any) -> Any:
+    """The same tensors without derivatives."""
+    return tree.map(lambda x: x.detach() if isinstance(x, Tensor) else x, trees)
+
+
+def is_recorded(trees: Any) -> bool:
+    """Whether a derivative is being taken with respect to a tensor."""
+    tensors = [x for x in tree.leaves(trees) if isinstance(x, Tensor)]
+    if modes.transformed():
+        return bool(tensors)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+class Cost:
+    """The cost of one problem as a function of its vector of parameters, (n,), and its args."""
+
+    def __init__(self, fun: Callable[..., Any], one: Ravel, loss: Loss, *, batched: bool) -> None:
+        self.fun, self.one, self.loss, self.batched = fun, one, loss, batched
+
+    def __call__(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
+        return self.loss.cost(as_vector(self.fun(self.one.tree(x), *args)))
+
+    def of_all(self, f: Callable[..., Tensor], x: Tensor, args: tuple[Any, ...]) -> Tensor:
+        """f(x, args) of each problem; x: (B, n)."""
+        return vmap(f)(x, args) if self.batched else f(x[0], args).unsqueeze(0)
+
+
+def corrected(
+    cost: Cost, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
+) -> Tensor:
+    """The solutions x, (B, n), with their values, and with derivatives by args.
+
+    fixed: parameters that are constant, (B, n). usable: which problems have converged, (B,).
+    """
+    if not is_recorded(args):
+        return x
+    free = ~fixed & usable.unsqueeze(-1)
+
+    slope = grad(cost)
+    hessians = cost.of_all(jacfwd(slope), x, constants(args))
+    inverse = _inverse(hessians.to(torch.float64), free)
+    for _ in range(ORDERS):
+        g = cost.of_all(slope, x, args).to(torch.float64)
+        g = torch.where(free, g, 0.0)
+        step = (inverse @ g.unsqueeze(-1)).squeeze(-1).to(x.dtype)
+        x = x - torch.where(free, step - step.detach(), 0.0)
+    return x
+
+
+def _inverse(H: Tensor, free: Tensor) -> Tensor:
+    """H⁻¹ of the free parameters, (B, n, n); where H is singular, the pseudoinverse."""
+    both = free.unsqueeze(-1) & free.unsqueeze(-2)
+    H = torch.where(both, H, torch.diag_embed(torch.ones_like(H[..., 0])))
+    diagonal = H.diagonal(dim1=-2, dim2=-1).abs()
+    s = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
+    scaled = H * s.unsqueeze(-1) * s.unsqueeze(-2)
+    found = torch.linalg.pinv(0.5 * (scaled + scaled.mT), hermitian=True)
+    return found * s.unsqueeze(-1) * s.unsqueeze(-2)

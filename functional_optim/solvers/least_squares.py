@@ -1,0 +1,400 @@
+"""`least_squares`: the minimum of a sum of squares, of one problem or of many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.core.ravel import Ravel
+from functional_optim.solvers import linear, loop
+from functional_optim.solvers.compiled import compiled_step
+from functional_optim.solvers.implicit import Cost, constants, corrected
+from functional_optim.solvers.losses import check_loss
+from functional_optim.solvers.problems import Problem
+from functional_optim.solvers.residuals import LIMIT, as_vector
+
+Method = Literal["lm", "dogleg", "trf"]
+METHODS = ("lm", "dogleg", "trf")
+BLOCK = 2**17
+"""Elements of residuals and Jacobians in a compiled step, so that they fit into a cache."""
+MESSAGES = {
+    -2: "No progress: steps became too short to change x.",
+    -1: "Residuals or their Jacobian are not finite.",
+    0: "The maximum number of function evaluations is exceeded.",
+    1: "`gtol` termination condition is satisfied.",
+    2: "`ftol` termination condition is satisfied.",
+    3: "`xtol` termination condition is satisfied.",
+    4: "Both `ftol` and `xtol` termination conditions are satisfied.",
+}
+
+
+class Result(NamedTuple):
+    """What `least_squares` found. With `batched=True` all have a leading dimension.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> found = fo.least_squares(lambda x: x - 3, torch.zeros(2, dtype=torch.float64))
+        >>> found.x, found.nfev, found.success
+        (tensor([3.0000, 3.0000], dtype=torch.float64), 5, True)
+    """
+
+    x: Any
+    """The solution, a tree like x0."""
+    cost: Tensor
+    """Half the sum of squares, or of the robust loss: 0-dim, float64."""
+    fun: Tensor
+    """Residuals at x: (m,)."""
+    grad: Any
+    """Gradient of the cost, a tree like x0."""
+    optimality: Tensor
+    """Largest element of the projected gradient: 0-dim, float64."""
+    active_mask: Any
+    """Of each element: −1 at its lower bound, 1 at its upper one, else 0; a tree like x0, int64."""
+    nfev: Any
+    """Evaluations of the residuals: an int, or a tensor (B,)."""
+    njev: Any
+    """Evaluations of the Jacobian."""
+    nit: Any
+    """Steps that were tried."""
+    status: Any
+    """1 gtol, 2 ftol, 3 xtol, 4 ftol and xtol, 0 max_nfev, −1 not finite, −2 no progress."""
+    success: Any
+    """Whether status is above 0: a bool, or a bool tensor (B,)."""
+    message: Any
+    """The status in words: a string, or a list of them."""
+
+
+def least_squares(
+    fun: Callable[..., Any],
+    x0: Any,
+    args: tuple[Any, ...] = (),
+    *,
+    bounds: tuple[Any, Any] | None = None,
+    method: Method = "lm",
+    ftol: float = 1e-8,
+    xtol: float = 1e-8,
+    gtol: float = 1e-8,
+    x_scale: Any = "jac",
+    loss: str = "linear",
+    f_scale: float = 1.0,
+    max_nfev: int | None = None,
+    linear_solver: linear.Kind = "auto",
+    batched: bool = False,
+    compile: bool = False,
+    implicit: bool = True,
+) -> Result:
+    """Minimize ½ Σ r(x)², or a robust loss of r, as scipy.optimize.least_squares does.
+
+    Derivatives come from torch.func. With `batched=True` many problems are solved side by side:
+    each moves on its own, and none waits for the slowest.
+
+    Args:
+        fun: `fun(x, *args)` returns the residuals of ONE problem: a real tensor of any shape, or a
+            tree of such. Without args also what `per_sample` or `stack_residuals` return.
+        x0: where to begin: a tree of real tensors. Its dtype is kept; costs, norms and linear
+            problems are computed in float64.
+        args: a tuple of trees of tensors for fun, of which derivatives may be taken.
+        bounds: `(lower, upper)`: each None, a number, a tensor like x0, or a tree like x0 whose
+            leaves may be None. They select the method "trf". fun is never evaluated outside.
+        method: "lm", Levenberg–Marquardt with Nielsen's damping (the default); "dogleg", Powell's
+            trust region; "trf", the method for bounds. Named as scipy's, the last differs from it:
+            steps of Levenberg–Marquardt of the parameters that are free, cut off at the bounds
+            (Kanzow, Yamashita, Fukushima, 2004, https://doi.org/10.1016/j.cam.2004.02.013), so a
+            solution may be exactly at a bound.
+        ftol: stop after an accepted step if the cost decreased, and should have decreased, by less
+            than this share. Tolerances have a floor of 10 eps of x0's dtype. Defaults: scipy's.
+        xtol: stop if a step is shorter than this share of x, in units of the scales.
+        gtol: stop if no element of the projected gradient is larger, and r is as orthogonal to the
+            columns of J.
+        x_scale: sizes of the parameters: a number, a tensor or a tree like x0. "jac" (the default):
+            1 over the largest norm so far of each column of J, as in MINPACK.
+        loss: "linear", "soft_l1", "huber", "cauchy" or "arctan": scipy's.
+        f_scale: the size of a residual from which on a robust loss counts it less, > 0.
+        max_nfev: evaluations of each problem at most, ≥ 1. Default 100 n, scipy's.
+        linear_solver: "auto" (the default): "kernel" for fewer residuals than parameters, else
+            "cholesky". "qr" does not square the condition of J. "cg" and "lsmr" need no Jacobian in
+            memory if there is one problem. Bounds need "cholesky".
+        batched: every leaf of x0 and args has a leading dimension of independent problems. What all
+            share belongs into fun's closure. fun runs under torch.vmap. Bounds may be those of all
+            problems or have that dimension, too.
+        compile: compile a step with torch.compile, for thousands of problems (`batched` only). The
+            compiled step is kept for the same fun.
+        implicit: let derivatives pass through x with respect to args, first and second ones, by
+            the implicit function theorem, in plain autograd and in torch.func. Parameters at a
+            bound, and problems that have not converged, are constant.
+
+    Returns:
+        `Result`, with scipy's fields.
+
+    Raises:
+        TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
+            and, in a batch, for args that are not tensors.
+        ValueError: for an unknown method, loss or linear solver; lower bounds above upper ones; an
+            x0 outside of the bounds; sizes that do not fit; and, for one problem, if residuals or
+            their Jacobian are not finite at x0. In a batch such a problem has status −1.
+
+        Exceptions of fun pass through.
+
+    The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
+    fun do not: a product with a shared matrix is one product of all problems, and may round
+    differently in batches of other sizes.
+
+    Papers: Moré, "The Levenberg-Marquardt algorithm: Implementation and theory" (1978),
+    https://doi.org/10.1007/BFb0067700; Nielsen, "Damping parameter in Marquardt's method" (1999).
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> t = torch.linspace(0, 3, 20, dtype=torch.float64)
+        >>> def fun(x, y):
+        ...     return x["a"] * torch.exp(-x["rate"] * t) - y
+        >>> one = torch.ones(2, dtype=torch.float64)  # two curves at once
+        >>> y = torch.stack([3 * torch.exp(-2 * t), 2 * torch.exp(-0.5 * t)])
+        >>> found = fo.least_squares(fun, {"a": one, "rate": one}, (y,), batched=True)
+        >>> found.x["rate"], found.success
+        (tensor([2.0000, 0.5000], dtype=torch.float64), tensor([True, True]))
+    """
+    if not callable(fun):
+        raise TypeError(
+            f"least_squares takes a function that returns residuals first, but got a "
+            f"{type(fun).__name__}."
+        )
+    args = args if isinstance(args, tuple) else (args,)
+    _check_choices(method, bounds, linear_solver, batched=batched, compile=compile)
+    known_loss = check_loss(loss, f_scale)
+    x0, plain, limits, scale = constants((x0, args, bounds, x_scale))
+    _check_real(x0)
+    flat = Ravel(x0, batched=batched)
+    one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
+    if batched:
+        _check_batched(plain, flat)
+    most = 100 * one.size if max_nfev is None else max_nfev
+    if most < 1:
+        raise ValueError(f"max_nfev must be 1 or more, but got {max_nfev}.")
+    x = flat.vector(x0).reshape(-1, one.size)
+    lower, upper = _checked_bounds(limits, flat, x)
+    D = _scales(scale, flat, x)
+    bounded = lower is not None or upper is not None
+    method = "trf" if bounded else method
+    shape, m = _shape_of_residuals(fun, x0, plain, batched=batched)
+    kind = "cholesky" if method == "trf" else linear.choose(linear_solver, one.size, m)
+    own = plain if batched else ()
+    evaluated = fun if batched or not plain else lambda params: fun(params, *plain)
+    problem = Problem(evaluated, one, m, batched=batched, matrix_free=kind in ("cg", "lsmr"))
+    eps = 10 * torch.finfo(flat.dtype).eps
+    rules = loop.Rules(
+        method, kind, known_loss, *[max(t, eps) for t in (ftol, xtol, gtol)], eps, most,
+        isinstance(scale, str),
+    )  # fmt: skip
+    data = loop.Data(own, lower, upper, D)
+    found = _run(rules, problem, x, data, compile=compile)
+    if not batched and int(found.status) == -1 and int(found.nfev) == 1:
+        raise ValueError(
+            "residuals, or their Jacobian, are not finite at x0; begin elsewhere, or bound the "
+            "parameters to where the function is defined."
+        )
+    solution = found.x
+    if implicit and args:
+        fixed = loop.outward(found.x, found.g, data)
+        usable = found.status > 0
+        cost = Cost(fun, one, known_loss, batched=batched)
+        solution = corrected(cost, found.x, args, fixed, usable)
+    return _result(found, solution, flat, data, shape, batched=batched)
+
+
+def _run(
+    rules: loop.Rules, problem: Problem, x: Tensor, data: loop.Data, *, compile: bool
+) -> loop.Progress:
+    """Solve, outside of autograd."""
+    size = (problem.one.size + 1) * problem.m
+    with torch.no_grad():
+        if compile:
+            capacity = max(loop.ROWS, min(1024, 1 << max(BLOCK // size, 1).bit_length() - 1))
+            step = compiled_step(rules, problem)
+            return loop.run(rules, problem, x, data, step, capacity, fixed=True)
+        capacity = max(1, LIMIT // size) if problem.batched else 1
+        rounded = max(loop.ROWS, capacity // loop.ROWS * loop.ROWS) if problem.batched else 1
+
+        def step(s: loop.Progress, own: loop.Data) -> loop.Progress:
+            return loop.advance(rules, problem, s, own)
+
+        return loop.run(rules, problem, x, data, step, rounded, fixed=False)
+
+
+def _result(
+    found: loop.Progress, solution: Tensor, flat: Ravel, data: loop.Data, shape: torch.Size, *,
+    batched: bool,
+) -> Result:  # fmt: skip
+    def as_tree(vector: Tensor, *, stored: bool = False) -> Any:
+        return flat.tree(vector if batched else vector[0], stored=stored)
+
+    free = torch.where(loop.outward(found.x, found.g, data), 0.0, found.g)
+    low = torch.zeros_like(found.status[:, None].expand_as(found.x))
+    high = low
+    if data.lower is not None:
+        low = (found.x <= data.lower).to(torch.int64)
+    if data.upper is not None:
+        high = (found.x >= data.upper).to(torch.int64)
+    statuses = found.status.tolist()
+    messages = [MESSAGES[x] for x in statuses]
+    numbers = [found.nfev, found.njev, found.nit, found.status]
+    if not batched:
+        numbers = [int(x) for x in numbers]
+    residuals = found.r.reshape(-1, *shape) if len(shape) != 1 else found.r
+    return Result(
+        as_tree(solution, stored=True),
+        found.cost if batched else found.cost[0],
+        residuals if batched else residuals[0],
+        as_tree(found.g),
+        free.abs().amax(-1) if batched else free.abs().amax(),
+        _mask_tree(flat, high - low, batched=batched),
+        *numbers,
+        found.status > 0 if batched else statuses[0] > 0,
+        messages if batched else messages[0],
+    )
+
+
+def _mask_tree(flat: Ravel, mask: Tensor, *, batched: bool) -> Any:
+    rows = mask if batched else mask[0]
+    parts = [
+        x.reshape((*flat.problems, *shape))
+        for x, shape in zip(rows.split(flat.sizes, -1), flat.shapes, strict=True)
+    ]
+    return tree.with_leaves(flat.like, parts)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _check_choices(
+    method: Any, bounds: Any, linear_solver: Any, *, batched: bool, compile: bool
+) -> None:
+    """Raise ValueError for names and combinations that there are not."""
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; choose one of 'lm', 'dogleg', 'trf'.")
+    linear.check_kind(linear_solver)
+    if bounds is not None and method == "dogleg":
+        raise ValueError(
+            "method 'dogleg' takes no bounds; leave the method out, and 'trf' is used, or leave "
+            "out the bounds."
+        )
+    bounded = bounds is not None or method == "trf"
+    if bounded and linear_solver not in ("auto", "cholesky"):
+        raise ValueError(
+            f"method 'trf' solves by 'cholesky', but got linear_solver={linear_solver!r}; leave it "
+            "out."
+        )
+    if compile and not batched:
+        raise ValueError(
+            "compile=True compiles steps of many problems; pass batched=True, with a leading "
+            "dimension of problems, or leave it out."
+        )
+
+
+def _check_real(x0: Any) -> None:
+    """Raise TypeError for complex parameters."""
+    for path, p in tree.items(x0):
+        if isinstance(p, Tensor) and p.is_complex():
+            raise TypeError(
+                f"x0 at {path!r} has dtype {p.dtype}, but parameters must be real; use "
+                "torch.view_as_real(x0), and torch.view_as_complex inside of the function."
+            )
+
+
+def _check_batched(args: Any, flat: Ravel) -> None:
+    """Raise unless every leaf of args has a row for each problem."""
+    (count,) = flat.problems
+    for path, x in tree.items(args):
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"with batched=True all args are tensors with a row for each problem, but "
+                f"args.{path} is a {type(x).__name__}; put what all problems share into the "
+                "function's closure."
+            )
+        if tuple(x.shape[:1]) != (count,):
+            raise ValueError(
+                f"x0 has {count} problems, but args.{path} has shape {tuple(x.shape)}; give it a "
+                "leading dimension of problems, or put it into the function's closure."
+            )
+
+
+def _shape_of_residuals(
+    fun: Callable[..., Any], x0: Any, args: Any, *, batched: bool
+) -> tuple[torch.Size, int]:
+    """The shape that the residuals of one problem are returned in, and their number."""
+    if batched:
+        x0, args = tree.map(lambda p: p[0], (x0, args))
+    with torch.no_grad():
+        value = fun(x0, *args)
+    r = as_vector(value)
+    return value.shape if isinstance(value, Tensor) else r.shape, r.numel()
+
+
+def _checked_bounds(bounds: Any, flat: Ravel, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Lower and upper bounds as (B, n), or None. Raises ValueError for those that cannot be met."""
+    if bounds is None:
+        return None, None
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise ValueError(
+            "bounds must be a pair (lower, upper), each None, a number, a tensor or a tree like x0."
+        )
+    lower, upper = [
+        _of_each("bounds", side, flat, x, missing)
+        for side, missing in zip(bounds, (-torch.inf, torch.inf), strict=True)
+    ]
+    if bool((lower.isnan() | upper.isnan() | (lower > upper)).any()):
+        raise ValueError("a lower bound is above its upper bound, or NaN; exchange or fix them.")
+    if bool(((x < lower) | (x > upper)).any()):
+        raise ValueError(
+            "x0 is outside of the bounds; begin inside, e.g. at x0.clamp(lower, upper)."
+        )
+    return lower, upper
+
+
+def _of_each(name: str, given: Any, flat: Ravel, x: Tensor, missing: float) -> Tensor:
+    """A number, a tensor or a tree as a number for each element of (B, n)."""
+    if given is None or isinstance(given, (int, float)):
+        return torch.full_like(x, missing if given is None else given)
+    if isinstance(given, Tensor) and len(flat.leaves) > 1 and given.numel() == 1:
+        return torch.full_like(x, float(given))
+    whole = flat.like
+    if isinstance(given, Tensor) and not isinstance(whole, Tensor):
+        raise ValueError(
+            f"{name} is one tensor, but x0 a tree of {len(flat.leaves)} tensors; pass a tree like "
+            "x0."
+        )
+    columns = []
+    try:
+        rows = tree.rows(whole, given)
+    except ValueError:
+        raise ValueError(
+            f"{name} and x0 have different structures: {tree.summary(given)} against "
+            f"{tree.summary(whole)}."
+        ) from None
+    for p, side in rows:
+        value = torch.as_tensor(missing if side is None else side, dtype=x.dtype, device=x.device)
+        try:
+            columns.append(value.expand(p.shape).reshape(x.shape[0], -1))
+        except RuntimeError:
+            raise ValueError(
+                f"{name} of shape {tuple(value.shape)} do not fit a parameter of shape "
+                f"{tuple(p.shape)}."
+            ) from None
+    return torch.cat(columns, -1)
+
+
+def _scales(given: Any, flat: Ravel, x: Tensor) -> Tensor:
+    """D, (B, n), float64: 1 over `x_scale`."""
+    if isinstance(given, str):
+        if given != "jac":
+            raise ValueError(f"unknown x_scale {given!r}; pass 'jac', numbers or tensors.")
+        return torch.zeros_like(x, dtype=torch.float64)
+    sizes = _of_each("x_scale", given, flat, x, 1.0).to(torch.float64)
+    if not bool((sizes > 0).all()):
+        raise ValueError("x_scale must be above 0 for each parameter.")
+    return 1 / sizes

@@ -1,0 +1,353 @@
+"""The loop of all least-squares methods: many problems side by side, each where it stands.
+
+A problem that has finished does not move. Slots of finished problems are given to others that wait,
+or dropped, once a quarter of the slots is free. What one problem does has no influence on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.solvers import linear
+from functional_optim.solvers.globalization import (
+    ACCEPTED,
+    dogleg,
+    guarded,
+    nielsen,
+    radius,
+    ratio,
+    scales,
+)
+from functional_optim.solvers.linear import System, norm
+from functional_optim.solvers.losses import Loss
+from functional_optim.solvers.problems import Problem
+
+RUNNING, EMPTY = 10, 11
+"""Values of `status` that no result has: of a problem at work, and of a slot without one."""
+
+ROWS = 16
+"""Problems are evaluated in multiples of this: what torch computes at the end of a tensor, less
+than two vectors, it may compute with other instructions."""
+FIRST_DAMPING = 1e-3
+"""Of the first step, in units of D²: Nielsen's τ for a starting point that is not far off."""
+CLIPS = 3
+"""How often a step is computed anew because it has run into bounds."""
+
+
+class Rules(NamedTuple):
+    """How problems are solved. kind: the linear solver. scaled: are D the norms of columns?"""
+
+    method: str
+    kind: str
+    loss: Loss
+    ftol: float
+    xtol: float
+    gtol: float
+    floor: float
+    max_nfev: int
+    scaled: bool
+
+
+class Data(NamedTuple):
+    """What problems have of their own, (B, ...). lower, upper: (B, n), or None. D: (B, n)."""
+
+    args: tuple[Any, ...]
+    lower: Tensor | None
+    upper: Tensor | None
+    D: Tensor
+
+
+class Progress(NamedTuple):
+    """Where B problems stand."""
+
+    x: Tensor
+    """(B, n), in the parameters' dtype."""
+    r: Tensor
+    """Residuals at x, (B, m), as the function returned them."""
+    curvature: Tensor
+    """JᵀJ (B, n, n) for "cholesky", Jᵀ (B, n, m) for other solvers; (B, 0) without a Jacobian."""
+    g: Tensor
+    """Gradient of the cost at x, (B, n), float64."""
+    cost: Tensor
+    """(B,), float64."""
+    mu: Tensor
+    """Damping, or the radius of the trust region: (B,), float64."""
+    nu: Tensor
+    """Factor of the damping after the next refused step: (B,), float64."""
+    D: Tensor
+    """Scales of the parameters, (B, n), float64; 0 for one without influence so far."""
+    status: Tensor
+    """(B,), int64."""
+    nfev: Tensor
+    """Evaluations of r, (B,), int64."""
+    njev: Tensor
+    """Evaluations of J, (B,), int64."""
+    nit: Tensor
+    """Steps tried, (B,), int64."""
+
+
+class Linearized(NamedTuple):
+    """What is known at a point. diagonal: of JᵀJ, (B, n)."""
+
+    cost: Tensor
+    curvature: Tensor
+    g: Tensor
+    diagonal: Tensor
+
+
+def measured(rules: Rules, problem: Problem, x: Tensor, r: Tensor, columns: Any) -> Linearized:
+    """Cost, gradient and curvature from residuals and Jᵀ; or from products, where columns is None.
+
+    All are those of the robust loss.
+    """
+    cost = rules.loss.cost(r)
+    if columns is None:
+        weighted, products = problem.products(x, rules.loss)
+        g = products[1](weighted)
+        return Linearized(cost, g[:, :0], g, torch.ones_like(g))
+    weighted, columns = rules.loss.scaled(r, columns)
+    g = linear.gradient(columns, weighted)
+    if rules.kind == "cholesky":
+        gram = linear.gram(columns)
+        return Linearized(cost, gram, g, gram.diagonal(dim1=-2, dim2=-1))
+    return Linearized(cost, columns, g, (columns * columns).sum(-1))
+
+
+def start(rules: Rules, problem: Problem, x: Tensor, data: Data) -> Progress:
+    """The first evaluation."""
+    r, columns = problem.linearize(x, data.args)
+    at = measured(rules, problem, x, r, columns)
+    D = scales(at.diagonal, torch.zeros_like(at.g)) if rules.scaled else data.D
+    ones = torch.ones_like(at.cost)
+    mu = FIRST_DAMPING * ones
+    if rules.method == "dogleg":
+        size = norm(guarded(D) * x.to(torch.float64))
+        mu = torch.where(size > 0, size, 1.0)
+    count = torch.ones_like(at.cost, dtype=torch.int64)
+    status = torch.where(_finite(at) & r.isfinite().all(-1), RUNNING, -1)
+    status = torch.where((status == RUNNING) & _flat(rules, at.cost, x, at.g, D, data), 1, status)
+    return Progress(
+        x, r, at.curvature, at.g, at.cost, mu, 2 * ones, D, status, count, count, 0 * count
+    )
+
+
+def _finite(at: Linearized) -> Tensor:
+    return at.cost.isfinite() & at.g.isfinite().all(-1) & at.diagonal.isfinite().all(-1)
+
+
+def outward(x: Tensor, g: Tensor, data: Data) -> Tensor:
+    """Whether a parameter is at a bound beyond which the cost decreases: (B, n)."""
+    none = torch.zeros_like(g, dtype=torch.bool)
+    low = none if data.lower is None else (x <= data.lower) & (g > 0)
+    high = none if data.upper is None else (x >= data.upper) & (g < 0)
+    return low | high
+
+
+def _flat(rules: Rules, cost: Tensor, x: Tensor, g: Tensor, D: Tensor, data: Data) -> Tensor:
+    """Whether the projected gradient vanishes: it is small, and r orthogonal to the columns of J.
+
+    The second says it in no unit, which a tolerance for the first alone would have.
+    """
+    free = torch.where(outward(x, g, data), 0.0, g).abs()
+    cosine = free / guarded(D)
+    orthogonal = cosine.amax(-1) <= rules.gtol * (2 * cost).sqrt()
+    small = free.amax(-1) <= rules.gtol
+    return small & (orthogonal | (not rules.scaled))
+
+
+def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress:
+    """Try a step of each problem that is running. Written without branches on values, but for what
+    `problem.lazy` saves."""
+    running = s.status == RUNNING
+    D = guarded(s.D)
+    system = _system(rules, problem, s)
+    p, found, near = _proposed(rules, system, s, D, data)
+    trial = _inside(s.x + p.to(s.x.dtype), data)
+    trial = torch.where(running.unsqueeze(-1), trial, s.x)
+    step = (trial - s.x).to(torch.float64)
+    predicted = -(s.g * step).sum(-1) - 0.5 * system.along(step)
+    actual, rho, accepted, r, at = _judged(rules, problem, s, data, trial, predicted)
+    accepted = accepted & found  # what has finished has a step of 0, which predicts nothing
+    length, size = norm(D * step), norm(D * s.x.to(torch.float64))
+
+    def taken(new: Tensor, old: Tensor) -> Tensor:
+        shape = (-1, *[1] * (new.dim() - 1))
+        return torch.where(accepted.reshape(shape), new, old)
+
+    x, g, cost = taken(trial, s.x), taken(at.g, s.g), taken(at.cost, s.cost)
+    if rules.method == "dogleg":
+        mu, nu = radius(s.mu, torch.where(found, length, 0.5 * s.mu), rho), s.nu
+    else:
+        mu, nu = nielsen(s.mu, s.nu, rho, accepted)
+    scale = taken(scales(at.diagonal, s.D), s.D) if rules.scaled else s.D
+    by_x = near & found & (length <= rules.xtol * (rules.xtol + size))
+    small = (predicted <= rules.ftol * s.cost) & (actual <= rules.ftol * s.cost)
+    noise = (predicted <= rules.floor * s.cost) & (actual.abs() <= rules.floor * s.cost)
+    by_f = near & found & ((accepted & small) | noise)
+    nfev = s.nfev + running
+    status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
+    status = torch.where(~accepted & (trial == s.x).all(-1), -2, status)
+    status = torch.where(by_x, 3, status)
+    status = torch.where(by_f, torch.where(by_x, 4, 2), status)
+    status = torch.where(_flat(rules, cost, x, g, scale, data), 1, status)
+    return Progress(
+        x, taken(r, s.r), taken(at.curvature, s.curvature), g, cost,
+        torch.where(running, mu, s.mu), torch.where(running, nu, s.nu), scale,
+        torch.where(running, status, s.status), nfev,
+        s.njev + (running if not problem.lazy else accepted), s.nit + running,
+    )  # fmt: skip
+
+
+def _system(rules: Rules, problem: Problem, s: Progress) -> System:
+    if rules.kind == "cholesky":
+        return System(s.r, s.g, gram=s.curvature)
+    if problem.matrix_free:
+        r, products = problem.products(s.x, rules.loss)
+        return System(r, s.g, products=products)
+    r = s.r.to(torch.float64)
+    if rules.loss.name != "linear":
+        r = r * rules.loss.weights(r)[0]
+    return System(r, s.g, columns=s.curvature)
+
+
+def _judged(
+    rules: Rules, problem: Problem, s: Progress, data: Data, trial: Tensor, predicted: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Linearized]:
+    """Actual decrease, its ratio to the predicted one, whether to accept, and what is there."""
+    old = Linearized(s.cost, s.curvature, s.g, s.D * s.D)
+    if problem.lazy:
+        r = problem.residuals(trial, data.args)
+        actual = s.cost - rules.loss.cost(r)
+        rho = ratio(actual, predicted)
+        if not bool((rho > ACCEPTED).any()):
+            return actual, rho, rho > ACCEPTED, r, old
+    r, columns = problem.linearize(trial, data.args)
+    at = measured(rules, problem, trial, r, columns)
+    actual = s.cost - at.cost
+    rho = ratio(actual, predicted)
+    good = _finite(at)
+    return actual, torch.where(good, rho, -1.0), good & (rho > ACCEPTED), r, at
+
+
+def _inside(x: Tensor, data: Data) -> Tensor:
+    """The next point within the bounds."""
+    x = x if data.lower is None else x.maximum(data.lower)
+    return x if data.upper is None else x.minimum(data.upper)
+
+
+def _proposed(
+    rules: Rules, system: System, s: Progress, D: Tensor, data: Data
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A step, whether it was found, and whether it is nearly that of Gauss and Newton."""
+    if rules.method == "dogleg":
+        tiny = torch.full_like(s.mu, rules.floor)
+        newton, found = linear.solve(rules.kind, system, tiny, D)
+        newton = torch.where(found.unsqueeze(-1), newton, float("inf"))
+        p = dogleg(system, newton, D, s.mu)
+        found = p.isfinite().all(-1)
+        p = torch.where(found.unsqueeze(-1), p, 0.0)
+        return p, found, norm(D * p) < 0.95 * s.mu
+    if rules.method == "trf":
+        p, found = _clipped(system, s, D, data)
+    else:
+        p, found = linear.solve(rules.kind, system, s.mu, D)
+    return p, found, s.mu <= 1
+
+
+def _clipped(system: System, s: Progress, D: Tensor, data: Data) -> tuple[Tensor, Tensor]:
+    """A damped step of the free parameters. What runs into a bound stops there, and the step of the
+    others is computed anew."""
+    G, x = system.gram, s.x
+    assert G is not None
+    fixed = outward(x, s.g, data)
+    p = torch.zeros_like(s.g)
+    found = torch.ones_like(s.mu, dtype=torch.bool)
+    for _ in range(CLIPS):
+        free = (~fixed).to(G.dtype)
+        g = (s.g + (G * torch.where(fixed, p, 0.0).unsqueeze(-2)).sum(-1)) * free
+        masked = G * free.unsqueeze(-1) * free.unsqueeze(-2) + torch.diag_embed(1 - free)
+        step, found = linear.solve("cholesky", System(s.r, g, gram=masked), s.mu, D)
+        p = torch.where(fixed, p, step)
+        stopped = (_inside(x + p.to(x.dtype), data) - x).to(G.dtype)
+        hit = ~fixed & (stopped != p)
+        p, fixed = torch.where(hit, stopped, p), fixed | hit
+    return p, found
+
+
+# ---------------------------------------------------------------- running
+
+
+Step = Callable[[Progress, Data], Progress]
+
+
+def run(
+    rules: Rules, problem: Problem, x0: Tensor, data: Data, step: Step, capacity: int, *,
+    fixed: bool,
+) -> Progress:  # fmt: skip
+    """Solve all problems.
+
+    Args:
+        rules: the settings of all problems.
+        problem: what evaluates them.
+        x0: (B, n).
+        data: what each problem has of its own.
+        step: `advance`, compiled or not.
+        capacity: how many problems are evaluated together at most.
+        fixed: always evaluate that many.
+    """
+    total = x0.shape[0]
+    rows = capacity if fixed else 1 if problem.lazy else ROWS
+
+    def begin(first: int, last: int) -> tuple[Progress, Data, Tensor]:
+        index = torch.arange(first, last, device=x0.device)
+        own = tree.map(lambda x: x[first:last], (x0, data))
+        x, mine = _filled(own, -(last - first) % (1 if problem.lazy else ROWS))
+        s = start(rules, problem, x, mine)
+        return *tree.map(lambda x: x[: last - first], (s, mine)), index
+
+    taken = min(capacity, total)
+    now, mine, index = begin(0, taken)
+    results = tree.map(lambda x: x.new_empty((total, *x.shape[1:])), now)
+    now, mine = _with_empty(now, mine, -now.status.shape[0] % rows)
+    while True:
+        finished = now.status != RUNNING
+        count = int(finished.sum())
+        slots, waiting = finished.shape[0], total - taken
+        if 4 * count >= slots and (count == slots or waiting or not fixed):
+            used = finished[: len(index)]
+            done = used.nonzero()[:, 0]
+            for target, x in zip(results, now, strict=True):
+                target[index[done]] = x[done]
+            kept = (~used).nonzero()[:, 0]
+            now, mine = tree.map(lambda x, i=kept: x[i], (now, mine))
+            index = index[kept]
+            more = min(waiting, capacity - len(index))
+            if more:
+                new, own, numbers = begin(taken, taken + more)
+                taken += more
+                now, mine = tree.map(lambda a, b: torch.cat([a, b]), (now, mine), (new, own))
+                index = torch.cat([index, numbers])
+            if not len(index):
+                return results
+            now, mine = _with_empty(now, mine, -len(index) % rows)
+        now = step(now, mine)
+
+
+def _filled(trees: Any, more: int) -> Any:
+    """Trees with copies of the first problem behind."""
+    if not more:
+        return trees
+    return tree.map(lambda x: torch.cat([x, x[:1].expand(more, *x.shape[1:])]), trees)
+
+
+def _with_empty(s: Progress, data: Data, more: int) -> tuple[Progress, Data]:
+    """The same with slots behind that have no problem."""
+    s, data = _filled((s, data), more)
+    if more:
+        s = s._replace(status=torch.cat([s.status[:-more], s.status.new_full((more,), EMPTY)]))
+    return s, data

@@ -1,0 +1,77 @@
+"""Evaluation of residuals and Jacobians for one problem, or for many side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from functional_optim.core.ravel import Ravel
+from functional_optim.solvers import residuals
+from functional_optim.solvers.losses import Loss
+from functional_optim.solvers.residuals import as_vector
+
+
+class Problem:
+    """Residuals of points (B, n), each with its own arguments.
+
+    fun: residuals of one problem. one: the vector view of its parameters. m: the number of
+    residuals. batched: are there many problems, evaluated by torch.vmap? Else B is 1, there are no
+    arguments, and fun is called as it is. matrix_free: use products with J instead of J. lazy:
+    evaluate J at points that are accepted only.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        one: Ravel,
+        m: int,
+        *,
+        batched: bool,
+        matrix_free: bool = False,
+    ) -> None:
+        self.fun, self.one, self.m, self.batched = fun, one, m, batched
+        self.matrix_free = matrix_free and not batched
+        self.lazy = not batched
+
+    def residuals(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
+        """(B, n) → (B, m)."""
+        if self.batched:
+            return self._side_by_side(args)(x)
+        with torch.no_grad():
+            return as_vector(self.fun(self.one.tree(x[0]))).unsqueeze(0)
+
+    def linearize(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+        """Residuals and Jᵀ: (B, m) and (B, n, m), the latter None if `matrix_free`."""
+        if self.batched:
+            return residuals.linearized(self._side_by_side(args), x, self.m)
+        if self.matrix_free:
+            return self.residuals(x, args), None
+        r, J = residuals.jacobian(self.fun, self.one, x[0])
+        return r.unsqueeze(0), J.mT.unsqueeze(0)
+
+    def products(
+        self, x: Tensor, loss: Loss
+    ) -> tuple[Tensor, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
+        """Weighted residuals, (1, m), and products with the weighted J and Jᵀ, in float64."""
+        r, push, pull = residuals.products(self.fun, self.one, x[0])
+        r64 = r.to(torch.float64)
+        factor, weight = (1.0, 1.0) if loss.name == "linear" else loss.weights(r64)
+
+        def forward(v: Tensor) -> Tensor:
+            return (weight * push(v[0].to(x.dtype)).to(torch.float64)).unsqueeze(0)
+
+        def backward(u: Tensor) -> Tensor:
+            return pull((weight * u[0]).to(r.dtype)).to(torch.float64).unsqueeze(0)
+
+        return (r64 * factor).unsqueeze(0), (forward, backward)
+
+    def _side_by_side(self, args: tuple[Any, ...]) -> Callable[[Tensor], Tensor]:
+        def one(x: Tensor, *own: Any) -> Tensor:
+            return as_vector(self.fun(self.one.tree(x), *own))
+
+        each = vmap(one)
+        return lambda x: each(x, *args)

@@ -1,0 +1,320 @@
+"""Residuals: functions from parameters to r, and what is known of their structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
+
+from functional_optim import tree
+from functional_optim.core import modes
+from functional_optim.core.chain import completed
+from functional_optim.core.ravel import Ravel
+
+ResidualFn: TypeAlias = Callable[[Any], Any]
+"""From a tree of parameters to residuals: a real tensor of any shape, or a tree of such."""
+
+LIMIT = 2**24
+"""Elements of a Jacobian that are computed at once: 128 MiB in float64."""
+FEW = 8
+"""Parameters up to which derivatives along each are taken one by one, without torch.vmap."""
+
+
+class PerSample:
+    """What `per_sample` returns: residuals of which each belongs to one sample.
+
+    fn: of the parameters and one sample. data: trees of tensors with a leading dimension of
+    samples. count: the number of samples.
+    """
+
+    def __init__(self, fn: Callable[..., Any], data: tuple[Any, ...]) -> None:
+        if not callable(fn):
+            raise TypeError(
+                f"per_sample takes a function fn(params, *sample) first, but got a "
+                f"{type(fn).__name__}; call it as per_sample(fn, x, y)."
+            )
+        leaves = tree.leaves(data)
+        wrong = [x for x in leaves if not isinstance(x, Tensor)]
+        if wrong or not leaves:
+            what = f"a {type(wrong[0]).__name__}" if wrong else "nothing"
+            raise TypeError(
+                f"per_sample takes tensors with one row for each sample, but got {what}; put what "
+                "all samples share into the function."
+            )
+        counts = {tuple(x.shape[:1]) for x in leaves}
+        if len(counts) != 1 or () in counts or (0,) in counts:
+            raise ValueError(
+                "per_sample needs data with one leading dimension in common, the number of "
+                f"samples, but got {tree.summary(data)}."
+            )
+        self.fn, self.data = fn, data
+        self.count = counts.pop()[0]
+
+    def __call__(self, params: Any) -> Tensor:
+        """All residuals, in the order of the samples: (m,)."""
+
+        def one(sample: tuple[Any, ...]) -> Tensor:
+            return as_vector(self.fn(params, *sample))
+
+        return vmap(one)(self.data).reshape(-1)
+
+    def over(self, fill: Callable[[Any], Any]) -> PerSample:
+        """The same as a function of what `fill` makes the parameters of."""
+        return PerSample(lambda params, *sample: self.fn(fill(params), *sample), self.data)
+
+
+class Stacked:
+    """What `stack_residuals` returns. parts: functions of the parameters."""
+
+    def __init__(self, parts: tuple[ResidualFn, ...]) -> None:
+        for part in parts:
+            if not callable(part):
+                raise TypeError(
+                    f"stack_residuals takes functions from parameters to residuals, but got a "
+                    f"{type(part).__name__}."
+                )
+        if not parts:
+            raise ValueError("stack_residuals needs at least one function; got none.")
+        self.parts = parts
+
+    def __call__(self, params: Any) -> Tensor:
+        """The residuals of all parts, one after the other: (m,)."""
+        return torch.cat([as_vector(part(params)) for part in self.parts])
+
+    def over(self, fill: Callable[[Any], Any]) -> Stacked:
+        """The same as a function of what `fill` makes the parameters of."""
+        return Stacked(tuple([completed(part, fill) for part in self.parts]))
+
+
+def per_sample(fn: Callable[..., Any], *data: Any) -> PerSample:
+    """Say that every sample has residuals of its own: residual i is `fn(params, *sample_i)`.
+
+    A Jacobian then costs a few gradients of the loss: each row is a gradient of one sample, and
+    all samples are differentiated side by side. Through an opaque function it takes a backward
+    pass per residual, or a forward pass per parameter.
+
+    Args:
+        fn: from the parameters and one sample to its residuals: a 0-dim tensor or a tensor of any
+            shape. It runs under torch.vmap, so it must not branch on values, and sees a sample
+            without the leading dimension.
+        data: tensors, or trees of tensors, with one leading dimension in common: the samples.
+
+    Returns:
+        A function from parameters to all residuals, (samples × residuals of one,), which solvers
+        know how to differentiate.
+
+    Raises:
+        TypeError: if fn cannot be called, or data holds something else than tensors.
+        ValueError: if the tensors have no samples, or a different number of them.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> t, y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([2.0, 1.0, 0.5])
+        >>> fn = fo.per_sample(lambda p, t, y: p["a"] * torch.exp(-p["b"] * t) - y, t, y)
+        >>> fn({"a": torch.tensor(2.0), "b": torch.tensor(0.0)})
+        tensor([0.0000, 1.0000, 1.5000])
+    """
+    return PerSample(fn, data)
+
+
+def stack_residuals(*parts: ResidualFn) -> Stacked:
+    """Join residuals: those of a differential equation inside of a domain, and at its boundary.
+
+    Args:
+        parts: functions from the same parameters to residuals, each plain or made by `per_sample`.
+            A weight is a factor in a function: √w times its residuals.
+
+    Returns:
+        A function from parameters to all residuals, which are differentiated part by part.
+
+    Raises:
+        TypeError: for a part that cannot be called.
+        ValueError: without any part.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> inside = fo.per_sample(lambda w, x: w * x - 1, torch.tensor([1.0, 2.0]))
+        >>> fn = fo.stack_residuals(inside, lambda w: 0.1 * w)
+        >>> fn(torch.tensor(3.0))
+        tensor([2.0000, 5.0000, 0.3000])
+    """
+    return Stacked(parts)
+
+
+def as_vector(value: Any) -> Tensor:
+    """Residuals as a vector, (m,).
+
+    Raises:
+        TypeError: for something else than real floating-point tensors.
+        ValueError: if there are none.
+    """
+    leaves = [value] if isinstance(value, Tensor) else tree.leaves(value)
+    for x in leaves:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            what = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise TypeError(
+                f"residuals must be real floating-point tensors, but the function returned {what}; "
+                "of complex residuals return torch.view_as_real(r)."
+            )
+    parts = [x.reshape(-1) for x in leaves]
+    if not sum(x.numel() for x in parts):
+        raise ValueError(
+            "the function returned residuals without elements; return at least one number."
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def on_vector(fn: ResidualFn, flat: Ravel) -> Callable[[Tensor], Tensor]:
+    """The same residuals as a function of the parameters as one vector: (n,) → (m,)."""
+    return lambda x: as_vector(fn(flat.tree(x)))
+
+
+def forward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """f(x), and its derivative along each parameter: (..., n, m) for x of shape (..., n).
+
+    f may map a batch of points, each on its own. It is evaluated once, for all directions.
+    """
+    n = x.shape[-1]
+    eye = torch.eye(n, dtype=x.dtype, device=x.device)
+
+    def push(direction: Tensor) -> tuple[Tensor, Tensor]:
+        return jvp(f, (x,), (direction.expand_as(x),))
+
+    r, columns = vmap(push, out_dims=(None, 0))(eye)
+    return r, columns.movedim(0, -2)
+
+
+def backward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by one backward pass for each residual."""
+    r, pull = vjp(f, x)
+    m = r.shape[-1]
+    eye = torch.eye(m, dtype=r.dtype, device=r.device)
+
+    def back(cotangent: Tensor) -> Tensor:
+        return pull(cotangent.expand_as(r))[0]
+
+    chunk = max(1, LIMIT // max(x.numel(), 1))
+    rows = vmap(back, chunk_size=chunk if chunk < m else None)(eye)
+    return r, rows.movedim(0, -1)
+
+
+def twice_backward(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as `forward_over` by plain autograd: Jᵀu is linear in u, and its derivative is J.
+
+    It takes less time than a forward pass. The first of those imports torch's compiler, and the
+    first call of autograd with `grad_outputs` sympy, which take seconds: so sums are derived here.
+    """
+    x = x.detach().requires_grad_()
+    n = x.shape[-1]
+    with torch.enable_grad():
+        r = f(x)
+        if not r.requires_grad:
+            return r, r.new_zeros((*x.shape, r.shape[-1]))
+        u = torch.zeros_like(r, requires_grad=True)
+        (pulled,) = torch.autograd.grad((r * u).sum(), x, create_graph=True)
+        sums = [row.sum() for row in pulled.unbind(-1)] if n <= FEW else []
+    if n > FEW:
+        eye = torch.eye(n, dtype=x.dtype, device=x.device)
+        along = eye.reshape(n, *[1] * (x.dim() - 1), n).expand(n, *x.shape)
+        (columns,) = torch.autograd.grad(pulled, u, along, is_grads_batched=True)
+    else:
+        columns = torch.stack([torch.autograd.grad(x, u, retain_graph=True)[0] for x in sums])
+    return r.detach(), columns.movedim(0, -2)
+
+
+def linearized(f: Callable[[Tensor], Tensor], x: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    """f(x) and its transposed Jacobian, (..., n, m), in the mode that takes fewer passes."""
+    if m < x.shape[-1]:
+        return backward_over(f, x)
+    if not modes.traced():
+        return twice_backward(f, x)
+    try:
+        return forward_over(f, x)
+    except NotImplementedError as error:
+        if "forward" not in str(error):  # of an operation, or a torch.autograd.Function
+            raise
+        return backward_over(f, x)
+
+
+def blocks(fn: ResidualFn, flat: Ravel, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Residuals and rows of the Jacobian, (k,) and (k, n), block by block.
+
+    Samples are differentiated in blocks of bounded size. An opaque function is one block; one that
+    has its own way to be differentiated has `derivatives(x)`.
+    """
+    if hasattr(fn, "derivatives"):
+        yield fn.derivatives(x)
+    elif isinstance(fn, Stacked):
+        for part in fn.parts:
+            yield from blocks(part, flat, x)
+    elif isinstance(fn, PerSample):
+        yield from _blocks_of_samples(fn, flat, x)
+    else:
+        f = on_vector(fn, flat)
+        r, columns = linearized(f, x, count(f, x))
+        yield r, columns.mT
+
+
+def _blocks_of_samples(fn: PerSample, flat: Ravel, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def one(x: Tensor, sample: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        r = as_vector(fn.fn(flat.tree(x), *sample))
+        return r, r
+
+    def alone(x: Tensor, sample: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        r, _ = one(x, sample)
+        return r.sum(), r
+
+    k = _of_a_sample(fn, flat, x)
+    if k == 1:
+        derive = grad(alone, has_aux=True)  # less work than the same by jacrev
+    else:
+        derive = (jacrev if k < x.shape[-1] else jacfwd)(one, has_aux=True)
+    rows = vmap(derive, in_dims=(None, 0))
+    most = max(1, LIMIT // (k * x.shape[-1]))
+    for start in range(0, fn.count, most):
+        part = tree.map(lambda data, a=start: data[a : a + most], fn.data)
+        J, r = rows(x, part)
+        yield r.reshape(-1), J.reshape(-1, x.shape[-1])
+
+
+def _of_a_sample(fn: PerSample, flat: Ravel, x: Tensor) -> int:
+    """The number of residuals of one sample."""
+    first = tree.map(lambda data: data[0], fn.data)
+    return count(lambda x: as_vector(fn.fn(flat.tree(x), *first)), x)
+
+
+def size(fn: ResidualFn, flat: Ravel, x: Tensor) -> int:
+    """The number of residuals, from as few of them as the structure allows."""
+    if isinstance(fn, Stacked):
+        return sum(size(part, flat, x) for part in fn.parts)
+    if isinstance(fn, PerSample):
+        return fn.count * _of_a_sample(fn, flat, x)
+    return count(on_vector(fn, flat), x)
+
+
+def count(f: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """The number of residuals, without a derivative."""
+    with torch.no_grad():
+        return f(x.detach()).shape[-1]
+
+
+def jacobian(fn: ResidualFn, flat: Ravel, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Residuals and the dense Jacobian: (m,) and (m, n)."""
+    parts = list(blocks(fn, flat, x))
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([r for r, _ in parts]), torch.cat([J for _, J in parts])
+
+
+def products(
+    fn: ResidualFn, flat: Ravel, x: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Residuals, and the functions v ↦ J v and u ↦ Jᵀ u, without a Jacobian in memory."""
+    f = on_vector(fn, flat)
+    r, pull = vjp(f, x)
+    return r, lambda v: jvp(f, (x,), (v,))[1], lambda u: pull(u)[0]

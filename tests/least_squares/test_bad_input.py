@@ -1,0 +1,112 @@
+"""Bad input: an error or a status that says it, and nothing that has moved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fits import rosenbrock
+
+import functional_optim as fo
+
+AT = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+MANY = AT.repeat(3, 1)
+NAN = float("nan")
+WIDE = {"bounds": (-9.0, 9.0)}
+
+RAISED = {
+    "fun": (TypeError, "takes a function that returns residuals", (3.0, AT), {}),
+    "method": (ValueError, "unknown method 'newton'", (rosenbrock, AT), {"method": "newton"}),
+    "loss": (ValueError, "unknown loss 'l1'", (rosenbrock, AT), {"loss": "l1"}),
+    "solver": (ValueError, "unknown linear_solver", (rosenbrock, AT), {"linear_solver": "lu"}),
+    "f_scale": (ValueError, "f_scale must be above 0", (rosenbrock, AT), {"f_scale": 0.0}),
+    "max_nfev": (ValueError, "max_nfev must be 1", (rosenbrock, AT), {"max_nfev": 0}),
+    "integer": (TypeError, "dtype torch.int64", (rosenbrock, torch.tensor([1, 2])), {}),
+    "complex": (TypeError, "must be real", (rosenbrock, AT.to(torch.complex128)), {}),
+    "no tensor": (TypeError, "not a tensor", (rosenbrock, [1.0, 2.0]), {}),
+    "empty": (ValueError, "no elements", (rosenbrock, torch.empty(0)), {}),
+    "complex residuals": (TypeError, "view_as_real", (lambda x: x + 1j, AT), {}),
+    "no residuals": (ValueError, "without elements", (lambda x: x[:0], AT), {}),
+    "a number": (TypeError, "returned a float", (lambda x: 1.0, AT), {}),
+    "nan at x0": (ValueError, "not finite at x0", (lambda x: x * NAN, AT), {}),
+    "inf at x0": (ValueError, "not finite at x0", (lambda x: x / 0, AT), {}),
+    "jacobian": (ValueError, "not finite at x0", (lambda x: (x - AT).abs().sqrt(), AT), {}),
+    "outside": (ValueError, "outside of the bounds", (rosenbrock, AT), {"bounds": (0.0, None)}),
+    "crossed": (ValueError, "above its upper", (rosenbrock, AT), {"bounds": (2.0, 1.0)}),
+    "nan bound": (ValueError, "or NaN", (rosenbrock, AT), {"bounds": (NAN, None)}),
+    "one bound": (ValueError, "a pair", (rosenbrock, AT), {"bounds": (0.0,)}),
+    "shape": (ValueError, "do not fit", (rosenbrock, AT), {"bounds": (torch.zeros(3), None)}),
+    "dogleg": (ValueError, "no bounds", (rosenbrock, AT), {"method": "dogleg", **WIDE}),
+    "qr": (ValueError, "by 'cholesky'", (rosenbrock, AT), {"linear_solver": "qr", **WIDE}),
+    "x_scale": (ValueError, "x_scale must be above 0", (rosenbrock, AT), {"x_scale": 0.0}),
+    "x_scale name": (ValueError, "unknown x_scale", (rosenbrock, AT), {"x_scale": "auto"}),
+    "compile": (ValueError, "pass batched=True", (rosenbrock, AT), {"compile": True}),
+    "one number": (ValueError, "leading dimension", (rosenbrock, AT[0]), {"batched": True}),
+    "args": (ValueError, "x0 has 3 problems", (rosenbrock, MANY, (AT,)), {"batched": True}),
+    "float args": (TypeError, "function's closure", (rosenbrock, MANY, (2.0,)), {"batched": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RAISED)
+def test_what_is_known_beforehand_raises(case):
+    error, text, given, how = RAISED[case]
+    before = [x.clone() for x in given if isinstance(x, torch.Tensor)]
+    with pytest.raises(error, match=text):
+        fo.least_squares(*given, **how)
+    after = [x for x in given if isinstance(x, torch.Tensor)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_exceptions_of_the_function_pass():
+    def fun(x):
+        raise ZeroDivisionError("of mine")
+
+    with pytest.raises(ZeroDivisionError, match="of mine"):
+        fo.least_squares(fun, AT)
+
+
+def test_statuses_say_what_happened():
+    assert fo.least_squares(rosenbrock, AT, max_nfev=3).status == 0
+    assert fo.least_squares(rosenbrock, AT, max_nfev=3).message.startswith("The maximum number")
+    assert fo.least_squares(rosenbrock, torch.ones_like(AT)).status == 1
+
+    def wrong(x):  # a derivative that leads uphill
+        return 1 + x.detach() - 2 * (x - x.detach())
+
+    lost = fo.least_squares(wrong, AT)
+    assert lost.status == -2
+    assert not lost.success
+    assert torch.equal(lost.x, AT)
+
+    def zero(x):
+        return x * 0.0
+
+    nothing = fo.least_squares(zero, AT)
+    assert (nothing.status, nothing.nfev) == (1, 1)
+    assert torch.equal(nothing.x, AT)
+
+
+def test_nan_on_the_way_is_a_refused_step():
+    def fun(x):
+        return torch.cat([x.log() + 3, x - 1])
+
+    found = fo.least_squares(fun, torch.tensor([5.0], dtype=torch.float64))
+    assert found.success
+    assert found.x.isfinite().all()
+
+
+def test_parameters_without_influence_and_more_of_them_than_residuals():
+    def fun(x):
+        return torch.stack([x[0] * x[1] - 2, x[1] - 1])
+
+    start = torch.tensor([1.0, 3.0, 7.0], dtype=torch.float64)
+    for solver in ("kernel", "cholesky", "qr", "cg", "lsmr"):
+        found = fo.least_squares(fun, start, linear_solver=solver)
+        assert found.success, solver
+        assert torch.allclose(found.x, torch.tensor([2.0, 1.0, 7.0], dtype=torch.float64))
+
+
+def test_float32_stops_at_its_own_precision():
+    found = fo.least_squares(rosenbrock, AT.float(), ftol=0.0, xtol=0.0, gtol=0.0)
+    assert found.success
+    assert found.x.dtype == torch.float32
+    assert torch.allclose(found.x, torch.ones(2), atol=1e-6)

@@ -1,0 +1,128 @@
+"""Bounds: never evaluated outside, and no worse than the better of scipy's two methods."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fits import curves, decay, rosenbrock
+
+import functional_optim as fo
+
+optimize = pytest.importorskip("scipy.optimize")
+
+
+def powell(x):
+    return torch.stack(
+        [
+            x[0] + 10 * x[1],
+            5**0.5 * (x[2] - x[3]),
+            (x[1] - 2 * x[2]) ** 2,
+            10**0.5 * (x[0] - x[3]) ** 2,
+        ]
+    )
+
+
+def wood(x):
+    a, b, c, d = x
+    return torch.stack(
+        [
+            10 * (b - a * a),
+            1 - a,
+            90**0.5 * (d - c * c),
+            1 - c,
+            10**0.5 * (b + d - 2),
+            (b - d) / 10**0.5,
+        ]
+    )
+
+
+def beale(x):
+    return torch.stack([c - x[0] * (1 - x[1] ** k) for k, c in ((1, 1.5), (2, 2.25), (3, 2.625))])
+
+
+Y = curves(1)[1][0]
+CASES = {
+    "rosenbrock": (rosenbrock, [-1.2, 1.0], [-1.5, -2.0], [0.5, 2.0]),
+    "rosenbrock at a corner": (rosenbrock, [-2.0, 2.0], [-2.0, 1.5], [2.0, 3.0]),
+    "powell": (powell, [3.0, -1.0, 0.0, 1.0], [0.1, -20.0, -1.0, -1.0], [100.0, 20.0, 1.0, 50.0]),
+    "wood": (wood, [-3.0, -1.0, -3.0, -1.0], [-100.0] * 4, [0.0, 10.0, 100.0, 100.0]),
+    "beale": (beale, [1.0, 1.0], [0.6, 0.5], [10.0, 100.0]),
+    "decay": (lambda x: decay(x, Y), [1.0, 0.5, 0.5], [0.0, 0.0, 0.4], [9.0, 0.6, 9.0]),
+    "fixed": (lambda x: decay(x, Y), [1.0, 0.5, 0.5], [0.0, 0.5, 0.0], [9.0, 0.5, 9.0]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_worse_than_scipy_and_never_outside(case):
+    fun, x0, lower, upper = CASES[case]
+    low, high = (torch.tensor(x, dtype=torch.float64) for x in (lower, upper))
+    seen = []
+
+    def watched(x):
+        if not torch._C._functorch.is_functorch_wrapped_tensor(x):
+            seen.append(x.detach().clone())
+        return fun(x)
+
+    found = fo.least_squares(
+        watched, torch.tensor(x0, dtype=torch.float64), bounds=(low, high), ftol=1e-12,
+        xtol=1e-12, gtol=1e-10,
+    )  # fmt: skip
+    points = torch.stack(seen)
+    assert len(points) > 3
+    assert bool(((points >= low) & (points <= high)).all())
+    assert found.success
+
+    def plain(x):
+        return fun(torch.as_tensor(x)).numpy()
+
+    spread = [h if h > a else h + 1e-9 for a, h in zip(lower, upper, strict=True)]
+    begin = np.clip(x0, np.array(lower) + 1e-10, np.array(spread) - 1e-10)
+    costs = [
+        optimize.least_squares(
+            plain, begin, bounds=(lower, spread), method=method, xtol=1e-12, ftol=1e-12, gtol=1e-10
+        ).cost
+        for method in ("trf", "dogbox")
+    ]
+    assert float(found.cost) <= min(costs) * (1 + 1e-7) + 1e-15
+
+
+def test_a_step_to_a_bound_ends_at_it_to_the_last_bit():
+    """x + (bound − x) is often another number than the bound."""
+    x0, y = curves(200)
+    upper = torch.rand(200, 3, dtype=torch.float64) / 3 + 1
+    found = fo.least_squares(decay, x0, (y,), bounds=(None, upper), batched=True)
+    assert bool((found.x <= upper).all())
+    assert int((found.x == upper).sum()) > 100
+    assert torch.equal(found.active_mask == 1, found.x == upper)
+
+
+def test_the_mask_names_the_bound_and_gtol_looks_at_free_parameters():
+    found = fo.least_squares(
+        rosenbrock,
+        torch.tensor([-1.2, 1.0], dtype=torch.float64),
+        bounds=(None, torch.tensor([0.5, 9.0])),
+    )
+    assert found.active_mask.tolist() == [1, 0]
+    solution = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    at_once = fo.least_squares(rosenbrock, solution, bounds=(None, solution.new_tensor([0.5, 9.0])))
+    assert (at_once.status, at_once.nfev) == (1, 1)
+    assert found.x[0] == 0.5
+    assert float(found.optimality) < 1e-4 < 0.4 < float(found.grad.abs().max())
+
+
+def test_trees_and_bounds_of_each_problem():
+    x0, y = curves(3)
+    low = torch.tensor([[0.0], [5.0], [0.0]], dtype=torch.float64)
+    start = {"a": x0[:, :1].maximum(low), "rest": x0[:, 1:]}
+
+    def fun(x, y):
+        return decay(torch.cat([x["a"], x["rest"]]), y)
+
+    found = fo.least_squares(
+        fun, start, (y,), bounds=({"a": low, "rest": None}, None), batched=True
+    )
+    assert found.active_mask["a"].tolist() == [[0], [-1], [0]]
+    assert not found.active_mask["rest"].any()
+    free = fo.least_squares(decay, x0, (y,), batched=True)
+    assert torch.allclose(found.x["a"][[0, 2], 0], free.x[[0, 2], 0], rtol=1e-5)

@@ -1,0 +1,132 @@
+"""Derivatives of solutions against differences of polished solutions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fits import curves, decay
+from torch import Tensor
+
+import functional_optim as fo
+from functional_optim.solvers.losses import Loss
+
+X0, DATA = curves(2, noise=0.1)
+TIGHT = {"ftol": 0.0, "xtol": 0.0, "gtol": 1e-14}
+STEP = 1e-5
+
+
+def polished(x: Tensor, y: Tensor, loss: Loss, upper: Tensor | None) -> Tensor:
+    """One problem's solution after steps of Newton's method for what is not at its bound."""
+
+    def cost(x: Tensor) -> Tensor:
+        return loss.cost(decay(x, y))
+
+    free = torch.ones(3, dtype=torch.bool) if upper is None else x < upper
+    for _ in range(4):
+        g, H = torch.func.grad(cost)(x)[free], torch.func.hessian(cost)(x)[free][:, free]
+        x = x.index_put((free,), x[free] - torch.linalg.solve(H, g))
+    return x
+
+
+def solved(y: Tensor, begin: Tensor = X0[0], **how) -> Tensor:
+    """The solution, where a second run ends at once: it begins at the polished end of the first."""
+    first = fo.least_squares(decay, begin, (y.detach(),), **TIGHT, **how)
+    loss = Loss(how.get("loss", "linear"), how.get("f_scale", 1.0))
+    upper = how["bounds"][1] if "bounds" in how else None
+    data = y.detach()
+    while torch._C._functorch.is_functorch_wrapped_tensor(data):
+        data = torch._C._functorch.get_unwrapped(data)
+    x = first.x
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    start = polished(x, data, loss, upper)
+    return fo.least_squares(decay, start, (y,), **{**TIGHT, "gtol": 1e-10}, **how).x
+
+
+def difference(f, y: Tensor, along: Tensor) -> Tensor:
+    return (f(y + STEP * along) - f(y - STEP * along)) / (2 * STEP)
+
+
+HOW = {
+    "plain": {},
+    "dogleg": {"method": "dogleg"},
+    "kernel": {"linear_solver": "kernel"},
+    "soft_l1": {"loss": "soft_l1", "f_scale": 0.1},
+    "huber": {"loss": "huber", "f_scale": 0.1},
+    "cauchy": {"loss": "cauchy", "f_scale": 0.3},
+    "arctan": {"loss": "arctan", "f_scale": 0.5},
+    "bounds": {"bounds": (None, torch.tensor([9.0, 1.2, 0.1], dtype=torch.float64))},
+}
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+def test_all_modes_agree_with_differences(how):
+    y = DATA[0]
+    along = torch.randn(30, dtype=torch.float64)
+
+    def f(y: Tensor) -> Tensor:
+        return solved(y, torch.tensor([1.0, 1.0, 0.1], dtype=torch.float64), **how)
+
+    expected = difference(f, y, along)
+    assert expected.abs().max() > 1e-3
+    primal, tangent = torch.func.jvp(f, (y,), (along,))
+    assert torch.equal(primal, f(y))
+    assert torch.allclose(tangent, expected, atol=1e-6)
+    rows = torch.func.jacrev(f)(y)
+    assert torch.allclose(rows @ along, expected, atol=1e-6)
+    assert torch.allclose(torch.func.jacfwd(f)(y), rows, atol=1e-10)
+    own = y.clone().requires_grad_()
+    (g,) = torch.autograd.grad(f(own) @ torch.ones(3, dtype=torch.float64), own)
+    assert torch.allclose(g, rows.sum(0), atol=1e-10)
+
+
+def test_second_derivatives():
+    y = DATA[1]
+
+    def slope(y: Tensor) -> Tensor:
+        return torch.func.grad(lambda y: solved(y)[1])(y)
+
+    along = torch.randn(30, dtype=torch.float64)
+    H = torch.func.hessian(lambda y: solved(y)[1])(y)
+    assert torch.allclose(H @ along, difference(slope, y, along), atol=1e-6)
+    assert torch.allclose(H, H.mT, atol=1e-9)
+
+
+def test_batches_and_what_is_constant_in_them():
+    """At a bound and where a problem has not converged, nothing depends on the data."""
+    upper = torch.tensor([9.0, 9.0, 0.1], dtype=torch.float64)
+    y = torch.stack([DATA[0], DATA[1], torch.full_like(DATA[0], float("nan"))])
+    begin = torch.cat([X0, X0[:1]])
+    begin[:, 2] = 0.05
+
+    def f(y: Tensor) -> Tensor:
+        return fo.least_squares(decay, begin, (y,), batched=True, bounds=(None, upper), **TIGHT).x
+
+    J = torch.func.jacrev(f)(y)
+    assert J.shape == (3, 3, 3, 30)
+    for i in range(2):
+        alone = torch.func.jacrev(lambda own, i=i: solved(own, begin[i], bounds=(None, upper)))(
+            y[i]
+        )
+        assert torch.allclose(J[i, :, i], alone, atol=1e-7)
+        assert not J[i, :, 1 - i].any()
+    at_bound = f(y)[:2, 2] == 0.1
+    assert at_bound.any()
+    assert not J[:2, 2, :2][at_bound].any()
+    assert not J[2].any()
+
+
+def test_without_implicit_the_solution_is_a_constant():
+    y = DATA[0].clone().requires_grad_()
+    assert fo.least_squares(decay, X0[0], (y,)).x.requires_grad
+    assert not fo.least_squares(decay, X0[0], (y,), implicit=False).x.requires_grad
+
+
+def test_a_singular_hessian_gives_the_smallest_derivative():
+    def fun(x, a):
+        return (x[0] + x[1] - a).reshape(1)
+
+    start = torch.zeros(2, dtype=torch.float64)
+    a = torch.tensor(3.0, dtype=torch.float64)
+    J = torch.func.jacrev(lambda a: fo.least_squares(fun, start, (a,)).x)(a)
+    assert torch.allclose(J, torch.full_like(J, 0.5))

@@ -1,0 +1,86 @@
+"""Linear solvers against dense float64 solves, whatever the sizes and the damping."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from functional_optim.solvers import linear
+from functional_optim.solvers.linear import System
+
+SIZES = [(30, 3), (9, 9), (40, 13), (5, 12), (1, 4), (70, 6)]
+
+
+def drawn(m, n, count=4):
+    columns = torch.randn(count, n, m, dtype=torch.float64)
+    r = torch.randn(count, m, dtype=torch.float64)
+    D = torch.rand(count, n, dtype=torch.float64) + 0.5
+    return columns, r, D
+
+
+@pytest.mark.parametrize("kind", [x for x in linear.KINDS if x != "auto"])
+@pytest.mark.parametrize(("m", "n"), SIZES)
+def test_the_step_is_that_of_the_damped_normal_equations(kind, m, n):
+    columns, r, D = drawn(m, n)
+    mu = torch.tensor([1.0, 0.1, 3.0, 0.01], dtype=torch.float64)
+    g = linear.gradient(columns, r)
+    system = System(r, g, gram=linear.gram(columns), columns=columns)
+    p, found = linear.solve(kind, system, mu, D)
+    G = columns @ columns.mT + torch.diag_embed(mu[:, None] * D * D)
+    assert bool(found.all())
+    assert torch.allclose(p, torch.linalg.solve(G, -(columns @ r[..., None])[..., 0]), rtol=1e-6)
+    assert torch.allclose(system.along(p), ((p[:, None] @ columns)[:, 0] ** 2).sum(-1))
+
+
+@pytest.mark.parametrize("kind", ["cholesky", "qr"])
+@pytest.mark.parametrize("n", [3, 9])
+def test_a_singular_problem_is_reported_and_moves_nothing(kind, n):
+    columns, r, D = drawn(20, n)
+    columns[1, 1] = 0.0
+    g = linear.gradient(columns, r)
+    system = System(r, g, gram=linear.gram(columns), columns=columns)
+    p, found = linear.solve(kind, system, torch.zeros(4, dtype=torch.float64), D)
+    assert found.tolist() == [True, False, True, True]
+    assert not p[1].any()
+
+
+@pytest.mark.parametrize("kind", ["cholesky", "qr", "kernel"])
+@pytest.mark.parametrize(("m", "n"), [*SIZES, (101, 7), (64, 33)])
+def test_bits_do_not_depend_on_neighbours(kind, m, n):
+    """Odd sizes, too, where problems of a batch are aligned otherwise than single ones."""
+    columns, r, D = drawn(m, n, 21)
+    mu = torch.rand(21, dtype=torch.float64) + 0.1
+
+    def solved(index):
+        own, rest = columns[index].clone(), r[index].clone()
+        g = linear.gradient(own, rest)
+        return linear.solve(
+            kind, System(rest, g, linear.gram(own), own), mu[index].clone(), D[index].clone()
+        )[0]
+
+    whole = solved(torch.arange(21))
+    for i in range(21):
+        assert torch.equal(solved(torch.tensor([i]))[0], whole[i])
+    order = torch.randperm(21)
+    assert torch.equal(solved(order), whole[order])
+
+
+def test_qr_does_not_square_the_condition():
+    t = torch.linspace(0, 1, 40, dtype=torch.float64)
+    columns = torch.stack([t**k for k in range(9)])[None]
+    exact = torch.ones(1, 9, dtype=torch.float64)
+    r = -linear.times_columns(columns, exact)
+    D = torch.ones(1, 9, dtype=torch.float64)
+    errors = {}
+    for kind in ("qr", "cholesky"):
+        system = System(r, linear.gradient(columns, r), linear.gram(columns), columns)
+        p, _ = linear.solve(kind, system, torch.zeros(1, dtype=torch.float64), D)
+        errors[kind] = float((p - exact).abs().max())
+    assert errors["qr"] < 1e-9 < errors["cholesky"]
+
+
+def test_auto_takes_the_smaller_side():
+    assert linear.choose("auto", 10, 4) == "kernel"
+    assert linear.choose("auto", 4, 10) == "cholesky"
+    with pytest.raises(ValueError, match="unknown linear_solver 'lu'"):
+        linear.check_kind("lu")

@@ -1,0 +1,248 @@
+"""Transformations that know residuals: one step against its formula, and in all combinators."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from fits import rosenbrock
+
+import functional_optim as fo
+from functional_optim import tree
+
+DOUBLE = torch.float64
+SEED = torch.Generator().manual_seed(5)
+X = torch.randn(12, 3, dtype=DOUBLE, generator=SEED)
+Y = torch.randn(12, dtype=DOUBLE, generator=SEED)
+RECIPES = {
+    "gauss_newton": lambda **how: fo.gauss_newton(0.5, 1e-3, **how),
+    "levenberg_marquardt": fo.levenberg_marquardt,
+    "geodesic": lambda **how: fo.levenberg_marquardt(geodesic=True, **how),
+    "dogleg": fo.dogleg,
+}
+LINKS = {"gauss_newton", "levenberg_marquardt", "geodesic", "dogleg"}
+
+
+def params(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(3, 2, dtype=DOUBLE, generator=generator),
+        "head": {"v": torch.randn(2, dtype=DOUBLE, generator=generator)},
+    }
+
+
+def one(p, x, y):
+    return torch.tanh(x @ p["w"]) @ p["head"]["v"] - y
+
+
+FN = fo.per_sample(one, X, Y)
+
+
+def plain(p):
+    return torch.tanh(X @ p["w"]) @ p["head"]["v"] - Y
+
+
+def loss(p, fn=FN):
+    return float(0.5 * (fn(p) ** 2).sum())
+
+
+def trained(tx, p, steps=8, fn=FN, state=None):
+    state = tx.init(p) if state is None else state
+    for _ in range(steps):
+        updates, state = tx.update(None, state, p, residual_fn=fn)
+        p = fo.apply_updates(p, updates)
+    return p, state
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("solver", ["auto", "cholesky", "qr", "kernel", "cg", "lsmr"])
+@pytest.mark.parametrize("fn", [FN, plain], ids=["per sample", "plain"])
+def test_gauss_newton_is_its_formula(solver, fn):
+    p = params()
+    lr, damping = fo.schedules.linear(1.0, 0.5, 2), fo.schedules.linear(0.1, 0.2, 2)
+    tx = fo.gauss_newton(lr, damping, solver)
+    state = tx.init(p)
+    for t in range(3):
+        updates, state = tx.update(None, state, p, residual_fn=fn)
+        leaves = tree.leaves(p)
+        rows = torch.autograd.functional.jacobian(
+            lambda *leaves: plain(tree.with_leaves(params(), list(leaves))), tuple(leaves)
+        )
+        J = torch.cat([x.reshape(12, -1) for x in rows], 1)
+        H = J.mT @ J + damping(t) * torch.eye(8, dtype=DOUBLE)
+        expected = -lr(t) * torch.linalg.solve(H, J.mT @ plain(p))
+        got = torch.cat([u.reshape(-1) for u in tree.leaves(updates)])
+        assert torch.allclose(got, expected, rtol=1e-7)
+        p = fo.apply_updates(p, updates)
+
+
+def test_levenberg_marquardt_is_nielsens_loop():
+    x = torch.tensor([-1.2, 1.0], dtype=DOUBLE)
+    tx = fo.levenberg_marquardt(damping=1e-2)
+    state, mu, nu, D = tx.init(x), 1e-2, 2.0, torch.zeros(2, dtype=DOUBLE)
+    refused = 0
+    for _ in range(15):
+        updates, state = tx.update(None, state, x, residual_fn=rosenbrock)
+        J, r = torch.func.jacrev(rosenbrock)(x), rosenbrock(x)
+        D = torch.maximum(D, (J * J).sum(0).sqrt())
+        p = torch.linalg.solve(J.mT @ J + mu * torch.diag(D * D), -J.mT @ r)
+        predicted = -(J.mT @ r) @ p - 0.5 * (J @ p) @ (J @ p)
+        rho = 0.5 * ((r @ r) - rosenbrock(x + p).square().sum()) / predicted
+        assert float(state.value) == pytest.approx(0.5 * float(r @ r))
+        if rho > 1e-4:
+            assert torch.allclose(updates, p, rtol=1e-6)
+            mu, nu = mu * max(1 / 3, 1 - (2 * float(rho) - 1) ** 3), 2.0
+        else:
+            refused += 1
+            assert torch.equal(updates, torch.zeros(2, dtype=DOUBLE))
+            assert updates.signbit().all()
+            mu, nu = mu * nu, 2 * nu
+        assert float(state.damping) == pytest.approx(mu, rel=1e-6)
+        x = fo.apply_updates(x, updates)
+    assert refused
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_all_descend_and_resume_bitwise(name):
+    tx, p = RECIPES[name](), params()
+    whole, end = trained(tx, p)
+    assert loss(whole) < 0.8 * loss(p)
+    half, state = trained(tx, p, 4)
+    saved = io.BytesIO()
+    torch.save(fo.state_dict(state, half), saved)
+    saved.seek(0)
+    read = fo.load_state_dict(tx.init(half), torch.load(saved), half)
+    again, last = trained(copy.deepcopy(tx), half, 4, state=read)
+    assert same(again, whole)
+    assert same(last, end)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_frozen_leaves_have_no_columns(name):
+    p = params()
+
+    def alone(v):
+        return plain({**p, "head": {"v": v}})
+
+    expected, _ = trained(RECIPES[name](), p["head"]["v"], fn=alone)
+    ways = [
+        fo.chain(fo.freeze("w"), RECIPES[name]()),
+        fo.selective_transform(RECIPES[name](), freeze_mask="w"),
+        fo.partition(
+            {"still": fo.freeze(), "moves": RECIPES[name]()}, {"w": "still", "*": "moves"}
+        ),
+    ]
+    for tx in ways:
+        for fn in (plain, FN, fo.stack_residuals(FN)):
+            updates, state = tx.update(None, tx.init(p), p, residual_fn=fn)
+            assert updates["w"] is None
+            sizes = [x.numel() for x in tree.leaves(state) if x.dim()]
+            assert not sizes or sizes == [2]
+            found, _ = trained(tx, p, fn=fn)
+            assert torch.equal(found["w"], p["w"])
+            assert torch.allclose(found["head"]["v"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_ensemble_under_vmap(name):
+    tx = RECIPES[name]()
+    members = [params(seed) for seed in range(3)]
+    stacked = tree.map(lambda *x: torch.stack(x), *members)
+    state = torch.vmap(tx.init)(stacked)
+
+    def step(p, state):
+        return tx.update(None, state, p, residual_fn=FN)
+
+    found = stacked
+    for _ in range(5):
+        updates, state = torch.vmap(step)(found, state)
+        found = fo.apply_updates(found, updates)
+    for i, p in enumerate(members):
+        alone, _ = trained(tx, p, 5)
+        mine = tree.map(lambda x, i=i: x[i], found)
+        for a, b in zip(tree.leaves(mine), tree.leaves(alone), strict=True):
+            assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_clipping_and_averages_follow_in_a_chain():
+    tx = fo.chain(fo.levenberg_marquardt(1.0), fo.clip_by_global_norm(0.01), fo.params_ema(0.5))
+    p = params()
+    updates, _ = tx.update(None, tx.init(p), p, residual_fn=FN)
+    assert float(fo.tree.global_norm(updates)) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_float32_parameters_keep_their_dtype(name):
+    p = tree.map(lambda x: x.float(), params())
+    fn = fo.per_sample(one, X.float(), Y.float())
+    found, _ = trained(RECIPES[name](), p, 10, fn)
+    assert {x.dtype for x in tree.leaves(found)} == {torch.float32}
+    assert loss(found, fn) < 0.5 * loss(p, fn)
+
+
+def test_geodesic_acceleration_is_second_order():
+    """Where the path of the velocity bends, its correction is what Transtrum and Sethna derive."""
+    x = torch.tensor([0.5, 0.4], dtype=DOUBLE)
+    v = fo.levenberg_marquardt(0.1)
+    u = fo.levenberg_marquardt(0.1, geodesic=True)
+    velocity, _ = v.update(None, v.init(x), x, residual_fn=rosenbrock)
+    both, _ = u.update(None, u.init(x), x, residual_fn=rosenbrock)
+    J = torch.func.jacrev(rosenbrock)(x)
+    H = J.mT @ J
+    second = torch.func.jacfwd(torch.func.jacrev(rosenbrock))(x)
+    r2 = torch.einsum("kij,i,j->k", second, velocity, velocity)
+    a = torch.linalg.solve(H + 0.1 * torch.diag(H.diagonal()), -J.mT @ r2)
+    assert a.norm() > 1e-3
+    assert torch.allclose(both, velocity + 0.5 * a, rtol=1e-6)
+
+
+def bad(p):
+    return plain(p) * float("nan")
+
+
+def test_errors():
+    p = params()
+    for name in LINKS:
+        tx = RECIPES[name]()
+        state = tx.init(p)
+        with pytest.raises(TypeError, match="needs the extra argument residual_fn"):
+            tx.update(None, state, p)
+        with pytest.raises(TypeError, match="pass the function, not what it returns"):
+            tx.update(None, state, p, residual_fn=plain(p))
+        with pytest.raises(ValueError, match="not finite at these parameters"):
+            tx.update(None, state, p, residual_fn=bad)
+        with pytest.raises(ValueError, match="needs the parameters"):
+            tx.update(None, state, residual_fn=FN)
+        with pytest.raises(TypeError, match="takes real parameters"):
+            tx.init({"z": torch.zeros(1, dtype=torch.complex64)})
+        with pytest.raises(TypeError, match="accumulate averages gradients"):
+            fo.accumulate(tx, every=2)
+        with pytest.raises(ValueError, match="unknown linear_solver"):
+            RECIPES[name](linear_solver="lu")
+    with pytest.raises(ValueError, match="JᵀJ is singular"):
+        fo.gauss_newton(linear_solver="cholesky").update(
+            None, fo.gauss_newton().init(p), p, residual_fn=lambda p: p["w"].sum().reshape(1)
+        )
+    with pytest.raises(TypeError, match="gauss_newton\\(damping=schedule\\)"):
+        fo.levenberg_marquardt(fo.schedules.linear(1.0, 0.0, 3))
+    with pytest.raises(ValueError, match="unknown scaling"):
+        fo.dogleg(scaling="diag")
+
+
+def test_a_train_step_takes_residuals_by_name():
+    tx, p = fo.levenberg_marquardt(), params()
+    step = fo.compile_train_step(loss_of, tx, compile=False)
+    found, state, value = step(p, tx.init(p), residual_fn=FN)
+    updates, expected = tx.update(None, tx.init(params()), params(), residual_fn=FN)
+    assert float(value) == pytest.approx(loss(params()))
+    assert same(found, fo.apply_updates(params(), updates))
+    assert same(state, expected)
+
+
+def loss_of(p):
+    return 0.5 * (plain(p) ** 2).sum()

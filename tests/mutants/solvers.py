@@ -1,0 +1,121 @@
+"""Faults in least squares, its solvers, and the transformations and objects that know residuals."""
+
+from __future__ import annotations
+
+from mutants.run import Mutant
+
+SOLVERS = "functional_optim/solvers"
+TESTS = "tests/least_squares"
+
+
+def of(file: str, test: str, *faults: tuple[str, str, str]) -> list[Mutant]:
+    """Faults of one file: the title of each, a text, and what replaces it."""
+    path = f"{SOLVERS}/{file}.py"
+    return [Mutant(title, path, old, new, (f"{TESTS}/{test}",)) for title, old, new in faults]
+
+
+MUTANTS = [
+    *of(
+        "linear",
+        "test_linear_solvers.py",
+        ("matrices of a batch are not padded", "if not any(widths):", "if True:"),
+        (
+            "the kernel form forgets D in its step",
+            "return gradient(W, y) / D",
+            "return gradient(W, y)",
+        ),
+        (
+            "damping is not scaled in QR",
+            "tail = torch.diag_embed(mu.sqrt()",
+            "tail = torch.diag_embed(mu",
+        ),
+        ("CG takes undamped curvature", "/ D + damping * direction", "/ D"),
+        (
+            "LSMR takes the square of its damping",
+            "damp = mu.sqrt().unsqueeze(-1)",
+            "damp = mu.unsqueeze(-1)",
+        ),
+        (
+            "an unrolled factor misses a product",
+            "a = a - row[k] * (row[k] if i == j else L[j][k])",
+            "pass",
+        ),
+    ),
+    *of(
+        "losses",
+        "test_residuals.py -k losses",
+        ("Huber bends at another place", "far = z > 1", "far = z > 2"),
+        (
+            "soft_l1 has half its curvature",
+            "-0.5 / (t * root))\n\n\ndef huber",
+            "-0.25 / (t * root))\n\n\ndef huber",
+        ),
+    ),
+    *of(
+        "loop",
+        "test_batched.py",
+        (
+            "a finished problem moves on",
+            "trial = torch.where(running.unsqueeze(-1), trial, s.x)",
+            "pass",
+        ),
+        ("finished problems stay", "if 4 * count >= slots and", "if count == slots and"),
+        ("slots of a batch are not multiples", "ROWS = 16", "ROWS = 1"),
+    ),
+    *of(
+        "loop",
+        "test_bounds.py",
+        (
+            "a trial leaves the bounds",
+            "trial = _inside(s.x + p.to(s.x.dtype), data)",
+            "trial = s.x + p",
+        ),
+        (
+            "parameters at a bound count for gtol",
+            "free = torch.where(outward(x, g, data), 0.0, g).abs()",
+            "free = g.abs()",
+        ),
+    ),
+    *of(
+        "implicit",
+        "test_implicit.py",
+        ("one Newton step has no second derivative", "ORDERS = 2", "ORDERS = 1"),
+        ("parameters at a bound follow the data", "free = ~fixed & usable", "free = usable"),
+        (
+            "problems that failed have derivatives",
+            "free = ~fixed & usable.unsqueeze(-1)",
+            "free = ~fixed",
+        ),
+    ),
+    *of(
+        "globalization",
+        "test_residual_steps.py",
+        ("damping falls without limit", ".clamp(min=1 / 3)", ""),
+        (
+            "a second refused step raises damping as the first",
+            "torch.where(accepted, 2.0, nu * 2)",
+            "torch.where(accepted, 2.0, nu)",
+        ),
+        ("scales shrink", ".sqrt().maximum(before)", ".sqrt()"),
+    ),
+    *of(
+        "steps",
+        "test_residual_steps.py",
+        ("a refused step is 0.0", "self.step, -0.0)", "self.step, 0.0)"),
+        ("the acceleration is added whole", "return 0.5 * a, bent", "return a, bent"),
+    ),
+    Mutant(
+        "frozen leaves have columns",
+        "functional_optim/core/chain.py",
+        'extra["residual_fn"] = completed(extra["residual_fn"], filled(params))',
+        "pass",
+        (f"{TESTS}/test_residual_steps.py -k frozen",),
+    ),
+    Mutant(
+        "a closure that raises leaves the trial's parameters",
+        "adapters/least_squares.py",
+        "        finally:\n            for p, value in zip(self.params, self.before",
+        "        finally:\n            for p, value in zip(self.params, []",
+        (f"{TESTS}/test_residual_objects.py",),
+    ),
+]
