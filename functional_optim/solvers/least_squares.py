@@ -176,6 +176,9 @@ def least_squares(
     most = 100 * one.size if max_nfev is None else max_nfev
     if most < 1:
         raise ValueError(f"max_nfev must be 1 or more, but got {max_nfev}.")
+    for name, value in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol)):
+        if not float(value) >= 0:
+            raise ValueError(f"{name} must be 0 or more, but got {value}.")
     x = flat.vector(x0).reshape(-1, one.size)
     lower, upper = _checked_bounds(limits, flat, x)
     D = _scales(scale, flat, x)

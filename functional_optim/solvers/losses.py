@@ -92,12 +92,13 @@ class Loss(NamedTuple):
         z = r / self.f_scale
         z = z * z
         rho = LOSSES[self.name](z)
-        weight = (rho.first + 2 * rho.second * z).clamp(min=EPS).sqrt()
+        weight = torch.maximum(rho.first + 2 * rho.second * z, LEAST * rho.first).sqrt()
         return rho.first / weight, weight
 
 
-EPS = torch.finfo(torch.float64).eps
-"""The least curvature that a residual keeps: scipy's."""
+LEAST = 0.02
+"""The least curvature that a residual keeps, as a part of ρ'. With the tiny one that scipy keeps, a
+fit whose residuals are all far off has no curvature at all, and steps that lead nowhere."""
 
 
 def check_loss(name: str, f_scale: float) -> Loss:

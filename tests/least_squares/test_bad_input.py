@@ -20,6 +20,8 @@ RAISED = {
     "solver": (ValueError, "unknown linear_solver", (rosenbrock, AT), {"linear_solver": "lu"}),
     "f_scale": (ValueError, "f_scale must be above 0", (rosenbrock, AT), {"f_scale": 0.0}),
     "max_nfev": (ValueError, "max_nfev must be 1", (rosenbrock, AT), {"max_nfev": 0}),
+    "ftol": (ValueError, "ftol must be 0", (rosenbrock, AT), {"ftol": -1e-8}),
+    "gtol": (ValueError, "gtol must be 0", (rosenbrock, AT), {"gtol": NAN}),
     "integer": (TypeError, "dtype torch.int64", (rosenbrock, torch.tensor([1, 2])), {}),
     "complex": (TypeError, "must be real", (rosenbrock, AT.to(torch.complex128)), {}),
     "no tensor": (TypeError, "not a tensor", (rosenbrock, [1.0, 2.0]), {}),
