@@ -24,6 +24,9 @@ from functional_optim.solvers.linear import Kind
 from functional_optim.solvers.residuals import LIMIT, as_vector
 from functional_optim.solvers.steps import Scaling
 
+NAMES = ("damping", "geodesic", "linear_solver", "scaling")
+"""The hyperparameters of Levenberg–Marquardt."""
+
 Closure = Callable[[], Any]
 """Returns residuals, or what `per_sample` or `stack_residuals` return; calls no backward."""
 
@@ -91,8 +94,8 @@ class ResidualOptimizer(OptimizerBase):
         self.compile, self.stored, self.capturable = False, None, False
         super().__init__(params, hyper)
 
-    def _moving(self) -> dict[str, Tensor]:
-        """The parameters that require gradients, by name, else by group and place."""
+    def _named(self) -> dict[str, Tensor]:
+        """All parameters by their names, else by group and place."""
         found: dict[str, Tensor] = {}
         several = len(self.param_groups) > 1
         for k, group in enumerate(self.param_groups):
@@ -131,7 +134,7 @@ class ResidualOptimizer(OptimizerBase):
 
     def _step_whole(self, closure: Closure) -> Tensor:
         group = self._group()
-        every = self._moving()
+        every = self._named()
         moving = {name: p for name, p in every.items() if p.requires_grad}
         if not moving:
             raise RuntimeError("no parameter requires gradients; there is nothing to step.")
@@ -187,9 +190,9 @@ class ResidualOptimizer(OptimizerBase):
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if what was loaded does not fit."""
         super().check_loaded(given, before)
-        moving = [p for p in self._moving().values() if p.requires_grad]
+        moving = [p for p in self._named().values() if p.requires_grad]
         kept = (self.state.get(moving[0]) or {}) if moving else {}
-        scale = kept.get("scale")
+        scale: Any = kept.get("scale")
         size = sum(p.numel() for p in moving)
         wrong = isinstance(scale, Tensor) and scale.numel() != size
         faults = (
@@ -244,13 +247,14 @@ class LevenbergMarquardt(ResidualOptimizer):
         linear_solver: Kind = "auto", scaling: Scaling | None = "jac",
     ) -> None:  # fmt: skip
         names = ("damping", "geodesic", "linear_solver", "scaling")
-        hyper = dict(zip(names, (damping, geodesic, linear_solver, scaling), strict=True))
+        hyper: dict[str, Any] = dict(
+            zip(names, (damping, geodesic, linear_solver, scaling), strict=True)
+        )
         self._construct(params, hyper)
 
     def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
         """The transformation of a group's hyperparameters."""
-        names = ("damping", "geodesic", "linear_solver", "scaling")
-        return levenberg_marquardt(**{name: group[name] for name in names})
+        return levenberg_marquardt(**{name: group[name] for name in NAMES})
 
     def _residuals(
         self, closure: Closure, every: dict[str, Tensor], moving: dict[str, Tensor]

@@ -190,10 +190,9 @@ def least_squares(
     evaluated = fun if batched or not plain else lambda params: fun(params, *plain)
     problem = Problem(evaluated, one, m, batched=batched, matrix_free=kind in ("cg", "lsmr"))
     eps = 10 * torch.finfo(flat.dtype).eps
-    rules = loop.Rules(
-        method, kind, known_loss, *[max(t, eps) for t in (ftol, xtol, gtol)], eps, most,
-        isinstance(scale, str),
-    )  # fmt: skip
+    ftol, xtol, gtol = (max(t, eps) for t in (ftol, xtol, gtol))
+    scaled = isinstance(scale, str)
+    rules = loop.Rules(method, kind, known_loss, ftol, xtol, gtol, eps, most, scaled)
     data = loop.Data(own, lower, upper, D)
     found = _run(rules, problem, x, data, compile=compile)
     if not batched and int(found.status) == -1 and int(found.nfev) == 1:
@@ -223,10 +222,10 @@ def _run(
         capacity = max(1, LIMIT // size) if problem.batched else 1
         rounded = max(loop.ROWS, capacity // loop.ROWS * loop.ROWS) if problem.batched else 1
 
-        def step(s: loop.Progress, own: loop.Data) -> loop.Progress:
+        def advance(s: loop.Progress, own: loop.Data) -> loop.Progress:
             return loop.advance(rules, problem, s, own)
 
-        return loop.run(rules, problem, x, data, step, rounded, fixed=False)
+        return loop.run(rules, problem, x, data, advance, rounded, fixed=False)
 
 
 def _result(
@@ -245,9 +244,10 @@ def _result(
         high = (found.x >= data.upper).to(torch.int64)
     statuses = found.status.tolist()
     messages = [MESSAGES[x] for x in statuses]
-    numbers = [found.nfev, found.njev, found.nit, found.status]
-    if not batched:
-        numbers = [int(x) for x in numbers]
+
+    def count(x: Tensor) -> Any:
+        return x if batched else int(x)
+
     residuals = found.r.reshape(-1, *shape) if len(shape) != 1 else found.r
     return Result(
         as_tree(solution, stored=True),
@@ -256,7 +256,10 @@ def _result(
         as_tree(found.g),
         free.abs().amax(-1) if batched else free.abs().amax(),
         _mask_tree(flat, high - low, batched=batched),
-        *numbers,
+        count(found.nfev),
+        count(found.njev),
+        count(found.nit),
+        count(found.status),
         found.status > 0 if batched else statuses[0] > 0,
         messages if batched else messages[0],
     )
@@ -311,7 +314,7 @@ def _check_real(x0: Any) -> None:
 
 def _check_batched(args: Any, flat: Ravel) -> None:
     """Raise unless every leaf of args has a row for each problem."""
-    (count,) = flat.problems
+    count = flat.leaves[0].shape[0]
     for path, x in tree.items(args):
         if not isinstance(x, Tensor):
             raise TypeError(

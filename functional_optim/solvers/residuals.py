@@ -182,16 +182,18 @@ def forward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tens
     n = x.shape[-1]
     eye = torch.eye(n, dtype=x.dtype, device=x.device)
 
-    def push(direction: Tensor) -> tuple[Tensor, Tensor]:
+    def push(direction: Tensor) -> Any:
         return jvp(f, (x,), (direction.expand_as(x),))
 
-    r, columns = vmap(push, out_dims=(None, 0))(eye)
+    places: Any = (None, 0)  # r is the same for all directions
+    r, columns = vmap(push, out_dims=places)(eye)
     return r, columns.movedim(0, -2)
 
 
 def backward_over(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """The same by one backward pass for each residual."""
-    r, pull = vjp(f, x)
+    found: Any = vjp(f, x)
+    r, pull = found
     m = r.shape[-1]
     eye = torch.eye(m, dtype=r.dtype, device=r.device)
 
@@ -247,8 +249,9 @@ def blocks(fn: ResidualFn, flat: Ravel, x: Tensor) -> Iterator[tuple[Tensor, Ten
     Samples are differentiated in blocks of bounded size. An opaque function is one block; one that
     has its own way to be differentiated has `derivatives(x)`.
     """
-    if hasattr(fn, "derivatives"):
-        yield fn.derivatives(x)
+    own: Any = getattr(fn, "derivatives", None)
+    if own is not None:
+        yield own(x)
     elif isinstance(fn, Stacked):
         for part in fn.parts:
             yield from blocks(part, flat, x)
@@ -316,5 +319,6 @@ def products(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
     """Residuals, and the functions v ↦ J v and u ↦ Jᵀ u, without a Jacobian in memory."""
     f = on_vector(fn, flat)
-    r, pull = vjp(f, x)
+    found: Any = vjp(f, x)
+    r, pull = found
     return r, lambda v: jvp(f, (x,), (v,))[1], lambda u: pull(u)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
@@ -117,6 +118,20 @@ def test_a_refused_step_leaves_every_bit():
             refused += 1
             assert torch.equal(w.detach().view(torch.int64), before.view(torch.int64))
     assert refused
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_copies_and_pickles_step_alike(name):
+    net = model()
+    opt = MADE[name](net)
+    opt.step(residuals(net))
+    saved = io.BytesIO()
+    torch.save((net, opt), saved)
+    saved.seek(0)
+    pairs = [copy.deepcopy((net, opt)), torch.load(saved, weights_only=False)]
+    expected = [opt.step(residuals(net)) for _ in range(3)]
+    for other, again in pairs:
+        assert [again.step(residuals(other)) for _ in range(3)] == expected
 
 
 def test_learning_rate_schedulers():
