@@ -6,7 +6,7 @@ over its own ones, and added up over the processes once for many tensors. So not
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -149,10 +149,15 @@ class DividedTask:
     def measure(self, grads: list[Tensor], scalars: BoundScalars) -> list[Sequence[Any]]:
         """What is measured on the rows of this process, as parts of a DTensor."""
         spec = self.executor.spec
-        return [[over_mesh(x, spec) for x in one()] for one in self.step(grads, scalars)]
+        return [[over_mesh(x, spec) for x in one()] for one in self._calls(grads, scalars)]
 
-    def step(self, grads: list[Tensor], scalars: BoundScalars) -> list[Write]:
+    def step(self, grads: list[Tensor], scalars: BoundScalars) -> Sequence[Write]:
         """The step of the rows of this process."""
+        return self._calls(grads, scalars)
+
+    def _calls(
+        self, grads: list[Tensor], scalars: BoundScalars
+    ) -> list[Callable[[], tuple[float, ...]]]:
         rows = self._rows()
         places = [x.data_ptr() for row in rows for x in row]
         if places != self.places:

@@ -78,6 +78,7 @@ class DividedLaunch(Launch):
             for own in kept:
                 how: Any = {"mean": "sum", "any": "max", "all": "min"}.get(own.how, own.how)
                 dtype = DTYPES[own.kind]
+                assert own.place is not None
                 total = found.setdefault((how, dtype), Total(how))
                 for i, size in enumerate(sizes):
                     first = at[i] + offsets[i][own.place]

@@ -11,6 +11,7 @@ from helpers import assert_close, assert_same, run, through_file
 import functional_optim as fo
 from functional_optim import adapters
 from functional_optim.core import draws, randomness
+from functional_optim.kernels import normals
 
 KNOWN = (
     (0x00000000, (0x00000000, 0x00000000), (0xFF1DAE59, 0x6CD10DF2)),
@@ -39,6 +40,39 @@ def test_keys_are_those_of_splitmix():
     large = 2**63 + 5  # as the hash of a path may be
     same = randomness.derived(seed, torch.tensor(randomness.signed(large)))
     assert torch.equal(randomness.derived(seed, large), same)
+
+
+def many_normals(key, n):
+    return randomness.normal(torch.tensor(key), (n,), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("key", [0, -7, 2**62 + 12345, -(2**63)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_library_makes_the_same_normal_numbers(key, threads, monkeypatch):
+    """Up to the rounding of logarithm, sine and cosine; an odd count leaves the last one out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = many_normals(key, 100_001)
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setattr(normals, "fill", lambda out, key: False)
+    expected = many_normals(key, 100_001)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_many_normal_numbers_are_normal():
+    n = 1 << 20
+    x, _ = many_normals(3, n).double().sort()
+    ranks = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    gap = (torch.special.ndtr(x) - ranks).abs().max()
+    assert gap < 1.63 / n**0.5  # Kolmogorov and Smirnov's test, 1 %
+    far = int((x.abs() > 4).sum())
+    assert abs(far - 6.334e-5 * n) < 5 * (6.334e-5 * n) ** 0.5
+    x = many_normals(3, n).double()
+    for lag in (1, 2, 4096, n // 2):
+        assert (x[lag:] * x[:-lag]).mean().abs() < 5 / (n - lag) ** 0.5
+    assert (x * many_normals(4, n).double()).mean().abs() < 5 / n**0.5
 
 
 def test_a_kernel_makes_the_same_bits(fresh_dynamo):
