@@ -117,8 +117,9 @@ def test_nothing_of_the_package_imports_the_adapters():
     assert not any("adapters" in name for name in imported(CORE / "__init__.py"))
 
 
-GRAPHS = {"asked", "callers", "graph", "keys", "node", "ops", "private", "record"}
-"""What the core knows of kernels: graphs of rules, private names of torch, and whom to warn."""
+GRAPHS = {"asked", "callers", "graph", "keys", "node", "normals", "ops", "private", "record"}
+"""What the core knows of kernels: graphs of rules, private names of torch, whom to warn, and what
+draws many random numbers."""
 
 
 @pytest.mark.parametrize("box", sorted(PURE))
