@@ -40,13 +40,14 @@ def stepping(name: str, params: list[Tensor]) -> Step:
 
 
 def measured() -> list[str]:
-    """All that need no arguments, but those of matrices."""
+    """All that need no arguments, but those of matrices and those that read residuals."""
     found = [name for name, page in pages().items() if page["group"] != "Matrices"]
     arguments = {name: inspect.signature(getattr(fo, name)).parameters.values() for name in found}
     return [
         name
         for name in found
         if name not in ELSEWHERE and all(x.default is not x.empty for x in arguments[name])
+        if "residual_fn" not in getattr(fo, name)().extra
     ]
 
 

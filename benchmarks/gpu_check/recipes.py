@@ -62,8 +62,11 @@ MATRICES = ("kl_soap", "kl_shampoo")
 """Algorithms without a row that take no vectors."""
 
 WITHOUT = {
+    "dogleg": "needs the residuals",
     "dpsgd": "needs a gradient of each sample",
+    "gauss_newton": "needs the residuals",
     "lbfgs": "needs the loss as a function",
+    "levenberg_marquardt": "needs the residuals",
     "momo": "needs the loss",
     "momo_adam": "needs the loss",
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import curve_store
 import curves
-import fits
+import residual_curves
 import matplotlib as mpl
 import searches
 import trainings
@@ -27,8 +27,8 @@ from sphinx.application import Sphinx
 
 import functional_optim as fo
 
-CURVES: dict[str, trainings.Curve | searches.SearchCurve | fits.FitCurve]
-CURVES = {**curves.CURVES, **searches.SEARCHES, **fits.FITS}
+CURVES: dict[str, trainings.Curve | searches.SearchCurve | residual_curves.FitCurve]
+CURVES = {**curves.CURVES, **searches.SEARCHES, **residual_curves.FITS}
 FOLDER = Path("build", "loss_curves")
 GREY, SUGGESTED, OTHERS = "#8c8c8c", "#3a8fd9", ("#e08a2e", "#35a97c")
 """Legible on white and on black."""
@@ -57,8 +57,8 @@ def known(name: str) -> str:
     search = name in searches.SEARCHES
     home = inspect.getsourcefile(inspect.unwrap(getattr(fo.search if search else fo, name)))
     assert home is not None
-    if name in fits.FITS:
-        says = [fits]
+    if name in residual_curves.FITS:
+        says = [residual_curves]
     else:
         says = [searches] if search else [trainings, *([curves] if name in curves.SPECIAL else [])]
     needs = curve_store.sources(Path(home)) | {Path(str(module.__file__)) for module in says}

@@ -180,10 +180,12 @@ def test_each_warning_is_one_of_the_code():
         assert inside in (None, "…") or f'"{inside}"' in text
 
 
-def test_the_page_says_that_no_gpu_was_used():
-    """To be changed, with the figures, by whoever has run the check on one."""
-    assert "**Nothing in this package has been tested on GPU hardware yet.**" in DEVICES
-    assert all(cells[-1].startswith("no") for cells in rows(COLUMNS)[1:])
+def test_the_page_says_which_gpu_was_used_and_when():
+    """To be changed, with the figures, by whoever has run the check on another one."""
+    run = {cells[0]: cells[-1] for cells in rows(COLUMNS)}
+    assert [name for name, text in run.items() if text.startswith("yes")] == ["CPU", "CUDA"]
+    assert "an H100, 2026-" in run["CUDA"]
+    assert "NVIDIA H100 80GB HBM3, driver" in DEVICES
 
 
 COLUMNS = (
