@@ -62,11 +62,9 @@ MATRICES = ("kl_soap", "kl_shampoo")
 """Algorithms without a row that take no vectors."""
 
 WITHOUT = {
-    "dogleg": "needs the residuals",
     "dpsgd": "needs a gradient of each sample",
     "gauss_newton": "needs the residuals",
     "lbfgs": "needs the loss as a function",
-    "levenberg_marquardt": "needs the residuals",
     "momo": "needs the loss",
     "momo_adam": "needs the loss",
 }
@@ -79,7 +77,7 @@ def known() -> list[CheckedRecipe]:
     table = [
         _checked(case.name, case.recipe, case.hyper, matrices=case.dim == 2)
         for case in CASES
-        if hasattr(fo, _name(case.recipe))
+        if hasattr(fo, name_of(case.recipe))
     ]
     table += [
         _checked("muon_adamw", fo.muon_adamw, MIXED),
@@ -88,7 +86,7 @@ def known() -> list[CheckedRecipe]:
         CheckedRecipe("partition", parted, {"lr": 0.02}),
         CheckedRecipe("stored", packed, {"lr": 0.02}, exact=False),
     ]
-    named = {_name(recipe.make) for recipe in table}
+    named = {name_of(recipe.make) for recipe in table}
     others = {name: make for name, make in warmup.known().items() if name not in named}
     return table + [
         _checked(x, make, {}, matrices=x in MATRICES)
@@ -104,12 +102,13 @@ def _checked(
     name: str, make: Callable[..., Any], hyper: dict[str, Any], *, matrices: bool = False
 ) -> CheckedRecipe:
     """Where a recipe has views, a tensor of three dimensions is a kernel."""
-    exact = INEXACT.isdisjoint((name, _name(make)))
+    exact = INEXACT.isdisjoint((name, name_of(make)))
     parameters = inspect.signature(make).parameters
     if "views" in parameters:
         make, hyper = of_kernels(make), {"lr": parameters["lr"].default, **hyper}
     return CheckedRecipe(name, make, hyper, matrices, exact)
 
 
-def _name(recipe: Callable[..., Any]) -> str:
+def name_of(recipe: Callable[..., Any]) -> str:
+    """That of an algorithm, also where tensors of three dimensions are kernels for it."""
     return recipe.__name__.removesuffix("_of_kernels")
