@@ -135,7 +135,7 @@ def least_squares(
         TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
             and, in a batch, for args that are not tensors.
         ValueError: for an unknown method, loss or linear solver; lower bounds above upper ones; an
-            x0 outside of the bounds; sizes that do not fit; and, for one problem, if residuals or
+            x0 outside of the bounds; sizes that do not fit; under torch.vmap; and, for one problem, if residuals or
             their Jacobian are not finite at x0. In a batch such a problem has status −1.
 
     Exceptions of fun pass through.
@@ -169,6 +169,7 @@ def least_squares(
     known_loss = check_loss(loss, f_scale)
     x0, plain, limits, scale = constants((x0, args, bounds, x_scale))
     _check_real(x0)
+    _check_known((x0, plain))
     flat = Ravel(x0, batched=batched)
     one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
     if batched:
@@ -310,6 +311,19 @@ def _check_real(x0: Any) -> None:
                 f"x0 at {path!r} has dtype {p.dtype}, but parameters must be real; use "
                 "torch.view_as_real(x0), and torch.view_as_complex inside of the function."
             )
+
+
+def _check_known(trees: Any) -> None:
+    """Raise ValueError under torch.vmap, where no value can end a loop."""
+    tensors = [x for x in tree.leaves(trees) if isinstance(x, Tensor)]
+    try:
+        for x in tensors:
+            bool(x.sum() == 0)
+    except RuntimeError as error:
+        raise ValueError(
+            "least_squares cannot run under torch.vmap, since its loop ends by values; pass "
+            "batched=True, with a leading dimension of problems in x0 and args."
+        ) from error
 
 
 def _check_batched(args: Any, flat: Ravel) -> None:

@@ -58,6 +58,11 @@ def test_what_is_known_beforehand_raises(case):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_under_vmap():
+    with pytest.raises(ValueError, match="cannot run under torch.vmap"):
+        torch.vmap(lambda x: fo.least_squares(rosenbrock, x).x)(MANY)
+
+
 def test_exceptions_of_the_function_pass():
     def fun(x):
         raise ZeroDivisionError("of mine")
