@@ -62,7 +62,8 @@ def dogleg(
         linear_solver: "auto" (the default): "kernel", in the space of the residuals, if there are
             fewer of them than parameters, else "cholesky"; or "qr", "cg", "lsmr". See
             `least_squares`.
-        scaling: "jac" (the default): D is the largest norm so far of each column of J. None: 1.
+        scaling: "jac" (the default): D is the largest norm so far of each column of J; with fewer
+            residuals than parameters it is at least the root mean square of these norms. None: 1.
             "cg" and "lsmr", which have no columns, always take 1.
 
     State: `DoglegState`.
@@ -107,7 +108,7 @@ def dogleg(
         grads: Any, state: DoglegState, params: Any = None, *, residual_fn: Any = base.NEEDED
     ) -> tuple[Any, DoglegState]:
         at = here("dogleg", linear_solver, params, residual_fn)
-        D, kept = scaled(scaling, at.diagonal, state.scale)
+        D, kept = scaled(scaling, at, state.scale)
         size = norm(D * at.x.to(torch.float64))
         first = torch.where(size > 0, size, 1.0)
         delta = torch.where(state.radius > 0, state.radius, first)

@@ -70,7 +70,8 @@ def levenberg_marquardt(
         linear_solver: "auto" (the default): "kernel", in the space of the residuals, if there are
             fewer of them than parameters, else "cholesky"; or "qr", "cg", "lsmr". See
             `least_squares`.
-        scaling: "jac" (the default): D is the largest norm so far of each column of J. None: 1.
+        scaling: "jac" (the default): D is the largest norm so far of each column of J; with fewer
+            residuals than parameters it is at least the root mean square of these norms. None: 1.
             "cg" and "lsmr", which have no columns, always take 1.
 
     State: `LevenbergMarquardtState`.
@@ -127,7 +128,7 @@ def levenberg_marquardt(
     ) -> tuple[Any, LevenbergMarquardtState]:
         at = here("levenberg_marquardt", linear_solver, params, residual_fn)
         mu = state.damping
-        D, kept = scaled(scaling, at.diagonal, state.scale)
+        D, kept = scaled(scaling, at, state.scale)
         p, found = linear.solve(at.kind, at.system, mu, D)
         if geodesic:
             a, too_bent = acceleration(at, residual_fn, p, mu, D)

@@ -142,11 +142,17 @@ def acceleration(at: Here, fn: Any, p: Tensor, mu: Tensor, D: Tensor) -> tuple[T
     return 0.5 * a, bent(p, a, D) | ~found
 
 
-def scaled(scaling: Scaling | None, diagonal: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """D for this step, and what the state keeps of it."""
+def scaled(scaling: Scaling | None, at: Here, before: Tensor) -> tuple[Tensor, Tensor]:
+    """D for this step, and what the state keeps of it.
+
+    With fewer residuals than parameters no scale is below their root mean square: the damping alone
+    holds parameters of little influence, and should not let them go far.
+    """
     if scaling is None:
-        return torch.ones_like(diagonal), before
-    kept = scales(diagonal, before)
+        return torch.ones_like(at.diagonal), before
+    kept = scales(at.diagonal, before)
+    if at.system.r.shape[-1] < kept.shape[-1]:
+        return guarded(kept.maximum((kept * kept).mean().sqrt())), kept
     return guarded(kept), kept
 
 

@@ -107,6 +107,18 @@ def test_levenberg_marquardt_is_nielsens_loop():
     assert refused
 
 
+def test_scales_of_few_residuals_are_at_least_their_root_mean_square():
+    A = torch.tensor([[3.0, 0.1, 0.0], [1.0, 0.0, 2.0]], dtype=DOUBLE)
+    x, b = torch.zeros(3, dtype=DOUBLE), torch.tensor([1.0, 2.0], dtype=DOUBLE)
+    tx = fo.levenberg_marquardt(0.5)
+    updates, state = tx.update(None, tx.init(x), x, residual_fn=lambda x: A @ x - b)
+    norms = A.norm(dim=0)
+    assert torch.allclose(state.scale, norms)
+    D = norms.maximum(norms.square().mean().sqrt())
+    expected = torch.linalg.solve(A.mT @ A + 0.5 * torch.diag(D * D), A.mT @ b)
+    assert torch.allclose(updates, expected)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_all_descend_and_resume_bitwise(name):
     tx, p = RECIPES[name](), params()
