@@ -315,11 +315,12 @@ def run(
     results = tree.map(lambda x: x.new_empty((total, *x.shape[1:])), now)
     now, mine = _with_empty(now, mine, -now.status.shape[0] % rows)
     while True:
-        finished = now.status != RUNNING
-        count = int(finished.sum())
-        slots, waiting = finished.shape[0], total - taken
-        if 4 * count >= slots and (count == slots or waiting or not fixed):
-            used = finished[: len(index)]
+        ended = now.status < RUNNING
+        slots, waiting = ended.shape[0], total - taken
+        left = len(index) - int(ended.sum())
+        fewer = slots if fixed else left + -left % rows
+        if not left or 4 * (left if waiting else fewer) <= 3 * slots:
+            used = ended[: len(index)]
             done = used.nonzero()[:, 0]
             for target, x in zip(results, now, strict=True):
                 target[index[done]] = x[done]

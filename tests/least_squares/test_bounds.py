@@ -90,7 +90,9 @@ def test_no_worse_than_scipy_and_never_outside(case):
 def test_a_step_to_a_bound_ends_at_it_to_the_last_bit():
     """x + (bound − x) is often another number than the bound."""
     x0, y = curves(200)
-    upper = torch.rand(200, 3, dtype=torch.float64) / 3 + 1
+    upper = torch.full((200, 3), torch.inf, dtype=torch.float64)
+    upper[:, 2] = torch.rand(200, dtype=torch.float64) / 20
+    x0[:, 2] = -3.0
     found = fo.least_squares(decay, x0, (y,), bounds=(None, upper), batched=True)
     assert bool((found.x <= upper).all())
     assert int((found.x == upper).sum()) > 100

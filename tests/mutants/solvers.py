@@ -59,7 +59,7 @@ MUTANTS = [
             "trial = torch.where(running.unsqueeze(-1), trial, s.x)",
             "pass",
         ),
-        ("finished problems stay", "if 4 * count >= slots and", "if count == slots and"),
+        ("finished problems stay", "4 * (left if waiting else fewer) <= 3 * slots", "False"),
         ("slots of a batch are not multiples", "ROWS = 16", "ROWS = 1"),
     ),
     *of(
