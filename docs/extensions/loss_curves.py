@@ -15,8 +15,8 @@ from pathlib import Path
 
 import curve_store
 import curves
-import residual_curves
 import matplotlib as mpl
+import residual_curves
 import searches
 import trainings
 from docutils import nodes

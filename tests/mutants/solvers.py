@@ -59,6 +59,10 @@ MUTANTS = [
             "trial = torch.where(running.unsqueeze(-1), trial, s.x)",
             "pass",
         ),
+    ),
+    *of(
+        "slots",
+        "test_batched.py",
         ("finished problems stay", "4 * (left if waiting else fewer) <= 3 * slots", "False"),
         ("slots of a batch are not multiples", "ROWS = 16", "ROWS = 1"),
     ),
