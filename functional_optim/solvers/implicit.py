@@ -41,22 +41,33 @@ def is_recorded(trees: Any) -> bool:
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-class Cost:
-    """The cost of one problem as a function of its vector of parameters, (n,), and its args."""
+class Function:
+    """What one problem's function returns, from its vector of parameters, (n,), and its args."""
 
-    def __init__(self, fun: Callable[..., Any], one: Ravel, loss: Loss, *, batched: bool) -> None:
-        self.fun, self.one, self.loss, self.batched = fun, one, loss, batched
+    def __init__(self, fun: Callable[..., Any], one: Ravel, *, batched: bool) -> None:
+        self.fun, self.one, self.batched = fun, one, batched
 
     def __call__(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
-        return self.loss.cost(as_vector(self.fun(self.one.tree(x), *args)))
+        return self.fun(self.one.tree(x), *args)
 
     def of_all(self, f: Callable[..., Tensor], x: Tensor, args: tuple[Any, ...]) -> Tensor:
         """f(x, args) of each problem; x: (B, n)."""
         return vmap(f)(x, args) if self.batched else f(x[0], args).unsqueeze(0)
 
 
+class Cost(Function):
+    """The cost of one problem's residuals."""
+
+    def __init__(self, fun: Callable[..., Any], one: Ravel, loss: Loss, *, batched: bool) -> None:
+        super().__init__(fun, one, batched=batched)
+        self.loss = loss
+
+    def __call__(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
+        return self.loss.cost(as_vector(super().__call__(x, args)))
+
+
 def corrected(
-    cost: Cost, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
+    cost: Function, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
 ) -> Tensor:
     """The solutions x, (B, n), with their values, and with derivatives by args.
 
