@@ -203,6 +203,7 @@ from functional_optim.solvers.least_squares import least_squares as least_square
 from functional_optim.solvers.minimize import minimize as minimize
 from functional_optim.solvers.residuals import per_sample as per_sample
 from functional_optim.solvers.residuals import stack_residuals as stack_residuals
+from functional_optim.solvers.root import root as root
 from functional_optim.transforms import Basis as Basis
 from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
 from functional_optim.transforms import add_decayed_weights as add_decayed_weights

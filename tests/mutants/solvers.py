@@ -84,11 +84,15 @@ MUTANTS = [
         "implicit",
         "test_implicit.py",
         ("one Newton step has no second derivative", "ORDERS = 2", "ORDERS = 1"),
-        ("parameters at a bound follow the data", "free = ~fixed & usable", "free = usable"),
+        (
+            "parameters at a bound follow the data",
+            "x, args, ~fixed, usable)",
+            "x, args, fixed | True, usable)",
+        ),
         (
             "problems that failed have derivatives",
-            "free = ~fixed & usable.unsqueeze(-1)",
-            "free = ~fixed",
+            "return torch.where(usable.unsqueeze(-1), x, start)",
+            "return x",
         ),
     ),
     *of(
