@@ -200,8 +200,10 @@ from functional_optim.estimators import spsa as spsa
 from functional_optim.replicas.sync.diloco import diloco as diloco
 from functional_optim.replicas.sync.local_sgd import local_sgd as local_sgd
 from functional_optim.solvers.least_squares import least_squares as least_squares
+from functional_optim.solvers.minimize import minimize as minimize
 from functional_optim.solvers.residuals import per_sample as per_sample
 from functional_optim.solvers.residuals import stack_residuals as stack_residuals
+from functional_optim.solvers.root import root as root
 from functional_optim.transforms import Basis as Basis
 from functional_optim.transforms import adaptive_grad_clip as adaptive_grad_clip
 from functional_optim.transforms import add_decayed_weights as add_decayed_weights

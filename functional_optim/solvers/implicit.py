@@ -41,48 +41,90 @@ def is_recorded(trees: Any) -> bool:
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-class Cost:
-    """The cost of one problem as a function of its vector of parameters, (n,), and its args."""
+class Function:
+    """What one problem's function returns, from its vector of parameters, (n,), and its args."""
 
-    def __init__(self, fun: Callable[..., Any], one: Ravel, loss: Loss, *, batched: bool) -> None:
-        self.fun, self.one, self.loss, self.batched = fun, one, loss, batched
+    def __init__(self, fun: Callable[..., Any], one: Ravel, *, batched: bool) -> None:
+        self.fun, self.one, self.batched = fun, one, batched
 
     def __call__(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
-        return self.loss.cost(as_vector(self.fun(self.one.tree(x), *args)))
+        return self.fun(self.one.tree(x), *args)
 
     def of_all(self, f: Callable[..., Tensor], x: Tensor, args: tuple[Any, ...]) -> Tensor:
         """f(x, args) of each problem; x: (B, n)."""
         return vmap(f)(x, args) if self.batched else f(x[0], args).unsqueeze(0)
 
 
+class Cost(Function):
+    """The cost of one problem's residuals."""
+
+    def __init__(self, fun: Callable[..., Any], one: Ravel, loss: Loss, *, batched: bool) -> None:
+        super().__init__(fun, one, batched=batched)
+        self.loss = loss
+
+    def __call__(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
+        return self.loss.cost(as_vector(super().__call__(x, args)))
+
+
 def corrected(
-    cost: Cost, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
+    cost: Function, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
 ) -> Tensor:
     """The solutions x, (B, n), with their values, and with derivatives by args.
 
     fixed: parameters that are constant, (B, n). usable: which problems have converged, (B,).
     """
-    if not is_recorded(args):
+    return _followed(cost, grad(cost), symmetric, x, args, ~fixed, usable)
+
+
+def corrected_root(function: Function, x: Tensor, args: tuple[Any, ...], usable: Tensor) -> Tensor:
+    """Roots x, (B, n), of a function (n,) → (n,), likewise."""
+    free = torch.ones_like(x, dtype=torch.bool)
+    return _followed(function, function, general, x, args, free, usable)
+
+
+def _followed(
+    function: Function,
+    slope: Callable[..., Tensor],
+    inverse: Callable[[Tensor], Tensor],
+    x: Tensor,
+    args: tuple[Any, ...],
+    free: Tensor,
+    usable: Tensor,
+) -> Tensor:
+    """Newton steps that change no value: x − H⁻¹ F(x, a), with F = 0 at x.
+
+    slope: F of one problem. inverse: of the derivatives H of F. A problem that is not usable stays
+    constant; in its place a neighbour is evaluated, since 0 times its derivative may be NaN.
+    """
+    if not is_recorded(args) or not bool(usable.any()):
         return x
-    free = ~fixed & usable.unsqueeze(-1)
-
-    slope = grad(cost)
-    hessians = cost.of_all(jacfwd(slope), x, constants(args))
-    inverse = _inverse(hessians.to(torch.float64), free)
-    for _ in range(ORDERS):
-        g = cost.of_all(slope, x, args).to(torch.float64)
-        g = torch.where(free, g, 0.0)
-        step = (inverse @ g.unsqueeze(-1)).squeeze(-1).to(x.dtype)
-        x = x - torch.where(free, step - step.detach(), 0.0)
-    return x
-
-
-def _inverse(H: Tensor, free: Tensor) -> Tensor:
-    """H⁻¹ of the free parameters, (B, n, n); where H is singular, the pseudoinverse."""
+    start = x
+    if not bool(usable.all()):
+        numbers = torch.arange(len(usable), device=x.device)
+        source = torch.where(usable, numbers, usable.nonzero()[0])
+        args = tree.map(lambda a: a[source], args)
+        x, free = x[source], free[source]
+    H = function.of_all(jacfwd(slope), x, constants(args)).to(torch.float64)
     both = free.unsqueeze(-1) & free.unsqueeze(-2)
     H = torch.where(both, H, torch.diag_embed(torch.ones_like(H[..., 0])))
+    inverted = inverse(H)
+    for _ in range(ORDERS):
+        F = function.of_all(slope, x, args).to(torch.float64)
+        F = torch.where(free, F, 0.0)
+        step = (inverted @ F.unsqueeze(-1)).squeeze(-1).to(x.dtype)
+        x = x - torch.where(free, step - step.detach(), 0.0)
+    return torch.where(usable.unsqueeze(-1), x, start)
+
+
+def symmetric(H: Tensor) -> Tensor:
+    """H⁻¹, (B, n, n); where H is singular, the pseudoinverse."""
     diagonal = H.diagonal(dim1=-2, dim2=-1).abs()
     s = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
     scaled = H * s.unsqueeze(-1) * s.unsqueeze(-2)
     found = torch.linalg.pinv(0.5 * (scaled + scaled.mT), hermitian=True)
     return found * s.unsqueeze(-1) * s.unsqueeze(-2)
+
+
+def general(J: Tensor) -> Tensor:
+    """The same of a matrix that is not symmetric."""
+    return torch.linalg.pinv(J)

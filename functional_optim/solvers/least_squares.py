@@ -10,8 +10,15 @@ from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
-from functional_optim.solvers import linear, loop
+from functional_optim.solvers import linear, loop, slots
 from functional_optim.solvers.compiled import compiled_step
+from functional_optim.solvers.given import (
+    check_batched,
+    check_real,
+    checked_bounds,
+    mask_tree,
+    of_each,
+)
 from functional_optim.solvers.implicit import Cost, constants, corrected
 from functional_optim.solvers.losses import check_loss
 from functional_optim.solvers.problems import Problem
@@ -135,8 +142,9 @@ def least_squares(
         TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
             and, in a batch, for args that are not tensors.
         ValueError: for an unknown method, loss or linear solver; lower bounds above upper ones; an
-            x0 outside of the bounds; sizes that do not fit; under torch.vmap; and, for one problem, if residuals or
-            their Jacobian are not finite at x0. In a batch such a problem has status −1.
+            x0 outside of the bounds; sizes that do not fit; under torch.vmap; and, for one problem,
+            if residuals or their Jacobian are not finite at x0. In a batch such a problem has
+            status −1.
 
     Exceptions of fun pass through.
 
@@ -168,12 +176,12 @@ def least_squares(
     _check_choices(method, bounds, linear_solver, batched=batched, compile=compile)
     known_loss = check_loss(loss, f_scale)
     x0, plain, limits, scale = constants((x0, args, bounds, x_scale))
-    _check_real(x0)
+    check_real(x0)
     _check_known((x0, plain))
     flat = Ravel(x0, batched=batched)
     one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
     if batched:
-        _check_batched(plain, flat)
+        check_batched(plain, flat)
     most = 100 * one.size if max_nfev is None else max_nfev
     if most < 1:
         raise ValueError(f"max_nfev must be 1 or more, but got {max_nfev}.")
@@ -181,7 +189,7 @@ def least_squares(
         if not float(value) >= 0:
             raise ValueError(f"{name} must be 0 or more, but got {value}.")
     x = flat.vector(x0).reshape(-1, one.size)
-    lower, upper = _checked_bounds(limits, flat, x)
+    lower, upper = checked_bounds(limits, flat, x)
     D = _scales(scale, flat, x)
     bounded = lower is not None or upper is not None
     method = "trf" if bounded else method
@@ -215,18 +223,22 @@ def _run(
 ) -> loop.Progress:
     """Solve, outside of autograd."""
     size = (problem.one.size + 1) * problem.m
+
+    def begin(x: Tensor, own: loop.Data) -> loop.Progress:
+        return loop.start(rules, problem, x, own)
+
     with torch.no_grad():
         if compile:
-            capacity = max(loop.ROWS, min(1024, 1 << max(BLOCK // size, 1).bit_length() - 1))
+            capacity = max(slots.ROWS, min(1024, 1 << max(BLOCK // size, 1).bit_length() - 1))
             step = compiled_step(rules, problem)
-            return loop.run(rules, problem, x, data, step, capacity, fixed=True)
+            return slots.run(begin, step, x, data, capacity, fixed=True, alone=False)
         capacity = max(1, LIMIT // size) if problem.batched else 1
-        rounded = max(loop.ROWS, capacity // loop.ROWS * loop.ROWS) if problem.batched else 1
+        rounded = max(slots.ROWS, capacity // slots.ROWS * slots.ROWS) if problem.batched else 1
 
         def advance(s: loop.Progress, own: loop.Data) -> loop.Progress:
             return loop.advance(rules, problem, s, own)
 
-        return loop.run(rules, problem, x, data, advance, rounded, fixed=False)
+        return slots.run(begin, advance, x, data, rounded, fixed=False, alone=problem.lazy)
 
 
 def _result(
@@ -256,7 +268,7 @@ def _result(
         residuals if batched else residuals[0],
         as_tree(found.g),
         free.abs().amax(-1) if batched else free.abs().amax(),
-        _mask_tree(flat, high - low, batched=batched),
+        mask_tree(flat, high - low, batched=batched),
         count(found.nfev),
         count(found.njev),
         count(found.nit),
@@ -264,15 +276,6 @@ def _result(
         found.status > 0 if batched else statuses[0] > 0,
         messages if batched else messages[0],
     )
-
-
-def _mask_tree(flat: Ravel, mask: Tensor, *, batched: bool) -> Any:
-    rows = mask if batched else mask[0]
-    parts = [
-        x.reshape((*flat.problems, *shape))
-        for x, shape in zip(rows.split(flat.sizes, -1), flat.shapes, strict=True)
-    ]
-    return tree.with_leaves(flat.like, parts)
 
 
 # ---------------------------------------------------------------- checks
@@ -303,16 +306,6 @@ def _check_choices(
         )
 
 
-def _check_real(x0: Any) -> None:
-    """Raise TypeError for complex parameters."""
-    for path, p in tree.items(x0):
-        if isinstance(p, Tensor) and p.is_complex():
-            raise TypeError(
-                f"x0 at {path!r} has dtype {p.dtype}, but parameters must be real; use "
-                "torch.view_as_real(x0), and torch.view_as_complex inside of the function."
-            )
-
-
 def _check_known(trees: Any) -> None:
     """Raise ValueError under torch.vmap, where no value can end a loop."""
     tensors = [x for x in tree.leaves(trees) if isinstance(x, Tensor)]
@@ -324,23 +317,6 @@ def _check_known(trees: Any) -> None:
             "least_squares cannot run under torch.vmap, since its loop ends by values; pass "
             "batched=True, with a leading dimension of problems in x0 and args."
         ) from error
-
-
-def _check_batched(args: Any, flat: Ravel) -> None:
-    """Raise unless every leaf of args has a row for each problem."""
-    count = flat.leaves[0].shape[0]
-    for path, x in tree.items(args):
-        if not isinstance(x, Tensor):
-            raise TypeError(
-                f"with batched=True all args are tensors with a row for each problem, but "
-                f"args.{path} is a {type(x).__name__}; put what all problems share into the "
-                "function's closure."
-            )
-        if tuple(x.shape[:1]) != (count,):
-            raise ValueError(
-                f"x0 has {count} problems, but args.{path} has shape {tuple(x.shape)}; give it a "
-                "leading dimension of problems, or put it into the function's closure."
-            )
 
 
 def _shape_of_residuals(
@@ -355,66 +331,13 @@ def _shape_of_residuals(
     return value.shape if isinstance(value, Tensor) else r.shape, r.numel()
 
 
-def _checked_bounds(bounds: Any, flat: Ravel, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Lower and upper bounds as (B, n), or None. Raises ValueError for those that cannot be met."""
-    if bounds is None:
-        return None, None
-    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        raise ValueError(
-            "bounds must be a pair (lower, upper), each None, a number, a tensor or a tree like x0."
-        )
-    lower, upper = [
-        _of_each("bounds", side, flat, x, missing)
-        for side, missing in zip(bounds, (-torch.inf, torch.inf), strict=True)
-    ]
-    if bool((lower.isnan() | upper.isnan() | (lower > upper)).any()):
-        raise ValueError("a lower bound is above its upper bound, or NaN; exchange or fix them.")
-    if bool(((x < lower) | (x > upper)).any()):
-        raise ValueError(
-            "x0 is outside of the bounds; begin inside, e.g. at x0.clamp(lower, upper)."
-        )
-    return lower, upper
-
-
-def _of_each(name: str, given: Any, flat: Ravel, x: Tensor, missing: float) -> Tensor:
-    """A number, a tensor or a tree as a number for each element of (B, n)."""
-    if given is None or isinstance(given, (int, float)):
-        return torch.full_like(x, missing if given is None else given)
-    if isinstance(given, Tensor) and len(flat.leaves) > 1 and given.numel() == 1:
-        return torch.full_like(x, float(given))
-    whole = flat.like
-    if isinstance(given, Tensor) and not isinstance(whole, Tensor):
-        raise ValueError(
-            f"{name} is one tensor, but x0 a tree of {len(flat.leaves)} tensors; pass a tree like "
-            "x0."
-        )
-    columns = []
-    try:
-        rows = tree.rows(whole, given)
-    except ValueError:
-        raise ValueError(
-            f"{name} and x0 have different structures: {tree.summary(given)} against "
-            f"{tree.summary(whole)}."
-        ) from None
-    for p, side in rows:
-        value = torch.as_tensor(missing if side is None else side, dtype=x.dtype, device=x.device)
-        try:
-            columns.append(value.expand(p.shape).reshape(x.shape[0], -1))
-        except RuntimeError:
-            raise ValueError(
-                f"{name} of shape {tuple(value.shape)} do not fit a parameter of shape "
-                f"{tuple(p.shape)}."
-            ) from None
-    return torch.cat(columns, -1)
-
-
 def _scales(given: Any, flat: Ravel, x: Tensor) -> Tensor:
     """D, (B, n), float64: 1 over `x_scale`."""
     if isinstance(given, str):
         if given != "jac":
             raise ValueError(f"unknown x_scale {given!r}; pass 'jac', numbers or tensors.")
         return torch.zeros_like(x, dtype=torch.float64)
-    sizes = _of_each("x_scale", given, flat, x, 1.0).to(torch.float64)
+    sizes = of_each("x_scale", given, flat, x, 1.0).to(torch.float64)
     if not bool((sizes > 0).all()):
         raise ValueError("x_scale must be above 0 for each parameter.")
     return 1 / sizes

@@ -1,8 +1,4 @@
-"""The loop of all least-squares methods: many problems side by side, each where it stands.
-
-A problem that has finished does not move. Slots of finished problems are given to others that wait,
-or dropped, once a quarter of the slots is free. What one problem does has no influence on another.
-"""
+"""Steps of all least-squares methods: many problems side by side, each where it stands."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import tree
 from functional_optim.solvers import linear
 from functional_optim.solvers.globalization import (
     ACCEPTED,
@@ -26,13 +21,8 @@ from functional_optim.solvers.globalization import (
 from functional_optim.solvers.linear import System, norm
 from functional_optim.solvers.losses import Loss
 from functional_optim.solvers.problems import Problem
+from functional_optim.solvers.slots import RUNNING
 
-RUNNING, EMPTY = 10, 11
-"""Values of `status` that no result has: of a problem at work, and of a slot without one."""
-
-ROWS = 16
-"""Problems are evaluated in multiples of this: what torch computes at the end of a tensor, less
-than two vectors, it may compute with other instructions."""
 FIRST_DAMPING = 1e-3
 """Of the first step, in units of D²: Nielsen's τ for a starting point that is not far off."""
 CLIPS = 3
@@ -279,76 +269,4 @@ def _clipped(system: System, s: Progress, D: Tensor, data: Data) -> tuple[Tensor
     return p, found
 
 
-# ---------------------------------------------------------------- running
-
-
 Step = Callable[[Progress, Data], Progress]
-
-
-def run(
-    rules: Rules, problem: Problem, x0: Tensor, data: Data, step: Step, capacity: int, *,
-    fixed: bool,
-) -> Progress:  # fmt: skip
-    """Solve all problems.
-
-    Args:
-        rules: the settings of all problems.
-        problem: what evaluates them.
-        x0: (B, n).
-        data: what each problem has of its own.
-        step: `advance`, compiled or not.
-        capacity: how many problems are evaluated together at most.
-        fixed: always evaluate that many.
-    """
-    total = x0.shape[0]
-    rows = capacity if fixed else 1 if problem.lazy else ROWS
-
-    def begin(first: int, last: int) -> tuple[Progress, Data, Tensor]:
-        index = torch.arange(first, last, device=x0.device)
-        own = tree.map(lambda x: x[first:last], (x0, data))
-        x, mine = _filled(own, -(last - first) % (1 if problem.lazy else ROWS))
-        s = start(rules, problem, x, mine)
-        return *tree.map(lambda x: x[: last - first], (s, mine)), index
-
-    taken = min(capacity, total)
-    now, mine, index = begin(0, taken)
-    results = tree.map(lambda x: x.new_empty((total, *x.shape[1:])), now)
-    now, mine = _with_empty(now, mine, -now.status.shape[0] % rows)
-    while True:
-        ended = now.status < RUNNING
-        slots, waiting = ended.shape[0], total - taken
-        left = len(index) - int(ended.sum())
-        fewer = slots if fixed else left + -left % rows
-        if not left or 4 * (left if waiting else fewer) <= 3 * slots:
-            used = ended[: len(index)]
-            done = used.nonzero()[:, 0]
-            for target, x in zip(results, now, strict=True):
-                target[index[done]] = x[done]
-            kept = (~used).nonzero()[:, 0]
-            now, mine = tree.map(lambda x, i=kept: x[i], (now, mine))
-            index = index[kept]
-            more = min(waiting, capacity - len(index))
-            if more:
-                new, own, numbers = begin(taken, taken + more)
-                taken += more
-                now, mine = tree.map(lambda a, b: torch.cat([a, b]), (now, mine), (new, own))
-                index = torch.cat([index, numbers])
-            if not len(index):
-                return results
-            now, mine = _with_empty(now, mine, -len(index) % rows)
-        now = step(now, mine)
-
-
-def _filled(trees: Any, more: int) -> Any:
-    """Trees with copies of the first problem behind."""
-    if not more:
-        return trees
-    return tree.map(lambda x: torch.cat([x, x[:1].expand(more, *x.shape[1:])]), trees)
-
-
-def _with_empty(s: Progress, data: Data, more: int) -> tuple[Progress, Data]:
-    """The same with slots behind that have no problem."""
-    s, data = _filled((s, data), more)
-    if more:
-        s = s._replace(status=torch.cat([s.status[:-more], s.status.new_full((more,), EMPTY)]))
-    return s, data

@@ -9,7 +9,7 @@ from fits import curves, decay, rosenbrock
 
 import functional_optim as fo
 from functional_optim import tree
-from functional_optim.solvers import loop
+from functional_optim.solvers import loop, slots
 
 FIELDS = ("x", "cost", "fun", "grad", "optimality", "nfev", "njev", "nit", "status", "active_mask")
 
@@ -84,7 +84,7 @@ def test_finished_problems_are_neither_moved_nor_evaluated_for_long(monkeypatch)
     assert bool(found.success.all())
     assert found.nfev[3:].eq(1).all()  # they begin at the solution
     assert torch.equal(found.x[3:], x0[3:])
-    assert set(sizes) == {loop.ROWS}
+    assert set(sizes) == {slots.ROWS}
 
 
 def test_memory_is_bounded_by_slots_that_are_filled_again(monkeypatch):

@@ -59,6 +59,10 @@ MUTANTS = [
             "trial = torch.where(running.unsqueeze(-1), trial, s.x)",
             "pass",
         ),
+    ),
+    *of(
+        "slots",
+        "test_batched.py",
         ("finished problems stay", "4 * (left if waiting else fewer) <= 3 * slots", "False"),
         ("slots of a batch are not multiples", "ROWS = 16", "ROWS = 1"),
     ),
@@ -80,11 +84,15 @@ MUTANTS = [
         "implicit",
         "test_implicit.py",
         ("one Newton step has no second derivative", "ORDERS = 2", "ORDERS = 1"),
-        ("parameters at a bound follow the data", "free = ~fixed & usable", "free = usable"),
+        (
+            "parameters at a bound follow the data",
+            "x, args, ~fixed, usable)",
+            "x, args, fixed | True, usable)",
+        ),
         (
             "problems that failed have derivatives",
-            "free = ~fixed & usable.unsqueeze(-1)",
-            "free = ~fixed",
+            "return torch.where(usable.unsqueeze(-1), x, start)",
+            "return x",
         ),
     ),
     *of(

@@ -1,0 +1,125 @@
+"""Minima of quadratic models between bounds, for many problems side by side.
+
+Byrd, Lu, Nocedal, Zhu, "A limited memory algorithm for bound constrained optimization", SIAM J.
+Sci. Comput. 16 (1995), https://doi.org/10.1137/0916069: the generalized Cauchy point (section 4)
+and the minimum of the model among what is free there (section 5), projected as in Morales, Nocedal,
+"Remark on Algorithm 778", ACM TOMS 38 (2011), https://doi.org/10.1145/2049662.2049669.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.solvers.quadratics import Quadratic
+
+
+class Box(NamedTuple):
+    """Bounds, each (B, n) in the parameters' dtype, or None."""
+
+    lower: Tensor | None
+    upper: Tensor | None
+
+    @property
+    def exists(self) -> bool:
+        """Are there any bounds?"""
+        return self.lower is not None or self.upper is not None
+
+    def closed(self, x: Tensor) -> Tensor:
+        """Whether each variable of a problem has two bounds: (B,), for x of (B, n)."""
+        if self.lower is None or self.upper is None:
+            return torch.zeros_like(x[:, 0], dtype=torch.bool)
+        return (self.lower.isfinite() & self.upper.isfinite()).all(-1)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """The next point within."""
+        x = x if self.lower is None else x.maximum(self.lower)
+        return x if self.upper is None else x.minimum(self.upper)
+
+    def reach(self, x: Tensor, d: Tensor) -> Tensor:
+        """How far each variable may go from x in direction d, in units of d: (B, n), float64."""
+        far = torch.full_like(d, torch.inf)
+        if self.lower is not None:
+            far = torch.where(d < 0, (self.lower.to(d.dtype) - x) / d, far)
+        if self.upper is not None:
+            far = torch.where(d > 0, (self.upper.to(d.dtype) - x) / d, far)
+        return far.clamp(min=0)
+
+    def towards(self, d: Tensor, otherwise: Tensor) -> Tensor:
+        """The bounds that a direction d leads to, where there are any."""
+        low = otherwise if self.lower is None else torch.where(d < 0, self.lower, otherwise)
+        return low if self.upper is None else torch.where(d > 0, self.upper, low)
+
+    def sides(self, x: Tensor) -> Tensor:
+        """−1 at a lower bound, 1 at an upper one, else 0: (B, n), int64."""
+        zero = torch.zeros_like(x, dtype=torch.int64)
+        low = zero if self.lower is None else (x <= self.lower).to(torch.int64)
+        return (zero if self.upper is None else (x >= self.upper).to(torch.int64)) - low
+
+
+class Cauchy(NamedTuple):
+    """z: the way from x to the generalized Cauchy point. slope: of the model there. stopped: what
+    has arrived at its bound. blocked: what was at it before. All are (B, n)."""
+
+    z: Tensor
+    slope: Tensor
+    stopped: Tensor
+    blocked: Tensor
+
+
+def cauchy(quadratic: Quadratic, x: Tensor, g: Tensor, box: Box) -> Cauchy:
+    """The first minimum of the model along the projected gradient. x: float64.
+
+    From segment to segment there go on only those problems that have not found theirs.
+    """
+    ends = box.reach(x, -g)
+    blocked = ends <= 0
+    d = torch.where(blocked, 0.0, -g)
+    ends, order = torch.where(blocked, torch.inf, ends).sort(dim=-1, stable=True)
+    Bd = quadratic.times(d)
+    z, slope, stopped = torch.zeros_like(d), g.clone(), torch.zeros_like(blocked)
+    rows = torch.arange(len(g), device=g.device)
+    q, way, before = g, torch.zeros_like(d), torch.zeros_like(d[:, 0])
+    for k in range(g.shape[-1]):
+        index, length = order[rows, k], ends[rows, k] - before
+        first, second = -(q * d).sum(-1), (Bd * d).sum(-1)
+        best = torch.where(second > 0, first / second, 0.0)
+        crosses = best > length
+        step = torch.where(crosses, length, best).unsqueeze(-1)
+        way, q = way + step * d, q + step * Bd
+        z[rows], slope[rows] = way, q
+        going = crosses.nonzero()[:, 0]
+        if not len(going):
+            break
+        rows, index = rows[going], index[going]
+        stopped[rows, index] = True
+        before = ends[rows, k]
+        way, q, d, Bd = [v[going] for v in (way, q, d, Bd)]
+        hit = index.unsqueeze(-1)
+        Bd = Bd - d.gather(-1, hit) * quadratic.columns(rows, index)
+        d = d.scatter(-1, hit, 0.0)
+    return Cauchy(z, slope, stopped, blocked)
+
+
+def minimizer(quadratic: Quadratic, x: Tensor, g: Tensor, box: Box) -> Tensor:
+    """A point within the bounds where the model is lower: (B, n), in the dtype of x.
+
+    x: (B, n). g: (B, n), float64.
+    """
+    wide = x.to(g.dtype)
+    if not box.exists:
+        return (wide + quadratic.solve(-g, None)).to(x.dtype)
+    at = cauchy(quadratic, wide, g, box)
+    free = ~(at.stopped | at.blocked)
+    p = quadratic.solve(-at.slope, free)
+    begin = wide + at.z
+    target = torch.where(at.stopped, box.towards(-g, x), (begin + p).to(x.dtype))
+    target = box.inside(torch.where(at.blocked, x, target))
+    uphill = ((target - wide) * g).sum(-1, keepdim=True) >= 0
+    if not bool(uphill.any()):
+        return target
+    share = box.reach(begin, p).amin(-1, keepdim=True).clamp(max=1)
+    cut = torch.where(at.stopped, box.towards(-g, x), (begin + share * p).to(x.dtype))
+    return torch.where(uphill, box.inside(torch.where(at.blocked, x, cut)), target)

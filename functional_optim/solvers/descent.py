@@ -1,0 +1,178 @@
+"""Steps of quasi-Newton methods between bounds: many problems, each in its own line search."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.solvers import quadratics, wolfe
+from functional_optim.solvers.box import Box, minimizer
+from functional_optim.solvers.linear import norm
+from functional_optim.solvers.objectives import Objective
+from functional_optim.solvers.quadratics import Model
+from functional_optim.solvers.slots import RUNNING
+
+
+class Rules(NamedTuple):
+    """How problems are solved. noise: a share of a value by which it may be wrong. eps: of x0's
+    dtype."""
+
+    method: str
+    gtol: float
+    ftol: float
+    noise: float
+    eps: float
+    maxiter: int
+    max_nfev: int
+
+
+class Data(NamedTuple):
+    """What problems have of their own, (B, ...)."""
+
+    args: tuple[Any, ...]
+    box: Box
+
+
+class Point(NamedTuple):
+    """x: (B, n), in the parameters' dtype. f: (B,). g: (B, n), both float64."""
+
+    x: Tensor
+    f: Tensor
+    g: Tensor
+
+
+class Progress(NamedTuple):
+    """Where B problems stand."""
+
+    at: Point
+    """The last iterate."""
+    best: Point
+    """The lowest point of the search from there."""
+    target: Tensor
+    """Where a step of length 1 leads, (B, n), in the parameters' dtype."""
+    search: wolfe.Search
+    model: Model
+    status: Tensor
+    """(B,), int64."""
+    nfev: Tensor
+    """(B,), int64."""
+    nit: Tensor
+    """Iterates accepted, (B,), int64."""
+
+
+def where(condition: Tensor, a: Any, b: Any) -> Any:
+    """Trees of tensors (B, ...): a where the condition, (B,), holds, else b."""
+
+    def one(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(condition.reshape(-1, *[1] * (x.dim() - 1)), x, y)
+
+    return tree.map(one, a, b)
+
+
+def projected(at: Point, box: Box) -> Tensor:
+    """The projected gradient x − P(x − g): (B, n), float64."""
+    reach = box.reach(at.x.to(at.g.dtype), -at.g)
+    return torch.where(reach < 1, reach, 1.0) * at.g
+
+
+def start(rules: Rules, objective: Objective, x: Tensor, data: Data) -> Progress:
+    """The first evaluation, and the first direction."""
+    f, g = objective(x, data.args)
+    at = Point(x, f, g)
+    finite = f.isfinite() & g.isfinite().all(-1)
+    flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
+    status = torch.where(finite, torch.where(flat, 1, RUNNING), -1)
+    g = torch.where(finite.unsqueeze(-1), g, 0.0)
+    model = quadratics.fresh(rules.method, g)
+    target, search, _, _ = _aimed(Point(x, f, g), model, data, finite)
+    if data.box.exists:  # as L-BFGS-B, which knows no scale yet
+        search = search._replace(longest=torch.ones_like(f))
+    count = torch.ones_like(status)
+    return Progress(at, at, target, search, model, status, count, 0 * count)
+
+
+def _aimed(
+    at: Point, model: Model, data: Data, aims: Tensor
+) -> tuple[Tensor, wolfe.Search, Model, Tensor]:
+    """A direction from each point, the search along it, the model, and whether there is one.
+
+    A direction that does not descend makes the model of a problem that aims forget what it knows.
+    """
+    wide = at.x.to(at.g.dtype)
+    target = minimizer(model.quadratic(at.x.shape[-1]), at.x, at.g, data.box)
+    slope = (at.g * (target.to(at.g.dtype) - wide)).sum(-1)
+    bad = aims & ~((slope < 0) & target.isfinite().all(-1))
+    if bool(bad.any()):
+        model = model.forgotten(bad)
+        size = norm(at.g).clamp(min=1e-300).unsqueeze(-1)
+        steepest = data.box.inside((wide - at.g / size.clamp(min=1.0)).to(at.x.dtype))
+        target = torch.where(bad.unsqueeze(-1), steepest, target)
+    d = target.to(at.g.dtype) - wide
+    slope = (at.g * d).sum(-1)
+    longest = data.box.reach(wide, d).amin(-1).clamp(min=1.0, max=1e10)
+    fresh = model.pairs == 0
+    t = torch.where(fresh & ~data.box.closed(d), norm(d).clamp(min=1.0).reciprocal(), 1.0)
+    return target, wolfe.begin(at.f, slope, t, longest), model, slope < 0
+
+
+def advance(rules: Rules, objective: Objective, s: Progress, data: Data) -> Progress:
+    """Evaluate each problem that is running once; where that ends its search, aim anew."""
+    running = s.status == RUNNING
+    wide = s.at.x.to(s.at.g.dtype)
+    d = s.target.to(wide.dtype) - wide
+    t = s.search.t.unsqueeze(-1)
+    trial = data.box.inside((wide + t * d).to(s.at.x.dtype))
+    trial = torch.where(t == 1, s.target, trial)
+    trial = torch.where(running.unsqueeze(-1), trial, s.at.x)
+    new = Point(trial, *objective(trial, data.args))
+    noise = rules.noise * s.at.f.abs()
+    search, verdict = wolfe.across(s.search, new.f, (new.g * d).sum(-1), noise)
+    good = verdict.good & new.g.isfinite().all(-1)
+    lower = (new.f < s.best.f) & new.g.isfinite().all(-1)
+    best = where(good | (lower & running), new, s.best)
+    nfev = s.nfev + running
+    spent = nfev >= rules.max_nfev
+    over = running & (verdict.over | spent)
+    moved = over & (good | (best.f < s.at.f))
+    at = where(moved, best, s.at)
+    now = Progress(
+        at, best, s.target, where(running, search, s.search), s.model, s.status, nfev,
+        s.nit + moved,
+    )  # fmt: skip
+    return _aim(rules, s, now, data, over, moved, spent) if bool(over.any()) else now
+
+
+def _aim(
+    rules: Rules, s: Progress, now: Progress, data: Data, over: Tensor, moved: Tensor,
+    spent: Tensor,
+) -> Progress:  # fmt: skip
+    """What follows the end of a search: the model learns, and says where to go next."""
+    at = now.at
+    step = at.x.to(at.g.dtype) - s.at.x.to(at.g.dtype)
+    y = at.g - s.at.g
+    useful = moved & ((step * y).sum(-1) > rules.eps * (s.at.g * step).sum(-1).abs())
+    stuck = over & ~moved
+    model = s.model.learned(step, y, useful)
+    decrease = s.at.f - at.f
+    size = s.at.f.abs().maximum(at.f.abs()).clamp(min=1.0)
+    status = torch.where(spent | (now.nit >= rules.maxiter), 0, RUNNING)
+    status = torch.where(moved & (decrease <= rules.ftol * size), 2, status)
+    status = torch.where(stuck & (s.model.pairs == 0) & ~spent, -2, status)
+    flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
+    status = torch.where(flat, 1, status)
+    status = torch.where(over, status, s.status)
+    model = model.forgotten(stuck) if bool(stuck.any()) else model
+    aims = over & (status == RUNNING)
+    if not bool(aims.any()):
+        return now._replace(model=model, status=status)
+    target, search, model, descends = _aimed(at, model, data, aims)
+    return now._replace(
+        best=where(aims, at, now.best),
+        target=where(aims, target, s.target),
+        search=where(aims, search, now.search),
+        model=model,
+        status=torch.where(aims & ~descends, -2, status),
+    )

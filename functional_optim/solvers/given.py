@@ -1,0 +1,100 @@
+"""What all solvers are given: checks of parameters, arguments and bounds, and their vector view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.core.ravel import Ravel
+
+
+def check_real(x0: Any) -> None:
+    """Raise TypeError for complex parameters."""
+    for path, p in tree.items(x0):
+        if isinstance(p, Tensor) and p.is_complex():
+            raise TypeError(
+                f"x0 at {path!r} has dtype {p.dtype}, but parameters must be real; use "
+                "torch.view_as_real(x0), and torch.view_as_complex inside of the function."
+            )
+
+
+def check_batched(args: Any, flat: Ravel) -> None:
+    """Raise unless every leaf of args has a row for each problem."""
+    count = flat.leaves[0].shape[0]
+    for path, x in tree.items(args):
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"with batched=True all args are tensors with a row for each problem, but "
+                f"args.{path} is a {type(x).__name__}; put what all problems share into the "
+                "function's closure."
+            )
+        if tuple(x.shape[:1]) != (count,):
+            raise ValueError(
+                f"x0 has {count} problems, but args.{path} has shape {tuple(x.shape)}; give it a "
+                "leading dimension of problems, or put it into the function's closure."
+            )
+
+
+def checked_bounds(bounds: Any, flat: Ravel, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Lower and upper bounds as (B, n), or None. Raises ValueError for those that cannot be met."""
+    if bounds is None:
+        return None, None
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise ValueError(
+            "bounds must be a pair (lower, upper), each None, a number, a tensor or a tree like x0."
+        )
+    lower, upper = [
+        of_each("bounds", side, flat, x, missing)
+        for side, missing in zip(bounds, (-torch.inf, torch.inf), strict=True)
+    ]
+    if bool((lower.isnan() | upper.isnan() | (lower > upper)).any()):
+        raise ValueError("a lower bound is above its upper bound, or NaN; exchange or fix them.")
+    if bool(((x < lower) | (x > upper)).any()):
+        raise ValueError(
+            "x0 is outside of the bounds; begin inside, e.g. at x0.clamp(lower, upper)."
+        )
+    return lower, upper
+
+
+def of_each(name: str, given: Any, flat: Ravel, x: Tensor, missing: float) -> Tensor:
+    """A number, a tensor or a tree as a number for each element of (B, n)."""
+    if given is None or isinstance(given, (int, float)):
+        return torch.full_like(x, missing if given is None else given)
+    if isinstance(given, Tensor) and len(flat.leaves) > 1 and given.numel() == 1:
+        return torch.full_like(x, float(given))
+    whole = flat.like
+    if isinstance(given, Tensor) and not isinstance(whole, Tensor):
+        raise ValueError(
+            f"{name} is one tensor, but x0 a tree of {len(flat.leaves)} tensors; pass a tree like "
+            "x0."
+        )
+    columns = []
+    try:
+        rows = tree.rows(whole, given)
+    except ValueError:
+        raise ValueError(
+            f"{name} and x0 have different structures: {tree.summary(given)} against "
+            f"{tree.summary(whole)}."
+        ) from None
+    for p, side in rows:
+        value = torch.as_tensor(missing if side is None else side, dtype=x.dtype, device=x.device)
+        try:
+            columns.append(value.expand(p.shape).reshape(x.shape[0], -1))
+        except RuntimeError:
+            raise ValueError(
+                f"{name} of shape {tuple(value.shape)} do not fit a parameter of shape "
+                f"{tuple(p.shape)}."
+            ) from None
+    return torch.cat(columns, -1)
+
+
+def mask_tree(flat: Ravel, mask: Tensor, *, batched: bool) -> Any:
+    rows = mask if batched else mask[0]
+    parts = [
+        x.reshape((*flat.problems, *shape))
+        for x, shape in zip(rows.split(flat.sizes, -1), flat.shapes, strict=True)
+    ]
+    return tree.with_leaves(flat.like, parts)

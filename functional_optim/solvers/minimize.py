@@ -1,0 +1,248 @@
+"""`minimize`: the minimum of a smooth function, of one problem or of many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.core.ravel import Ravel
+from functional_optim.solvers import descent, slots
+from functional_optim.solvers.box import Box
+from functional_optim.solvers.given import check_batched, check_real, checked_bounds, mask_tree
+from functional_optim.solvers.implicit import Function, constants, corrected
+from functional_optim.solvers.objectives import Objective, number
+from functional_optim.solvers.quadratics import HISTORY
+
+Method = Literal["bfgs", "l-bfgs-b"]
+METHODS = ("bfgs", "l-bfgs-b")
+LIMIT = 2**24
+"""Elements of all models that are in memory at once: 128 MiB."""
+FTOL = 2.220446049250313e-9
+MESSAGES = {
+    -2: "No progress: no step of the line search lowered the function.",
+    -1: "The function or its gradient is not finite.",
+    0: "The maximum number of iterations or function evaluations is exceeded.",
+    1: "`gtol` termination condition is satisfied.",
+    2: "`ftol` termination condition is satisfied.",
+}
+
+
+class Minimum(NamedTuple):
+    """What `minimize` found. With `batched=True` all have a leading dimension.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> found = fo.minimize(lambda x: (x - 3).square().sum(), torch.zeros(2).double())
+        >>> found.x, found.status, found.success
+        (tensor([3., 3.], dtype=torch.float64), 1, True)
+    """
+
+    x: Any
+    """The solution, a tree like x0."""
+    fun: Tensor
+    """The function's value at x: 0-dim, float64."""
+    grad: Any
+    """Its gradient, a tree like x0."""
+    optimality: Tensor
+    """Largest element of the projected gradient x − P(x − g): 0-dim, float64."""
+    active_mask: Any
+    """Of each element: −1 at its lower bound, 1 at its upper one, else 0; a tree like x0, int64."""
+    nfev: Any
+    """Evaluations of the function, each with its gradient: an int, or a tensor (B,)."""
+    njev: Any
+    """The same number."""
+    nit: Any
+    """Iterations: steps that were taken."""
+    status: Any
+    """1 gtol, 2 ftol, 0 maxiter or max_nfev, −1 not finite, −2 no progress. (scipy has 0
+    for success.)"""
+    success: Any
+    """Whether status is above 0: a bool, or a bool tensor (B,)."""
+    message: Any
+    """The status in words: a string, or a list of them."""
+
+
+def minimize(
+    fun: Callable[..., Any],
+    x0: Any,
+    args: tuple[Any, ...] = (),
+    *,
+    method: Method | None = None,
+    bounds: tuple[Any, Any] | None = None,
+    gtol: float = 1e-5,
+    ftol: float = FTOL,
+    maxiter: int | None = None,
+    max_nfev: int | None = None,
+    batched: bool = False,
+    implicit: bool = True,
+) -> Minimum:
+    """Minimize a smooth function, as scipy.optimize.minimize does.
+
+    Gradients come from autograd. With `batched=True` many problems are solved side by side: each
+    has its own line search, and none waits for the slowest.
+
+    Args:
+        fun: `fun(x, *args)` returns the value of ONE problem: a real tensor of one element.
+        x0: where to begin: a tree of real tensors. Its dtype is kept; values are compared, and
+            steps computed, in float64.
+        args: a tuple of trees of tensors for fun, of which derivatives may be taken.
+        method: "l-bfgs-b" (the default) remembers the last 8 steps, "bfgs" keeps a dense matrix.
+            Both take bounds: a step leads to the minimum of a quadratic model among what is free at
+            its generalized Cauchy point.
+        bounds: `(lower, upper)`: each None, a number, a tensor like x0, or a tree like x0 whose
+            leaves may be None. fun is never evaluated outside.
+        gtol: stop if no element of the projected gradient is larger, ≥ 0. Tolerances have a floor
+            of 10 eps of x0's dtype. Defaults: scipy's for L-BFGS-B.
+        ftol: stop after a step that lowered the function by less than this share of max(|f|, 1).
+        maxiter: steps of each problem at most, ≥ 1. Default 15,000, scipy's.
+        max_nfev: evaluations of each problem at most, ≥ 1. Default 15,000, scipy's.
+        batched: every leaf of x0 and args has a leading dimension of independent problems. What all
+            share belongs into fun's closure. fun runs under torch.vmap. Bounds may be those of all
+            problems or have that dimension, too.
+        implicit: let derivatives pass through x with respect to args, first and second ones, by
+            the implicit function theorem, in plain autograd and in torch.func. Parameters at a
+            bound, and problems that have not converged, are constant.
+
+    Returns:
+        `Minimum`, with scipy's fields.
+
+    Raises:
+        TypeError: if fun is not callable or does not return a real tensor; for complex or integer
+            x0 and, in a batch, for args that are not tensors.
+        ValueError: for an unknown method; numbers out of their ranges; lower bounds above upper
+            ones; an x0 outside of the bounds; sizes that do not fit; a value with more than one
+            element; and, for one problem, if the function or its gradient is not finite at x0. In a
+            batch such a problem has status −1.
+
+        Exceptions of fun pass through.
+
+    The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
+    fun do not. In float32 a search ends where values differ by rounding only: with status 2, or −2
+    if not even slopes show a way.
+
+    Papers: Byrd, Lu, Nocedal, Zhu, "A limited memory algorithm for bound constrained optimization"
+    (1995), https://doi.org/10.1137/0916069; Moré, Thuente, "Line search algorithms with guaranteed
+    sufficient decrease" (1994), https://doi.org/10.1145/192115.192132.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def rosenbrock(x, a):
+        ...     return 100 * (x[1] - x[0] ** 2) ** 2 + (a - x[0]) ** 2
+        >>> x0, a = torch.zeros(3, 2).double(), torch.tensor([1.0, 2.0, 3.0]).double()
+        >>> found = fo.minimize(rosenbrock, x0, (a,), bounds=(None, 2.25), batched=True)
+        >>> found.x.round(decimals=3).tolist(), found.active_mask.tolist()
+        ([[1.0, 1.0], [1.501, 2.25], [1.503, 2.25]], [[0, 0], [0, 1], [0, 1]])
+    """
+    if not callable(fun):
+        raise TypeError(
+            f"minimize takes a function that returns a number first, but got a "
+            f"{type(fun).__name__}."
+        )
+    args = args if isinstance(args, tuple) else (args,)
+    _check_numbers(gtol=gtol, ftol=ftol, maxiter=maxiter, max_nfev=max_nfev)
+    x0, plain, limits = constants((x0, args, bounds))
+    check_real(x0)
+    flat = Ravel(x0, batched=batched)
+    one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
+    if batched:
+        check_batched(plain, flat)
+    known = _chosen(method)
+    x = flat.vector(x0).reshape(-1, one.size)
+    box = Box(*checked_bounds(limits, flat, x))
+    evaluated = fun if batched or not plain else lambda params: fun(params, *plain)
+    objective = Objective(evaluated, one, batched=batched)
+    eps = torch.finfo(flat.dtype).eps
+    rules = descent.Rules(
+        known, max(gtol, 10 * eps), max(ftol, 10 * eps), 10 * eps, eps, maxiter or 15000,
+        max_nfev or 15000,
+    )  # fmt: skip
+    data = descent.Data(plain if batched else (), box)
+    found = _run(rules, objective, x, data)
+    if not batched and int(found.status) == -1:
+        raise ValueError(
+            "the function, or its gradient, is not finite at x0; begin elsewhere, or bound the "
+            "parameters to where the function is defined."
+        )
+    solution = found.at.x
+    if implicit and args:
+        value = Function(lambda params, *own: number(fun(params, *own)), one, batched=batched)
+        fixed = box.reach(found.at.x.to(torch.float64), -found.at.g) <= 0
+        solution = corrected(value, found.at.x, args, fixed, found.status > 0)
+    return _result(found, solution, flat, data, batched=batched)
+
+
+def _run(
+    rules: descent.Rules, objective: Objective, x: Tensor, data: descent.Data
+) -> descent.Progress:
+    """Solve, outside of autograd."""
+
+    def begin(x: Tensor, own: descent.Data) -> descent.Progress:
+        return descent.start(rules, objective, x, own)
+
+    def step(s: descent.Progress, own: descent.Data) -> descent.Progress:
+        return descent.advance(rules, objective, s, own)
+
+    n = x.shape[-1]
+    size = n * (n if rules.method == "bfgs" else 2 * HISTORY) + 20 * n
+    capacity = max(slots.ROWS, LIMIT // size // slots.ROWS * slots.ROWS)
+    with torch.no_grad():
+        return slots.run(
+            begin, step, x, data, capacity if objective.batched else 1, fixed=False,
+            alone=not objective.batched,
+        )  # fmt: skip
+
+
+def _result(
+    found: descent.Progress, solution: Tensor, flat: Ravel, data: descent.Data, *, batched: bool
+) -> Minimum:
+    def as_tree(vector: Tensor, *, stored: bool = False) -> Any:
+        return flat.tree(vector if batched else vector[0], stored=stored)
+
+    at = found.at
+    optimality = descent.projected(at, data.box).abs().amax(-1)
+    statuses = found.status.tolist()
+    messages = [MESSAGES[x] for x in statuses]
+    numbers = [found.nfev, found.nfev, found.nit, found.status]
+    if not batched:
+        numbers = [int(x) for x in numbers]
+    return Minimum(
+        as_tree(solution, stored=True),
+        at.f if batched else at.f[0],
+        as_tree(at.g),
+        optimality if batched else optimality[0],
+        mask_tree(flat, data.box.sides(at.x), batched=batched),
+        *numbers,
+        found.status > 0 if batched else statuses[0] > 0,
+        messages if batched else messages[0],
+    )
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _chosen(method: Any) -> str:
+    """The method's name. Raises ValueError for an unknown one."""
+    if method is None:
+        return "l-bfgs-b"
+    if method not in METHODS:
+        raise ValueError(
+            f"unknown method {method!r}; choose one of {', '.join(map(repr, METHODS))}, or leave "
+            "it out."
+        )
+    return method
+
+
+def _check_numbers(*, gtol: float, ftol: float, maxiter: int | None, max_nfev: int | None) -> None:
+    """Raise ValueError for tolerances and limits out of their ranges."""
+    for name, value in (("gtol", gtol), ("ftol", ftol)):
+        if not value >= 0:
+            raise ValueError(f"{name} must be 0 or more, but got {value}.")
+    for name, value in (("maxiter", maxiter), ("max_nfev", max_nfev)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be 1 or more, but got {value}.")

@@ -1,0 +1,170 @@
+"""Newton's method for as many equations as unknowns, with a line search: many problems at once.
+
+Dennis, Schnabel, "Numerical Methods for Unconstrained Optimization and Nonlinear Equations" (1983),
+Algorithm D6.5.3 on the length of steps. Where J is singular a step is Levenberg's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from functional_optim.solvers import linear
+from functional_optim.solvers.linear import System, norm, padded
+from functional_optim.solvers.problems import Problem
+from functional_optim.solvers.slots import RUNNING
+
+DECREASE = 1e-4
+"""Share of the decrease that the slope promises, with which a step is taken: theirs."""
+SHORTEST = 1e-10
+"""A step is not shortened further."""
+SINGULAR = 1e-8
+"""Levenberg's damping, in units of the largest square of a column's length."""
+
+
+class Rules(NamedTuple):
+    """How problems are solved. floor: an error of x that its dtype has anyway, relative."""
+
+    xtol: float
+    floor: float
+    max_nfev: int
+
+
+class Data(NamedTuple):
+    """What problems have of their own, (B, ...)."""
+
+    args: tuple[Any, ...]
+
+
+class Progress(NamedTuple):
+    """Where B problems stand."""
+
+    x: Tensor
+    """(B, n), in the parameters' dtype."""
+    F: Tensor
+    """The values there, (B, n), float64."""
+    p: Tensor
+    """The step to be tried, (B, n), float64."""
+    slope: Tensor
+    """Of ½ Σ F² along p, (B,)."""
+    t: Tensor
+    """The share of p to be tried, (B,)."""
+    status: Tensor
+    """(B,), int64."""
+    nfev: Tensor
+    """Evaluations of F and its Jacobian, (B,), int64."""
+    nit: Tensor
+    """Steps taken, (B,), int64."""
+
+
+def solved(columns: Tensor, b: Tensor) -> Tensor:
+    """J⁻¹ b, (B, n), from Jᵀ; not finite where J is singular.
+
+    Small systems are eliminated number by number, over all problems; larger matrices are padded, so
+    that those of a batch lie alike in memory.
+    """
+    n = b.shape[-1]
+    if n <= linear.UNROLLED:
+        return _eliminated(columns, b)
+    wide = padded(columns, -1, -2)
+    if wide.shape[-1] > n:
+        tail = torch.arange(wide.shape[-1], device=b.device) >= n
+        wide = wide + torch.diag(tail.to(b.dtype))
+    right = functional.pad(b, (0, wide.shape[-1] - n)).unsqueeze(-1)
+    p, info = torch.linalg.solve_ex(wide.mT.contiguous(), right)
+    return torch.where((info == 0).unsqueeze(-1), p[..., :n, 0], torch.nan)
+
+
+def _eliminated(columns: Tensor, b: Tensor) -> Tensor:
+    """By Gauss's elimination with partial pivoting."""
+    n = b.shape[-1]
+    known = torch.cat([columns, b.unsqueeze(-2)], -2).permute(2, 1, 0).contiguous()
+    rows = [list(row.unbind(0)) for row in known]
+    for k in range(n):
+        for i in range(k + 1, n):
+            larger = rows[i][k].abs() > rows[k][k].abs()
+            for j in range(k, n + 1):
+                a, c = rows[k][j], rows[i][j]
+                rows[k][j], rows[i][j] = torch.where(larger, c, a), torch.where(larger, a, c)
+        for i in range(k + 1, n):
+            factor = rows[i][k] / rows[k][k]
+            for j in range(k + 1, n + 1):
+                rows[i][j] = rows[i][j] - factor * rows[k][j]
+    p = [row[n] for row in rows]
+    for i in reversed(range(n)):
+        for k in range(i + 1, n):
+            p[i] = p[i] - rows[i][k] * p[k]
+        p[i] = p[i] / rows[i][i]
+    return torch.stack(p, -1)
+
+
+def evaluated(problem: Problem, x: Tensor, data: Data) -> tuple[Tensor, Tensor]:
+    """F and Jᵀ in float64."""
+    F, columns = problem.linearize(x, data.args)
+    assert columns is not None
+    return F.to(torch.float64), columns.to(torch.float64)
+
+
+def _step(F: Tensor, columns: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """A step, and the slope of ½ Σ F² along it, of those problems for which they are wanted."""
+    p = solved(columns, -F)
+    g = (columns * F.unsqueeze(-2)).sum(-1)
+    slope = -(F * F).sum(-1)
+    lost = wanted & ~p.isfinite().all(-1)
+    if not bool(lost.any()):
+        return p, slope
+    size = norm(columns)
+    mu = SINGULAR * size.amax(-1).square()
+    mu = torch.where(mu > 0, mu, 1.0)
+    system = System(F, g, gram=linear.gram(columns))
+    damped, _ = linear.solve("cholesky", system, mu, torch.ones_like(g))
+    p = torch.where(lost.unsqueeze(-1), damped, p)
+    return p, torch.where(lost, (g * p).sum(-1), slope)
+
+
+def start(problem: Problem, x: Tensor, data: Data) -> Progress:
+    """The first evaluation, and the first step."""
+    F, columns = evaluated(problem, x, data)
+    finite = F.isfinite().all(-1) & columns.isfinite().all(-1).all(-1)
+    zero = (F == 0).all(-1)
+    status = torch.where(finite, torch.where(zero, 1, RUNNING), -1)
+    p, slope = _step(F, columns, finite)
+    count = torch.ones_like(status)
+    return Progress(x, F, p, slope, torch.ones_like(slope), status, count, 0 * count)
+
+
+def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress:
+    """Try a step of each problem that is running."""
+    running = s.status == RUNNING
+    trial = (s.x.to(s.p.dtype) + s.t.unsqueeze(-1) * s.p).to(s.x.dtype)
+    trial = torch.where(running.unsqueeze(-1), trial, s.x)
+    F, columns = evaluated(problem, trial, data)
+    finite = F.isfinite().all(-1) & columns.isfinite().all(-1).all(-1)
+    before, after = 0.5 * (s.F * s.F).sum(-1), 0.5 * (F * F).sum(-1)
+    after = torch.where(finite, after, torch.inf)
+    accepted = running & (after <= before + DECREASE * s.t * s.slope)
+    took = accepted.unsqueeze(-1)
+    x, F = torch.where(took, trial, s.x), torch.where(took, F, s.F)
+    p, slope = _step(F, columns, accepted)
+    p, slope = torch.where(took, p, s.p), torch.where(accepted, slope, s.slope)
+    best = -s.slope * s.t * s.t / (2 * (after - before - s.t * s.slope))
+    shorter = torch.where(best.isfinite(), best, 0.0).clamp(min=0.1 * s.t, max=0.5 * s.t)
+    t = torch.where(accepted, 1.0, shorter)
+    size = norm(x.to(p.dtype))
+
+    def short(length: Tensor, tolerance: float) -> Tensor:
+        return length <= tolerance * (tolerance + size)
+
+    ends = short(s.t * norm(s.p), rules.xtol) & (s.t == 1) | short(norm(p), rules.floor)
+    nfev = s.nfev + running
+    status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
+    lost = (~accepted & (t < SHORTEST)) | (x == trial).all(-1) & ~accepted
+    status = torch.where(lost | (slope == 0), -2, status)
+    status = torch.where(ends, 3, status)
+    status = torch.where((F == 0).all(-1), 1, status)
+    return Progress(
+        x, F, p, slope, t, torch.where(running, status, s.status), nfev, s.nit + accepted
+    )

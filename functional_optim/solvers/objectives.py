@@ -1,0 +1,65 @@
+"""Evaluation of functions to be minimized, with gradients, for one problem or many side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from functional_optim.core import modes
+from functional_optim.core.ravel import Ravel
+
+
+def number(value: Any) -> Tensor:
+    """What a function returned as a 0-dim tensor. Raises TypeError or ValueError if it is none."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        what = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(
+            f"the function must return a real floating-point tensor, but it returned {what}."
+        )
+    if value.numel() != 1:
+        raise ValueError(
+            f"the function must return one number, but it returned shape {tuple(value.shape)}; "
+            "with batched=True it is written for one problem."
+        )
+    return value.reshape(())
+
+
+class Objective:
+    """A function of points (B, n), each with its own arguments, and its gradient.
+
+    fun: of one problem's tree of parameters. one: the vector view of these. batched: are there many
+    problems, evaluated by torch.vmap? Else B is 1, there are no arguments, and fun is called as it
+    is.
+    """
+
+    def __init__(self, fun: Callable[..., Any], one: Ravel, *, batched: bool) -> None:
+        self.fun, self.one, self.batched = fun, one, batched
+
+    def single(self, x: Tensor, *own: Any) -> Tensor:
+        """The value of one problem at x, (n,)."""
+        return number(self.fun(self.one.tree(x), *own))
+
+    def __call__(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        """Values, (B,), and gradients, (B, n), in float64."""
+        f, g = self._derived(x, args)
+        return f.detach().to(torch.float64), g.detach().to(torch.float64)
+
+    def _derived(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        if modes.transformed():
+            derive = grad_and_value(self.single)
+            if self.batched:
+                g, f = vmap(derive)(x, *args)
+                return f, g
+            g, f = derive(x[0])
+            return f.unsqueeze(0), g.unsqueeze(0)
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            f = vmap(self.single)(x, *args) if self.batched else self.single(x[0]).unsqueeze(0)
+            if not f.requires_grad:
+                return f, torch.zeros_like(x)
+            (g,) = torch.autograd.grad(f.sum(), x)
+        return f, g

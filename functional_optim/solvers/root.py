@@ -1,0 +1,237 @@
+"""`root`: where as many equations as unknowns hold, of one problem or of many at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.core.ravel import Ravel
+from functional_optim.solvers import newton, slots
+from functional_optim.solvers.given import check_batched, check_real
+from functional_optim.solvers.implicit import Function, constants, corrected_root
+from functional_optim.solvers.least_squares import least_squares
+from functional_optim.solvers.linear import norm
+from functional_optim.solvers.problems import Problem
+from functional_optim.solvers.residuals import LIMIT, as_vector
+
+Method = Literal["newton", "lm"]
+METHODS = ("newton", "lm")
+XTOL = 1.49012e-8
+MESSAGES = {
+    -2: "No progress: no step brings the values nearer to zero.",
+    -1: "The function or its Jacobian is not finite.",
+    0: "The maximum number of function evaluations is exceeded.",
+    1: "The values are zero.",
+    3: "`xtol` termination condition is satisfied.",
+}
+
+
+class Root(NamedTuple):
+    """What `root` found. With `batched=True` all have a leading dimension.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> found = fo.root(lambda x: x**2 - 4, torch.ones((), dtype=torch.float64))
+        >>> found.x, found.status, found.success
+        (tensor(2., dtype=torch.float64), 1, True)
+    """
+
+    x: Any
+    """The solution, a tree like x0."""
+    fun: Tensor
+    """The function's values at x: (n,)."""
+    nfev: Any
+    """Evaluations of the function: an int, or a tensor (B,)."""
+    njev: Any
+    """Evaluations of the Jacobian."""
+    nit: Any
+    """Iterations: steps that were taken with "newton", tried with "lm"."""
+    status: Any
+    """1 values are zero, 3 xtol, 0 max_nfev, −1 not finite, −2 no progress."""
+    success: Any
+    """Whether status is above 0: a bool, or a bool tensor (B,)."""
+    message: Any
+    """The status in words: a string, or a list of them."""
+
+
+def root(
+    fun: Callable[..., Any],
+    x0: Any,
+    args: tuple[Any, ...] = (),
+    *,
+    method: Method = "newton",
+    xtol: float = XTOL,
+    max_nfev: int | None = None,
+    batched: bool = False,
+    implicit: bool = True,
+) -> Root:
+    """Solve as many equations as there are unknowns, as scipy.optimize.root does.
+
+    Jacobians come from torch.func. With `batched=True` many problems are solved side by side. A
+    fixed point of g is a root of x − g(x).
+
+    Args:
+        fun: `fun(x, *args)` returns the values of ONE problem that shall be zero, as many as x has
+            elements: a real tensor of any shape, or a tree of such.
+        x0: where to begin: a tree of real tensors. Its dtype is kept; linear problems are solved in
+            float64.
+        args: a tuple of trees of tensors for fun, of which derivatives may be taken.
+        method: "newton" (the default), Newton's method with a line search; "lm",
+            Levenberg–Marquardt on the sum of squares, for starting points that are far off.
+        xtol: stop after a step that is shorter than this share of x, ≥ 0, with a floor of 10 eps of
+            x0's dtype. Default: that of scipy's "hybr".
+        max_nfev: evaluations of each problem at most, ≥ 1. Default 100 (n + 1).
+        batched: every leaf of x0 and args has a leading dimension of independent problems. What all
+            share belongs into fun's closure. fun runs under torch.vmap.
+        implicit: let derivatives pass through x with respect to args, first and second ones, by
+            the implicit function theorem, in plain autograd and in torch.func. Problems that have
+            not converged are constant.
+
+    Returns:
+        `Root`, with scipy's fields. A least sum of squares that is no root has status −2.
+
+    Raises:
+        TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
+            and, in a batch, for args that are not tensors.
+        ValueError: for an unknown method; numbers out of their ranges; another number of values
+            than unknowns; sizes that do not fit; and, for one problem, if values or their Jacobian
+            are not finite at x0. In a batch such a problem has status −1.
+
+        Exceptions of fun pass through.
+
+    The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
+    fun do not.
+
+    Paper: Dennis, Schnabel, "Numerical Methods for Unconstrained Optimization and Nonlinear
+    Equations" (1983), https://doi.org/10.1137/1.9781611971200, section 6.5.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def kepler(E, M, e):
+        ...     return E - e * torch.sin(E) - M
+        >>> M, e = torch.tensor([0.5, 1.0, 2.0]).double(), torch.full((3,), 0.6).double()
+        >>> found = fo.root(kepler, M, (M, e), batched=True)
+        >>> found.x.round(decimals=4).tolist(), found.success.tolist()
+        ([1.0562, 1.5819, 2.367], [True, True, True])
+    """
+    if not callable(fun):
+        raise TypeError(
+            f"root takes a function that returns values first, but got a {type(fun).__name__}."
+        )
+    args = args if isinstance(args, tuple) else (args,)
+    _check_choices(method, xtol, max_nfev)
+    x0, plain = constants((x0, args))
+    check_real(x0)
+    flat = Ravel(x0, batched=batched)
+    one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
+    if batched:
+        check_batched(plain, flat)
+    _check_square(fun, x0, plain, one.size, batched=batched)
+    evaluated = fun if batched or not plain else lambda params: fun(params, *plain)
+    problem = Problem(evaluated, one, one.size, batched=batched)
+    x = flat.vector(x0).reshape(-1, one.size)
+    floor = 10 * torch.finfo(flat.dtype).eps
+    rules = newton.Rules(max(xtol, floor), floor, max_nfev or 100 * (one.size + 1))
+    data = newton.Data(plain if batched else ())
+    if method == "lm":
+        found = _by_squares(fun, x0, plain, rules, problem, flat, data)
+    else:
+        found = _by_newton(rules, problem, x, data)
+    if not batched and int(found.status) == -1:
+        raise ValueError(
+            "the function's values, or their Jacobian, are not finite at x0; begin elsewhere."
+        )
+    solution = found.x
+    if implicit and args:
+        function = Function(lambda params, *own: as_vector(fun(params, *own)), one, batched=batched)
+        solution = corrected_root(function, found.x, args, found.status > 0)
+    return _result(found, solution, flat, batched=batched)
+
+
+def _by_newton(
+    rules: newton.Rules, problem: Problem, x: Tensor, data: newton.Data
+) -> newton.Progress:
+    """Solve, outside of autograd."""
+
+    def begin(x: Tensor, own: newton.Data) -> newton.Progress:
+        return newton.start(problem, x, own)
+
+    def step(s: newton.Progress, own: newton.Data) -> newton.Progress:
+        return newton.advance(rules, problem, s, own)
+
+    size = (problem.m + 1) * problem.m
+    capacity = max(slots.ROWS, LIMIT // size // slots.ROWS * slots.ROWS)
+    with torch.no_grad():
+        return slots.run(
+            begin, step, x, data, capacity if problem.batched else 1, fixed=False,
+            alone=not problem.batched,
+        )  # fmt: skip
+
+
+def _by_squares(
+    fun: Callable[..., Any], x0: Any, args: tuple[Any, ...], rules: newton.Rules,
+    problem: Problem, flat: Ravel, data: newton.Data,
+) -> newton.Progress:  # fmt: skip
+    """The least sum of squares, which must be a root: Newton's next step is short there."""
+    found = least_squares(
+        fun, x0, args, ftol=0.0, xtol=rules.xtol, gtol=0.0, max_nfev=rules.max_nfev,
+        batched=problem.batched, implicit=False,
+    )  # fmt: skip
+    with torch.no_grad():
+        x = flat.vector(found.x).reshape(-1, problem.m)
+        F, columns = newton.evaluated(problem, x, data)
+        p = newton.solved(columns, -F)
+        near = math.sqrt(rules.xtol)
+        zero = (F == 0).all(-1)
+        good = norm(p) <= near * (near + norm(x.to(p.dtype)))
+        status = torch.as_tensor(found.status, device=x.device).reshape(-1)
+        status = torch.where(status > 0, torch.where(zero, 1, torch.where(good, 3, -2)), status)
+        count = [torch.as_tensor(n, device=x.device).reshape(-1) for n in (found.nfev, found.nit)]
+    return newton.Progress(x, F, p, F[:, 0], F[:, 0], status, *count)
+
+
+def _result(found: newton.Progress, solution: Tensor, flat: Ravel, *, batched: bool) -> Root:
+    statuses = found.status.tolist()
+    messages = [MESSAGES[x] for x in statuses]
+    numbers = [found.nfev, found.nfev, found.nit, found.status]
+    if not batched:
+        numbers = [int(x) for x in numbers]
+    return Root(
+        flat.tree(solution if batched else solution[0]),
+        found.F if batched else found.F[0],
+        *numbers,
+        found.status > 0 if batched else statuses[0] > 0,
+        messages if batched else messages[0],
+    )
+
+
+def _check_choices(method: Any, xtol: float, max_nfev: int | None) -> None:
+    """Raise ValueError for unknown names, and numbers out of their ranges."""
+    if method not in METHODS:
+        raise ValueError(
+            f"unknown method {method!r}; choose one of {', '.join(map(repr, METHODS))}."
+        )
+    if not xtol >= 0:
+        raise ValueError(f"xtol must be 0 or more, but got {xtol}.")
+    if max_nfev is not None and max_nfev < 1:
+        raise ValueError(f"max_nfev must be 1 or more, but got {max_nfev}.")
+
+
+def _check_square(fun: Callable[..., Any], x0: Any, args: Any, n: int, *, batched: bool) -> None:
+    """Raise ValueError unless there are as many values as unknowns."""
+    if batched:
+        x0, args = tree.map(lambda p: p[0], (x0, args))
+    with torch.no_grad():
+        m = as_vector(fun(x0, *args)).numel()
+    if m != n:
+        raise ValueError(
+            f"root needs as many values as unknowns, but the function returned {m} for {n}; use "
+            "least_squares for another number."
+        )

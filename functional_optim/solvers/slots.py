@@ -1,0 +1,101 @@
+"""The loop of all solvers: many problems side by side, each in a slot of its own.
+
+A problem that has finished does not move. Slots of finished problems are given to others that wait,
+or dropped, once a quarter of the slots is free. What one problem does has no influence on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+
+RUNNING, EMPTY = 10, 11
+"""Values of `status` that no result has: of a problem at work, and of a slot without one."""
+
+ROWS = 16
+"""Problems are evaluated in multiples of this: what torch computes at the end of a tensor, less
+than two vectors, it may compute with other instructions."""
+
+S = TypeVar("S", bound=Any)
+
+
+def run(
+    start: Callable[[Tensor, Any], S],
+    step: Callable[[S, Any], S],
+    x0: Tensor,
+    data: Any,
+    capacity: int,
+    *,
+    fixed: bool,
+    alone: bool,
+) -> S:
+    """Solve all problems.
+
+    Args:
+        start: from points and data of some problems to where they stand: a tree of tensors with a
+            leading dimension of problems, with a field `status`, which is RUNNING until the end.
+        step: takes them a step further, and leaves those as they are that are not running.
+        x0: (B, n).
+        data: what each problem has of its own, a tree of tensors (B, ...).
+        capacity: how many problems are evaluated together at most.
+        fixed: always evaluate that many.
+        alone: is there one problem, which needs no others beside it?
+    """
+    total = x0.shape[0]
+    least = 1 if alone else ROWS
+    rows = capacity if fixed else least
+
+    def begin(first: int, last: int) -> tuple[S, Any, Tensor]:
+        index = torch.arange(first, last, device=x0.device)
+        own = tree.map(lambda x: x[first:last], (x0, data))
+        x, mine = _filled(own, -(last - first) % least)
+        s = start(x, mine)
+        return *tree.map(lambda x: x[: last - first], (s, mine)), index
+
+    taken = min(capacity, total)
+    now, mine, index = begin(0, taken)
+    results = tree.map(lambda x: x.new_empty((total, *x.shape[1:])), now)
+    now, mine = _with_empty(now, mine, -now.status.shape[0] % rows)
+    while True:
+        ended = now.status < RUNNING
+        slots, waiting = ended.shape[0], total - taken
+        left = len(index) - int(ended.sum())
+        fewer = slots if fixed else left + -left % rows
+        if not left or 4 * (left if waiting else fewer) <= 3 * slots:
+            used = ended[: len(index)]
+            done = used.nonzero()[:, 0]
+            for target, x in zip(tree.leaves(results), tree.leaves(now), strict=True):
+                target[index[done]] = x[done]
+            kept = (~used).nonzero()[:, 0]
+            now, mine = tree.map(lambda x, i=kept: x[i], (now, mine))
+            index = index[kept]
+            more = min(waiting, capacity - len(index))
+            if more:
+                new, own, numbers = begin(taken, taken + more)
+                taken += more
+                now, mine = tree.map(lambda a, b: torch.cat([a, b]), (now, mine), (new, own))
+                index = torch.cat([index, numbers])
+            if not len(index):
+                return results
+            now, mine = _with_empty(now, mine, -len(index) % rows)
+        now = step(now, mine)
+
+
+def _filled(trees: Any, more: int) -> Any:
+    """Trees with copies of the first problem behind."""
+    if not more:
+        return trees
+    return tree.map(lambda x: torch.cat([x, x[:1].expand(more, *x.shape[1:])]), trees)
+
+
+def _with_empty(s: Any, data: Any, more: int) -> tuple[Any, Any]:
+    """The same with slots behind that have no problem."""
+    s, data = _filled((s, data), more)
+    if more:
+        s = s._replace(status=torch.cat([s.status[:-more], s.status.new_full((more,), EMPTY)]))
+    return s, data

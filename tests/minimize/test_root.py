@@ -1,0 +1,176 @@
+"""Roots of one problem and of many, against scipy's; derivatives of roots and fixed points."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+
+optimize = pytest.importorskip("scipy.optimize")
+METHODS = ("newton", "lm")
+
+
+def tridiagonal(x: Tensor, a: Tensor) -> Tensor:
+    """Broyden's: Moré, Garbow, Hillstrom (30)."""
+    left = torch.cat([x.new_zeros(1), x[:-1]])
+    right = torch.cat([x[1:], x.new_zeros(1)])
+    return (3 - a * x) * x - left - 2 * right + 1
+
+
+def freudenstein(x: Tensor) -> Tensor:
+    a, b = x
+    return torch.stack([a - 13 + ((5 - b) * b - 2) * b, a - 29 + ((b + 1) * b - 14) * b])
+
+
+def helix(x: Tensor) -> Tensor:
+    angle = torch.atan2(x[1], x[0]) / (2 * torch.pi)
+    radius = (x[0] ** 2 + x[1] ** 2).sqrt()
+    return torch.stack([10 * (x[2] - 10 * angle), 10 * (radius - 1), x[2]])
+
+
+def rosenbrock(x: Tensor) -> Tensor:
+    return torch.stack([10 * (x[1] - x[0] ** 2), 1 - x[0]])
+
+
+def swapped(x: Tensor) -> Tensor:
+    """Its Jacobian has zeros on the diagonal."""
+    return torch.stack([x[1].exp() - 2, x[2] - x[1] ** 2, x[0] ** 3 - 5])
+
+
+CASES = {
+    "rosenbrock": (rosenbrock, [-1.2, 1.0]),
+    "helix": (helix, [-1.0, 0.1, 0.0]),
+    "freudenstein": (freudenstein, [6.0, 5.0]),
+    "swapped": (swapped, [1.0, 0.0, 1.0]),
+    "singular": (lambda x: x**2, [1.0, 2.0]),
+    "at zero": (torch.sin, [0.5, -0.5]),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", CASES)
+def test_roots_are_those_of_scipy(case, method):
+    fun, x0 = CASES[case]
+    x0 = torch.tensor(x0, dtype=torch.float64)
+    found = fo.root(fun, x0, method=method)
+    assert found.success, found.message
+    assert float(found.fun.abs().max()) < 1e-7
+    theirs = optimize.root(lambda z: fun(torch.as_tensor(z)).numpy(), x0.numpy())
+    tolerance = 2e-4 if case == "singular" else 1e-7
+    assert torch.allclose(found.x, torch.as_tensor(theirs.x), atol=tolerance)
+    assert torch.equal(found.fun, fun(found.x))
+    small = fo.root(fun, x0.float(), method=method)
+    assert small.x.dtype == torch.float32
+    assert small.success
+    assert torch.allclose(small.x, found.x.float(), atol=1e-2 if case == "singular" else 1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_no_root_is_not_called_one(method):
+    """x² + 1 has a least value, and exp(−x) none."""
+    for fun in (lambda x: x**2 + 1, lambda x: torch.exp(x / 100) + 0.5):
+        found = fo.root(fun, torch.tensor([0.7], dtype=torch.float64), method=method)
+        assert not found.success
+        assert found.status in (-2, 0)
+    stuck = fo.root(freudenstein, torch.tensor([0.5, -2.0], dtype=torch.float64), method=method)
+    assert stuck.success == bool(stuck.fun.abs().max() < 1e-6)
+
+
+def starts(count: int, n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    a = torch.rand(count, n, dtype=torch.float64, generator=generator) + 1.0
+    return -torch.ones(count, n, dtype=torch.float64) + 0.3 * a.flip(0), a
+
+
+@pytest.mark.parametrize("n", [1, 5, 11, 16])
+@pytest.mark.parametrize("method", METHODS)
+def test_bits_do_not_depend_on_neighbours_order_or_nan(method, n):
+    x0, a = starts(37, n)
+    a[5] = float("nan")
+    whole = fo.root(tridiagonal, x0, (a,), batched=True, method=method)
+    order = torch.randperm(37)
+    mixed = fo.root(tridiagonal, x0[order], (a[order],), batched=True, method=method)
+    assert torch.equal(mixed.x, whole.x[order])
+    assert torch.equal(mixed.nfev, whole.nfev[order])
+    assert torch.equal(mixed.status, whole.status[order])
+    for i in (0, 36):
+        alone = fo.root(tridiagonal, x0[i : i + 1], (a[i : i + 1],), batched=True, method=method)
+        assert torch.equal(alone.x[0], whole.x[i])
+        single = fo.root(tridiagonal, x0[i], (a[i],), method=method)
+        assert torch.allclose(single.x, whole.x[i], atol=1e-12)
+    assert int(whole.status[5]) == -1
+    assert torch.equal(whole.x[5], x0[5])
+    good = torch.arange(37) != 5
+    assert bool(whole.success[good].all())
+    for i in (0, 20, 36):
+        theirs = optimize.root(
+            lambda z, i=i: tridiagonal(torch.as_tensor(z), a[i]).numpy(), whole.x[i].numpy()
+        )
+        assert torch.allclose(torch.as_tensor(theirs.x), whole.x[i], atol=1e-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_derivatives_of_roots(method):
+    x0, a = starts(3, 5)
+
+    def f(a: Tensor) -> Tensor:
+        return fo.root(tridiagonal, x0, (a,), batched=True, method=method, xtol=1e-12).x
+
+    J = torch.func.jacrev(f)(a)
+    assert torch.allclose(torch.func.jacfwd(f)(a), J, atol=1e-10)
+    along = torch.randn_like(a)
+    expected = (f(a + 1e-5 * along) - f(a - 1e-5 * along)) / 2e-5
+    assert torch.allclose((J * along).sum((-1, -2)), expected, atol=1e-7)
+    assert not J[0, :, 1].any()
+    own = a.clone().requires_grad_()
+    (g,) = torch.autograd.grad(f(own).sum(), own)
+    assert torch.allclose(g, J.sum((0, 1)), atol=1e-10)
+    second = torch.func.jacrev(torch.func.grad(lambda a: f(a)[0, 2]))(a)[0, :, 0]
+    slope = torch.func.grad(lambda a: f(a)[0, 2])
+    difference = (slope(a + 1e-5 * along) - slope(a - 1e-5 * along))[0] / 2e-5
+    assert torch.allclose(second @ along[0], difference, atol=1e-6)
+
+
+def test_a_fixed_point_of_a_tree_and_a_problem_that_fails_is_constant():
+    def fun(x, c):
+        return {"u": x["u"] - torch.cos(c * x["u"])}
+
+    c = torch.tensor([1.0, float("nan")], dtype=torch.float64)
+    start = {"u": torch.ones(2, dtype=torch.float64)}
+
+    def f(c):
+        return fo.root(fun, start, (c,), batched=True).x["u"]
+
+    J = torch.func.jacrev(f)(c)
+    u = f(c)[0]
+    assert abs(float(u) - 0.7390851332151607) < 1e-12
+    s = torch.sin(u)
+    assert torch.allclose(J[0, 0], -u * s / (1 + s))
+    assert not J[1].any()
+
+
+WRONG = {
+    "fun": (TypeError, "takes a function", {"fun": 3.0}),
+    "method": (ValueError, "unknown method 'hybr'", {"method": "hybr"}),
+    "xtol": (ValueError, "xtol must be 0 or more", {"xtol": -1.0}),
+    "max_nfev": (ValueError, "max_nfev must be 1 or more", {"max_nfev": 0}),
+    "count": (ValueError, "returned 3 for 2", {"fun": lambda x: torch.cat([x, x[:1]])}),
+    "finite": (ValueError, "not finite at x0", {"fun": lambda x: (x - 1).log()}),
+    "complex": (TypeError, "must be real", {"x0": torch.zeros(2, dtype=torch.complex128)}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_told_at_once(case, method):
+    error, text, change = WRONG[case]
+    given = {"fun": rosenbrock, "x0": torch.zeros(2), "method": method, **change}
+    with pytest.raises(error, match=text):
+        fo.root(given.pop("fun"), given.pop("x0"), **given)
+
+
+def test_the_limit_of_evaluations():
+    found = fo.root(rosenbrock, torch.tensor([-1.2, 1.0], dtype=torch.float64), max_nfev=2)
+    assert (found.status, found.nfev, found.success) == (0, 2, False)
