@@ -135,8 +135,9 @@ def least_squares(
         TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
             and, in a batch, for args that are not tensors.
         ValueError: for an unknown method, loss or linear solver; lower bounds above upper ones; an
-            x0 outside of the bounds; sizes that do not fit; under torch.vmap; and, for one problem, if residuals or
-            their Jacobian are not finite at x0. In a batch such a problem has status −1.
+            x0 outside of the bounds; sizes that do not fit; under torch.vmap; and, for one problem,
+            if residuals or their Jacobian are not finite at x0. In a batch such a problem has
+            status −1.
 
     Exceptions of fun pass through.
 
