@@ -16,7 +16,7 @@ from functional_optim.solvers.quadratics import Model
 from functional_optim.solvers.slots import RUNNING
 
 
-class Rules(NamedTuple):
+class DescentRules(NamedTuple):
     """How problems are solved. noise: a share of a value by which it may be wrong. eps: of x0's
     dtype."""
 
@@ -29,14 +29,14 @@ class Rules(NamedTuple):
     max_nfev: int
 
 
-class Data(NamedTuple):
+class DescentData(NamedTuple):
     """What problems have of their own, (B, ...)."""
 
     args: tuple[Any, ...]
     box: Box
 
 
-class Point(NamedTuple):
+class DescentPoint(NamedTuple):
     """x: (B, n), in the parameters' dtype. f: (B,). g: (B, n), both float64."""
 
     x: Tensor
@@ -44,16 +44,16 @@ class Point(NamedTuple):
     g: Tensor
 
 
-class Progress(NamedTuple):
+class DescentProgress(NamedTuple):
     """Where B problems stand."""
 
-    at: Point
+    at: DescentPoint
     """The last iterate."""
-    best: Point
+    best: DescentPoint
     """The lowest point of the search from there."""
     target: Tensor
     """Where a step of length 1 leads, (B, n), in the parameters' dtype."""
-    search: wolfe.Search
+    search: wolfe.WolfeSearch
     model: Model
     status: Tensor
     """(B,), int64."""
@@ -72,31 +72,33 @@ def where(condition: Tensor, a: Any, b: Any) -> Any:
     return tree.map(one, a, b)
 
 
-def projected(at: Point, box: Box) -> Tensor:
+def projected(at: DescentPoint, box: Box) -> Tensor:
     """The projected gradient x − P(x − g): (B, n), float64."""
     reach = box.reach(at.x.to(at.g.dtype), -at.g)
     return torch.where(reach < 1, reach, 1.0) * at.g
 
 
-def start(rules: Rules, objective: Objective, x: Tensor, data: Data) -> Progress:
+def start(
+    rules: DescentRules, objective: Objective, x: Tensor, data: DescentData
+) -> DescentProgress:
     """The first evaluation, and the first direction."""
     f, g = objective(x, data.args)
-    at = Point(x, f, g)
+    at = DescentPoint(x, f, g)
     finite = f.isfinite() & g.isfinite().all(-1)
     flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
     status = torch.where(finite, torch.where(flat, 1, RUNNING), -1)
     g = torch.where(finite.unsqueeze(-1), g, 0.0)
     model = quadratics.fresh(rules.method, g)
-    target, search, _, _ = _aimed(Point(x, f, g), model, data, finite)
+    target, search, _, _ = _aimed(DescentPoint(x, f, g), model, data, finite)
     if data.box.exists:  # as L-BFGS-B, which knows no scale yet
         search = search._replace(longest=torch.ones_like(f))
     count = torch.ones_like(status)
-    return Progress(at, at, target, search, model, status, count, 0 * count)
+    return DescentProgress(at, at, target, search, model, status, count, 0 * count)
 
 
 def _aimed(
-    at: Point, model: Model, data: Data, aims: Tensor
-) -> tuple[Tensor, wolfe.Search, Model, Tensor]:
+    at: DescentPoint, model: Model, data: DescentData, aims: Tensor
+) -> tuple[Tensor, wolfe.WolfeSearch, Model, Tensor]:
     """A direction from each point, the search along it, the model, and whether there is one.
 
     A direction that does not descend makes the model of a problem that aims forget what it knows.
@@ -118,7 +120,9 @@ def _aimed(
     return target, wolfe.begin(at.f, slope, t, longest), model, slope < 0
 
 
-def advance(rules: Rules, objective: Objective, s: Progress, data: Data) -> Progress:
+def advance(
+    rules: DescentRules, objective: Objective, s: DescentProgress, data: DescentData
+) -> DescentProgress:
     """Evaluate each problem that is running once; where that ends its search, aim anew."""
     running = s.status == RUNNING
     wide = s.at.x.to(s.at.g.dtype)
@@ -127,7 +131,7 @@ def advance(rules: Rules, objective: Objective, s: Progress, data: Data) -> Prog
     trial = data.box.inside((wide + t * d).to(s.at.x.dtype))
     trial = torch.where(t == 1, s.target, trial)
     trial = torch.where(running.unsqueeze(-1), trial, s.at.x)
-    new = Point(trial, *objective(trial, data.args))
+    new = DescentPoint(trial, *objective(trial, data.args))
     noise = rules.noise * s.at.f.abs()
     search, verdict = wolfe.across(s.search, new.f, (new.g * d).sum(-1), noise)
     good = verdict.good & new.g.isfinite().all(-1)
@@ -138,7 +142,7 @@ def advance(rules: Rules, objective: Objective, s: Progress, data: Data) -> Prog
     over = running & (verdict.over | spent)
     moved = over & (good | (best.f < s.at.f))
     at = where(moved, best, s.at)
-    now = Progress(
+    now = DescentProgress(
         at, best, s.target, where(running, search, s.search), s.model, s.status, nfev,
         s.nit + moved,
     )  # fmt: skip
@@ -146,9 +150,14 @@ def advance(rules: Rules, objective: Objective, s: Progress, data: Data) -> Prog
 
 
 def _aim(
-    rules: Rules, s: Progress, now: Progress, data: Data, over: Tensor, moved: Tensor,
+    rules: DescentRules,
+    s: DescentProgress,
+    now: DescentProgress,
+    data: DescentData,
+    over: Tensor,
+    moved: Tensor,
     spent: Tensor,
-) -> Progress:  # fmt: skip
+) -> DescentProgress:
     """What follows the end of a search: the model learns, and says where to go next."""
     at = now.at
     step = at.x.to(at.g.dtype) - s.at.x.to(at.g.dtype)

@@ -41,7 +41,7 @@ def is_recorded(trees: Any) -> bool:
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-class Function:
+class OfArguments:
     """What one problem's function returns, from its vector of parameters, (n,), and its args."""
 
     def __init__(self, fun: Callable[..., Any], one: Ravel, *, batched: bool) -> None:
@@ -55,7 +55,7 @@ class Function:
         return vmap(f)(x, args) if self.batched else f(x[0], args).unsqueeze(0)
 
 
-class Cost(Function):
+class Cost(OfArguments):
     """The cost of one problem's residuals."""
 
     def __init__(self, fun: Callable[..., Any], one: Ravel, loss: Loss, *, batched: bool) -> None:
@@ -67,7 +67,7 @@ class Cost(Function):
 
 
 def corrected(
-    cost: Function, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
+    cost: OfArguments, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
 ) -> Tensor:
     """The solutions x, (B, n), with their values, and with derivatives by args.
 
@@ -76,14 +76,16 @@ def corrected(
     return _followed(cost, grad(cost), symmetric, x, args, ~fixed, usable)
 
 
-def corrected_root(function: Function, x: Tensor, args: tuple[Any, ...], usable: Tensor) -> Tensor:
+def corrected_root(
+    function: OfArguments, x: Tensor, args: tuple[Any, ...], usable: Tensor
+) -> Tensor:
     """Roots x, (B, n), of a function (n,) → (n,), likewise."""
     free = torch.ones_like(x, dtype=torch.bool)
     return _followed(function, function, general, x, args, free, usable)
 
 
 def _followed(
-    function: Function,
+    function: OfArguments,
     slope: Callable[..., Tensor],
     inverse: Callable[[Tensor], Tensor],
     x: Tensor,

@@ -13,7 +13,7 @@ from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, slots
 from functional_optim.solvers.box import Box
 from functional_optim.solvers.given import check_batched, check_real, checked_bounds, mask_tree
-from functional_optim.solvers.implicit import Function, constants, corrected
+from functional_optim.solvers.implicit import OfArguments, constants, corrected
 from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
 
@@ -158,11 +158,11 @@ def minimize(
     evaluated = fun if batched or not plain else lambda params: fun(params, *plain)
     objective = Objective(evaluated, one, batched=batched)
     eps = torch.finfo(flat.dtype).eps
-    rules = descent.Rules(
+    rules = descent.DescentRules(
         known, max(gtol, 10 * eps), max(ftol, 10 * eps), 10 * eps, eps, maxiter or 15000,
         max_nfev or 15000,
     )  # fmt: skip
-    data = descent.Data(plain if batched else (), box)
+    data = descent.DescentData(plain if batched else (), box)
     found = _run(rules, objective, x, data)
     if not batched and int(found.status) == -1:
         raise ValueError(
@@ -171,21 +171,21 @@ def minimize(
         )
     solution = found.at.x
     if implicit and args:
-        value = Function(lambda params, *own: number(fun(params, *own)), one, batched=batched)
+        value = OfArguments(lambda params, *own: number(fun(params, *own)), one, batched=batched)
         fixed = box.reach(found.at.x.to(torch.float64), -found.at.g) <= 0
         solution = corrected(value, found.at.x, args, fixed, found.status > 0)
     return _result(found, solution, flat, data, batched=batched)
 
 
 def _run(
-    rules: descent.Rules, objective: Objective, x: Tensor, data: descent.Data
-) -> descent.Progress:
+    rules: descent.DescentRules, objective: Objective, x: Tensor, data: descent.DescentData
+) -> descent.DescentProgress:
     """Solve, outside of autograd."""
 
-    def begin(x: Tensor, own: descent.Data) -> descent.Progress:
+    def begin(x: Tensor, own: descent.DescentData) -> descent.DescentProgress:
         return descent.start(rules, objective, x, own)
 
-    def step(s: descent.Progress, own: descent.Data) -> descent.Progress:
+    def step(s: descent.DescentProgress, own: descent.DescentData) -> descent.DescentProgress:
         return descent.advance(rules, objective, s, own)
 
     n = x.shape[-1]
@@ -199,7 +199,12 @@ def _run(
 
 
 def _result(
-    found: descent.Progress, solution: Tensor, flat: Ravel, data: descent.Data, *, batched: bool
+    found: descent.DescentProgress,
+    solution: Tensor,
+    flat: Ravel,
+    data: descent.DescentData,
+    *,
+    batched: bool,
 ) -> Minimum:
     def as_tree(vector: Tensor, *, stored: bool = False) -> Any:
         return flat.tree(vector if batched else vector[0], stored=stored)

@@ -25,7 +25,7 @@ SINGULAR = 1e-8
 """Levenberg's damping, in units of the largest square of a column's length."""
 
 
-class Rules(NamedTuple):
+class NewtonRules(NamedTuple):
     """How problems are solved. floor: an error of x that its dtype has anyway, relative."""
 
     xtol: float
@@ -33,13 +33,13 @@ class Rules(NamedTuple):
     max_nfev: int
 
 
-class Data(NamedTuple):
+class NewtonData(NamedTuple):
     """What problems have of their own, (B, ...)."""
 
     args: tuple[Any, ...]
 
 
-class Progress(NamedTuple):
+class NewtonProgress(NamedTuple):
     """Where B problems stand."""
 
     x: Tensor
@@ -101,7 +101,7 @@ def _eliminated(columns: Tensor, b: Tensor) -> Tensor:
     return torch.stack(p, -1)
 
 
-def evaluated(problem: Problem, x: Tensor, data: Data) -> tuple[Tensor, Tensor]:
+def evaluated(problem: Problem, x: Tensor, data: NewtonData) -> tuple[Tensor, Tensor]:
     """F and Jᵀ in float64."""
     F, columns = problem.linearize(x, data.args)
     assert columns is not None
@@ -125,7 +125,7 @@ def _step(F: Tensor, columns: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     return p, torch.where(lost, (g * p).sum(-1), slope)
 
 
-def start(problem: Problem, x: Tensor, data: Data) -> Progress:
+def start(problem: Problem, x: Tensor, data: NewtonData) -> NewtonProgress:
     """The first evaluation, and the first step."""
     F, columns = evaluated(problem, x, data)
     finite = F.isfinite().all(-1) & columns.isfinite().all(-1).all(-1)
@@ -133,10 +133,12 @@ def start(problem: Problem, x: Tensor, data: Data) -> Progress:
     status = torch.where(finite, torch.where(zero, 1, RUNNING), -1)
     p, slope = _step(F, columns, finite)
     count = torch.ones_like(status)
-    return Progress(x, F, p, slope, torch.ones_like(slope), status, count, 0 * count)
+    return NewtonProgress(x, F, p, slope, torch.ones_like(slope), status, count, 0 * count)
 
 
-def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress:
+def advance(
+    rules: NewtonRules, problem: Problem, s: NewtonProgress, data: NewtonData
+) -> NewtonProgress:
     """Try a step of each problem that is running."""
     running = s.status == RUNNING
     trial = (s.x.to(s.p.dtype) + s.t.unsqueeze(-1) * s.p).to(s.x.dtype)
@@ -165,6 +167,6 @@ def advance(rules: Rules, problem: Problem, s: Progress, data: Data) -> Progress
     status = torch.where(lost | (slope == 0), -2, status)
     status = torch.where(ends, 3, status)
     status = torch.where((F == 0).all(-1), 1, status)
-    return Progress(
+    return NewtonProgress(
         x, F, p, slope, t, torch.where(running, status, s.status), nfev, s.nit + accepted
     )

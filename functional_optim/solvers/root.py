@@ -13,7 +13,7 @@ from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import newton, slots
 from functional_optim.solvers.given import check_batched, check_real
-from functional_optim.solvers.implicit import Function, constants, corrected_root
+from functional_optim.solvers.implicit import OfArguments, constants, corrected_root
 from functional_optim.solvers.least_squares import least_squares
 from functional_optim.solvers.linear import norm
 from functional_optim.solvers.problems import Problem
@@ -138,8 +138,8 @@ def root(
     problem = Problem(evaluated, one, one.size, batched=batched)
     x = flat.vector(x0).reshape(-1, one.size)
     floor = 10 * torch.finfo(flat.dtype).eps
-    rules = newton.Rules(max(xtol, floor), floor, max_nfev or 100 * (one.size + 1))
-    data = newton.Data(plain if batched else ())
+    rules = newton.NewtonRules(max(xtol, floor), floor, max_nfev or 100 * (one.size + 1))
+    data = newton.NewtonData(plain if batched else ())
     if method == "lm":
         found = _by_squares(fun, x0, plain, rules, problem, flat, data)
     else:
@@ -150,20 +150,22 @@ def root(
         )
     solution = found.x
     if implicit and args:
-        function = Function(lambda params, *own: as_vector(fun(params, *own)), one, batched=batched)
+        function = OfArguments(
+            lambda params, *own: as_vector(fun(params, *own)), one, batched=batched
+        )
         solution = corrected_root(function, found.x, args, found.status > 0)
     return _result(found, solution, flat, batched=batched)
 
 
 def _by_newton(
-    rules: newton.Rules, problem: Problem, x: Tensor, data: newton.Data
-) -> newton.Progress:
+    rules: newton.NewtonRules, problem: Problem, x: Tensor, data: newton.NewtonData
+) -> newton.NewtonProgress:
     """Solve, outside of autograd."""
 
-    def begin(x: Tensor, own: newton.Data) -> newton.Progress:
+    def begin(x: Tensor, own: newton.NewtonData) -> newton.NewtonProgress:
         return newton.start(problem, x, own)
 
-    def step(s: newton.Progress, own: newton.Data) -> newton.Progress:
+    def step(s: newton.NewtonProgress, own: newton.NewtonData) -> newton.NewtonProgress:
         return newton.advance(rules, problem, s, own)
 
     size = (problem.m + 1) * problem.m
@@ -176,9 +178,9 @@ def _by_newton(
 
 
 def _by_squares(
-    fun: Callable[..., Any], x0: Any, args: tuple[Any, ...], rules: newton.Rules,
-    problem: Problem, flat: Ravel, data: newton.Data,
-) -> newton.Progress:  # fmt: skip
+    fun: Callable[..., Any], x0: Any, args: tuple[Any, ...], rules: newton.NewtonRules,
+    problem: Problem, flat: Ravel, data: newton.NewtonData,
+) -> newton.NewtonProgress:  # fmt: skip
     """The least sum of squares, which must be a root: Newton's next step is short there."""
     found = least_squares(
         fun, x0, args, ftol=0.0, xtol=rules.xtol, gtol=0.0, max_nfev=rules.max_nfev,
@@ -194,10 +196,10 @@ def _by_squares(
         status = torch.as_tensor(found.status, device=x.device).reshape(-1)
         status = torch.where(status > 0, torch.where(zero, 1, torch.where(good, 3, -2)), status)
         count = [torch.as_tensor(n, device=x.device).reshape(-1) for n in (found.nfev, found.nit)]
-    return newton.Progress(x, F, p, F[:, 0], F[:, 0], status, *count)
+    return newton.NewtonProgress(x, F, p, F[:, 0], F[:, 0], status, *count)
 
 
-def _result(found: newton.Progress, solution: Tensor, flat: Ravel, *, batched: bool) -> Root:
+def _result(found: newton.NewtonProgress, solution: Tensor, flat: Ravel, *, batched: bool) -> Root:
     statuses = found.status.tolist()
     messages = [MESSAGES[x] for x in statuses]
     numbers = [found.nfev, found.nfev, found.nit, found.status]

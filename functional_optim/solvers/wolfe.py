@@ -25,7 +25,7 @@ TRIALS = 20
 """Evaluations of a search at most: L-BFGS-B's."""
 
 
-class End(NamedTuple):
+class LineEnd(NamedTuple):
     """A point on the line: step length, value and slope, each (B,), float64."""
 
     t: Tensor
@@ -33,17 +33,17 @@ class End(NamedTuple):
     slope: Tensor
 
 
-class Search(NamedTuple):
+class WolfeSearch(NamedTuple):
     """What B searches know between two evaluations. All are (B,)."""
 
     t: Tensor
     """The step length to be tried."""
     longest: Tensor
     """The longest one allowed."""
-    origin: End
-    low: End
+    origin: LineEnd
+    low: LineEnd
     """The end of the interval with the lowest value."""
-    high: End
+    high: LineEnd
     """The other end, once there is a bracket."""
     bracketed: Tensor
     second: Tensor
@@ -65,25 +65,25 @@ class Verdict(NamedTuple):
     good: Tensor
 
 
-def begin(f: Tensor, slope: Tensor, t: Tensor, longest: Tensor) -> Search:
+def begin(f: Tensor, slope: Tensor, t: Tensor, longest: Tensor) -> WolfeSearch:
     """A search before its first evaluation."""
     zero = torch.zeros_like(f)
-    origin = End(zero, f, slope)
+    origin = LineEnd(zero, f, slope)
     no = torch.zeros_like(f, dtype=torch.bool)
-    return Search(
+    return WolfeSearch(
         t, longest, origin, origin, origin, no, no, zero, 5 * t, longest, 2 * longest,
         torch.zeros_like(f, dtype=torch.int64),
     )  # fmt: skip
 
 
-def across(s: Search, f: Tensor, slope: Tensor, noise: Tensor) -> tuple[Search, Verdict]:
+def across(s: WolfeSearch, f: Tensor, slope: Tensor, noise: Tensor) -> tuple[WolfeSearch, Verdict]:
     """Take searches across the evaluation of f and slope at t.
 
     noise: how much two values may differ by rounding, (B,).
     """
     valid = f.isfinite() & slope.isfinite()
     f = torch.where(valid, f, torch.inf)
-    new = End(s.t, f, torch.where(valid, slope, 0.0))
+    new = LineEnd(s.t, f, torch.where(valid, slope, 0.0))
     start = s.origin.slope
     enough = f <= s.origin.f + C1 * s.t * start
     flat = slope.abs() <= -C2 * start
@@ -99,7 +99,7 @@ def across(s: Search, f: Tensor, slope: Tensor, noise: Tensor) -> tuple[Search, 
     return after._replace(k=k), Verdict(verdict.over | gave_up, good)
 
 
-def _next(s: Search, new: End, enough: Tensor) -> tuple[Search, Tensor]:
+def _next(s: WolfeSearch, new: LineEnd, enough: Tensor) -> tuple[WolfeSearch, Tensor]:
     """The search with its next trial, and whether there is none."""
     second = s.second | (enough & (new.slope >= 0))
     tilt = C1 * s.origin.slope
@@ -119,17 +119,19 @@ def _next(s: Search, new: End, enough: Tensor) -> tuple[Search, Tensor]:
     most = torch.where(bracketed, low.t.maximum(high.t), t + 4 * (t - low.t))
     t = t.clamp(min=0).minimum(s.longest)
     none = bracketed & ((t <= least) | (t >= most) | (most - least <= NARROW * most))
-    return Search(
+    return WolfeSearch(
         t, s.longest, s.origin, low, high, bracketed, second, least, most, width, before, s.k
     ), none
 
 
-def _lowered(x: End, tilt: Tensor) -> End:
+def _lowered(x: LineEnd, tilt: Tensor) -> LineEnd:
     """A point of the function less its line of sufficient decrease."""
-    return End(x.t, x.f - x.t * tilt, x.slope - tilt)
+    return LineEnd(x.t, x.f - x.t * tilt, x.slope - tilt)
 
 
-def _step(a: End, b: End, new: End, s: Search) -> tuple[End, End, Tensor, Tensor]:
+def _step(
+    a: LineEnd, b: LineEnd, new: LineEnd, s: WolfeSearch
+) -> tuple[LineEnd, LineEnd, Tensor, Tensor]:
     """dcstep: the interval after a trial, and a safeguarded minimizer of cubics and parabolas."""
     higher = new.f > a.f
     turned = ~higher & (new.slope * a.slope.sign() < 0)
@@ -166,9 +168,9 @@ def _step(a: End, b: End, new: End, s: Search) -> tuple[End, End, Tensor, Tensor
     t_else = torch.where(s.bracketed, t_else, end)
     t = torch.where(flatter, t_flatter, t_else)
     t = torch.where(higher, t_higher, torch.where(turned, t_turned, t))
-    low = End(*[torch.where(higher, x, y) for x, y in zip(a, new, strict=True)])
-    swapped = End(*[torch.where(turned, x, y) for x, y in zip(a, b, strict=True)])
-    high = End(*[torch.where(higher, x, y) for x, y in zip(new, swapped, strict=True)])
+    low = LineEnd(*[torch.where(higher, x, y) for x, y in zip(a, new, strict=True)])
+    swapped = LineEnd(*[torch.where(turned, x, y) for x, y in zip(a, b, strict=True)])
+    high = LineEnd(*[torch.where(higher, x, y) for x, y in zip(new, swapped, strict=True)])
     return low, high, s.bracketed | higher | turned, t
 
 
@@ -180,7 +182,7 @@ def _root(theta: Tensor, p: Tensor, q: Tensor) -> Tensor:
     return scale * (u * u - (p / scale) * (q / scale)).clamp(min=0).sqrt()
 
 
-def _turned(a: End, new: End, theta: Tensor, gamma: Tensor, dt: Tensor) -> Tensor:
+def _turned(a: LineEnd, new: LineEnd, theta: Tensor, gamma: Tensor, dt: Tensor) -> Tensor:
     """The minimizer of the cubic through a and new, written from new."""
     p = -gamma - new.slope + theta
     q = -gamma - new.slope - gamma + a.slope
