@@ -145,7 +145,7 @@ def least_squares(
             x0 outside of the bounds; sizes that do not fit; and, for one problem, if residuals or
             their Jacobian are not finite at x0. In a batch such a problem has status −1.
 
-        Exceptions of fun pass through.
+    Exceptions of fun pass through.
 
     The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
     fun do not: a product with a shared matrix is one product of all problems, and may round
