@@ -39,7 +39,7 @@ class Minimum(NamedTuple):
         >>> import torch, functional_optim as fo
         >>> found = fo.minimize(lambda x: (x - 3).square().sum(), torch.zeros(2).double())
         >>> found.x, found.status, found.success
-        (tensor([3., 3.], dtype=torch.float64), 1, True)
+        (tensor([3.0000, 3.0000], dtype=torch.float64), 1, True)
     """
 
     x: Any
@@ -119,7 +119,7 @@ def minimize(
             element; and, for one problem, if the function or its gradient is not finite at x0. In a
             batch such a problem has status −1.
 
-        Exceptions of fun pass through.
+    Exceptions of fun pass through.
 
     The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
     fun do not. In float32 a search ends where values differ by rounding only: with status 2, or −2
@@ -137,7 +137,7 @@ def minimize(
         >>> x0, a = torch.zeros(3, 2).double(), torch.tensor([1.0, 2.0, 3.0]).double()
         >>> found = fo.minimize(rosenbrock, x0, (a,), bounds=(None, 2.25), batched=True)
         >>> found.x.round(decimals=3).tolist(), found.active_mask.tolist()
-        ([[1.0, 1.0], [1.501, 2.25], [1.503, 2.25]], [[0, 0], [0, 1], [0, 1]])
+        ([[1.0, 1.0], [1.501, 2.25], [1.502, 2.25]], [[0, 0], [0, 1], [0, 1]])
     """
     if not callable(fun):
         raise TypeError(
@@ -213,16 +213,20 @@ def _result(
     optimality = descent.projected(at, data.box).abs().amax(-1)
     statuses = found.status.tolist()
     messages = [MESSAGES[x] for x in statuses]
-    numbers = [found.nfev, found.nfev, found.nit, found.status]
-    if not batched:
-        numbers = [int(x) for x in numbers]
+
+    def count(x: Tensor) -> Any:
+        return x if batched else int(x)
+
     return Minimum(
         as_tree(solution, stored=True),
         at.f if batched else at.f[0],
         as_tree(at.g),
         optimality if batched else optimality[0],
         mask_tree(flat, data.box.sides(at.x), batched=batched),
-        *numbers,
+        count(found.nfev),
+        count(found.nfev),
+        count(found.nit),
+        count(found.status),
         found.status > 0 if batched else statuses[0] > 0,
         messages if batched else messages[0],
     )

@@ -39,7 +39,7 @@ class Root(NamedTuple):
         >>> import torch, functional_optim as fo
         >>> found = fo.root(lambda x: x**2 - 4, torch.ones((), dtype=torch.float64))
         >>> found.x, found.status, found.success
-        (tensor(2., dtype=torch.float64), 1, True)
+        (tensor(2.0000, dtype=torch.float64), 3, True)
     """
 
     x: Any
@@ -103,7 +103,7 @@ def root(
             than unknowns; sizes that do not fit; and, for one problem, if values or their Jacobian
             are not finite at x0. In a batch such a problem has status −1.
 
-        Exceptions of fun pass through.
+    Exceptions of fun pass through.
 
     The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
     fun do not.
@@ -119,7 +119,7 @@ def root(
         >>> M, e = torch.tensor([0.5, 1.0, 2.0]).double(), torch.full((3,), 0.6).double()
         >>> found = fo.root(kepler, M, (M, e), batched=True)
         >>> found.x.round(decimals=4).tolist(), found.success.tolist()
-        ([1.0562, 1.5819, 2.367], [True, True, True])
+        ([1.0072, 1.5997, 2.4037], [True, True, True])
     """
     if not callable(fun):
         raise TypeError(
@@ -202,13 +202,17 @@ def _by_squares(
 def _result(found: newton.NewtonProgress, solution: Tensor, flat: Ravel, *, batched: bool) -> Root:
     statuses = found.status.tolist()
     messages = [MESSAGES[x] for x in statuses]
-    numbers = [found.nfev, found.nfev, found.nit, found.status]
-    if not batched:
-        numbers = [int(x) for x in numbers]
+
+    def count(x: Tensor) -> Any:
+        return x if batched else int(x)
+
     return Root(
         flat.tree(solution if batched else solution[0]),
         found.F if batched else found.F[0],
-        *numbers,
+        count(found.nfev),
+        count(found.nfev),
+        count(found.nit),
+        count(found.status),
         found.status > 0 if batched else statuses[0] > 0,
         messages if batched else messages[0],
     )
