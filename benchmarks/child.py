@@ -123,11 +123,11 @@ def memory(side: str, quick: bool) -> dict[str, Any]:
     return {"megabytes": peak()}
 
 
-def growth(kind: str, quick: bool) -> dict[str, Any]:
+def growth(kind: str, quick: bool, saved: str = "") -> dict[str, Any]:
     """Megabytes by which this process grows with an optimizer and three of its steps."""
     from memory import growth
 
-    return {"megabytes": growth(kind, quick)}
+    return {"megabytes": growth(kind, quick, saved)}
 
 
 def train_compile(side: str, quick: bool, layers: int | None = None) -> dict[str, Any]:

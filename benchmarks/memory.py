@@ -46,40 +46,58 @@ def optimizer(kind: str, params: list[Any]) -> torch.optim.Optimizer:
     return Optimizer([(f"layers.{i}.weight", p) for i, p in enumerate(params)], lambda: tx)
 
 
-def growth(kind: str, quick: bool) -> float:
+def growth(kind: str, quick: bool, saved: str = "") -> float:
     """Megabytes by which this process grows at most, from before its optimizer is made until it
-    has made three steps. Parameters and gradients are there before."""
+    has made three steps. Parameters and gradients are there before.
+
+    saved: a file from which a state dict is loaded before the first step.
+    """
     params = parameters([(64, 64)] if quick else [(2000, 2000)] * 15)
     before = machine.resident()
     opt = optimizer(kind, params)
+    if saved:
+        opt.load_state_dict(torch.load(saved))
     for _ in range(3):
         opt.step()
     return machine.peak() - before
 
 
-def grown(kinds: tuple[str, ...], times: int, quick: bool = False) -> dict[str, list[float]]:
+def save(kind: str, quick: bool, path: str) -> None:
+    """Write the state dict of such an optimizer after a step."""
+    opt = optimizer(kind, parameters([(64, 64)] if quick else [(2000, 2000)] * 15))
+    opt.step()
+    torch.save(opt.state_dict(), path)
+
+
+def grown(
+    kinds: tuple[str, ...], times: int, quick: bool = False, *, loading: bool = False
+) -> dict[str, list[float]]:
     """The growth of new processes, which find the kernels that another one has kept."""
     with tempfile.TemporaryDirectory() as folder:
         for kind in kinds:
             fresh.run("growth", folder, kind=kind, quick=True)
+        files = {kind: str(Path(folder) / f"{kind}.pt") if loading else "" for kind in kinds}
+        for kind in kinds if loading else ():
+            save(kind, quick, files[kind])
         found: dict[str, list[float]] = {kind: [] for kind in kinds}
         for kind in kinds * times:
-            mine = fresh.run("growth", folder, kind=kind, quick=quick)
+            mine = fresh.run("growth", folder, kind=kind, quick=quick, saved=files[kind])
             found[kind].append(mine["megabytes"])
     return found
 
 
-def measure(kind: str, rival: str, effort: Effort) -> Measured:
+def measure(kind: str, rival: str, effort: Effort, *, loading: bool = False) -> Measured:
     times = len(fresh.processes(effort))
-    found = grown((kind, rival), times, effort.quick)
+    found = grown((kind, rival), times, effort.quick, loading=loading)
     return Measured(found[kind], found[rival], "torch, fused" if rival == "torch" else "our AdamW")
 
 
 def rows() -> list[Row]:
-    """The growth with packed slots beside that with float32, and of int8 beside torch's AdamW."""
+    """The growth with packed slots beside that with float32, of int8 beside torch's AdamW, and of
+    int8 where a checkpoint is loaded."""
     found = [(f"growth-{kind}", kind, "float32") for kind in STORED]
     found += [("growth-float32", "float32", "torch"), ("growth-int8_torch", "int8", "torch")]
-    return [
+    made = [
         Row(
             key,
             f"Growth of memory, AdamW, slots in {kind}",
@@ -90,6 +108,9 @@ def rows() -> list[Row]:
         )
         for key, kind, rival in found
     ]
+    loading = partial(measure, "int8", "float32", loading=True)
+    what = "Growth of memory, AdamW, slots in int8, from a checkpoint"
+    return [*made, Row("growth-loaded", what, SIXTY, loading, (0.35,), unit="MB")]
 
 
 def keep(kept: dict[str, Any]) -> None:

@@ -23,9 +23,10 @@ from functional_optim.checkpoint.errors import described, listed, misfit, not_a_
 from functional_optim.checkpoint.state_dict import Entry
 from functional_optim.core import base, sharding
 from functional_optim.core.cells import CELLS, WEIGHT_SLOTS
+from functional_optim.core.first_slots import slots_like
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.paths import partial
-from functional_optim.core.storage import at_home, slots_like
+from functional_optim.core.storage import at_home
 
 if TYPE_CHECKING:
     from functional_optim.adapters.base import OptimizerBase
@@ -47,17 +48,26 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
     groups = [dict(group) for group in optimizer.param_groups]
     given: dict[str, Any] = {}
 
-    def check(_: Any, final: dict[str, Any]) -> None:
+    def check(_: Any, final: dict[str, Any]) -> dict[str, Any]:
         check_form(optimizer, final)
         given.update(final)
+        return {**final, "state": {key: _held(x) for key, x in final["state"].items()}}
 
-    handle = optimizer.register_load_state_dict_pre_hook(check)
+    def release(_: Any) -> None:
+        for p, mine in optimizer.state.items():
+            mine.update({key: x.on(p) for key, x in mine.items() if isinstance(x, _Held)})
+
+    handles = (
+        optimizer.register_load_state_dict_pre_hook(check),
+        optimizer.register_load_state_dict_post_hook(release, prepend=True),
+    )
     try:
         with warnings.catch_warnings():  # what torch casts first is put right, or refused
             warnings.filterwarnings("ignore", "Casting complex values to real")
             load(state_dict)
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     for group, own in zip(optimizer.param_groups, groups, strict=True):
         if own.get("param_names"):
             group["param_names"] = own["param_names"]
@@ -69,6 +79,27 @@ def _load(optimizer: OptimizerBase, load: Callable[[Any], None], state_dict: Any
             elif name in group or is_code(x):
                 group[name] = with_code(group.get(name), x)
     optimizer.check_loaded(given, [set(group) for group in groups])
+
+
+class _Held:
+    """Codes of a packed slot, which torch would cast to the dtype of the parameter: four times
+    their memory, for all parameters at once."""
+
+    def __init__(self, codes: Tensor) -> None:
+        self.codes = codes
+
+    def on(self, p: Any) -> Tensor:
+        """The codes on the device of their parameter: if that is theirs, themselves, as torch has
+        it of all that needs no cast."""
+        return self.codes.to(getattr(p, "device", self.codes.device))
+
+
+def _held(mine: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of one parameter, of which torch casts no codes."""
+    return {
+        key: _Held(x) if isinstance(x, Tensor) and str(key).rpartition(".")[2] in CELLS else x
+        for key, x in mine.items()
+    }
 
 
 def check_dict(state_dict: Any) -> None:

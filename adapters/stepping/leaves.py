@@ -18,8 +18,9 @@ from functional_optim.adapters.state.names import named
 from functional_optim.adapters.stepping.columns import Readings, owned
 from functional_optim.core import base, memory
 from functional_optim.core.cells import CELLS
+from functional_optim.core.first_slots import init_slots
 from functional_optim.core.leafwise import Leafwise
-from functional_optim.core.storage import init_slots, stands_beside
+from functional_optim.core.storage import stands_beside
 from functional_optim.engine.plan import PlanLeaf, turns_in
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from functional_optim import kernels, numeric
 from functional_optim.adapters.state.capturing import is_capturable
 from functional_optim.adapters.state.hyperparameters import PARAMS
 from functional_optim.adapters.stepping.columns import Column, Readings, owned
+from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.rule import Placement
-from functional_optim.core.storage import Slots, init_slots_as
+from functional_optim.core.storage import Slots
 from functional_optim.engine.absent import WithoutGradient
 from functional_optim.engine.group import same_function
 from functional_optim.engine.plan import StepContext

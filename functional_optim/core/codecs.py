@@ -73,6 +73,8 @@ class InBlocks(NamedTuple):
                     for rest, dtype in _kept_of_a_block(self)
                 ]
             )
+        if key is None and count > 1 and count == self.blocks(x.numel()) and is_one_number(x):
+            return self._encode_one_number(x, count)
         if x.numel() > PIECE and has_address(x) and not x.requires_grad and not modes.traced():
             return self._encode_pieces(x, count, key)
         if self.entrywise:
@@ -83,6 +85,22 @@ class InBlocks(NamedTuple):
             flat = torch.cat([flat, flat.new_zeros(missing)])
         flat = flat.reshape(count, self.block)
         return self.encode_block(flat, _places(flat, key), key)
+
+    def _encode_one_number(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
+        """The same for one number, expanded: of one block and the last one, which may be filled up
+        with zeros."""
+        block = x.reshape(-1)[: self.block].to(torch.float32).contiguous()
+        if self.entrywise:
+            each = self.encode_block(block[:1], None, None)
+            return tuple([y.expand(x.shape).contiguous() for y in each])
+        last = block.clone()
+        last[x.numel() - (count - 1) * self.block :] = 0
+        found: list[Tensor] = []
+        for y in self.encode_block(torch.stack([block, last]), None, None):
+            whole = y.new_empty((count, *y.shape[1:]))
+            whole[:-1], whole[-1] = y[0], y[1]
+            found.append(whole)
+        return tuple(found)
 
     def _encode_pieces(self, x: Tensor, count: int, key: Any) -> tuple[Tensor, ...]:
         """The same piece by piece: the temporaries of a large slot would be many times its size."""
@@ -137,6 +155,13 @@ class InBlocks(NamedTuple):
             return tuple(mine)
         count = self.blocks(math.prod(shape))
         return tuple([x.view(x.shape[len(shape) :])[:count] for x in mine])
+
+
+def is_one_number(x: Tensor) -> bool:
+    """Whether a plain tensor is one number in memory, expanded to several."""
+    if not (has_address(x) and x.numel() > 1) or modes.traced():
+        return False
+    return not any(stride for n, stride in zip(x.shape, x.stride(), strict=True) if n > 1)
 
 
 def _places(x: Tensor, key: Any) -> Tensor | None:

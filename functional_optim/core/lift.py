@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim import numeric, tree
 from functional_optim.core import base, memory, modes, sharding
+from functional_optim.core.first_slots import init_slots
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.paths import check_choices, chosen
 from functional_optim.core.rows import (
@@ -26,7 +27,7 @@ from functional_optim.core.rows import (
 from functional_optim.core.rule import Placement, takes_turns
 from functional_optim.core.scalars import Caster, StepScalars
 from functional_optim.core.state_keys import Layout
-from functional_optim.core.storage import init_slots, stands_beside
+from functional_optim.core.storage import stands_beside
 from functional_optim.core.totals import given_totals
 from functional_optim.core.traits import check_part, of_package
 from functional_optim.kernels.private import keep_numbers_open

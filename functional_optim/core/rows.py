@@ -14,6 +14,7 @@ from functional_optim.core.execution import (
     run_all_stored,
     slots_without_gradient,
 )
+from functional_optim.core.first_slots import explain
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.rule import Placement, turns_of
 from functional_optim.core.scalars import (
@@ -22,7 +23,7 @@ from functional_optim.core.scalars import (
     StepScalars,
 )
 from functional_optim.core.sparse import run_rows
-from functional_optim.core.storage import Slots, explain
+from functional_optim.core.storage import Slots
 from functional_optim.core.totals import (
     Missing,
     Totals,

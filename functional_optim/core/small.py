@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.codecs import InBlocks
+from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.rule import Placement
-from functional_optim.core.storage import Slots, init_slots_as, stored_slots
+from functional_optim.core.storage import Slots, stored_slots
 from functional_optim.kernels import record
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.node import Unsuitable

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.execution import Leaf, measure, rows_of, run_stored
+from functional_optim.core.first_slots import init_slots
 from functional_optim.core.recording import key_of
 from functional_optim.core.rule import Placement
 from functional_optim.core.small import filled, small_shapes
-from functional_optim.core.storage import Slots, init_slots, present
+from functional_optim.core.storage import Slots, present
 from functional_optim.core.traits import graph_of, variants
 from functional_optim.kernels import ops
 from functional_optim.kernels.node import Unsuitable

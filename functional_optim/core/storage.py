@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -263,7 +263,7 @@ def stored_slots(rule: Rule, stored: Slots) -> list[StoredSlot]:
     return found
 
 
-def _made(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
+def made_slots(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
     """A new tensor's slots for one rule, as the rule makes them."""
     if rule.init is None:
         return ()
@@ -272,26 +272,6 @@ def _made(rule: Rule, p: Tensor, path: str = "") -> tuple[Any, ...]:
         return tuple(rule.init(p))
     view.check(rule.name, p.shape, path)
     return tuple(seen_init(view, rule.init, p))
-
-
-def init_slots(rule: Rule, p: Tensor, path: str = "") -> Slots:
-    """A new tensor's slots for one rule, as they are stored. path: of the tensor."""
-    made = _made(rule, p, path)
-    if rule.storage.codecs:
-        made = _first_packed(rule, made, p, path)
-    return at_home(rule, made)
-
-
-def _first_packed(rule: Rule, made: Sequence[Any], p: Tensor, path: str) -> Slots:
-    """New slots packed where the rule says so; of a DTensor only those that have its shape.
-
-    How others are divided, if they are, is known to the rule alone.
-    """
-    chosen = rule.storage.packs
-    packs = chosen is None or chosen(path, p)
-    divided = sharding.is_sharded(p)
-    packed = [packs and x is not None and (not divided or x.shape == p.shape) for x in made]
-    return encoded_slots(rule, made, packed, p)
 
 
 def at_home(rule: Rule, slots: Slots) -> Slots:
@@ -305,30 +285,8 @@ def beside(p: Tensor, slots: Slots) -> Slots:
     return tuple([x if x is None else x.to(p.device) for x in slots])
 
 
-def init_slots_as(rule: Rule, p: Tensor, stored: Slots) -> Slots:
-    """A tensor's first slots, packed where its stored ones are."""
-    made = _made(rule, p)
-    if not rule.storage.codecs:
-        return made
-    packed = [own.codec is not None for own in stored_slots(rule, stored)]
-    return encoded_slots(rule, made, packed, p)
-
-
-def slots_like(rule: Rule, p: Tensor, path: str = "") -> Slots:
-    """Tensors without data, with the shapes and dtypes of the stored slots of a tensor like p."""
-    empty = torch.empty(p.shape, dtype=p.dtype, device="meta")
-    if not rule.storage.codecs or not sharding.is_sharded(p):
-        return init_slots(rule, empty, path)
-    local = torch.empty(sharding.part(p).shape, device="meta")
-    made = [
-        x if x is None or x.shape != p.shape else sharding.from_part(local.to(x.dtype), p)
-        for x in _made(rule, empty)
-    ]
-    return _first_packed(rule, made, p, path)
-
-
 def encoded_slots(
-    rule: Rule, slots: Sequence[Any], packed: Sequence[bool], p: Tensor, key: Any = None
+    rule: Rule, slots: Iterable[Any], packed: Sequence[bool], p: Tensor, key: Any = None
 ) -> Slots:
     """Slots packed by the codecs of their rule; those without one as they are.
 
@@ -373,7 +331,7 @@ def opened(rule: Rule, stored: Slots, p: Tensor) -> Any:
             ]
         )
     device = "cpu" if p.numel() <= SMALL else "meta"  # whose operations may import torch's compiler
-    known = _made(rule, torch.empty(p.shape, dtype=p.dtype, device=device))
+    known = made_slots(rule, torch.empty(p.shape, dtype=p.dtype, device=device))
     found: list[Any] = []
     for like, (codec, whole, packed) in zip(known, stored_slots(rule, stored), strict=True):
         if codec is None:
@@ -466,25 +424,6 @@ def _made_as(
     return tuple(
         [(False, True) if x is None else (tuple(x.shape) == shape, x.dtype in WHOLE) for x in made]
     )
-
-
-def explain(rules: Sequence[Rule], p: Tensor, slots: Sequence[Slots]) -> None:
-    """Raise ValueError, after a step has failed, if a slot has another shape than init gives it.
-
-    To ask before each step would cost each step, for slots that are not like the parameter.
-    """
-    for rule, own in zip(rules, slots, strict=False):
-        try:
-            likes = slots_like(rule, p)
-        except Exception:  # of an init that reads values
-            continue
-        for name, x, like in zip(rule.keys, own, likes, strict=False):
-            if isinstance(x, Tensor) and like is not None and x.shape != like.shape:
-                raise ValueError(
-                    f"the slot {name!r} of the state has shape {tuple(x.shape)}, but {rule.name} "
-                    f"needs {tuple(like.shape)} beside a parameter of shape {tuple(p.shape)}; pass "
-                    "the state that this transformation's own init returned for these parameters."
-                )
 
 
 def _kept_as(x: Tensor, old: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from functional_optim.core import modes, sharding
 from functional_optim.core.execution import Leaf, measure
+from functional_optim.core.first_slots import init_slots
 from functional_optim.core.numbers import Numbers
 from functional_optim.core.rule import Placement
 from functional_optim.core.scalars import Key
-from functional_optim.core.storage import init_slots
 
 
 class Missing(BaseException):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core import modes, sharding
+from functional_optim.core.first_slots import init_slots_as
 from functional_optim.core.numbers import (
     Numbers,
     Own,
@@ -24,7 +25,7 @@ from functional_optim.core.recording import Body, functions_of, key_of
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.scalars import StepScalars
 from functional_optim.core.small import filled, small_shapes
-from functional_optim.core.storage import Slots, init_slots_as
+from functional_optim.core.storage import Slots
 from functional_optim.core.totals import nothing_measured
 from functional_optim.kernels import ops
 from functional_optim.kernels.graph import Graph

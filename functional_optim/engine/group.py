@@ -9,11 +9,12 @@ from typing import Any, Literal
 from torch import Tensor
 
 from functional_optim import kernels
+from functional_optim.core.first_slots import explain
 from functional_optim.core.ownership import Shared
 from functional_optim.core.recording import Kept
 from functional_optim.core.rule import Placement, Rule
 from functional_optim.core.scalars import BoundScalars
-from functional_optim.core.storage import Slots, explain
+from functional_optim.core.storage import Slots
 from functional_optim.core.traits import check_rules
 from functional_optim.engine.divided import DividedExecutor
 from functional_optim.engine.executor import Executor, How, Runner

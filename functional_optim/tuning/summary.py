@@ -13,11 +13,12 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core import base
 from functional_optim.core.chain import Sequence as Chained
+from functional_optim.core.first_slots import slots_like
 from functional_optim.core.leafwise import Leafwise
 from functional_optim.core.lift import State
 from functional_optim.core.paths import Answers, unfit
 from functional_optim.core.rule import Rule
-from functional_optim.core.storage import slots_like, stored_slots
+from functional_optim.core.storage import stored_slots
 from functional_optim.core.traits import is_elementwise
 from functional_optim.tuning.tables import Table, drawn, plain
 
