@@ -29,6 +29,9 @@ NAN = INFINITE | 1 << 22
 LARGEST_BFLOAT16 = 0x7F7F << 16
 """bfloat16's largest number as the integer of a float32."""
 
+OVER = 1 << 23
+"""What makes an int32 that is not finite as a float32 negative, and no other."""
+
 SMALLEST = 27 << 23
 """The least that a block's largest number counts for, 2⁻¹⁰⁰: below, quotients would underflow."""
 
@@ -61,18 +64,8 @@ class Cells(Protocol):
         ...
 
 
-def _first(noise: Tensor, n: int) -> Tensor:
-    """The first n bits of random numbers."""
-    return (noise >> (32 - n)) & ((1 << n) - 1)
-
-
 def _bits(x: Tensor) -> Tensor:
     return x.view(torch.int32)
-
-
-def _below(x: Tensor, least: int) -> Tensor:
-    """All bits set where an int32 is below a number, else none: a choice without a branch."""
-    return (x - least) >> 31
 
 
 def _first_half(bits: Tensor) -> Tensor:
@@ -85,28 +78,30 @@ def _widened(x: Tensor) -> Tensor:
     return (x.view(torch.int16).to(torch.int32) << 16).view(torch.float32)
 
 
-def _scale(size: Tensor, most: float) -> tuple[Tensor, Tensor]:
+def _scale(sizes: Tensor, most: float) -> tuple[Tensor, Tensor]:
     """By what sizes of a block must be divided to be below a number, and one over it.
 
-    Infinite ones do not count. Integers of sizes compare as the sizes do, and compilers find the
-    largest with vector units.
+    Integers of sizes compare as the sizes do, and compilers find the largest with vector units.
+    What is not finite does not count: it is negative once the last exponent has run over.
     """
-    largest = (size & _below(size, INFINITE)).amax(-1, keepdim=True).clamp(min=SMALLEST)
-    scale = largest.view(torch.float32) / (most * (1 - 2.0**-20))
-    return scale.squeeze(-1), 1 / scale
+    least = SMALLEST + OVER
+    largest = (sizes + OVER).amax(-1, keepdim=True).clamp(min=least) - OVER
+    size, most = largest.view(torch.float32), most * (1 - 2.0**-20)
+    return (size / most).squeeze(-1), most / size  # side by side: a division takes its time
 
 
-def _cut(x: Tensor, kept: int, noise: Tensor | None, least: int) -> Tensor:
-    """A positive float32 as an integer, rounded to some bits of its mantissa.
+def _cut(x: Tensor, kept: int, first: int, noise: Tensor | None, least: int) -> Tensor:
+    """A positive float32 as an integer, rounded to some bits of its mantissa, less the first code.
 
-    least: below this integer it goes to the nearest, noise or not.
+    Random bits are whole numbers around zero beside the half that rounds to the nearest. least:
+    below this integer a number goes to the nearest, noise or not.
     """
     shift = 23 - kept
-    bits, add = _bits(x), 1 << (shift - 1)
+    bits = _bits(x)
+    code = bits + ((1 << (shift - 1)) - (first << shift))
     if noise is not None:
-        low = _below(bits, least)
-        add = _first(noise, shift) & ~low | low & add
-    return (bits + add) >> shift
+        code = code + (noise >> (32 - shift)).masked_fill(bits < least, 0)
+    return code >> shift
 
 
 class Companded(NamedTuple):
@@ -149,17 +144,18 @@ class Companded(NamedTuple):
         return 2.0**whole * (1 + part / (1 << self.steps)) - 1
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-        size = (_bits(x) & SIZE).clamp(max=INFINITE)
+        bits = _bits(x)
+        size = bits & SIZE
         scale, inverse = _scale(size, self.top)
-        z = 1 + size.view(torch.float32) * inverse
+        one = torch.full((), 1.0, dtype=torch.float32, device=x.device)
+        z = torch.addcmul(one, size.view(torch.float32), inverse)
         first = ONE >> (23 - self.steps)
-        code = _cut(z, self.steps, noise, (first + 1) << (23 - self.steps)) - first
+        code = _cut(z, self.steps, first, noise, (first + 1) << (23 - self.steps))
         code = code.clamp(max=self.nan)
         if self.signed:
-            sign = _bits(x) >> 31
-            code = (code ^ sign) - sign
+            code = torch.where(bits < 0, -code, code)
         else:
-            code = torch.maximum(code, _below(-size, 0) & 1)
+            code = torch.maximum(code, size.clamp(max=1))
         if self.bits == 4:
             halves = code.unflatten(-1, (2, code.shape[-1] // 2)) & 15
             code = torch.where(_is_first(code), halves, halves << 4).sum(-2, dtype=torch.int32)
@@ -172,13 +168,13 @@ class Companded(NamedTuple):
             pairs = code.unsqueeze(-2)
             halves = torch.where(_is_first(code), pairs & 15, (pairs >> 4) & 15)
             code = ((halves ^ 8) - 8 if self.signed else halves).flatten(-2)
-        sign = code >> 31 if self.signed else 0
-        known = (code ^ sign) - sign if self.signed else code
-        z = (known + (ONE >> (23 - self.steps))) << (23 - self.steps)
-        size = (z.view(torch.float32) - 1) * scale.unsqueeze(-1)
+        size = code.abs() if self.signed else code
+        z = (size + (ONE >> (23 - self.steps))) << (23 - self.steps)
+        scale = scale.unsqueeze(-1)
+        found = torch.addcmul(-scale, z.view(torch.float32), scale)
         if self.signed:
-            size = (_bits(size) | sign & ~SIZE).view(torch.float32)
-        return torch.where(known == self.nan, math.nan, size)
+            found = (_bits(found) | code & ~SIZE).view(torch.float32)
+        return torch.where(size == self.nan, math.nan, found)
 
 
 def _is_first(code: Tensor) -> Tensor:
@@ -224,20 +220,17 @@ class Float8(NamedTuple):
         return (self.least >> (23 - self.steps)) - (1 << self.steps)
 
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
-        size = (_bits(x) & SIZE).clamp(max=INFINITE)
+        size = _bits(x) & SIZE
         scale, inverse = _scale(size, torch.finfo(self.dtype).max)
         ratio = size.view(torch.float32) * inverse
-        code = _cut(ratio, self.steps, noise, self.least) - self.first
+        code = _cut(ratio, self.steps, self.first, noise, self.least)
         # below its smallest normal number all steps are equal: a sum rounds to them
         ulp = self.least - (self.steps << 23)
         anchor = torch.full((), ulp + (23 << 23), dtype=torch.int32, device=x.device)
         even = _bits(ratio + anchor.view(torch.float32)) - anchor
-        low = _below(_bits(ratio), self.least)
-        code = code & ~low | even & low
+        code = torch.where(_bits(ratio) < self.least, even, code).clamp(max=127)
         if not self.signed:
-            code = torch.maximum(code, _below(-size, 0) & 1)
-        nan = _below(-size, 1 - INFINITE)
-        code = code & ~nan | 127 & nan
+            code = torch.maximum(code, size.clamp(max=1))
         if self.signed:
             code = code | ((_bits(x) >> 31) & 128)
         return code.to(torch.uint8).view(self.dtype), scale
@@ -272,8 +265,9 @@ class Bfloat16(NamedTuple):
             return (x.to(torch.bfloat16),)
         bits = _bits(x)
         size = bits & SIZE
-        add = _first(noise, 16) & _below(size, LARGEST_BFLOAT16)
-        return (_first_half(bits + add | NAN & _below(-size, -INFINITE)),)
+        # all bits, or none: loops over 16 bits have no masks for choices among 32
+        add = noise >> 16 & 0xFFFF & ((size - LARGEST_BFLOAT16) >> 31)
+        return (_first_half(bits + add | NAN & ((INFINITE - size) >> 31)),)
 
     def decode(self, stored: tuple[Tensor, ...]) -> Tensor:
         return stored[0].to(torch.float32)
@@ -302,10 +296,11 @@ class Split(NamedTuple):
     def encode(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, ...]:
         bits, cut = _bits(x), 16 - self.bits
         size = bits & SIZE
-        nan = _below(-size, -INFINITE)
-        size = size & ~nan | NAN & nan
+        size = size.masked_fill(size > INFINITE, NAN)
         if cut:
-            add = 1 << (cut - 1) if noise is None else _first(noise, cut)
+            add = 1 << (cut - 1)
+            if noise is not None:
+                add = noise >> (32 - cut) & ((1 << cut) - 1)
             size = (size + add) >> cut
         high = (size + (1 << (self.bits - 1))) >> self.bits
         low = size - (high << self.bits)

@@ -181,15 +181,20 @@ def _kept_of_a_block(codec: InBlocks) -> list[tuple[tuple[int, ...], torch.dtype
     return [(() if codec.entrywise else x.shape[1:], x.dtype) for x in found]
 
 
-def words(place: Tensor, key: Any, salt: int) -> Tensor:
-    """Random int32 for int32 places; their first bits are the best. key: a whole number < 2²⁴."""
+def words(place: Tensor, key: Any, slot: int) -> Tensor:
+    """Random int32 for int32 places and a slot of a rule; their first bits are the best.
+
+    Two slots share a hash, of which one has the first bits, the other the last. key: a whole
+    number < 2²⁴.
+    """
     if isinstance(key, Tensor):
         own = key.to(torch.int32)
     else:
         own = torch.full((), int(key), dtype=torch.int32, device=place.device)
-    h = (place ^ (own ^ (salt << WORD))) * 0x7FEB352D
-    h = (h ^ (h >> 15)) * (0x846CA68B - (1 << 32))
-    return h
+    apart = slot // 2 * 0x9E3779B1 & 0xFFFFFFFF  # as an int32
+    h = (place ^ (own ^ (apart - (apart >> 31 << 32)))) * 0x2C1B3C6D
+    h = (h ^ (h >> 13)) * 0x297A2D39
+    return (h << 16) ^ h if slot % 2 else h
 
 
 def rounding_key(seed: int, t: Any) -> Any:

@@ -31,10 +31,16 @@ HALF = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class Cpp:
-    """A printer: primitives as C++, and the lines that give names to texts."""
+    """A printer: primitives as C++, and the lines that give names to texts.
 
-    def __init__(self, lines: list[str], names: Iterable[int]) -> None:
+    outer: the lines before all loops; None: there are no loops.
+    """
+
+    def __init__(
+        self, lines: list[str], names: Iterable[int], outer: list[str] | None = None
+    ) -> None:
         self.lines = lines
+        self.outer = lines if outer is None else outer
         self.names = iter(names)
         self.dtype = torch.float32
 
@@ -96,8 +102,15 @@ class Cpp:
         return self.constant(x, self.dtype)
 
     def let(self, x: str) -> str:
+        return self._named(x, self.lines)
+
+    def once(self, x: str) -> str:
+        """A name for what is the same for all elements: g++ leaves choices in loops."""
+        return self._named(x, self.outer)
+
+    def _named(self, x: str, lines: list[str]) -> str:
         name = f"s{next(self.names)}"
-        self.lines.append(f"const auto {name} = {x};")
+        lines.append(f"const auto {name} = {x};")
         return name
 
     def _f(self) -> str:
@@ -135,6 +148,8 @@ class Cpp:
     @staticmethod
     def bits(x: str, old: torch.dtype, new: torch.dtype) -> str:
         """The bits of a value as a value of another dtype."""
+        if STORED[old] == VALUE[new]:
+            return x if VALUE[old] == VALUE[new] else stored(x, old)
         raw = stored(x, old)
         return f"from_{HALF[new]}({raw})" if new in HALF else f"as<{VALUE[new]}>({raw})"
 
@@ -215,6 +230,18 @@ static inline uint16_t fp16_bits(float x)
     return (uint16_t)(sign | (size >= 0x47800000u ? large : size < 0x38800000u ? small : usual));
 }
 static inline float to_fp16(float x) { return from_fp16(fp16_bits(x)); }
+
+/* Bytes as int32, and back. */
+template <class T>
+static inline void widen(int32_t* __restrict__ to, const T* __restrict__ from, int count)
+{
+    for (int j = 0; j < count; ++j) to[j] = from[j];
+}
+template <class T>
+static inline void narrow(T* __restrict__ to, const int32_t* __restrict__ from, int count)
+{
+    for (int j = 0; j < count; ++j) to[j] = (T)from[j];
+}
 
 struct Tensor {
     const int64_t* size;      /* of the axes; the rows of a chunk, the chunks, the rows of all

@@ -36,7 +36,8 @@ class Kept:
 def _accumulator(node: Node, how: str) -> str:
     """The C++ type in which a value is kept."""
     if how in ("sum", "mean"):
-        return "double" if node.dtype.is_floating_point else "int64_t"
+        whole = "int32_t" if node.dtype is torch.int32 else "int64_t"  # its sums run over as ATen's
+        return "double" if node.dtype.is_floating_point else whole
     if how in ("any", "all"):
         return "int32_t"
     kind = VALUE[node.dtype]
@@ -109,8 +110,25 @@ class Function:
         if not self.by_rows:
             self.lines += lines
             return
-        body = [*self.row[0], *lines, *self.row[1]]
-        self.lines += ["for (int64_t i0 = start; i0 < start + length; ++i0) {", *_deeper(body), "}"]
+        body = _deeper([*self.row[0], *lines, *self.row[1]])
+        if self.graph.block:
+            body = self._for_whole_blocks(body)
+        self.lines += ["for (int64_t i0 = start; i0 < start + length; ++i0) {", *body, "}"]
+
+    def _for_whole_blocks(self, body: list[str]) -> list[str]:
+        """What is done for each block, once more for the last one, which may be incomplete: to ask
+        of each element whether it is there would cost all others."""
+        block = self.graph.block
+        return [
+            f"    const int64_t left = t.size[{self.source.sizes - 1}] - i0 * {block};",
+            f"    if (left >= {block}) {{",
+            f"        enum {{ rest = {block} }};",
+            *_deeper(body),
+            "    } else {",
+            "        const int rest = (int)left;",
+            *_deeper(body),
+            "    }",
+        ]
 
     def _begun(self, node: Node) -> None:
         """The part of a reduction that a chunk adds to, and its first value."""
@@ -153,7 +171,7 @@ class Function:
             return self._kept(node)
         for x in node.operands():
             name(x)
-        return ops.expression(Cpp(lines, self.source.counter), node, name)
+        return ops.expression(Cpp(lines, self.source.counter, self.scalars), node, name)
 
     computed: frozenset[Node] = frozenset()
     """The kept values that the loops at hand compute themselves."""
@@ -214,11 +232,42 @@ class Function:
         kind = STORED[node.dtype]
         const = "" if i in self.source.written else "const "
         self._pointer(i, f"{const}{kind}")
-        flat = len(node.dims) == 1 and node.axes == self.plan.every  # else it has whole blocks
-        if not (self.graph.block and self.by_rows and flat):
+        if self._is_widened(node):
+            return self._widened(node)
+        if not self._may_end(node):
             return f"p{i}[{self._index(node.axes)}]"
         self._block(i, kind)
         return f"q{i}[{self._index(node.axes[1:])}]"
+
+    def _may_end(self, node: Node) -> bool:
+        """Whether the last block of an input may be incomplete, as it has the tensor's shape."""
+        flat = len(node.dims) == 1 and node.axes == self.plan.every
+        return bool(self.graph.block and self.by_rows and flat)
+
+    def _is_widened(self, node: Node) -> bool:
+        """Whether an input is a block of bytes, which loops see as 32 bits wide: if a loop has
+        bytes, too, g++ makes it of so many elements at once that its values fit no registers."""
+        bytes_of = node.op == "input" and STORED[node.dtype] in ("int8_t", "uint8_t")
+        return bool(self.graph.block and self.by_rows and bytes_of and self._width(node))
+
+    def _width(self, node: Node) -> int:
+        """How many elements a row of a value has, if that is a constant; else 0."""
+        return self.source.fixed(node.axes[1:]) if node.axes[:1] == (0,) else 0
+
+    def _widened(self, node: Node) -> str:
+        """An element of a block of bytes, in 32 bits."""
+        i, count = node.args[0], self._width(node)
+        name, at = f"w{i}", f"p{i} + i0 * {count}"
+        line = f"alignas(64) int32_t {name}[{count}];"
+        if line not in self.before:
+            if self._may_end(node):
+                self._block(i, STORED[node.dtype])
+                at = f"q{i}"
+            self.before.append(line)
+            self._row(f"widen({name}, {at}, {count});")
+            if i in self.source.written:
+                self.row[1].insert(0, f"narrow({at}, {name}, {count});")
+        return f"{name}[{self._index(node.axes[1:])}]"
 
     def _pointer(self, i: int, kind: str) -> None:
         at = "t.grad" if i == 0 else f"t.row[{i - 1}]"
@@ -228,8 +277,6 @@ class Function:
         """A pointer to a block of a tensor; the last one is copied where it may be a whole one."""
         self._pointer(i, kind if i in self.source.written else f"const {kind}")
         block, own = self.graph.block, f"p{i} + i0 * {self.graph.block}"
-        at = f"t.size[{self.source.sizes - 1}] - i0 * {block}"
-        self._row(f"const int64_t rest = {at} < {block} ? {at} : {block};")
         spare = f"alignas(64) {kind} spare{i}[{block}];"
         if spare in self.before:
             return
@@ -258,21 +305,25 @@ class Function:
                 own: list[str] = []
                 text = self._value(node, own, name)
                 level += own
-                level.append(f"const {VALUE[node.dtype]} v{node.index} = {text};")
+                kind = "int32_t" if self._is_widened(node) else VALUE[node.dtype]
+                level.append(f"const {kind} v{node.index} = {text};")
                 loops.names[node] = f"v{node.index}"
             return loops.names[node]
 
-        for node in nest.goals():
+        stored_as = {i: self._before_cast(i, value) for i, value in nest.stores}
+        for node in [*nest.kept, *[next(x.operands()) for x in nest.reduced], *stored_as.values()]:
             name(node)
         for node in nest.reduced:
             self._reduce(node, loops)
         for node in [x for x in nest.kept if x not in self.plan.mirrors]:
             line = f"{self._home(node)} = ({self.source.kept[node].kind}){loops.names[node]};"
             loops.inside[max(node.axes)].append(line)
-        for i, value in nest.stores:
+        for i, value in stored_as.items():
             target = self.graph.inputs[i]
-            text = Cpp.cast(loops.names[value], value.dtype, target.dtype)
-            line = f"{self._element(target)} = {stored(text, target.dtype)};"
+            text = loops.names[value]
+            if not self._is_widened(target):
+                text = stored(Cpp.cast(text, value.dtype, target.dtype), target.dtype)
+            line = f"{self._element(target)} = {text};"
             loops.inside[max(target.axes, default=-1)].append(line)
         self.computed = frozenset()
         lines: list[str] = []
@@ -290,6 +341,17 @@ class Function:
             lines = body
         outer = [x for depth in (-1, *nest.axes) if depth not in axes for x in loops.inside[depth]]
         return ["{", *_deeper([*loops.first, *outer, *lines]), "}"]
+
+    def _before_cast(self, i: int, value: Node) -> Node:
+        """The whole number of 32 bits of which a new value of widened bytes has the last ones; the
+        new value itself where it is none."""
+        found = value
+        while self._is_widened(self.graph.inputs[i]) and found.dtype is not torch.int32:
+            narrow = found.op in (ops.CAST, ops.BITS) and found not in self.plan.kept
+            if not narrow or next(found.operands()).dtype.is_floating_point:
+                return value
+            found = next(found.operands())
+        return found
 
     def _index(self, axes: Sequence[int]) -> str:
         text = "0"

@@ -1,8 +1,9 @@
 """Operations on elements, as they are made of the primitives of a printer.
 
 A printer writes C++ or Triton. Its primitives are infix (`add sub mul div lt le gt ge eq ne bitand
-bitor bitxor shl shr`), functions (`neg not_ abs sqrt fma select floor call const`), and `let`,
-which gives a text a name. `b.dtype` is the dtype in which an operation is done.
+bitor bitxor shl shr`), functions (`neg not_ abs sqrt fma select floor call const`), `let`, which
+gives a text a name, and `once`, which does so before all loops. `b.dtype` is the dtype in which an
+operation is done.
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ def _clamp(
 @_op("lerp.Tensor", "lerp.Scalar")
 def _lerp(b: Any, n: Node, x: str, y: str, w: str) -> str:
     """From the nearer end, and fused, as ATen's vectors do it."""
-    d = b.sub(y, x)
-    near = b.let(b.lt(b.abs(w), b.const(0.5)))
-    return b.fma(b.select(near, w, b.sub(w, b.const(1.0))), d, b.select(near, x, y))
+    weight = n.args[2]
+    let = b.let if isinstance(weight, Node) and weight.axes else b.once
+    near = let(b.lt(b.abs(w), b.const(0.5)))
+    w = let(b.select(near, w, b.sub(w, b.const(1.0))))
+    return b.fma(w, b.sub(y, x), b.select(near, x, y))
 
 
 @_op("addcmul.default")

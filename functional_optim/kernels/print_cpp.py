@@ -17,6 +17,7 @@ from functional_optim.kernels.cpp_loops import Function, Kept
 from functional_optim.kernels.cuts import Nest, Plan
 from functional_optim.kernels.graph import Graph
 from functional_optim.kernels.node import Node, Unsuitable
+from functional_optim.kernels.tidied import tidied
 
 SYMBOL = "SYMBOL"
 """Stands for the name of a library's function, which has the digest of the text in it."""
@@ -41,7 +42,7 @@ class Source:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph = graph = tidied(graph) if graph.block else graph
         for node in graph.nodes:
             if (node.op == "input" and node.dtype not in STORED) or node.dtype not in VALUE:
                 raise Unsuitable(f"a value in {node.dtype}", node.rule)

@@ -76,6 +76,8 @@ class Triton(Cpp):
         self.lines.append(f"{name} = {x}")
         return name
 
+    once = let
+
     @staticmethod
     def cast(x: str, old: torch.dtype, new: torch.dtype) -> str:
         if old is new:

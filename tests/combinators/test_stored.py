@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -92,6 +92,25 @@ def test_bad_numbers_spoil_no_other_and_no_sign_is_lost(name, key):
     assert (y[finite & (x < 0)] <= 0).all()
     if not getattr(cells, "signed", True):
         assert (y[finite & (x > 0)] > 0).all()
+
+
+@pytest.mark.parametrize(("cells", "steps"), [
+    (Companded(), 16), (Companded(signed=False), 16),
+    (Companded(4, steps=1), 2), (Companded(4, signed=False, steps=1), 2),
+])  # fmt: skip
+def test_codes_mean_what_checkpoints_of_0_2_0_say(cells, steps):
+    codes = torch.arange(256, dtype=torch.uint8)[None]
+    scale = torch.tensor([0.37])
+    found = cells.decode((codes.view(torch.int8) if cells.signed else codes, scale))[0].tolist()
+    for i, x in enumerate(found):
+        code = i
+        if cells.bits == 4:
+            code = i % 256 & 15 if i < 256 else i % 256 >> 4
+        width = 1 << cells.bits
+        code -= width if cells.signed and code >= width // 2 else 0
+        size = (1 + abs(code) % steps / steps) * 2.0 ** (abs(code) // steps) - 1
+        expected = math.copysign(float(torch.tensor(size) * scale[0]), code)
+        assert math.isnan(x) if abs(code) == cells.nan else x == expected
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -412,6 +431,30 @@ def test_the_end_of_a_block_is_no_part_of_the_slot(kind):
     state = tx.init({"w": torch.zeros(101, 1)})
     whole = fo.decoded(tx, state, {"w": torch.zeros(101, 1)})
     assert whole.slots["exp_avg"]["w"].shape == (101, 1)
+
+
+class Mean(NamedTuple):
+    mean: Tensor
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_rule_makes_of_nothing_is_no_part_of_the_last_block(kind):
+    """Behind the end of the tensor the gradient is 0, and this rule's slot would be large."""
+
+    def update(g, slots, p):
+        mean = slots.mean + (g - 1)
+        return mean, Mean(mean)
+
+    own = fo.leafwise(lambda p: Mean(torch.zeros_like(p)), update, name="from_one")
+    tx = fo.stored(fo.chain(own, fo.scale_by_lr(0.1)), kind, block_size=64, min_size=0, where="*")
+    p = {"w": torch.zeros(101, 1)}
+    g = {"w": 1 + torch.linspace(1e-3, 1e-2, 101)[:, None]}
+    _, expected = tx.update(g, tx.init(p), p)
+    _, found = fo.compile(tx, strict=True)(g, tx.init(p), p)
+    assert found.slots.keys() == expected.slots.keys()
+    for key, column in expected.slots.items():
+        if column["w"] is not None:
+            assert_same(found.slots[key]["w"].float(), column["w"].float())
 
 
 class Tied(torch.nn.Module):

@@ -132,6 +132,20 @@ MUTANTS = [
         ("tests/combinators/test_stored.py -k pieces",),
     ),
     Mutant(
+        "two slots of a rule are rounded by the same random numbers",
+        f"{CORE}/codecs.py",
+        "return (h << 16) ^ h if slot % 2 else h",
+        "return h",
+        ("tests/combinators/test_rounding_numbers.py -k slots",),
+    ),
+    Mutant(
+        "random numbers of neighbouring places are alike",
+        f"{CORE}/codecs.py",
+        "h = (h ^ (h >> 13)) * 0x297A2D39",
+        "h = (h ^ (h >> 19)) * 0x297A2D39",
+        ("tests/combinators/test_rounding_numbers.py -k places",),
+    ),
+    Mutant(
         "first slots of one number are made as a whole before they are packed",
         f"{CORE}/first_slots.py",
         "LARGE = 1 << 16",

@@ -19,6 +19,20 @@ RULES, ENGINES, GPU, TRITON = (
 ROWS = "tests/distributed/test_distributed_rows.py"
 
 MUTANTS = [
+    Mutant(
+        "a kernel takes the last block of a tensor for a whole one",
+        "functional_optim/kernels/cpp_loops.py",
+        'f"    if (left >= {block}) {{"',
+        'f"    if (left >= 0) {{"',
+        ("tests/combinators/test_stored.py -k ways",),
+    ),
+    Mutant(
+        "what a rule makes behind the end of a tensor counts for its last block",
+        "functional_optim/core/recording.py",
+        "self.codec.encode(torch.where(self.inside, x, 0.0), key)",
+        "self.codec.encode(x, key)",
+        ("tests/combinators/test_stored.py -k of_the_last_block",),
+    ),
     # ------------------------------------------------------------ what a rule is known by
     Mutant(
         "methods of two objects are one rule",
@@ -74,8 +88,8 @@ MUTANTS = [
     Mutant(
         "lerp from the farther end",
         f"{KERNELS}/points.py",
-        "b.select(near, w, b.sub(w, b.const(1.0))), d, b.select(near, x, y))",
-        "w, d, x)",
+        "return b.fma(w, b.sub(y, x), b.select(near, x, y))",
+        "return b.fma(w, b.sub(y, x), x)",
         (f"{BITS} -k every_operation",),
     ),
     Mutant(

@@ -1,0 +1,54 @@
+"""The random numbers by which packed slots are rounded: even, and independent of each other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim.core.codecs import rounding_key, words
+
+PLACES = torch.arange(1 << 19, dtype=torch.int32)
+LAGS = (1, 2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 1024, 4096, 65536)
+FAR = 9.0
+"""Deviations of χ² that chance does not reach in some hundred tests; a tenth of a percent of
+dependence is beyond it."""
+
+
+def drawn(step: float, slot: int, seed: int = 0) -> Tensor:
+    """The first four bits of each number."""
+    return (words(PLACES, rounding_key(seed, step), slot) >> 28).long() + 8
+
+
+def far(a: Tensor, b: Tensor) -> float:
+    """How far pairs of numbers are from being even and independent, in standard deviations."""
+    counts = torch.bincount(a * 16 + b, minlength=256).double()
+    expected = len(a) / 256
+    found = float(((counts - expected) ** 2 / expected).sum())
+    return abs(found - 255) / math.sqrt(2 * 255)
+
+
+@pytest.mark.parametrize("slot", range(4))
+def test_numbers_are_even_and_do_not_tell_those_of_other_places(slot):
+    for step in (1.0, 2.0, 1000.0):
+        own = drawn(step, slot)
+        assert max(far(own[:-lag], own[lag:]) for lag in LAGS) < FAR
+
+
+@pytest.mark.parametrize("slot", range(4))
+def test_numbers_do_not_tell_those_of_other_steps_seeds_and_slots(slot):
+    for step in (1.0, 7.0):
+        own = drawn(step, slot)
+        others = [drawn(step + 1, slot), drawn(step, slot, seed=1)]
+        others += [drawn(step, other) for other in range(8) if other != slot]
+        assert max(far(own, other) for other in others) < FAR
+
+
+@pytest.mark.parametrize("slot", range(4))
+def test_each_bit_is_as_often_set_as_not(slot):
+    own = words(PLACES, rounding_key(3, 5.0), slot)
+    for bit in range(16, 32):
+        share = float((own >> bit & 1).double().mean())
+        assert abs(share - 0.5) < 4 * 0.5 / math.sqrt(len(PLACES))
