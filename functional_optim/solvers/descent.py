@@ -36,7 +36,7 @@ class DescentData(NamedTuple):
     box: Box
 
 
-class DescentPoint(NamedTuple):
+class Iterate(NamedTuple):
     """x: (B, n), in the parameters' dtype. f: (B,). g: (B, n), both float64."""
 
     x: Tensor
@@ -47,9 +47,9 @@ class DescentPoint(NamedTuple):
 class DescentProgress(NamedTuple):
     """Where B problems stand."""
 
-    at: DescentPoint
+    at: Iterate
     """The last iterate."""
-    best: DescentPoint
+    best: Iterate
     """The lowest point of the search from there."""
     target: Tensor
     """Where a step of length 1 leads, (B, n), in the parameters' dtype."""
@@ -72,7 +72,7 @@ def where(condition: Tensor, a: Any, b: Any) -> Any:
     return tree.map(one, a, b)
 
 
-def projected(at: DescentPoint, box: Box) -> Tensor:
+def projected(at: Iterate, box: Box) -> Tensor:
     """The projected gradient x − P(x − g): (B, n), float64."""
     reach = box.reach(at.x.to(at.g.dtype), -at.g)
     return torch.where(reach < 1, reach, 1.0) * at.g
@@ -83,13 +83,13 @@ def start(
 ) -> DescentProgress:
     """The first evaluation, and the first direction."""
     f, g = objective(x, data.args)
-    at = DescentPoint(x, f, g)
+    at = Iterate(x, f, g)
     finite = f.isfinite() & g.isfinite().all(-1)
     flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
     status = torch.where(finite, torch.where(flat, 1, RUNNING), -1)
     g = torch.where(finite.unsqueeze(-1), g, 0.0)
     model = quadratics.fresh(rules.method, g)
-    target, search, _, _ = _aimed(DescentPoint(x, f, g), model, data, finite)
+    target, search, _, _ = _aimed(Iterate(x, f, g), model, data, finite)
     if data.box.exists:  # as L-BFGS-B, which knows no scale yet
         search = search._replace(longest=torch.ones_like(f))
     count = torch.ones_like(status)
@@ -97,7 +97,7 @@ def start(
 
 
 def _aimed(
-    at: DescentPoint, model: Model, data: DescentData, aims: Tensor
+    at: Iterate, model: Model, data: DescentData, aims: Tensor
 ) -> tuple[Tensor, wolfe.WolfeSearch, Model, Tensor]:
     """A direction from each point, the search along it, the model, and whether there is one.
 
@@ -131,7 +131,7 @@ def advance(
     trial = data.box.inside((wide + t * d).to(s.at.x.dtype))
     trial = torch.where(t == 1, s.target, trial)
     trial = torch.where(running.unsqueeze(-1), trial, s.at.x)
-    new = DescentPoint(trial, *objective(trial, data.args))
+    new = Iterate(trial, *objective(trial, data.args))
     noise = rules.noise * s.at.f.abs()
     search, verdict = wolfe.across(s.search, new.f, (new.g * d).sum(-1), noise)
     good = verdict.good & new.g.isfinite().all(-1)

@@ -21,6 +21,19 @@ def check_real(x0: Any) -> None:
             )
 
 
+def check_known(name: str, trees: Any) -> None:
+    """Raise ValueError, in a solver's name, under torch.vmap, where no value ends a loop."""
+    tensors = [x for x in tree.leaves(trees) if isinstance(x, Tensor)]
+    try:
+        for x in tensors:
+            bool(x.sum() == 0)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} cannot run under torch.vmap, since its loop ends by values; pass "
+            "batched=True, with a leading dimension of problems in x0 and args."
+        ) from error
+
+
 def check_batched(args: Any, flat: Ravel) -> None:
     """Raise unless every leaf of args has a row for each problem."""
     count = flat.leaves[0].shape[0]

@@ -41,7 +41,7 @@ def is_recorded(trees: Any) -> bool:
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-class OfArguments:
+class ProblemFunction:
     """What one problem's function returns, from its vector of parameters, (n,), and its args."""
 
     def __init__(self, fun: Callable[..., Any], one: Ravel, *, batched: bool) -> None:
@@ -55,7 +55,7 @@ class OfArguments:
         return vmap(f)(x, args) if self.batched else f(x[0], args).unsqueeze(0)
 
 
-class Cost(OfArguments):
+class Cost(ProblemFunction):
     """The cost of one problem's residuals."""
 
     def __init__(self, fun: Callable[..., Any], one: Ravel, loss: Loss, *, batched: bool) -> None:
@@ -67,7 +67,7 @@ class Cost(OfArguments):
 
 
 def corrected(
-    cost: OfArguments, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
+    cost: ProblemFunction, x: Tensor, args: tuple[Any, ...], fixed: Tensor, usable: Tensor
 ) -> Tensor:
     """The solutions x, (B, n), with their values, and with derivatives by args.
 
@@ -77,7 +77,7 @@ def corrected(
 
 
 def corrected_root(
-    function: OfArguments, x: Tensor, args: tuple[Any, ...], usable: Tensor
+    function: ProblemFunction, x: Tensor, args: tuple[Any, ...], usable: Tensor
 ) -> Tensor:
     """Roots x, (B, n), of a function (n,) → (n,), likewise."""
     free = torch.ones_like(x, dtype=torch.bool)
@@ -85,7 +85,7 @@ def corrected_root(
 
 
 def _followed(
-    function: OfArguments,
+    function: ProblemFunction,
     slope: Callable[..., Tensor],
     inverse: Callable[[Tensor], Tensor],
     x: Tensor,

@@ -14,6 +14,7 @@ from functional_optim.solvers import linear, loop, slots
 from functional_optim.solvers.compiled import compiled_step
 from functional_optim.solvers.given import (
     check_batched,
+    check_known,
     check_real,
     checked_bounds,
     mask_tree,
@@ -177,7 +178,7 @@ def least_squares(
     known_loss = check_loss(loss, f_scale)
     x0, plain, limits, scale = constants((x0, args, bounds, x_scale))
     check_real(x0)
-    _check_known((x0, plain))
+    check_known("least_squares", (x0, plain))
     flat = Ravel(x0, batched=batched)
     one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
     if batched:
@@ -304,19 +305,6 @@ def _check_choices(
             "compile=True compiles steps of many problems; pass batched=True, with a leading "
             "dimension of problems, or leave it out."
         )
-
-
-def _check_known(trees: Any) -> None:
-    """Raise ValueError under torch.vmap, where no value can end a loop."""
-    tensors = [x for x in tree.leaves(trees) if isinstance(x, Tensor)]
-    try:
-        for x in tensors:
-            bool(x.sum() == 0)
-    except RuntimeError as error:
-        raise ValueError(
-            "least_squares cannot run under torch.vmap, since its loop ends by values; pass "
-            "batched=True, with a leading dimension of problems in x0 and args."
-        ) from error
 
 
 def _shape_of_residuals(

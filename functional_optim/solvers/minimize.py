@@ -12,8 +12,14 @@ from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, slots
 from functional_optim.solvers.box import Box
-from functional_optim.solvers.given import check_batched, check_real, checked_bounds, mask_tree
-from functional_optim.solvers.implicit import OfArguments, constants, corrected
+from functional_optim.solvers.given import (
+    check_batched,
+    check_known,
+    check_real,
+    checked_bounds,
+    mask_tree,
+)
+from functional_optim.solvers.implicit import ProblemFunction, constants, corrected
 from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
 
@@ -116,8 +122,8 @@ def minimize(
             x0 and, in a batch, for args that are not tensors.
         ValueError: for an unknown method; numbers out of their ranges; lower bounds above upper
             ones; an x0 outside of the bounds; sizes that do not fit; a value with more than one
-            element; and, for one problem, if the function or its gradient is not finite at x0. In a
-            batch such a problem has status −1.
+            element; under torch.vmap; and, for one problem, if the function or its gradient is not
+            finite at x0. In a batch such a problem has status −1.
 
     Exceptions of fun pass through.
 
@@ -148,6 +154,7 @@ def minimize(
     _check_numbers(gtol=gtol, ftol=ftol, maxiter=maxiter, max_nfev=max_nfev)
     x0, plain, limits = constants((x0, args, bounds))
     check_real(x0)
+    check_known("minimize", (x0, plain))
     flat = Ravel(x0, batched=batched)
     one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
     if batched:
@@ -171,7 +178,9 @@ def minimize(
         )
     solution = found.at.x
     if implicit and args:
-        value = OfArguments(lambda params, *own: number(fun(params, *own)), one, batched=batched)
+        value = ProblemFunction(
+            lambda params, *own: number(fun(params, *own)), one, batched=batched
+        )
         fixed = box.reach(found.at.x.to(torch.float64), -found.at.g) <= 0
         solution = corrected(value, found.at.x, args, fixed, found.status > 0)
     return _result(found, solution, flat, data, batched=batched)

@@ -12,8 +12,8 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import newton, slots
-from functional_optim.solvers.given import check_batched, check_real
-from functional_optim.solvers.implicit import OfArguments, constants, corrected_root
+from functional_optim.solvers.given import check_batched, check_known, check_real
+from functional_optim.solvers.implicit import ProblemFunction, constants, corrected_root
 from functional_optim.solvers.least_squares import least_squares
 from functional_optim.solvers.linear import norm
 from functional_optim.solvers.problems import Problem
@@ -100,7 +100,8 @@ def root(
         TypeError: if fun is not callable or does not return real tensors; for complex or integer x0
             and, in a batch, for args that are not tensors.
         ValueError: for an unknown method; numbers out of their ranges; another number of values
-            than unknowns; sizes that do not fit; and, for one problem, if values or their Jacobian
+            than unknowns; sizes that do not fit; under torch.vmap; and, for one problem, if values
+            or their Jacobian
             are not finite at x0. In a batch such a problem has status −1.
 
     Exceptions of fun pass through.
@@ -129,6 +130,7 @@ def root(
     _check_choices(method, xtol, max_nfev)
     x0, plain = constants((x0, args))
     check_real(x0)
+    check_known("root", (x0, plain))
     flat = Ravel(x0, batched=batched)
     one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
     if batched:
@@ -150,7 +152,7 @@ def root(
         )
     solution = found.x
     if implicit and args:
-        function = OfArguments(
+        function = ProblemFunction(
             lambda params, *own: as_vector(fun(params, *own)), one, batched=batched
         )
         solution = corrected_root(function, found.x, args, found.status > 0)

@@ -137,3 +137,11 @@ def test_without_implicit_the_solution_is_a_constant():
     a = a[0].requires_grad_()
     assert fo.minimize(valley, x0[0], (a,)).x.requires_grad
     assert not fo.minimize(valley, x0[0], (a,), implicit=False).x.requires_grad
+
+
+def test_a_solver_under_vmap_is_an_error():
+    x0, a = starts(3)
+    with pytest.raises(ValueError, match="pass batched=True"):
+        torch.vmap(lambda x, a: fo.minimize(valley, x, (a,)).x)(x0, a)
+    with pytest.raises(ValueError, match="pass batched=True"):
+        torch.vmap(lambda x, a: fo.root(lambda x, a: x - a, x, (a,)).x)(x0, a)
