@@ -102,8 +102,8 @@ FORMULAS = [
     followed(
         "MADGRAD's roots are square ones",
         "madgrad",
-        "return y - (y - x / (y * y)) / 3",
-        "return x.sqrt()",
+        ".pow(1 / 3) + eps",
+        ".sqrt() + eps",
         "madgrad",
     ),
     followed(
