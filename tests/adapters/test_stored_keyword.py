@@ -25,6 +25,7 @@ CLASSES = [
 ]
 WITHOUT = {
     *("SparseAdam", "LBFGS", "GradientFree", "OptimizerStub", "FaultTolerantOptimizer"),
+    *("GaussNewton", "LevenbergMarquardt"),
 }
 KEPT = {adapters.Adafactor, adapters.ASGD, adapters.ScheduleFreeSGD}
 KEPT |= {adapters.SAM, adapters.ASAM, adapters.SGD}

@@ -248,6 +248,7 @@ def test_an_object_hands_its_closures_loss_to_a_link_that_needs_a_value():
 def test_a_row_stands_for_every_link():
     known = {"scale_by_lr", "scale_by_lbfgs", "scale_by_backtracking_linesearch"}
     known |= {"scale_by_path"}  # made of `scale`
+    known |= {"scale_by_gauss_newton"}  # which reads residuals, see tests/least_squares
     known |= {f"scale_by_{name}" for name in ("dadapt_adam", "dog", "dowg", "prodigy")}  # in cases
     known |= {"scale_by_second_moment"}  # there, too, in schedule_free_adamw
     matrices = ("adamuon", "apollo", "dion2", "galore", "normuon", "psgd_kron", "shampoo", "soap")
