@@ -39,6 +39,9 @@ class DividedExecutor(Executor):
     def __init__(self, group: Any, members: list[int], grads: list[Tensor]) -> None:
         super().__init__(group, members, grads)
         self.spec: Any = self.params[0]
+        sharing = Sharing.of(self.spec)
+        assert sharing is not None
+        self.processes = sharing.group
         self.holes = [tuple([slot is None for slot in own]) for own in self.slots[0]]
         self.tasks: dict[Any, DividedTask | None] = {}
 
@@ -86,35 +89,32 @@ class DividedExecutor(Executor):
                 p, slots = self.params[i], self.slots[i][:used]
                 like = (_whole(g), _whole(p), [tuple(map(_whole, own)) for own in slots])
                 graph, constants = body.find(*like)
-                _check(graph, p, slots, step=scalars.goal == "step")
-                key = kernels.source_of(graph).text
-                if key not in found:
-                    found[key] = Divided(Served(body, graph, like))
-                found[key].add(i, like, p, graph, constants)
+                _check(graph, p, slots)
+                source = kernels.source_of(graph)
+                if scalars.goal != "step" and not source.blocks:  # its sums are added up later
+                    return None
+                if source.text not in found:
+                    found[source.text] = Divided(Served(body, graph, like))
+                found[source.text].add(i, like, p, graph, constants)
         except kernels.Unsuitable:
             return None
         kernels.prefetch([kernels.source_of(own.served.graph) for own in found.values()])
         natives: list[tuple[Divided, kernels.Native]] = []
         for own in found.values():
-            source = kernels.source_of(own.served.graph)
-            native = kernels.library(source, strict=self.group.strict)
-            if native is None or not own.served.does(native):
-                return None
-            if scalars.goal != "step" and not source.blocks:  # what is measured is added up later
+            native = own.served.library(strict=self.group.strict)
+            if native is None:
                 return None
             natives.append((own, native))
         return DividedTask(self, used, natives)
 
     def combine(self, how: kernels.Combination, x: Tensor) -> Tensor:
         """What all processes have in a vector, together."""
-        group = Sharing.of(self.spec)
-        assert group is not None
         if how == "sum":
-            torch.distributed.all_reduce(x, group=group.group)
+            torch.distributed.all_reduce(x, group=self.processes)
             return x
-        count = torch.distributed.get_world_size(group.group)  # a maximum there may drop NaN
+        count = torch.distributed.get_world_size(self.processes)  # a maximum there may drop NaN
         every = [torch.empty_like(x) for _ in range(count)]
-        torch.distributed.all_gather(every, x, group=group.group)
+        torch.distributed.all_gather(every, x, group=self.processes)
         return getattr(torch.stack(every), f"a{how}")(0)
 
 
@@ -225,7 +225,7 @@ def _whole(x: Tensor | None) -> Any:
     return None if x is None else torch.empty(x.shape, dtype=x.dtype)
 
 
-def _check(graph: Graph, p: Tensor, slots: Sequence[Slots], *, step: bool) -> None:
+def _check(graph: Graph, p: Tensor, slots: Sequence[Slots]) -> None:
     """Raise Unsuitable unless a graph does the same to rows as to a whole tensor, but for what is
     put together."""
     if graph.block or graph.reads_places or not graph.sizes or graph.parts[0][:1] != (0,):

@@ -55,6 +55,19 @@ class Served:
         if not (known or self.graph.block):
             self.small[p.shape] = leaf, sizes, constants
 
+    def library(self, *, strict: bool) -> kernels.Native | None:
+        """The library of the graph; None, with a warning, if it cannot be used.
+
+        Raises:
+            RuntimeError: if `strict`, and it cannot be used.
+        """
+        native = kernels.library(kernels.source_of(self.graph), strict=strict)
+        if native is not None and not self.does(native):
+            what = "a kernel does something else than the rules do to small tensors"
+            kernels.give_way(what, "they run", strict=strict)
+            return None
+        return native
+
     def does(self, native: kernels.Native) -> bool:
         """Whether a library does to small tensors what the rules do."""
         g, p, slots = self.like
@@ -222,15 +235,11 @@ class NativeExecutor(KernelExecutor):
 
     def prepare(self, grads: list[Tensor], scalars: BoundScalars) -> Runner | None:
         """Launches of the libraries of a task; None if one of them cannot be had."""
-        sources = self.wanted(grads, scalars)
+        self.wanted(grads, scalars)
         found: list[tuple[list[int], Any]] = []
-        for own, source in zip(self.served.get(scalars.task, ()), sources, strict=True):
-            native = kernels.library(source, strict=self.group.strict)
+        for own in self.served.get(scalars.task, ()):
+            native = own.library(strict=self.group.strict)
             if native is None:
-                return None
-            if not own.does(native):
-                what = "a kernel does something else than the rules do to small tensors"
-                kernels.give_way(what, "they run", strict=self.group.strict)
                 return None
             found.append((own.members, self._launch(native, own)))
         return kernels.Launches(*self.launches(found)) if found else None

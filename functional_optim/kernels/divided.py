@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from functional_optim.kernels.launches import ALIGNED, CHUNK, Launch
+from functional_optim.kernels.launches import ALIGNED, Launch, TableRow
 from functional_optim.kernels.libraries import Native
 
 Combination = Literal["sum", "max", "min"]
@@ -51,25 +53,24 @@ class DividedLaunch(Launch):
     ) -> None:
         self.wholes = wholes
         self.combine = combine
+        self.phases: list[list[Total]] = [[]]
         super().__init__(native, sizes, rows, constants, threads)
-        if native.source.blocks:  # nothing is reduced
-            self.phases: list[list[Total]] = [[]]
-        else:
-            self._set_homes(sizes)
 
     def rows_of_all(self, i: int, sizes: Sequence[int]) -> int:
         return self.wholes[i]
 
-    def _set_homes(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Give each tensor scratch memory of its own, which lasts from one pass to the next."""
-        rows = [self._row(i, own, CHUNK) for i, own in enumerate(sizes)]
-        needed = [-(-row[1] // ALIGNED) * ALIGNED for row in rows]
+    def _set_table(
+        self, sizes: Sequence[Sequence[int]], threads: int, chunk: int
+    ) -> list[TableRow]:
+        """The same; each tensor has scratch memory of its own, which lasts from one pass to the
+        next."""
+        rows = super()._set_table(sizes, threads, chunk)
+        needed = [own for _, own, _ in rows]
         self.memory = torch.empty(sum(needed) + ALIGNED, dtype=torch.uint8)
-        begin = -self.memory.data_ptr() % ALIGNED
-        at = [begin + sum(needed[:i]) for i in range(len(needed))]
         base = self.memory.data_ptr()
-        self.homes = torch.tensor([base + x for x in at], dtype=torch.int64)
-        self.call[16] = self.homes.data_ptr()
+        at = [*accumulate(needed[:-1], initial=-base % ALIGNED)]
+        self.homes = array.array("q", [base + x for x in at])
+        self.call[16] = self.homes.buffer_info()[0]
         source = self.native.source
         offsets = [row[0][source.sizes + 3 :] for row in rows]
         self.phases = []
@@ -86,6 +87,7 @@ class DividedLaunch(Launch):
                     view = self.memory[first : first + count * dtype.itemsize].view(dtype)
                     total.add(view, empty=size[0] == 0)
             self.phases.append([*found.values()])
+        return rows
 
     def ready(
         self, grads: list[Tensor], numbers: list[tuple[Any, ...]]

@@ -30,6 +30,11 @@ ALIGNED = 64
 """Bytes to which scratch memory is aligned."""
 
 
+TableRow = tuple[list[int], int, int]
+"""A row of the table of tensors, the bytes of scratch memory that the tensor needs, and those that
+each thread needs for it."""
+
+
 class Launch:
     """A library with the tensors that it goes over; one thread may call it at a time.
 
@@ -71,7 +76,10 @@ class Launch:
         else:
             self._set_table(sizes, threads, chunk)
 
-    def _set_table(self, sizes: Sequence[Sequence[int]], threads: int, chunk: int) -> None:
+    def _set_table(
+        self, sizes: Sequence[Sequence[int]], threads: int, chunk: int
+    ) -> list[TableRow]:
+        """Make the table of tensors, and scratch memory. Returns the rows of the table."""
         entries = [math.prod(own[: len(self.native.source.graph.sizes)]) for own in sizes]
         # a thread that steps a large tensor alone is waited for
         limit = max(sum(entries) // (2 * threads), chunk) if threads > 1 else max(entries)
@@ -89,12 +97,13 @@ class Launch:
         self.call[11] = self.order.buffer_info()[0]
         self.call[12] = -(-self.scratch.data_ptr() // ALIGNED) * ALIGNED
         self.call[13], self.call[14] = alone, own
+        return rows
 
     def rows_of_all(self, i: int, sizes: Sequence[int]) -> int:
         """The rows that a tensor has in all processes together."""
         return sizes[0]
 
-    def _row(self, i: int, sizes: Sequence[int], chunk: int) -> tuple[list[int], int, int]:
+    def _row(self, i: int, sizes: Sequence[int], chunk: int) -> TableRow:
         """A row of the table of tensors: sizes, rows of a chunk, chunks, rows of all processes, and
         where each value lies in scratch memory; how much of that the tensor needs, and how much
         each thread."""

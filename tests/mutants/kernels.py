@@ -392,7 +392,7 @@ MUTANTS = [
     Mutant(
         "sums over rows are those of one process",
         f"{ENGINE}/divided.py",
-        "torch.distributed.all_reduce(x, group=group.group)",
+        "torch.distributed.all_reduce(x, group=self.processes)",
         "pass",
         (f"{ROWS} -k lamb",),
     ),
