@@ -17,7 +17,7 @@ import fresh
 import torch
 from pairs import Step, timed
 from rows import Effort, Measured, Row
-from steps import composed, parts
+from steps import Build, composed, ours, parts
 from torch import Tensor
 from workloads import gpt_shapes, parameters
 
@@ -40,14 +40,19 @@ def spread(lr: float = 1e-3) -> fo.GradientTransformation:
     return fo.matrix_owners(fo.muon(lr))
 
 
-ALONE: dict[str, Callable[[list[Tensor]], Step]] = {
-    "lamb": lambda params: adapters.LAMB(params).step,
-    "adafactor": lambda params: adapters.Adafactor(params).step,
-    "muon alone": lambda params: adapters.Muon([p for p in params if p.dim() == 2]).step,
-    "muon": lambda params: adapters.Optimizer([p for p in params if p.dim() == 2], spread).step,
+def muon(recipe: Callable[..., fo.GradientTransformation]) -> Build:
+    """The step of a recipe over matrices."""
+    return lambda params: adapters.Optimizer([p for p in params if p.dim() == 2], recipe).step
+
+
+ALONE: dict[str, tuple[Build, Build]] = {
+    "lamb": (ours("LAMB"), ours("LAMB")),
+    "adafactor": (ours("Adafactor"), ours("Adafactor")),
+    "muon": (muon(spread), muon(fo.muon)),
 }
-"""Ours that need more of a tensor than a shard has: beside them stands their own step in each of
-these processes over tensors that are not divided, counted for the elements that a process has."""
+"""Ours that need more of a tensor than a shard has, over shards and over tensors that are not
+divided. Both run in each of the processes, and the second one's time counts for the elements that a
+process has of the first one's."""
 
 
 class Model(torch.nn.Module):
@@ -88,15 +93,15 @@ def turns(name: str, rank: int, meeting: str, repeats: int, quick: bool) -> dict
     )
     if name in ALONE:
         whole = parameters(gpt_shapes(1, 8, 16) if quick else gpt_shapes())
-        alone = ALONE["muon alone" if name == "muon" else name]
-        ours, theirs, share = ALONE[name](shards(quick)), alone(whole), 1 / WORLD
+        mine, alone = ALONE[name]
+        steps, share = [mine(shards(quick)), alone(whole)], 1 / WORLD
     else:
-        ours, theirs = [build(shards(quick)) for build in PAIRS[name]]
-        share = 1.0
+        steps, share = [build(shards(quick)) for build in PAIRS[name]], 1.0
     for _ in range(3):
-        ours()
-        theirs()
-    samples = [(together(ours), share * together(theirs)) for _ in range(repeats)]
+        for step in steps:
+            step()
+    first, second = steps
+    samples = [(together(first), share * together(second)) for _ in range(repeats)]
     torch.distributed.destroy_process_group()
     return {"ours": [a for a, _ in samples], "theirs": [b for _, b in samples]}
 

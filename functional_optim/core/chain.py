@@ -244,7 +244,7 @@ def on_some(
         return tree.map_with_path(joined, params, grads, updates), state
 
     def filled(params: Any) -> Callable[[Any], Any]:
-        """From a tree with gaps to one with the other leaves as they are."""
+        """A function that adds the leaves on which tx does not act."""
 
         def fill(mine: Any) -> Any:
             return tree.map_with_path(lambda path, p, x: x if acts(path, p) else p, params, mine)
@@ -256,7 +256,10 @@ def on_some(
 
 
 def completed(fn: Any, fill: Callable[[Any], Any]) -> Any:
-    """A function of whole trees as one of what `fill` completes; its structure remains."""
+    """A function of all parameters as a function of some of them, with its declared structure.
+
+    fill: adds the other parameters.
+    """
     if hasattr(fn, "over"):
         return fn.over(fill)
     return (lambda params: fn(fill(params))) if callable(fn) else fn

@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
+from functional_optim.solvers.implicit import constants
+
+
+class SolverInput(NamedTuple):
+    """What a solver was called with, without derivatives.
+
+    flat, one: the vector views of all problems and of one. x: (B, n). fun: of one problem's
+    parameters and, in a batch, its own arguments. own: those of each problem. others: what was
+    passed beside x0 and args.
+    """
+
+    x0: Any
+    args: Any
+    flat: Ravel
+    one: Ravel
+    x: Tensor
+    fun: Callable[..., Any]
+    own: tuple[Any, ...]
+    others: tuple[Any, ...]
+
+
+def solver_input(
+    name: str, fun: Callable[..., Any], x0: Any, args: Any, *others: Any, batched: bool
+) -> SolverInput:
+    """Take in what a solver was called with.
+
+    Raises:
+        TypeError: for complex parameters and, in a batch, for args that are not tensors.
+        ValueError: under torch.vmap, and for args of another number of problems than x0.
+    """
+    x0, args, *rest = constants((x0, args, *others))
+    check_real(x0)
+    check_known(name, (x0, args))
+    flat = Ravel(x0, batched=batched)
+    one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
+    if batched:
+        check_batched(args, flat)
+    bound = fun if batched or not args else lambda params: fun(params, *args)
+    x = flat.vector(x0).reshape(-1, one.size)
+    return SolverInput(x0, args, flat, one, x, bound, args if batched else (), tuple(rest))
 
 
 def check_real(x0: Any) -> None:

@@ -13,17 +13,15 @@ from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import linear, loop, slots
 from functional_optim.solvers.compiled import compiled_step
 from functional_optim.solvers.given import (
-    check_batched,
-    check_known,
-    check_real,
     checked_bounds,
     mask_tree,
     of_each,
+    solver_input,
 )
-from functional_optim.solvers.implicit import Cost, constants, corrected
+from functional_optim.solvers.implicit import Cost, corrected
 from functional_optim.solvers.losses import check_loss
 from functional_optim.solvers.problems import Problem
-from functional_optim.solvers.residuals import LIMIT, as_vector
+from functional_optim.solvers.residuals import as_vector
 
 Method = Literal["lm", "dogleg", "trf"]
 METHODS = ("lm", "dogleg", "trf")
@@ -176,34 +174,26 @@ def least_squares(
     args = args if isinstance(args, tuple) else (args,)
     _check_choices(method, bounds, linear_solver, batched=batched, compile=compile)
     known_loss = check_loss(loss, f_scale)
-    x0, plain, limits, scale = constants((x0, args, bounds, x_scale))
-    check_real(x0)
-    check_known("least_squares", (x0, plain))
-    flat = Ravel(x0, batched=batched)
-    one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
-    if batched:
-        check_batched(plain, flat)
+    taken = solver_input("least_squares", fun, x0, args, bounds, x_scale, batched=batched)
+    flat, one, x, (limits, scale) = taken.flat, taken.one, taken.x, taken.others
     most = 100 * one.size if max_nfev is None else max_nfev
     if most < 1:
         raise ValueError(f"max_nfev must be 1 or more, but got {max_nfev}.")
     for name, value in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol)):
         if not float(value) >= 0:
             raise ValueError(f"{name} must be 0 or more, but got {value}.")
-    x = flat.vector(x0).reshape(-1, one.size)
     lower, upper = checked_bounds(limits, flat, x)
     D = _scales(scale, flat, x)
     bounded = lower is not None or upper is not None
     method = "trf" if bounded else method
-    shape, m = _shape_of_residuals(fun, x0, plain, batched=batched)
+    shape, m = _shape_of_residuals(fun, taken.x0, taken.args, batched=batched)
     kind = "cholesky" if method == "trf" else linear.choose(linear_solver, one.size, m)
-    own = plain if batched else ()
-    evaluated = fun if batched or not plain else lambda params: fun(params, *plain)
-    problem = Problem(evaluated, one, m, batched=batched, matrix_free=kind in ("cg", "lsmr"))
+    problem = Problem(taken.fun, one, m, batched=batched, matrix_free=kind in ("cg", "lsmr"))
     eps = 10 * torch.finfo(flat.dtype).eps
     ftol, xtol, gtol = (max(t, eps) for t in (ftol, xtol, gtol))
     scaled = isinstance(scale, str)
     rules = loop.Rules(method, kind, known_loss, ftol, xtol, gtol, eps, most, scaled)
-    data = loop.Data(own, lower, upper, D)
+    data = loop.Data(taken.own, lower, upper, D)
     found = _run(rules, problem, x, data, compile=compile)
     if not batched and int(found.status) == -1 and int(found.nfev) == 1:
         raise ValueError(
@@ -230,16 +220,15 @@ def _run(
 
     with torch.no_grad():
         if compile:
-            capacity = max(slots.ROWS, min(1024, 1 << max(BLOCK // size, 1).bit_length() - 1))
+            most = max(slots.ROWS, min(1024, 1 << max(BLOCK // size, 1).bit_length() - 1))
             step = compiled_step(rules, problem)
-            return slots.run(begin, step, x, data, capacity, fixed=True, alone=False)
-        capacity = max(1, LIMIT // size) if problem.batched else 1
-        rounded = max(slots.ROWS, capacity // slots.ROWS * slots.ROWS) if problem.batched else 1
+            return slots.run(begin, step, x, data, most, fixed=True, alone=False)
+        most = slots.capacity(size) if problem.batched else 1
 
         def advance(s: loop.Progress, own: loop.Data) -> loop.Progress:
             return loop.advance(rules, problem, s, own)
 
-        return slots.run(begin, advance, x, data, rounded, fixed=False, alone=problem.lazy)
+        return slots.run(begin, advance, x, data, most, fixed=False, alone=problem.lazy)
 
 
 def _result(

@@ -8,25 +8,20 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, slots
 from functional_optim.solvers.box import Box
 from functional_optim.solvers.given import (
-    check_batched,
-    check_known,
-    check_real,
     checked_bounds,
     mask_tree,
+    solver_input,
 )
-from functional_optim.solvers.implicit import ProblemFunction, constants, corrected
+from functional_optim.solvers.implicit import ProblemFunction, corrected
 from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
 
 Method = Literal["bfgs", "l-bfgs-b"]
 METHODS = ("bfgs", "l-bfgs-b")
-LIMIT = 2**24
-"""Elements of all models that are in memory at once: 128 MiB."""
 FTOL = 2.220446049250313e-9
 MESSAGES = {
     -2: "No progress: no step of the line search lowered the function.",
@@ -152,24 +147,17 @@ def minimize(
         )
     args = args if isinstance(args, tuple) else (args,)
     _check_numbers(gtol=gtol, ftol=ftol, maxiter=maxiter, max_nfev=max_nfev)
-    x0, plain, limits = constants((x0, args, bounds))
-    check_real(x0)
-    check_known("minimize", (x0, plain))
-    flat = Ravel(x0, batched=batched)
-    one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
-    if batched:
-        check_batched(plain, flat)
+    taken = solver_input("minimize", fun, x0, args, bounds, batched=batched)
+    flat, one, x, (limits,) = taken.flat, taken.one, taken.x, taken.others
     known = _chosen(method)
-    x = flat.vector(x0).reshape(-1, one.size)
     box = Box(*checked_bounds(limits, flat, x))
-    evaluated = fun if batched or not plain else lambda params: fun(params, *plain)
-    objective = Objective(evaluated, one, batched=batched)
+    objective = Objective(taken.fun, one, batched=batched)
     eps = torch.finfo(flat.dtype).eps
     rules = descent.DescentRules(
         known, max(gtol, 10 * eps), max(ftol, 10 * eps), 10 * eps, eps, maxiter or 15000,
         max_nfev or 15000,
     )  # fmt: skip
-    data = descent.DescentData(plain if batched else (), box)
+    data = descent.DescentData(taken.own, box)
     found = _run(rules, objective, x, data)
     if not batched and int(found.status) == -1:
         raise ValueError(
@@ -199,12 +187,10 @@ def _run(
 
     n = x.shape[-1]
     size = n * (n if rules.method == "bfgs" else 2 * HISTORY) + 20 * n
-    capacity = max(slots.ROWS, LIMIT // size // slots.ROWS * slots.ROWS)
+    alone = not objective.batched
+    most = 1 if alone else slots.capacity(size)
     with torch.no_grad():
-        return slots.run(
-            begin, step, x, data, capacity if objective.batched else 1, fixed=False,
-            alone=not objective.batched,
-        )  # fmt: skip
+        return slots.run(begin, step, x, data, most, fixed=False, alone=alone)
 
 
 def _result(

@@ -12,12 +12,12 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import newton, slots
-from functional_optim.solvers.given import check_batched, check_known, check_real
-from functional_optim.solvers.implicit import ProblemFunction, constants, corrected_root
+from functional_optim.solvers.given import solver_input
+from functional_optim.solvers.implicit import ProblemFunction, corrected_root
 from functional_optim.solvers.least_squares import least_squares
 from functional_optim.solvers.linear import norm
 from functional_optim.solvers.problems import Problem
-from functional_optim.solvers.residuals import LIMIT, as_vector
+from functional_optim.solvers.residuals import as_vector
 
 Method = Literal["newton", "lm"]
 METHODS = ("newton", "lm")
@@ -101,8 +101,7 @@ def root(
             and, in a batch, for args that are not tensors.
         ValueError: for an unknown method; numbers out of their ranges; another number of values
             than unknowns; sizes that do not fit; under torch.vmap; and, for one problem, if values
-            or their Jacobian
-            are not finite at x0. In a batch such a problem has status −1.
+            or their Jacobian are not finite at x0. In a batch such a problem has status −1.
 
     Exceptions of fun pass through.
 
@@ -128,24 +127,17 @@ def root(
         )
     args = args if isinstance(args, tuple) else (args,)
     _check_choices(method, xtol, max_nfev)
-    x0, plain = constants((x0, args))
-    check_real(x0)
-    check_known("root", (x0, plain))
-    flat = Ravel(x0, batched=batched)
-    one = Ravel(tree.map(lambda p: p[0], x0)) if batched else flat
-    if batched:
-        check_batched(plain, flat)
-    _check_square(fun, x0, plain, one.size, batched=batched)
-    evaluated = fun if batched or not plain else lambda params: fun(params, *plain)
-    problem = Problem(evaluated, one, one.size, batched=batched)
-    x = flat.vector(x0).reshape(-1, one.size)
+    taken = solver_input("root", fun, x0, args, batched=batched)
+    flat, one = taken.flat, taken.one
+    _check_square(fun, taken.x0, taken.args, one.size, batched=batched)
+    problem = Problem(taken.fun, one, one.size, batched=batched)
     floor = 10 * torch.finfo(flat.dtype).eps
     rules = newton.NewtonRules(max(xtol, floor), floor, max_nfev or 100 * (one.size + 1))
-    data = newton.NewtonData(plain if batched else ())
+    data = newton.NewtonData(taken.own)
     if method == "lm":
-        found = _by_squares(fun, x0, plain, rules, problem, flat, data)
+        found = _by_squares(fun, taken.x0, taken.args, rules, problem, flat, data)
     else:
-        found = _by_newton(rules, problem, x, data)
+        found = _by_newton(rules, problem, taken.x, data)
     if not batched and int(found.status) == -1:
         raise ValueError(
             "the function's values, or their Jacobian, are not finite at x0; begin elsewhere."
@@ -170,13 +162,10 @@ def _by_newton(
     def step(s: newton.NewtonProgress, own: newton.NewtonData) -> newton.NewtonProgress:
         return newton.advance(rules, problem, s, own)
 
-    size = (problem.m + 1) * problem.m
-    capacity = max(slots.ROWS, LIMIT // size // slots.ROWS * slots.ROWS)
+    alone = not problem.batched
+    most = 1 if alone else slots.capacity((problem.m + 1) * problem.m)
     with torch.no_grad():
-        return slots.run(
-            begin, step, x, data, capacity if problem.batched else 1, fixed=False,
-            alone=not problem.batched,
-        )  # fmt: skip
+        return slots.run(begin, step, x, data, most, fixed=False, alone=alone)
 
 
 def _by_squares(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import tree
+from functional_optim.solvers.residuals import LIMIT
 
 RUNNING, EMPTY = 10, 11
 """Values of `status` that no result has: of a problem at work, and of a slot without one."""
@@ -22,6 +23,11 @@ ROWS = 16
 than two vectors, it may compute with other instructions."""
 
 S = TypeVar("S", bound=Any)
+
+
+def capacity(size: int) -> int:
+    """How many problems are evaluated together that keep so many numbers each."""
+    return max(ROWS, LIMIT // size // ROWS * ROWS)
 
 
 def run(

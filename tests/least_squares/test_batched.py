@@ -88,11 +88,9 @@ def test_finished_problems_are_neither_moved_nor_evaluated_for_long(monkeypatch)
 
 
 def test_memory_is_bounded_by_slots_that_are_filled_again(monkeypatch):
-    from functional_optim.solvers import least_squares as front
-
     x0, y = curves(200)
     whole = fo.least_squares(decay, x0, (y,), batched=True)
-    monkeypatch.setattr(front, "LIMIT", 4 * 30 * 48)
+    monkeypatch.setattr(slots, "LIMIT", 4 * 30 * 48)
     sizes = set()
     before = loop.advance
     monkeypatch.setattr(loop, "advance", lambda *a: (sizes.add(a[2].x.shape[0]), before(*a))[1])

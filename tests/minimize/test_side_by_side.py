@@ -9,6 +9,7 @@ from valleys import rosenbrock
 
 import functional_optim as fo
 from functional_optim import tree
+from functional_optim.solvers import slots
 
 FIELDS = ("x", "fun", "grad", "optimality", "nfev", "nit", "status", "active_mask")
 WAYS = [
@@ -60,11 +61,9 @@ def test_bits_do_not_depend_on_neighbours_order_or_nan(how, n):
 
 
 def test_bits_do_not_depend_on_the_number_of_slots(monkeypatch):
-    from functional_optim.solvers import minimize as front
-
     x0, a = starts(100)
     whole = fo.minimize(valley, x0, (a,), bounds=(-1.5, 0.8), batched=True)
-    monkeypatch.setattr(front, "LIMIT", 1)
+    monkeypatch.setattr(slots, "LIMIT", 1)
     parts = fo.minimize(valley, x0, (a,), bounds=(-1.5, 0.8), batched=True)
     assert same(rows(parts, slice(None)), rows(whole, slice(None)))
 
