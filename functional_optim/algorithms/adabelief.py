@@ -65,18 +65,18 @@ def scale_by_belief(
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
-        root = numeric.sqrt(1 - b2**t)
+        root, c1 = numeric.sqrt(1 - b2**t), 1 - b1**t
         if rectify:
             rect, plain = rectification(t, b2)
-            return 1 - b1, 1 - b2, 1 - b1**t, rect * root, plain, eps, eps
-        return 1 - b1, 1 - b2, 1 - b1**t, root, 0.0, eps, eps * root
+            return 1 - b1, 1 - b2, rect * root / c1, plain / c1, eps, eps
+        return 1 - b1, 1 - b2, root / c1, 0.0, eps, eps * root
 
     def update(g: Tensor, slots: BeliefSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
-        a1, a2, c1, adaptive, plain, eps, root_eps = numbers
+        a1, a2, adaptive, plain, eps, root_eps = numbers
         m = slots.exp_avg.lerp(g, a1)
         r = g - m
         v = slots.exp_avg_var.lerp(r * r, a2) + eps
-        u = (m / c1) * (adaptive / (v.sqrt() + root_eps) + plain)
+        u = m * (adaptive / (v.sqrt() + root_eps) + plain)
         return u, BeliefSlots(m, v)
 
     storage = Storage(nonnegative=("exp_avg_var",))
@@ -165,13 +165,13 @@ def scale_by_acprop(
             plain, root_eps = numeric.where(first, 1.0, 0.0), eps * adaptive
         eps = numeric.where(first, 0.0, eps)
         root_eps = numeric.where(first, 1.0, root_eps)  # not 0, where s is 0
-        return 1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps, root_eps
+        return 1 - b1, 1 - b2, adaptive, plain / (1 - b1**t), eps, root_eps
 
     def update(g: Tensor, slots: BeliefSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
-        a1, a2, c1, adaptive, plain, eps, root_eps = numbers
+        a1, a2, adaptive, plain, eps, root_eps = numbers
         m = slots.exp_avg.lerp(g, a1)
         r, v = g - m, slots.exp_avg_var + eps
-        u = adaptive * g / (v.sqrt() + root_eps) + plain * (m / c1)
+        u = adaptive * g / (v.sqrt() + root_eps) + plain * m
         return u, BeliefSlots(m, v.lerp(r * r, a2))
 
     storage = Storage(nonnegative=("exp_avg_var",))

@@ -77,19 +77,21 @@ def scale_by_adam(
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
-        c1, c2, following = 1.0, 1.0, 1.0
+        c1, root, following = 1.0, 1.0, 1.0
         if debias:
-            c1, c2, following = 1 - b1**t, 1 - b2**t, 1 - b1 ** (t + 1)
-        lead = b1 * c1 / following if nesterov else 0.0
-        return 1 - b1, 1 - b2, c1, c2, eps, lead
+            c1, root, following = 1 - b1**t, numeric.sqrt(1 - b2**t), 1 - b1 ** (t + 1)
+        scale = root / c1
+        if nesterov:
+            return 1 - b1, 1 - b2, scale * (1 - b1), eps * root, scale * b1 * c1 / following
+        return 1 - b1, 1 - b2, scale, eps * root, 0.0
 
     def update(g: Tensor, slots: Any, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
-        a1, a2, c1, c2, eps, lead = numbers
+        a1, a2, scale, eps, lead = numbers
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_sq.lerp(g * g, a2)
         top = torch.maximum(slots.max_exp_avg_sq, v) if amsgrad else v
-        step = lead * m + a1 * g if nesterov else m
-        u = (step / c1) / ((top / c2).sqrt() + eps)
+        step = lead * m + scale * g if nesterov else scale * m
+        u = step / (top.sqrt() + eps)
         return u, AmsgradSlots(m, v, top) if amsgrad else AdamSlots(m, v)
 
     init = zeros(slot_type)

@@ -56,13 +56,13 @@ def scale_by_adamax(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> L
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
-        return 1 - b1, b2, 1 - b1**t, eps
+        return 1 - b1, b2, 1 / (1 - b1**t), eps
 
     def update(g: Tensor, slots: AdamaxSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
-        a1, b2, c1, eps = numbers
+        a1, b2, scale, eps = numbers
         m = slots.exp_avg.lerp(g, a1)
         top = torch.maximum(b2 * slots.exp_inf, g.abs() + eps)
-        return (m / c1) / top, AdamaxSlots(m, top)
+        return scale * m / top, AdamaxSlots(m, top)
 
     storage = Storage(nonnegative=("exp_inf",))
     return leafwise(init, update, scalars, hyper=hyper, storage=storage, name="scale_by_adamax")

@@ -67,18 +67,18 @@ def scale_by_adan(
 
     def scalars(t, *, betas, eps):
         b1, b2, b3 = betas
-        lead, later = b2 / (1 - b2**t), numeric.where(t == 1, 0.0, 1.0)
-        return 1 - b1, 1 - b2, 1 - b3, 1 - b1**t, 1 - b3**t, b2, lead, later, eps
+        root, later = numeric.sqrt(1 - b3**t), numeric.where(t == 1, 0.0, 1.0)
+        from_m, from_v = root / (1 - b1**t), root * b2 / (1 - b2**t)
+        return 1 - b1, 1 - b2, 1 - b3, b2, from_m, from_v, root * eps, later
 
     def update(g: Tensor, slots: AdanSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdanSlots]:
-        a1, a2, a3, c1, c3, b2, lead, later, eps = numbers
+        a1, a2, a3, b2, from_m, from_v, eps, later = numbers
         d = later * (g - slots.previous_grad)
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_diff.lerp(d, a2)
         ahead = g + b2 * d
         n = slots.exp_avg_sq.lerp(ahead * ahead, a3)
-        u = m / c1 + lead * v
-        u = u / ((n / c3).sqrt() + eps)
+        u = (from_m * m + from_v * v) / (n.sqrt() + eps)
         return u, AdanSlots(m, v, n, g.clone())
 
     hyper = {"betas": three, "eps": eps}

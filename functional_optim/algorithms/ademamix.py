@@ -77,15 +77,15 @@ def scale_by_ademamix(
         b1, b2, b3 = betas
         b3 = _warmed(t, b1, b3, beta3_warmup)
         alpha = alpha * _risen(t, alpha_warmup)
-        return 1 - b1, 1 - b2, 1 - b3, 1 - b1**t, 1 - b2**t, alpha, eps
+        root = numeric.sqrt(1 - b2**t)
+        return 1 - b1, 1 - b2, 1 - b3, root / (1 - b1**t), root * alpha, root * eps
 
     def update(g: Tensor, slots: AdEMAMixSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
-        a1, a2, a3, c1, c2, alpha, eps = numbers
+        a1, a2, a3, fast, slow, eps = numbers
         m1 = slots.exp_avg_fast.lerp(g, a1)
         m2 = slots.exp_avg_slow.lerp(g, a3)
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        m = m1 / c1 + alpha * m2
-        return m / ((v / c2).sqrt() + eps), AdEMAMixSlots(m1, m2, v)
+        return (fast * m1 + slow * m2) / (v.sqrt() + eps), AdEMAMixSlots(m1, m2, v)
 
     return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_ademamix")
 
@@ -200,13 +200,14 @@ def scale_by_simplified_ademamix(
     def scalars(t, *, betas, eps, alpha, beta1_warmup, min_beta1):
         b1, b2 = betas
         b1 = _warmed(t, min_beta1, b1, beta1_warmup)
-        return b1, 1 - b2, 1 - b2**t, alpha, eps
+        root = numeric.sqrt(1 - b2**t)
+        return b1, 1 - b2, root, root * alpha, root * eps
 
     def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
-        b1, a2, c2, alpha, eps = numbers
+        b1, a2, scale, from_g, eps = numbers
         m = b1 * slots.exp_avg + g
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        u = (m + alpha * g) / ((v / c2).sqrt() + eps)
+        u = (scale * m + from_g * g) / (v.sqrt() + eps)
         return u, AdamSlots(m, v)
 
     init = zeros(AdamSlots)

@@ -62,15 +62,16 @@ def scale_by_laprop(
         average = b1 * carry.lr_average + (1 - b1) * lr
         null = lr == 0
         correction = numeric.where(null, 1.0, average / numeric.where(null, 1.0, lr))
-        numbers = (b1, (1 - b1) * lr, 1 - b2, correction, 1 - b2**t, eps)
+        root = numeric.sqrt(1 - b2**t)
+        numbers = (b1, (1 - b1) * lr * root, 1 - b2, numeric.divide(1, correction), eps * root)
         return numbers, LapropCarry(average)
 
     def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
-        b1, a1, a2, c1, c2, eps = numbers
+        b1, a1, a2, scale, eps = numbers
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        n = g / ((v / c2).sqrt() + eps)
+        n = g / (v.sqrt() + eps)
         m = b1 * slots.exp_avg + a1 * n
-        return m / c1, AdamSlots(m, v)
+        return scale * m, AdamSlots(m, v)
 
     init, carry = zeros(AdamSlots), LapropCarry(0)
     return leafwise(

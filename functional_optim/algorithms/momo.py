@@ -166,13 +166,14 @@ def momo_adam(
         return MomoAdamSlots(*[torch.zeros_like(p, dtype=wide_dtype(p)) for _ in range(2)])
 
     def before(t, carry, *, betas, eps):
-        return 1 - betas[0], 1 - betas[1], 1 - betas[1] ** t, eps
+        root = numeric.sqrt(1 - betas[1] ** t)
+        return 1 - betas[0], 1 - betas[1], root, root * eps
 
     def averages(g: Tensor, slots: MomoAdamSlots, *moments: Any) -> tuple[Tensor, Tensor, Any]:
-        a1, a2, c2, eps = moments
+        a1, a2, scale, eps = moments
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        return m, m / ((v / c2).sqrt() + eps), MomoAdamSlots(m, v)
+        return m, scale * m / (v.sqrt() + eps), MomoAdamSlots(m, v)
 
     def rho(t, *, betas, eps):
         return 1 - betas[0] ** t

@@ -60,15 +60,16 @@ def scale_by_nadam(
         product = numeric.rounded(carry.mu_product * numeric.rounded(mu))
         from_g = numeric.divide(1 - mu, 1 - product)
         from_m = numeric.divide(mu_next, 1 - product * mu_next)
-        numbers = (1 - b1, 1 - b2, 1 - b2**t, from_g, from_m, eps)
+        root = numeric.sqrt(1 - b2**t)
+        numbers = (1 - b1, 1 - b2, root * from_g, root * from_m, root * eps)
         return numbers, NadamCarry(product)
 
     def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
-        a1, a2, c2, grad_factor, momentum_factor, eps = numbers
+        a1, a2, grad_factor, momentum_factor, eps = numbers
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_sq.lerp(g * g, a2)
         u = grad_factor * g + momentum_factor * m
-        return u / ((v / c2).sqrt() + eps), AdamSlots(m, v)
+        return u / (v.sqrt() + eps), AdamSlots(m, v)
 
     init, carry = zeros(AdamSlots), NadamCarry(1.0)
     return leafwise(

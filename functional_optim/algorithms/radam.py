@@ -48,14 +48,14 @@ def scale_by_radam(betas: Betas = (0.9, 0.999), eps: numeric.Hyper = 1e-8) -> Le
     def scalars(t, *, betas, eps):
         b1, b2 = betas
         rect, plain = rectification(t, b2)
-        adaptive = rect * numeric.sqrt(1 - b2**t)
-        return 1 - b1, 1 - b2, 1 - b1**t, adaptive, plain, eps
+        adaptive, c1 = rect * numeric.sqrt(1 - b2**t), 1 - b1**t
+        return 1 - b1, 1 - b2, adaptive / c1, plain / c1, eps
 
     def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
-        a1, a2, c1, adaptive, plain, eps = numbers
+        a1, a2, adaptive, plain, eps = numbers
         m = slots.exp_avg.lerp(g, a1)
         v = slots.exp_avg_sq.lerp(g * g, a2)
-        u = (m / c1) * (adaptive / (v.sqrt() + eps) + plain)
+        u = m * (adaptive / (v.sqrt() + eps) + plain)
         return u, AdamSlots(m, v)
 
     return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_radam")

@@ -54,12 +54,13 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
     numeric.check_range("scale_by_second_moment", "of 0 or more", eps=eps)
 
     def scalars(t, *, beta2, eps):
-        return 1 - beta2, 1 - beta2**t, eps
+        root = numeric.sqrt(1 - beta2**t)
+        return 1 - beta2, root, root * eps
 
     def update(g: Tensor, slots: SecondMomentSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, Any]:
-        a, c, eps = numbers
+        a, scale, eps = numbers
         v = slots.exp_avg_sq.lerp(g * g, a)
-        return g / ((v / c).sqrt() + eps), SecondMomentSlots(v)
+        return scale * g / (v.sqrt() + eps), SecondMomentSlots(v)
 
     hyper = {"beta2": beta2, "eps": eps}
     init = zeros(SecondMomentSlots)

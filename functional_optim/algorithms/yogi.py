@@ -55,13 +55,14 @@ def scale_by_yogi(
 
     def scalars(t, *, betas, eps):
         b1, b2 = betas
-        return 1 - b1, 1 - b2, 1 - b1**t, 1 - b2**t, eps
+        root = numeric.sqrt(1 - b2**t)
+        return 1 - b1, 1 - b2, root / (1 - b1**t), eps * root
 
     def update(g: Tensor, slots: AdamSlots, p: Tensor, *numbers: Any) -> tuple[Tensor, AdamSlots]:
-        a1, a2, c1, c2, eps = numbers
+        a1, a2, scale, eps = numbers
         m, v = slots.exp_avg.lerp(g, a1), slots.exp_avg_sq
         v = v - a2 * (v - g * g).sign() * (g * g)
-        u = (m / c1) / ((v / c2).sqrt() + eps)
+        u = scale * m / (v.sqrt() + eps)
         return u, AdamSlots(m, v)
 
     return leafwise(init, update, scalars, hyper=hyper, storage=SQUARES, name="scale_by_yogi")
