@@ -206,22 +206,67 @@ def _repeated(X: Tensor, triples: Sequence[Triple], dtype: torch.dtype) -> Tenso
     def rounded(Y: Tensor) -> Tensor:
         return Y.to(dtype).to(X.dtype)
 
-    A = rounded(X @ X.mT)
-    Q = rounded(product(A, A, A, beta=b, alpha=c))  # without its a I
+    A = rounded(symmetric_product(X, X))
+    Q = rounded(symmetric_product(A, A, A, beta=b, alpha=c))  # without its a I
     if not others:
         return rounded(product(X, Q, X, beta=a))
     P = Q + a * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     for following in others:
-        AQ = product(A, A, Q, beta=a)
-        A = product(AQ, AQ, Q, beta=a)
+        AQ = symmetric_product(A, Q, A, beta=a)
+        A = symmetric_product(AQ, Q, AQ, beta=a)
         a, b, c = following
-        Q = product(A, A, A, beta=b, alpha=c)
-        P = product(P, Q, P, beta=a)
+        Q = symmetric_product(A, A, A, beta=b, alpha=c)
+        P = symmetric_product(Q, P, P, beta=a)
     return P @ X
 
 
-TRIANGLE = 256
-"""Rows of a triangular matrix up to which it is multiplied whole."""
+WHOLE = 256
+"""Rows of a symmetric product, or of a triangular matrix, up to which it is computed whole."""
+
+
+def symmetric_product(
+    X: Tensor, Y: Tensor, plus: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """α X Yᵀ + β plus, where both terms are symmetric: with two thirds of the work on a CPU.
+
+    Args:
+        X, Y: (…, m, n). X Yᵀ must be symmetric, as it is if X is Y, or for symmetric matrices that
+            commute. Only its diagonal blocks, and those above them, are computed.
+        plus: (…, m, m), symmetric; None: 0. With it, X has two or three dimensions.
+        beta, alpha: the factors; alpha counts with `plus` only.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.linalg import symmetric_product
+        >>> X = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
+        >>> symmetric_product(X, X)
+        tensor([[5., 2.],
+                [2., 1.]])
+    """
+    m = X.shape[-2]
+    if m <= WHOLE or X.device.type != "cpu" or not X.numel():
+        return _product(X, Y, plus, beta, alpha)
+    if X.dim() > 2:  # a batch of blocks takes longer than its blocks
+        rest = [None] * len(X) if plus is None else plus.unbind()
+        each = zip(X.unbind(), Y.unbind(), rest, strict=True)
+        return torch.stack([symmetric_product(*x, beta=beta, alpha=alpha) for x in each])
+
+    def block(i: slice, j: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        return X[i], Y[j], None if plus is None else plus[i, j]
+
+    first, second = slice(m // 2), slice(m // 2, m)
+    upper = symmetric_product(*block(first, first), beta=beta, alpha=alpha)
+    lower = symmetric_product(*block(second, second), beta=beta, alpha=alpha)
+    corner = _product(*block(first, second), beta, alpha)
+    return torch.cat([torch.cat([upper, corner], 1), torch.cat([corner.T, lower], 1)])
+
+
+def _product(X: Tensor, Y: Tensor, plus: Tensor | None, beta: float, alpha: float) -> Tensor:
+    if plus is None:
+        return X @ Y.mT
+    product = torch.addmm if X.dim() == 2 else torch.baddbmm
+    return product(plus, X, Y.mT, beta=beta, alpha=alpha)
 
 
 def triangular_times(Q: Tensor, X: Tensor, *, transposed: bool = False) -> Tensor:
@@ -240,7 +285,7 @@ def triangular_times(Q: Tensor, X: Tensor, *, transposed: bool = False) -> Tenso
         tensor([[3.],
                 [2.]])
     """
-    if Q.shape[-1] <= TRIANGLE:
+    if Q.shape[-1] <= WHOLE:
         return (Q.mT if transposed else Q) @ X
     h = Q.shape[-1] // 2
     corner, high, low = Q[..., :h, h:], X[..., :h, :], X[..., h:, :]
@@ -266,7 +311,7 @@ def triangular_product(T: Tensor, Q: Tensor) -> Tensor:
         tensor([[1., 1.],
                 [0., 1.]])
     """
-    if Q.shape[-1] <= TRIANGLE:
+    if Q.shape[-1] <= WHOLE:
         return T.triu() @ Q
     h = Q.shape[-1] // 2
     T11, T12, T22 = T[..., :h, :h], T[..., :h, h:], T[..., h:, h:]

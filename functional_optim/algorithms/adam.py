@@ -79,7 +79,7 @@ def scale_by_adam(
         b1, b2 = betas
         c1, root, following = 1.0, 1.0, 1.0
         if debias:
-            c1, root, following = 1 - b1**t, numeric.sqrt(1 - b2**t), 1 - b1 ** (t + 1)
+            c1, root, following = 1 - b1**t, (1 - b2**t) ** 0.5, 1 - b1 ** (t + 1)
         scale = root / c1
         if nesterov:
             return 1 - b1, 1 - b2, scale * (1 - b1), eps * root, scale * b1 * c1 / following

@@ -106,7 +106,7 @@ def scale_by_galore(
 
     def renew(G: Tensor, x: GaloreSlots, p: Any, *numbers: Any) -> tuple[Tensor, GaloreSlots]:
         X, r = tall(G), x.projector.shape[-1]
-        _, vectors, finite = linalg.eigh(X.mT @ X)
+        _, vectors, finite = linalg.eigh(linalg.symmetric_product(X.mT, X.mT))
         linalg.tell_not_finite("scale_by_galore", finite)
         first = vectors.flip(-1)[..., :r].contiguous()
         # of the two signs of a vector, the one with which the averages go on

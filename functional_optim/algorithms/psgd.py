@@ -24,7 +24,7 @@ from functional_optim.core.leafwise import Leafwise, leafwise
 from functional_optim.core.rule import Runs
 from functional_optim.core.storage import Storage, wide_dtype
 from functional_optim.core.views import MATRICES
-from functional_optim.linalg import triangular_product, triangular_times
+from functional_optim.linalg import symmetric_product, triangular_product, triangular_times
 from functional_optim.transforms import add_decayed_weights, ema, scale_by_lr
 from functional_optim.transforms.scaling import check_lr
 
@@ -91,7 +91,7 @@ class Factor(NamedTuple):
             a, b = (A * A).sum(-1, keepdim=True), (B * B).sum(-1, keepdim=True)
             norm = (a + b).amax(-2, keepdim=True)
             return self.Q - precond_lr * (a - b) / norm.clamp(min=tiny) * self.Q, norm
-        AA, BB = A @ A.mT, B @ B.mT
+        AA, BB = symmetric_product(A, A), symmetric_product(B, B)
         norm = norm_bound(AA + BB)
         return self.Q - (precond_lr / norm.clamp(min=tiny)) * triangular_product(
             AA - BB, self.Q

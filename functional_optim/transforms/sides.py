@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.linalg import symmetric_product
+
 Sides = tuple[Tensor | None, ...]
 """Something for each dimension, first that of the rows of a matrix; None: the identity."""
 
@@ -105,9 +107,9 @@ def gram(G: Tensor, i: int, A: Tensor) -> Tensor:
     at, lead = _place(G, i, A), A.dim() - 2
     if at == G.dim() - 1:
         rows = G.flatten(lead, -2) if i > 1 else G
-        return rows.mT @ rows
+        return symmetric_product(rows.mT, rows.mT)
     rows = (G if i == 0 else G.movedim(at, lead)).flatten(lead + 1)
-    return rows @ rows.mT
+    return symmetric_product(rows, rows)
 
 
 def along(values: Tensor, i: int, n: int) -> Tensor:

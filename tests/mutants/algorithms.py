@@ -130,8 +130,8 @@ FORMULAS = [
     followed(
         "schedule-free AdamW does not correct its second moment",
         "schedule_free",
-        "return 1 - beta2, 1 - beta2**t, eps",
-        "return 1 - beta2, 1.0, eps",
+        "root = numeric.sqrt(1 - beta2**t)",
+        "root = 1.0",
         "schedule_free",
     ),
     followed(
@@ -309,6 +309,13 @@ PARTS = [
         "kept = t.clamp(min=torch.finfo(t.dtype).tiny)",
         "kept = t",
         ("tests/algorithms/test_lbfgs_transform.py -k step_length",),
+    ),
+    Mutant(
+        "a symmetric product repeats its corner as it is",
+        "functional_optim/linalg.py",
+        "torch.cat([corner.T, lower], 1)",
+        "torch.cat([corner.T.flip(0), lower], 1)",
+        ("tests/transforms/test_linalg.py",),
     ),
     Mutant(
         "large triangles are multiplied without their corners",
