@@ -3,7 +3,7 @@
 A solution x is a constant for autograd. Where the gradient F(x, a) of the cost vanishes, and H is
 its derivative by x, the step x − H⁻¹ F(x, a) of Newton's method has the derivative of the solution
 by a. A second step, with the same H, also has the second derivative. So every mode of
-differentiation works that works for F.
+differentiation works that works for F. Third derivatives are not finite.
 """
 
 from __future__ import annotations
@@ -115,7 +115,16 @@ def _followed(
         F = torch.where(free, F, 0.0)
         step = (inverted @ F.unsqueeze(-1)).squeeze(-1).to(x.dtype)
         x = x - torch.where(free, step - step.detach(), 0.0)
-    return torch.where(usable.unsqueeze(-1), x, start)
+    return torch.where(usable.unsqueeze(-1), x + _bounded(x, args), start)
+
+
+def _bounded(x: Tensor, args: tuple[Any, ...]) -> Tensor:
+    """0, with derivatives of 0 up to the last one that is right. The next one is not finite."""
+    total = x.new_zeros((), dtype=torch.float64)
+    for a in tree.leaves(args):
+        if isinstance(a, Tensor) and a.is_floating_point():
+            total = total + torch.where(a.isfinite(), a, 0.0).sum(dtype=torch.float64).to(x.device)
+    return (total - total.detach()).pow(ORDERS + 0.5).to(x.dtype)
 
 
 def symmetric(H: Tensor) -> Tensor:

@@ -130,3 +130,33 @@ def test_a_singular_hessian_gives_the_smallest_derivative():
     a = torch.tensor(3.0, dtype=torch.float64)
     J = torch.func.jacrev(lambda a: fo.least_squares(fun, start, (a,)).x)(a)
     assert torch.allclose(J, torch.full_like(J, 0.5))
+
+
+NESTED = {
+    "reverse": lambda f: torch.func.grad(torch.func.grad(torch.func.grad(f))),
+    "forward": lambda f: torch.func.jacfwd(torch.func.jacfwd(torch.func.jacfwd(f))),
+    "reverse over forward": lambda f: torch.func.grad(torch.func.jacfwd(torch.func.jacfwd(f))),
+    "forward over reverse": lambda f: torch.func.jacfwd(torch.func.grad(torch.func.grad(f))),
+}
+
+
+@pytest.mark.parametrize("third", NESTED.values(), ids=NESTED)
+def test_third_derivatives_are_not_finite_instead_of_wrong(third):
+    one = torch.tensor(1.0, dtype=torch.float64)
+
+    def anomaly(e):
+        return fo.root(lambda E, e: E - e * torch.sin(E) - 1.0, one, (e,)).x
+
+    e = torch.tensor(0.6, dtype=torch.float64)
+    assert torch.func.hessian(anomaly)(e).isfinite()
+    assert not third(anomaly)(e).isfinite()
+
+
+def test_numbers_that_are_not_finite_leave_derivatives_as_they_are():
+    y = torch.tensor([1.0, float("nan")], dtype=torch.float64)
+
+    def solved(y):
+        mean = torch.zeros((), dtype=torch.float64)
+        return fo.least_squares(lambda x, y: (x - y[:1]).reshape(1), mean, (y,)).x
+
+    assert torch.func.grad(solved)(y)[0] == 1.0
