@@ -38,7 +38,8 @@ class Contender:
     decay: the ends of the ranges, four decades each; decay None: it has none. default: the numbers
     of the function, as it is called without any. other: whether AdamW has a rate of its own.
     annealed: whether its rate falls to 0. exact: whether it searches along lines, for which losses
-    may have no noise. averages: whether an average of the parameters is what it finds.
+    may have no noise. averages: whether an average of the parameters is what it finds. squares:
+    whether it needs the residuals of a sum of squares.
     free: whether the size of its steps is that of the rate, whatever the size of gradients.
     """
 
@@ -52,6 +53,7 @@ class Contender:
     annealed: bool = True
     exact: bool = False
     averages: bool = False
+    squares: bool = False
     free: bool = True
 
     def transformation(
@@ -76,7 +78,8 @@ class Contender:
         """Whether it is made for such a task: line searches for losses without noise, Muon for
         networks with matrices in hidden layers."""
         matrices = any(is_hidden_matrix(*item) for item in task.init(0).items())
-        return not (self.exact and task.noisy) and (matrices or not self.other)
+        known = task.residuals is not None or not self.squares
+        return known and not (self.exact and task.noisy) and (matrices or not self.other)
 
     @property
     def page(self) -> str:
@@ -161,6 +164,12 @@ def lbfgs(
     return fo.lbfgs(lr, steps, steps, 0.0, 0.0, **search)
 
 
+def levenberg_marquardt(
+    lr: Any, decay: float, other: Any, steps: int
+) -> fo.GradientTransformation:
+    return fo.levenberg_marquardt()
+
+
 def adam_like(
     name: str, title: str, function: Any, recipe: Recipe | None = None, **more: Any
 ) -> Contender:
@@ -208,6 +217,10 @@ def all_contenders() -> dict[str, Contender]:
             "lbfgs", "L-BFGS, strong Wolfe", lbfgs, (1.0, 1.0), None, defaults(fo.lbfgs),
             free=False,
             annealed=False, exact=True,
+        ),
+        Contender(
+            "levenberg_marquardt", "Levenberg–Marquardt", levenberg_marquardt, (1.0, 1.0), None,
+            Numbers(1.0), free=False, annealed=False, exact=True, squares=True,
         ),
     ]  # fmt: skip
     return {contender.name: contender for contender in found}

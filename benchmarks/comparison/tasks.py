@@ -24,7 +24,7 @@ class Task:
     aim, it is 0. passes: the score with which a run has found the minimum, if there is such.
     reach: how much further parameters go than those of networks; rates of optimizers whose steps do
     not depend on the size of gradients are searched as much higher. data: a checksum, where the
-    data may differ between machines.
+    data may differ between machines. residuals: of parameters, where the loss is a sum of squares.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Task:
     passes: float | None = None
     reach: float = 1.0
     data: str = ""
+    residuals: Callable[[Params], Tensor] | None = None
 
     @property
     def noisy(self) -> bool:

@@ -59,6 +59,8 @@ def train(task: Task, contender: Contender, runs: Sequence[Run], *, curves: bool
     A function of its arguments: seeds decide first parameters and batches, and nothing else is
     random. One run's numbers do not change another's.
     """
+    if contender.squares:
+        return [_by_residuals(task, contender, run) for run in runs]
     if contender.exact:
         return _by_line_search(task, contender, runs)
     return _SideBySide(task, contender, runs).results(looks(task.steps) if curves else set())
@@ -154,6 +156,21 @@ def _by_line_search(task: Task, contender: Contender, runs: Sequence[Run]) -> li
     return ended
 
 
+def _by_residuals(task: Task, contender: Contender, run: Run) -> Ended:
+    """A run whose steps each evaluate all residuals and their Jacobian once."""
+    ended, seen = Ended(), looks(task.steps)
+    params, tx = task.init(run.seed), contender.transformation(run.numbers, task.steps)
+    state = tx.init(params)
+    for step in range(1, task.steps + 1):
+        updates, state = tx.update(None, state, params, residual_fn=task.residuals)
+        params = fo.apply_updates(params, updates)
+        if step in seen:
+            score = float(task.score(params))
+            ended.score = score if math.isfinite(score) else math.inf
+            ended.curve.append((step, ended.score))
+    return ended
+
+
 def chosen(which: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """a for the runs named by `which`, b for the others."""
     return torch.where(which.reshape(-1, *[1] * (a.ndim - 1)), a, b)
@@ -173,7 +190,16 @@ def times(task: Task, contender: Contender, numbers: Numbers, count: int = 60) -
         gradients.append(time.perf_counter() - begin)
         return value, grads
 
-    if contender.exact:
+    if contender.squares:
+        tx = contender.transformation(numbers, count)
+        state = tx.init(params)
+        for _ in range(count):
+            evaluated(params)
+            begin = time.perf_counter()
+            more, state = tx.update(None, state, params, residual_fn=task.residuals)
+            updates.append(time.perf_counter() - begin - gradients[-1])
+            params = fo.apply_updates(params, more)
+    elif contender.exact:
         tx = contender.transformation(numbers, count, batched=False)
         (value, grads), state = evaluated(params), tx.init(params)
         begin, first = time.perf_counter(), sum(gradients)
