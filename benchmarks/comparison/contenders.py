@@ -164,9 +164,7 @@ def lbfgs(
     return fo.lbfgs(lr, steps, steps, 0.0, 0.0, **search)
 
 
-def levenberg_marquardt(
-    lr: Any, decay: float, other: Any, steps: int
-) -> fo.GradientTransformation:
+def levenberg_marquardt(lr: Any, decay: float, other: Any, steps: int) -> fo.GradientTransformation:
     return fo.levenberg_marquardt()
 
 
