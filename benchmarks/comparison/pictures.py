@@ -19,7 +19,9 @@ FAMILIES = {
     "lighter, or less to tune": (
         "sgd", "lion", "adafactor", "schedule_free_adamw", "prodigy",
     ),
-    "matrices and curvature": ("muon_adamw", "soap", "shampoo", "psgd_kron", "lbfgs"),
+    "matrices and curvature": (
+        "muon_adamw", "soap", "shampoo", "psgd_kron", "lbfgs", "levenberg_marquardt",
+    ),
 }  # fmt: skip
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's: told apart by everybody."""
@@ -121,7 +123,8 @@ def ratios(comparison: Comparison, name: str, tasks: Sequence[Task], *, time: bo
 def profile(comparison: Comparison, tasks: Sequence[Task], path: Path) -> None:
     """The share of tasks on which each optimizer needs at most so many times the best one's steps,
     or time, to the score that half of them reach, or to the minimum."""
-    names = [REFERENCE, *[name for family in FAMILIES.values() for name in family]]
+    known = {x.name for x in comparison.contenders if not x.squares}
+    names = [REFERENCE, *[name for x in FAMILIES.values() for name in x if name in known]]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.2), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
