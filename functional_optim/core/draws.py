@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim import tree
-from functional_optim.core import randomness
+from functional_optim.core import modes, randomness
 from functional_optim.core.storage import as_update, compute_dtype
 
 
@@ -43,7 +44,8 @@ def for_paths(key: Tensor, wanted: Sequence[Wanted], *, signs: bool = False) -> 
     operations, and each tensor of its own would have all of them.
     """
     if not torch.compiler.is_compiling():
-        return [for_path(key, one, signs=signs) for one in wanted]
+        make = randomness.signs if signs else randomness.normal
+        return [make(own, *x[1:]) for own, x in zip(_keys(key, wanted), wanted, strict=True)]
     together: dict[Any, list[int]] = {}
     for k, one in zip(range(len(wanted)), wanted, strict=True):
         together.setdefault((one.dtype, one.device), []).append(k)
@@ -54,6 +56,22 @@ def for_paths(key: Tensor, wanted: Sequence[Wanted], *, signs: bool = False) -> 
         drawn = randomness.several(keys, shapes, dtype, device, of_signs=signs)
         found.update(zip(members, drawn, strict=True))
     return [found[k] for k in range(len(wanted))]
+
+
+def _keys(key: Tensor, wanted: Sequence[Wanted]) -> Sequence[Tensor]:
+    """The key of each path: where nobody traces, by the operations of one."""
+    if modes.traced():
+        return [_own(key, x) for x in wanted]
+    names = _names(tuple([x.path for x in wanted]), key.device)
+    keys = randomness.derived(key, names).unbind()
+    return [own.to(x.device) for own, x in zip(keys, wanted, strict=True)]
+
+
+@lru_cache(maxsize=16)
+def _names(paths: tuple[str, ...], device: torch.device) -> Tensor:
+    return torch.tensor(
+        [randomness.signed(randomness.named(x)) for x in paths], dtype=torch.int64, device=device
+    )
 
 
 def _own(key: Tensor, wanted: Wanted) -> Tensor:

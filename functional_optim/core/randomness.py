@@ -100,18 +100,21 @@ def uniform(key: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Independent standard normal numbers: two for each value of the counter.
 
-    Where nobody traces, many float32 numbers of a CPU come from a library of C++. Others are made
-    block by block: the words of a number take several times its memory.
+    Where nobody traces, float32 numbers come from a library of C++, if there are many, or from a
+    kernel of a GPU. Others are made block by block: the words of a number take several times its
+    memory.
     """
     count = math.prod(shape)
     half = (count + 1) // 2
-    block = BLOCK if device.type == "cpu" else LAUNCH
+    here = device.type == "cpu"
+    block = BLOCK if here else LAUNCH
+    if half > (block if here else 0) and dtype is torch.float32 and not modes.traced():
+        whole = torch.empty(2, half, dtype=dtype, device=device)
+        if normals.fill(whole, key):
+            return whole.reshape(-1)[:count].reshape(shape)
     if half <= block or torch.compiler.is_compiling() or modes.transformed():
         return torch.cat(_box_muller(key, 0, half, dtype, device))[:count].reshape(shape)
     whole = torch.empty(2, half, dtype=dtype, device=device)
-    plain = device.type == "cpu" and dtype is torch.float32 and not modes.intercepted()
-    if plain and normals.fill(whole, int(key)):
-        return whole.reshape(-1)[:count].reshape(shape)
     for start in range(0, half, block):
         end = min(start + block, half)
         whole[0, start:end], whole[1, start:end] = _box_muller(key, start, end, dtype, device)

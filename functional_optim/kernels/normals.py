@@ -1,4 +1,4 @@
-"""Normal random numbers of a counter, filled into memory by a library of C++.
+"""Normal random numbers of a counter, filled into memory by a library of C++, or by a GPU.
 
 The numbers are those of `core.randomness.normal`, up to the rounding of logarithm, sine and cosine.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.kernels import gpu_normals
 from functional_optim.kernels.cpp import HEAD, MATH
 from functional_optim.kernels.launches import TEAM
 from functional_optim.kernels.libraries import library
@@ -73,19 +74,20 @@ extern "C" void SYMBOL(const int64_t* call)
     ).replace("SYMBOL", SYMBOL)
 
 
-def fill(out: Tensor, key: int) -> bool:
-    """Fill both rows of a contiguous float32 tensor, (2, n), of a CPU, with the numbers of the
-    counters 0, ..., n − 1; False, and nothing done, if there is no library.
+def fill(out: Tensor, key: Tensor) -> bool:
+    """Fill both rows of a contiguous float32 tensor, (2, n), with the numbers of the counters
+    0, ..., n − 1; False, and nothing done, if there is no library, or no kernel of a GPU.
 
-    key: the 64 bits of the stream's name.
+    key: the 64 bits of the stream's name, 0-dim int64.
     """
+    if out.device.type != "cpu":
+        return gpu_normals.fill(out, key)
     source: Any = Normals()
     native = library(source)
     if native is None:
         return False
     first, count = out.data_ptr(), out.shape[1]
-    signed = (key + (1 << 63)) % (1 << 64) - (1 << 63)
     threads = torch.get_num_threads()
-    call = array.array("q", [first, first + 4 * count, count, signed, BLOCK, TEAM, threads])
+    call = array.array("q", [first, first + 4 * count, count, int(key), BLOCK, TEAM, threads])
     native.call(call.buffer_info()[0])
     return True

@@ -250,16 +250,6 @@ def test_a_line_search_has_as_many_evaluations_as_others_have_steps(compare, tas
         assert dict(one.curve)[20] == other.score
 
 
-def test_a_run_by_residuals_lowers_the_score(compare, tasks, contenders):
-    own, short = contenders["levenberg_marquardt"], replace(tasks["physics"], steps=40)
-    (found,) = compare.trials.train(short, own, [compare.store.Run(own.default, 100)], curves=True)
-    assert [step for step, _ in found.curve] == list(range(1, 41))
-    losses = short.residuals(short.init(100)).square().sum(), short.loss(short.init(100))
-    assert torch.equal(*losses)
-    assert found.score == found.curve[-1][1] < 1.0
-    assert compare.trials.times(short, own, own.default, 30)["update_ms"] > 0
-
-
 def test_the_time_of_a_step_is_that_of_whole_rounds(compare):
     seconds = [100.0] * 10 + [1.0] * 9 + [21.0] + [1.0] * 9 + [31.0] + [50.0] * 10 + [1000.0]
     assert compare.trials.round_time(seconds) == 4.0
@@ -287,14 +277,14 @@ def test_every_optimizer_can_be_made_for_its_tasks_and_steps(compare, tasks, con
                 grads = torch.func.grad(task.loss)(params, *task.batch(0, step))
                 updates, state = tx.update(grads, state, params)
                 params = fo.apply_updates(params, updates)
-                if step == 2:
-                    assert all(x.isfinite().all() for x in params.values()), (name, task.name)
-                    assert any((params[k] != start[k]).any() for k in start), (name, task.name)
-    assert not contenders["lbfgs"].fits(tasks["gpt"])
-    assert not contenders["muon_adamw"].fits(tasks["skip-gram"])
-    assert [x.name for x in tasks.values() if contenders["levenberg_marquardt"].fits(x)] == [
-        "physics"
-    ]
+            if state is not None and task.name in cheap:
+                moved = any((params[k] != start[k]).any() for k in start)
+                assert moved and all(x.isfinite().all() for x in params.values()), (name, task.name)
+    unfit = (("lbfgs", "gpt"), ("muon_adamw", "skip-gram"), ("levenberg_marquardt", "kronecker"))
+    assert not any(contenders[name].fits(tasks[task]) for name, task in unfit)
+    own, short = contenders["levenberg_marquardt"], replace(tasks["physics"], steps=40)
+    runs = [compare.store.Run(own.default, 100)]
+    assert compare.trials.train(short, own, runs, curves=False)[0].score < 1.0
 
 
 def test_trials_cover_their_ranges(tasks, contenders):

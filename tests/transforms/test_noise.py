@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
+from gpu.drivers import Host, installed
 from helpers import assert_close, assert_same, run, through_file
 
 import functional_optim as fo
 from functional_optim import adapters
 from functional_optim.core import draws, randomness
-from functional_optim.kernels import normals
+from functional_optim.kernels import gpu_normals, normals
 
 KNOWN = (
     (0x00000000, (0x00000000, 0x00000000), (0xFF1DAE59, 0x6CD10DF2)),
@@ -255,3 +256,22 @@ def test_a_resumed_run_has_the_noise_of_one_that_went_on(dtype):
     assert_same(v.detach(), w.detach())
     expected, _ = run(recipe(0.1), [torch.zeros(5, dtype=dtype)], [[torch.zeros(5)]] * 303)
     assert_same(w.detach(), expected[0])
+
+
+@pytest.mark.own_process
+@pytest.mark.parametrize("key", [0, -7, 2**62 + 12345, -(2**63)])
+def test_a_kernel_of_a_gpu_makes_the_same_normal_numbers(key):
+    n, name = 5001, torch.tensor(key)
+    with installed("cpu", Host()):
+        found = torch.empty(2, n)
+        assert gpu_normals.fill(found, name)
+    expected = many_normals(key, 2 * n).reshape(2, n)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_paths_drawn_together_have_the_numbers_that_they_have_alone():
+    params = {"a": torch.zeros(3), "b": {"c": torch.zeros(2, 40_000), "d": torch.zeros(1)}}
+    key = draws.stream(torch.tensor(5), torch.tensor(7))
+    together = draws.like(key, params)
+    alone = fo.tree.map_with_path(lambda path, p: draws.leaf(key, path, p), params)
+    assert all(map(torch.equal, fo.tree.leaves(together), fo.tree.leaves(alone)))

@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim.engine import group
 from functional_optim.engine.gpu import TritonExecutor
 from functional_optim.engine.per_tensor import PerTensorExecutor
-from functional_optim.kernels import drivers, triton_builds, triton_launch
+from functional_optim.kernels import drivers, gpu_normals, triton_builds, triton_launch
 from functional_optim.kernels.drivers import Launcher
 from functional_optim.kernels.triton_primitives import KernelText
 from gpu import device as fake
@@ -95,6 +95,7 @@ def installed(kind: str, driver: Any) -> Iterator[Any]:
     with (
         mock.patch.dict(drivers.DRIVERS, {kind: driver}),
         mock.patch.dict(triton_builds._kernels, clear=True),
+        mock.patch.dict(gpu_normals._launchers, clear=True),
     ):
         triton_launch.joining.cache_clear()
         yield driver
