@@ -259,8 +259,7 @@ def test_a_line_search_that_ends_early_has_times(compare, tasks, contenders):
     own, bowl = contenders["lbfgs"], replace(tasks["quadratic"], loss=lambda x: x["x"].dot(x["x"]))
     found = compare.trials.times(bowl, own, own.default, 30)
     assert min(found.values()) > 0
-    assert found["state_bytes"] >= 4 * 2 * 10 * 100, "one problem of 100 numbers, ten pairs"
-    assert found["parameters"] == 100
+    assert found["state_bytes"] >= 4 * 2 * 10 * found["parameters"] == 8000, "ten pairs"
 
 
 def test_every_optimizer_can_be_made_for_its_tasks_and_steps(compare, tasks, contenders):
@@ -278,8 +277,8 @@ def test_every_optimizer_can_be_made_for_its_tasks_and_steps(compare, tasks, con
                 updates, state = tx.update(grads, state, params)
                 params = fo.apply_updates(params, updates)
             if state is not None and task.name in cheap:
-                moved = any((params[k] != start[k]).any() for k in start)
-                assert moved and all(x.isfinite().all() for x in params.values()), (name, task.name)
+                assert all(x.isfinite().all() for x in params.values()), (name, task.name)
+                assert any((params[k] != start[k]).any() for k in start), (name, task.name)
     unfit = (("lbfgs", "gpt"), ("muon_adamw", "skip-gram"), ("levenberg_marquardt", "kronecker"))
     assert not any(contenders[name].fits(tasks[task]) for name, task in unfit)
     own, short = contenders["levenberg_marquardt"], replace(tasks["physics"], steps=40)
