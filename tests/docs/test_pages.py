@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import html
 import importlib
 import importlib.metadata
 import json
 import re
 import runpy
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,16 +35,54 @@ def test_what_the_picture_of_choosing_names_exists():
         home = search if searched or hasattr(search, name) else fo
         assert hasattr(home, name) or name in ("tx", "int8"), name
     page = (DOCS / "choosing.md").read_text()
-    assert "![Questions to ask, and what to take](choosing.png)" in page
+    assert "![Questions to ask, and what to take](choosing.svg)" in page
 
 
-def test_the_script_draws_both_pictures(tmp_path, monkeypatch):
+PICTURES = ("choosing.svg", "overview.svg", "speed.svg")
+
+
+def described(path: Path) -> str:
+    """What a picture says of itself, in words."""
+    found = re.search(r"<dc:description>(.*?)</dc:description>", path.read_text(), re.DOTALL)
+    assert found, path
+    return html.unescape(found[1])
+
+
+def test_the_script_draws_the_pictures_that_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["diagrams.py", str(tmp_path)])
     runpy.run_path(str(DOCS / "diagrams.py"), run_name="__main__")
-    for name in ("choosing.png", "overview.png"):
+    for name in PICTURES:
+        assert described(tmp_path / name) == described(DOCS / name), "run python docs/diagrams.py"
         drawn, kept = (tmp_path / name).stat().st_size, (DOCS / name).stat().st_size
         assert abs(drawn - kept) < 0.1 * kept, "run python docs/diagrams.py"
-    assert "](docs/overview.png)" in (ROOT / "README.md").read_text()
+    for name in ("overview.svg", "speed.svg"):
+        assert f"](docs/{name})" in (ROOT / "README.md").read_text()
+
+
+def test_the_bars_of_speed_are_rows_of_the_measurements():
+    drawn = runpy.run_path(str(DOCS / "diagrams.py"))
+    rows, texts = drawn["measured"](), described(DOCS / "speed.svg").splitlines()
+    assert len(rows) == 6 == len(texts) - 3
+    pages = [(ROOT / "benchmarks" / "RESULTS.md").read_text(), DEVICES]
+    for row, text in zip(rows, texts[1:], strict=False):
+        assert text.startswith(f"{row.what} ({row.where}): {row.ours} / {row.theirs}")
+        number, unit = row.ours.split()
+        found = [
+            line for page in pages for line in page.splitlines() if f"| {number} {unit}" in line
+        ]
+        assert any(f"| {row.ratio:.2f} |" in line for line in found), row
+        ours, theirs = (float(x.split()[0]) for x in (row.ours, row.theirs))
+        assert ours / theirs == pytest.approx(row.ratio, abs=0.02)
+
+
+def test_a_row_of_speed_that_is_gone_is_an_error(tmp_path, monkeypatch):
+    drawn = runpy.run_path(str(DOCS / "diagrams.py"))
+    speed = sys.modules["speed"]
+    empty = tmp_path / "devices.md"
+    empty.write_text("| AdamW, 1 B | 9.6 ms | 10.8 ms, fused | 0.90 |\n")
+    monkeypatch.setattr(speed, "DEVICES", empty)
+    with pytest.raises(ValueError, match="have 5 of the 6 rows of the speed table"):
+        drawn["measured"]()
 
 
 def test_the_rule_in_the_picture_is_lions():
@@ -186,6 +226,14 @@ def test_the_page_says_which_gpu_was_used_and_when():
     assert [name for name, text in run.items() if text.startswith("yes")] == ["CPU", "CUDA"]
     assert "an H100, 2026-" in run["CUDA"]
     assert "NVIDIA H100 80GB HBM3, driver" in DEVICES
+
+
+def test_the_times_of_the_quick_start_are_those_of_the_page():
+    text = (DOCS / "gpu_quick_start.md").read_text()
+    _, _, rest = text.partition("| step | ours | torch's | ratio |\n")
+    copied = rest.partition("\n\n")[0].splitlines()[1:]
+    assert len(copied) == 5
+    assert [line for line in copied if line not in DEVICES.splitlines()] == []
 
 
 COLUMNS = (
