@@ -11,7 +11,9 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +34,18 @@ def prose(page: str) -> str:
 
 def run_page(name: str, page: str) -> dict[str, Any]:
     """Run a page's examples, compare what they print, and return their names."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    compared = 0
-    for block in blocks(page):
-        compared += run_block(name, block, names)
+    home = ModuleType(f"page_{re.sub(r'[^a-z0-9]', '_', name.lower())}")
+    sys.modules[home.__name__] = home  # torch.compile looks up there what functions mention
+    names, compared, path = vars(home), 0, list(sys.path)
+    try:
+        for block in blocks(page):
+            compared += run_block(name, block, names)
+    finally:
+        sys.path[:] = path
+        del sys.modules[home.__name__]
     promised = sum(block.count(ARROW.strip()) for block in blocks(page))
     assert compared == promised, f"{name}: {promised - compared} outputs stand within a statement"
-    return names
+    return dict(names)
 
 
 def run_block(name: str, source: str, names: dict[str, Any]) -> int:
