@@ -12,6 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
+from functional_optim import __version__
+
 # no notebooks, or no page that was not thought of, is no fault; Sphinx has no name for that warning
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
     lambda record: "glob pattern" not in str(record.msg)
@@ -19,7 +21,8 @@ logging.getLogger("sphinx.sphinx.directives.other").addFilter(
 
 project = "functional_optim"
 author = "the authors of functional_optim"
-html_title = project
+version = release = __version__
+html_title = f"{project} {version}"
 
 extensions = [
     "sphinx.ext.autodoc",
@@ -28,10 +31,13 @@ extensions = [
     "sphinx-mathjax-offline",
     "myst_nb",
     "sphinx_copybutton",
+    "algorithm_index",
     "docstrings",
+    "guides",
     "loss_curves",
     "measured_rates",
     "public_names",
+    "speed",
 ]
 
 root_doc = "docs/index"
@@ -87,6 +93,7 @@ html_css_files = ["site.css"]
 templates_path = ["templates"]
 html_additional_pages = {"index": "to_start.html"}
 html_copy_source = False
+html_show_sphinx = False
 html_show_copyright = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.util.inspect import TypeAliasForwardRef
 
 ARGUMENTS = re.compile(r"^\s*Args:\s*$")
 ARGUMENT = re.compile(r"^\*{0,2}\w+( \([^)]*\))?(, \*{0,2}\w+)*:(\s|$)")
@@ -109,6 +110,7 @@ def plain(
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    TypeAliasForwardRef.__repr__ = lambda self: self.name  # within Callable[…] it is printed so
     app.connect("autodoc-process-docstring", mend, priority=400)  # napoleon comes after it
     app.connect("autodoc-process-signature", plain)
     return {"parallel_read_safe": True}

@@ -73,12 +73,12 @@ def trained(name: str) -> dict[str, trainings.Losses]:
     return runs if reference is None else {**runs, reference[0]: reference[1]}
 
 
-def draw(name: str, path: Path) -> None:
-    """Train what has to be trained, and write the picture."""
+def draw(name: str, path: Path, *, small: bool = False) -> None:
+    """Train what has to be trained, and write the picture; a small one has curves only."""
     curve = CURVES[name]
     found = curve_store.recall(name, known(name), lambda: trained(name))
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}):
-        figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+        figure = Figure(figsize=(2.4, 1.1) if small else (6.4, 3.0), layout="constrained")
         panel = figure.subplots()
         for i, (label, losses) in enumerate(found.items()):
             if label not in curve.runs:
@@ -87,10 +87,15 @@ def draw(name: str, path: Path) -> None:
             colour = SUGGESTED if i == 1 else OTHERS[i // 2]
             wide = 2.4 if i == 1 else 1.4
             panel.plot(*losses, color=colour, label=label, linewidth=wide, zorder=4 - i % 2)
-        panel.set(xlabel=curve.axis, ylabel="loss", yscale="log", xlim=(0, curve.steps))
+        panel.set(yscale="log", xlim=(0, curve.steps))
         low, high = panel.get_ylim()
         panel.set_ylim(max(low, 1e-6), min(high, 3 * losses_at_first(panel)))
-        panel.legend(loc="best", fontsize=8)
+        if small:
+            panel.minorticks_off()
+            panel.set(xticks=[], yticks=[])
+        else:
+            panel.set(xlabel=curve.axis, ylabel="loss")
+            panel.legend(loc="best", fontsize=8)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, transparent=True, metadata={"Date": None})
 

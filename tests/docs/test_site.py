@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from algorithm_pages import ALGORITHMS, CLASSES
 from snippets import ROOT
 
+import functional_optim as fo
 from functional_optim import search
 
 pytest.importorskip("sphinx")
@@ -25,7 +27,9 @@ sys.path.append(str(ROOT / "docs" / "extensions"))
 
 import curve_store
 import docstrings
+import guides
 import loss_curves
+import pages
 
 RECIPE = re.search(r"^docs: .*\n\t\$\(BIN\)/python (.*)$", (ROOT / "Makefile").read_text(), re.M)
 
@@ -182,6 +186,79 @@ def test_every_page_is_in_the_sidebar(site):
     assert {
         source for source in sources if not (site / source.with_suffix(".html")).exists()
     } == set()
+
+
+def test_the_sidebar_has_groups_and_the_version(site):
+    text = (site / "docs" / "index.html").read_text()
+    groups = re.findall(r'<p class="caption"[^>]*><span class="caption-text">(.*?)</span>', text)
+    wanted = ["Start", "Migrate", "Choose", "Train", "Scale", "Fit", "Research"]
+    assert groups[:9] == [*wanted, "Reference", "Development"]
+    assert f'<span class="sidebar-brand-text">functional_optim {fo.__version__}</span>' in text
+    developed = text.partition(">Development</span>")[2].partition("</ul>")[0]
+    for name in ("ARCHITECTURE", "CONTRIBUTING", "benchmarks/SEARCH"):
+        assert f"{name}.html" in developed
+
+
+def test_the_front_page_has_a_picture_a_table_and_four_cards(site):
+    found = page(site / "docs" / "index.html")
+    assert [picture["src"].rpartition("/")[2] for picture in found.pictures] == ["overview.svg"]
+    assert found.text.count('<div class="card docutils container">') == 4
+    table = found.text.partition('id="speed"')[2].partition("</table>")[0]
+    assert table.count("<tr") == 1 + 6
+
+
+def test_the_index_of_algorithms_shows_all_in_their_groups(site):
+    found = page(site / "docs" / "algorithms" / "index.html")
+    _, *parts = re.split(r"<h2>(?=[^<]*<a class=.headerlink)", found.text)
+    groups = {part.partition("<")[0]: part for part in parts}
+    assert list(groups) == [*pages.GROUPS, "Without gradients"]
+    for name, own in pages.pages().items():
+        image = f'<img alt="" src="../../_images/{name}-small.svg"'
+        assert f'href="{name}.html"><span class="name">{image}' in groups[own["group"]], name
+    assert 'href="search.html"' in groups["Without gradients"]
+
+
+LOOKED_UP = {
+    "gradient clipping": "docs/api/transforms",
+    "EMA": "docs/api/transforms",
+    "stochastic rounding": "docs/memory",
+    "layer-wise lr": "docs/from_torch",
+    "mixture of experts": "docs/kernels_and_stacks",
+    "least squares": "docs/fits_and_physics",
+}
+"""What people look for, and the page to be found first."""
+
+
+def test_the_search_finds_the_right_page_first(site):
+    """An entry of the index that is the query scores 100; titles and text score 15 at most."""
+    text = (site / "searchindex.js").read_text()
+    index = json.loads(text.removeprefix("Search.setIndex(").rstrip(");"))
+    for query, wanted in LOOKED_UP.items():
+        ((number, section, main),) = index["indexentries"][query.lower()]
+        assert (index["docnames"][number], main) == (wanted, True), query
+        anchors = page((site / wanted).with_suffix(".html")).anchors
+        assert section in anchors
+
+
+def test_an_entry_of_the_api_leads_to_its_guide(site):
+    for path in sorted((site / "docs" / "api").glob("*.html")):
+        if path.stem == "index":
+            continue
+        text = path.read_text()
+        entries = len(re.findall(r'<dl class="py (?:function|class|data)">', text))
+        assert entries
+        assert text.count("<strong>Guide.</strong> <a") == entries, path.stem
+    assert (site / "docs" / f"{guides.guide_to('stored', 'core')}.html").exists()
+
+
+def test_the_names_with_a_guide_are_on_pages_of_the_api():
+    folder = ROOT / "docs" / "api"
+    text = "".join(path.read_text() for path in folder.glob("*.rst"))
+    entries = re.findall(r"auto(?:function|class|data):: (?:\S+\.)?(\w+)", text)
+    assert {name for names in guides.GUIDES.values() for name in names.split()} <= set(entries)
+    assert guides.OTHERWISE.keys() == {path.stem for path in folder.glob("*.rst")} - {"index"}
+    for guide in {*guides.GUIDES, *guides.OTHERWISE.values()}:
+        assert (ROOT / "docs" / f"{guide}.md").exists(), guide
 
 
 def test_the_first_page_leads_on(site):
