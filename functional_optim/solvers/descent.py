@@ -88,7 +88,7 @@ def start(
     flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
     status = torch.where(finite, torch.where(flat, 1, RUNNING), -1)
     g = torch.where(finite.unsqueeze(-1), g, 0.0)
-    model = quadratics.fresh(rules.method, g)
+    model = quadratics.fresh(rules.method, g, bounded=data.box.exists)
     target, search, _, _ = _aimed(Iterate(x, f, g), model, data, finite)
     if data.box.exists:  # as L-BFGS-B, which knows no scale yet
         search = search._replace(longest=torch.ones_like(f))
@@ -164,7 +164,7 @@ def _aim(
     y = at.g - s.at.g
     useful = moved & ((step * y).sum(-1) > rules.eps * (s.at.g * step).sum(-1).abs())
     stuck = over & ~moved
-    model = s.model.learned(step, y, useful)
+    model = s.model.learned(rules.method, step, y, s.at.g, useful)
     decrease = s.at.f - at.f
     size = s.at.f.abs().maximum(at.f.abs()).clamp(min=1.0)
     status = torch.where(spent | (now.nit >= rules.maxiter), 0, RUNNING)

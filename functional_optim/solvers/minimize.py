@@ -11,6 +11,7 @@ from torch import Tensor
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import descent, slots
 from functional_optim.solvers.box import Box
+from functional_optim.solvers.dense import DENSE
 from functional_optim.solvers.given import (
     checked_bounds,
     mask_tree,
@@ -20,8 +21,8 @@ from functional_optim.solvers.implicit import ProblemFunction, corrected
 from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
 
-Method = Literal["bfgs", "l-bfgs-b"]
-METHODS = ("bfgs", "l-bfgs-b")
+Method = Literal["l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden"]
+METHODS = ("l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden")
 FTOL = 2.220446049250313e-9
 MESSAGES = {
     -2: "No progress: no step of the line search lowered the function.",
@@ -92,9 +93,10 @@ def minimize(
         x0: where to begin: a tree of real tensors. Its dtype is kept; values are compared, and
             steps computed, in float64.
         args: a tuple of trees of tensors for fun, of which derivatives may be taken.
-        method: "l-bfgs-b" (the default) remembers the last 8 steps, "bfgs" keeps a dense matrix.
-            Both take bounds: a step leads to the minimum of a quadratic model among what is free at
-            its generalized Cauchy point.
+        method: "l-bfgs-b" (the default) remembers the last 8 steps. "bfgs" keeps a dense matrix;
+            "ssbfgs" and "ssbroyden" also scale it down where it is too large, which pays off after
+            hundreds of steps, e.g. in physics-informed networks. All take bounds: a step leads to
+            the minimum of a quadratic model among what is free at its generalized Cauchy point.
         bounds: `(lower, upper)`: each None, a number, a tensor like x0, or a tree like x0 whose
             leaves may be None. fun is never evaluated outside.
         gtol: stop if no element of the projected gradient is larger, ≥ 0. Tolerances have a floor
@@ -128,7 +130,9 @@ def minimize(
 
     Papers: Byrd, Lu, Nocedal, Zhu, "A limited memory algorithm for bound constrained optimization"
     (1995), https://doi.org/10.1137/0916069; Moré, Thuente, "Line search algorithms with guaranteed
-    sufficient decrease" (1994), https://doi.org/10.1145/192115.192132.
+    sufficient decrease" (1994), https://doi.org/10.1145/192115.192132; Urbán, Stefanou, Pons,
+    "Unveiling the optimization process of physics informed neural networks" (2024),
+    https://arxiv.org/abs/2405.04230, section 3, for self-scaling.
 
     Example::
 
@@ -186,7 +190,7 @@ def _run(
         return descent.advance(rules, objective, s, own)
 
     n = x.shape[-1]
-    size = n * (n if rules.method == "bfgs" else 2 * HISTORY) + 20 * n
+    size = n * (n if rules.method in DENSE else 2 * HISTORY) + 20 * n
     alone = not objective.batched
     most = 1 if alone else slots.capacity(size)
     with torch.no_grad():

@@ -1,9 +1,9 @@
 """Quadratic models of quasi-Newton methods for many problems: matrices B that learn from steps.
 
-`Dense` holds B itself; `Limited` the last pairs of steps s and differences of gradients y, in the
-compact form of Byrd, Nocedal, Schnabel, "Representations of quasi-Newton matrices and their use in
-limited memory methods", Math. Program. 63 (1994), https://doi.org/10.1007/BF01582063, section 3.
-Both are float64. What one problem gives does not depend on its neighbours: products of matrices
+`Dense` and `DenseInverse` hold a matrix; `Limited` the last pairs of steps s and differences of
+gradients y, in the compact form of Byrd, Nocedal, Schnabel, "Representations of quasi-Newton
+matrices and their use in limited memory methods", Math. Program. 63 (1994),
+https://doi.org/10.1007/BF01582063, section 3. All are float64. What one problem gives does not depend on its neighbours: products of matrices
 have sizes with which all matrices of a batch lie alike in memory.
 """
 
@@ -15,33 +15,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.solvers import linear
+from functional_optim.solvers.dense import DENSE, Dense, DenseInverse, Explicit, Inverted
 from functional_optim.solvers.linear import PAD, norm, padded
 
 HISTORY = 8
 """Pairs that `Limited` remembers: between 3 and 20, says the paper. A multiple of `PAD`."""
-
-
-class Explicit(NamedTuple):
-    """A quadratic by its matrices B: (B, n, n)."""
-
-    B: Tensor
-
-    def times(self, v: Tensor) -> Tensor:
-        """B v: (B, n)."""
-        return (self.B * v.unsqueeze(-2)).sum(-1)
-
-    def columns(self, rows: Tensor, index: Tensor) -> Tensor:
-        """Of problems `rows`, (k,), the columns `index`, (k,), of B: (k, n)."""
-        return self.B[rows, index]
-
-    def solve(self, r: Tensor, free: Tensor | None) -> Tensor:
-        """p with B p = r among the variables that are free, (B, n) or all; 0 for others. NaN where
-        B is not positive definite."""
-        if free is None:
-            return linear.spd_solve(self.B, r)
-        m = free.to(r.dtype)
-        A = self.B * m.unsqueeze(-1) * m.unsqueeze(-2) + torch.diag_embed(1 - m)
-        return linear.spd_solve(A, r * m)
 
 
 class Compact(NamedTuple):
@@ -79,41 +57,7 @@ class Compact(NamedTuple):
 
 
 Quadratic: TypeAlias = Explicit | Compact
-
-
-class Dense(NamedTuple):
-    """B: (B, n, n). pairs: how many it has learned from, (B,), int64."""
-
-    B: Tensor
-    pairs: Tensor
-
-    def quadratic(self, n: int) -> Quadratic:
-        """What it is now, of n variables."""
-        return Explicit(self.B[:, :n, :n])
-
-    def learned(self, s: Tensor, y: Tensor, useful: Tensor) -> Dense:
-        """The model after steps s with differences of gradients y, where they are useful: BFGS.
-
-        The first pair also gives the scale of B: Nocedal, Wright, "Numerical Optimization", 2nd
-        ed. (2006), (6.20).
-        """
-        sy = torch.where(useful, (s * y).sum(-1), 1.0)
-        scale = torch.where(useful & (self.pairs == 0), (y * y).sum(-1) / sy, 1.0)
-        B = self.B * scale[:, None, None]
-        Bs = _rows(B, s)
-        sBs = (s * Bs).sum(-1)
-        known = useful & (sBs > 0)
-        mask = known.to(s.dtype)
-        u = y * (mask * sy.rsqrt()).unsqueeze(-1)
-        v = Bs * (mask * torch.where(known, sBs, 1.0).rsqrt()).unsqueeze(-1)
-        B = B + u.unsqueeze(-1) * u.unsqueeze(-2) - v.unsqueeze(-1) * v.unsqueeze(-2)
-        return Dense(B, self.pairs + known)
-
-    def forgotten(self, which: Tensor) -> Dense:
-        """The model without what it has learned, where `which` says so."""
-        eye = torch.eye(self.B.shape[-1], dtype=self.B.dtype, device=self.B.device)
-        B = torch.where(which[:, None, None], eye, self.B)
-        return Dense(B, torch.where(which, 0, self.pairs))
+"""What can be minimized between bounds."""
 
 
 class Limited(NamedTuple):
@@ -153,8 +97,8 @@ class Limited(NamedTuple):
         B.diagonal(dim1=-2, dim2=-1).add_(self.theta.unsqueeze(-1))
         return Explicit(B[:, :n, :n])
 
-    def learned(self, s: Tensor, y: Tensor, useful: Tensor) -> Limited:
-        """The model after steps s with differences of gradients y, where they are useful."""
+    def learned(self, method: str, s: Tensor, y: Tensor, g: Tensor, useful: Tensor) -> Limited:
+        """The model after steps s from gradients g, with differences y of these, where useful."""
         size = norm(s).unsqueeze(-1)
         size = torch.where(size > 0, size, 1.0)
         s, y = padded(s / size, -1), padded(y / size, -1)
@@ -183,17 +127,17 @@ class Limited(NamedTuple):
         return self._replace(pairs=torch.where(which, 0, self.pairs))
 
 
-Model: TypeAlias = Dense | Limited
+Model: TypeAlias = Dense | DenseInverse | Limited
 
 
-def fresh(method: str, like: Tensor) -> Model:
+def fresh(method: str, like: Tensor, *, bounded: bool) -> Model:
     """A model that has learned nothing: B is 1. like: (B, n), float64."""
     count, n = like.shape
     pairs = torch.zeros_like(like[:, 0], dtype=torch.int64)
-    eye = torch.eye(n if method == "bfgs" else HISTORY, dtype=like.dtype, device=like.device)
+    eye = torch.eye(n if method in DENSE else HISTORY, dtype=like.dtype, device=like.device)
     eyes = like.new_zeros(count, *eye.shape) + eye
-    if method == "bfgs":
-        return Dense(eyes, pairs)
+    if method in DENSE:
+        return Dense(eyes, pairs) if bounded else DenseInverse(eyes, pairs)
     S, Y = like.new_zeros(2, count, HISTORY, -(-n // PAD) * PAD)
     ones = torch.ones_like
     return Limited(S, Y, eyes, 0 * eyes, ones(S[..., 0]), ones(like[:, 0]), pairs)

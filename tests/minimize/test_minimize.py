@@ -11,7 +11,7 @@ from valleys import BOUNDED, FREE, rosenbrock
 import functional_optim as fo
 
 optimize = pytest.importorskip("scipy.optimize")
-METHODS = ("l-bfgs-b", "bfgs")
+METHODS = ("l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden")
 ALL = {**FREE, **BOUNDED}
 
 
@@ -72,7 +72,7 @@ def test_float32_ends_at_its_floor(name, method):
     found = solved(valley, method, torch.float32)
     assert found.x.dtype == torch.float32
     assert bool(found.x.isfinite().all())
-    assert found.nfev < 100
+    assert found.nfev < 130
     theirs = by_scipy(valley, ftol=1.2e-6)
     lower = min(valley.least, key=lambda f: abs(f - float(found.fun)))
     size = max(1.0, abs(theirs.fun))

@@ -17,6 +17,9 @@ WAYS = [
     {"method": "bfgs"},
     {"method": "l-bfgs-b", "bounds": (-1.5, 0.8)},
     {"method": "bfgs", "bounds": (None, 0.8)},
+    {"method": "ssbfgs"},
+    {"method": "ssbroyden"},
+    {"method": "ssbroyden", "bounds": (None, 0.8)},
 ]
 
 
