@@ -1,7 +1,7 @@
 """Quasi-Newton models that hold a whole matrix: BFGS, and its self-scaled relatives.
 
-Broyden's family, with a scale τ of what is known and a share θ: Al-Baali, "Numerical experience with
-a class of self-scaling quasi-Newton algorithms", J. Optim. Theory Appl. 96 (1998),
+Broyden's family, with a scale τ of what is known and a share θ: Al-Baali, "Numerical experience
+with a class of self-scaling quasi-Newton algorithms", J. Optim. Theory Appl. 96 (1998),
 https://doi.org/10.1023/A:1022608410710. τ and θ are those of Urbán, Stefanou, Pons, "Unveiling the
 optimization process of physics informed neural networks" (2024), https://arxiv.org/abs/2405.04230,
 section 3. All is float64.

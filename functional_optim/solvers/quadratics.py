@@ -3,8 +3,9 @@
 `Dense` and `DenseInverse` hold a matrix; `Limited` the last pairs of steps s and differences of
 gradients y, in the compact form of Byrd, Nocedal, Schnabel, "Representations of quasi-Newton
 matrices and their use in limited memory methods", Math. Program. 63 (1994),
-https://doi.org/10.1007/BF01582063, section 3. All are float64. What one problem gives does not depend on its neighbours: products of matrices
-have sizes with which all matrices of a batch lie alike in memory.
+https://doi.org/10.1007/BF01582063, section 3. All are float64. What one problem gives does not
+depend on its neighbours: products of matrices have sizes with which all matrices of a batch lie
+alike in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.solvers import linear
-from functional_optim.solvers.dense import DENSE, Dense, DenseInverse, Explicit, Inverted
+from functional_optim.solvers.dense import DENSE, Dense, DenseInverse, Explicit
 from functional_optim.solvers.linear import PAD, norm, padded
 
 HISTORY = 8
