@@ -117,12 +117,23 @@ def minimizer(quadratic: Quadratic | Inverted, x: Tensor, g: Tensor, box: Box) -
     at = cauchy(quadratic, wide, g, box)
     free = ~(at.stopped | at.blocked)
     p = quadratic.solve(-at.slope, free)
-    begin = wide + at.z
-    target = torch.where(at.stopped, box.towards(-g, x), (begin + p).to(x.dtype))
-    target = box.inside(torch.where(at.blocked, x, target))
+    return arrived(box, x, g, wide + at.z, p, at.stopped, at.blocked)
+
+
+def arrived(
+    box: Box, x: Tensor, g: Tensor, begin: Tensor, p: Tensor, stopped: Tensor, blocked: Tensor
+) -> Tensor:
+    """Where a step p from a Cauchy point leads within the bounds: (B, n), in the dtype of x.
+
+    x: where the gradient is g. begin: the Cauchy point, in float64. stopped: what has arrived at
+    its bound there. blocked: what was at it in x. If that does not descend, p is cut off.
+    """
+    wide = x.to(g.dtype)
+    target = torch.where(stopped, box.towards(-g, x), (begin + p).to(x.dtype))
+    target = box.inside(torch.where(blocked, x, target))
     uphill = ((target - wide) * g).sum(-1, keepdim=True) >= 0
     if not bool(uphill.any()):
         return target
     share = box.reach(begin, p).amin(-1, keepdim=True).clamp(max=1)
-    cut = torch.where(at.stopped, box.towards(-g, x), (begin + share * p).to(x.dtype))
-    return torch.where(uphill, box.inside(torch.where(at.blocked, x, cut)), target)
+    cut = torch.where(stopped, box.towards(-g, x), (begin + share * p).to(x.dtype))
+    return torch.where(uphill, box.inside(torch.where(blocked, x, cut)), target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from functional_optim.solvers import quadratics, wolfe
 from functional_optim.solvers.box import Box, minimizer
 from functional_optim.solvers.linear import norm
 from functional_optim.solvers.objectives import Objective
-from functional_optim.solvers.quadratics import Model
 from functional_optim.solvers.slots import RUNNING
+from functional_optim.solvers.truncated import Hessian, newton_target, unknown
+
+Model: TypeAlias = quadratics.Model | Hessian
 
 
 class DescentRules(NamedTuple):
@@ -62,6 +64,12 @@ class DescentProgress(NamedTuple):
     nit: Tensor
     """Iterates accepted, (B,), int64."""
 
+    @property
+    def products(self) -> Tensor:
+        """With the Hessian so far, (B,), int64."""
+        known = isinstance(self.model, Hessian)
+        return self.model.products if known else torch.zeros_like(self.nit)
+
 
 def where(condition: Tensor, a: Any, b: Any) -> Any:
     """Trees of tensors (B, ...): a where the condition, (B,), holds, else b."""
@@ -88,8 +96,12 @@ def start(
     flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
     status = torch.where(finite, torch.where(flat, 1, RUNNING), -1)
     g = torch.where(finite.unsqueeze(-1), g, 0.0)
-    model = quadratics.fresh(rules.method, g, bounded=data.box.exists)
-    target, search, _, _ = _aimed(Iterate(x, f, g), model, data, finite)
+    if rules.method == "newton-cg":
+        model: Model = unknown(g)
+    else:
+        model = quadratics.fresh(rules.method, g, bounded=data.box.exists)
+    aims = status == RUNNING
+    target, search, model, _ = _aimed(objective, Iterate(x, f, g), model, data, aims)
     if data.box.exists:  # as L-BFGS-B, which knows no scale yet
         search = search._replace(longest=torch.ones_like(f))
     count = torch.ones_like(status)
@@ -97,14 +109,14 @@ def start(
 
 
 def _aimed(
-    at: Iterate, model: Model, data: DescentData, aims: Tensor
+    objective: Objective, at: Iterate, model: Model, data: DescentData, aims: Tensor
 ) -> tuple[Tensor, wolfe.WolfeSearch, Model, Tensor]:
     """A direction from each point, the search along it, the model, and whether there is one.
 
     A direction that does not descend makes the model of a problem that aims forget what it knows.
     """
     wide = at.x.to(at.g.dtype)
-    target = minimizer(model.quadratic(at.x.shape[-1]), at.x, at.g, data.box)
+    target, model = _target(objective, at, model, data, aims)
     slope = (at.g * (target.to(at.g.dtype) - wide)).sum(-1)
     bad = aims & ~((slope < 0) & target.isfinite().all(-1))
     if bool(bad.any()):
@@ -118,6 +130,19 @@ def _aimed(
     fresh = model.pairs == 0
     t = torch.where(fresh & ~data.box.closed(d), norm(d).clamp(min=1.0).reciprocal(), 1.0)
     return target, wolfe.begin(at.f, slope, t, longest), model, slope < 0
+
+
+def _target(
+    objective: Objective, at: Iterate, model: Model, data: DescentData, aims: Tensor
+) -> tuple[Tensor, Model]:
+    """Where steps of length 1 lead: to the minimum of each problem's model, or near it."""
+    if not isinstance(model, Hessian):
+        return minimizer(model.quadratic(at.x.shape[-1]), at.x, at.g, data.box), model
+    which = aims & (model.pairs > 0)
+    if not bool(which.any()):
+        return at.x, model
+    target, used = newton_target(objective, data.args, at.x, at.g, data.box, which)
+    return target, model._replace(products=model.products + used)
 
 
 def advance(
@@ -146,11 +171,12 @@ def advance(
         at, best, s.target, where(running, search, s.search), s.model, s.status, nfev,
         s.nit + moved,
     )  # fmt: skip
-    return _aim(rules, s, now, data, over, moved, spent) if bool(over.any()) else now
+    return _aim(rules, objective, s, now, data, over, moved, spent) if bool(over.any()) else now
 
 
 def _aim(
     rules: DescentRules,
+    objective: Objective,
     s: DescentProgress,
     now: DescentProgress,
     data: DescentData,
@@ -177,7 +203,7 @@ def _aim(
     aims = over & (status == RUNNING)
     if not bool(aims.any()):
         return now._replace(model=model, status=status)
-    target, search, model, descends = _aimed(at, model, data, aims)
+    target, search, model, descends = _aimed(objective, at, model, data, aims)
     return now._replace(
         best=where(aims, at, now.best),
         target=where(aims, target, s.target),

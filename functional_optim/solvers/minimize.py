@@ -21,8 +21,8 @@ from functional_optim.solvers.implicit import ProblemFunction, corrected
 from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
 
-Method = Literal["l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden"]
-METHODS = ("l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden")
+Method = Literal["l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg"]
+METHODS = ("l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg")
 FTOL = 2.220446049250313e-9
 MESSAGES = {
     -2: "No progress: no step of the line search lowered the function.",
@@ -55,7 +55,8 @@ class Minimum(NamedTuple):
     active_mask: Any
     """Of each element: −1 at its lower bound, 1 at its upper one, else 0; a tree like x0, int64."""
     nfev: Any
-    """Evaluations of the function, each with its gradient: an int, or a tensor (B,)."""
+    """Evaluations of the function, each with its gradient: an int, or a tensor (B,). Those that
+    "newton-cg" makes for products with the Hessian, one in each iteration, are not among them."""
     njev: Any
     """The same number."""
     nit: Any
@@ -67,6 +68,8 @@ class Minimum(NamedTuple):
     """Whether status is above 0: a bool, or a bool tensor (B,)."""
     message: Any
     """The status in words: a string, or a list of them."""
+    nhev: Any
+    """Products with the Hessian, of "newton-cg"; 0 for other methods."""
 
 
 def minimize(
@@ -95,8 +98,10 @@ def minimize(
         args: a tuple of trees of tensors for fun, of which derivatives may be taken.
         method: "l-bfgs-b" (the default) remembers the last 8 steps. "bfgs" keeps a dense matrix;
             "ssbfgs" and "ssbroyden" also scale it down where it is too large, which pays off after
-            hundreds of steps, e.g. in physics-informed networks. All take bounds: a step leads to
-            the minimum of a quadratic model among what is free at its generalized Cauchy point.
+            hundreds of steps, e.g. in physics-informed networks. "newton-cg" takes up to 200
+            products with the Hessian in a step, and follows directions in which the function curves
+            down; fun must be twice differentiable. All take bounds: a step leads to the minimum of
+            a quadratic model, or near it, among what is free at its Cauchy point.
         bounds: `(lower, upper)`: each None, a number, a tensor like x0, or a tree like x0 whose
             leaves may be None. fun is never evaluated outside.
         gtol: stop if no element of the projected gradient is larger, ≥ 0. Tolerances have a floor
@@ -228,6 +233,7 @@ def _result(
         count(found.status),
         found.status > 0 if batched else statuses[0] > 0,
         messages if batched else messages[0],
+        count(found.products),
     )
 
 

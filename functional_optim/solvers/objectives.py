@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad, grad_and_value, jvp, vmap
 
 from functional_optim.core import modes
 from functional_optim.core.ravel import Ravel
@@ -63,3 +63,33 @@ class Objective:
                 return f, torch.zeros_like(x)
             (g,) = torch.autograd.grad(f.sum(), x)
         return f, g
+
+    def curvature(self, x: Tensor, args: tuple[Any, ...]) -> Callable[[Tensor], Tensor]:
+        """v ↦ H v with the Hessians H at x: (B, n) → (B, n), in float64."""
+        if modes.transformed():
+
+            def pushed(v: Tensor) -> Tensor:
+                def one(x: Tensor, v: Tensor, *own: Any) -> Tensor:
+                    return jvp(lambda x: grad(self.single)(x, *own), (x,), (v,))[1]
+
+                v = v.to(x.dtype)
+                found = vmap(one)(x, v, *args) if self.batched else one(x[0], v[0]).unsqueeze(0)
+                return found.detach().to(torch.float64)
+
+            return pushed
+        point = x.detach().requires_grad_()
+        with torch.enable_grad():
+            f = vmap(self.single)(point, *args) if self.batched else self.single(point[0])
+            g = None
+            if f.requires_grad:
+                (g,) = torch.autograd.grad(f.sum(), point, create_graph=True)
+
+        def times(v: Tensor) -> Tensor:
+            if g is None or not g.requires_grad:
+                return torch.zeros_like(v)
+            (found,) = torch.autograd.grad(
+                g, point, v.to(x.dtype), retain_graph=True, allow_unused=True
+            )
+            return torch.zeros_like(v) if found is None else found.to(torch.float64)
+
+        return times

@@ -11,7 +11,7 @@ from valleys import BOUNDED, FREE, rosenbrock
 import functional_optim as fo
 
 optimize = pytest.importorskip("scipy.optimize")
-METHODS = ("l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden")
+METHODS = ("l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg")
 ALL = {**FREE, **BOUNDED}
 
 
@@ -46,7 +46,8 @@ def solved(valley, method, dtype=torch.float64, **how):
     points = torch.stack(seen)
     if bounds is not None:
         assert bool(((points >= bounds[0]) & (points <= bounds[1])).all())
-    assert found.nfev == len(seen)
+    again = found.nit + 1 if method == "newton-cg" else 0
+    assert found.nfev <= len(seen) <= found.nfev + again
     assert bool(points.isfinite().all())
     return found
 
@@ -72,7 +73,7 @@ def test_float32_ends_at_its_floor(name, method):
     found = solved(valley, method, torch.float32)
     assert found.x.dtype == torch.float32
     assert bool(found.x.isfinite().all())
-    assert found.nfev < 130
+    assert found.nfev < 150
     theirs = by_scipy(valley, ftol=1.2e-6)
     lower = min(valley.least, key=lambda f: abs(f - float(found.fun)))
     size = max(1.0, abs(theirs.fun))

@@ -20,6 +20,8 @@ WAYS = [
     {"method": "ssbfgs"},
     {"method": "ssbroyden"},
     {"method": "ssbroyden", "bounds": (None, 0.8)},
+    {"method": "newton-cg"},
+    {"method": "newton-cg", "bounds": (-1.5, 0.8)},
 ]
 
 
