@@ -55,7 +55,9 @@ class NewtonProgress(NamedTuple):
     status: Tensor
     """(B,), int64."""
     nfev: Tensor
-    """Evaluations of F and its Jacobian, (B,), int64."""
+    """Evaluations of F, (B,), int64."""
+    njev: Tensor
+    """Evaluations of its Jacobian, (B,), int64."""
     nit: Tensor
     """Steps taken, (B,), int64."""
 
@@ -108,7 +110,7 @@ def evaluated(problem: Problem, x: Tensor, data: NewtonData) -> tuple[Tensor, Te
     return F.to(torch.float64), columns.to(torch.float64)
 
 
-def _step(F: Tensor, columns: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def step(F: Tensor, columns: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """A step, and the slope of ½ Σ F² along it, of those problems for which they are wanted."""
     p = solved(columns, -F)
     g = (columns * F.unsqueeze(-2)).sum(-1)
@@ -127,13 +129,18 @@ def _step(F: Tensor, columns: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 def start(problem: Problem, x: Tensor, data: NewtonData) -> NewtonProgress:
     """The first evaluation, and the first step."""
+    return begun(problem, x, data)[0]
+
+
+def begun(problem: Problem, x: Tensor, data: NewtonData) -> tuple[NewtonProgress, Tensor]:
+    """The same, and Jᵀ."""
     F, columns = evaluated(problem, x, data)
     finite = F.isfinite().all(-1) & columns.isfinite().all(-1).all(-1)
     zero = (F == 0).all(-1)
     status = torch.where(finite, torch.where(zero, 1, RUNNING), -1)
-    p, slope = _step(F, columns, finite)
-    count = torch.ones_like(status)
-    return NewtonProgress(x, F, p, slope, torch.ones_like(slope), status, count, 0 * count)
+    p, slope = step(F, columns, finite)
+    count, t = torch.ones_like(status), torch.ones_like(slope)
+    return NewtonProgress(x, F, p, slope, t, status, count, count, 0 * count), columns
 
 
 def advance(
@@ -145,22 +152,14 @@ def advance(
     trial = torch.where(running.unsqueeze(-1), trial, s.x)
     F, columns = evaluated(problem, trial, data)
     finite = F.isfinite().all(-1) & columns.isfinite().all(-1).all(-1)
-    before, after = 0.5 * (s.F * s.F).sum(-1), 0.5 * (F * F).sum(-1)
-    after = torch.where(finite, after, torch.inf)
-    accepted = running & (after <= before + DECREASE * s.t * s.slope)
+    accepted, shorter = judged(s.F, F, finite, s.slope, s.t)
+    accepted = accepted & running
     took = accepted.unsqueeze(-1)
     x, F = torch.where(took, trial, s.x), torch.where(took, F, s.F)
-    p, slope = _step(F, columns, accepted)
+    p, slope = step(F, columns, accepted)
     p, slope = torch.where(took, p, s.p), torch.where(accepted, slope, s.slope)
-    best = -s.slope * s.t * s.t / (2 * (after - before - s.t * s.slope))
-    shorter = torch.where(best.isfinite(), best, 0.0).clamp(min=0.1 * s.t, max=0.5 * s.t)
     t = torch.where(accepted, 1.0, shorter)
-    size = norm(x.to(p.dtype))
-
-    def short(length: Tensor, tolerance: float) -> Tensor:
-        return length <= tolerance * (tolerance + size)
-
-    ends = short(s.t * norm(s.p), rules.xtol) & (s.t == 1) | short(norm(p), rules.floor)
+    ends = short(s.t * norm(s.p), rules.xtol, x) & (s.t == 1) | short(norm(p), rules.floor, x)
     nfev = s.nfev + running
     status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
     lost = (~accepted & (t < SHORTEST)) | (x == trial).all(-1) & ~accepted
@@ -168,5 +167,26 @@ def advance(
     status = torch.where(ends, 3, status)
     status = torch.where((F == 0).all(-1), 1, status)
     return NewtonProgress(
-        x, F, p, slope, t, torch.where(running, status, s.status), nfev, s.nit + accepted
-    )
+        x, F, p, slope, t, torch.where(running, status, s.status), nfev, s.njev + running,
+        s.nit + accepted,
+    )  # fmt: skip
+
+
+def judged(
+    before: Tensor, after: Tensor, finite: Tensor, slope: Tensor, t: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Whether the values after a step are small enough, and the share of it to be tried else.
+
+    before, after: values, (B, n). finite: can those after be used? slope: of ½ Σ F² along the whole
+    step. t: the share of it that was tried.
+    """
+    old, new = 0.5 * (before * before).sum(-1), 0.5 * (after * after).sum(-1)
+    new = torch.where(finite, new, torch.inf)
+    best = -slope * t * t / (2 * (new - old - t * slope))
+    shorter = torch.where(best.isfinite(), best, 0.0).clamp(min=0.1 * t, max=0.5 * t)
+    return new <= old + DECREASE * t * slope, shorter
+
+
+def short(length: Tensor, tolerance: float, x: Tensor) -> Tensor:
+    """Whether a step from x is so short."""
+    return length <= tolerance * (tolerance + norm(x.to(length.dtype)))

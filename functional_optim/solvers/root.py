@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
-from functional_optim.solvers import newton, slots
+from functional_optim.solvers import broyden, newton, slots
 from functional_optim.solvers.given import solver_input
 from functional_optim.solvers.implicit import ProblemFunction, corrected_root
 from functional_optim.solvers.least_squares import least_squares
@@ -19,8 +19,8 @@ from functional_optim.solvers.linear import norm
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
 
-Method = Literal["newton", "lm"]
-METHODS = ("newton", "lm")
+Method = Literal["newton", "lm", "broyden"]
+METHODS = ("newton", "lm", "broyden")
 XTOL = 1.49012e-8
 MESSAGES = {
     -2: "No progress: no step brings the values nearer to zero.",
@@ -29,6 +29,9 @@ MESSAGES = {
     1: "The values are zero.",
     3: "`xtol` termination condition is satisfied.",
 }
+
+
+Found: TypeAlias = newton.NewtonProgress | broyden.BroydenProgress
 
 
 class Root(NamedTuple):
@@ -51,7 +54,7 @@ class Root(NamedTuple):
     njev: Any
     """Evaluations of the Jacobian."""
     nit: Any
-    """Iterations: steps that were taken with "newton", tried with "lm"."""
+    """Iterations: steps that were taken, with "lm" those that were tried."""
     status: Any
     """1 values are zero, 3 xtol, 0 max_nfev, −1 not finite, −2 no progress."""
     success: Any
@@ -83,7 +86,9 @@ def root(
             float64.
         args: a tuple of trees of tensors for fun, of which derivatives may be taken.
         method: "newton" (the default), Newton's method with a line search; "lm",
-            Levenberg–Marquardt on the sum of squares, for starting points that are far off.
+            Levenberg–Marquardt on the sum of squares, for starting points that are far off;
+            "broyden", for functions that cost much, evaluates the Jacobian at the start, where it
+            is stuck, and at the end, and learns from the values between.
         xtol: stop after a step that is shorter than this share of x, ≥ 0, with a floor of 10 eps of
             x0's dtype. Default: that of scipy's "hybr".
         max_nfev: evaluations of each problem at most, ≥ 1. Default 100 (n + 1).
@@ -108,8 +113,10 @@ def root(
     The bits of a problem's result do not depend on its neighbours in a batch, as long as those of
     fun do not.
 
-    Paper: Dennis, Schnabel, "Numerical Methods for Unconstrained Optimization and Nonlinear
-    Equations" (1983), https://doi.org/10.1137/1.9781611971200, section 6.5.
+    Papers: Dennis, Schnabel, "Numerical Methods for Unconstrained Optimization and Nonlinear
+    Equations" (1983), https://doi.org/10.1137/1.9781611971200, section 6.5; Broyden, "A class of
+    methods for solving nonlinear simultaneous equations" (1965),
+    https://doi.org/10.1090/S0025-5718-1965-0198670-6.
 
     Example::
 
@@ -137,7 +144,7 @@ def root(
     if method == "lm":
         found = _by_squares(fun, taken.x0, taken.args, rules, problem, flat, data)
     else:
-        found = _by_newton(rules, problem, taken.x, data)
+        found = _by_steps(method, rules, problem, taken.x, data)
     if not batched and int(found.status) == -1:
         raise ValueError(
             "the function's values, or their Jacobian, are not finite at x0; begin elsewhere."
@@ -151,16 +158,17 @@ def root(
     return _result(found, solution, flat, batched=batched)
 
 
-def _by_newton(
-    rules: newton.NewtonRules, problem: Problem, x: Tensor, data: newton.NewtonData
-) -> newton.NewtonProgress:
+def _by_steps(
+    method: Method, rules: newton.NewtonRules, problem: Problem, x: Tensor, data: newton.NewtonData
+) -> Found:
     """Solve, outside of autograd."""
+    known: Any = newton if method == "newton" else broyden
 
-    def begin(x: Tensor, own: newton.NewtonData) -> newton.NewtonProgress:
-        return newton.start(problem, x, own)
+    def begin(x: Tensor, own: newton.NewtonData) -> Any:
+        return known.start(problem, x, own)
 
-    def step(s: newton.NewtonProgress, own: newton.NewtonData) -> newton.NewtonProgress:
-        return newton.advance(rules, problem, s, own)
+    def step(s: Any, own: newton.NewtonData) -> Any:
+        return known.advance(rules, problem, s, own)
 
     alone = not problem.batched
     most = 1 if alone else slots.capacity((problem.m + 1) * problem.m)
@@ -186,11 +194,12 @@ def _by_squares(
         good = norm(p) <= near * (near + norm(x.to(p.dtype)))
         status = torch.as_tensor(found.status, device=x.device).reshape(-1)
         status = torch.where(status > 0, torch.where(zero, 1, torch.where(good, 3, -2)), status)
-        count = [torch.as_tensor(n, device=x.device).reshape(-1) for n in (found.nfev, found.nit)]
+        counts = (found.nfev, found.njev, found.nit)
+        count = [torch.as_tensor(n, device=x.device).reshape(-1) for n in counts]
     return newton.NewtonProgress(x, F, p, F[:, 0], F[:, 0], status, *count)
 
 
-def _result(found: newton.NewtonProgress, solution: Tensor, flat: Ravel, *, batched: bool) -> Root:
+def _result(found: Found, solution: Tensor, flat: Ravel, *, batched: bool) -> Root:
     statuses = found.status.tolist()
     messages = [MESSAGES[x] for x in statuses]
 
@@ -201,7 +210,7 @@ def _result(found: newton.NewtonProgress, solution: Tensor, flat: Ravel, *, batc
         flat.tree(solution if batched else solution[0]),
         found.F if batched else found.F[0],
         count(found.nfev),
-        count(found.nfev),
+        count(found.njev),
         count(found.nit),
         count(found.status),
         found.status > 0 if batched else statuses[0] > 0,

@@ -9,7 +9,7 @@ from torch import Tensor
 import functional_optim as fo
 
 optimize = pytest.importorskip("scipy.optimize")
-METHODS = ("newton", "lm")
+METHODS = ("newton", "lm", "broyden")
 
 
 def tridiagonal(x: Tensor, a: Tensor) -> Tensor:
@@ -76,6 +76,22 @@ def test_what_is_no_root_is_not_called_one(method):
         assert found.status in (-2, 0)
     stuck = fo.root(freudenstein, torch.tensor([0.5, -2.0], dtype=torch.float64), method=method)
     assert stuck.success == bool(stuck.fun.abs().max() < 1e-6)
+
+
+def test_broyden_evaluates_few_jacobians_and_never_ends_by_a_guess():
+    x0, a = starts(20, 6)
+    newton = fo.root(tridiagonal, x0, (a,), batched=True)
+    found = fo.root(tridiagonal, x0, (a,), batched=True, method="broyden")
+    assert torch.allclose(found.x, newton.x, atol=1e-12)
+    assert bool((found.njev <= 2).all())
+    assert bool((newton.njev == newton.nfev).all())
+    assert bool((found.nfev > newton.nfev).any())
+
+    def flat(x: Tensor) -> Tensor:  # its secant steps get short at once, far from the root at 5
+        return (x - 5) * torch.where(x < 1, 1e9 * (1 - x) + 1, 1.0)
+
+    far = fo.root(flat, torch.zeros(1, dtype=torch.float64), method="broyden")
+    assert not far.success or float(far.fun.abs().max()) < 1e-7
 
 
 def starts(count: int, n: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,115 @@
+"""Broyden's method, which evaluates a Jacobian at the start and where it is stuck: many problems.
+
+Broyden, "A class of methods for solving nonlinear simultaneous equations", Math. Comp. 19 (1965),
+https://doi.org/10.1090/S0025-5718-1965-0198670-6: J ← J + (y − J s) sᵀ / sᵀs after a step s that
+has changed the values by y. Steps and their lengths are those of `newton`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import tree
+from functional_optim.solvers import newton
+from functional_optim.solvers.linear import norm
+from functional_optim.solvers.newton import NewtonData, NewtonRules
+from functional_optim.solvers.problems import Problem
+from functional_optim.solvers.slots import ROWS, RUNNING
+
+
+class BroydenProgress(NamedTuple):
+    """Where B problems stand."""
+
+    x: Tensor
+    """(B, n), in the parameters' dtype."""
+    F: Tensor
+    """The values there, (B, n), float64."""
+    columns: Tensor
+    """Jᵀ as far as it is known, (B, n, n), float64."""
+    exact: Tensor
+    """Is that the Jacobian at x? (B,)."""
+    p: Tensor
+    """The step to be tried, (B, n), float64."""
+    slope: Tensor
+    """Of ½ Σ F² along p, (B,)."""
+    t: Tensor
+    """The share of p to be tried, (B,)."""
+    status: Tensor
+    """(B,), int64."""
+    nfev: Tensor
+    """Evaluations of F, (B,), int64."""
+    njev: Tensor
+    """Evaluations of the Jacobian, (B,), int64."""
+    nit: Tensor
+    """Steps taken, (B,), int64."""
+
+
+def start(problem: Problem, x: Tensor, data: NewtonData) -> BroydenProgress:
+    """The first evaluation, and the first step."""
+    s, columns = newton.begun(problem, x, data)
+    exact = torch.ones_like(s.status, dtype=torch.bool)
+    return BroydenProgress(
+        s.x, s.F, columns, exact, s.p, s.slope, s.t, s.status, s.nfev, s.njev, s.nit
+    )
+
+
+def advance(
+    rules: NewtonRules, problem: Problem, s: BroydenProgress, data: NewtonData
+) -> BroydenProgress:
+    """Try a step of each problem that is running."""
+    running = s.status == RUNNING
+    trial = (s.x.to(s.p.dtype) + s.t.unsqueeze(-1) * s.p).to(s.x.dtype)
+    trial = torch.where(running.unsqueeze(-1), trial, s.x)
+    F = problem.residuals(trial, data.args).to(torch.float64)
+    accepted, shorter = newton.judged(s.F, F, F.isfinite().all(-1), s.slope, s.t)
+    accepted = accepted & running
+    took = accepted.unsqueeze(-1)
+    step = trial.to(F.dtype) - s.x.to(F.dtype)
+    x, F = torch.where(took, trial, s.x), torch.where(took, F, s.F)
+    columns = torch.where(took.unsqueeze(-1), _learned(s.columns, step, F - s.F), s.columns)
+    short = newton.short(s.t * norm(s.p), rules.xtol, s.x) & (s.t == 1)
+    ends = running & short & s.exact
+    still = running & ~accepted & (trial == s.x).all(-1)
+    renews = running & ~s.exact & (~accepted | short) & ~(F == 0).all(-1)
+    if bool(renews.any()):
+        columns = _renewed(problem, x, columns, data, renews)
+    fresh = accepted | renews
+    p, slope = newton.step(F, columns, fresh)
+    p, slope = torch.where(fresh.unsqueeze(-1), p, s.p), torch.where(fresh, slope, s.slope)
+    t = torch.where(fresh, 1.0, torch.where(running, shorter, s.t))
+    exact = renews | (s.exact & ~accepted)
+    nfev = s.nfev + running
+    lost = exact & ~fresh & (t < newton.SHORTEST) | (still & s.exact)
+    status = torch.where(nfev >= rules.max_nfev, 0, RUNNING)
+    status = torch.where(lost | (exact & (slope == 0)), -2, status)
+    status = torch.where(renews & ~columns.isfinite().all(-1).all(-1), -1, status)
+    status = torch.where(ends | (exact & newton.short(norm(p), rules.floor, x)), 3, status)
+    status = torch.where((F == 0).all(-1), 1, status)
+    return BroydenProgress(
+        x, F, columns, exact, p, slope, t, torch.where(running, status, s.status), nfev,
+        s.njev + renews, s.nit + accepted,
+    )  # fmt: skip
+
+
+def _learned(columns: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    """Jᵀ after a step s with differences y of the values."""
+    rest = y - (columns * s.unsqueeze(-1)).sum(-2)
+    square = (s * s).sum(-1, keepdim=True)
+    unit = s / torch.where(square > 0, square, 1.0)
+    return columns + unit.unsqueeze(-1) * rest.unsqueeze(-2)
+
+
+def _renewed(
+    problem: Problem, x: Tensor, columns: Tensor, data: NewtonData, which: Tensor
+) -> Tensor:
+    """Jᵀ at x of the problems `which`, and of others what is given."""
+    rows = which.nonzero()[:, 0]
+    count = len(rows)
+    if problem.batched:
+        rows = torch.cat([rows, rows[:1].expand(-count % ROWS)])
+    x, data = tree.map(lambda a: a[rows], (x, data))
+    _, found = newton.evaluated(problem, x, data)
+    return columns.index_copy(0, rows[:count], found[:count])
