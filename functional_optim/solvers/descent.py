@@ -67,8 +67,8 @@ class DescentProgress(NamedTuple):
     @property
     def products(self) -> Tensor:
         """With the Hessian so far, (B,), int64."""
-        known = isinstance(self.model, Hessian)
-        return self.model.products if known else torch.zeros_like(self.nit)
+        model = self.model
+        return model.products if isinstance(model, Hessian) else torch.zeros_like(self.nit)
 
 
 def where(condition: Tensor, a: Any, b: Any) -> Any:

@@ -22,12 +22,14 @@ from functional_optim.solvers.implicit import Cost, corrected
 from functional_optim.solvers.losses import check_loss
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
+from functional_optim.solvers.watching import History, IntermediateResult, Watch
 
 Method = Literal["lm", "dogleg", "trf"]
 METHODS = ("lm", "dogleg", "trf")
 BLOCK = 2**17
 """Elements of residuals and Jacobians in a compiled step, so that they fit into a cache."""
 MESSAGES = {
+    -3: "The callback stopped the search.",
     -2: "No progress: steps became too short to change x.",
     -1: "Residuals or their Jacobian are not finite.",
     0: "The maximum number of function evaluations is exceeded.",
@@ -68,11 +70,14 @@ class Result(NamedTuple):
     nit: Any
     """Steps that were tried."""
     status: Any
-    """1 gtol, 2 ftol, 3 xtol, 4 ftol and xtol, 0 max_nfev, −1 not finite, −2 no progress."""
+    """1 gtol, 2 ftol, 3 xtol, 4 ftol and xtol, 0 max_nfev, −1 not finite, −2 no progress, −3
+    stopped by the callback."""
     success: Any
     """Whether status is above 0: a bool, or a bool tensor (B,)."""
     message: Any
     """The status in words: a string, or a list of them."""
+    history: History | None
+    """All iterates, with `return_history=True`."""
 
 
 def least_squares(
@@ -93,6 +98,8 @@ def least_squares(
     batched: bool = False,
     compile: bool = False,
     implicit: bool = True,
+    callback: Callable[[IntermediateResult], Any] | None = None,
+    return_history: bool = False,
 ) -> Result:
     """Minimize ½ Σ r(x)², or a robust loss of r, as scipy.optimize.least_squares does.
 
@@ -133,6 +140,10 @@ def least_squares(
         implicit: let derivatives pass through x with respect to args, first and second ones, by
             the implicit function theorem, in plain autograd and in torch.func. Parameters at a
             bound, and problems that have not converged, are constant.
+        callback: called as `callback(intermediate_result)` after each iteration, as by scipy; in a
+            batch after each step of all. It stops the search by raising StopIteration or returning
+            True, single problems of a batch by returning a bool tensor (B,). See `minimize`.
+        return_history: keep all iterates, in `history`. They take memory.
 
     Returns:
         `Result`, with scipy's fields.
@@ -194,7 +205,11 @@ def least_squares(
     scaled = isinstance(scale, str)
     rules = loop.Rules(method, kind, known_loss, ftol, xtol, gtol, eps, most, scaled)
     data = loop.Data(taken.own, lower, upper, D)
-    found = _run(rules, problem, x, data, compile=compile)
+    watch = Watch(
+        callback, history=return_history, look=lambda s: (s.x, s.cost), flat=flat, x=x,
+        batched=batched,
+    )  # fmt: skip
+    found = _run(rules, problem, x, data, watch, compile=compile)
     if not batched and int(found.status) == -1 and int(found.nfev) == 1:
         raise ValueError(
             "residuals, or their Jacobian, are not finite at x0; begin elsewhere, or bound the "
@@ -206,11 +221,11 @@ def least_squares(
         usable = found.status > 0
         cost = Cost(fun, one, known_loss, batched=batched)
         solution = corrected(cost, found.x, args, fixed, usable)
-    return _result(found, solution, flat, data, shape, batched=batched)
+    return _result(found, solution, flat, data, shape, watch.history(), batched=batched)
 
 
 def _run(
-    rules: loop.Rules, problem: Problem, x: Tensor, data: loop.Data, *, compile: bool
+    rules: loop.Rules, problem: Problem, x: Tensor, data: loop.Data, watch: Watch, *, compile: bool
 ) -> loop.Progress:
     """Solve, outside of autograd."""
     size = (problem.one.size + 1) * problem.m
@@ -218,22 +233,23 @@ def _run(
     def begin(x: Tensor, own: loop.Data) -> loop.Progress:
         return loop.start(rules, problem, x, own)
 
+    see = watch.see if watch.used else None
     with torch.no_grad():
         if compile:
             most = max(slots.ROWS, min(1024, 1 << max(BLOCK // size, 1).bit_length() - 1))
             step = compiled_step(rules, problem)
-            return slots.run(begin, step, x, data, most, fixed=True, alone=False)
+            return slots.run(begin, step, x, data, most, fixed=True, alone=False, see=see)
         most = slots.capacity(size) if problem.batched else 1
 
         def advance(s: loop.Progress, own: loop.Data) -> loop.Progress:
             return loop.advance(rules, problem, s, own)
 
-        return slots.run(begin, advance, x, data, most, fixed=False, alone=problem.lazy)
+        return slots.run(begin, advance, x, data, most, fixed=False, alone=problem.lazy, see=see)
 
 
 def _result(
-    found: loop.Progress, solution: Tensor, flat: Ravel, data: loop.Data, shape: torch.Size, *,
-    batched: bool,
+    found: loop.Progress, solution: Tensor, flat: Ravel, data: loop.Data, shape: torch.Size,
+    history: History | None, *, batched: bool,
 ) -> Result:  # fmt: skip
     def as_tree(vector: Tensor, *, stored: bool = False) -> Any:
         return flat.tree(vector if batched else vector[0], stored=stored)
@@ -265,6 +281,7 @@ def _result(
         count(found.status),
         found.status > 0 if batched else statuses[0] > 0,
         messages if batched else messages[0],
+        history,
     )
 
 

@@ -20,11 +20,13 @@ from functional_optim.solvers.given import (
 from functional_optim.solvers.implicit import ProblemFunction, corrected
 from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
+from functional_optim.solvers.watching import History, IntermediateResult, Watch
 
 Method = Literal["l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg"]
 METHODS = ("l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg")
 FTOL = 2.220446049250313e-9
 MESSAGES = {
+    -3: "The callback stopped the search.",
     -2: "No progress: no step of the line search lowered the function.",
     -1: "The function or its gradient is not finite.",
     0: "The maximum number of iterations or function evaluations is exceeded.",
@@ -62,14 +64,16 @@ class Minimum(NamedTuple):
     nit: Any
     """Iterations: steps that were taken."""
     status: Any
-    """1 gtol, 2 ftol, 0 maxiter or max_nfev, −1 not finite, −2 no progress. (scipy has 0
-    for success.)"""
+    """1 gtol, 2 ftol, 0 maxiter or max_nfev, −1 not finite, −2 no progress, −3 stopped by the
+    callback. (scipy has 0 for success.)"""
     success: Any
     """Whether status is above 0: a bool, or a bool tensor (B,)."""
     message: Any
     """The status in words: a string, or a list of them."""
     nhev: Any
     """Products with the Hessian, of "newton-cg"; 0 for other methods."""
+    history: History | None
+    """All iterates, with `return_history=True`."""
 
 
 def minimize(
@@ -85,6 +89,8 @@ def minimize(
     max_nfev: int | None = None,
     batched: bool = False,
     implicit: bool = True,
+    callback: Callable[[IntermediateResult], Any] | None = None,
+    return_history: bool = False,
 ) -> Minimum:
     """Minimize a smooth function, as scipy.optimize.minimize does.
 
@@ -115,6 +121,11 @@ def minimize(
         implicit: let derivatives pass through x with respect to args, first and second ones, by
             the implicit function theorem, in plain autograd and in torch.func. Parameters at a
             bound, and problems that have not converged, are constant.
+        callback: called as `callback(intermediate_result)` after each iteration, as by scipy; in a
+            batch after each evaluation in which one of the problems has made an iteration. It stops
+            the search by raising StopIteration or returning True, single problems of a batch by
+            returning a bool tensor (B,). See `IntermediateResult`.
+        return_history: keep all iterates, in `history`. They take memory.
 
     Returns:
         `Minimum`, with scipy's fields.
@@ -167,7 +178,11 @@ def minimize(
         max_nfev or 15000,
     )  # fmt: skip
     data = descent.DescentData(taken.own, box)
-    found = _run(rules, objective, x, data)
+    watch = Watch(
+        callback, history=return_history, look=lambda s: (s.at.x, s.at.f), flat=flat, x=x,
+        batched=batched,
+    )  # fmt: skip
+    found = _run(rules, objective, x, data, watch)
     if not batched and int(found.status) == -1:
         raise ValueError(
             "the function, or its gradient, is not finite at x0; begin elsewhere, or bound the "
@@ -180,11 +195,15 @@ def minimize(
         )
         fixed = box.reach(found.at.x.to(torch.float64), -found.at.g) <= 0
         solution = corrected(value, found.at.x, args, fixed, found.status > 0)
-    return _result(found, solution, flat, data, batched=batched)
+    return _result(found, solution, flat, data, watch, batched=batched)
 
 
 def _run(
-    rules: descent.DescentRules, objective: Objective, x: Tensor, data: descent.DescentData
+    rules: descent.DescentRules,
+    objective: Objective,
+    x: Tensor,
+    data: descent.DescentData,
+    watch: Watch,
 ) -> descent.DescentProgress:
     """Solve, outside of autograd."""
 
@@ -199,7 +218,16 @@ def _run(
     alone = not objective.batched
     most = 1 if alone else slots.capacity(size)
     with torch.no_grad():
-        return slots.run(begin, step, x, data, most, fixed=False, alone=alone)
+        return slots.run(
+            begin,
+            step,
+            x,
+            data,
+            most,
+            fixed=False,
+            alone=alone,
+            see=watch.see if watch.used else None,
+        )
 
 
 def _result(
@@ -207,6 +235,7 @@ def _result(
     solution: Tensor,
     flat: Ravel,
     data: descent.DescentData,
+    watch: Watch,
     *,
     batched: bool,
 ) -> Minimum:
@@ -234,6 +263,7 @@ def _result(
         found.status > 0 if batched else statuses[0] > 0,
         messages if batched else messages[0],
         count(found.products),
+        watch.history(),
     )
 
 

@@ -12,17 +12,19 @@ from torch import Tensor
 from functional_optim import tree
 from functional_optim.core.ravel import Ravel
 from functional_optim.solvers import broyden, newton, slots
-from functional_optim.solvers.given import solver_input
+from functional_optim.solvers.given import SolverInput, solver_input
 from functional_optim.solvers.implicit import ProblemFunction, corrected_root
 from functional_optim.solvers.least_squares import least_squares
 from functional_optim.solvers.linear import norm
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
+from functional_optim.solvers.watching import History, IntermediateResult, Watch
 
 Method = Literal["newton", "lm", "broyden"]
 METHODS = ("newton", "lm", "broyden")
 XTOL = 1.49012e-8
 MESSAGES = {
+    -3: "The callback stopped the search.",
     -2: "No progress: no step brings the values nearer to zero.",
     -1: "The function or its Jacobian is not finite.",
     0: "The maximum number of function evaluations is exceeded.",
@@ -56,11 +58,14 @@ class Root(NamedTuple):
     nit: Any
     """Iterations: steps that were taken, with "lm" those that were tried."""
     status: Any
-    """1 values are zero, 3 xtol, 0 max_nfev, −1 not finite, −2 no progress."""
+    """1 values are zero, 3 xtol, 0 max_nfev, −1 not finite, −2 no progress, −3 stopped by the
+    callback."""
     success: Any
     """Whether status is above 0: a bool, or a bool tensor (B,)."""
     message: Any
     """The status in words: a string, or a list of them."""
+    history: History | None
+    """All iterates, with `return_history=True`."""
 
 
 def root(
@@ -73,6 +78,8 @@ def root(
     max_nfev: int | None = None,
     batched: bool = False,
     implicit: bool = True,
+    callback: Callable[[IntermediateResult], Any] | None = None,
+    return_history: bool = False,
 ) -> Root:
     """Solve as many equations as there are unknowns, as scipy.optimize.root does.
 
@@ -97,6 +104,11 @@ def root(
         implicit: let derivatives pass through x with respect to args, first and second ones, by
             the implicit function theorem, in plain autograd and in torch.func. Problems that have
             not converged are constant.
+        callback: called as `callback(intermediate_result)` after each iteration; in a batch after
+            each evaluation in which one of the problems has made an iteration. It stops the search
+            by raising StopIteration or returning True, single problems of a batch by returning a
+            bool tensor (B,). See `minimize`.
+        return_history: keep all iterates, in `history`. They take memory.
 
     Returns:
         `Root`, with scipy's fields. A least sum of squares that is no root has status −2.
@@ -141,10 +153,15 @@ def root(
     floor = 10 * torch.finfo(flat.dtype).eps
     rules = newton.NewtonRules(max(xtol, floor), floor, max_nfev or 100 * (one.size + 1))
     data = newton.NewtonData(taken.own)
+    watch = Watch(
+        callback, history=return_history, look=_seen, flat=flat, x=taken.x, batched=batched
+    )
     if method == "lm":
-        found = _by_squares(fun, taken.x0, taken.args, rules, problem, flat, data)
+        how = {"callback": callback, "return_history": return_history}
+        found, history = _by_squares(fun, taken, rules, problem, data, how)
     else:
-        found = _by_steps(method, rules, problem, taken.x, data)
+        found = _by_steps(method, rules, problem, taken.x, data, watch)
+        history = watch.history()
     if not batched and int(found.status) == -1:
         raise ValueError(
             "the function's values, or their Jacobian, are not finite at x0; begin elsewhere."
@@ -155,12 +172,17 @@ def root(
             lambda params, *own: as_vector(fun(params, *own)), one, batched=batched
         )
         solution = corrected_root(function, found.x, args, found.status > 0)
-    return _result(found, solution, flat, batched=batched)
+    return _result(found, solution, flat, history, batched=batched)
+
+
+def _seen(s: Found) -> tuple[Tensor, Tensor]:
+    return s.x, 0.5 * (s.F * s.F).sum(-1)
 
 
 def _by_steps(
-    method: Method, rules: newton.NewtonRules, problem: Problem, x: Tensor, data: newton.NewtonData
-) -> Found:
+    method: Method, rules: newton.NewtonRules, problem: Problem, x: Tensor,
+    data: newton.NewtonData, watch: Watch,
+) -> Found:  # fmt: skip
     """Solve, outside of autograd."""
     known: Any = newton if method == "newton" else broyden
 
@@ -173,20 +195,29 @@ def _by_steps(
     alone = not problem.batched
     most = 1 if alone else slots.capacity((problem.m + 1) * problem.m)
     with torch.no_grad():
-        return slots.run(begin, step, x, data, most, fixed=False, alone=alone)
+        return slots.run(
+            begin,
+            step,
+            x,
+            data,
+            most,
+            fixed=False,
+            alone=alone,
+            see=watch.see if watch.used else None,
+        )
 
 
 def _by_squares(
-    fun: Callable[..., Any], x0: Any, args: tuple[Any, ...], rules: newton.NewtonRules,
-    problem: Problem, flat: Ravel, data: newton.NewtonData,
-) -> newton.NewtonProgress:  # fmt: skip
+    fun: Callable[..., Any], taken: SolverInput, rules: newton.NewtonRules, problem: Problem,
+    data: newton.NewtonData, how: dict[str, Any],
+) -> tuple[newton.NewtonProgress, History | None]:  # fmt: skip
     """The least sum of squares, which must be a root: Newton's next step is short there."""
     found = least_squares(
-        fun, x0, args, ftol=0.0, xtol=rules.xtol, gtol=0.0, max_nfev=rules.max_nfev,
-        batched=problem.batched, implicit=False,
+        fun, taken.x0, taken.args, ftol=0.0, xtol=rules.xtol, gtol=0.0, max_nfev=rules.max_nfev,
+        batched=problem.batched, implicit=False, **how,
     )  # fmt: skip
     with torch.no_grad():
-        x = flat.vector(found.x).reshape(-1, problem.m)
+        x = taken.flat.vector(found.x).reshape(-1, problem.m)
         F, columns = newton.evaluated(problem, x, data)
         p = newton.solved(columns, -F)
         near = math.sqrt(rules.xtol)
@@ -196,10 +227,12 @@ def _by_squares(
         status = torch.where(status > 0, torch.where(zero, 1, torch.where(good, 3, -2)), status)
         counts = (found.nfev, found.njev, found.nit)
         count = [torch.as_tensor(n, device=x.device).reshape(-1) for n in counts]
-    return newton.NewtonProgress(x, F, p, F[:, 0], F[:, 0], status, *count)
+    return newton.NewtonProgress(x, F, p, F[:, 0], F[:, 0], status, *count), found.history
 
 
-def _result(found: Found, solution: Tensor, flat: Ravel, *, batched: bool) -> Root:
+def _result(
+    found: Found, solution: Tensor, flat: Ravel, history: History | None, *, batched: bool
+) -> Root:
     statuses = found.status.tolist()
     messages = [MESSAGES[x] for x in statuses]
 
@@ -215,6 +248,7 @@ def _result(found: Found, solution: Tensor, flat: Ravel, *, batched: bool) -> Ro
         count(found.status),
         found.status > 0 if batched else statuses[0] > 0,
         messages if batched else messages[0],
+        history,
     )
 
 

@@ -18,6 +18,9 @@ from functional_optim.solvers.residuals import LIMIT
 RUNNING, EMPTY = 10, 11
 """Values of `status` that no result has: of a problem at work, and of a slot without one."""
 
+STOPPED = -3
+"""The `status` of a problem that a callback has stopped."""
+
 ROWS = 16
 """Problems are evaluated in multiples of this: what torch computes at the end of a tensor, less
 than two vectors, it may compute with other instructions."""
@@ -39,6 +42,7 @@ def run(
     *,
     fixed: bool,
     alone: bool,
+    see: Callable[[Tensor, S], S] | None = None,
 ) -> S:
     """Solve all problems.
 
@@ -51,6 +55,8 @@ def run(
         capacity: how many problems are evaluated together at most.
         fixed: always evaluate that many.
         alone: is there one problem, which needs no others beside it?
+        see: gets, after each step, the numbers of the problems in the first slots, (k,), and where
+            all slots stand; returns how they go on.
     """
     total = x0.shape[0]
     least = 1 if alone else ROWS
@@ -60,8 +66,8 @@ def run(
         index = torch.arange(first, last, device=x0.device)
         own = tree.map(lambda x: x[first:last], (x0, data))
         x, mine = _filled(own, -(last - first) % least)
-        s = start(x, mine)
-        return *tree.map(lambda x: x[: last - first], (s, mine)), index
+        s, mine = tree.map(lambda x: x[: last - first], (start(x, mine), mine))
+        return s if see is None else see(index, s), mine, index
 
     taken = min(capacity, total)
     now, mine, index = begin(0, taken)
@@ -90,6 +96,8 @@ def run(
                 return results
             now, mine = _with_empty(now, mine, -len(index) % rows)
         now = step(now, mine)
+        if see is not None:
+            now = see(index, now)
 
 
 def _filled(trees: Any, more: int) -> Any:
