@@ -69,6 +69,8 @@ from functional_optim.adapters.ready_made import StableAdamW as StableAdamW
 from functional_optim.adapters.ready_made import Yogi as Yogi
 
 # end: algorithms
+from functional_optim.adapters.self_scaled import SSBFGS as SSBFGS
+from functional_optim.adapters.self_scaled import SSBroyden as SSBroyden
 from functional_optim.adapters.sharpness import ASAM as ASAM
 from functional_optim.adapters.sharpness import SAM as SAM
 from functional_optim.adapters.sophia import SophiaG as SophiaG

@@ -227,11 +227,11 @@ def write(flat: Ravel, x: Tensor) -> None:
         p.copy_(value)
 
 
-def check_undivided(params: list[Tensor]) -> None:
+def check_undivided(params: list[Tensor], name: str = "LBFGS") -> None:
     """Raise ValueError for a process's part of parameters, whose inner products are not known."""
     if any(sharding.flat_parts(params)):
         raise ValueError(
-            "LBFGS needs inner products over the whole model, but FullyShardedDataParallel has "
+            f"{name} needs inner products over the whole model, but FullyShardedDataParallel has "
             "left this process a part of it; use fully_shard or DistributedDataParallel."
         )
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from functional_optim import numeric
-from functional_optim.adapters.base import OptimizerBase, with_hooks
+from functional_optim.adapters.base import with_hooks
+from functional_optim.adapters.joint import JointOptimizer, check_moving
 from functional_optim.adapters.state.names import named
 from functional_optim.algorithms.gauss_newton import scale_by_gauss_newton
 from functional_optim.algorithms.levenberg_marquardt import levenberg_marquardt
@@ -19,7 +20,6 @@ from functional_optim.checkpoint.errors import refuse
 from functional_optim.core import base
 from functional_optim.core.chain import completed
 from functional_optim.core.ravel import Ravel
-from functional_optim.kernels.interrupts import held
 from functional_optim.solvers.linear import Kind
 from functional_optim.solvers.residuals import LIMIT, as_vector
 from functional_optim.solvers.steps import Scaling
@@ -82,17 +82,8 @@ class FromClosure:
                 p.detach().copy_(value)
 
 
-class ResidualOptimizer(OptimizerBase):
-    """What optimizer objects share that know the residuals: all groups are stepped as one tree.
-
-    The state is kept with the first parameter that moves.
-    """
-
-    keeps_trees = False
-
-    def _construct(self, params: ParamsT, hyper: dict[str, Any]) -> None:
-        self.compile, self.stored, self.capturable = False, None, False
-        super().__init__(params, hyper)
+class ResidualOptimizer(JointOptimizer):
+    """What optimizer objects share that know the residuals."""
 
     def _named(self) -> dict[str, Tensor]:
         """All parameters by their names, else by group and place."""
@@ -136,25 +127,14 @@ class ResidualOptimizer(OptimizerBase):
         group = self._group()
         every = self._named()
         moving = {name: p for name, p in every.items() if p.requires_grad}
-        if not moving:
-            raise RuntimeError("no parameter requires gradients; there is nothing to step.")
+        check_moving(moving)
         values = [p.detach() for p in moving.values()]
         fn = self._residuals(closure, every, moving)
         tx = self.checked_transform(group, in_step=True)
-        first = next(iter(moving.values()))
-        old = self.state.get(first) or {}
-        fresh = tx.init(values)
-        state = type(fresh)(**{name: old.get(name, x) for name, x in fresh._asdict().items()})
+        state = self._known(tx, values, next(iter(moving.values())))
         updates, state = tx.update(None, state, values, residual_fn=fn)
         updates = self._scaled(updates, group, state)
-        new = base.apply_updates(values, updates)
-
-        def finish() -> None:
-            for p, value in zip(values, new, strict=True):
-                p.copy_(value)
-            self.state[first] = state._asdict()
-
-        held(finish)
+        self._finish(list(moving.values()), base.apply_updates(values, updates), state)
         return state.value
 
     def _residuals(
@@ -175,17 +155,6 @@ class ResidualOptimizer(OptimizerBase):
     def _scaled(self, updates: Any, group: dict[str, Any], state: Any) -> Any:
         """The updates as they are added."""
         return updates
-
-    def _group(self) -> dict[str, Any]:
-        """The hyperparameters, which all groups have in common."""
-        first, *others = self.param_groups
-        for name in self.defaults:
-            if any(group[name] != first[name] for group in others):
-                raise ValueError(
-                    f"{type(self).__name__} steps all groups together, but they have different "
-                    f"{name}: {[group[name] for group in self.param_groups]}; give all of them one."
-                )
-        return first
 
     def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
         """Raise ValueError if what was loaded does not fit."""

@@ -122,6 +122,8 @@ from functional_optim.algorithms.schedule_free import schedule_free_adamw as sch
 from functional_optim.algorithms.schedule_free import schedule_free_sgd as schedule_free_sgd
 from functional_optim.algorithms.scion import scale_by_scion as scale_by_scion
 from functional_optim.algorithms.scion import scion as scion
+from functional_optim.algorithms.self_scaled import ssbfgs as ssbfgs
+from functional_optim.algorithms.self_scaled import ssbroyden as ssbroyden
 from functional_optim.algorithms.sgd import sgd as sgd
 from functional_optim.algorithms.shampoo import scale_by_shampoo as scale_by_shampoo
 from functional_optim.algorithms.shampoo import shampoo as shampoo

@@ -16,6 +16,7 @@ from pathlib import Path
 import curve_store
 import curves
 import matplotlib as mpl
+import quasi_newton_curves
 import residual_curves
 import searches
 import trainings
@@ -29,6 +30,7 @@ import functional_optim as fo
 
 CURVES: dict[str, trainings.Curve | searches.SearchCurve | residual_curves.FitCurve]
 CURVES = {**curves.CURVES, **searches.SEARCHES, **residual_curves.FITS}
+CURVES |= quasi_newton_curves.DENSE
 FOLDER = Path("build", "loss_curves")
 GREY, SUGGESTED, OTHERS = "#8c8c8c", "#3a8fd9", ("#e08a2e", "#35a97c")
 """Legible on white and on black."""
@@ -59,6 +61,8 @@ def known(name: str) -> str:
     assert home is not None
     if name in residual_curves.FITS:
         says = [residual_curves]
+    elif name in quasi_newton_curves.DENSE:
+        says = [trainings, quasi_newton_curves]
     else:
         says = [searches] if search else [trainings, *([curves] if name in curves.SPECIAL else [])]
     needs = curve_store.sources(Path(home)) | {Path(str(module.__file__)) for module in says}

@@ -16,7 +16,8 @@ def check_first(make: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if args and _are_parameters(args[0]):
         first = next(iter(inspect.signature(make).parameters.values()), None)
         kind = "" if first is None else str(first.annotation)
-        if first is not None and any(x in kind for x in ("Hyper", "Number", "float")):
+        number = kind == "int" or any(x in kind for x in ("Hyper", "Number", "float"))
+        if first is not None and number:
             raise TypeError(
                 f"{make.__name__} makes a transformation, whose first argument is {first.name}, "
                 f"not the parameters; for an optimizer object use {_object_of(make)}; a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -16,6 +17,9 @@ from functional_optim.solvers.slots import RUNNING
 from functional_optim.solvers.truncated import Hessian, newton_target, unknown
 
 Model: TypeAlias = quadratics.Model | Hessian
+Evaluate: TypeAlias = Callable[[Tensor, tuple[Any, ...]], tuple[Tensor, Tensor]]
+"""From points (B, n), and what they have of their own, to values and gradients in float64. For
+"newton-cg" an `Objective`."""
 
 
 class DescentRules(NamedTuple):
@@ -90,16 +94,23 @@ def start(
     rules: DescentRules, objective: Objective, x: Tensor, data: DescentData
 ) -> DescentProgress:
     """The first evaluation, and the first direction."""
-    f, g = objective(x, data.args)
-    at = Iterate(x, f, g)
+    at = Iterate(x, *objective(x, data.args))
+    if rules.method == "newton-cg":
+        model: Model = unknown(at.g)
+    else:
+        model = quadratics.fresh(rules.method, at.g, bounded=data.box.exists)
+    return begun(rules, objective, at, model, data)
+
+
+def begun(
+    rules: DescentRules, objective: Evaluate, at: Iterate, model: Model, data: DescentData
+) -> DescentProgress:
+    """The first direction, by what a model knows."""
+    x, f, g = at
     finite = f.isfinite() & g.isfinite().all(-1)
     flat = projected(at, data.box).abs().amax(-1) <= rules.gtol
     status = torch.where(finite, torch.where(flat, 1, RUNNING), -1)
     g = torch.where(finite.unsqueeze(-1), g, 0.0)
-    if rules.method == "newton-cg":
-        model: Model = unknown(g)
-    else:
-        model = quadratics.fresh(rules.method, g, bounded=data.box.exists)
     aims = status == RUNNING
     target, search, model, _ = _aimed(objective, Iterate(x, f, g), model, data, aims)
     if data.box.exists:  # as L-BFGS-B, which knows no scale yet
@@ -109,7 +120,7 @@ def start(
 
 
 def _aimed(
-    objective: Objective, at: Iterate, model: Model, data: DescentData, aims: Tensor
+    objective: Evaluate, at: Iterate, model: Model, data: DescentData, aims: Tensor
 ) -> tuple[Tensor, wolfe.WolfeSearch, Model, Tensor]:
     """A direction from each point, the search along it, the model, and whether there is one.
 
@@ -133,7 +144,7 @@ def _aimed(
 
 
 def _target(
-    objective: Objective, at: Iterate, model: Model, data: DescentData, aims: Tensor
+    objective: Evaluate, at: Iterate, model: Model, data: DescentData, aims: Tensor
 ) -> tuple[Tensor, Model]:
     """Where steps of length 1 lead: to the minimum of each problem's model, or near it."""
     if not isinstance(model, Hessian):
@@ -141,12 +152,13 @@ def _target(
     which = aims & (model.pairs > 0)
     if not bool(which.any()):
         return at.x, model
+    assert isinstance(objective, Objective)
     target, used = newton_target(objective, data.args, at.x, at.g, data.box, which)
     return target, model._replace(products=model.products + used)
 
 
 def advance(
-    rules: DescentRules, objective: Objective, s: DescentProgress, data: DescentData
+    rules: DescentRules, objective: Evaluate, s: DescentProgress, data: DescentData
 ) -> DescentProgress:
     """Evaluate each problem that is running once; where that ends its search, aim anew."""
     running = s.status == RUNNING
@@ -176,7 +188,7 @@ def advance(
 
 def _aim(
     rules: DescentRules,
-    objective: Objective,
+    objective: Evaluate,
     s: DescentProgress,
     now: DescentProgress,
     data: DescentData,

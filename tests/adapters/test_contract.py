@@ -44,6 +44,8 @@ ALL = {
     **MAKERS,
     **CLASSES,
     "lbfgs without a search": lambda params: adapters.LBFGS(params, lr=0.1, max_iter=4),
+    "SSBFGS": lambda params: adapters.SSBFGS(params, max_iter=2),
+    "SSBroyden": lambda params: adapters.SSBroyden(params, max_iter=2),
     "MuonAdamW": lambda params: adapters.MuonAdamW(
         [(f"{i}.up.weight", p) for i, p in enumerate(params)], compile=False
     ),

@@ -51,10 +51,10 @@ def transformed(tx, name):
     extra = dict(made.EXTRA.get(name, {}))
     state = tx.init(params)
     for g in grads:
-        if name in ("lbfgs", "scale_by_backtracking_linesearch"):
+        if name in ("lbfgs", "ssbfgs", "ssbroyden", "scale_by_backtracking_linesearch"):
             g, value = torch.func.grad_and_value(squares)(params)
             extra = {"value": value, "value_and_grad": value_and_grad}
-            extra |= {} if name == "lbfgs" else {"grad": g}
+            extra |= {"grad": g} if name.startswith("scale_by") else {}
         updates, state = tx.update(g, state, params, **extra)
         params = fo.apply_updates(params, updates)
     return params, state

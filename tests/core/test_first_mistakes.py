@@ -57,6 +57,12 @@ def test_parameters_are_no_argument_of_a_transformation(name, found, more, given
     refused(TypeError, words, lambda: getattr(fo, name)(GIVEN[given](), **more))
 
 
+@pytest.mark.parametrize("given", GIVEN)
+def test_parameters_are_no_number_of_iterations(given):
+    words = "for an optimizer object use functional_optim.adapters.SSBFGS(params, ...)"
+    refused(TypeError, words, lambda: fo.ssbfgs(GIVEN[given]()))
+
+
 def test_a_transform_without_an_object_of_its_own_is_for_a_recipe():
     words = "adapters.Optimizer(params, recipe), with clip_by_global_norm in the recipe"
     refused(TypeError, words, lambda: fo.clip_by_global_norm(model().parameters(), 1.0))
@@ -105,6 +111,7 @@ def test_a_transformation_is_no_object_and_a_factory_is_called_first(name):
     ("tx", "words"),
     [
         (fo.lbfgs(), "lbfgs needs the extra arguments value and value_and_grad: call update("),
+        (fo.ssbroyden(), "ssbroyden needs the extra arguments value and value_and_grad: call "),
         (fo.sam(fo.sgd(0.1)), "sam needs the extra argument grad_fn: call update("),
         (fo.commit_if(fo.sgd(0.1)), "commit_if needs the extra argument commit: call update("),
         (fo.polyak_sgd(), "scale_by_polyak needs the extra argument value: call update("),

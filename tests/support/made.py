@@ -206,6 +206,8 @@ MADE: dict[str, list[Any]] = {
     ],
     "offload": [fo.offload(fo.adam(0.1), "cpu")],
     "slot_dtypes": [fo.slot_dtypes(fo.adam(0.1), exp_avg=torch.bfloat16)],
+    "ssbfgs": [fo.ssbfgs(max_iter=2)],
+    "ssbroyden": [fo.ssbroyden(max_iter=2)],
     "stored": [
         fo.stored(fo.adam(0.1), kind, block_size=16, min_size=0)
         for kind in ("int8", "int4", "bfloat16", "float8_e4m3fn")

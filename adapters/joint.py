@@ -1,0 +1,65 @@
+"""What optimizer objects share that step all parameter groups together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from functional_optim.adapters.base import OptimizerBase
+from functional_optim.core import base
+from functional_optim.kernels.interrupts import held
+
+
+class JointOptimizer(OptimizerBase):
+    """An optimizer object of a transformation that looks at all parameters at once.
+
+    All groups have the same hyperparameters. Parameters that do not require gradients stay. The
+    state is kept with the first parameter that moves.
+    """
+
+    keeps_trees = False
+
+    def _construct(self, params: ParamsT, hyper: dict[str, Any]) -> None:
+        self.compile, self.stored, self.capturable = False, None, False
+        super().__init__(params, hyper)
+
+    def _moving(self) -> list[Tensor]:
+        """The parameters that are stepped."""
+        every = [p for group in self.param_groups for p in group["params"]]
+        return [p for p in every if p.requires_grad]
+
+    def _group(self) -> dict[str, Any]:
+        """The hyperparameters, which all groups have in common."""
+        first, *others = self.param_groups
+        for name in self.defaults:
+            if any(group[name] != first[name] for group in others):
+                raise ValueError(
+                    f"{type(self).__name__} steps all groups together, but they have different "
+                    f"{name}: {[group[name] for group in self.param_groups]}; give all of them one."
+                )
+        return first
+
+    def _known(self, tx: base.GradientTransformation, values: list[Tensor], first: Tensor) -> Any:
+        """The state so far; what is missing is as init makes it."""
+        old = self.state.get(first) or {}
+        fresh = tx.init(values)
+        return type(fresh)(**{name: old.get(name, x) for name, x in fresh._asdict().items()})
+
+    def _finish(self, moving: list[Tensor], new: list[Tensor], state: Any) -> None:
+        """Write parameters and state, both or none."""
+
+        def finish() -> None:
+            for p, value in zip(moving, new, strict=True):
+                p.copy_(value)
+            self.state[moving[0]] = state._asdict()
+
+        held(finish)
+
+
+def check_moving(moving: Collection[Any]) -> None:
+    """Raise RuntimeError if nothing can be stepped."""
+    if not moving:
+        raise RuntimeError("no parameter requires gradients; there is nothing to step.")

@@ -1,0 +1,185 @@
+"""Optimizer objects of the self-scaled quasi-Newton methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from functional_optim import numeric
+from functional_optim.adapters.base import with_hooks
+from functional_optim.adapters.joint import JointOptimizer, check_moving
+from functional_optim.adapters.lbfgs import check_undivided, number
+from functional_optim.algorithms.self_scaled import ssbfgs, ssbroyden
+from functional_optim.checkpoint.errors import refuse
+from functional_optim.core import base, sharding
+from functional_optim.core.ravel import Ravel
+
+NAMES = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change")
+
+
+class SelfScaled(JointOptimizer):
+    """What `SSBFGS` and `SSBroyden` share."""
+
+    def __init__(
+        self, params: ParamsT, max_iter: int = 20, max_eval: int | None = None,
+        tolerance_grad: numeric.Number = 1e-7, tolerance_change: numeric.Number = 0.0,
+    ) -> None:  # fmt: skip
+        given = (max_iter, max_eval, tolerance_grad, tolerance_change)
+        self._construct(params, dict(zip(NAMES, given, strict=True)))
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make up to `max_iter` iterations.
+
+        Args:
+            closure: clears the gradients, computes the loss, calls its backward, and returns it.
+                Called at every point of a line search, with gradients enabled.
+
+        Returns:
+            The loss that the first call returned.
+
+        Raises:
+            TypeError: without a closure.
+            RuntimeError: if no parameter requires gradients.
+            ValueError: if the loss or a gradient is not finite, groups have different
+                hyperparameters, or parameters are a process's part of a model.
+
+        A step that raises has changed nothing.
+        """
+        if closure is None or not callable(closure):
+            raise TypeError(
+                f"{type(self).__name__} evaluates the loss several times, so step needs a closure: "
+                "a function that clears the gradients, computes the loss, calls its backward, and "
+                "returns it."
+            )
+        return base.unrecorded(self._step_whole, partial(base.recorded, closure))
+
+    step = with_hooks(_step)
+
+    def _step_whole(self, closure: Callable[[], Any]) -> Any:
+        group, moving = self._group(), self._moving()
+        check_moving(moving)
+        check_undivided(moving, type(self).__name__)
+        tx = self.checked_transform(group, in_step=True)
+        before = [p.detach().clone() for p in moving]
+        mesh = sharding.mesh_of(moving)
+
+        def evaluated() -> tuple[Any, Tensor, list[Tensor]]:
+            loss = closure()
+            value = torch.tensor(number(loss, mesh), dtype=torch.float64)
+            return loss, value, [torch.zeros_like(p) if p.grad is None else p.grad for p in moving]
+
+        def value_and_grad(point: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            for p, x in zip(moving, point, strict=True):
+                p.copy_(x)
+            return evaluated()[1:]
+
+        try:
+            loss, value, grads = evaluated()
+            grads = [g.clone() for g in grads]
+            updates, state = tx.update(
+                grads, self._known(tx, before, moving[0]), before, value=value,
+                value_and_grad=value_and_grad,
+            )  # fmt: skip
+        except BaseException:
+            for p, x in zip(moving, before, strict=True):
+                p.copy_(x)
+            raise
+        self._finish(moving, base.apply_updates(before, updates), state)
+        return loss
+
+    def check_loaded(self, given: dict[str, Any], before: list[set[str]]) -> None:
+        """Raise ValueError if what was loaded does not fit."""
+        super().check_loaded(given, before)
+        moving = self._moving()
+        kept = (self.state.get(moving[0]) or {}) if moving else {}
+        found, size = kept.get("inverse_hessian"), Ravel(moving).size if moving else 0
+        wrong = isinstance(found, Tensor) and found.shape != (size, size)
+        faults = (
+            [f"inverse_hessian is for {len(found)} parameters, but {size} move"] if wrong else []
+        )
+        refuse("the loaded state", faults, "load a checkpoint with the same frozen parameters")
+
+
+class SSBFGS(SelfScaled):
+    """`functional_optim.ssbfgs` as an optimizer object.
+
+    `step(closure)` makes up to `max_iter` iterations. The closure is that of torch.optim.LBFGS: it
+    clears the gradients, computes the loss, calls its backward, and returns it.
+
+    Args:
+        params: parameters, named parameters, or dicts of parameter groups, as torch takes them.
+            Those that do not require gradients stay.
+        max_iter: iterations in one step, ≥ 1. Default 20, torch's for LBFGS.
+        max_eval: no iteration begins after so many evaluations in one step, ≥ 1. Default 1.25
+            max_iter.
+        tolerance_grad: end a step when no element of the gradient is larger, ≥ 0.
+        tolerance_change: end a step when the loss decreases by less than this share of max(|loss|,
+            1), ≥ 0.
+
+    State, with the first parameter that moves: `n_iter`, `func_evals`, `pairs`, `inverse_hessian`.
+
+    Raises:
+        ValueError: for numbers out of their ranges.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import SSBFGS
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
+        >>> opt = SSBFGS([w])
+        >>> def closure():
+        ...     opt.zero_grad()
+        ...     loss = (w - 3).square().sum()
+        ...     loss.backward()
+        ...     return loss
+        >>> opt.step(closure).item()
+        5.0
+        >>> torch.allclose(w, torch.full_like(w, 3.0))
+        True
+    """
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The transformation of a group's hyperparameters."""
+        return ssbfgs(**{name: group[name] for name in NAMES})
+
+
+class SSBroyden(SelfScaled):
+    """`functional_optim.ssbroyden` as an optimizer object.
+
+    Args:
+        params: those of :class:`SSBFGS`, as are the others.
+        max_iter: see there.
+        max_eval: see there.
+        tolerance_grad: see there.
+        tolerance_change: see there.
+
+    State, with the first parameter that moves: `n_iter`, `func_evals`, `pairs`, `inverse_hessian`.
+
+    Raises:
+        ValueError: for numbers out of their ranges.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim.adapters import SSBroyden
+        >>> net = torch.nn.Linear(3, 1).double()
+        >>> x, y = torch.randn(9, 3).double(), torch.randn(9, 1).double()
+        >>> opt = SSBroyden(net.parameters(), max_iter=50)
+        >>> def closure():
+        ...     opt.zero_grad()
+        ...     loss = (net(x) - y).square().mean()
+        ...     loss.backward()
+        ...     return loss
+        >>> loss = opt.step(closure)
+        >>> bool(net.weight.grad.abs().max() < 1e-5)
+        True
+    """
+
+    def transform(self, group: dict[str, Any]) -> base.GradientTransformation:
+        """The transformation of a group's hyperparameters."""
+        return ssbroyden(**{name: group[name] for name in NAMES})

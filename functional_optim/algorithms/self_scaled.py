@@ -1,0 +1,247 @@
+"""Self-scaled BFGS and Broyden: quasi-Newton methods with a dense inverse Hessian, for physics.
+
+Al-Baali, "Numerical experience with a class of self-scaling quasi-Newton algorithms", J. Optim.
+Theory Appl. 96 (1998), https://doi.org/10.1023/A:1022608410710; Urbán, Stefanou, Pons, "Unveiling
+the optimization process of physics informed neural networks" (2024),
+https://arxiv.org/abs/2405.04230; Kiyani et al., "Optimizing the optimizer for physics-informed
+neural networks and Kolmogorov-Arnold networks" (2025), https://arxiv.org/abs/2501.16371. The
+updates stand in `solvers/dense.py`, and the steps in `solvers/descent.py`; here they are lifted to
+trees.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.algorithms.lbfgs.line_search import can_branch
+from functional_optim.algorithms.lbfgs.transform import ValueAndGrad, check_whole, flat_of
+from functional_optim.core import base
+from functional_optim.core.base import GradientTransformation, check_grads
+from functional_optim.core.factory import factory
+from functional_optim.core.ravel import Ravel
+from functional_optim.solvers import descent
+from functional_optim.solvers.box import Box
+from functional_optim.solvers.dense import DenseInverse
+from functional_optim.solvers.objectives import number
+from functional_optim.solvers.slots import RUNNING
+
+
+class SelfScaledState(NamedTuple):
+    """n: number of parameters."""
+
+    n_iter: Tensor
+    """Iterations so far: 0-dim, int64."""
+    func_evals: Tensor
+    """Evaluations so far, that of each `value` included: 0-dim, int64."""
+    pairs: Tensor
+    """Steps that H has learned from: 0-dim, int64."""
+    inverse_hessian: Tensor
+    """H, (n, n), float64."""
+
+
+@factory
+def ssbfgs(
+    max_iter: int = 20,
+    max_eval: int | None = None,
+    tolerance_grad: float = 1e-7,
+    tolerance_change: float = 0.0,
+) -> GradientTransformation:
+    """BFGS that scales its matrix down where it is too large: for physics-informed networks.
+
+    After hundreds of steps it is orders of magnitude below BFGS and L-BFGS, as long as an n × n
+    matrix fits in memory. One update makes up to `max_iter` iterations, each with a line search for
+    the strong Wolfe conditions. It needs the function itself::
+
+        updates, state = tx.update(grads, state, params, value=value, value_and_grad=fn)
+
+    where `value, grads = fn(params)`. (torch.func.grad_and_value returns them the other way round.)
+    The update is a constant for autograd. Train in float64: float32 ends where differences of
+    values are rounding errors. `minimize(method="ssbfgs")` runs until convergence, and takes bounds
+    and batches.
+
+    Args:
+        max_iter: iterations in one update, ≥ 1. Default 20, that of `lbfgs`.
+        max_eval: no iteration begins after so many evaluations in one update, the one given as
+            `value` included, ≥ 1. The first always begins. Default 1.25 max_iter.
+        tolerance_grad: end an update when no element of the gradient is larger, ≥ 0.
+        tolerance_change: end an update when the value decreases by less than this share of
+            max(|value|, 1), ≥ 0. Default 0: losses of physics go far below 1.
+
+    State: `SelfScaledState`. An iteration that finds no lower value makes H the identity.
+
+    Raises:
+        ValueError: for numbers out of their ranges; if the parameters have no elements; from
+            update, if the value or the gradients are not finite at params, and under torch.vmap.
+        TypeError: from update, without `value` and `value_and_grad`, and if the latter does not
+            return a number and gradients.
+
+    Not for noisy gradients: mini-batches break both H and the line search.
+
+    Papers: Al-Baali (1998), https://doi.org/10.1023/A:1022608410710; Urbán, Stefanou, Pons (2024),
+    https://arxiv.org/abs/2405.04230, equation 11; Kiyani et al. (2025),
+    https://arxiv.org/abs/2501.16371.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> def rosenbrock(x):
+        ...     return 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
+        >>> def fn(x):
+        ...     grad, value = torch.func.grad_and_value(rosenbrock)(x)
+        ...     return value, grad
+        >>> tx = fo.ssbfgs(max_iter=100)
+        >>> x = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+        >>> value, grads = fn(x)
+        >>> updates, state = tx.update(grads, tx.init(x), x, value=value, value_and_grad=fn)
+        >>> fo.apply_updates(x, updates)
+        tensor([1.0000, 1.0000], dtype=torch.float64)
+    """
+    return _self_scaled("ssbfgs", max_iter, max_eval, tolerance_grad, tolerance_change)
+
+
+@factory
+def ssbroyden(
+    max_iter: int = 20,
+    max_eval: int | None = None,
+    tolerance_grad: float = 1e-7,
+    tolerance_change: float = 0.0,
+) -> GradientTransformation:
+    """`ssbfgs` with an update between BFGS and DFP, whose share adapts from step to step.
+
+    In physics it often gets lower than `ssbfgs`, at the same costs.
+
+    Args:
+        max_iter: those of `ssbfgs`, as are the others.
+        max_eval: see there.
+        tolerance_grad: see there.
+        tolerance_change: see there.
+
+    State: `SelfScaledState`.
+
+    Raises:
+        ValueError, TypeError: as `ssbfgs`.
+
+    Papers: Al-Baali (1998), https://doi.org/10.1023/A:1022608410710; Urbán, Stefanou, Pons (2024),
+    https://arxiv.org/abs/2405.04230, equations 13 to 23.
+
+    Example::
+
+        >>> import torch, functional_optim as fo
+        >>> scales = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+        >>> def fn(x):
+        ...     return 0.5 * (scales * x * x).sum(), scales * x
+        >>> tx, x = fo.ssbroyden(), torch.ones(3, dtype=torch.float64)
+        >>> value, grads = fn(x)
+        >>> updates, state = tx.update(grads, tx.init(x), x, value=value, value_and_grad=fn)
+        >>> bool(fn(fo.apply_updates(x, updates))[0] < 1e-12)
+        True
+    """
+    return _self_scaled("ssbroyden", max_iter, max_eval, tolerance_grad, tolerance_change)
+
+
+def _self_scaled(
+    method: str, max_iter: int, max_eval: int | None, tolerance_grad: float,
+    tolerance_change: float,
+) -> GradientTransformation:  # fmt: skip
+    check_whole("max_iter", max_iter, 1)
+    most = max_iter * 5 // 4 if max_eval is None else max_eval
+    check_whole("max_eval", most, 1)
+    for name, x in (("tolerance_grad", tolerance_grad), ("tolerance_change", tolerance_change)):
+        if not x >= 0:
+            raise ValueError(f"{name} must be 0 or more, but got {x}.")
+
+    def init(params: Any) -> SelfScaledState:
+        flat = Ravel(params)
+        eye = torch.eye(flat.size, dtype=torch.float64, device=flat.device)
+        count = torch.zeros((), dtype=torch.int64, device=flat.device)
+        return SelfScaledState(*[base.batched(x, flat.leaves) for x in (count, count, count, eye)])
+
+    def update(
+        grads: Any,
+        state: SelfScaledState,
+        params: Any = None,
+        *,
+        value: Tensor = base.NEEDED,
+        value_and_grad: ValueAndGrad = base.NEEDED,
+    ) -> tuple[Any, SelfScaledState]:
+        base.check_needed(method, value=value, value_and_grad=value_and_grad)
+        flat = flat_of(params, grads)
+        _check_state(method, state, flat)
+        x, g = flat.vector(params), flat.vector(grads)
+        if not can_branch(x, g, value) and not torch.compiler.is_compiling():
+            raise ValueError(
+                f"{method} cannot run under torch.vmap, since its loop ends by values; for many "
+                f"problems call minimize(method={method!r}, batched=True)."
+            )
+        eps = torch.finfo(flat.dtype).eps
+        rules = descent.DescentRules(
+            method, tolerance_grad, tolerance_change, 10 * eps, eps, max_iter, sys.maxsize
+        )
+
+        as_before = base.recorded if torch.is_grad_enabled() else base.unrecorded
+
+        def evaluate(point: Tensor, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+            pair = as_before(value_and_grad, flat.tree(point[0]))
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise TypeError(
+                    f"value_and_grad returned a {type(pair).__name__}; return (value, gradients)."
+                )
+            check_grads(params, pair[1])
+            return wide(pair[0], flat.vector(pair[1]))
+
+        at = descent.Iterate(x.detach().unsqueeze(0), *wide(value, g))
+        return base.unrecorded(_run, rules, most, evaluate, at, state, flat)
+
+    return GradientTransformation(init, update)
+
+
+def wide(value: Any, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """A value and gradients of one problem: (1,) and (1, n), float64."""
+    f = number(value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64))
+    f = f.detach().reshape(1).to(grads.device, torch.float64)
+    return f, grads.detach().unsqueeze(0).to(torch.float64)
+
+
+def _run(
+    rules: descent.DescentRules, most: int, evaluate: descent.Evaluate, at: descent.Iterate,
+    state: SelfScaledState, flat: Ravel,
+) -> tuple[Any, SelfScaledState]:  # fmt: skip
+    """The iterations of one update."""
+    data = descent.DescentData((), Box(None, None))
+    model = DenseInverse(state.inverse_hessian.unsqueeze(0), state.pairs.reshape(1))
+    s = descent.begun(rules, evaluate, at, model, data)
+    if int(s.status) == -1:
+        raise ValueError(
+            "the value, or its gradient, is not finite at these parameters; nothing was changed. "
+            "Begin elsewhere, or restore earlier parameters."
+        )
+    spent = False
+    while int(s.status) == RUNNING and not spent:
+        before = s.nit
+        s = descent.advance(rules, evaluate, s, data)
+        spent = int(s.nfev) >= most and bool(s.nit > before)
+    known = s.model
+    assert isinstance(known, DenseInverse)
+    new = SelfScaledState(
+        state.n_iter + s.nit[0], state.func_evals + s.nfev[0], known.pairs[0], known.H[0]
+    )
+    step = torch.where(s.at.x == at.x, -0.0, s.at.x - at.x)
+    return flat.tree(step[0], stored=False), new
+
+
+def _check_state(method: str, state: Any, flat: Ravel) -> None:
+    """Raise unless the state is of this kind, and for such parameters."""
+    if not isinstance(state, SelfScaledState):
+        raise TypeError(
+            f"update got a state of type {type(state).__name__}; pass the state that this "
+            "transformation's own init returned, in this order: update(grads, state, params)."
+        )
+    if state.inverse_hessian.shape != (flat.size, flat.size):
+        raise ValueError(
+            f"update got a state for {state.inverse_hessian.shape[-1]} parameters, but there are "
+            f"{flat.size}; pass the state that {method}'s init returned for these parameters."
+        )

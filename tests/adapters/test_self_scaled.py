@@ -1,0 +1,199 @@
+"""Self-scaled quasi-Newton methods: transformations, optimizer objects, and the solver's steps."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from valleys import rosenbrock
+
+import functional_optim as fo
+from functional_optim import adapters
+
+MAKE = {"ssbfgs": (fo.ssbfgs, adapters.SSBFGS), "ssbroyden": (fo.ssbroyden, adapters.SSBroyden)}
+names = pytest.mark.parametrize("name", MAKE)
+
+
+def value_and_grad(x: Any) -> tuple[Tensor, Any]:
+    return torch.func.grad_and_value(rosenbrock)(x)[::-1]
+
+
+def start() -> Tensor:
+    return torch.tensor([-1.2, 1.0, 0.4, -0.3], dtype=torch.float64)
+
+
+def stepped(tx: Any, updates: int, x: Tensor) -> tuple[Tensor, Any]:
+    state = tx.init(x)
+    for _ in range(updates):
+        value, grads = value_and_grad(x)
+        u, state = tx.update(grads, state, x, value=value, value_and_grad=value_and_grad)
+        x = fo.apply_updates(x, u)
+    return x, state
+
+
+@names
+def test_updates_of_any_length_take_the_steps_of_minimize(name):
+    whole = fo.minimize(rosenbrock, start(), method=name, maxiter=30, ftol=0.0, gtol=0.0)
+    assert whole.nit == 30
+    for each in (1, 3, 30):
+        tx = MAKE[name][0](max_iter=each, max_eval=1000, tolerance_grad=0.0)
+        x, state = stepped(tx, 30 // each, start())
+        assert torch.allclose(x, whole.x, atol=1e-6)
+        assert int(state.n_iter) == 30
+        assert int(state.func_evals) == whole.nfev + 30 // each - 1
+        assert int(state.pairs) <= 30
+        H = state.inverse_hessian
+        assert torch.allclose(H, H.mT, rtol=1e-9)
+
+
+@names
+def test_an_optimizer_object_takes_the_steps_of_its_transformation(name):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    net[2].bias.requires_grad_(False)
+    x = torch.rand(30, 2, dtype=torch.float64)
+    y = (x[:, :1] * 3).sin() + x[:, 1:]
+    before = {k: p.detach().clone() for k, p in net.named_parameters()}
+    groups = [{"params": net[0].parameters()}, {"params": net[2].parameters()}]
+    opt = MAKE[name][1](groups, max_iter=7)
+    losses = []
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        return loss
+
+    first = opt.step(closure)
+    assert float(first.detach()) == losses[0]
+    opt.step(closure)
+    moving = {k: p for k, p in before.items() if k != "2.bias"}
+    tx = MAKE[name][0](max_iter=7)
+    state = tx.init(moving)
+
+    def fn(p: Any) -> tuple[Tensor, Any]:
+        def loss(p: Any) -> Tensor:
+            found = torch.func.functional_call(net, {**before, **p}, (x,))
+            return (found - y).square().mean()
+
+        return torch.func.grad_and_value(loss)(p)[::-1]
+
+    p = moving
+    for _ in range(2):
+        value, grads = fn(p)
+        u, state = tx.update(grads, state, p, value=value, value_and_grad=fn)
+        p = fo.apply_updates(p, u)
+    for key, mine in net.named_parameters():
+        expected = p.get(key, before[key])
+        assert torch.allclose(mine.detach(), expected, rtol=1e-6, atol=1e-9), key
+    kept = opt.state[net[0].weight]
+    mine, other = [H.diagonal().sort()[0] for H in (kept["inverse_hessian"], state[-1])]
+    assert torch.allclose(mine, other, rtol=1e-4)  # the order of parameters is another
+    assert int(kept["func_evals"]) == len(losses)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@names
+def test_physics_gets_far_below_bfgs(name):
+    """−u'' = f on (0, 1): after as many evaluations."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1))
+    p0 = {k: p.detach() for k, p in net.double().named_parameters()}
+    x = torch.linspace(0, 1, 30, dtype=torch.float64)
+
+    def u(p: Any, x: Tensor) -> Tensor:
+        return x * (1 - x) * torch.func.functional_call(net, p, (x.reshape(1),))[0]
+
+    def loss(p: Any) -> Tensor:
+        second = torch.vmap(torch.func.grad(torch.func.grad(u, 1), 1), (None, 0))(p, x)
+        return (second / math.pi**2 + torch.sin(math.pi * x)).square().mean()
+
+    def least(method: str) -> float:
+        how = {"gtol": 0.0, "ftol": 0.0, "max_nfev": 600}
+        return float(fo.minimize(loss, p0, method=method, **how).fun)
+
+    assert least(name) < 0.05 * least("bfgs")
+
+
+@names
+def test_a_solution_stays_and_a_failed_search_forgets(name):
+    tx = MAKE[name][0]()
+    x = torch.ones(3, dtype=torch.float64)
+    value, grads = value_and_grad(x)
+    u, state = tx.update(grads, tx.init(x), x, value=value, value_and_grad=value_and_grad)
+    assert torch.equal(u, torch.full_like(x, -0.0))
+    assert bool(torch.signbit(u).all())
+    assert int(state.n_iter) == 0
+
+    def uphill(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.square().sum(), -2 * x
+
+    u, state = tx.update(-2 * x, state, x, value=uphill(x)[0], value_and_grad=uphill)
+    assert torch.equal(u, torch.full_like(x, -0.0))
+    assert torch.equal(state.inverse_hessian, torch.eye(3, dtype=torch.float64))
+
+
+@names
+def test_max_eval_begins_no_iteration(name):
+    tx = MAKE[name][0](max_iter=100, max_eval=5)
+    _, state = stepped(tx, 1, start())
+    assert 5 <= int(state.func_evals) < 12
+    assert int(state.n_iter) < 6
+    _, state = stepped(MAKE[name][0](max_eval=1), 1, start())
+    assert int(state.n_iter) == 1
+
+
+@names
+def test_bad_calls_change_nothing(name):
+    make, obj = MAKE[name]
+    for how in ({"max_iter": 0}, {"max_iter": 2.5}, {"max_eval": 0}):
+        with pytest.raises(ValueError, match="must be an integer of at least 1"):
+            make(**how)
+        with pytest.raises(ValueError, match="must be an integer of at least 1"):
+            obj([torch.ones(2, requires_grad=True)], **how)
+    for how in ({"tolerance_grad": -1.0}, {"tolerance_change": float("nan")}):
+        with pytest.raises(ValueError, match="must be 0 or more"):
+            make(**how)
+    tx, x = make(), start()
+    state, (value, grads) = tx.init(x), value_and_grad(x)
+    more = {"value": value, "value_and_grad": value_and_grad}
+    with pytest.raises(ValueError, match=f"minimize\\(method='{name}', batched=True\\)"):
+        torch.vmap(lambda x: tx.update(x, state, x, **more)[0])(torch.ones(2, 4).double())
+    with pytest.raises(ValueError, match="not finite at these parameters"):
+        tx.update(grads, state, x, value=value * torch.nan, value_and_grad=value_and_grad)
+    with pytest.raises(ValueError, match="a state for 4 parameters, but there are 3"):
+        tx.update(grads[:3], state, x[:3], **more)
+    with pytest.raises(TypeError, match="own init returned"):
+        tx.update(grads, fo.lbfgs().init(x), x, **more)
+    with pytest.raises(TypeError, match=r"return \(value, gradients\)"):
+        tx.update(grads, state, x, value=value, value_and_grad=lambda x: value)
+    with pytest.raises(ValueError, match="one number"):
+        tx.update(grads, state, x, value=value, value_and_grad=lambda x: (x, x))
+    p = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    opt = obj([p])
+    with pytest.raises(TypeError, match="needs a closure"):
+        opt.step()
+    with pytest.raises(ValueError, match="not finite"):
+        opt.step(lambda: (p * torch.nan).sum())
+    assert not opt.state
+    other = obj([nn.Parameter(torch.ones(3))])
+    opt.step(lambda: closure_of(p))
+    with pytest.raises(ValueError, match="for 2 parameters, but 3 move"):
+        other.load_state_dict(copy.deepcopy(opt.state_dict()))
+    with pytest.raises(RuntimeError, match="nothing to step"):
+        obj([torch.ones(2)]).step(lambda: torch.ones(()))
+    unequal = obj([{"params": [p]}, {"params": [nn.Parameter(torch.ones(1))], "max_iter": 3}])
+    with pytest.raises(ValueError, match="different max_iter"):
+        unequal.step(lambda: closure_of(p))
+
+
+def closure_of(p: Tensor) -> Tensor:
+    p.grad = None
+    loss = (p - 3).square().sum()
+    loss.backward()
+    return loss
