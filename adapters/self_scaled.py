@@ -97,7 +97,8 @@ class SelfScaled(JointOptimizer):
         super().check_loaded(given, before)
         moving = self._moving()
         kept = (self.state.get(moving[0]) or {}) if moving else {}
-        found, size = kept.get("inverse_hessian"), Ravel(moving).size if moving else 0
+        found: Any = kept.get("inverse_hessian")
+        size = Ravel(moving).size if moving else 0
         wrong = isinstance(found, Tensor) and found.shape != (size, size)
         faults = (
             [f"inverse_hessian is for {len(found)} parameters, but {size} move"] if wrong else []
