@@ -22,7 +22,7 @@ from functional_optim.solvers.implicit import Cost, corrected
 from functional_optim.solvers.losses import check_loss
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
-from functional_optim.solvers.watching import History, IntermediateResult, Watch
+from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
 
 Method = Literal["lm", "dogleg", "trf"]
 METHODS = ("lm", "dogleg", "trf")
@@ -76,7 +76,7 @@ class Result(NamedTuple):
     """Whether status is above 0: a bool, or a bool tensor (B,)."""
     message: Any
     """The status in words: a string, or a list of them."""
-    history: History | None
+    history: IterateHistory | None
     """All iterates, with `return_history=True`."""
 
 
@@ -249,7 +249,7 @@ def _run(
 
 def _result(
     found: loop.Progress, solution: Tensor, flat: Ravel, data: loop.Data, shape: torch.Size,
-    history: History | None, *, batched: bool,
+    history: IterateHistory | None, *, batched: bool,
 ) -> Result:  # fmt: skip
     def as_tree(vector: Tensor, *, stored: bool = False) -> Any:
         return flat.tree(vector if batched else vector[0], stored=stored)

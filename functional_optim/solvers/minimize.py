@@ -20,7 +20,7 @@ from functional_optim.solvers.given import (
 from functional_optim.solvers.implicit import ProblemFunction, corrected
 from functional_optim.solvers.objectives import Objective, number
 from functional_optim.solvers.quadratics import HISTORY
-from functional_optim.solvers.watching import History, IntermediateResult, Watch
+from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
 
 Method = Literal["l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg"]
 METHODS = ("l-bfgs-b", "bfgs", "ssbfgs", "ssbroyden", "newton-cg")
@@ -72,7 +72,7 @@ class Minimum(NamedTuple):
     """The status in words: a string, or a list of them."""
     nhev: Any
     """Products with the Hessian, of "newton-cg"; 0 for other methods."""
-    history: History | None
+    history: IterateHistory | None
     """All iterates, with `return_history=True`."""
 
 

@@ -18,7 +18,7 @@ from functional_optim.solvers.least_squares import least_squares
 from functional_optim.solvers.linear import norm
 from functional_optim.solvers.problems import Problem
 from functional_optim.solvers.residuals import as_vector
-from functional_optim.solvers.watching import History, IntermediateResult, Watch
+from functional_optim.solvers.watching import IntermediateResult, IterateHistory, Watch
 
 Method = Literal["newton", "lm", "broyden"]
 METHODS = ("newton", "lm", "broyden")
@@ -64,7 +64,7 @@ class Root(NamedTuple):
     """Whether status is above 0: a bool, or a bool tensor (B,)."""
     message: Any
     """The status in words: a string, or a list of them."""
-    history: History | None
+    history: IterateHistory | None
     """All iterates, with `return_history=True`."""
 
 
@@ -210,7 +210,7 @@ def _by_steps(
 def _by_squares(
     fun: Callable[..., Any], taken: SolverInput, rules: newton.NewtonRules, problem: Problem,
     data: newton.NewtonData, how: dict[str, Any],
-) -> tuple[newton.NewtonProgress, History | None]:  # fmt: skip
+) -> tuple[newton.NewtonProgress, IterateHistory | None]:  # fmt: skip
     """The least sum of squares, which must be a root: Newton's next step is short there."""
     found = least_squares(
         fun, taken.x0, taken.args, ftol=0.0, xtol=rules.xtol, gtol=0.0, max_nfev=rules.max_nfev,
@@ -231,7 +231,7 @@ def _by_squares(
 
 
 def _result(
-    found: Found, solution: Tensor, flat: Ravel, history: History | None, *, batched: bool
+    found: Found, solution: Tensor, flat: Ravel, history: IterateHistory | None, *, batched: bool
 ) -> Root:
     statuses = found.status.tolist()
     messages = [MESSAGES[x] for x in statuses]

@@ -40,7 +40,7 @@ class IntermediateResult(NamedTuple):
     """Whether the search goes on: a bool, or a bool tensor (B,)."""
 
 
-class History(NamedTuple):
+class IterateHistory(NamedTuple):
     """All iterates, from x0 on. In a batch rows follow the dimension of problems, and a problem
     that has finished repeats its last row.
 
@@ -136,7 +136,7 @@ class Watch:
             )
         return stops.to(self.stops.device).expand_as(self.stops)
 
-    def history(self) -> History | None:
+    def history(self) -> IterateHistory | None:
         """All iterates that were seen, or None if they are not kept."""
         if self.rows is None:
             return None
@@ -148,7 +148,7 @@ class Watch:
         every = torch.arange(length, device=x.device).minimum(self.nit.unsqueeze(-1))
         numbers = torch.arange(len(x), device=x.device).unsqueeze(-1)
         x, f = x[numbers, every], f[numbers, every]
-        return History(self._trees(x), f if self.batched else f[0])
+        return IterateHistory(self._trees(x), f if self.batched else f[0])
 
     def _trees(self, x: Tensor) -> Any:
         """Points (B, length, n) as a tree."""
