@@ -91,8 +91,13 @@ MUTANTS = [
         ),
         (
             "problems that failed have derivatives",
+            "return torch.where(usable.unsqueeze(-1), x + _bounded(x, args), start)",
+            "return x + _bounded(x, args)",
+        ),
+        (
+            "third derivatives are those of two steps",
+            "return torch.where(usable.unsqueeze(-1), x + _bounded(x, args), start)",
             "return torch.where(usable.unsqueeze(-1), x, start)",
-            "return x",
         ),
     ),
     *of(
