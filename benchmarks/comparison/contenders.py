@@ -39,7 +39,8 @@ class Contender:
     of the function, as it is called without any. other: whether AdamW has a rate of its own.
     annealed: whether its rate falls to 0. exact: whether it searches along lines, for which losses
     may have no noise. averages: whether an average of the parameters is what it finds. squares:
-    whether it needs the residuals of a sum of squares.
+    whether it needs the residuals of a sum of squares. batched: whether it searches for many runs
+    at once. only: the tasks that it is made for; empty: any.
     free: whether the size of its steps is that of the rate, whatever the size of gradients.
     """
 
@@ -54,6 +55,8 @@ class Contender:
     exact: bool = False
     averages: bool = False
     squares: bool = False
+    batched: bool = True
+    only: tuple[str, ...] = ()
     free: bool = True
 
     def transformation(
@@ -78,8 +81,8 @@ class Contender:
         """Whether it is made for such a task: line searches for losses without noise, Muon for
         networks with matrices in hidden layers."""
         matrices = any(is_hidden_matrix(*item) for item in task.init(0).items())
-        known = task.residuals is not None or not self.squares
-        return known and not (self.exact and task.noisy) and (matrices or not self.other)
+        meant = not self.only or task.name in self.only
+        return meant and not (self.exact and task.noisy) and (matrices or not self.other)
 
     @property
     def page(self) -> str:
@@ -168,6 +171,12 @@ def levenberg_marquardt(lr: Any, decay: float, other: Any, steps: int) -> fo.Gra
     return fo.levenberg_marquardt()
 
 
+def ssbfgs(
+    lr: Any, decay: float, other: Any, steps: int, *, batched: bool = False
+) -> fo.GradientTransformation:
+    return fo.ssbfgs(steps, steps, 0.0, 0.0)
+
+
 def adam_like(
     name: str, title: str, function: Any, recipe: Recipe | None = None, **more: Any
 ) -> Contender:
@@ -218,7 +227,11 @@ def all_contenders() -> dict[str, Contender]:
         ),
         Contender(
             "levenberg_marquardt", "Levenberg–Marquardt", levenberg_marquardt, (1.0, 1.0), None,
-            Numbers(1.0), free=False, annealed=False, exact=True, squares=True,
+            Numbers(1.0), free=False, annealed=False, exact=True, squares=True, only=("physics",),
+        ),
+        Contender(
+            "ssbfgs", "self-scaled BFGS", ssbfgs, (1.0, 1.0), None,
+            Numbers(1.0), free=False, annealed=False, exact=True, batched=False, only=("physics",),
         ),
     ]  # fmt: skip
     return {contender.name: contender for contender in found}

@@ -103,7 +103,7 @@ def summary(comparison: Comparison, tasks: Sequence[Task], valleys: Sequence[Tas
     rows = []
     for contender in comparison.contenders:
         name, own = contender.name, comparison.by(contender.name)
-        if not own or contender.squares:  # a task is no mean of tasks
+        if not own or contender.only:  # a task is no mean of tasks
             continue
         named = {
             what: [task for task, found in verdicts.items() if found.get(name) == what]

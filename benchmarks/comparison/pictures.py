@@ -20,12 +20,12 @@ FAMILIES = {
         "sgd", "lion", "adafactor", "schedule_free_adamw", "prodigy",
     ),
     "matrices and curvature": (
-        "muon_adamw", "soap", "shampoo", "psgd_kron", "lbfgs", "levenberg_marquardt",
+        "muon_adamw", "soap", "shampoo", "psgd_kron", "lbfgs", "levenberg_marquardt", "ssbfgs",
     ),
 }  # fmt: skip
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's: told apart by everybody."""
-MARKS = ("o", "s", "^", "D", "v", "P")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -123,7 +123,7 @@ def ratios(comparison: Comparison, name: str, tasks: Sequence[Task], *, time: bo
 def profile(comparison: Comparison, tasks: Sequence[Task], path: Path) -> None:
     """The share of tasks on which each optimizer needs at most so many times the best one's steps,
     or time, to the score that half of them reach, or to the minimum."""
-    known = {x.name for x in comparison.contenders if not x.squares}
+    known = {x.name for x in comparison.contenders if not x.only}
     names = [REFERENCE, *[name for x in FAMILIES.values() for name in x if name in known]]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.2), layout="constrained")

@@ -61,8 +61,10 @@ def train(task: Task, contender: Contender, runs: Sequence[Run], *, curves: bool
     """
     if contender.squares:
         return [_by_residuals(task, contender, run) for run in runs]
+    if contender.exact and not contender.batched:
+        return [_by_line_search(task, contender, [run], alone=True)[0] for run in runs]
     if contender.exact:
-        return _by_line_search(task, contender, runs)
+        return _by_line_search(task, contender, runs, alone=False)
     return _SideBySide(task, contender, runs).results(looks(task.steps) if curves else set())
 
 
@@ -120,19 +122,25 @@ class _SideBySide:
                 self.ended[i].score = math.inf
 
 
-def _by_line_search(task: Task, contender: Contender, runs: Sequence[Run]) -> list[Ended]:
+def _by_line_search(
+    task: Task, contender: Contender, runs: Sequence[Run], *, alone: bool
+) -> list[Ended]:
     """Runs of the same numbers, with as many evaluations as the others make steps.
 
     What counts is the point with the least loss so far: a search along a line may end at a worse
     one. Its score decides nothing.
     """
     ended, seen, count = [Ended() for _ in runs], looks(task.steps), 0
-    slopes, scores = vmap(grad_and_value(task.loss)), vmap(task.score)
-    params = stacked([task.init(run.seed) for run in runs])
-    best, least = params, torch.full((len(runs),), math.inf)
+    slopes, scores = grad_and_value(task.loss), task.score
+    each = [task.init(run.seed) for run in runs]
+    params, least = each[0], torch.tensor(math.inf)
+    if not alone:
+        slopes, scores = vmap(slopes), vmap(scores)
+        params, least = stacked(each), least.expand(len(runs))
+    best = params
 
     def look(step: int) -> None:
-        for own, score in zip(ended, scores(best).tolist(), strict=True):
+        for own, score in zip(ended, scores(best).reshape(-1).tolist(), strict=True):
             own.score = score if math.isfinite(score) else math.inf
             own.curve.append((step, own.score))
 

@@ -266,7 +266,7 @@ def test_every_optimizer_can_be_made_for_its_tasks_and_steps(compare, tasks, con
     cheap = ("quadratic", "kronecker", "cart", "sparse")
     for name, own in contenders.items():
         fitting = [task for task in tasks.values() if own.fits(task)]
-        assert len(fitting) > 6 or own.squares, name
+        assert len(fitting) > 6 or own.only, name
         for task in fitting:
             run = compare.store.Run(own.trials(1, task)[0], 0)
             tx, params = own.transformation(run.numbers, task.steps), task.init(0)
@@ -449,7 +449,7 @@ def test_pages_of_the_docs_say_what_the_rows_say(compare, contenders):
             measured.add(path.stem)
             assert f"\n```{{measured-rates}} {path.stem}\n```\n" in page
             assert f"\n<!-- begin: measured {path.stem} -->\n" in page
-    assert measured == {x.name for x in contenders.values() if not x.squares} - {"cautious"}
+    assert measured == {x.name for x in contenders.values() if not x.only} - {"cautious"}
 
 
 def test_a_page_of_an_algorithm_names_the_best_rates(compare, made_up):
