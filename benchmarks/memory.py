@@ -132,7 +132,7 @@ def trained(kept: dict[str, Any]) -> None:
 
 
 def bytes_of(name: str) -> tuple[int, int, float]:
-    """Bytes a parameter of weight, gradient and state."""
+    """Bytes per parameter of weight, gradient and state."""
     choice = CHOICES[name]
     size = choice.dtype.itemsize
     return size, size, state_bytes(choice.make(1e-3), choice.dtype)
@@ -148,7 +148,7 @@ def tables(kept: dict[str, Any]) -> str:
     """Bytes and losses, and the growth of memory where it was measured."""
     losses, growing = kept["losses"], kept["growth"]
     lines = [
-        "| AdamW | bytes a parameter | loss, mean ± deviation | above float32's, each seed |",
+        "| AdamW | bytes per parameter | loss, mean ± deviation | above float32's, each seed |",
         "| --- | --- | --- | --- |",
     ]
     for name, choice in CHOICES.items():
@@ -167,7 +167,7 @@ def tables(kept: dict[str, Any]) -> str:
 
 
 def draw(kept: dict[str, Any]) -> None:
-    """Two rows of bars: bytes a parameter, and losses beside those of float32."""
+    """Two rows of bars: bytes per parameter, and losses compared with float32."""
     losses = kept["losses"]
     names = [name for name in CHOICES if name != "exact"]
     labels = [CHOICES[name].what for name in names]
@@ -184,7 +184,7 @@ def draw(kept: dict[str, Any]) -> None:
         left.text(size + 0.2, place, f"{size:.1f}", va="center", fontsize=8)
     left.set_xlim(0, 18)
     left.set_xticks(range(0, 17, 4))
-    left.set_title("bytes a parameter", loc="left", fontsize=9.5)
+    left.set_title("bytes per parameter", loc="left", fontsize=9.5)
     spread = statistics.stdev(losses["float32"])
     right.axvspan(-spread, spread, color="#eeeeee", label="deviation of the seeds")
     for place, name in enumerate(names):

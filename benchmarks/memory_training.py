@@ -84,7 +84,7 @@ CHOICES: dict[str, Choice] = {
 
 
 def state_bytes(tx: fo.GradientTransformation, dtype: torch.dtype = torch.float32) -> float:
-    """Bytes of state a parameter, of a hidden matrix of 2048 × 2048."""
+    """Bytes of state per parameter, of a hidden matrix of 2048 × 2048."""
     w = torch.empty(2048, 2048, dtype=dtype, device="meta")
     state = tx.init({"layers.0.weight": w})
     leaves = [x for x in tree.leaves(state) if isinstance(x, Tensor)]
