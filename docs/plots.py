@@ -15,7 +15,7 @@ from functional_optim.numeric import Schedule
 
 STEPS = 100
 COLUMNS = 3
-COLOURS = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: told apart by everybody
+COLOURS = ("#0072B2", "#D55E00", "#009E73")  # Okabe and Ito: distinguishable with colour blindness
 STYLE = {
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -82,7 +82,7 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "join": ("join([linear(0.2, 1.0, 30), constant(0.7), cosine_decay(0.7, 40)], [30, 60])",),
     "from_torch": ("from_torch(CyclicLR(opt, 0.1, 1.0, step_size_up=15, mode='triangular2'))",),
 }
-"""What is drawn, by name; the first call is the one on the page."""
+"""The plotted calls by name; the page shows the first one."""
 
 LABELS: dict[str, tuple[str, ...]] = {
     "polynomial": ("power 2", "power 0.5"),
@@ -93,11 +93,11 @@ LABELS: dict[str, tuple[str, ...]] = {
     "warmup_stable_decay": ("linear", "cosine", "1-sqrt"),
     "from_torch": ("CyclicLR",),
 }
-"""What tells several curves in one panel apart."""
+"""The legend of panels with several curves."""
 
 
 def build(call: str) -> Schedule:
-    """The schedule that a call makes; `opt` is an optimizer of torch."""
+    """The schedule that a call returns; `opt` is an optimizer of torch."""
     opt = torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=0.9)
     names: dict[str, Any] = {**vars(torch.optim.lr_scheduler), **vars(schedules), "opt": opt}
     return eval(call, names)

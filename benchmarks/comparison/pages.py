@@ -141,7 +141,7 @@ def measured(comparison: Comparison, name: str) -> str:
     cells = [c for c in rates.networks(comparison, name) if not c.contender.exact]
     if cells:
         others = [c.numbers.other_lr for c in cells if c.numbers.other_lr is not None]
-        beside = f" (AdamW's beside it: {between(others)})" if others else ""
+        beside = f" (AdamW's: {between(others)})" if others else ""
         count = f"{len(cells)} network{'s' * (len(cells) > 1)}"
         best = between([c.numbers.lr for c in cells])
         said.append(f"Its best learning rate was {best}{beside} on {count}.")
@@ -156,7 +156,7 @@ def measured(comparison: Comparison, name: str) -> str:
             ", ".join([task for task, found in verdicts.items() if found in which]) or "no task"
             for which in (("better",), ("worse", "diverged"))
         ]
-        it = "It" if own[0].contender.exact else "Tuned alike, it"
+        it = "It" if own[0].contender.exact else "With equal tuning, it"
         said.append(f"{it} was better than AdamW on {better}, and worse on {worse}.")
     return "".join([f"{line}\n" for line in textwrap.wrap(" ".join(said), 130)])
 

@@ -4,8 +4,8 @@
     ```
 
 draws the entry "adam" of `trainings.CURVES` or `searches.SEARCHES`: three runs, of which the second
-is the one to begin with, and mostly a reference in grey. What was trained before is kept
-(`curve_store`); the rest is trained while the site is built.
+is the suggested start, and usually a baseline in grey. Trained curves are stored
+(`curve_store`); the build of the site trains the rest.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def trained(name: str) -> dict[str, trainings.Losses]:
 
 
 def draw(name: str, path: Path, *, small: bool = False) -> None:
-    """Train what has to be trained, and write the picture; a small one has curves only."""
+    """Train runs that are not stored, and write the picture; a small one has curves only."""
     curve = CURVES[name]
     found = curve_store.recall(name, known(name), lambda: trained(name))
     with mpl.rc_context({**mpl.rcParamsDefault, **STYLE}):
@@ -119,14 +119,14 @@ class LossCurve(Directive):
         env = self.state.document.settings.env
         if name not in CURVES:
             raise self.error(
-                f"loss-curve knows no {name!r}; give its page a curve, or add it to curves.py or "
+                f"loss-curve has no curve {name!r}; add a curve to its page, or add it to curves.py or "
                 "searches.py"
             )
         for module in (curves, trainings, searches):
             env.note_dependency(module.__file__)
         path = FOLDER / f"{name}.svg"
         draw(name, Path(env.srcdir, path))
-        says = f"{CURVES[name].what} Blue: where to begin."
+        says = f"{CURVES[name].what} Blue: suggested start."
         image = nodes.image(uri=f"/{path.as_posix()}", alt=f"Loss curves of {name}", width="100%")
         caption = nodes.caption(says, "", nodes.Text(says))
         return [nodes.figure("", image, caption, classes=["loss-curve"])]

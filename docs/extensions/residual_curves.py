@@ -1,4 +1,4 @@
-"""What the loss curves of methods that know residuals show: a small network fits a surface."""
+"""Loss curves of methods that use residuals: a small network fits a surface."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fitted(tx: fo.GradientTransformation, *, residuals: bool) -> Losses:
 
 
 class FitCurve(NamedTuple):
-    """What a picture shows. runs: recipes by their labels; the second is the one to begin with."""
+    """What a picture shows. runs: recipes by their labels; the second is the suggested start."""
 
     runs: dict[str, Callable[[], fo.GradientTransformation]]
     axis: str = "step"
@@ -59,7 +59,7 @@ class FitCurve(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What is trained, in words."""
+        """The caption."""
         return "A network of 65 parameters fits a surface through 200 points; grey: AdamW at 0.03."
 
     def follow(self, recipe: Callable[[], fo.GradientTransformation]) -> Losses:
@@ -67,7 +67,7 @@ class FitCurve(NamedTuple):
         return fitted(recipe(), residuals=True)
 
     def reference(self) -> tuple[str, Losses]:
-        """The run to compare with, and its label."""
+        """The baseline, and its label."""
         return "AdamW, lr=0.03", fitted(fo.adamw(0.03), residuals=False)
 
 

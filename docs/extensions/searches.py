@@ -1,4 +1,4 @@
-"""What the curves of search methods search: Rosenbrock's valley in five dimensions."""
+"""Curves of search methods on Rosenbrock's function in five dimensions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def valley(x: Tensor) -> Tensor:
 class SearchCurve(NamedTuple):
     """What a picture shows.
 
-    runs: methods by their labels; the second is the one to begin with. axis: its label. steps: how
+    runs: methods by their labels; the second is the suggested start. axis: its label. steps: how
     many evaluations. beside: whether trying at random is shown, too.
     """
 
@@ -36,9 +36,9 @@ class SearchCurve(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What is searched, in words."""
+        """The caption."""
         found = "The best value found of Rosenbrock's function in five dimensions"
-        grey = "; grey: at random" if self.beside else ""
+        grey = "; grey: random search" if self.beside else ""
         return f"{found}, median of {SEEDS} seeds{grey}."
 
     def follow(self, recipe: Callable[[], fo.search.Search]) -> Losses:

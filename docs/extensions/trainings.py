@@ -22,8 +22,8 @@ Losses = tuple[list[int], list[float]]
 class Task(NamedTuple):
     """What is trained.
 
-    params: where training begins. loss: of parameters, on some of the pictures. x, y: all pictures.
-    batch: how many pictures a step sees. what: in words.
+    params: the initial ones. loss: of parameters, on some of the pictures. x, y: all pictures.
+    batch: how many pictures a step sees. what: a caption.
     """
 
     params: Params
@@ -67,7 +67,7 @@ def task(name: str) -> Task:
     if name == "tokens":
         rows = torch.arange(64) * 17 + x.long()
         params = {"embedding": torch.zeros(64 * 17, 10)}
-        return Task(params, of_tokens, rows, y, BATCH, "embeddings of pixels, sparse gradients")
+        return Task(params, of_tokens, rows, y, BATCH, f"embeddings of pixels, sparse gradients, batch {BATCH}")
     params = {
         "hidden.weight": torch.randn(64, 32, generator=g) / 8,
         "hidden.bias": torch.zeros(32),
@@ -75,12 +75,12 @@ def task(name: str) -> Task:
         "head.bias": torch.zeros(10),
     }
     if name == "whole":
-        return Task(params, of_layers, x / 16, y, len(y), "a network, full batches")
-    return Task(params, of_layers, x / 16, y, BATCH, f"a network, batches of {BATCH}")
+        return Task(params, of_layers, x / 16, y, len(y), "full batches")
+    return Task(params, of_layers, x / 16, y, BATCH, f"batch {BATCH}")
 
 
 def value_and_grad(fn: Callable[[Params], Tensor]) -> Callable[[Params], tuple[Tensor, Params]]:
-    """By a backward pass, which makes sparse gradients where they are asked for."""
+    """By a backward pass, which computes sparse gradients if embeddings are sparse."""
 
     def both(params: Params) -> tuple[Tensor, Params]:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
@@ -98,7 +98,7 @@ def each_gradient(on: Task, params: Params, x: Tensor, y: Tensor) -> Params:
 
 
 def train(recipe: Callable[[], fo.GradientTransformation], on: Task, run: Curve) -> Losses:
-    """The loss on all pictures, every few steps; it ends where that is no number."""
+    """The loss on all pictures, every few steps; training stops if it is not finite."""
     tx, g = recipe(), torch.Generator().manual_seed(1)
     params, state = on.params, tx.init(on.params)
     counts, losses = [0], [float(on.loss(params, on.x, on.y))]
@@ -130,10 +130,10 @@ def train(recipe: Callable[[], fo.GradientTransformation], on: Task, run: Curve)
 class Curve(NamedTuple):
     """What a picture shows.
 
-    runs: recipes by their labels; the second is the one to begin with. on: the task. asks: extra
+    runs: recipes by their labels; the second is the suggested start. on: the task. asks: extra
     arguments of `update`. shown: from the state, the parameters to evaluate. averages: whether
-    these are what `eval_params` returns. count: from the state, where on the axis a step stands.
-    axis: its label. steps: how many. beside: the momentum of the SGD to compare with. examples:
+    these are what `eval_params` returns. count: from the state, the place of a step on the axis.
+    axis: its label. steps: how many. beside: the momentum of the SGD baseline. examples:
     whether it takes the gradients of single examples. before: from the state, the parameters, the
     pictures and the number of a step to the state with which it begins.
     """
@@ -152,16 +152,16 @@ class Curve(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What is trained, in words."""
+        """The caption of the task."""
         kind = "SGD with momentum" if self.beside else "SGD without momentum"
-        return f"Digits by {task(self.on).what}; grey: {kind} at the best of three rates."
+        return f"Digits classifier, {task(self.on).what}; grey: {kind} at the best of three rates."
 
     def follow(self, recipe: Callable[[], fo.GradientTransformation]) -> Losses:
         """The losses of one run."""
         return train(recipe, task(self.on), self)
 
     def reference(self) -> tuple[str, Losses]:
-        """The run to compare with, and its label."""
+        """The baseline, and its label."""
         return best_sgd(self.on, self.beside)
 
 

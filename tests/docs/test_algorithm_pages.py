@@ -21,7 +21,7 @@ M, N, HISTORY = 60, 40, 5
 CHOOSING = (ROOT / "docs" / "choosing.md").read_text()
 TABLES = {
     title: [row for row in rows(section(CHOOSING, title)) if not row[0].startswith("**")]
-    for title in ("Algorithms", "Without gradients")
+    for title in ("Algorithms", "Train without gradients")
 }
 SLOT_COUNT = re.compile(r"(?:`(.+?)`: )?(.+)")
 
@@ -49,8 +49,8 @@ def evaluate(formula, **names):
 def test_a_page_has_all_its_parts(name):
     page = page_of(name)
     parts = re.findall(r"^## (.*)$", page, re.MULTILINE)
-    measured = ["Measured"] if "```{measured-rates}" in page else []
-    assert parts == ["In code", "State", "What differs", *measured, "API"]
+    measured = ["Benchmark"] if "```{measured-rates}" in page else []
+    assert parts == ["Usage", "State", "Differences", *measured, "API"]
     assert f"```{{loss-curve}} {name}\n" in page
     assert ":::{admonition} Algorithm: " in page
     assert re.search(r"\]\(https?://", page), "no paper"
@@ -63,7 +63,7 @@ def test_a_page_has_all_its_parts(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_table_of_a_page_is_the_state(name):
     table = rows(section(page_of(name), "State"))
-    always = [row for row in table if "; with `" not in row[2] and "below two" not in row[2]]
+    always = [row for row in table if "; with `" not in row[2] and "fewer than two" not in row[2]]
     sizes = {"m": M, "n": N, "N": M * N, "h": HISTORY}
     p = torch.zeros(M, N)
     found = {slot: x for slot, x in kept(recipe(name).init(p)).items() if isinstance(x, Tensor)}
@@ -71,9 +71,9 @@ def test_the_table_of_a_page_is_the_state(name):
     for row in table:
         hyper = re.search(r"; with `(\w+)=(.*?)`", row[2])
         more = {hyper[1]: evaluate(hyper[2])} if hyper else {}
-        at = torch.zeros(N) if "below two" in row[2] else p
+        at = torch.zeros(N) if "fewer than two" in row[2] else p
         slot = kept(recipe(name, **more).init(at))[row[0].strip("`")]
-        shape = {"like p": tuple(at.shape), "number": ()}.get(row[1])
+        shape = {"like p": tuple(at.shape), "scalar": ()}.get(row[1])
         assert slot.shape == (evaluate(row[1].strip("`"), **sizes) if shape is None else shape)
 
 
@@ -89,7 +89,7 @@ def test_the_tables_to_choose_from_are_complete():
         if inspect.isfunction(thing)
         and inspect.signature(thing).return_annotation in ("Search", "Estimator")
     }
-    assert {row[0].strip("`") for row in TABLES["Without gradients"]} == searches
+    assert {row[0].strip("`") for row in TABLES["Train without gradients"]} == searches
     for table in TABLES.values():
         for row in table:
             assert len(row) == 5, row[0]
@@ -122,7 +122,7 @@ def called(name, population):
     return make(**{key: given[key] for key in inspect.signature(make).parameters if key in given})
 
 
-@pytest.mark.parametrize("row", TABLES["Without gradients"], ids=lambda row: row[0].strip("`"))
+@pytest.mark.parametrize("row", TABLES["Train without gradients"], ids=lambda row: row[0].strip("`"))
 def test_the_memory_of_a_method_is_that_of_its_state(row):
     name, d, n = row[0].strip("`"), 300, 20
     if name in vars(fo.estimators):

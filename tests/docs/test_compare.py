@@ -445,7 +445,7 @@ def test_pages_of_the_docs_say_what_the_rows_say(compare, contenders):
     for path in compare.pages.pages_of_docs():
         page = path.read_text()
         assert page == compare.pages.filled(page, comparison), f"{path.name}: run make compare"
-        if "## Measured\n" in page:
+        if "## Benchmark\n" in page:
             measured.add(path.stem)
             assert f"\n```{{measured-rates}} {path.stem}\n```\n" in page
             assert f"\n<!-- begin: measured {path.stem} -->\n" in page
@@ -459,7 +459,7 @@ def test_a_page_of_an_algorithm_names_the_best_rates(compare, made_up):
     pages = compare.pages
     assert " ".join(pages.measured(comparison, "soap").split()) == (
         "Its best learning rate was 0.01 on 1 network. Rates up to a factor of 4 apart gave "
-        "scores of at most 1.2 times the best (median). Tuned alike, it was better than AdamW on "
+        "scores of at most 1.2 times the best (median). With equal tuning, it was better than AdamW on "
         "cart, and worse on no task."
     )
     assert "AdamW" not in pages.measured(comparison, "adamw")

@@ -35,7 +35,7 @@ def test_what_the_picture_of_choosing_names_exists():
         home = search if searched or hasattr(search, name) else fo
         assert hasattr(home, name) or name in ("tx", "int8"), name
     page = (DOCS / "choosing.md").read_text()
-    assert "![Questions to ask, and what to take](choosing.svg)" in page
+    assert "![Decision tree for choosing an optimizer](choosing.svg)" in page
 
 
 PICTURES = ("choosing.svg", "overview.svg", "speed.svg")
@@ -114,7 +114,7 @@ WORSE = {
     "lbfgs": {"addition"},
     "prodigy": {"gpt", "autoencoder", "skip-gram"},
 }
-"""What the page says that optimizers were, beside AdamW."""
+"""The claims of the page about optimizers, compared with AdamW."""
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def rows(head: str) -> list[list[str]]:
 
 
 def test_all_sections_of_the_check_are_named():
-    named = [name for first, _ in rows("section | what it shows") for name in first.split(", ")]
+    named = [name for first, _ in rows("section | checks that") for name in first.split(", ")]
     sections = dict.fromkeys(check.section for check in command.listed(quick=True))
     assert sorted(named) == sorted(f"`{name}`" for name in sections)
 
@@ -237,7 +237,7 @@ def test_the_times_of_the_quick_start_are_those_of_the_page():
 
 
 COLUMNS = (
-    "device | element-wise rules | rules with products of matrices | all other rules | run on one"
+    "device | element-wise rules | rules with matrix products | all other rules | tested on hardware"
 )
 
 
