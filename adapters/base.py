@@ -81,7 +81,7 @@ class OptimizerBase(torch.optim.Optimizer):
     compile: run compiled kernels; False runs the rules eagerly, and "strict" raises a RuntimeError
         at a step that cannot be compiled, where True falls back with a warning.
     stored: how slots are stored, unless a group says it for itself; see `Optimizer`.
-    capturable: keep step counts and carried numbers on the device; see `Optimizer`.
+    capturable: keep step counts and carried scalars on the device; see `Optimizer`.
     counts_steps: keep `step` in each parameter's state, as all of torch's optimizers do but SGD
         and Muon.
     integer_steps: keep it as a Python int, as torch's SparseAdam does.
@@ -284,12 +284,12 @@ class OptimizerBase(torch.optim.Optimizer):
         """Load a state dict of this class or of the torch.optim class that it stands for.
 
         Args:
-            state_dict: from `state_dict()`. A slot that it lacks starts anew at the next step.
+            state_dict: from `state_dict()`. A slot that it lacks starts again at the next step.
                 Slots that `fo.stored` has packed, here or there, are decoded, or packed with
                 rounding to the nearest, as this optimizer keeps them.
                 Where a hyperparameter here is a schedule, it stays. Counts of the optimizer that
                 differ between parameters are brought into phase: those of the parameter with the
-                most steps count, and what the rule has collected for others starts anew.
+                most steps count, and what the rule has collected for others starts again.
 
         Raises:
             ValueError, TypeError: if it does not fit: one error for all parameters. Where both name

@@ -40,7 +40,7 @@ class Optimizer(OptimizerBase):
             matrices of hidden layers is told by their names; without names, with
             `model.parameters()`, by their shapes alone, so embeddings and heads are packed, too:
             pass named parameters, or `"stored": None` in a group of their own.
-        capturable: keep step counts and carried numbers on the device of their parameters, so that
+        capturable: keep step counts and carried scalars on the device of their parameters, so that
             a step that is captured as a CUDA graph goes on counting when it is replayed. Learning
             rates that change between replays must be tensors on that device. False (the default):
             on the CPU, where they cost no launches, and a capture is refused.

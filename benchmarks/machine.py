@@ -100,7 +100,7 @@ def peak() -> float:
 def resident() -> float:
     """Megabytes that this process has now; where nothing tells them, those that it had at most.
 
-    What has been freed is given back first, and the peak begins anew, where the system can.
+    What has been freed is given back first, and the peak begins again, where the system can.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -211,7 +211,7 @@ def draw(kept: dict[str, Any]) -> None:
 def main() -> None:
     """Measure, print and draw."""
     parser = argparse.ArgumentParser(description="Memory and loss of ways to store.")
-    what = "what is measured anew (default all); the rest is what was kept"
+    what = "what is measured again (default all); the rest is what was kept"
     parser.add_argument("--measure", choices=("all", "growth", "nothing"), default="all", help=what)
     measure = parser.parse_args().measure
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}

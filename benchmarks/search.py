@@ -220,7 +220,7 @@ the same for all); medians of the loss of the best candidate so far, after as ma
 the line says. Peers have their own defaults: pycma 4.5.0, nevergrad 1.0.12.
 
 *better*, *equal* and *worse* say what the sampling error of the medians allows to say. The starts
-are drawn anew with replacement, {search_table.RESAMPLINGS:,} times, each time with the
+are redrawn with replacement, {search_table.RESAMPLINGS:,} times, each time with the
 ratio of both medians. Ours is better where the middle {search_table.CONFIDENCE:.0%} of these
 ratios lie below 1, worse where they lie above 1, and equal where they lie on both sides. Of
 medians that are truly equal, about one in twenty will look better and one in twenty worse.

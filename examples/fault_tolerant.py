@@ -4,8 +4,8 @@
 
 takes half a minute on two CPU cores and leaves a picture and the numbers in `out`. Each replica is
 a process that averages its gradients with the other's and votes on every step. Replica 1 is ended
-with SIGKILL in the midst of it, started anew with other weights, and healed by replica 0: from
-then on both are equal again, bit for bit.
+with SIGKILL in the midst of it, started again with other weights, and healed by replica 0: from
+then on both are equal again, bitwise.
 
 torchft is for Linux on x86-64: `pip install torchft-nightly==2026.10.26`. While it runs it listens
 on all network interfaces; in a shell of `unshare --user --map-root-user --net`, after
@@ -133,7 +133,7 @@ def work(steps: int, seed: int, out: Path) -> int:
 def direct(
     steps: int, seed: int, out: Path, lighthouse: str, display: ft_report.Display
 ) -> ft_report.Story:
-    """Start two replicas, kill one, start it anew, and let both end."""
+    """Start two replicas, kill one, start it again, and let both end."""
     said: queue.Queue = queue.Queue()
     logs = [out / f"replica{rank}.log" for rank in (0, 1)]
     for log in logs:
@@ -173,7 +173,7 @@ def direct(
                 alone += line["committed"]
                 if alone == ALONE:
                     live[1] = Replica(1, seed + 1, lighthouse, logs[1], said)
-                    display.say("Replica 1 is started anew, with other weights.")
+                    display.say("Replica 1 is started again, with other weights.")
                     display.status(1, "starting …")
             if last is None and story.back_at is not None:
                 healed = story.lives()[1]

@@ -172,7 +172,7 @@ IN_HARDWARE = not levels.features().isdisjoint(("avx512_bf16", "amx_tile"))
 """Whether this processor multiplies bfloat16."""
 
 SMALL = 1 << 10
-"""Entries of a matrix up to which ATen's own products in bfloat16 take no longer."""
+"""Elements of a matrix up to which ATen's own products in bfloat16 take no longer."""
 
 
 def _in_software(X: Tensor) -> bool:
@@ -185,7 +185,7 @@ def _in_software(X: Tensor) -> bool:
 
 
 def _together(a: float, dtype: torch.dtype) -> int:
-    """The number of repetitions for which X Xᵀ may be carried along instead of multiplied anew.
+    """The number of repetitions for which X Xᵀ may be carried along instead of multiplied again.
 
     Each one multiplies its rounding error by up to a²; in the end that must stay below 0.05.
     """
@@ -332,7 +332,7 @@ def eigh(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         Values (…, n), vectors (…, n, n), and bools (…), False for a matrix with NaN or infinite
-        entries. Its eigenvectors are those of the identity, and its eigenvalues 1.
+        elements. Its eigenvectors are those of the identity, and its eigenvalues 1.
 
     Example::
 
@@ -358,7 +358,7 @@ _told: set[str] = set()
 def tell_not_finite(name: str, finite: Tensor) -> None:
     """Warn once in a process that a rule has kept its old basis.
 
-    name: of the rule. finite: bools, False for a matrix with NaN or infinite entries. Where values
+    name: of the rule. finite: bools, False for a matrix with NaN or infinite elements. Where values
     are not known, as in a traced step, nothing is said.
 
     Example::

@@ -23,7 +23,7 @@ class Measure(NamedTuple):
     """A measurement.
 
     part: from a tensor to a 0-dim tensor, or a tuple of some; they are summed over the tree. It
-        must be a sum over entries, each taken by itself: a tensor may come as 1-D, and in pieces.
+        must be a sum over elements, each taken by itself: a tensor may come as 1-D, and in pieces.
         Tensor operations only, as in the rules of `leafwise`. Half types arrive as float32, complex
         tensors as real pairs.
     finish: from the sums, floats or 0-dim float64 tensors, to the number; use
@@ -133,16 +133,16 @@ def _root(total: Any, size: Any) -> Any:
 
 
 global_norm = Measure(_square, numeric.sqrt)
-"""The Euclidean norm of all entries together."""
+"""The Euclidean norm of all elements together."""
 
 nan_count = Measure(_nans)
-"""How many entries are NaN."""
+"""How many elements are NaN."""
 
 mean = Measure(_sum_and_size, _quotient)
-"""The mean of all entries; a complex one counts as two."""
+"""The mean of all elements; a complex one counts as two."""
 
 rms = Measure(_square_and_size, _root)
-"""The root of the mean square of all entries; a complex one counts as two."""
+"""The root of the mean square of all elements; a complex one counts as two."""
 
 grad_norm = global_norm._replace(of=("gradients",))
 """The Euclidean norm of the gradients."""
@@ -160,7 +160,7 @@ squares is the same number. 0 where all parameters are 0."""
 cosine = Measure(_products, _cosine, ("gradients", "updates"))
 """The cosine of the angle between the step and steepest descent, −⟨g, u⟩ / (‖g‖ ‖u‖): 1 where the
 updates have the direction of −g, 0 where they are orthogonal to it or one of the two is 0, below 0
-where they lead uphill. Of a complex entry both parts count."""
+where they lead uphill. Of a complex element both parts count."""
 
 effective_lr = Measure(_two_squares, _ratio_to_first, ("gradients", "updates"))
 """The norm of the updates over that of the gradients, ‖u‖ / ‖g‖: the learning rate with which plain
@@ -169,11 +169,11 @@ depend on the size of gradients, it says what the division by their size comes t
 gradients are 0."""
 
 changed = Measure(_differences, _is_any, ("gradients", "updates"))
-"""1 where the transformation has changed an entry in this step, such as a clip that has clipped;
+"""1 where the transformation has changed an element in this step, such as a clip that has clipped;
 else 0. A NaN counts as changed."""
 
 clip_share = averaged(changed, 100)
-"""The share of the steps in which the transformation has changed an entry, over 100 steps: around
+"""The share of the steps in which the transformation has changed an element, over 100 steps: around
 `clip_by_global_norm` or another clip, how often it clips."""
 
 diagnostics: Mapping[str, Measure] = {

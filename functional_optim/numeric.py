@@ -130,7 +130,7 @@ class NotANumber(TypeError):
 class Placeholder:
     """Stands for a Python number that may be another one at the next step.
 
-    An optimizer object puts it in the place of a hyperparameter, so that a new learning rate needs
+    An optimizer object puts it instead of a hyperparameter, so that a new learning rate needs
     no new transformation. `at` reads the number, `equals` compares it, and `check` lets it pass;
     anything else that depends on the number raises.
 
@@ -334,7 +334,7 @@ def storage_dtype() -> torch.dtype:
 
 
 def carry_dtype(first: Any) -> torch.dtype:
-    """The dtype in which a carried number is kept: float64 for a count, which starts from an int.
+    """The dtype in which a carried scalar is kept: float64 for a count, which starts from an int.
 
     float32 holds whole numbers up to 2^24; a count would stop there.
     """

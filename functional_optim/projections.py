@@ -22,7 +22,7 @@ from functional_optim.numeric import Number
 
 
 def non_negative(params: Any) -> Any:
-    """All entries at least 0.
+    """All elements at least 0.
 
     Args:
         params: a pytree of real tensors.
@@ -37,7 +37,7 @@ def non_negative(params: Any) -> Any:
 
 
 def box(params: Any, lower: Any, upper: Any) -> Any:
-    """All entries between `lower` and `upper`.
+    """All elements between `lower` and `upper`.
 
     Args:
         params: a pytree of real tensors.
@@ -55,7 +55,7 @@ def box(params: Any, lower: Any, upper: Any) -> Any:
 
 
 def hypercube(params: Any, scale: Any = 1.0) -> Any:
-    """All entries between 0 and `scale`.
+    """All elements between 0 and `scale`.
 
     Args:
         params: a pytree of real tensors.
@@ -71,7 +71,7 @@ def hypercube(params: Any, scale: Any = 1.0) -> Any:
 
 
 def linf_ball(params: Any, scale: Number = 1.0) -> Any:
-    """All entries between −`scale` and `scale`.
+    """All elements between −`scale` and `scale`.
 
     Args:
         params: a pytree of real tensors.
@@ -87,10 +87,10 @@ def linf_ball(params: Any, scale: Number = 1.0) -> Any:
 
 
 def simplex(params: Any, scale: Number = 1.0) -> Any:
-    """All entries at least 0, and their sum `scale`.
+    """All elements at least 0, and their sum `scale`.
 
     Args:
-        params: a pytree of real tensors, with one entry at least.
+        params: a pytree of real tensors, with one element at least.
         scale: > 0, a number or a 0-dim tensor.
 
     Example::
@@ -126,7 +126,7 @@ def l1_sphere(params: Any, scale: Number = 1.0) -> Any:
     """The sum of the absolute values exactly `scale`; a zero may become positive.
 
     Args:
-        params: a pytree of real tensors, with one entry at least.
+        params: a pytree of real tensors, with one element at least.
         scale: > 0, a number or a 0-dim tensor.
 
     Example::
@@ -160,7 +160,7 @@ def l2_ball(params: Any, scale: Number = 1.0) -> Any:
 
 
 def l2_sphere(params: Any, scale: Number = 1.0) -> Any:
-    """The Euclidean norm exactly `scale`; NaN where all entries are 0, which has no nearest point.
+    """The Euclidean norm exactly `scale`; NaN where all elements are 0, which has no nearest point.
 
     Args:
         params: a pytree of real tensors.
@@ -194,7 +194,7 @@ def _threshold(vector: Tensor, scale: Number) -> Tensor:
 
 
 def _joined(params: Any) -> Tensor:
-    """All entries as one vector, in float32 at least."""
+    """All elements as one vector, in float32 at least."""
     parts = [sharding.whole(_real(x)).reshape(-1) for x in tree.leaves(params)]
     wide = [x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in parts]
     return torch.cat(wide) if len(wide) != 1 else wide[0]

@@ -209,7 +209,7 @@ def global_norm(tree: Any) -> Tensor:
 
 
 def first_not_finite(tensors: list[Tensor]) -> int | None:
-    """Which tensor is the first with an infinite or NaN entry; None if none has. Reads one flag."""
+    """Which tensor is the first with an infinite or NaN element; None if none has. Reads one flag."""
     flags = [_stored(x).isfinite().all() for x in tensors]
     if not flags or torch.stack([flag.to(flags[0].device) for flag in flags]).all():
         return None
@@ -217,7 +217,7 @@ def first_not_finite(tensors: list[Tensor]) -> int | None:
 
 
 def _stored(x: Tensor) -> Tensor:
-    """The entries that a tensor stores."""
+    """The elements that a tensor stores."""
     return x if x.layout is torch.strided else x.coalesce().values()
 
 

@@ -146,7 +146,7 @@ class Schedules:
             self._warned = True
             warnings.warn(
                 "a scheduler's step() was called between the optimizer's zero_grad() and its "
-                "step(); a replica that is started anew and healed in this step does not do that, "
+                "step(); a replica that is started again and healed in this step does not do that, "
                 "and has another learning rate from then on. Call scheduler.step() before "
                 "zero_grad().",
                 stacklevel=4,

@@ -24,7 +24,7 @@ def is_capturable(optimizer: Any, group: Mapping[str, Any]) -> bool:
 
 
 def number_device(optimizer: Any, group: Mapping[str, Any], p: Tensor) -> torch.device | None:
-    """Where the count and the carried numbers of a parameter are kept; None: on the CPU."""
+    """Where the count and the carried scalars of a parameter are kept; None: on the CPU."""
     return p.device if p.device.type != "cpu" and is_capturable(optimizer, group) else None
 
 

@@ -220,7 +220,7 @@ def check_loaded(
 def _refuse(faults: list[str]) -> None:
     advice = "load a checkpoint of this model and of the same kind of optimizer"
     if any("a DTensor" in fault for fault in faults):
-        advice = "save and load it through torch.distributed.checkpoint, which divides it anew"
+        advice = "save and load it through torch.distributed.checkpoint, which divides it again"
     refuse("the loaded state", faults, advice)
 
 

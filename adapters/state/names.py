@@ -60,7 +60,7 @@ def check_names(k: int, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> N
         found = "; ".join(filter(None, what))
     else:
         i = next(i for i, (a, b) in enumerate(zip(own, saved, strict=True)) if a != b)
-        found = f"they are in another order: {saved[i]} was saved in the place of {own[i]}"
+        found = f"they are in another order: {saved[i]} was saved instead of {own[i]}"
     raise ValueError(
         f"the names of the parameters in group {k} are not those that were saved: {found}. If "
         "their order is right, delete 'param_names' from the saved groups; else put names and "

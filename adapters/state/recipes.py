@@ -105,7 +105,7 @@ def is_code(x: Any) -> bool:
 
 
 def as_data(x: Any) -> Any:
-    """A hyperparameter as it is saved: None in the place of a function."""
+    """A hyperparameter as it is saved: None instead of a function."""
     if type(x) is tuple:
         return tuple([as_data(part) for part in x])
     return None if is_code(x) else x
@@ -146,7 +146,7 @@ def check_keys(group: dict[str, Any], names: Collection[str]) -> None:
 
 
 def check_arguments(who: str, params: Any, lr: Any = None, instead: str = "") -> None:
-    """Raise TypeError for what torch refuses without a word that helps: a module in the place of
+    """Raise TypeError for what torch refuses silently that helps: a module instead of
     its parameters, and a learning rate that is no number. instead: what takes a schedule."""
     if isinstance(params, torch.nn.Module):
         raise TypeError(
@@ -167,8 +167,7 @@ def of_model(
     hyper: dict[str, Any],
     wanted: Callable[[str, Any], Any] = lambda path, p: True,
 ) -> tuple[Any, dict[str, Any]]:
-    """Parameters with their names, and what they are as matrices, where a model is given: in the
-    place of the parameters, or as the `views` of a recipe that has such. wanted: of which of them
+    """Parameters with their names, and what they are as matrices, where a model is given: instead of the parameters, or as the `views` of a recipe that has such. wanted: of which of them
     it must be known."""
     views = hyper.get("views")
     whole = isinstance(params, torch.nn.Module)

@@ -233,7 +233,7 @@ def checked_leaves(
 def signature(
     optimizer: OptimizerBase, leaf: PlanLeaf, tx: Leafwise, new: bool, read: Readings
 ) -> tuple[Any, ...]:
-    """What tensors that step together have in common: finished steps, carried numbers, and the
+    """What tensors that step together have in common: finished steps, carried scalars, and the
     device of both.
 
     An optimizer that keeps no step count, as torch's SGD, knows only whether it was here before.
@@ -246,5 +246,5 @@ def signature(
 
 
 def own_numbers(tx: Leafwise) -> list[str]:
-    """The keys of the carried numbers that each parameter has for itself."""
+    """The keys of the carried scalars that each parameter has for itself."""
     return [key for rule, _, keys in tx.rules if not rule.runs.shared for key in keys]

@@ -58,7 +58,7 @@ class ParamEntry(PlanEntry):
     """Parameters of one group that have stepped together: one step count.
 
     optimizer: not kept, as it keeps the plan. group: the index of the group. done: how many steps
-    are finished. values: the carried numbers of these parameters. shared: the columns of numbers
+    are finished. values: the carried scalars of these parameters. shared: the columns of numbers
     that the optimizer counts once, by key. written: ids of the columns that entries before this one
     write; this one adds its own.
     """
@@ -143,7 +143,7 @@ class ParamEntry(PlanEntry):
         return moved
 
     def numbers(self) -> list[Tensor]:
-        """The tensors of the step counts and the carried numbers."""
+        """The tensors of the step counts and the carried scalars."""
         return [x for column in self.every for x in column.tensors]
 
     def retake(self, tx: base.GradientTransformation) -> bool:

@@ -1,6 +1,6 @@
 """What an optimizer counts once, though the state of each parameter has it, in torch's format.
 
-The carried numbers of a shared rule (gates, plateaus, measurements) are equal in all parameters on
+The carried scalars of a shared rule (gates, plateaus, measurements) are equal in all parameters on
 which it acts. They go on in each step in which one of these has a gradient, also for those that
 have none. A parameter that joins late takes them over.
 """
@@ -54,7 +54,7 @@ class Holder(NamedTuple):
 class SharedRule:
     """One shared rule, in all parameter groups that have it.
 
-    keys: of the carried numbers. groups: the keys of its slots, by the indices of the groups.
+    keys: of the carried scalars. groups: the keys of its slots, by the indices of the groups.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class SharedCounts:
                 shared.agree(read)
 
     def columns(self, read: Readings) -> dict[tuple[int, str], Column]:
-        """The carried numbers of all parameters, in phase, by key and group."""
+        """The carried scalars of all parameters, in phase, by key and group."""
         found: dict[tuple[int, str], Column] = {}
         every = self.optimizer.param_groups
         for shared in self.rules:

@@ -36,7 +36,7 @@ def step_traced(optimizer: OptimizerBase, loss: Any, *, replace: bool) -> None:
     loss: what the closure returned, for rules that read it.
 
     The plan has an entry for each parameter, with its own `step` tensor as the time: in a graph
-    there is no comparing of tensors' values. It is made anew in each step.
+    there is no comparing of tensors' values. It is rebuilt in each step.
     """
     made: Made = []
     try:
@@ -69,7 +69,7 @@ class TracedEntry(PlanEntry):
         ]
 
     def writes(self, context: StepContext) -> list[Write]:
-        """One write, of the step count, the carried numbers and slots that are new tensors."""
+        """One write, of the step count, the carried scalars and slots that are new tensors."""
         return [partial(self._write, context)] if self.state else []
 
     def _write(self, context: StepContext) -> None:
@@ -125,7 +125,7 @@ def _step(optimizer: OptimizerBase, loss: Any, replace: bool, made: Made) -> Non
 
 
 def _keeps_doubles(entries: list[TracedEntry]) -> bool:
-    """Are all carried numbers in the state float64, as one that is checked numerically is?
+    """Are all carried scalars in the state float64, as one that is checked numerically is?
 
     Counts, which always are, say nothing.
     """

@@ -189,7 +189,7 @@ def block(comparison: Comparison, name: str) -> str:
 
 
 def filled(page: str, comparison: Comparison) -> str:
-    """A page whose blocks are written anew."""
+    """A page whose blocks are written again."""
 
     def anew(found: re.Match[str]) -> str:
         return f"{found[1]}\n{block(comparison, found[2])}{found[3]}"

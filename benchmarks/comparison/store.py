@@ -135,7 +135,7 @@ class Store:
             return file.read() != b"\n"
 
     def tidy(self) -> None:
-        """Write every file anew, in order, without rows that were replaced."""
+        """Write every file again, in order, without rows that were replaced."""
         for name in {task for task, _, _ in self.rows}:
             path = self.folder / f"{name}.jsonl"
             mine = sorted(k for k in self.rows if k[0] == name)

@@ -34,7 +34,7 @@ OF_MATRICES = {
     *("adamuon", "apollo", "dion2", "galore", "kl_shampoo", "kl_soap", "muon", "muon_adamw"),
     *("normuon", "psgd_kron", "scion", "shampoo", "soap"),
 }
-"""Algorithms whose time goes into products of matrices."""
+"""Algorithms whose time goes into matrix products."""
 
 Build = Callable[[list[Tensor]], Step]
 

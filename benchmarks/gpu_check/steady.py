@@ -161,7 +161,7 @@ class CapturedFunction:
 
 
 def replays(make: Callable[[Platform, Tensor], Any], platform: Platform, figures: Figures) -> None:
-    """Replays of a captured step are eager steps bit for bit, under a schedule."""
+    """Replays of a captured step are eager steps bitwise, under a schedule."""
     if not platform.captures:
         raise platform.not_here()
     lr, own_lr = (torch.tensor(0.01, device=platform.device) for _ in range(2))

@@ -4,7 +4,7 @@
     ```
 
 draws the rows of `benchmarks/comparison/results` for the contender "soap" on all tasks but the
-valleys, beside AdamW's. Nothing is trained: `make compare` makes the rows. Without rows there is no
+valleys, with AdamW's. Nothing is trained: `make compare` makes the rows. Without rows there is no
 picture.
 """
 

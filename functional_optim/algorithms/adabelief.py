@@ -101,7 +101,7 @@ def adabelief(
         rectify: as in RAdam, follow the average gradient until the variance of the second average
             is known, and scale the first adaptive steps down.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_var`, like the parameters.
 
@@ -197,7 +197,7 @@ def acprop(
         rectify: as in RAdam, follow the average gradient until the variance of the second average
             is known, and scale the first adaptive steps down.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_var`, like the parameters.
 

@@ -81,7 +81,7 @@ def adadelta(
         weight_decay: L2 coefficient, ≥ 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `square_avg` and `acc_delta`, like the parameters.
 

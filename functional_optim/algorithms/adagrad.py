@@ -84,7 +84,7 @@ def adagrad(
         eps: added to the root, ≥ 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `sum`, like the parameters.
 

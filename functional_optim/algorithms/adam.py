@@ -121,7 +121,7 @@ def adam(
         maximize: ascend instead of descend.
         decoupled_weight_decay: decay the weights apart from the gradient, which is `adamw`.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
 
@@ -163,7 +163,7 @@ def adamw(
         amsgrad: divide by the largest second moment seen so far.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg`, `exp_avg_sq`, and with amsgrad `max_exp_avg_sq`, all like the parameters.
 

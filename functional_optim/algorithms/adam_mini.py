@@ -125,7 +125,7 @@ def adam_mini(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """Adam-mini, with the defaults of the authors' code, and patterns in the place of its names.
+    """Adam-mini, with the defaults of the authors' code, and patterns instead of its names.
 
     Args:
         lr: learning rate, ≥ 0.
@@ -133,13 +133,13 @@ def adam_mini(
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
         blocks: what shares a second moment, by patterns of paths, of which the first that fits
-            counts: "row", "tensor", "entry" (which is Adam), or the number of equal parts.
+            counts: "row", "tensor", "element" (which is Adam), or the number of equal parts.
             **Projections of queries and keys want the number of their heads**, e.g.
             `{"*.q_proj.weight": 32, "*.k_proj.weight": 8}`. All else: matrices and kernels have
-            rows; vectors and scalars are one block, or entries if their name ends in "bias".
+            rows; vectors and scalars are one block, or elements if their name ends in "bias".
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules, but for those of blocks.
+        Hyperparameters may also be 0-dim tensors or schedules, but for those of blocks.
 
     State: `exp_avg`, like the parameters, and `exp_avg_sq`, one number for each block.
 

@@ -86,7 +86,7 @@ def adamax(
         weight_decay: L2 coefficient, ≥ 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_inf`, like the parameters.
 
@@ -121,7 +121,7 @@ def adamaxw(
         weight_decay: decay coefficient, ≥ 0; a step takes `lr * weight_decay` of each weight away.
             Default 1e-4, optax's.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_inf`, like the parameters.
 

@@ -1,4 +1,4 @@
-"""AdaMuon: Muon with a second moment of the orthogonal matrix, entry by entry.
+"""AdaMuon: Muon with a second moment of the orthogonal matrix, element by element.
 
 Si, Zhang, Shen, "AdaMuon: Adaptive Muon Optimizer", https://arxiv.org/abs/2507.11005, as in
 https://github.com/Chongjie-Si/AdaMuon/blob/main/gpt2/models/optimizers/adamuon.py.

@@ -104,7 +104,7 @@ def adan(
         no_prox: decay as AdamW does, before the step, instead of dividing by 1 + lr · weight_decay
             after it.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg`, `exp_avg_diff`, `exp_avg_sq` and `previous_grad`, like the parameters.
 

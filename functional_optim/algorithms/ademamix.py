@@ -138,7 +138,7 @@ def ademamix(
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg_fast`, `exp_avg_slow` and `exp_avg_sq`, like the parameters.
 
@@ -240,7 +240,7 @@ def simplified_ademamix(
         eps: added to the root of the second moment, ≥ 0.
         weight_decay: decoupled decay, ≥ 0.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg`, the sum, and `exp_avg_sq`, like the parameters.
 

@@ -106,7 +106,7 @@ def adopt(
             in the authors' code, where it is called `decouple`.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 

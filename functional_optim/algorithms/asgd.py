@@ -138,7 +138,7 @@ def asgd(
         weight_decay: L2 coefficient, ≥ 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `eta` and `mu`, numbers; `ax`, like the parameters (float32 for half types).
 

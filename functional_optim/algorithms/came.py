@@ -53,7 +53,7 @@ def scale_by_came(
         eps: what is added to g² and to squared distances, each > 0.
         clip_threshold: largest root mean square of an update before it is averaged, > 0.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg`, like the parameters; of those with two or more dimensions `exp_avg_sq_row`,
     `exp_avg_sq_col`, `exp_avg_res_row` and `exp_avg_res_col`, of others `exp_avg_sq`; see
@@ -155,7 +155,7 @@ def came(
         weight_decay: decoupled decay, ≥ 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg`, like the parameters; of those with two or more dimensions `exp_avg_sq_row`
     (…, m, 1), `exp_avg_sq_col` (…, 1, n), `exp_avg_res_row` and `exp_avg_res_col`, of others

@@ -44,7 +44,7 @@ def scale_by_cocob(alpha: numeric.Hyper = 100.0, eps: numeric.Hyper = 1e-8) -> L
         alpha: bounds the first bets to 1 / alpha of what there is, > 0.
         eps: the least value of the largest |g|, > 0.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `max_abs_grad`, `sum_abs_grad`, `sum_grad`, `reward` and `bet`, like the parameters.
 
@@ -90,17 +90,17 @@ def cocob(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """COCOB: each entry bets a share of what it has won on the sign of the next gradient.
+    """COCOB: each element bets a share of what it has won on the sign of the next gradient.
 
     Args:
         lr: a factor on all steps, ≥ 0. Default 1: the authors have none, and there is nothing to
             tune.
-        alpha: bounds the first bets, > 0: the first step of an entry is 1 / alpha.
+        alpha: bounds the first bets, > 0: the first step of an element is 1 / alpha.
         eps: the least value of the largest |g|, > 0.
         weight_decay: L2 coefficient, ≥ 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `max_abs_grad`, `sum_abs_grad`, `sum_grad`, `reward` and `bet`, like the parameters.
 

@@ -159,7 +159,7 @@ def dadapt_adam(
         growth_rate: by how much the estimate may grow in a step, ≥ 1. 1.02 is a kind of warm-up.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg`, `exp_avg_sq` and `s`, like the parameters, in float32 for half types; `d` and
     `numerator_weighted`, numbers of the whole tree.

@@ -121,7 +121,7 @@ def dog(
         init_eta: the first step size, > 0, instead of the one that follows from `reps_rel`.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `p0`, like the parameters; `distance` and `grad_square_sum`, numbers of the whole tree.
 
@@ -202,7 +202,7 @@ def dowg(
             authors'.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `p0`, like the parameters; `distance_square` and `weighted_square_sum`, numbers of the
     whole tree.

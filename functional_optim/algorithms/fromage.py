@@ -70,7 +70,7 @@ def fromage(
             start from zero then stay there. None, the default: no bound.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: none; with `p_bound` `start_norm`, one number for each parameter.
 

@@ -1,4 +1,4 @@
-"""GaLore: Adam on a few directions of the gradient, found anew from time to time.
+"""GaLore: Adam on a few directions of the gradient, found again from time to time.
 
 Zhao et al., "GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection",
 https://arxiv.org/abs/2403.03507, Algorithm 2, as in https://github.com/jiaweizzhao/GaLore.
@@ -195,7 +195,7 @@ def galore(
             patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
             matrices, and those of four and five are kernels.
 
-        Numbers may also be 0-dim tensors or schedules, but for rank and update_proj_gap. The
+        Hyperparameters may also be 0-dim tensors or schedules, but for rank and update_proj_gap. The
         defaults of the last three are those of the authors' examples.
 
     State: of matrices `exp_avg`, `exp_avg_sq` and `projector`, see `scale_by_galore`; of others

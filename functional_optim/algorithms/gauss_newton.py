@@ -104,7 +104,7 @@ def gauss_newton(
             determine, 1e-6 to 1e-2, or a schedule that falls.
         linear_solver: as in `scale_by_gauss_newton`.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `GaussNewtonState`, and that of `scale_by_lr`.
 

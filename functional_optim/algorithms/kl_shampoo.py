@@ -118,7 +118,7 @@ def kl_shampoo(
         momentum: decay rate of the average gradient, in [0, 1); the first of the authors' `betas`.
             Its bias is not corrected.
         shampoo_beta: decay rate of the factors, in [0, 1); the second of the authors' `betas`.
-        eps: S becomes S / (1 + ε S), where S has the entries 1 / √(λ_L λ_R), ≥ 0.
+        eps: S becomes S / (1 + ε S), where S has the elements 1 / √(λ_L λ_R), ≥ 0.
         weight_decay: decay coefficient, ≥ 0; after the step, `lr * weight_decay` of each weight is
             taken away.
         precondition_frequency: every how many steps the bases are renewed, ≥ 1.

@@ -46,7 +46,7 @@ def scale_by_lars(
         trust_coefficient: η, the size of a step relative to ‖p‖, ≥ 0. Default 1e-3, the paper's.
         eps: added to the norms that are divided by, ≥ 0. Default 1e-8, timm's.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     Raises:
         ValueError: if a number is negative.
@@ -101,7 +101,7 @@ def lamb(
             otherwise.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are timm's.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are timm's.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 
@@ -158,7 +158,7 @@ def lars(
             by SGD, with the whole of `lr`.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are timm's.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are timm's.
 
     State: `momentum_buffer`, like the parameters, if there is momentum.
 

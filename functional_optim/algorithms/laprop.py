@@ -95,7 +95,7 @@ def laprop(
         weight_decay: the share of each weight that a step takes away after it has moved, ≥ 0,
             **whatever the learning rate**: lr times AdamW's.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `lr_average`, a number; `exp_avg` and `exp_avg_sq`, like the parameters.
 

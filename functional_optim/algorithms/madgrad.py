@@ -91,7 +91,7 @@ def madgrad(
         weight_decay: L2 coefficient, ≥ 0. MADGRAD needs less than other methods, often none.
         eps: added to the cube root, and to lr, ≥ 0.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `grad_sum_sq`, `s` and `x0`, like the parameters; `x0` starts as they are.
 

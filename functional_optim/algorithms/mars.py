@@ -57,7 +57,7 @@ def mars(
         betas_1d: AdamW's betas for them, each in [0, 1).
         weight_decay_1d: their decay, ≥ 0.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `previous_grad` of matrices, `exp_avg` and `exp_avg_sq`, like the parameters.
 

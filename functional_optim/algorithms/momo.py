@@ -74,7 +74,7 @@ def momo(
             the first loss and gradient.
         use_fstar: estimate the least loss, from `lb` upwards.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg`, like the parameters; `loss_avg` and `grad_dot`, and with use_fstar `lb`,
     numbers of the whole tree.
@@ -137,7 +137,7 @@ def momo_adam(
         lb: a lower bound of the loss.
         use_fstar: estimate the least loss, from `lb` upwards.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; `loss_avg` and `grad_dot`, and with
     use_fstar `lb`, numbers of the whole tree.

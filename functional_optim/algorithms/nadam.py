@@ -99,7 +99,7 @@ def nadam(
         decoupled_weight_decay: decay the weights apart from the gradient, as AdamW does.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `mu_product`, a number; `exp_avg` and `exp_avg_sq`, like the parameters.
 

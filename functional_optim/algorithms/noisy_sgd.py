@@ -37,7 +37,7 @@ def noisy_sgd(
         momentum: μ, ≥ 0, of torch.optim's momentum. The Python number 0 drops the buffer.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules. eta and gamma are optax's.
+        Hyperparameters may also be 0-dim tensors or schedules. eta and gamma are optax's.
 
     State: `step` and `seed` of the noise; `momentum_buffer`, like the parameters, if there is
     momentum.
@@ -82,7 +82,7 @@ def dpsgd(
         momentum: μ, ≥ 0, of torch.optim's momentum. The Python number 0 drops the buffer.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `step` and `seed` of the noise; `momentum_buffer`, like the parameters, if there is
     momentum.

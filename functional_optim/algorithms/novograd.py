@@ -40,7 +40,7 @@ def scale_by_novograd(beta2: numeric.Hyper = 0.98, eps: numeric.Hyper = 1e-8) ->
         beta2: decay rate of the average, in [0, 1).
         eps: added to the root, ≥ 0.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are NVIDIA's.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are NVIDIA's.
 
     State: `exp_avg_sq`, one number for each parameter.
 
@@ -95,7 +95,7 @@ def novograd(
             momentum.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are NVIDIA's.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are NVIDIA's.
 
     State: `exp_avg_sq`, a number for each parameter; `momentum_buffer`, like it.
 

@@ -31,7 +31,7 @@ def scale_by_optimistic_gradient(alpha: numeric.Hyper = 1.0, beta: numeric.Hyper
         alpha: weight of the gradient.
         beta: weight of its change.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are optax's.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are optax's.
 
     State: `previous_grad`, like the parameters.
 
@@ -69,7 +69,7 @@ def optimistic_gradient_descent(
         alpha: weight of the gradient. Default 1, optax's.
         beta: weight of its change. Default 1, optax's.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `previous_grad`, like the parameters.
 
@@ -110,7 +110,7 @@ def optimistic_adam_v2(
         eps: added to the root of the second moment, ≥ 0.
         nesterov: Adam's direction has Nesterov momentum. True as in optax.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg`, `exp_avg_sq` and `previous_grad`, the direction before, like the parameters.
 

@@ -34,7 +34,7 @@ def polyak_sgd(
         eps: added to ‖g‖², ≥ 0.
         variant: "sps", or "sps+", as for `scale_by_polyak`.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are optax's.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are optax's.
 
     Raises:
         ValueError: for numbers out of range, and for another variant.

@@ -175,7 +175,7 @@ def prodigy(
         growth_rate: by how much the estimate may grow in a step, ≥ 1. 1.02 is a kind of warm-up.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg`, `exp_avg_sq`, `s` and `p0`, like the parameters, in float32 for half types;
     `d`, `d_max` and `d_numerator`, numbers of the whole tree: `fo.get(state, "d")` reads one.

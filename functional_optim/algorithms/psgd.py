@@ -342,7 +342,7 @@ def psgd_kron(
             patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
             matrices, and those of four and five are kernels.
 
-        Numbers may also be 0-dim tensors or schedules. Defaults are the source's.
+        Hyperparameters may also be 0-dim tensors or schedules. Defaults are the source's.
 
     State: `ema`, like the parameters; `Q_left`, (m, m) or (m,), and `Q_right`, (n, n) or (n,), in
     float32 for half types; the counts `steps_since_renewal` and `renewals`.

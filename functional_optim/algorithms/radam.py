@@ -91,7 +91,7 @@ def radam(
         decoupled_weight_decay: decay the weights apart from the gradient, as AdamW does.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters.
 

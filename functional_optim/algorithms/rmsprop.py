@@ -101,7 +101,7 @@ def rmsprop(
         centered: divide by the root of the gradient's variance instead of its second moment.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `square_avg`, `grad_avg` if centered, `momentum_buffer` if there is momentum, like the
     parameters.

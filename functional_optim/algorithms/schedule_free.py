@@ -35,7 +35,7 @@ def scale_by_second_moment(beta2: numeric.Hyper = 0.999, eps: numeric.Hyper = 1e
         beta2: decay rate of the average, in [0, 1). Default 0.999, Adam's.
         eps: added to the root, ≥ 0. Default 1e-8, Adam's.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg_sq`, like the parameters.
 

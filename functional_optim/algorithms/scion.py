@@ -57,7 +57,7 @@ def scale_by_scion(
         norm: "spectral": √(m/n) times the orthogonalized G. "sign": the signs of G, over n. "col":
             each column over its root mean square. "row": each row over its norm and √n.
             "spectral_conv", for kernels (m, n, …): √(m/n) times the orthogonalized (m, n …) matrix,
-            over the size of the window. "bias_rms", for vectors and scalars: all entries over their
+            over the size of the window. "bias_rms", for vectors and scalars: all elements over their
             root mean square. "auto": "spectral" for matrices, "spectral_conv" for kernels, and
             "bias_rms" for all else.
         normalized: for matrices: whether the norm counts inputs. False leaves the division by √n
@@ -171,7 +171,7 @@ def _of_kernels(polar: Callable[[Tensor], Tensor]) -> Leafwise:
 
 
 def _of_vectors(eps: numeric.Hyper) -> Leafwise:
-    """The rule for biases: all entries of a tensor count alike."""
+    """The rule for biases: all elements of a tensor count alike."""
 
     def update(u: Tensor, slots: Any, p: Tensor, eps: Any) -> tuple[Tensor, Any]:
         S = (u * u).mean()

@@ -35,7 +35,7 @@ def sgd(
         nesterov: step along g + μ b. Needs momentum > 0 and dampening 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `momentum_buffer`, like the parameters, if there is momentum.
 

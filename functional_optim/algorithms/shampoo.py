@@ -115,7 +115,7 @@ def scale_by_shampoo(
             takes M itself.
         max_preconditioner_dim: larger matrices are divided into blocks of at most so many rows and
             columns, ≥ 1. None: they are not.
-        precondition_frequency: after how many steps the roots are computed anew, ≥ 1.
+        precondition_frequency: after how many steps the roots are computed again, ≥ 1.
         start_preconditioning_step: the first step in which they are, at least
             precondition_frequency. Before it the step is that of `grafting`, or M without it. None:
             precondition_frequency.
@@ -407,7 +407,7 @@ def shampoo(
             takes M itself.
         max_preconditioner_dim: larger matrices are divided into blocks of at most so many rows and
             columns, ≥ 1. None: they are not.
-        precondition_frequency: after how many steps the roots are computed anew, ≥ 1.
+        precondition_frequency: after how many steps the roots are computed again, ≥ 1.
         start_preconditioning_step: the first step in which they are, at least
             precondition_frequency. Before it the step is that of `grafting`, or M without it. None:
             precondition_frequency.
@@ -428,7 +428,7 @@ def shampoo(
             patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
             matrices, and those of four and five are kernels.
 
-        Numbers may also be 0-dim tensors or schedules. Other defaults are the source's.
+        Hyperparameters may also be 0-dim tensors or schedules. Other defaults are the source's.
 
     State: that of `scale_by_shampoo`, and with momentum `momentum_buffer`, like the parameters.
 

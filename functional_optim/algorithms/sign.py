@@ -1,4 +1,4 @@
-"""Lion, Signum and signSGD: steps of one size in every entry.
+"""Lion, Signum and signSGD: steps of one size in every element.
 
 Chen, Liang, Huang, Real, Wang, Liu, Pham, Dong, Luong, Hsieh, Lu, Le, "Symbolic Discovery of
 Optimization Algorithms", https://arxiv.org/abs/2302.06675, Algorithm 2. Bernstein, Wang,
@@ -78,7 +78,7 @@ def lion(
         weight_decay: decoupled decay, ≥ 0. Use three to ten times AdamW's, so that `lr *
             weight_decay` stays as it is.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg`, like the parameters.
 
@@ -105,12 +105,12 @@ def signum(
     """Signum: the sign of the average gradient.
 
     Args:
-        lr: learning rate, ≥ 0, the size of the step in every entry. Default 1e-2, that of the
+        lr: learning rate, ≥ 0, the size of the step in every element. Default 1e-2, that of the
             authors' code.
         momentum: decay rate of the average, in [0, 1). Default 0.9, the authors'.
         weight_decay: decoupled decay, ≥ 0.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `ema`, like the parameters.
 
@@ -136,11 +136,11 @@ def sign_sgd(lr: numeric.Hyper = 1e-2, weight_decay: numeric.Hyper = 0.0) -> Gra
     """signSGD: the sign of the gradient.
 
     Args:
-        lr: learning rate, ≥ 0, the size of the step in every entry. Default 1e-2, that of the
+        lr: learning rate, ≥ 0, the size of the step in every element. Default 1e-2, that of the
             authors' code.
         weight_decay: decoupled decay, ≥ 0.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: none.
 

@@ -45,8 +45,8 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
     """Divide each gradient by the root of a bound on the sum of its squares.
 
     A tensor of more than one dimension keeps one accumulator for each of them. The bound of an
-    entry is the least of those that it belongs to, and each accumulator becomes the largest of its
-    entries' new bounds. Vectors and scalars keep the sums themselves, as Adagrad does.
+    element is the least of those that it belongs to, and each accumulator becomes the largest of its
+    elements' new bounds. Vectors and scalars keep the sums themselves, as Adagrad does.
 
     Args:
         eps: added to the sum, ≥ 0: a number, a 0-dim tensor, or a schedule. Default 1e-30, the
@@ -104,12 +104,12 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
 
 
 def largest(x: Tensor, dim: int) -> Tensor:
-    """The largest entries for each index of a dimension; the others are kept, of size 1."""
+    """The largest elements for each index of a dimension; the others are kept, of size 1."""
     others = [i for i in range(x.dim()) if i != dim]
     if not others:
         return x
     if x.numel() == 0:
-        return x.sum(others, keepdim=True)  # there is no largest of no entries
+        return x.sum(others, keepdim=True)  # there is no largest of no elements
     return sharding.complete(sharding.amax(x, others))
 
 
@@ -131,7 +131,7 @@ def sm3(
         eps: added to the sums, ≥ 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `accumulator_0` to `accumulator_4`, vectors along the dimensions; `ema`, like the
     parameters, if there is momentum.

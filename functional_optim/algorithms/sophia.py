@@ -37,11 +37,11 @@ def scale_by_sophia(
 
     Args:
         betas: decay rates of the averages of g and of the estimates, each in [0, 1).
-        rho: ρ, ≥ 0: the smaller it is, the more entries are clipped. The authors advise to keep
+        rho: ρ, ≥ 0: the smaller it is, the more elements are clipped. The authors advise to keep
             the share of those that are not clipped between 0.1 and 0.5.
         eps: added to the divisor, > 0.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg` and `hessian`, like the parameters.
 
@@ -88,7 +88,7 @@ def sophia(
     *,
     maximize: bool = False,
 ) -> GradientTransformation:
-    """Sophia: steps along m / (ρ h), of which no entry is longer than lr.
+    """Sophia: steps along m / (ρ h), of which no element is longer than lr.
 
     Every ten steps or so, give it an estimate of the Hessian's diagonal::
 
@@ -96,14 +96,14 @@ def sophia(
         state = fo.estimators.observe_hessian(state, diagonal(params, seed, x))
 
     Args:
-        lr: learning rate, ≥ 0: the longest step of an entry.
+        lr: learning rate, ≥ 0: the longest step of an element.
         betas: decay rates of the averages of g and of the estimates, each in [0, 1).
-        rho: ρ, ≥ 0: the smaller it is, the more entries are clipped.
+        rho: ρ, ≥ 0: the smaller it is, the more elements are clipped.
         weight_decay: decay coefficient, ≥ 0; a step takes `lr * weight_decay` of each weight away.
         eps: added to the divisor, > 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are the authors'.
 
     State: `exp_avg` and `hessian`, like the parameters.
 

@@ -34,7 +34,7 @@ def sparse_adam(
         eps: added to the root of the uncorrected second moment, > 0.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters, dense.
 

@@ -31,7 +31,7 @@ def scale_by_stable_adam(
         eps: added to the root, and the least root in the measurement, > 0.
         weight_decay: λ, ≥ 0: the decay shrinks with the step, so it is a part of this rule.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are optimi's.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are optimi's.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; averages free of bias.
 
@@ -91,7 +91,7 @@ def stable_adamw(
         weight_decay: decay coefficient, ≥ 0; it shrinks with the learning rate.
         maximize: ascend instead of descend.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are optimi's.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are optimi's.
 
     State: `exp_avg` and `exp_avg_sq`, like the parameters; averages free of bias.
 

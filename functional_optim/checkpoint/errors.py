@@ -1,4 +1,4 @@
-"""Conditions for loading a value in the place of another, and their error texts."""
+"""Conditions for loading a value instead of another, and their error texts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def misfit(found: Any, like: Any) -> str | None:
 
 
 def not_a_number(found: Any, *, whole: bool) -> str | None:
-    """Why a saved value is no step count (whole) or carried number; None if it is one."""
+    """Why a saved value is no step count (whole) or carried scalar; None if it is one."""
     if isinstance(found, Tensor) and found.numel() == 1 and kind(found) in ("float", "int"):
         value: Any = found.detach().item()
     elif isinstance(found, (int, float)) and not isinstance(found, bool):

@@ -21,7 +21,7 @@ def get(state: Any, *names: str) -> Any:
     Args:
         state: of a chain, or of anything that holds such states.
         names: the name of a hyperparameter (`"lr"`: its value at the last step, or at the first
-            before it), of a carried number, or of a slot (a tree like the parameters); and the
+            before it), of a carried scalar, or of a slot (a tree like the parameters); and the
             path of a leaf, before or after a slot's name, for that leaf's slot alone. Where two
             parts of a chain use one name, say which: `"muon.lr"`, by the label in a `partition`,
             the name in a `named_chain`, or the place in a state that is a tuple, from `"0.lr"` on.
@@ -69,7 +69,7 @@ def get(state: Any, *names: str) -> Any:
 def numbers(state: Any, *names: str) -> dict[str, float]:
     """All single numbers of a state, read at once: what a log of a training is made of.
 
-    These are the count of steps, hyperparameters, carried numbers, and slots that hold one number
+    These are the count of steps, hyperparameters, carried scalars, and slots that hold one number
     for each leaf, such as what `monitor(per_tensor=True)` keeps. An optimizer object has a method
     of this name.
 

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     """One value of a state.
 
     keys: under which it is kept, and whether the parameter there has slots. value: what a saved one
-    must be like. number: whether it is a chain's step count or carried number, kept with each
+    must be like. number: whether it is a chain's step count or carried scalar, kept with each
     parameter. counts: whether it is the step count. p: the parameter of a slot.
     """
 
@@ -57,7 +57,7 @@ def deciding(entry: Entry, known: dict[str, Any]) -> list[str]:
 
 
 def lacking(entry: Entry, there: list[str]) -> list[str]:
-    """A chain's carried numbers may be missing where its rule does not act, step counts may not."""
+    """A chain's carried scalars may be missing where its rule does not act, step counts may not."""
     needed = entry.counts or not there
     some = any(has for _, has in entry.keys)
     absent = [key for key, has in entry.keys if key not in there and (has or not some)]
@@ -133,7 +133,7 @@ def state_dict(state: Any, params: Any = None) -> dict[str, Any]:
 
     The keys are those of torch's flattened optimizer state dicts
     (`torch.distributed.checkpoint.state_dict`, `flatten_optimizer_state_dict`):
-    `state.{path}.{slot}` for each parameter, with `step` and carried numbers (float32, as torch
+    `state.{path}.{slot}` for each parameter, with `step` and carried scalars (float32, as torch
     keeps them) beside its slots. What no parameter has is called by its place in the state, such as
     `seed` of an `EstimatorState`. Where a state holds several chains' states, the place of each
     stands before the slot: `state.{path}.0.exp_avg`. Hyperparameters are not kept: the recipe
@@ -146,7 +146,7 @@ def state_dict(state: Any, params: Any = None) -> dict[str, Any]:
 
     Returns:
         A dict from keys to the state's own tensors (DTensors are kept as such), and new 0-dim CPU
-        tensors for `step` and carried numbers. `torch.load(..., weights_only=True)` reads it.
+        tensors for `step` and carried scalars. `torch.load(..., weights_only=True)` reads it.
 
     Raises:
         ValueError: if the parameters are missing or other ones, two values have one key, or the

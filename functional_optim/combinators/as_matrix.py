@@ -40,7 +40,7 @@ def as_matrix(
     stack: bool = False,
     views: Views | torch.nn.Module | None = None,
 ) -> base.GradientTransformation:
-    """Say how the rules of matrices in a transformation see the parameters.
+    """Say how the matrix rules in a transformation see the parameters.
 
     A fused projection consists of several matrices, as does a parameter that holds the weights of
     all experts. The kernel of a convolution has more than two dimensions. Rules that act on
@@ -196,7 +196,7 @@ def views_of(name: str, given: Any, wanted: Any = lambda path, p: True) -> ByPat
 
 
 def seen_by_path(tx: Any, known: ByPath) -> Any:
-    """A transformation whose rules of matrices see each leaf in its own way."""
+    """A transformation whose matrix rules see each leaf in its own way."""
     answers = known.answers()
 
     def each(x: Placement) -> list[Placement]:
@@ -265,7 +265,7 @@ def kernels_of(
 
 
 def each_placement(tx: Any, change: Callable[[Placement], Sequence[Placement]]) -> Any:
-    """A transformation with other placements in the place of each. Parts that are not made of
+    """A transformation with other placements instead of each. Parts that are not made of
     one-tensor rules stay as they are."""
     if isinstance(tx, Leafwise):
         return Leafwise(tuple([new for x in tx.placements for new in change(x)]))

@@ -55,7 +55,7 @@ def gpa(
         eval_interp_coeff: μₓ, share of the old average in the new one, in [0, 1]. 0.9967 is the
             authors'; it stands for DiLoCo with 32 local steps.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: that of tx; `average_share`, a number; `z`, like the parameters.
 
@@ -110,7 +110,7 @@ def schedule_free(
         r: power of the step in the weights, ≥ 0. The authors' default: 0.
         weight_lr_power: power of the learning rate in the weights, ≥ 0. The authors' default: 2.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: that of tx; `average_share`, `lr_max`, `weight_sum`, numbers; `z`, like the parameters.
 
@@ -210,7 +210,7 @@ def _between(old: Any, new: Any, weight: Any) -> tuple[Any, ...]:
 
     weight: that of the new iterate in the average. y' − y follows from y = μ x + (1 − μ) z,
     z' = z + u, x' = (1 − c) x + c z' and y' = μ' x' + (1 − μ') z'. Where a share became 0, y is z
-    and tells nothing of x, which starts anew from there.
+    and tells nothing of x, which starts again from there.
     """
     kept = new * (1 - weight)
     return 1 - kept / _nonzero(old), 1 - kept

@@ -23,7 +23,7 @@ def commit_if(tx: base.GradientTransformation) -> CommitIf:
 
     `update(grads, state, params, commit=flag)` is that of tx where the flag is true. Where it is
     false, the updates are zero (-0.0, which changes no bit of any parameter) and the state is the
-    old one, bit for bit, whatever the gradients are: NaN too. Not even the count of steps moves, so
+    old one, bitwise, whatever the gradients are: NaN too. Not even the count of steps moves, so
     schedules stand still with the rest.
 
     Args:
@@ -184,7 +184,7 @@ def rollback(state: SnapshotsState, steps: int = 1) -> tuple[Any, SnapshotsState
         steps: how many to take back, 1 ≤ steps ≤ `state.kept`.
 
     Returns:
-        The parameters and the state from before these steps, bit for bit. What is older can still
+        The parameters and the state from before these steps, bitwise. What is older can still
         be rolled back to.
 
     Raises:

@@ -14,7 +14,7 @@ from functional_optim.core.ownership import Owners
 def matrix_owners(
     tx: base.GradientTransformation, owners: Literal["each", "spread"] = "spread", group: Any = None
 ) -> base.GradientTransformation:
-    """Say which process computes what of the rules of matrices in a transformation.
+    """Say which process computes what of the matrix rules in a transformation.
 
     Newton–Schulz and decompositions need whole matrices, and take long. Where several processes
     have the same model, each of them would compute the same; spread, each computes about 1/n.
@@ -23,7 +23,7 @@ def matrix_owners(
         tx: a transformation with rules that take batches of matrices, such as `muon()`.
         owners: "each": every process computes all matrices, as without `matrix_owners`; DTensors
             are gathered in all of them. "spread": each matrix has one owner, the same in every step
-            with the same gradients; the dearest go first, each to the process that has least to do.
+            with the same gradients; the most expensive go first, each to the process that has least to do.
             The parts of a DTensor are sent to the owner, and the parts of its result back, in one
             all_to_all each; of plain tensors all get the owner's result, in one all_gather.
         group: a `torch.distributed` process group of those that have the same plain tensors (DDP);

@@ -47,7 +47,7 @@ def mechanize(
         s_init: the scale to begin with, > 0, up to a factor of about 100.
         eps: added to what divides, > 0.
 
-        Numbers may also be 0-dim tensors or schedules. All defaults are the authors'.
+        Hyperparameters may also be 0-dim tensors or schedules. All defaults are the authors'.
 
     State: that of tx; `p_ref` and `delta`, like the parameters; four numbers for each of the betas:
     `s_0`, `v_0`, `r_0`, `m_0` and so on. They are measured over the whole tree, in an optimizer

@@ -136,7 +136,7 @@ def asam(
         eta: added to a weight's size, ≥ 0. Default: the authors'.
         eps: added to the norm, ≥ 0.
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     State: as that of `sam`.
 

@@ -188,7 +188,7 @@ class WithScheduleState(NamedTuple):
 def with_schedule(
     recipe: Callable[..., base.GradientTransformation], **hyperparameters: Any
 ) -> base.GradientTransformation:
-    """A recipe called anew at every step, with the values that schedules have there.
+    """A recipe called again at every step, with the values that schedules have there.
 
     Most hyperparameters take a schedule as it is: `fo.adamw(lr=schedule)`. This is for recipes that
     compute with their arguments.

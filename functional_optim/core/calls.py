@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def check_first(make: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Raise TypeError where parameters stand in the place of a factory's first number."""
+    """Raise TypeError where parameters stand instead of a factory's first number."""
     if args and _are_parameters(args[0]):
         first = next(iter(inspect.signature(make).parameters.values()), None)
         kind = "" if first is None else str(first.annotation)
@@ -105,7 +105,7 @@ def explained(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> TypeError:
-    """The error of a call, which says what stands here in the place of an unknown argument, and
+    """The error of a call, which says what stands here instead of an unknown argument, and
     which argument is no number. names: of the args."""
     from functional_optim.core.other_names import hint_for_argument
 

@@ -56,13 +56,13 @@ class Leafwise(base.GradientTransformation):
 
     @property
     def rules(self) -> list[tuple[Rule, tuple[str, ...], tuple[str, ...]]]:
-        """Each rule, with the keys of its slots and of its carried numbers."""
+        """Each rule, with the keys of its slots and of its carried scalars."""
         keys = zip(self._placements, self.layout.slots, self.layout.carry, strict=True)
         return [(placement.rule, slots, carry) for placement, slots, carry in keys]
 
     @property
     def carried(self) -> dict[str, Any]:
-        """What each carried number begins with, by key."""
+        """What each carried scalar begins with, by key."""
         return {
             key: first
             for rule, _, keys in self.rules
@@ -128,7 +128,7 @@ def leafwise(
     """Lift a rule for one tensor to a transformation of trees.
 
     The operations of a rule say what it is: element-wise, with reductions over rows, columns or
-    whole tensors, or with products of matrices. They are recorded when the rule first runs.
+    whole tensors, or with matrix products. They are recorded when the rule first runs.
 
     Args:
         init: `init(p)` returns the tensor's slots, a NamedTuple of tensors of any shapes and

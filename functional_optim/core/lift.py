@@ -251,14 +251,14 @@ def check_parts(placements: tuple[Placement, ...], named: Iterable[tuple[str, Te
 
 
 def carry_of(layout: Layout, stored: dict[str, Tensor]) -> list[Numbers]:
-    """The carried numbers of each rule, in float64."""
+    """The carried scalars of each rule, in float64."""
     return [tuple([numeric.float64(stored[key]) for key in keys]) for keys in layout.carry]
 
 
 def stored_carry(
     placements: Sequence[Placement], layout: Layout, old: dict[str, Tensor], new: Iterable[Numbers]
 ) -> dict[str, Tensor]:
-    """New carried numbers under their keys, in the dtype of the old ones; counts in float64."""
+    """New carried scalars under their keys, in the dtype of the old ones; counts in float64."""
     counts = count_keys(placements, layout)
     return {
         key: torch.as_tensor(
@@ -272,7 +272,7 @@ def stored_carry(
 
 
 def count_keys(placements: Sequence[Placement], layout: Layout) -> set[str]:
-    """The keys of carried numbers that are counts; a state of before may have them in float32."""
+    """The keys of carried scalars that are counts; a state of before may have them in float32."""
     return {
         key
         for (rule, *_), keys in zip(placements, layout.carry, strict=True)

@@ -237,7 +237,7 @@ class Look:
         self.known: tuple[Any, Callable[..., bool], list[int]] | None = None
 
     def note(self, trees: Any) -> None:
-        """Remember trees that were checked, in the place of others; plain tensors only."""
+        """Remember trees that were checked, instead of others; plain tensors only."""
         leaves, structure = optree.tree_flatten(trees)
         plain = all(isinstance(x, Tensor) and has_address(x) for x in leaves)
         self.known = (structure, same_looks(leaves), list(map(_bytes, leaves))) if plain else None

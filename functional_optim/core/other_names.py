@@ -16,7 +16,7 @@ ROW = re.compile(r"^\| (`[^|]*?) \| ([^|]*)", re.MULTILINE)
 
 
 def hint_for(name: str) -> str:
-    """What stands here in the place of a name of optax, as the end of a sentence; "" if unknown."""
+    """What stands here instead of a name of optax, as the end of a sentence; "" if unknown."""
     names, _, _ = TABLE.partition("### Arguments")
     for theirs, ours in _rows(names):
         if name in [x.rpartition(".")[2] for x in theirs]:
@@ -29,7 +29,7 @@ def hint_for(name: str) -> str:
 
 
 def hint_for_argument(name: str) -> str:
-    """What stands here in the place of an argument, as the end of a sentence; "" if unknown."""
+    """What stands here instead of an argument, as the end of a sentence; "" if unknown."""
     _, _, arguments = TABLE.partition("### Arguments")
     return next((_full(ours.strip()) for theirs, ours in _rows(arguments) if name in theirs), "")
 

@@ -1,6 +1,6 @@
 """Which process computes what of matrices that several processes share, and how they get there.
 
-A rule of matrices needs all of one. Either every process gathers each matrix and computes it, or
+A matrix rule needs all of one. Either every process gathers each matrix and computes it, or
 the matrices are spread: each has an owner, to which the others send their parts, and which sends
 back the parts of the result.
 """
@@ -118,7 +118,7 @@ class Sent(NamedTuple):
 def owners_of(shapes: Sequence[torch.Size], n: int) -> list[int]:
     """The rank of each matrix's owner, so that all have about equally much to multiply.
 
-    The dearest first, each to who has least so far.
+    The most expensive first, each to who has least so far.
     """
     load = [0] * n
     owners = [0] * len(shapes)
@@ -138,7 +138,7 @@ def run_owned(
     *,
     spread: bool,
 ) -> list[Result]:
-    """Run a rule of matrices on whole ones. Returns this process's parts of the results.
+    """Run a matrix rule on whole ones. Returns this process's parts of the results.
 
     All processes of a group call it with the same matrices in the same order.
 

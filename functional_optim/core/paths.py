@@ -243,7 +243,7 @@ def _patterns(given: Any) -> list[tuple[str, Any]]:
     flat = isinstance(given, dict) and all(isinstance(key, str) for key in given)
     if flat and not any(isinstance(x, (dict, list, tuple)) for x in given.values()):
         return list(given.items())
-    # an answer in the place of the whole tree is one for all of it
+    # an answer instead of the whole tree is one for all of it
     return [(path or "*", answer) for path, answer in tree.items(given)]
 
 

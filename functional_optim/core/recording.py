@@ -2,7 +2,7 @@
 
 A rule is recorded on tensors of a few elements, of two sizes. What both recordings have in common
 holds for every size: see `kernels/graph.py`. Graphs are known by the code of their rules, so a
-recipe that is built anew, with other hyperparameters, is not recorded again.
+recipe that is rebuilt, with other hyperparameters, is not recorded again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Body:
 
     holes: for each rule, which of its slots are missing. forms: how its numbers are put together.
     kept: where recordings are kept of rules that may read what changes, as the attributes of an
-    object: a new step records these anew. Rules of this package are recorded once for all steps.
+    object: a new step records these again. Rules of this package are recorded once for all steps.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ def no_pair(rule: Rule, found: Any) -> TypeError:
 
 
 def are_slots(record: Any, slots: tuple[Any, ...]) -> bool:
-    """Whether an update has returned slots in the place of these."""
+    """Whether an update has returned slots instead of these."""
     if not isinstance(record, tuple) or len(record) != len(slots):
         return False
     pairs = zip(record, slots, strict=True)

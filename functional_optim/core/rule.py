@@ -31,7 +31,7 @@ class Runs(NamedTuple):
         choose: `choose(t[, carry])` returns the index of the variant of `update` for step t, from
             0; it may take hyperparameters by name. Where the number is known, only that variant is
             run, or compiled; in a traced step all are, behind a condition. None: there is one.
-        turns: how many turns to spread a dear variant over, ≥ 1, for a rule that is not
+        turns: how many turns to spread a expensive variant over, ≥ 1, for a rule that is not
             element-wise. `choose` then also takes a keyword-only `turn`, and is asked for each,
             from 0 to turns - 1: `lambda t, *, turn: t % 10 == turn` renews a tenth of the tensors
             in each step. All tensors on which the rule acts, with a gradient or without, take
@@ -39,7 +39,7 @@ class Runs(NamedTuple):
             In an optimizer object they do so over all groups. Nothing is stored: another set of
             tensors gives other turns. None: all tensors take the same variant.
         start: an `update` and names of slots: for a tensor of which these slots have zeros in the
-            first column, it runs in the place of the others, and makes them. So a tensor starts
+            first column, it runs instead of the others, and makes them. So a tensor starts
             with its first gradient, whenever that comes. For rules that take batches.
         shared: whether an optimizer object has one carry and one count of steps for all of its
             tensors, as a transformation of trees has: they go on in each step in which one of the
@@ -52,8 +52,7 @@ class Runs(NamedTuple):
             it. "step" for one that gets the parameter *after* the update as `p`, and returns `u` as
             it came; only others of this kind may follow it. None: it may stand anywhere.
         batched: True for a rule that takes several tensors of one shape at once: `u` and the slots
-            may have one more dimension in front, and `p` is None. Not needed for products of
-            matrices, but these are faster in batches. `as_matrix` and `matrix_owners` change such
+            may have one more dimension in front, and `p` is None. Not needed for matrix products, but these are faster in batches. `as_matrix` and `matrix_owners` change such
             rules only. A batched rule cannot have codecs.
         dense_only: True refuses sparse gradients. Not needed for a rule that reduces over rows or
             depends on their number: such a rule is found and refuses them. Rules with `batched` or
@@ -150,7 +149,7 @@ class Rule(NamedTuple):
         return {name: value_at(x, t) for name, x in hyper} if fixed is None else fixed
 
     def carried(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The carried numbers as an argument; none for a rule that carries nothing."""
+        """The carried scalars as an argument; none for a rule that carries nothing."""
         return () if self.carry is None else (type(self.carry)(*values),)
 
     def numbers_before(self, t: Any, carry: Sequence[Any]) -> Numbers:

@@ -1,4 +1,4 @@
-"""Names in a chain's state: of slots, carried numbers and hyperparameters."""
+"""Names in a chain's state: of slots, carried scalars and hyperparameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functional_optim.core.rule import Placement
 
 
 class Layout(NamedTuple):
-    """The keys under which each rule's slots, carried numbers and hyperparameters are kept.
+    """The keys under which each rule's slots, carried scalars and hyperparameters are kept.
 
     counts: for each rule its index among the rules of its name. keys: the slots' names, once.
     routed: whether a rule acts on some leaves only.
@@ -45,7 +45,7 @@ def lay_out(placements: tuple[Placement, ...]) -> Layout:
     """Choose the keys: the field's name, or `rule.field` where two rules share one.
 
     Rules that never act on one leaf may share the names of slots, not of numbers. Worked out once
-    for each kind of chain: a recipe is built anew whenever a number changes.
+    for each kind of chain: a recipe is rebuilt whenever a number changes.
 
     Raises:
         ValueError: if two rules share a slot name and no two different names tell them apart, if

@@ -1,4 +1,4 @@
-"""How a rule of matrices sees a parameter: as one matrix, or as several."""
+"""How a matrix rule sees a parameter: as one matrix, or as several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = tuple[int, int]
 
 
 Kernel = Literal["flatten", "batch", "tensor", "auto"]
-"""What the kernel of a convolution is for a rule of matrices, see `as_matrix`."""
+"""What the kernel of a convolution is for a matrix rule, see `as_matrix`."""
 
 
 class Merged(NamedTuple):
@@ -134,7 +134,7 @@ class MatrixView(NamedTuple):
         what = f"parameter {path!r}" if path else "parameter"
         where = repr(path or "*")
         raise ValueError(
-            f"{name or 'a rule of matrices'} got the {what} of shape {tuple(shape)}, which may be "
+            f"{name or 'a matrix rule'} got the {what} of shape {tuple(shape)}, which may be "
             f"a stack of {math.prod(several)} matrices {m, n}, or the kernel of a convolution; say "
             f"which, by as_matrix or the views of a recipe: views={{{where}: {{'stack': True}}}}, "
             f"or views={{{where}: {{'kernel': {kernel!r}}}}}; views=model knows torch.nn's kernels."

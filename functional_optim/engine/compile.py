@@ -61,7 +61,7 @@ def compile(
         strict: raise a RuntimeError where the step cannot be compiled, before anything is written.
             False (the default) falls back to what works, at last to the plain rules, with a warning
             that says why. Sparse gradients and tensors of odd layouts run eagerly either way.
-        capturable: read the step count and carried numbers where they are, on the device of the
+        capturable: read the step count and carried scalars where they are, on the device of the
             state, at every step, so that a step that is captured as a CUDA graph goes on counting
             when it is replayed. False (the default): the host knows them, which saves launches; it
             reads them from the device only after somebody else has written them. Capturing is then
@@ -273,7 +273,7 @@ class FusedStep(Step):
         self.elsewhere: CompiledUpdate | None = None
 
     def begin(self, params: Any, state: State, extra: dict[str, Any]) -> None:
-        """With gradients without memory in the place of real ones."""
+        """With gradients without memory instead of real ones."""
         check_state(self.tx.placements, self.tx.layout, state)
         base.check_params(params)
         if without_kernels(params):

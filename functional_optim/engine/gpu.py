@@ -24,7 +24,7 @@ from functional_optim.kernels.graph import Graph
 
 
 class TritonExecutor(KernelExecutor):
-    """Rules of any kind but products of matrices, on tensors of a device that has a driver."""
+    """Rules of any kind but matrix products, on tensors of a device that has a driver."""
 
     skips = True
 
@@ -110,7 +110,7 @@ class TableLaunch:
         """The call of all launches, which returns what they measure, summed over the tensors.
 
         Raises:
-            CaptureError: in a capture, if kernels have to be compiled or the work divided anew.
+            CaptureError: in a capture, if kernels have to be compiled or the work divided again.
             Exception: if a kernel cannot be compiled.
         """
         addresses, skip = list(map(Tensor.data_ptr, grads)), scalars.skip

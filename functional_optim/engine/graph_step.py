@@ -303,7 +303,7 @@ def _repeats(leaves: list[Any]) -> tuple[int, ...]:
 
 
 def _same_state(tx: base.GradientTransformation, plan: TracePlan, params: Any) -> bool:
-    """Can a transformation be built with tensors in the place of floats, and is it the same?"""
+    """Can a transformation be built with tensors instead of floats, and is it the same?"""
     try:
         like = tree.map(lambda p: torch.empty_like(p, device="meta"), params)
         given = [torch.full((), x, dtype=torch.float64) for x in plan.numbers]

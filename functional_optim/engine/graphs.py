@@ -74,7 +74,7 @@ class Variant:
     def try_writing(self, tx: Any, *args: Any) -> bool:
         """Whether a graph may write, tried on other tensors with other numbers.
 
-        It may not if a result is an old tensor, for which Inductor (seen with torch 2.13) writes
+        It may not if a result is an old tensor, for which Inductor (as of torch 2.13) writes
         what has already been overwritten, or if a function might fail after the first write.
         """
         numbers, grads, state, params, extra = args
@@ -126,7 +126,7 @@ class TorchCompiled:
         self.compiled: Any = None
 
     def renew(self) -> Any:
-        """A graph that is compiled anew; all older ones are forgotten."""
+        """A graph that is recompiled; all older ones are forgotten."""
         own = kernels.own_code(self.function)
         self.compiled = torch.compile(own, fullgraph=True, dynamic=False)
         return self.compiled

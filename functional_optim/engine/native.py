@@ -209,7 +209,7 @@ class KernelExecutor(Executor):
 
 
 class NativeExecutor(KernelExecutor):
-    """Rules of any kind but products of matrices, on CPU tensors, whatever their sizes."""
+    """Rules of any kind but matrix products, on CPU tensors, whatever their sizes."""
 
     @classmethod
     def accepts(

@@ -129,7 +129,7 @@ class PlanEntry:
         return grads if self.places is None else [grads[i] for i in self.places]
 
     def carried(self, context: StepContext) -> Iterable[tuple[str, Any]]:
-        """The keys of carried numbers, and their values after a step."""
+        """The keys of carried scalars, and their values after a step."""
         keys, values = self.tx.layout.carry, context.carried
         return zip(chain.from_iterable(keys), chain.from_iterable(values), strict=True)
 

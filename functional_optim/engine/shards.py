@@ -1,6 +1,6 @@
 """DTensors: each process steps its shards, which are plain tensors.
 
-An element-wise rule needs nothing else. For a rule of matrices the shards are gathered in between,
+An element-wise rule needs nothing else. For a matrix rule the shards are gathered in between,
 see `products.py`.
 """
 
@@ -28,8 +28,7 @@ from functional_optim.engine.guards import TensorGuard
 class ShardExecutor(Executor):
     """DTensors that one mesh divides in one way: the local shards are a group of their own.
 
-    An element-wise rule does to a shard what it does to that part of the whole tensor; rules of
-    matrices get whole ones. What is measured on shards is completed over the mesh, once for all
+    An element-wise rule does to a shard what it does to that part of the whole tensor; matrix rules get whole ones. What is measured on shards is completed over the mesh, once for all
     tensors.
     """
 

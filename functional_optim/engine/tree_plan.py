@@ -33,7 +33,7 @@ from functional_optim.engine.plan import (
 
 
 class TreeNumbers:
-    """The numbers of a functional state: its step count, carried numbers and hyperparameters.
+    """The numbers of a functional state: its step count, carried scalars and hyperparameters.
 
     captured: whether the device's numbers count, as replays change them without the host. recorded:
     slots that an init recorded by autograd has made. fixed: hyperparameters to be written once.
@@ -63,7 +63,7 @@ class TreeNumbers:
         return numeric.float64(x) if value is None else value
 
     def writing(self, key: str, value: Any) -> Write:
-        """The write of a carried number."""
+        """The write of a carried scalar."""
         self.written[key] = value
         return filling(self.state.carry[key], value)
 
@@ -88,7 +88,7 @@ class TreeNumbers:
 
 
 COUNT = ""
-"""Stands for the step count among the keys of carried numbers."""
+"""Stands for the step count among the keys of carried scalars."""
 
 
 Known = tuple[Tensor | None, Any, float | None]

@@ -30,7 +30,7 @@ def forward_gradient(
     """Estimate a gradient by its products with random directions: the mean of (∇f · z) z.
 
     The products come from forward-mode differentiation (torch.func.jvp), exact and without a
-    backward pass: no activations are kept. Unbiased. An entry's variance is ‖g‖² + gᵢ² over the
+    backward pass: no activations are kept. Unbiased. An element's variance is ‖g‖² + gᵢ² over the
     number of directions for normal numbers, and ‖g‖² − gᵢ² for signs, so the noise grows with the
     number of parameters.
 

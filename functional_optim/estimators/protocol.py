@@ -19,7 +19,7 @@ from functional_optim.core.factory import Made
 
 
 class EstimatorState(NamedTuple):
-    """What an estimator remembers: enough to make its last estimate again, bit for bit.
+    """What an estimator remembers: enough to make its last estimate again, bitwise.
 
     step: 0-dim int64, how many estimates were made.
     seed: 0-dim int64.
@@ -136,7 +136,7 @@ def replay(
     log: Iterable[EstimatorState],
     opt_state: Tree | None = None,
 ) -> tuple[Tree, Tree]:
-    """Make a run again from its log of scalars, bit for bit, without a loss or data.
+    """Make a run again from its log of scalars, bitwise, without a loss or data.
 
     Args:
         estimator: the one of the run.

@@ -29,7 +29,7 @@ def spsa(
 
     With `spsa_gain` as the learning rate of plain descent this is Spall's algorithm, but any
     transformation will do. Unbiased up to c²; exact for quadratics but for the variance, where each
-    entry's is ‖g‖² − gᵢ² over `samples`.
+    element's is ‖g‖² − gᵢ² over `samples`.
 
     Raises:
         ValueError: for numbers out of range.

@@ -81,7 +81,7 @@ class _Watch(TorchFunctionMode):
     def _without_number(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with a Python number in the place of a number of the step, where torch
+        """The arguments with a Python number instead of a number of the step, where torch
         takes no tensor: the recorder is told."""
         place = FILLS.get(func)
         if place is not None and len(args) > place:

@@ -189,7 +189,7 @@ def values_at(graph: Graph, places: Sequence[Place]) -> tuple[float, ...]:
 
 
 def with_rows(graph: Graph, places: Sequence[Place]) -> Graph:
-    """The graph with constants that depend on the shape in the place of some."""
+    """The graph with constants that depend on the shape instead of some."""
     made: dict[Node, dict[int | str, Node]] = {}
     for k, (i, where) in enumerate(places):
         row = Node("row", (k,), {}, torch.float64, (), host=True)

@@ -66,7 +66,7 @@ OWN = ("functional_optim", "torch", "math", "builtins")
 
 
 def _globals_of(fn: types.FunctionType, above: tuple[int, ...]) -> list[Any]:
-    """What a function and those inside of it read by name, which may be bound anew."""
+    """What a function and those inside of it read by name, which may be bound again."""
     if _is_fixed(fn):
         return []
     names, waiting = dict[str, None](), [fn.__code__]

@@ -104,7 +104,7 @@ class Recorder(BASE):
         return found
 
     def given(self, x: Any) -> Any:
-        """An argument of an operation, with nodes in the place of tensors."""
+        """An argument of an operation, with nodes instead of tensors."""
         if isinstance(x, Tensor):
             node = self.node_of(x)
             if node is None:
@@ -324,7 +324,7 @@ class Recorder(BASE):
         if any(isinstance(x, Tensor) and memory_of(x) in self.given_storages for x in targets):
             raise RuleError(
                 f"{self._who()} writes in place ({what}) into a tensor that it was given; return "
-                "new tensors instead, e.g. m = m * 0.9 in the place of m.mul_(0.9)."
+                "new tensors instead, e.g. m = m * 0.9 instead of m.mul_(0.9)."
             )
 
     def _constant(self, x: Tensor) -> None:

@@ -36,7 +36,7 @@ def uploaded(values: array.array[int], device: torch.device, here: Tensor | None
 class Gradients:
     """The addresses of the gradients of some tensors, as a vector on a device.
 
-    It is written anew where one has changed, into memory of its own: a kernel of an earlier step
+    It is rewritten where one has changed, into memory of its own: a kernel of an earlier step
     may still be reading the last one. count: of the tensors.
     """
 
@@ -211,7 +211,7 @@ class Tables:
         if DRIVERS[self.device.type].capturing():
             raise CaptureError(
                 "a step is being captured whose gradients begin at other multiples of bytes than "
-                "those of the step before, which divides the work anew; make a step with gradients "
+                "those of the step before, which divides the work again; make a step with gradients "
                 "like these before."
             )
         among, values = set(odd), array.array("q")

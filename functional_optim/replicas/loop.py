@@ -57,7 +57,7 @@ class Replica:
     Gradients are averaged over the participants; then the group votes; then, if the step is
     committed, the update is computed from the state that there is after the vote, a healed one
     included. There is no other order: an update computed before the vote would be that of a state
-    that the vote may replace. A refused step returns the state as it was, bit for bit.
+    that the vote may replace. A refused step returns the state as it was, bitwise.
 
     Args:
         coordinator: a `Coordinator`, or a torchft Manager.

@@ -79,7 +79,7 @@ class TorchFT(Coordinator):
         if quantize and not getattr(home, "IS_TRITON_AVAILABLE", False):
             raise RuntimeError(
                 "torchft quantizes reductions with Triton only, which is not installed here, and "
-                "would send full numbers without a word; install triton, or leave out "
+                "would send full numbers silently; install triton, or leave out "
                 "quantize=True."
             )
         if _NAME in vars(manager):

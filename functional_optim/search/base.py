@@ -43,7 +43,7 @@ class Search(Made, SearchFunctions):
             state = method.tell(candidates, fitness, state)
         params = fo.search.center(state)
 
-    `params` is a pytree of floating-point or complex tensors (a complex entry is searched as two
+    `params` is a pytree of floating-point or complex tensors (a complex element is searched as two
     numbers). `candidates` is one of the same structure and dtypes, with a leading dimension of
     `population`. `fitness` has shape (population,): losses, smaller is better, and what is not
     finite is worst. `tell` takes candidates from anywhere: what `ask` drew is not kept, but read
@@ -103,7 +103,7 @@ class Start(NamedTuple):
         return torch.full((), x, dtype=torch.float64, device=self.mean.device)
 
     def deviations(self, sigma: Any) -> Tensor:
-        """One deviation for each entry, (d,), all the same at first."""
+        """One deviation for each element, (d,), all the same at first."""
         return self.number(sigma).to(self.mean.dtype).expand_as(self.mean).clone()
 
 

@@ -50,7 +50,7 @@ def cem(
 
         m ← m + α (mean of the elites − m);   σ² ← (σ + α (deviation of the elites − σ))² + noise²
 
-    A deviation for each entry. Elites whose losses are equal share their places; candidates
+    A deviation for each element. Elites whose losses are equal share their places; candidates
     without a finite loss are never elites.
 
     Args:

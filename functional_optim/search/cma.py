@@ -140,7 +140,7 @@ def active_rates(d: int, population: int) -> Rates:
 
 
 def decompose(state: CMAState, C: Tensor, rates: Rates) -> dict[str, Any]:
-    """C, B and D: taken apart anew if 1 / (10 d (c₁ + c_μ)) generations have passed."""
+    """C, B and D: taken apart again if 1 / (10 d (c₁ + c_μ)) generations have passed."""
     step = state.step + 1
     gap = 1 / (rates.c1 + rates.cmu) / C.shape[0] / 10
     due = step >= state.decomposed + gap

@@ -122,7 +122,7 @@ def pgpe(
         xᵢ = m + σ zᵢ;   m ← m + tx(1/n Σ rᵢ σ zᵢ);   σ ← σ − α 1/n Σ rᵢ σ (zᵢ² − 1)
 
     with z standard normal, in pairs of opposite sign, r the centred ranks (the paper: rewards less
-    a baseline), all products by entry. Unlike `openai_es` it learns a deviation for each entry.
+    a baseline), all products by element. Unlike `openai_es` it learns a deviation for each element.
 
     Args:
         population: n ≥ 2. The last candidate of an odd population has no opposite.

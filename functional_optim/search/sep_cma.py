@@ -46,7 +46,7 @@ def sep_cma_es(population: int, sigma: float | Tensor) -> Search:
 
         C ← C exp(ln 2 (c₁ (p_c² − 1) + c_μ Σ wₖ (zₖ² − 1)))        zₖ = (xₖ − m) / (σ √C)
 
-    entry by entry. The diagonal is multiplied, so it stays positive whatever the weights, and
+    element by element. The diagonal is multiplied, so it stays positive whatever the weights, and
     scales that differ a thousandfold are learned quickly. p_c, like z, is in units of √C.
 
     Args:

@@ -44,7 +44,7 @@ def snes(
     lr: float | Tensor = 1.0,
     lr_sigma: float | Tensor | None = None,
 ) -> Search:
-    """Separable natural evolution strategy: a mean and a deviation for each entry.
+    """Separable natural evolution strategy: a mean and a deviation for each element.
 
     ::
 

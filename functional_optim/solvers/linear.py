@@ -29,7 +29,7 @@ UNROLLED = 6
 PAD = 8
 """Matrices are padded to multiples of this: 64 bytes of float64."""
 SMALL = 1e-30
-"""In the place of a scale that is zero."""
+"""Instead of a scale that is zero."""
 TOLERANCE = 1e-10
 """Relative residual at which CG and LSMR stop."""
 MOST = 500

@@ -26,7 +26,7 @@ from functional_optim.solvers.slots import RUNNING
 FIRST_DAMPING = 1e-3
 """Of the first step, in units of D²: Nielsen's τ for a starting point that is not far off."""
 CLIPS = 3
-"""How often a step is computed anew because it has run into bounds."""
+"""How often a step is computed again because it has run into bounds."""
 
 
 class Rules(NamedTuple):
@@ -251,7 +251,7 @@ def _proposed(
 
 def _clipped(system: System, s: Progress, D: Tensor, data: Data) -> tuple[Tensor, Tensor]:
     """A damped step of the free parameters. What runs into a bound stops there, and the step of the
-    others is computed anew."""
+    others is computed again."""
     G, x = system.gram, s.x
     assert G is not None
     fixed = outward(x, s.g, data)

@@ -4,7 +4,7 @@
 gradients y, in the compact form of Byrd, Nocedal, Schnabel, "Representations of quasi-Newton
 matrices and their use in limited memory methods", Math. Program. 63 (1994),
 https://doi.org/10.1007/BF01582063, section 3. All are float64. What one problem gives does not
-depend on its neighbours: products of matrices have sizes with which all matrices of a batch lie
+depend on its neighbours: matrix products have sizes with which all matrices of a batch lie
 alike in memory.
 """
 

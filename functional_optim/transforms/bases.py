@@ -112,7 +112,7 @@ def shampoo_basis(
         refresh: "together": all bases in the same step; "spread": some in each step, so that no
             step takes much longer than others.
 
-    Vectors and scalars have no basis. Numbers may also be 0-dim tensors or schedules, but for
+    Vectors and scalars have no basis. Hyperparameters may also be 0-dim tensors or schedules, but for
     max_precond_dim, and with "spread" precondition_frequency.
 
     State: `left_factor` and `left_basis`, L and Q_L, (m, m); `right_factor` and `right_basis`, R
@@ -208,13 +208,13 @@ def kl_basis(
         max_clamp_value: 1 / √λ is at most the length d of its side, or this if it is less, or 10 if
             d is less than that. None: there is no bound.
         eps: None: the basis only rotates. A number ε ≥ 0: it also multiplies by S / (1 + ε S),
-            where S has the entries 1 / √(λ_L λ_R), which is KL-Shampoo.
+            where S has the elements 1 / √(λ_L λ_R), which is KL-Shampoo.
         refresh: "together": all bases in the same step; "spread": some in each step, so that no
             step takes much longer than others.
 
     Each dimension of a kernel has a factor, without those of length 1; all factors and eigenvalues
     of a step come from the last ones. For matrices and kernels: give all else another rule, with
-    `partition`. Numbers may also be 0-dim tensors or schedules, but for max_clamp_value, and with
+    `partition`. Hyperparameters may also be 0-dim tensors or schedules, but for max_clamp_value, and with
     "spread" precondition_frequency.
 
     State: `left_factor` and `left_basis`, L and Q_L, (m, m); `right_factor` and `right_basis`, R
@@ -401,7 +401,7 @@ def _followed(name: str, A: Tensor | None, Q: Tensor | None, *, ordered: bool = 
     """
     if A is None or Q is None:
         return None, None
-    trace = A.diagonal(dim1=-2, dim2=-1).sum(-1)  # no entry of A Q is larger
+    trace = A.diagonal(dim1=-2, dim2=-1).sum(-1)  # no element of A Q is larger
     finite = trace.isfinite()
     tell_not_finite(name, finite)
     known = (finite & (trace > 0))[..., None, None]

@@ -168,7 +168,7 @@ def mup(params: Any, base: Any, delta: Any = None, *, rule: str = "adam") -> Mup
         delta: those of a model of another width still: dimensions in which it differs from `base`
             are widths. Default: those in which `params` differ from `base`, which misses a
             dimension that is equal by chance.
-        rule: "adam" for methods that normalize each entry: 1 / (growth of the fan-in) for a
+        rule: "adam" for methods that normalize each element: 1 / (growth of the fan-in) for a
             parameter with two widths, 1 for all others. "sgd": growth of the fan-out over that of
             the fan-in for two, the growth itself for one.
 

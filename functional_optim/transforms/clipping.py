@@ -16,7 +16,7 @@ from functional_optim.core.scalars import given
 
 @factory
 def clip_by_value(max_value: numeric.Hyper) -> Leafwise:
-    """Clip every entry to [−max_value, max_value].
+    """Clip every element to [−max_value, max_value].
 
     Args:
         max_value: bound, > 0: a number, a 0-dim tensor, or a schedule.
@@ -83,7 +83,7 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
     Args:
         threshold: bound, > 0: a number, a 0-dim tensor, or a schedule. 1 in Adafactor.
 
-    A complex entry counts as two real ones.
+    A complex element counts as two real ones.
 
     Raises:
         ValueError: if threshold is a number and not positive.
@@ -145,7 +145,7 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
     numeric.check_range("adaptive_grad_clip", "positive", clipping=clipping, eps=eps)
 
     def update(u: Tensor, slots: Any, p: Tensor, ratio: Any, eps: Any) -> tuple[Tensor, Any]:
-        # units are fewer than entries: divide once for each, and multiply
+        # units are fewer than elements: divide once for each, and multiply
         most = ratio * _unit_squares(p).clamp(min=eps * eps).sqrt()
         excess = _unit_squares(u * (1 / most)).clamp(min=1.0)
         return u * (1 / excess.sqrt()), slots

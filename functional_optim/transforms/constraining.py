@@ -27,7 +27,7 @@ class NanCarry(NamedTuple):
 def zero_nans() -> Leafwise:
     """Replace every NaN by 0, and count them.
 
-    Infinite entries stay. To leave a whole step out instead, use `apply_if_finite`.
+    Infinite elements stay. To leave a whole step out instead, use `apply_if_finite`.
 
     State: `nan_count`, in the last updates, and `total_nan_count`, since the start: numbers, for
     the whole tree. optax keeps a flag for each leaf.
@@ -57,7 +57,7 @@ def zero_nans() -> Leafwise:
 
 @factory
 def keep_params_nonnegative() -> Leafwise:
-    """Shorten updates so that no parameter becomes negative: p + u ≥ 0 in every entry.
+    """Shorten updates so that no parameter becomes negative: p + u ≥ 0 in every element.
 
     For the end of a chain, after `scale_by_lr`. A parameter that is negative before comes to 0.
 

@@ -1,7 +1,7 @@
 """Element-wise rules in another basis, which follows the gradients.
 
 Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", https://arxiv.org/abs/2409.11321,
-Algorithm 3, with any rules in the place of Adam.
+Algorithm 3, with any rules instead of Adam.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def _moved(m: Tensor, i: int, old: Tensor, new: Tensor) -> Tensor:
 
 
 def _reordered(v: Tensor, i: int, order: Tensor) -> Tensor:
-    """The entries along the i-th dimension in this order."""
+    """The elements along the i-th dimension in this order."""
     lead = order.dim() - 1
     index = [slice(None) if k == lead + i else None for k in range(lead, v.dim())]
     return v.gather(lead + i, order[(..., *index)].expand(v.shape))

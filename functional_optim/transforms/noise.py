@@ -27,7 +27,7 @@ def add_noise(
 ) -> base.GradientTransformation:
     """Add normal noise of variance eta / tᵞ at step t = 1, 2, …
 
-    The noise is a pure function of the seed, the step, the leaf's path and the entry's place:
+    The noise is a pure function of the seed, the step, the leaf's path and the element's place:
     eager, compiled and resumed runs have the same (up to the rounding of logarithm and cosine), and
     nobody's generator is touched. It acts on whole trees, so it does not fuse with its neighbours.
 
@@ -37,7 +37,7 @@ def add_noise(
         gamma: how fast it decays, ≥ 0, likewise. The paper has 0.55.
         seed: a Python integer, or a 0-dim tensor of integers; 64 bits.
 
-    The two parts of a complex entry get noise of that variance each.
+    The two parts of a complex element get noise of that variance each.
 
     State: `step` and `seed`. The seed of the state is the one that counts.
 

@@ -17,7 +17,7 @@ from functional_optim.core.scalars import given
 
 @factory
 def sign() -> Leafwise:
-    """Replace every entry by its sign: −1, 0 or 1; a complex one part by part.
+    """Replace every element by its sign: −1, 0 or 1; a complex one part by part.
 
     Paper: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for
     Non-Convex Problems", https://arxiv.org/abs/1802.04434.
@@ -114,7 +114,7 @@ def scale_by_trust_ratio(
         trust_coefficient: a factor, ≥ 0: 1 in LAMB, 0.001 in LARS.
         eps: added to ‖u‖, ≥ 0.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are optax's.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are optax's.
 
     After `scale_by_adam` and `add_decayed_weights` this is LAMB (`lamb`). LARS has a ratio of its
     own, `scale_by_lars`.
@@ -157,7 +157,7 @@ def scale_by_trust_ratio(
 def clip_by_trust_ratio(trust_coefficient: numeric.Hyper = 1.0) -> Leafwise:
     """Scale each tensor's update down so that its norm is at most that of the parameter.
 
-    In the place of `scale_by_trust_ratio` it makes LAMB what is called LAMBC: shorter updates stay
+    Instead of `scale_by_trust_ratio` it makes LAMB what is called LAMBC: shorter updates stay
     as they are. So do all updates of a parameter that is zero.
 
     Args:

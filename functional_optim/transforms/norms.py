@@ -75,7 +75,7 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
 def hyperball(lr: numeric.Hyper) -> Leafwise:
     """Steps on a sphere: p ← R · (p − η R u / ‖u‖) / ‖p − η R u / ‖u‖‖, with R the first norm of p.
 
-    It stands at the end of a chain, in the place of `scale_by_lr`:
+    It stands at the end of a chain, instead of `scale_by_lr`:
     `chain(scale_by_adam(), hyperball(lr))`. The norm of each tensor stays as it is, and a step
     turns it by about lr, so there is no weight decay to tune. For matrices of hidden layers: give
     biases, gains and whatever starts from zero, which would stay there, another rule, with

@@ -59,7 +59,7 @@ def reduce_on_plateau(
             more than 1 for the losses of single batches. Patience and cooldown count the means.
         min_scale: the scale is not reduced below it, in [0, 1].
 
-        Numbers may also be 0-dim tensors or schedules.
+        Hyperparameters may also be 0-dim tensors or schedules.
 
     Extra arguments of `update`: `value`, a number or a 0-dim tensor. No gradient flows through it.
 

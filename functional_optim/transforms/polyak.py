@@ -28,7 +28,7 @@ def scale_by_polyak(
         eps: added to ‖g‖², ≥ 0.
         variant: "sps"; "sps+" stands still where f is below f_min, instead of climbing.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are optax's. An optimizer
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are optax's. An optimizer
         object has no value to give, and refuses.
 
     Raises:

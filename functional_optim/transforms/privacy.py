@@ -30,7 +30,7 @@ def differentially_private_aggregate(
     `torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(params, x, y)` makes them; what goes on
     has the parameters' shapes, for any transformation behind it. It acts on whole trees, so it does
     not fuse with its neighbours, and stands first in a chain. Noise is drawn as `add_noise` draws
-    it: from the seed, the step, the leaf's path and the entry's place.
+    it: from the seed, the step, the leaf's path and the element's place.
 
     An example whose norm is not finite counts as zero, for its influence would have no bound. It is
     still one of the B. What (ε, δ) a run has, an accountant says, from σ, the share of the data in

@@ -27,7 +27,7 @@ class MetropolisState(NamedTuple):
     seed: 0-dim int64.
     accepted: 0-dim int64, how many proposals were accepted.
     value: 0-dim float64, the energy of `params`; infinite before the first evaluation.
-    params: a tree like the parameters: the current sample, bit for bit as it was evaluated.
+    params: a tree like the parameters: the current sample, bitwise as it was evaluated.
     """
 
     step: Tensor

@@ -73,7 +73,7 @@ def _place(G: Tensor, i: int, A: Tensor) -> int:
 
 
 def others(G: Tensor, i: int, A: Tensor) -> int:
-    """How many entries a tensor has for each of its i-th dimension; at least 1."""
+    """How many elements a tensor has for each of its i-th dimension; at least 1."""
     at, lead = _place(G, i, A), A.dim() - 2
     return max(math.prod([n for j, n in enumerate(G.shape) if j >= lead and j != at]), 1)
 

@@ -30,7 +30,7 @@ def variance_reduction(
         beta1: decay rate of the average that follows, in [0, 1).
         max_norm: the Euclidean norm at which the corrected gradient of a tensor is clipped, > 0.
 
-        Numbers may also be 0-dim tensors or schedules. The defaults are those of the authors' code.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are those of the authors' code.
 
     State: `previous_grad`, like the parameters.
 

@@ -32,7 +32,7 @@ def add_decayed_weights(
       `weight_decay * lr / peak` of each weight away:
       `add_decayed_weights(lambda count: 0.1 * lr(count) / peak, independent=True)`.
 
-    `cautious_weight_decay` leaves out the entries that a step lets grow.
+    `cautious_weight_decay` leaves out the elements that a step lets grow.
 
     Args:
         weight_decay: coefficient, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number
@@ -71,9 +71,9 @@ def add_decayed_weights(
 def cautious_weight_decay(
     weight_decay: numeric.Hyper, *, independent: bool = False, mask: Mask | None = None
 ) -> Leafwise:
-    """Add `weight_decay * p` to the entries of an update that it already draws to zero.
+    """Add `weight_decay * p` to the elements of an update that it already draws to zero.
 
-    An entry decays where the step and its decay have the same direction, or the step is zero. The
+    An element decays where the step and its decay have the same direction, or the step is zero. The
     others are left to the loss, so the decay does not shift its minimum as plain decay does. It
     stands where `add_decayed_weights` stands: before `scale_by_lr`, or with `independent=True`
     after it. Before an adaptive transform it makes little sense.
@@ -127,7 +127,7 @@ def _decay(
 def proximal_step(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
     """Step by −lr u and then divide by 1 + lr λ: p becomes (p − lr u) / (1 + lr λ).
 
-    In the place of `scale_by_lr`. To first order in lr this is decoupled decay, but it never turns
+    Instead of `scale_by_lr`. To first order in lr this is decoupled decay, but it never turns
     a weight around, however large the numbers are.
 
     Args:
@@ -191,7 +191,7 @@ def decay_after_step(weight_decay: numeric.Hyper) -> Leafwise:
 def step_then_decay(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
     """Step by −lr u and then decay: p becomes (1 − lr λ) (p − lr u).
 
-    In the place of `scale_by_lr`. `add_decayed_weights` before that decays the weights as they were
+    Instead of `scale_by_lr`. `add_decayed_weights` before that decays the weights as they were
     before the step: p − lr (u + λ p).
 
     Args:

@@ -94,7 +94,7 @@ class Summary:
     """Tables of parameters: `print` them, or read the `rows`.
 
     rows: one `SummaryRow` for each parameter. shared: bytes that the state keeps for all together.
-    numbers: those of `shared` that are step counts, carried numbers and hyperparameters. exact:
+    numbers: those of `shared` that are step counts, carried scalars and hyperparameters. exact:
     whether `step_bytes` are all that a step moves, as every rule is element-wise and measures
     nothing. unfit: patterns that fit no parameter.
 
@@ -141,7 +141,7 @@ class Summary:
         """The bytes that a step reads and writes in which all rules act.
 
         A gradient is read; a parameter and each slot, as it is stored, are read and written. What
-        rules read again or keep meanwhile, for norms and products of matrices, comes on top
+        rules read again or keep meanwhile, for norms and matrix products, comes on top
         (`exact` is False then). What is not made of one-tensor rules reads its state at least.
         """
         return sum([row.step_bytes for row in self.rows]) + self._flat
@@ -265,7 +265,7 @@ class StateTensor(NamedTuple):
     """A tensor of a state.
 
     part: the transformation that keeps it. path: of its parameter; None if it belongs to all.
-    number: whether it is a step count, a carried number or a hyperparameter.
+    number: whether it is a step count, a carried scalar or a hyperparameter.
     """
 
     part: base.GradientTransformation

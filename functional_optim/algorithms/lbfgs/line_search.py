@@ -79,7 +79,7 @@ def strong_wolfe(
         search: what was known before it.
         origin: the point at t = 0.
         new: the point that was evaluated.
-        reach: the largest entry of |d|.
+        reach: the largest element of |d|.
         spent: was this the last evaluation allowed?
 
     Returns:
@@ -259,10 +259,10 @@ def axpy(a: Number, x: Tensor, y: Tensor) -> Tensor:
 
 
 def largest(x: Tensor) -> Number:
-    """The largest entry of |x|."""
+    """The largest element of |x|."""
     return x.abs().max() if x.dim() == 1 else x.abs().amax(-1, keepdim=True)
 
 
 def total(x: Tensor) -> Number:
-    """The sum of the entries."""
+    """The sum of the elements."""
     return x.sum() if x.dim() == 1 else x.sum(-1, keepdim=True)

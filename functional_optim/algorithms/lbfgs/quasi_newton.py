@@ -170,7 +170,7 @@ class Past(NamedTuple):
 class Line(NamedTuple):
     """The line being searched.
 
-    origin: its start. d: its direction. reach: the largest entry of |d|. t: the step length to
+    origin: its start. d: its direction. reach: the largest element of |d|. t: the step length to
     evaluate next; when the run is over, the one taken. search: the state of the search.
     """
 

@@ -182,7 +182,7 @@ def lbfgs(
         max_iter: iterations in one update.
         max_eval: evaluations in one update, the one given as `value` included; a line search may
             use one more. Default 1.25 max_iter.
-        tolerance_grad: stop when no entry of the gradient is larger.
+        tolerance_grad: stop when no element of the gradient is larger.
         tolerance_change: stop when a step, or the change of the value, is smaller.
         history_size: how many pairs to remember, ≥ 1. Default 100, torch's; 5 to 20 are usual.
         line_search_fn: None, or "strong_wolfe". For backtracking see `scale_by_lbfgs`.

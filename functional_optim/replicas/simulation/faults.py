@@ -26,7 +26,7 @@ class Kill(NamedTuple):
     rank: which one.
     step: once it has this many steps committed, or more. A fault strikes once.
     point: where in that step.
-    restart: after so many seconds its worker is run anew, blank; None: never.
+    restart: after so many seconds its worker is run again, blank; None: never.
     unless_last: not if nobody else has the last committed step: it would be lost.
 
     Example::

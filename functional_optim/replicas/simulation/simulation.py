@@ -86,7 +86,7 @@ class Simulation:
     A worker is ordinary blocking code. Each replica runs it in a thread of its own, but only one
     thread at a time, and another gets its turn only inside a call of a coordinator. Time is
     virtual. What happens when follows from the seed and the faults: the same gives the same run,
-    bit for bit. Averages are real, and have the same bits for all participants.
+    bitwise. Averages are real, and have the same bits for all participants.
 
     **The group.** A quorum forms when all living replicas have asked to start, or `join_timeout`
     after the first. It goes on from the last committed step: who is behind is healed with what a
@@ -178,7 +178,7 @@ class Simulation:
         """Run a worker for each replica, to its end or its death.
 
         Args:
-            worker: takes its replica's coordinator. Called anew for every life.
+            worker: takes its replica's coordinator. Called again for every life.
 
         Raises:
             RuntimeError: if a worker has raised, with its rank; if nobody can move any more, with

@@ -50,7 +50,7 @@ def local_sgd(inner: base.GradientTransformation, every: int) -> Synced:
     own; one that is healed goes on with those of the peer that it was healed by.
 
     A refused synchronization takes back what was done since the last one: parameters **and** inner
-    state are what they were then, bit for bit, whatever was sent. So the same number of local steps
+    state are what they were then, bitwise, whatever was sent. So the same number of local steps
     lies behind every mean, and replicas never drift apart for longer; the batches of those steps
     are skipped.
 
