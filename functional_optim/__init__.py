@@ -1,4 +1,4 @@
-"""Optimizers for PyTorch as pure functions: write the rule for one tensor, get everything else."""
+"""Optimizers for PyTorch as pure functions: write the update rule for one tensor."""
 
 from functional_optim.core.importing import as_installed as _as_installed
 from functional_optim.core.importing import on_demand as _on_demand

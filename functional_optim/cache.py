@@ -1,14 +1,13 @@
-"""The folder of compiled kernels: what is in it, and how to make it smaller.
+"""The cache of compiled kernels: list it, or reduce its size.
 
-    python -m functional_optim.cache                # its path, how much it holds, and every file
-    python -m functional_optim.cache --prune        # remove what is old or too much
-    python -m functional_optim.cache --prune --days 30 --megabytes 100
-    python -m functional_optim.cache --clear        # remove all
+    python -m functional_optim.cache                # its path, its size, and every file
+    python -m functional_optim.cache --prune        # remove old files, and files above the size
+    limit python -m functional_optim.cache --prune --days 30 --megabytes 100 python -m
+    functional_optim.cache --clear        # remove all
 
-Nobody has to call this: whenever a kernel is kept, those that were not used for 90 days are
-removed, and above 512 MiB those that were used least recently. Kernels that other versions of the
-package or of the compiler have left are among them. What is removed is compiled again when it is
-needed.
+You need not call this: whenever the library caches a kernel, it removes kernels that were not used
+for 90 days, and above 512 MiB the least recently used ones, including kernels of other versions of
+the package or of the compiler. A removed kernel is compiled again when it is needed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MEBIBYTE = 2**20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status: 1 if no kernels are kept here.
+    """The command; returns its exit status: 1 if no kernels are cached here.
 
     Example::
 
@@ -37,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m functional_optim.cache",
-        description="List the folder of compiled kernels, or make it smaller.",
+        description="List the cache of compiled kernels, or reduce its size.",
     )
     parser.add_argument("--folder", action="store_true", help="print its path, no more")
-    parser.add_argument("--prune", action="store_true", help="remove what is old or too much")
+    parser.add_argument("--prune", action="store_true", help="remove old or surplus kernels")
     parser.add_argument("--clear", action="store_true", help="remove all kernels")
     parser.add_argument(
         "--days", type=float, help="without use, after which --prune removes (default 90)"
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"{name} must be at least 0, but is {value:g}.")
     folder = disk_cache.folder()
     if folder is None:
-        _say(f"No kernels are kept: {disk_cache.VARIABLE} is off, or its folder cannot be used.")
+        _say(f"No kernels are cached: {disk_cache.VARIABLE} is off, or its folder cannot be used.")
         return 1
     if given.folder:
         _say(str(folder))

@@ -1,4 +1,4 @@
-"""Kernels on one matrix."""
+"""Linear algebra for matrix optimizers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from functional_optim.core import modes, sharding
 from functional_optim.kernels import callers, levels
 
 Triple = tuple[float, float, float]
-"""The numbers (a, b, c) of a step X ← a X + (b A + c A²) X, where A = X Xᵀ."""
+"""The coefficients (a, b, c) of a step X ← a X + (b A + c A²) X, where A = X Xᵀ."""
 
 Coefficients = str | Triple | Sequence[Triple]
 """The steps of a Newton–Schulz iteration: the name of a set in `COEFFICIENTS`, one triple for all
-steps, or one for each of the first steps, of which the last is repeated."""
+steps, or one for each of the first steps, the last of which is repeated."""
 
 
 class Polynomials(NamedTuple):
-    """The steps of a Newton–Schulz iteration. margin: what the norm is multiplied by before.
+    """The steps of a Newton–Schulz iteration. margin: a factor on the norm before the first step.
 
     Example::
 
@@ -41,7 +41,8 @@ class Polynomials(NamedTuple):
 
 
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic with the steepest slope at 0, https://kellerjordan.github.io/posts/muon/."""
+"""Coefficients of the quintic with the steepest slope at 0,
+https://kellerjordan.github.io/posts/muon/."""
 
 COEFFICIENTS = {
     "jordan": Polynomials((MUON_COEFFICIENTS,)),
@@ -65,20 +66,20 @@ COEFFICIENTS = {
         margin=1.02,
     ),
 }
-"""Sets of coefficients by name, all for five steps: singular values from 0.01 on come into
+"""Sets of coefficients by name, all for five steps. They map singular values of at least 0.01 into
 
 * "jordan": [0.68, 1.13], https://kellerjordan.github.io/posts/muon/;
 * "leloykun": [0.978, 1.032], https://leloykun.github.io/ponder/muon-opt-coeffs/;
-* "polar_express": [0.85, 1.14], and from 0.001 on, too: Amsel et al., "The Polar Express",
-  https://arxiv.org/abs/2505.16932.
+* "polar_express": [0.85, 1.14], also for values of at least 0.001: Amsel et al., "The Polar
+  Express", https://arxiv.org/abs/2505.16932.
 """
 
 
 def polynomials(coefficients: Coefficients | Polynomials) -> Polynomials:
-    """The steps that coefficients stand for.
+    """The steps of some coefficients.
 
     Raises:
-        ValueError: for another name, or something else than triples of numbers.
+        ValueError: for an unknown name, or anything but triples of numbers.
 
     Example::
 
@@ -92,7 +93,7 @@ def polynomials(coefficients: Coefficients | Polynomials) -> Polynomials:
         if coefficients not in COEFFICIENTS:
             raise ValueError(
                 f"there are no Newton–Schulz coefficients called {coefficients!r}; pass one of "
-                f"{', '.join(COEFFICIENTS)}, or your own (a, b, c)."
+                f"{', '.join(COEFFICIENTS)}, or a custom (a, b, c)."
             )
         return COEFFICIENTS[coefficients]
     given: tuple[Any, ...] = tuple(coefficients) if isinstance(coefficients, Sequence) else ()
@@ -116,26 +117,26 @@ def newton_schulz(
     eps: float = 1e-7,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """Bring all singular values of a matrix near 1: about U Vᵀ of its decomposition U S Vᵀ.
+    """Map all singular values of a matrix close to 1: approximately U Vᵀ of its SVD U S Vᵀ.
 
     Repeats X ← a X + (b A + c A²) X with A = X Xᵀ, where X is G or its transpose, whichever is
-    wide. Every rank gathers the whole of a sharded matrix (a DTensor), so that the result is that
-    of a single process, and keeps its shard.
+    wide. Every rank gathers a sharded matrix (a DTensor) and keeps its shard of the result, which
+    is that of a single process.
 
     Args:
         G: a matrix (m, n), or a batch of them.
         coefficients: (a, b, c), one such triple for each step, or the name of a set in
             `COEFFICIENTS`: "jordan", "leloykun", "polar_express".
         steps: repetitions, 0 to 99.
-        eps: least Frobenius norm to divide by.
-        dtype: in which X, A and A² are kept. Default: the source's and torch.optim.Muon's. In
-            float32 and float64 matrices wider than 1.5 times their height take less work.
+        eps: lower bound of the Frobenius norm in the division.
+        dtype: of X, A and A². Default: the source's and torch.optim.Muon's. In float32 and float64,
+            matrices wider than 1.5 times their height take less work.
 
     Returns:
-        A matrix of this dtype, shaped like G; singular values in about [0.7, 1.2].
+        A matrix of this dtype and G's shape, with singular values in about [0.7, 1.2].
 
     Raises:
-        ValueError: for a name that there is not, or something else than triples.
+        ValueError: for an unknown name, or anything but triples.
 
     Source: Keller Jordan et al., "Muon", https://kellerjordan.github.io/posts/muon/.
 
@@ -172,7 +173,7 @@ IN_HARDWARE = not levels.features().isdisjoint(("avx512_bf16", "amx_tile"))
 """Whether this processor multiplies bfloat16."""
 
 SMALL = 1 << 10
-"""Elements of a matrix up to which ATen's own products in bfloat16 take no longer."""
+"""Size of a matrix, in elements, up to which ATen's products in bfloat16 are not slower."""
 
 
 def _in_software(X: Tensor) -> bool:
@@ -185,20 +186,20 @@ def _in_software(X: Tensor) -> bool:
 
 
 def _together(a: float, dtype: torch.dtype) -> int:
-    """The number of repetitions for which X Xᵀ may be carried along instead of multiplied again.
+    """The number of repetitions for which X Xᵀ may be updated instead of recomputed.
 
-    Each one multiplies its rounding error by up to a²; in the end that must stay below 0.05.
+    Each repetition multiplies its rounding error by up to a²; the final error must stay below 0.05.
     """
     growth = max(a * a, math.e)
     return max(1, int(math.log(0.05 / torch.finfo(dtype).eps) / math.log(growth)))
 
 
 def _repeated(X: Tensor, triples: Sequence[Triple], dtype: torch.dtype) -> Tensor:
-    """Some repetitions at once. All but the first and the last products are those of small squares:
+    """Some repetitions at once. All products except
 
-    the steps multiply X by polynomials in A = X Xᵀ, which commute, so that A becomes A Q² under a
-    step that makes X to Q X. From a width of 1.5 times the height on this is less work. dtype: to
-    which results are rounded.
+    the first and the last are products of small square matrices: the steps multiply X by
+    polynomials in A = X Xᵀ, which commute, so a step that maps X to Q X maps A to A Q². This takes
+    less work for widths above 1.5 times the height. dtype: the dtype to which results are rounded.
     """
     (a, b, c), *others = triples
     product = torch.addmm if X.dim() == 2 else torch.baddbmm
@@ -207,7 +208,7 @@ def _repeated(X: Tensor, triples: Sequence[Triple], dtype: torch.dtype) -> Tenso
         return Y.to(dtype).to(X.dtype)
 
     A = rounded(symmetric_product(X, X))
-    Q = rounded(symmetric_product(A, A, A, beta=b, alpha=c))  # without its a I
+    Q = rounded(symmetric_product(A, A, A, beta=b, alpha=c))  # without the term a I
     if not others:
         return rounded(product(X, Q, X, beta=a))
     P = Q + a * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
@@ -221,19 +222,19 @@ def _repeated(X: Tensor, triples: Sequence[Triple], dtype: torch.dtype) -> Tenso
 
 
 WHOLE = 256
-"""Rows of a symmetric product, or of a triangular matrix, up to which it is computed whole."""
+"""Rows up to which a symmetric product or a triangular matrix is multiplied as a whole."""
 
 
 def symmetric_product(
     X: Tensor, Y: Tensor, plus: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0
 ) -> Tensor:
-    """α X Yᵀ + β plus, where both terms are symmetric: with two thirds of the work on a CPU.
+    """α X Yᵀ + β plus of two symmetric terms, with two thirds of the operations on a CPU.
 
     Args:
         X, Y: (…, m, n). X Yᵀ must be symmetric, as it is if X is Y, or for symmetric matrices that
             commute. Only its diagonal blocks, and those above them, are computed.
         plus: (…, m, m), symmetric; None: 0. With it, X has two or three dimensions.
-        beta, alpha: the factors; alpha counts with `plus` only.
+        beta, alpha: the factors; alpha has an effect only with `plus`.
 
     Example::
 
@@ -270,10 +271,10 @@ def _product(X: Tensor, Y: Tensor, plus: Tensor | None, beta: float, alpha: floa
 
 
 def triangular_times(Q: Tensor, X: Tensor, *, transposed: bool = False) -> Tensor:
-    """Q X for an upper triangular Q, without the products with the zeros of large matrices.
+    """Q X for an upper triangular Q; skips products with the zeros of large matrices.
 
     Args:
-        Q: (…, m, m), of which the part below the diagonal must be 0.
+        Q: (…, m, m); the part below the diagonal must be 0.
         X: (…, m, n).
         transposed: Qᵀ X instead.
 
@@ -297,11 +298,11 @@ def triangular_times(Q: Tensor, X: Tensor, *, transposed: bool = False) -> Tenso
 
 
 def triangular_product(T: Tensor, Q: Tensor) -> Tensor:
-    """triu(T) Q for an upper triangular Q, with a third of the work where they are large.
+    """triu(T) Q for an upper triangular Q, in a third of the work for large matrices.
 
     Args:
-        T: (…, n, n); what is below its diagonal does not count.
-        Q: (…, n, n), of which the part below the diagonal must be 0.
+        T: (…, n, n); the part below the diagonal is ignored.
+        Q: (…, n, n); the part below the diagonal must be 0.
 
     Example::
 
@@ -323,9 +324,9 @@ def triangular_product(T: Tensor, Q: Tensor) -> Tensor:
 
 
 def eigh(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The eigenvalues of symmetric matrices, ascending, and their eigenvectors, in the columns.
+    """The eigenvalues of symmetric matrices, ascending, and their eigenvectors as columns.
 
-    In A's own dtype, float32 or float64; where that fails in float32, in float64.
+    Computed in A's dtype, float32 or float64; if float32 fails, in float64.
 
     Args:
         A: symmetric matrices (…, n, n).
@@ -356,10 +357,10 @@ _told: set[str] = set()
 
 
 def tell_not_finite(name: str, finite: Tensor) -> None:
-    """Warn once in a process that a rule has kept its old basis.
+    """Warn once per process that a rule has kept its old basis.
 
-    name: of the rule. finite: bools, False for a matrix with NaN or infinite elements. Where values
-    are not known, as in a traced step, nothing is said.
+    name: of the rule. finite: bools, False for a matrix with NaN or infinite elements. No warning
+    is issued if values are not known, as in a traced step.
 
     Example::
 
@@ -372,7 +373,7 @@ def tell_not_finite(name: str, finite: Tensor) -> None:
         return
     _told.add(name)
     callers.warn(
-        f"{name} has found NaN or infinite numbers in the matrix whose basis it would renew, and "
+        f"{name} found NaN or infinite values in the matrix whose basis it would renew, and "
         "keeps the old basis; look for gradients that are not finite, or put the recipe into "
         "apply_if_finite."
     )

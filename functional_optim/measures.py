@@ -1,7 +1,7 @@
 """Measurements of trees, for `functional_optim.monitor`.
 
-A measurement looks at one parameter at a time. Its results are summed over the tree, or kept for
-each parameter, and a last function turns the sums into one number.
+A measurement processes one parameter at a time. Its results are summed over the tree, or kept per
+parameter, and a final function turns the sums into one scalar.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from torch import Tensor
 from functional_optim import numeric
 
 Place = Literal["gradients", "updates", "params"]
-"""What a measurement looks at: the gradients that the transformation of `monitor(around=...)` got,
-the updates, or the parameters before the step."""
+"""The tensors that a measurement takes: the gradients that enter the transformation of
+`monitor(around=...)`, the updates, or the parameters before the step."""
 
 
 class Measure(NamedTuple):
     """A measurement.
 
     part: from a tensor to a 0-dim tensor, or a tuple of some; they are summed over the tree. It
-        must be a sum over elements, each taken by itself: a tensor may come as 1-D, and in pieces.
-        Tensor operations only, as in the rules of `leafwise`. Half types arrive as float32, complex
-        tensors as real pairs.
-    finish: from the sums, floats or 0-dim float64 tensors, to the number; use
-        `functional_optim.numeric`. Default: the one sum itself.
-    of: the tensors that `part` takes, by name and in this order: "gradients", "updates", "params".
-        Default: one tensor, which `monitor` chooses.
-    steps: over how many steps the number is averaged, ≥ 1; see `averaged`. Default: 1, the number
-        of the last step.
+    must be a sum of a function of single elements: a tensor may be passed flattened, and in pieces.
+    Use tensor operations only, as in the rules of `leafwise`. Half types are passed as float32,
+    complex tensors as real pairs.
+    finish: from the sums, floats or 0-dim float64 tensors, to the scalar; use
+    `functional_optim.numeric`. Default: the single sum.
+    of: the names of the tensors that `part` takes, in this order: "gradients", "updates", "params".
+        Default: one tensor, which `monitor` selects.
+    steps: the number of steps to average over, ≥ 1; see `averaged`. Default: 1, the value of the
+    last step.
 
     Example::
 
@@ -53,15 +53,15 @@ class Measure(NamedTuple):
 def averaged(measure: Measure, steps: int) -> Measure:
     """A measurement as an average over steps.
 
-    It is the mean m of all steps as long as there are fewer than `steps`, and an exponential mean
-    after that: m ← m + (x − m) / min(t, steps) at step t. A NaN stays in it.
+    The result is the mean m of all steps for the first `steps` steps, and an exponential moving
+    average after that: m ← m + (x − m) / min(t, steps) at step t. A NaN stays in the average.
 
     Args:
-        measure: what is measured in each step.
-        steps: over how many steps, ≥ 1.
+        measure: the measurement of each step.
+        steps: the number of steps, ≥ 1.
 
     Raises:
-        ValueError: for another number of steps.
+        ValueError: for a number of steps below 1.
 
     Example::
 
@@ -107,7 +107,7 @@ def _differences(g: Tensor, u: Tensor) -> Tensor:
 
 
 def _ratio(over: Any, under: Any) -> Any:
-    """The root of a quotient; 0 where there is nothing to divide by."""
+    """The root of a quotient; 0 if the divisor is 0."""
     return numeric.where(under == 0, 0.0, numeric.sqrt(numeric.divide(over, under)))
 
 
@@ -133,16 +133,16 @@ def _root(total: Any, size: Any) -> Any:
 
 
 global_norm = Measure(_square, numeric.sqrt)
-"""The Euclidean norm of all elements together."""
+"""The Euclidean norm of all elements."""
 
 nan_count = Measure(_nans)
-"""How many elements are NaN."""
+"""The number of NaN elements."""
 
 mean = Measure(_sum_and_size, _quotient)
-"""The mean of all elements; a complex one counts as two."""
+"""The mean of all elements; a complex element counts as two."""
 
 rms = Measure(_square_and_size, _root)
-"""The root of the mean square of all elements; a complex one counts as two."""
+"""The root mean square of all elements; a complex element counts as two."""
 
 grad_norm = global_norm._replace(of=("gradients",))
 """The Euclidean norm of the gradients."""
@@ -154,22 +154,22 @@ param_norm = global_norm._replace(of=("params",))
 """The Euclidean norm of the parameters before the step."""
 
 update_ratio = Measure(_two_squares, _ratio, ("updates", "params"))
-"""The norm of the updates over that of the parameters, ‖u‖ / ‖p‖; the quotient of their root mean
-squares is the same number. 0 where all parameters are 0."""
+"""The norm of the updates over that of the parameters, ‖u‖ / ‖p‖; equal to the quotient of their
+root mean squares. 0 if all parameters are 0."""
 
 cosine = Measure(_products, _cosine, ("gradients", "updates"))
-"""The cosine of the angle between the step and steepest descent, −⟨g, u⟩ / (‖g‖ ‖u‖): 1 where the
-updates have the direction of −g, 0 where they are orthogonal to it or one of the two is 0, below 0
-where they lead uphill. Of a complex element both parts count."""
+"""The cosine of the angle between the step and steepest descent, −⟨g, u⟩ / (‖g‖ ‖u‖): 1 if the
+updates have the direction of −g, 0 if they are orthogonal to it or one of the two is 0, below 0 if
+they point uphill. Both parts of a complex element count."""
 
 effective_lr = Measure(_two_squares, _ratio_to_first, ("gradients", "updates"))
 """The norm of the updates over that of the gradients, ‖u‖ / ‖g‖: the learning rate with which plain
-SGD would go as far in this step. For SGD it is the learning rate; for Adam, whose steps do not
-depend on the size of gradients, it says what the division by their size comes to. 0 where all
-gradients are 0."""
+SGD would take a step of the same length. For SGD it is the learning rate; for Adam, whose steps do
+not depend on the size of gradients, it includes the division by their size. 0 if all gradients are
+0."""
 
 changed = Measure(_differences, _is_any, ("gradients", "updates"))
-"""1 where the transformation has changed an element in this step, such as a clip that has clipped;
+"""1 if the transformation has changed an element in this step, such as a clip that has clipped;
 else 0. A NaN counts as changed."""
 
 clip_share = averaged(changed, 100)
@@ -184,5 +184,5 @@ diagnostics: Mapping[str, Measure] = {
     "effective_lr": effective_lr,
     "cosine": cosine,
 }
-"""What people look at when a training goes wrong, by the names that `report` reads, for
+"""The usual measures for diagnosing failed training, by the names that `report` reads, for
 `monitor(diagnostics, around=tx, per_tensor=True)`."""

@@ -1,13 +1,13 @@
-"""Arithmetic on numbers that are Python floats in one place and float64 tensors in another.
+"""Arithmetic on scalars that may be Python floats or float64 tensors.
 
 A rule's `scalars` is written once. The optimizer object and the engine call it with Python floats
 (a step costs no tensor operation), a traced or vmapped update calls it with 0-dim float64 tensors.
-These helpers do the same in both, always in float64: `torch.where(c, 0.0, 0.9)`,
+These functions compute the same for both, always in float64: `torch.where(c, 0.0, 0.9)`,
 `torch.as_tensor(0.9)` and a power of an integer tensor would silently compute in float32.
 
-Both follow IEEE 754, where Python's own functions drop a NaN (`max(1.0, nan)` is 1.0) or raise
-(`math.sqrt(-1.0)`, `math.log(0.0)`, `0.0 ** -1`). The sign of zero is not determined in the larger
-or the smaller of 0.0 and -0.0.
+Both follow IEEE 754; Python's functions drop a NaN (`max(1.0, nan)` is 1.0) or raise errors
+(`math.sqrt(-1.0)`, `math.log(0.0)`, `0.0 ** -1`). The sign of the larger or the smaller of 0.0 and
+-0.0 is not determined.
 
 Example::
 
@@ -44,13 +44,13 @@ __all__ = [
     "divide", "equals", "float64", "floor", "is_zero", "lerp", "like", "log", "maximum", "minimum",
     "pair", "power", "sqrt", "triple", "where",
 ]  # fmt: skip
-"""What rules are written with; the rest serves those who run them."""
+"""Functions for writing rules; the others are for running them."""
 
 Number: TypeAlias = "float | Tensor"
 """A Python number or a 0-dim tensor."""
 
 Schedule: TypeAlias = Callable[[Any], Any]
-"""A function from the number of finished steps (0 at the first) to a number."""
+"""A function from the number of finished steps (0 at the first step) to a number."""
 
 Hyper: TypeAlias = "float | Tensor | Schedule"
 """A hyperparameter: a number, a 0-dim tensor, or a schedule."""
@@ -67,7 +67,7 @@ def at(hyper: Hyper, t: Number) -> Any:
     """The value of a hyperparameter at step t (t = 1 at the first step; a schedule gets t - 1).
 
     Raises:
-        NotANumber: if it is something else than one number.
+        NotANumber: if it is not a single number.
 
     Example::
 
@@ -93,7 +93,7 @@ def at(hyper: Hyper, t: Number) -> Any:
 
 
 class NotANumber(TypeError):
-    """What stands for a hyperparameter is no number, or its schedule has returned none.
+    """A hyperparameter is not a number, or its schedule has returned no number.
 
     Example::
 
@@ -120,7 +120,7 @@ class NotANumber(TypeError):
         super().__init__(text)
 
     def among(self, known: Iterable[tuple[str, Any]]) -> NotANumber:
-        """The same, with the name of the hyperparameter if it is one of these."""
+        """The same error, with the name of the hyperparameter if it is one of these."""
         for name, hyper in known:
             if hyper is self.hyper:
                 return NotANumber(hyper, self.value, name)
@@ -128,15 +128,15 @@ class NotANumber(TypeError):
 
 
 class Placeholder:
-    """Stands for a Python number that may be another one at the next step.
+    """A placeholder for a Python number that may change at the next step.
 
-    An optimizer object puts it instead of a hyperparameter, so that a new learning rate needs
-    no new transformation. `at` reads the number, `equals` compares it, and `check` lets it pass;
-    anything else that depends on the number raises.
+    An optimizer object passes it instead of a hyperparameter, so that a new learning rate needs no
+    new transformation. `at` reads the number, `equals` compares it, and `check` accepts it; all
+    other uses that depend on the number raise an error.
 
-    now: the number. readable: whether `at` may read it, which it may not as long as the
-    transformation is being built. equal: for each number that it was compared with, whether they
-    are equal. refused: whether something has raised.
+    now: the number. readable: whether `at` may read it; False while the transformation is being
+    built. equal: for each number that it was compared with, whether they are equal. refused:
+    whether a use has raised an error.
     """
 
     def __init__(self, now: float) -> None:
@@ -146,17 +146,17 @@ class Placeholder:
         self.refused = False
 
     def read(self) -> float:
-        """The number as it is now."""
+        """The current number."""
         return float(self.now) if self.readable else self.refuse()
 
     def suits(self, value: Any) -> bool:
-        """Whether all that was said of the number is also true of this value."""
+        """Whether all comparisons of the number have the same results for this value."""
         if type(value) is not type(self.now):
             return False
         return all((value == x) is equal for x, equal in self.equal.items())
 
     def refuse(self, *args: Any) -> Any:
-        """Raise TypeError for a use that the number of a later step might make another one."""
+        """Raise TypeError for a use whose result may change with the number."""
         self.refused = True
         raise TypeError(
             "this number may change at each step, so a transformation must not depend on it; read "
@@ -176,7 +176,7 @@ _refuse_what_numbers_can_do()
 
 
 def is_static(x: Any) -> TypeGuard[float]:
-    """Is x a Python number, so that its value may choose the graph?"""
+    """Is x a Python number, so that its value may select the graph?"""
     if type(x) is Placeholder:
         x.refuse()
     return isinstance(x, (bool, int, float))
@@ -266,7 +266,7 @@ def log(x: Any) -> Any:
 
 
 def floor(x: Any) -> Any:
-    """The largest whole number that is not above x; infinities and NaN stay as they are."""
+    """The largest integer not above x; infinities and NaN stay unchanged."""
     if isinstance(x, Tensor):
         return float64(x).floor()
     return x // 1.0 if math.isfinite(x) else float(x)
@@ -283,7 +283,7 @@ def divide(a: Any, b: Any) -> Any:
 
 
 def power(x: Any, y: Any) -> Any:
-    """x to the power of y; NaN for a negative x and a y that is not whole."""
+    """x to the power of y; NaN for a negative x and a non-integer y."""
     tensor = _first_tensor(x, y)
     if tensor is not None:
         return torch.pow(_tensor(x, tensor), _tensor(y, tensor))
@@ -297,7 +297,7 @@ def power(x: Any, y: Any) -> Any:
 
 
 def lerp(a: Any, b: Any, x: Any) -> Any:
-    """The number at x on the way from a (x = 0) to b (x = 1), exact at both ends."""
+    """Linear interpolation from a (x = 0) to b (x = 1), exact at both ends."""
     tensor = _first_tensor(a, b, x)
     if tensor is not None:
         return torch.lerp(_tensor(a, tensor), _tensor(b, tensor), _tensor(x, tensor))
@@ -319,24 +319,24 @@ def like(x: Any, example: Any) -> Any:
 
 
 def rounded(x: Any) -> Any:
-    """x as it would be kept in a state: rounded to `storage_dtype`, then widened again."""
+    """x as a state would store it: rounded to `storage_dtype`, then widened again."""
     if isinstance(x, Tensor):
         return x.to(storage_dtype()).to(torch.float64)
     return x if storage_dtype() is torch.float64 else ctypes.c_float(x).value
 
 
 def storage_dtype() -> torch.dtype:
-    """The dtype of numbers kept in a state, as torch.optim has it: float32, or float64 if that is
-    torch's default dtype, or under `storing_wide`."""
+    """The dtype of scalars in a state, as in torch.optim: float32, or float64 if that is torch's
+    default dtype, or under `storing_wide`."""
     if getattr(_local, "wide", False):
         return torch.float64
     return torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
 
 
 def carry_dtype(first: Any) -> torch.dtype:
-    """The dtype in which a carried scalar is kept: float64 for a count, which starts from an int.
+    """The dtype of a carried scalar: float64 for a count, which starts from an int.
 
-    float32 holds whole numbers up to 2^24; a count would stop there.
+    float32 represents integers up to 2^24; a count would stop there.
     """
     return torch.float64 if type(first) is int else storage_dtype()
 
@@ -353,9 +353,9 @@ def stored(x: Any, device: torch.device | None = None, *, dtype: torch.dtype | N
 
 
 def storing_wide(fn: Callable[..., Any], *args: Any) -> Any:
-    """Call a function; numbers are kept in float64 meanwhile, as somebody has given them.
+    """Call a function that stores scalars in float64, without rounding them.
 
-    No context manager: an interrupt could leave its `__exit__` before the first line.
+    Not a context manager: an interrupt could leave its `__exit__` before the first line.
     """
     before = getattr(_local, "wide", False)
     try:
@@ -366,7 +366,7 @@ def storing_wide(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def trusting(on: bool, fn: Callable[..., Any], *args: Any) -> Any:
-    """Call a function; `check` lets everything pass meanwhile, if `on`."""
+    """Call a function; `check` accepts every value during the call, if `on`."""
     before = _trusts()
     try:
         _local.trusting = on or before
@@ -383,12 +383,12 @@ def _trusts() -> bool:
 
 
 def check(ok: Callable[[Any], bool], value: Any, message: str) -> None:
-    """Raise ValueError if a Python number is out of range; tensors and schedules pass.
+    """Raise ValueError if a Python number is out of range; tensors and schedules are accepted.
 
     `{}` in the message stands for the value: formatting a tensor here would break a trace.
 
     Raises:
-        TypeError: for what can never be a number.
+        TypeError: if x is not a number, a tensor or a schedule.
 
     Example::
 
@@ -417,11 +417,11 @@ RANGES: dict[str, Callable[[Any], bool]] = {
     "above 0": lambda x: x > 0,
     "positive": lambda x: x > 0,
 }
-"""Ranges of hyperparameters, by the words of their error texts."""
+"""Ranges of hyperparameters, by their descriptions in error messages."""
 
 
 def check_range(who: str, words: str, **values: Any) -> None:
-    """`check` that hyperparameters lie in one of RANGES, which `words` names."""
+    """`check` that hyperparameters are in the range that `words` names in RANGES."""
     for name, x in values.items():
         named = f"{'an' if name[0] in 'aeiou' else 'a'} {name} {words}"
         what = f"a positive {name}" if words == "positive" else named
@@ -435,7 +435,7 @@ def check_least(who: str, least: int, **values: Any) -> None:
 
 
 def check_count(who: str, least: int, **counts: Any) -> None:
-    """Raise ValueError for what must be a whole number of at least `least`, and is not.
+    """Raise ValueError unless x is an integer of at least `least`.
 
     Example::
 
@@ -455,7 +455,7 @@ def pair(values: Any, name: str, example: str) -> tuple[Any, Any]:
     """The two values of a hyperparameter that is a pair.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if it is not a pair.
     """
     if _has(2, values):
         return values[0], values[1]
@@ -463,10 +463,10 @@ def pair(values: Any, name: str, example: str) -> tuple[Any, Any]:
 
 
 def triple(values: Any, name: str, example: str) -> tuple[Any, Any, Any]:
-    """The three values of a hyperparameter that has three.
+    """The three values of a hyperparameter that is a triple.
 
     Raises:
-        TypeError: if it has not.
+        TypeError: if it is not a triple.
 
     Example::
 

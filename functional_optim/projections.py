@@ -1,8 +1,8 @@
-"""Projections: the nearest point of a set, for a tensor or a whole tree.
+"""Projections: the nearest point of a set, for a tensor or a tree.
 
-A tree is one long vector here: `l2_ball` bounds the norm of all its leaves together. To project
-each parameter by itself while training, use the transform `functional_optim.keep_params_in`.
-Sharded leaves (DTensors) are gathered for a vector, and divided again as they were.
+A tree counts as one vector: `l2_ball` bounds the common norm of all its leaves. To project each
+parameter separately during training, use the transform `functional_optim.keep_params_in`. Sharded
+leaves (DTensors) are gathered for a vector, and sharded again afterwards.
 
 Held, Wolfe, Crowder, "Validation of subgradient optimization", https://doi.org/10.1007/BF01580223;
 Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient projections onto the l1-ball for learning in high
@@ -90,7 +90,7 @@ def simplex(params: Any, scale: Number = 1.0) -> Any:
     """All elements at least 0, and their sum `scale`.
 
     Args:
-        params: a pytree of real tensors, with one element at least.
+        params: a pytree of real tensors, with at least one element.
         scale: > 0, a number or a 0-dim tensor.
 
     Example::
@@ -126,7 +126,7 @@ def l1_sphere(params: Any, scale: Number = 1.0) -> Any:
     """The sum of the absolute values exactly `scale`; a zero may become positive.
 
     Args:
-        params: a pytree of real tensors, with one element at least.
+        params: a pytree of real tensors, with at least one element.
         scale: > 0, a number or a 0-dim tensor.
 
     Example::
@@ -160,7 +160,7 @@ def l2_ball(params: Any, scale: Number = 1.0) -> Any:
 
 
 def l2_sphere(params: Any, scale: Number = 1.0) -> Any:
-    """The Euclidean norm exactly `scale`; NaN where all elements are 0, which has no nearest point.
+    """The Euclidean norm exactly `scale`; NaN if all elements are 0, which has no nearest point.
 
     Args:
         params: a pytree of real tensors.
@@ -201,7 +201,7 @@ def _joined(params: Any) -> Tensor:
 
 
 def _divided(vector: Tensor, params: Any) -> Any:
-    """A vector cut into a tree like `params`."""
+    """A vector split into a tree like `params`."""
     leaves = tree.leaves(params)
     pairs = zip(leaves, vector.split([x.numel() for x in leaves]), strict=True)
     found = [sharding.placed_like(y.reshape(x.shape).to(x.dtype), x) for x, y in pairs]

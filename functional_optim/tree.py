@@ -1,6 +1,6 @@
-"""Pytree helpers over optree, in the few shapes that optimizers need.
+"""Pytree functions for optimizers, based on optree.
 
-`None` is an empty subtree, as in JAX: a missing gradient is `None` where a parameter has a tensor.
+`None` is an empty subtree, as in JAX: a missing gradient is `None` at the place of a parameter.
 
 Example::
 
@@ -27,7 +27,7 @@ __all__ = ["check_same", "global_norm", "items", "leaves", "map", "map_unzip", "
 
 
 def map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """Apply `fn` to every leaf of `tree` and what stands in its place in `rest`.
+    """Apply `fn` to every leaf of `tree` and the subtrees at its place in `rest`.
 
     Example::
 
@@ -39,7 +39,7 @@ def map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def map_down_to(stop: Callable[[Any], bool], fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`map`, with whole subtrees as leaves where `stop` says so."""
+    """`map`, with subtrees as leaves where `stop` returns True."""
     return optree.tree_map(fn, tree, *rest, is_leaf=stop)
 
 
@@ -57,7 +57,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def rows(tree: Any, *rest: Any) -> list[tuple[Any, ...]]:
-    """One tuple per leaf of `tree`: the leaf, and what stands in its place in each of `rest`.
+    """One tuple per leaf of `tree`: the leaf, and the subtree at its place in each of `rest`.
 
     Example::
 
@@ -70,26 +70,26 @@ def rows(tree: Any, *rest: Any) -> list[tuple[Any, ...]]:
 
 
 def columns(tree: Any, *rest: Any) -> list[list[Any]]:
-    """The leaves of `tree`, and for each of `rest` what stands in their places."""
+    """The leaves of `tree`, and for each of `rest` the subtrees at their places."""
     found, spec = optree.tree_flatten(tree)
     return [found, *[spec.flatten_up_to(other) for other in rest]]
 
 
 def structure(tree: Any) -> Any:
-    """What `places` needs to know of a tree."""
+    """The properties of a tree that `places` needs."""
     return optree.tree_structure(tree)
 
 
 def places(structure: Any, *trees: Any) -> list[list[Any]]:
-    """For each tree what stands where a tree of that structure has its leaves."""
+    """For each tree the subtrees at the places of the leaves of that structure."""
     return [structure.flatten_up_to(tree) for tree in trees]
 
 
 def outline(tree: Any) -> Any:
     """The containers of a tree as nested tuples of type, keys and contents, with None for a leaf.
 
-    The library beside the kernels goes over trees by it, in optree's order. None for a tree that
-    is itself a leaf, or that has other containers than lists, tuples and dicts.
+    The C++ library next to the kernels traverses trees by it, in optree's order. None for a tree
+    that is itself a leaf, or that has containers other than lists, tuples and dicts.
     """
     try:
         return _outline(tree)
@@ -108,14 +108,14 @@ def _outline(tree: Any) -> Any:
         raise TypeError("a container of another type")
     found = [tree[key] for key in keys or range(len(children))]
     if any(x is not child for x, child in zip(found, children, strict=True)):
-        raise TypeError("a container with its own way to be flattened")
+        raise TypeError("a container with a custom flattening")
     return (type(tree), keys, tuple([_outline(x) for x in children]))
 
 
 def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any) -> list[Any]:
     """`map` for a function that returns n values: n trees.
 
-    Built from `tree_map` alone: under torch.compile `treespec.unflatten` fails where no leaf is a
+    Built from `tree_map` alone: under torch.compile `treespec.unflatten` fails if no leaf is a
     tensor, and `tree_map` visits a dict in another order than `tree_flatten`.
 
     Example::
@@ -133,7 +133,7 @@ def map_unzip(n: int, fn: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any)
 def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """`map` for a function whose first argument is the leaf's path, as in `items`.
 
-    optree's own gives other paths under torch.compile, and some of them cut short.
+    optree's function gives other paths under torch.compile, and truncates some of them.
     """
 
     def placed(leaf: Any, path: str, *more: Any) -> Any:
@@ -143,9 +143,9 @@ def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def paths(tree: Any, above: tuple[Any, ...] = ()) -> Any:
-    """A tree of the same structure, with each leaf's path in its place.
+    """A tree of the same structure with the path of each leaf.
 
-    Dicts, lists and tuples are made here: torch.compile does not unflatten trees of constants.
+    Dicts, lists and tuples are built here: torch.compile does not unflatten trees of constants.
     """
     if tree is None or isinstance(tree, Tensor) or optree.tree_is_leaf(tree):
         return None if tree is None else _joined(above)
@@ -196,7 +196,7 @@ def items(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def global_norm(tree: Any) -> Tensor:
-    """The Euclidean norm of all leaves together: 0-dim, float64.
+    """The common Euclidean norm of all leaves: 0-dim, float64.
 
     Example::
 
@@ -209,7 +209,7 @@ def global_norm(tree: Any) -> Tensor:
 
 
 def first_not_finite(tensors: list[Tensor]) -> int | None:
-    """Which tensor is the first with an infinite or NaN element; None if none has. Reads one flag."""
+    """The index of the first tensor with an infinite or NaN element, or None. Reads one flag."""
     flags = [_stored(x).isfinite().all() for x in tensors]
     if not flags or torch.stack([flag.to(flags[0].device) for flag in flags]).all():
         return None
@@ -226,8 +226,8 @@ def check_same(
 ) -> None:
     """Raise ValueError, naming both sides, unless `b` has a subtree at every leaf of `a`.
 
-    shapes: whether it must have the shape of the leaf, too; or that for each leaf.
-    Under torch.compile the check is left to optree itself, which raises a terser error.
+    shapes: whether shapes must match, too; or one bool for each leaf. Under torch.compile optree
+    itself checks, and raises a shorter error.
 
     Example::
 

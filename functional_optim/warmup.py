@@ -1,12 +1,12 @@
 """Compile kernels ahead of time: in a CI image, or while a container is built.
 
 `python -m functional_optim.warmup adamw sgd --dtype float32 bfloat16` compiles the kernels of these
-algorithms, or finds them compiled. A later process on the same kind of processor then steps without
-a compiler, with any version of torch and of Python. For users other than the one who fills it, name
-a folder that they can read: `FUNCTIONAL_OPTIM_CACHE=/srv/kernels`, and
-`chmod -R a+rX /srv/kernels` afterwards. For other processors, set `FUNCTIONAL_OPTIM_LEVEL` to a
-level that all of them have, `x86-64-v3` or `x86-64-v4`: those kernels are used if none was compiled
-for the processor itself.
+algorithms, or finds them in the cache. A later process on the same kind of processor then steps
+without a compiler, with any version of torch and of Python. To share the kernels with other users,
+set a folder that they can read: `FUNCTIONAL_OPTIM_CACHE=/srv/kernels`, and `chmod -R a+rX
+/srv/kernels` afterwards. For other processors, set `FUNCTIONAL_OPTIM_LEVEL` to an instruction set
+level that all of them support, `x86-64-v3` or `x86-64-v4`: these kernels are used if none was
+compiled for the processor itself.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from functional_optim.kernels import levels
 
 
 class Warmed(NamedTuple):
-    """How many kernels a transformation has for one dtype.
+    """The number of kernels of a transformation for one dtype.
 
-    built: compiled, and kept. found: kept before. unkept: compiled, but there is no folder to keep
-    them in.
+    built: compiled and cached. found: cached before. unkept: compiled, but there is no folder to
+    cache them in.
 
     Example::
 
@@ -52,22 +52,23 @@ class Warmed(NamedTuple):
 def warm(
     tx: GradientTransformation, dtypes: Sequence[torch.dtype] = (torch.float32,)
 ) -> list[Warmed]:
-    """Compile and keep the kernels of a transformation, by a step on a throwaway tensor.
+    """Compile and cache the kernels of a transformation, by a step on a temporary tensor.
 
     `compile(tx)` and the optimizer objects in `functional_optim.adapters` use the same kernels, for
-    every size of tensor and every value of the hyperparameters, except those that choose the code:
-    flags, and which transforms there are.
+    every size of tensor and every value of the hyperparameters, except those that change the code:
+    flags, and the transforms in a chain.
 
     Args:
-        tx: a transformation made of one-tensor rules, such as `adamw()` or a chain.
+        tx: a transformation that consists of one-tensor rules, such as `adamw()` or a chain.
         dtypes: of the parameters that it will step.
 
     Returns:
-        For each dtype how many kernels were built, found, and could not be kept. Rules that look at
-        rows or columns have kernels for vectors and for matrices. Rules that run eagerly have none.
+        For each dtype the number of kernels that were built, found, and could not be cached. Rules
+        over rows or columns have kernels for vectors and for matrices. Rules that run eagerly have
+        none.
 
     Raises:
-        TypeError: for a transformation that is not made of one-tensor rules.
+        TypeError: for a transformation that does not consist of one-tensor rules.
         RuntimeError: if there is no working compiler.
 
     Example::
@@ -126,7 +127,7 @@ def known() -> dict[str, Callable[..., GradientTransformation]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status: 0 if the next process finds all that was named.
+    """The command; returns its exit status: 0 if all kernels are cached for the next process.
 
     Example::
 
@@ -138,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m functional_optim.warmup",
-        description="Compile the kernels of algorithms ahead of time, and keep them.",
+        description="Compile the kernels of algorithms ahead of time, and cache them.",
     )
     parser.add_argument("names", nargs="+", metavar="algorithm", help=", ".join(known()))
     parser.add_argument(
@@ -149,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="name=value",
-        help="hyperparameters that choose the code, e.g. momentum=0.9 nesterov=True",
+        help="hyperparameters that change the code, e.g. momentum=0.9 nesterov=True",
     )
     given = parser.parse_args(argv)
     try:
@@ -161,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     complete = [_report(name, tx, dtypes) for name, tx in recipes.items()]
     folder = kernels.folder()
     if folder is None:
-        _say("Nothing can be kept: FUNCTIONAL_OPTIM_CACHE is off, or its folder cannot be used.")
+        _say("Nothing can be cached: FUNCTIONAL_OPTIM_CACHE is off, or its folder is unusable.")
     else:
         _say(f"The folder of kernels is {folder}.")
     return 0 if all(complete) else 1
@@ -203,7 +204,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _report(name: str, tx: GradientTransformation, dtypes: Sequence[torch.dtype]) -> bool:
-    """Warm one algorithm and say what happened; is all of it kept?"""
+    """Compile one algorithm and print the result; are all its kernels cached?"""
     try:
         results = warm(tx, dtypes)
     except (TypeError, RuntimeError) as error:

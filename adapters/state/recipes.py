@@ -167,8 +167,9 @@ def of_model(
     hyper: dict[str, Any],
     wanted: Callable[[str, Any], Any] = lambda path, p: True,
 ) -> tuple[Any, dict[str, Any]]:
-    """Parameters with their names, and what they are as matrices, where a model is given: instead of the parameters, or as the `views` of a recipe that has such. wanted: of which of them
-    it must be known."""
+    """Parameters with their names, and what they are as matrices, where a model is given: instead
+    of the parameters, or as the `views` of a recipe that has such. wanted: of which of them it must
+    be known."""
     views = hyper.get("views")
     whole = isinstance(params, torch.nn.Module)
     model = params if whole else views

@@ -119,8 +119,8 @@ class LossCurve(Directive):
         env = self.state.document.settings.env
         if name not in CURVES:
             raise self.error(
-                f"loss-curve has no curve {name!r}; add a curve to its page, or add it to curves.py or "
-                "searches.py"
+                f"loss-curve has no curve {name!r}; add a curve to its page, or add it to "
+                "curves.py or searches.py"
             )
         for module in (curves, trainings, searches):
             env.note_dependency(module.__file__)

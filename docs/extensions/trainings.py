@@ -67,7 +67,14 @@ def task(name: str) -> Task:
     if name == "tokens":
         rows = torch.arange(64) * 17 + x.long()
         params = {"embedding": torch.zeros(64 * 17, 10)}
-        return Task(params, of_tokens, rows, y, BATCH, f"embeddings of pixels, sparse gradients, batch {BATCH}")
+        return Task(
+            params,
+            of_tokens,
+            rows,
+            y,
+            BATCH,
+            f"embeddings of pixels, sparse gradients, batch {BATCH}",
+        )
     params = {
         "hidden.weight": torch.randn(64, 32, generator=g) / 8,
         "hidden.bias": torch.zeros(32),

@@ -186,8 +186,8 @@ def apollo(
             patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
             matrices, and those of four and five are kernels.
 
-        Hyperparameters may also be 0-dim tensors or schedules, but for rank, update_proj_gap and seed. The
-        defaults are those of the authors' code and examples.
+        Hyperparameters may also be 0-dim tensors or schedules, but for rank, update_proj_gap and
+        seed. The defaults are those of the authors' code and examples.
 
     State: of matrices `exp_avg`, `exp_avg_sq`, `projector` and `update_norm`, see
     `scale_by_apollo`; of others `exp_avg` and `exp_avg_sq`, like them.

@@ -195,8 +195,8 @@ def galore(
             patterns to arguments of `as_matrix`, or the model. None: those of two dimensions are
             matrices, and those of four and five are kernels.
 
-        Hyperparameters may also be 0-dim tensors or schedules, but for rank and update_proj_gap. The
-        defaults of the last three are those of the authors' examples.
+        Hyperparameters may also be 0-dim tensors or schedules, but for rank and update_proj_gap.
+        The defaults of the last three are those of the authors' examples.
 
     State: of matrices `exp_avg`, `exp_avg_sq` and `projector`, see `scale_by_galore`; of others
     `exp_avg` and `exp_avg_sq`, like them.

@@ -71,8 +71,8 @@ def muon_adamw(
             `{"*.qkv.weight": {"split": 3}, "*.experts.*": {"stack": True}}`. A `torch.nn.Module`
             stands for its `matrix_views`.
 
-        Hyperparameters may also be 0-dim tensors or schedules. Defaults: those of the article's repository,
-        with the decay of its example.
+        Hyperparameters may also be 0-dim tensors or schedules. Defaults: those of the article's
+        repository, with the decay of its example.
 
     State: `momentum_buffer` of hidden matrices, `exp_avg` and `exp_avg_sq` of all others, like the
     parameters.

@@ -57,9 +57,9 @@ def scale_by_scion(
         norm: "spectral": √(m/n) times the orthogonalized G. "sign": the signs of G, over n. "col":
             each column over its root mean square. "row": each row over its norm and √n.
             "spectral_conv", for kernels (m, n, …): √(m/n) times the orthogonalized (m, n …) matrix,
-            over the size of the window. "bias_rms", for vectors and scalars: all elements over their
-            root mean square. "auto": "spectral" for matrices, "spectral_conv" for kernels, and
-            "bias_rms" for all else.
+            over the size of the window. "bias_rms", for vectors and scalars: all elements over
+            their root mean square. "auto": "spectral" for matrices, "spectral_conv" for kernels,
+            and "bias_rms" for all else.
         normalized: for matrices: whether the norm counts inputs. False leaves the division by √n
             ("spectral", "row") or n ("sign") out, True divides "col" by n. Default: as above,
             the authors'.

@@ -45,8 +45,8 @@ def scale_by_sm3(eps: numeric.Hyper = 1e-30) -> Leafwise:
     """Divide each gradient by the root of a bound on the sum of its squares.
 
     A tensor of more than one dimension keeps one accumulator for each of them. The bound of an
-    element is the least of those that it belongs to, and each accumulator becomes the largest of its
-    elements' new bounds. Vectors and scalars keep the sums themselves, as Adagrad does.
+    element is the least of those that it belongs to, and each accumulator becomes the largest of
+    its elements' new bounds. Vectors and scalars keep the sums themselves, as Adagrad does.
 
     Args:
         eps: added to the sum, ≥ 0: a number, a 0-dim tensor, or a schedule. Default 1e-30, the

@@ -23,9 +23,9 @@ def matrix_owners(
         tx: a transformation with rules that take batches of matrices, such as `muon()`.
         owners: "each": every process computes all matrices, as without `matrix_owners`; DTensors
             are gathered in all of them. "spread": each matrix has one owner, the same in every step
-            with the same gradients; the most expensive go first, each to the process that has least to do.
-            The parts of a DTensor are sent to the owner, and the parts of its result back, in one
-            all_to_all each; of plain tensors all get the owner's result, in one all_gather.
+            with the same gradients; the most expensive go first, each to the process that has least
+            to do. The parts of a DTensor are sent to the owner, and the parts of its result back,
+            in one all_to_all each; of plain tensors all get the owner's result, in one all_gather.
         group: a `torch.distributed` process group of those that have the same plain tensors (DDP);
             None: the default group. DTensors (fully_shard, tensor parallelism) know theirs.
 

@@ -52,8 +52,9 @@ class Runs(NamedTuple):
             it. "step" for one that gets the parameter *after* the update as `p`, and returns `u` as
             it came; only others of this kind may follow it. None: it may stand anywhere.
         batched: True for a rule that takes several tensors of one shape at once: `u` and the slots
-            may have one more dimension in front, and `p` is None. Not needed for matrix products, but these are faster in batches. `as_matrix` and `matrix_owners` change such
-            rules only. A batched rule cannot have codecs.
+            may have one more dimension in front, and `p` is None. Not needed for matrix products,
+            but these are faster in batches. `as_matrix` and `matrix_owners` change such rules only.
+            A batched rule cannot have codecs.
         dense_only: True refuses sparse gradients. Not needed for a rule that reduces over rows or
             depends on their number: such a rule is found and refuses them. Rules with `batched` or
             codecs always do.

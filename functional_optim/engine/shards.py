@@ -28,8 +28,8 @@ from functional_optim.engine.guards import TensorGuard
 class ShardExecutor(Executor):
     """DTensors that one mesh divides in one way: the local shards are a group of their own.
 
-    An element-wise rule does to a shard what it does to that part of the whole tensor; matrix rules get whole ones. What is measured on shards is completed over the mesh, once for all
-    tensors.
+    An element-wise rule does to a shard what it does to that part of the whole tensor; matrix rules
+    get whole ones. What is measured on shards is completed over the mesh, once for all tensors.
     """
 
     through_memory = True

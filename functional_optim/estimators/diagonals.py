@@ -28,8 +28,8 @@ Diagonal = Callable[..., Tree]
 def hutchinson(loss_fn: Callable[..., Any], samples: int = 1) -> Diagonal:
     """Estimate the diagonal of the Hessian of a loss by z ⊙ (H z) with random signs z.
 
-    Unbiased; exact where H is diagonal. An element's variance is the sum of the squares of the other
-    elements of its row, over `samples`. A sample costs two backward passes.
+    Unbiased; exact where H is diagonal. An element's variance is the sum of the squares of the
+    other elements of its row, over `samples`. A sample costs two backward passes.
 
     Args:
         loss_fn: `loss_fn(params, *args)` returns one number.

@@ -211,8 +211,8 @@ class Tables:
         if DRIVERS[self.device.type].capturing():
             raise CaptureError(
                 "a step is being captured whose gradients begin at other multiples of bytes than "
-                "those of the step before, which divides the work again; make a step with gradients "
-                "like these before."
+                "those of the step before, which divides the work again; make a step with "
+                "gradients like these before."
             )
         among, values = set(odd), array.array("q")
         stages: list[Stage] = []

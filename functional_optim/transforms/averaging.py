@@ -23,16 +23,16 @@ class ParamsEmaSlots(NamedTuple):
 def params_ema(decay: numeric.Hyper) -> Leafwise:
     """Keep an exponential moving average of the parameters after each update.
 
-    Leaves the updates alone. It reads p + u, so it stands at the end of a chain.
+    The updates pass unchanged. It reads p + u, so put it at the end of a chain.
 
     Args:
         decay: weight of the old average, in [0, 1]: a number, a 0-dim tensor, or a schedule. 0.999
             remembers about a thousand steps.
 
-    State: `params_ema`, like the parameters (float32 for half types, where an average would stand
-    still), equal to them before the first step. This is what
-    `torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))` holds
-    when it is updated once before training and after every step.
+    State: `params_ema`, like the parameters (float32 for half types, in which an average would stop
+    changing), equal to them before the first step. It equals
+    `torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))` that is
+    updated once before training and after every step.
 
     Raises:
         ValueError: if decay is a number outside [0, 1]; from `chain`, if a rule follows that

@@ -33,7 +33,7 @@ from functional_optim.transforms.sides import (
 )
 
 Refresh = Literal["together", "spread"]
-"""When bases are renewed: those of all parameters in one step, or some in each step."""
+"""When bases are renewed: all in one step, or some in each step."""
 
 
 class BasisFunctions(NamedTuple):
@@ -55,31 +55,32 @@ class BasisFunctions(NamedTuple):
 
 
 class Basis(Made, BasisFunctions):
-    """How the basis of a matrix, or of a tensor of more dimensions, is made and renewed, for
+    """How the basis of a matrix, or of a tensor with more dimensions, is computed and renewed, for
     `in_basis`.
 
-    All functions but `init` work on several of them, with one dimension more in front.
+    All functions except `init` take batches, with an additional leading dimension.
 
     * name: for messages.
-    * slots: the names of what `init(p)` returns, in its order; None for a slot that this parameter
-      does not need. These are fields of the slots `x` that the other functions get. The state keeps
-      those of the third dimension and those behind it, such as `third_basis`, in the slot of the
-      second, `right_basis`.
+    * slots: the names of the tensors that `init(p)` returns, in this order; None for a slot that
+    this parameter does not need. These are fields of the slots `x` that the other functions
+    receive. The state stores those of the third and later dimensions, such as `third_basis`, in the
+    slot of the second, `right_basis`.
     * hyper: its hyperparameters by name; one of them is `precondition_frequency`.
-    * scalars: `scalars(t, **hyper)` returns the numbers `s` of step t, a tuple.
+    * scalars: `scalars(t, **hyper)` returns the scalars `s` of step t, a tuple.
     * sides: `sides(x)` are the matrices Q_L and Q_R, whose columns are the basis, and one for each
-      further dimension; None for the identity. Those that are left out are identities, too.
+      further dimension; None for the identity. Missing ones are identities, too.
     * first: `first(G, x, s)` returns x after the first gradient.
-    * observe: `observe(G, half, seen, x, s)` returns x after a later one, of which half is Q_Lᵀ G,
-      and seen Q_Lᵀ G Q_R.
+    * observe: `observe(G, half, seen, x, s)` returns x after a later gradient G, with half = Q_Lᵀ G
+    and seen = Q_Lᵀ G Q_R.
     * renew: `renew(x, s)` returns x with new sides, and for each side the order in which its
-      columns continue the old ones; None where it is the old order.
+    columns continue the old ones; None if the order is unchanged.
     * weigh: `weigh(u, x, s)` is applied to the update in the basis.
-    * turns: over how many steps the renewals are spread; None: they come together.
-    * made_first: the names of slots that are zeros until `first` has made them, so that a matrix
-      whose first gradient comes late is begun then; without any, step 1 alone begins.
-    * view: how it sees a parameter until `as_matrix` says otherwise. Default: kernels of
-      convolutions as matrices.
+    * turns: the number of steps over which renewals are staggered; None: all in one step.
+    * made_first: the names of slots that are zeros until `first` has computed them, so that a
+    matrix whose first gradient comes in a later step is initialized then; without any, only step 1
+    initializes.
+    * view: the default view of a parameter, which `as_matrix` replaces. Default: kernels of
+    convolutions as matrices.
 
     Example::
 
@@ -98,30 +99,31 @@ def shampoo_basis(
     merge_dims: bool = False,
     refresh: Refresh = "together",
 ) -> Basis:
-    """The eigenvectors of the averages L of G Gᵀ and R of Gᵀ G, as Shampoo has them.
+    """The eigenvectors of the averages L of G Gᵀ and R of Gᵀ G, as in Shampoo.
 
-    The first gradient makes them, by a decomposition. After that they follow by one step of
-    orthogonal iteration: Q ← qr(L Q), with the columns sorted before by their shares of L.
+    A decomposition of the first gradient's products computes them. After that, each renewal is one
+    step of orthogonal iteration: Q ← qr(L Q), with the columns first sorted by their shares of L.
 
     Args:
         shampoo_beta: decay rate of the averages, in [0, 1).
-        precondition_frequency: every how many steps the basis is renewed, ≥ 1.
-        max_precond_dim: a side longer than this keeps the identity as its basis.
-        merge_dims: neighbouring dimensions of a kernel are one as long as it is not longer than
-            max_precond_dim. False, the authors' default: each has a basis of its own.
+        precondition_frequency: number of steps between renewals of the basis, ≥ 1.
+        max_precond_dim: sides longer than this have the identity as their basis.
+        merge_dims: merge neighbouring dimensions of a kernel up to a length of max_precond_dim.
+            False, the authors' default: each dimension has a separate basis.
         refresh: "together": all bases in the same step; "spread": some in each step, so that no
             step takes much longer than others.
 
-    Vectors and scalars have no basis. Hyperparameters may also be 0-dim tensors or schedules, but for
-    max_precond_dim, and with "spread" precondition_frequency.
+    Vectors and scalars have no basis. Hyperparameters may also be 0-dim tensors or schedules,
+    except max_precond_dim, and with "spread" precondition_frequency.
 
     State: `left_factor` and `left_basis`, L and Q_L, (m, m); `right_factor` and `right_basis`, R
-    and Q_R, (n, n); float32 for half types. Of kernels of convolutions the last two are vectors, in
-    which the matrices of all further dimensions lie one after the other.
+    and Q_R, (n, n); float32 for half types. For kernels of convolutions the last two are vectors,
+    which concatenate the matrices of all further dimensions.
 
     Raises:
-        ValueError: for numbers out of range, or another refresh; from init, for a parameter of
-            three dimensions of which `as_matrix` does not say what it is, or of more than five.
+        ValueError: for hyperparameters out of range, or an unknown refresh; from init, for a
+            parameter with three dimensions that `as_matrix` does not describe, or with more than
+            five.
         TypeError: from init, for a complex parameter.
 
     Source: https://github.com/nikhilvyas/SOAP; the defaults are its.
@@ -195,35 +197,37 @@ def kl_basis(
     *,
     refresh: Refresh = "together",
 ) -> Basis:
-    """The eigenvectors of factors that estimate each other: L averages G R⁻¹ Gᵀ, R Gᵀ L⁻¹ G.
+    """The eigenvectors of factors that depend on each other: L averages G R⁻¹ Gᵀ, R averages Gᵀ L⁻¹
+    G.
 
-    L and R are then the Kronecker factors nearest to the covariance of G by the Kullback–Leibler
-    divergence. Their eigenvalues are averaged in each step; the eigenvectors follow by one step of
-    orthogonal iteration, Q ← qr(L Q), now and then.
+    L and R are then the Kronecker factors closest to the covariance of G in Kullback–Leibler
+    divergence. Their eigenvalues are averaged in each step; a step of orthogonal iteration, Q ←
+    qr(L Q), renews the eigenvectors every few steps.
 
     Args:
         shampoo_beta: decay rate of the averages, in [0, 1).
-        precondition_frequency: every how many steps the basis is renewed, ≥ 1.
+        precondition_frequency: number of steps between renewals of the basis, ≥ 1.
         init_factor: the first eigenvalues, > 0.
-        max_clamp_value: 1 / √λ is at most the length d of its side, or this if it is less, or 10 if
-            d is less than that. None: there is no bound.
+        max_clamp_value: 1 / √λ is at most max(10, min(d, max_clamp_value)) for a side of length d.
+            None: no bound.
         eps: None: the basis only rotates. A number ε ≥ 0: it also multiplies by S / (1 + ε S),
             where S has the elements 1 / √(λ_L λ_R), which is KL-Shampoo.
         refresh: "together": all bases in the same step; "spread": some in each step, so that no
             step takes much longer than others.
 
-    Each dimension of a kernel has a factor, without those of length 1; all factors and eigenvalues
-    of a step come from the last ones. For matrices and kernels: give all else another rule, with
-    `partition`. Hyperparameters may also be 0-dim tensors or schedules, but for max_clamp_value, and with
-    "spread" precondition_frequency.
+    Each dimension of a kernel longer than 1 has a factor; all factors and eigenvalues of a step are
+    computed from the previous ones. Accepts matrices and kernels: use `partition` to assign other
+    parameters to another rule. Hyperparameters may also be 0-dim tensors or schedules, except
+    max_clamp_value, and with "spread" precondition_frequency.
 
     State: `left_factor` and `left_basis`, L and Q_L, (m, m); `right_factor` and `right_basis`, R
     and Q_R, (n, n); `left_eigenvalues`, (m,), and `right_eigenvalues`, (n,); float32 for half
     types.
 
     Raises:
-        ValueError: for numbers out of range, or another refresh; from init, for a parameter of less
-            than two dimensions, or of three of which `as_matrix` does not say what it is.
+        ValueError: for hyperparameters out of range, or an unknown refresh; from init, for a
+            parameter with fewer than two dimensions, or with three that `as_matrix` does not
+            describe.
         TypeError: from init, for a complex parameter.
 
     Source: https://github.com/yorkerlin/KL-Methods; the defaults are its.
@@ -268,7 +272,7 @@ def kl_basis(
         return 1 - shampoo_beta, init_factor, eps
 
     def kept(x: Any, keys: tuple[str, ...]) -> list[Tensor]:
-        """What there is for the dimensions of a tensor."""
+        """The values for the dimensions of a tensor, without None."""
         found = [getattr(x, key) for key in keys]
         return [one for one in found if one is not None]
 
@@ -343,10 +347,10 @@ def _check_beta(shampoo_beta: numeric.Hyper) -> None:
 
 
 def _turns(name: str, precondition_frequency: Any, refresh: str) -> int | None:
-    """Over how many steps renewals are spread.
+    """The number of steps over which renewals are staggered.
 
     Raises:
-        ValueError: for another refresh, or a frequency that cannot be.
+        ValueError: for an unknown refresh, or an invalid frequency.
     """
     if refresh not in ("together", "spread"):
         raise ValueError(f"{name} needs a refresh 'together' or 'spread', but got {refresh!r}.")
@@ -371,7 +375,7 @@ def _as_it_is(u: Tensor, x: Any, s: Any) -> Tensor:
 
 
 def _inverse_root(values: Tensor) -> Tensor:
-    """1 / √λ, and 0 where λ is 0."""
+    """1 / √λ, or 0 if λ is 0."""
     null = values == 0
     return values.masked_fill(null, 1.0).rsqrt().masked_fill(null, 0.0)
 
@@ -396,7 +400,7 @@ def _eigenvectors(name: str, A: Tensor) -> Tensor:
 def _followed(name: str, A: Tensor | None, Q: Tensor | None, *, ordered: bool = False) -> Sides:
     """The basis after one step of orthogonal iteration, and the order of its columns.
 
-    It stays as it is where A is zero, or not finite. ordered: whether the columns are sorted first,
+    It is unchanged if A is zero or not finite. ordered: whether the columns are sorted first,
     by the diagonal of Qᵀ A Q, the largest first.
     """
     if A is None or Q is None:

@@ -1,4 +1,4 @@
-"""Factors on the learning rate that depend on the parameter: layer by layer, and by width."""
+"""Factors on the learning rate per parameter: by layer, and by width."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from functional_optim.transforms.scaling import scale
 
 @factory
 def scale_by_path(factors: Mapping[str, numeric.Hyper]) -> GradientTransformation:
-    """Multiply the update of each leaf by the factor of the first pattern that fits its path.
+    """Multiply the update of each leaf by the factor of the first pattern that matches its path.
 
-    Leaves that no pattern fits stay as they are. Before `scale_by_lr` a factor is one on the
-    learning rate; before `add_decayed_weights` as well, the decay keeps the learning rate of all.
+    Leaves without a matching pattern pass unchanged. Before `scale_by_lr`, a factor scales the
+    learning rate of the leaf. Put it before `add_decayed_weights` to leave the decay unscaled.
 
     Args:
         factors: from path patterns, as in `partition`, to numbers, 0-dim tensors, or schedules.
-            `layerwise_decay` and `mup` make them from the names and shapes of parameters.
+            `layerwise_decay` and `mup` compute them from the names and shapes of parameters.
 
     Raises:
-        TypeError: if factors is no dict from patterns.
+        TypeError: if factors is not a dict from patterns.
 
     Example::
 
@@ -54,25 +54,26 @@ def scale_by_path(factors: Mapping[str, numeric.Hyper]) -> GradientTransformatio
 def layerwise_decay(
     params: Any, decay: float, layers: Sequence[str | Sequence[str]] | None = None
 ) -> dict[str, float]:
-    """Factors that fall from layer to layer, the last one's being 1, for `scale_by_path`.
+    """Factors for `scale_by_path` that decrease from the last layer, whose factor is 1, to the
+    first.
 
-    In fine-tuning, layers near the input have learned what is general and should change less.
+    In fine-tuning, layers near the input have learned general features and should change less.
 
     Args:
         params: the parameters, a tree; without `layers` a dict in the order of the layers, such as
             `dict(model.named_parameters())`.
         decay: the factor from a layer to the one before it, in (0, 1].
         layers: from the input to the output, for each layer a path pattern, or several. Default:
-            numbered blocks (`blocks.0`, `blocks.1`, …); what comes before them in params is one
-            layer, and what comes after them another.
+            numbered blocks (`blocks.0`, `blocks.1`, …); all parameters before them form one layer,
+            and all parameters after them another.
 
     Returns:
-        A dict from the path of each parameter to decay^(layers behind it).
+        A dict from the path of each parameter to decay^(number of later layers).
 
     Raises:
-        ValueError: for a decay out of range, a parameter in no layer, and, without `layers`, no
-            numbered blocks, or several stacks of them.
-        TypeError: without `layers`, if params is no dict of tensors.
+        ValueError: for a decay out of range, a parameter without a layer, and, without `layers`, if
+            there are no numbered blocks, or several stacks of them.
+        TypeError: without `layers`, if params is not a dict of tensors.
 
     Papers: Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather
     Than Generators", https://arxiv.org/abs/2003.10555; Bao, Dong, Piao, Wei, "BEiT: BERT
@@ -140,8 +141,8 @@ def _numbered(params: Any) -> dict[str, int]:
 class MupFactors(NamedTuple):
     """Factors by the paths of parameters.
 
-    lr: on the learning rate, for `scale_by_path`. weight_decay: on a decay that is multiplied by
-    the learning rate: the inverses, so that the decay of a step stays as it is.
+    lr: factors on the learning rate, for `scale_by_path`. weight_decay: factors on a decay that is
+    multiplied by the learning rate: the inverses, so that the decay of a step is unchanged.
     """
 
     lr: dict[str, float]
@@ -149,32 +150,33 @@ class MupFactors(NamedTuple):
 
 
 def mup(params: Any, base: Any, delta: Any = None, *, rule: str = "adam") -> MupFactors:
-    """µP's factors of learning rates, from the shapes of a narrow model on which these were tuned.
+    """µP's learning rate factors, from the shapes of the narrow model on which the rates were
+    tuned.
 
-    With the initialization and the output multiplier of µP, which are the model's part, the best
-    learning rate does not depend on the width. Matrices are (out, in), as torch has them::
+    If the model uses the initialization and the output multiplier of µP, the best learning rate
+    does not depend on the width. Matrices are (out, in), as in torch::
 
         factors = fo.mup(params, base)
         tx = fo.chain(
             fo.scale_by_adam(),
             fo.scale_by_path(factors.lr),
-            fo.add_decayed_weights(0.1),  # µP leaves lr · weight_decay as it is
+            fo.add_decayed_weights(0.1),  # µP does not scale lr · weight_decay
             fo.scale_by_lr(lr),
         )
 
     Args:
         params: the parameters, a tree of tensors.
-        base: those of the narrow model, in the same tree; tensors on the meta device will do.
-        delta: those of a model of another width still: dimensions in which it differs from `base`
-            are widths. Default: those in which `params` differ from `base`, which misses a
-            dimension that is equal by chance.
+        base: those of the narrow model, in the same tree; may be on the meta device.
+        delta: those of a model of a third width: dimensions in which it differs from `base` are
+            widths. Default: dimensions in which `params` differs from `base`; this misses a width
+            that happens to be equal.
         rule: "adam" for methods that normalize each element: 1 / (growth of the fan-in) for a
-            parameter with two widths, 1 for all others. "sgd": growth of the fan-out over that of
-            the fan-in for two, the growth itself for one.
+            parameter with two widths, 1 for all others. "sgd": growth of the fan-out over growth of
+            the fan-in for two widths, the growth for one.
 
     Raises:
-        ValueError: for trees or numbers of dimensions that differ, more than two widths, and
-            another rule.
+        ValueError: for different trees or numbers of dimensions, more than two widths, and an
+            unknown rule.
 
     Paper: Yang, Hu, Babuschkin et al., "Tensor Programs V: Tuning Large Neural Networks via
     Zero-Shot Hyperparameter Transfer", https://arxiv.org/abs/2203.03466, Table 8;
@@ -189,7 +191,7 @@ def mup(params: Any, base: Any, delta: Any = None, *, rule: str = "adam") -> Mup
         {'hidden': 0.125, 'in': 1.0}
     """
     if rule not in ("adam", "sgd"):
-        raise ValueError(f'mup knows the rules "adam" and "sgd", but got {rule!r}.')
+        raise ValueError(f'mup has the rules "adam" and "sgd", but got {rule!r}.')
     named = dict(tree.items(params))
     small, other = [dict(tree.items(x)) for x in (base, params if delta is None else delta)]
     if not named.keys() == small.keys() == other.keys():
@@ -203,7 +205,7 @@ def mup(params: Any, base: Any, delta: Any = None, *, rule: str = "adam") -> Mup
 
 
 def _growth(path: str, p: Tensor, base: Tensor, other: Tensor) -> list[float]:
-    """By how much each width of a parameter is larger than in the base model."""
+    """The growth of each width of a parameter over the base model."""
     if not p.dim() == base.dim() == other.dim():
         raise ValueError(
             f"mup got shapes of different dimensions for {path!r}: {tuple(p.shape)}, "
@@ -219,7 +221,7 @@ def _growth(path: str, p: Tensor, base: Tensor, other: Tensor) -> list[float]:
 
 
 def _factor_of(growth: list[float], rule: str) -> float:
-    """growth: that of the fan-out before that of the fan-in."""
+    """growth: first that of the fan-out, then that of the fan-in."""
     if len(growth) == 2:
         fan_out, fan_in = growth
         return 1 / fan_in if rule == "adam" else fan_out / fan_in

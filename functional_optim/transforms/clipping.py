@@ -42,14 +42,14 @@ def clip_by_value(max_value: numeric.Hyper) -> Leafwise:
 
 @factory
 def clip_by_global_norm(max_norm: numeric.Hyper, eps: float = 0.0) -> Leafwise:
-    """Scale all updates down together so that their common Euclidean norm is at most max_norm.
+    """Scale all updates down by one factor so that their global norm is at most max_norm.
 
-    The norm is taken over the whole tree: in an optimizer object over all parameter groups, on
-    sharded tensors over the whole model.
+    The Euclidean norm covers all parameters: in an optimizer object all parameter groups, for
+    sharded tensors the whole model.
 
     Args:
         max_norm: bound, > 0: a number, a 0-dim tensor, or a schedule.
-        eps: added to the norm before dividing. 0 as in optax; 1e-6 gives the numbers of
+        eps: added to the norm before dividing. 0 as in optax; 1e-6 gives the results of
             `torch.nn.utils.clip_grad_norm_`.
 
     Raises:
@@ -83,7 +83,7 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
     Args:
         threshold: bound, > 0: a number, a 0-dim tensor, or a schedule. 1 in Adafactor.
 
-    A complex element counts as two real ones.
+    A complex element counts as two real elements.
 
     Raises:
         ValueError: if threshold is a number and not positive.
@@ -102,7 +102,7 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
     numeric.check_range("clip_by_block_rms", "positive", threshold=threshold)
 
     def update(u: Tensor, slots: Any, p: Tensor, d: Any) -> tuple[Tensor, Any]:
-        # the root of 0 has no derivative, nor has a mean over nothing
+        # neither the root of 0 nor a mean over no elements has a derivative
         excess = ((u * u).sum() / (max(u.numel(), 1) * d * d)).clamp(min=1.0)
         return u * excess.rsqrt(), slots
 
@@ -114,17 +114,17 @@ def clip_by_block_rms(threshold: numeric.Hyper) -> Leafwise:
 def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Leafwise:
     """Scale each unit's update down so that its norm is at most `clipping` times its weights' norm.
 
-    A unit is what leads to one output: a row of a matrix (out, in), a filter of a kernel
-    (out, in, height, width). A vector or a scalar is one unit. optax takes the same units where
-    JAX keeps them: its matrices are (in, out), its kernels (height, width, in, out).
+    A unit consists of the weights of one output: a row of a matrix (out, in), a filter of a kernel
+    (out, in, height, width). A vector or a scalar is one unit. optax uses the same units in JAX's
+    layout: its matrices are (in, out), its kernels (height, width, in, out).
 
     Args:
         clipping: λ, the largest ratio of the two norms, > 0: a number, a 0-dim tensor, or a
-            schedule. The paper has 0.01 for batches of 4096, more for smaller ones.
-        eps: least norm of weights, > 0, so that those that start from zero can move. Default
-            1e-3, the paper's.
+            schedule. The paper uses 0.01 for batches of 4096, and more for smaller batches.
+        eps: lower bound of the norm of weights, > 0, so that weights that start from zero can move.
+            Default 1e-3, the paper's.
 
-    The paper leaves the last linear layer out: `masked(adaptive_grad_clip(0.01), ...)`.
+    The paper does not clip the last linear layer: `masked(adaptive_grad_clip(0.01), ...)`.
 
     Raises:
         ValueError: if clipping or eps is a number and not positive.
@@ -145,7 +145,7 @@ def adaptive_grad_clip(clipping: numeric.Hyper, eps: numeric.Hyper = 1e-3) -> Le
     numeric.check_range("adaptive_grad_clip", "positive", clipping=clipping, eps=eps)
 
     def update(u: Tensor, slots: Any, p: Tensor, ratio: Any, eps: Any) -> tuple[Tensor, Any]:
-        # units are fewer than elements: divide once for each, and multiply
+        # there are fewer units than elements: divide once per unit, then multiply
         most = ratio * _unit_squares(p).clamp(min=eps * eps).sqrt()
         excess = _unit_squares(u * (1 / most)).clamp(min=1.0)
         return u * (1 / excess.sqrt()), slots

@@ -1,4 +1,4 @@
-"""Keeping parameters in a set, and updates free of NaNs."""
+"""Constraints on parameters, and removal of NaNs from updates."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class NanCarry(NamedTuple):
 def zero_nans() -> Leafwise:
     """Replace every NaN by 0, and count them.
 
-    Infinite elements stay. To leave a whole step out instead, use `apply_if_finite`.
+    Infinite elements stay. To skip the step instead, use `apply_if_finite`.
 
-    State: `nan_count`, in the last updates, and `total_nan_count`, since the start: numbers, for
-    the whole tree. optax keeps a flag for each leaf.
+    State: `nan_count`, in the last updates, and `total_nan_count`, since the start: scalars, for
+    all parameters together. optax stores a flag for each leaf.
 
     Example::
 
@@ -59,7 +59,7 @@ def zero_nans() -> Leafwise:
 def keep_params_nonnegative() -> Leafwise:
     """Shorten updates so that no parameter becomes negative: p + u ≥ 0 in every element.
 
-    For the end of a chain, after `scale_by_lr`. A parameter that is negative before comes to 0.
+    Put it at the end of a chain, after `scale_by_lr`. A negative parameter becomes 0.
 
     Raises:
         TypeError: from init, for a complex parameter.
@@ -85,18 +85,19 @@ def keep_params_nonnegative() -> Leafwise:
 def keep_params_in(
     projection: Callable[..., Tensor], *, elementwise: bool | None = None, **numbers: numeric.Hyper
 ) -> Leafwise:
-    """Change updates so that each parameter tensor comes to lie in a set: projected descent.
+    """Change updates so that each parameter tensor stays in a set: projected descent.
 
-    The update becomes P(p + u) − p, with P the projection, up to the rounding of that difference;
-    where P leaves p + u as it is, u stays as it is. For the end of a chain, after `scale_by_lr`.
+    The update becomes P(p + u) − p, with the projection P, up to the rounding of that difference;
+    where P does not change p + u, u is unchanged. Put it at the end of a chain, after
+    `scale_by_lr`.
 
-    The set is one of single tensors: `l2_ball` bounds the norm of each. For a set of whole trees,
-    apply the projection to the parameters: `params = fo.projections.l2_ball(params, scale=3.0)`.
+    The set constrains single tensors: `l2_ball` bounds the norm of each. For a set of trees, apply
+    the projection to the parameters: `params = fo.projections.l2_ball(params, scale=3.0)`.
 
     Args:
-        projection: a function of one tensor and of `numbers` by name: one of `fo.projections`, or
-            your own, of tensor operations only.
-        elementwise: not needed, since what a projection is follows from its operations.
+        projection: a function of one tensor and of `numbers` by name: one of `fo.projections`, or a
+            custom function of tensor operations.
+        elementwise: deprecated and ignored; the operations of the projection are recorded.
         numbers: its arguments: numbers, 0-dim tensors, or schedules.
 
     Raises:
@@ -118,7 +119,7 @@ def keep_params_in(
     if not callable(projection):
         raise TypeError(
             f"keep_params_in takes a projection, but got {projection!r}; pass e.g. "
-            "fo.projections.box, and its numbers by name."
+            "fo.projections.box, and its arguments by name."
         )
     if elementwise is not None:
         warn(

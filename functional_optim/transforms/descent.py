@@ -1,4 +1,4 @@
-"""What most algorithms put around the transform that they are named after."""
+"""The chain that most algorithms build around their main transform."""
 
 from __future__ import annotations
 

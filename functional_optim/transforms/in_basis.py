@@ -1,4 +1,4 @@
-"""Element-wise rules in another basis, which follows the gradients.
+"""Element-wise rules in another basis, which adapts to the gradients.
 
 Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", https://arxiv.org/abs/2409.11321,
 Algorithm 3, with any rules instead of Adam.
@@ -27,32 +27,32 @@ from functional_optim.transforms.sides import ORDINALS, behind, each_behind, oth
 
 @factory
 def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
-    """Run element-wise rules in a basis that follows the gradients.
+    """Run element-wise rules in a basis that adapts to the gradients.
 
     A step rotates the gradient into the basis, runs the rules there and rotates their update back;
-    then the basis sees the gradient, and is renewed when it is due. What the rules keep goes over
-    to the new basis: slots that are linear in the gradients are rotated, and those that are not,
-    such as second moments, are reordered as the columns of the basis are. With Adam inside, and
+    then the basis processes the gradient, and is renewed when it is due. The slots of the rules are
+    converted to the new basis: slots that are linear in the gradients are rotated; others, such as
+    second moments, are reordered like the columns of the basis. With Adam inside, and
     `shampoo_basis`, this is SOAP.
 
-    A matrix's first gradient makes its basis, and its update is zeros. The rules count the steps of
-    the transformation, from the second on.
+    The first gradient of a matrix initializes its basis, and the update of that step is zero. The
+    rules count the steps of the transformation, from the second on.
 
     Args:
-        basis: `shampoo_basis()`, `kl_basis()`, or your own `Basis`.
+        basis: `shampoo_basis()`, `kl_basis()`, or a custom `Basis`.
         inner: element-wise rules such as `scale_by_adam()`, `scale_by_lion()`, or a chain of them.
-            They see no parameters, so weight decay stands after `in_basis`.
+            They receive no parameters, so put weight decay after `in_basis`.
 
-    Each dimension of the kernel of a convolution is rotated by a basis of its own. `as_matrix` says
-    which parameters are stacks of matrices, or fused projections.
+    Each dimension of the kernel of a convolution is rotated by a separate basis. Use `as_matrix` to
+    describe stacks of matrices and fused projections.
 
-    State: that of the rules, rotated, and that of the basis.
+    State: the slots of the rules, rotated, and those of the basis.
 
     Raises:
-        TypeError: if basis or inner are something else.
-        ValueError: for rules that are not element-wise, measure, carry numbers, or act on some
-            leaves or steps only; if a slot or hyperparameter of one is also one of another or of
-            the basis; from a step, for rules that read the parameters.
+        TypeError: if basis or inner has another type.
+        ValueError: for rules that are not element-wise, measure, carry scalars, or act on some
+            leaves or steps only; if two rules, or a rule and the basis, have a slot or
+            hyperparameter of the same name; from a step, for rules that read the parameters.
 
     Example::
 
@@ -69,7 +69,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     if not isinstance(basis, Basis):
         raise TypeError(
             f"in_basis takes a basis first, but got a {type(basis).__name__}; pass "
-            "shampoo_basis(), kl_basis() or a Basis of your own."
+            "shampoo_basis(), kl_basis() or a custom Basis."
         )
     base.check_transformation("in_basis", inner, "in_basis(shampoo_basis(), scale_by_adam())")
     placements = inner.placements
@@ -93,7 +93,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
     renew, weigh = basis.renew, basis.weigh
 
     def init(p: Tensor) -> Any:
-        seen = p.contiguous()  # what is kept in a basis has none of p's strides
+        seen = p.contiguous()  # slots in a basis do not have p's strides
         own = [x for rule in rules if rule.init is not None for x in rule.init(seen)]
         return put(whole(*own, *basis.init(p)))
 
@@ -109,7 +109,7 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
         )
 
     def taken(x: Any, G: Tensor) -> Any:
-        """The slots with those of each dimension."""
+        """The slots, with separate slots for each dimension."""
         if len(kept) == len(fields):
             return x
         known = {key: getattr(x, key) for key in kept}
@@ -193,18 +193,18 @@ def in_basis(basis: Basis, inner: base.GradientTransformation) -> Leafwise:
 
 
 def _is_further(key: str) -> bool:
-    """Whether a slot belongs to the third dimension, or to one behind it."""
+    """Whether a slot belongs to the third or a later dimension."""
     return key.partition("_")[0] in ORDINALS[2:]
 
 
 def _of_all(key: str) -> list[str]:
-    """A slot of the second dimension, as it is called for each of them."""
+    """The name of a slot of the second dimension, without the dimension."""
     what = key.partition("_")[2]
     return [f"{x}_{what}" for x in ORDINALS]
 
 
 def _record(fields: tuple[str, ...]) -> Any:
-    """The NamedTuple of some slots: the same for all recipes that have these."""
+    """The NamedTuple of some slots; recipes with equal slots share it."""
     if torch.compiler.is_compiling():
         return namedtuple("InBasisSlots", fields)
     if fields not in _records:
@@ -224,7 +224,7 @@ class _Inner(NamedTuple):
 
 
 class _NoParameters:
-    """Stands for the parameter where a rule runs in another basis; whatever reads it raises."""
+    """Replaces the parameter if a rule runs in another basis; reading it raises an error."""
 
     @classmethod
     def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -233,7 +233,7 @@ class _NoParameters:
     @classmethod
     def _refuse(cls, *args: Any) -> Any:
         raise ValueError(
-            "a rule inside of in_basis reads the parameters, which are not in its basis; put that "
+            "a rule inside in_basis reads the parameters, which are not in its basis; put that "
             "rule after in_basis."
         )
 
@@ -245,9 +245,9 @@ _NO_PARAMETERS = _NoParameters()
 
 
 def _fits(placement: Placement) -> bool:
-    """Whether a rule is element-wise and needs nothing but gradient, slots and numbers.
+    """Whether a rule is element-wise and needs only gradient, slots and scalars.
 
-    One that reads the parameter raises when it is run (`_NO_PARAMETERS`).
+    A rule that reads the parameter raises an error when it runs (`_NO_PARAMETERS`).
     """
     rule: Rule = placement.rule
     runs = rule.runs
@@ -260,10 +260,10 @@ def _fits(placement: Placement) -> bool:
 
 
 def _once(names: list[str], what: str) -> list[str]:
-    """The names themselves.
+    """The names, checked.
 
     Raises:
-        ValueError: if one of them is there twice.
+        ValueError: if a name occurs twice.
     """
     for name in names:
         if names.count(name) > 1:
@@ -287,14 +287,14 @@ def _run(
 
 
 def _moved(m: Tensor, i: int, old: Tensor, new: Tensor) -> Tensor:
-    """The i-th dimension in the old basis as it is in the new one."""
-    if old.shape[-1] > others(m, i, old):  # what takes fewer operations
+    """The i-th dimension, converted from the old basis to the new one."""
+    if old.shape[-1] > others(m, i, old):  # the cheaper order
         return turned(turned(m, i, old, back=True), i, new)
     return turned(m, i, old.mT @ new)
 
 
 def _reordered(v: Tensor, i: int, order: Tensor) -> Tensor:
-    """The elements along the i-th dimension in this order."""
+    """The elements along the i-th dimension, in this order."""
     lead = order.dim() - 1
     index = [slice(None) if k == lead + i else None for k in range(lead, v.dim())]
     return v.gather(lead + i, order[(..., *index)].expand(v.shape))

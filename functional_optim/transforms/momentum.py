@@ -21,11 +21,11 @@ class TraceSlots(NamedTuple):
 def trace(
     momentum: numeric.Hyper, dampening: numeric.Hyper = 0.0, nesterov: bool = False
 ) -> Leafwise:
-    """Momentum as torch.optim.SGD has it: b ← μ b + (1 − τ) u, and b ← u at the first step.
+    """Momentum as in torch.optim.SGD: b ← μ b + (1 − τ) u, and b ← u at the first step.
 
     Args:
         momentum: μ, ≥ 0: a number, a 0-dim tensor, or a schedule.
-        dampening: τ, likewise. 0 is torch's default.
+        dampening: τ: a number, a 0-dim tensor, or a schedule. Default 0, torch's.
         nesterov: return u + μ b instead of b.
 
     State: `momentum_buffer`, like the parameters.

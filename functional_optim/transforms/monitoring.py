@@ -1,4 +1,4 @@
-"""Measurements on the way, kept in the state."""
+"""Measurements in a chain, stored in the state."""
 
 from __future__ import annotations
 
@@ -31,39 +31,40 @@ def monitor(
     around: base.GradientTransformation | None = None,
     per_tensor: bool = False,
 ) -> Leafwise:
-    """Measure the updates at this place of a chain, and keep the numbers in the state.
+    """Measure the updates at this place of a chain, and store the results in the state.
 
-    The updates stay as they are. The whole tree is measured, in an optimizer object over all
-    parameter groups; inside `masked` or `partition`, the leaves that it acts on.
+    The updates pass unchanged. Measurements cover all parameters, in an optimizer object those of
+    all parameter groups; inside `masked` or `partition`, they cover the selected leaves.
 
     Args:
-        measures: by name: those of `functional_optim.measures`, or your own. A plain function of
-            one tensor is a `Measure` that is summed over the tree.
-        of: what a measure of one tensor looks at, unless it says so itself: "updates", "params"
-            for the parameters before the step, or "gradients", as they come to `around`.
-        around: a transformation made of one-tensor rules, which is run first. Measures then also
-            see the gradients that it gets: `monitor(..., around=adamw())` can compare the
-            gradients with the step, `monitor(..., around=clip_by_global_norm(1.0))` says whether
+        measures: a dict from names to measures of `functional_optim.measures`, or custom ones. A
+            plain function of one tensor is a `Measure` that is summed over the tree.
+        of: the input of measures of one tensor that do not set it: "updates", "params" for the
+            parameters before the step, or "gradients", as they enter `around`.
+        around: a transformation that consists of one-tensor rules, which runs first. Measures then
+            also see the gradients that enter it: `monitor(..., around=adamw())` compares the
+            gradients with the step, `monitor(..., around=clip_by_global_norm(1.0))` shows whether
             it clips.
-        per_tensor: whether to measure each parameter separately. The sums are then part of the
-            step itself. A measure of the whole tree needs a separate pass, which repeats `around`
-            and everything before it in the chain.
+        per_tensor: whether to measure each parameter separately. The sums are then part of the step
+            itself. A measure of all parameters needs a separate pass, which repeats `around` and
+            everything before it in the chain.
 
     Returns:
-        `around`, if given, with the measurement behind it. It fuses as other rules do.
+        A transformation that measures, after `around` if that is passed. It fuses as other rules
+        do.
 
-    State: a number under each name: that of the last step, 0 before the first. With `per_tensor` it
-    is a slot: one number for each parameter, of the last step in which it had a gradient. Read them
-    with `fo.numbers(state)` or `fo.get(state, name)`.
+    State: a scalar under each name: the value of the last step, 0 before the first. With
+    `per_tensor` it is a slot: one scalar for each parameter, of the last step in which it had a
+    gradient. Read them with `fo.numbers(state)` or `fo.get(state, name)`.
 
     With `per_tensor`, parameters that FullyShardedDataParallel has flattened and sparse gradients
-    are refused: a rule sees a part of these.
+    raise an error: a rule sees only a part of these.
 
     Raises:
-        ValueError: for a name that is no identifier, or starts with an underscore; for another
-            `of`; for gradients without `around`.
-        TypeError: for a measure that is no function; for an `around` that is not made of one-tensor
-            rules.
+        ValueError: for a name that is not an identifier, or starts with an underscore; for an
+            unknown `of`; for gradients without `around`.
+        TypeError: for a measure that is not a function; for an `around` that does not consist of
+            one-tensor rules.
         RuntimeError: from a step, for a sparse gradient that is measured per tensor.
 
     Example::
@@ -86,7 +87,7 @@ def monitor(
         raise ValueError(f'monitor measures "updates", "params" or "gradients", but got of={of!r}.')
     if around is not None:
         base.check_transformation("monitor", around, "monitor({...}, around=adamw())")
-        made_of_rules("monitor", around, "put it around those parts of the chain that are")
+        made_of_rules("monitor", around, "put it around those parts of the chain that do")
     names = tuple(measures)
     chosen = [_measure(name, x, of) for name, x in measures.items()]
     if around is None:
@@ -109,7 +110,7 @@ def snapshot(
     """`monitor` for one measurement.
 
     Args:
-        name: under which the state has the number.
+        name: the name of the scalar in the state.
         measure: as in `monitor`.
         of: as in `monitor`.
 
@@ -129,7 +130,7 @@ def snapshot(
 
 
 def _of_all(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Leafwise:
-    """The rule that measures the whole tree."""
+    """The rule that measures all parameters."""
     sums = _sums_of(measures, looks_back=looks_back)
     sizes = _sizes(measures)
     averages = tuple([measure.steps > 1 for measure in measures])
@@ -151,7 +152,7 @@ def _of_all(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Le
 
 
 def _of_each(measures: Sequence[Measure], record: Any, *, looks_back: bool) -> Leafwise:
-    """The rule that measures each tensor by itself."""
+    """The rule that measures each tensor separately."""
     sums = _sums_of(measures, looks_back=looks_back)
     finish = tuple([measure.finish for measure in measures])
     averages = tuple([measure.steps > 1 for measure in measures])
@@ -176,7 +177,7 @@ def _unchanged(u: Tensor, slots: Any, p: Tensor, *g: Tensor) -> tuple[Tensor, An
 
 
 def _sums_of(measures: Sequence[Measure], *, looks_back: bool) -> Callable[..., Any]:
-    """The function of updates, parameters and gradients that makes the sums of each measure."""
+    """The function of updates, parameters and gradients that computes the sums of each measure."""
     parts = tuple([(measure.part, measure.of) for measure in measures])
 
     def sums(u: Tensor, p: Tensor, *g: Tensor) -> list[tuple[Tensor, ...]]:
@@ -189,27 +190,27 @@ def _sums_of(measures: Sequence[Measure], *, looks_back: bool) -> Callable[..., 
 
 
 def _sizes(measures: Sequence[Measure]) -> list[int]:
-    """How many sums each measure has."""
+    """The number of sums of each measure."""
     x = torch.zeros((1, 1), device="cpu")
     return [len(_row(measure.part(*[x for _ in measure.of]))) for measure in measures]
 
 
 def _weights(measures: Sequence[Measure], t: Any) -> list[Any]:
-    """The share of step t in each number that is averaged."""
+    """The weight of step t in each averaged measure."""
     return [1.0 / numeric.minimum(t, float(m.steps)) for m in measures if m.steps > 1]
 
 
 def _averaged(
     averages: Sequence[bool], old: Sequence[Any], new: Sequence[Any], weights: Sequence[Any]
 ) -> list[Any]:
-    """The numbers after a step. averages: which of them are averaged, with these weights."""
+    """The values after a step. averages: which of them are averaged, with these weights."""
     share = iter(weights)
     rows = zip(averages, old, new, strict=True)
     return [m + next(share) * (x - m) if is_mean else x for is_mean, m, x in rows]
 
 
 def _measure(name: str, measure: Any, of: Place) -> Measure:
-    """A measure that says what it looks at."""
+    """A measure with its inputs."""
     if not isinstance(measure, Measure):
         if not callable(measure):
             raise TypeError(
@@ -228,11 +229,11 @@ def _measure(name: str, measure: Any, of: Place) -> Measure:
 
 
 def _check_no_gradients(names: Sequence[str], measures: Sequence[Measure]) -> None:
-    """Raise ValueError for a measure of gradients, which are known around something only."""
+    """Raise ValueError for a measure of gradients without `around`."""
     for name, measure in zip(names, measures, strict=True):
         if "gradients" in measure.of:
             raise ValueError(
-                f"the measure {name!r} looks at the gradients that a transformation gets; pass "
+                f"the measure {name!r} takes the gradients that enter a transformation; pass "
                 "that transformation, e.g. monitor({...}, around=adamw(1e-3))."
             )
 
@@ -242,13 +243,13 @@ def _row(found: Any) -> tuple[Tensor, ...]:
 
 
 def _record(names: tuple[str, ...]) -> Any:
-    """The type of what is kept under these names, one for each set of them."""
+    """The type of the slots with these names, one type per set of names."""
     found = _records.get(names)
     if found is None:
         for name in names:
             if not name.isidentifier() or name.startswith("_") or keyword.iskeyword(name):
                 raise ValueError(
-                    f"a measurement cannot be called {name!r}; take letters, digits and "
+                    f"a measurement cannot be called {name!r}; use letters, digits and "
                     "underscores, e.g. grad_norm."
                 )
         found = _records[names] = namedtuple("Measured", names)

@@ -27,23 +27,24 @@ def add_noise(
 ) -> base.GradientTransformation:
     """Add normal noise of variance eta / tᵞ at step t = 1, 2, …
 
-    The noise is a pure function of the seed, the step, the leaf's path and the element's place:
-    eager, compiled and resumed runs have the same (up to the rounding of logarithm and cosine), and
-    nobody's generator is touched. It acts on whole trees, so it does not fuse with its neighbours.
+    The noise is a pure function of the seed, the step, the leaf's path and the element's place.
+    Eager, compiled and resumed runs have the same noise (up to the rounding of logarithm and
+    cosine), and no generator is used. It acts on all parameters at once, so it does not fuse with
+    its neighbours.
 
     Args:
         eta: variance at the first step, ≥ 0: a number, a 0-dim tensor, or a schedule. The paper
-            has 0.01, 0.3 and 1.
-        gamma: how fast it decays, ≥ 0, likewise. The paper has 0.55.
+            uses 0.01, 0.3 and 1.
+        gamma: decay exponent, ≥ 0: a number, a 0-dim tensor, or a schedule. The paper uses 0.55.
         seed: a Python integer, or a 0-dim tensor of integers; 64 bits.
 
     The two parts of a complex element get noise of that variance each.
 
-    State: `step` and `seed`. The seed of the state is the one that counts.
+    State: `step` and `seed`. A step uses the seed of the state.
 
     Raises:
         ValueError: if eta or gamma is a negative number, or the seed has more than 64 bits.
-        TypeError: if the seed is no integer.
+        TypeError: if the seed is not an integer.
 
     Paper: Neelakantan et al., "Adding Gradient Noise Improves Learning for Very Deep Networks",
     https://arxiv.org/abs/1511.06807, equation 1.
@@ -87,7 +88,8 @@ def add_noise(
 
 
 def seeded(name: str, seed: int | Tensor) -> Callable[[Any], NoiseState]:
-    """`init` of a transformation that draws noise, in its name; a wrong seed raises at once."""
+    """`init` of a transformation that draws noise; errors name it. An invalid seed raises an error
+    at once."""
     randomness.seed_tensor(name, seed, torch.device("cpu"))
 
     def init(params: Any) -> NoiseState:

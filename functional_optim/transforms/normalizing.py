@@ -1,4 +1,4 @@
-"""Giving updates a size of their own: signs, norms, means."""
+"""Normalization of updates: signs, norms, means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from functional_optim.core.scalars import given
 
 @factory
 def sign() -> Leafwise:
-    """Replace every element by its sign: −1, 0 or 1; a complex one part by part.
+    """Replace every element by its sign: −1, 0 or 1; for complex elements, each part.
 
     Paper: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for
     Non-Convex Problems", https://arxiv.org/abs/1802.04434.
@@ -39,13 +39,13 @@ def sign() -> Leafwise:
 
 @factory
 def normalize(scale_factor: numeric.Hyper = 1.0, eps: numeric.Hyper = 1e-6) -> Leafwise:
-    """Scale all updates together so that their common Euclidean norm is `scale_factor`.
+    """Scale all updates by one factor so that their global norm is `scale_factor`.
 
-    The norm is taken over the whole tree, as in `clip_by_global_norm`.
+    The norm covers all parameters, as in `clip_by_global_norm`.
 
     Args:
-        scale_factor: the norm to have: a number, a 0-dim tensor, or a schedule.
-        eps: added to the norm before dividing, ≥ 0. Default 1e-6, that of optax's
+        scale_factor: the target norm: a number, a 0-dim tensor, or a schedule.
+        eps: added to the norm before dividing, ≥ 0. Default 1e-6, as in optax's
             normalize_by_update_norm.
 
     Raises:
@@ -72,10 +72,10 @@ def normalize(scale_factor: numeric.Hyper = 1.0, eps: numeric.Hyper = 1e-6) -> L
 
 @factory
 def centralize() -> Leafwise:
-    """Take the mean away from the update of each unit, so that it is zero.
+    """Subtract the mean of the update of each unit.
 
     A unit is what leads to one output: a row of a matrix (out, in), a filter of a kernel
-    (out, in, height, width). Vectors and scalars stay as they are.
+    (out, in, height, width). Vectors and scalars pass unchanged.
 
     Raises:
         TypeError: from init, for a complex parameter.
@@ -107,17 +107,17 @@ def scale_by_trust_ratio(
 ) -> Leafwise:
     """Multiply each tensor's update by ‖p‖ / ‖u‖: layers move in proportion to their size.
 
-    Where one of the norms is zero, the update stays as it is.
+    If one of the norms is zero, the update passes unchanged.
 
     Args:
-        min_norm: both norms are at least this, ≥ 0.
+        min_norm: lower bound of both norms, ≥ 0.
         trust_coefficient: a factor, ≥ 0: 1 in LAMB, 0.001 in LARS.
         eps: added to ‖u‖, ≥ 0.
 
         Hyperparameters may also be 0-dim tensors or schedules. The defaults are optax's.
 
-    After `scale_by_adam` and `add_decayed_weights` this is LAMB (`lamb`). LARS has a ratio of its
-    own, `scale_by_lars`.
+    After `scale_by_adam` and `add_decayed_weights` this is LAMB (`lamb`). LARS has a different
+    ratio, `scale_by_lars`.
 
     Raises:
         ValueError: if a number is negative.
@@ -157,8 +157,8 @@ def scale_by_trust_ratio(
 def clip_by_trust_ratio(trust_coefficient: numeric.Hyper = 1.0) -> Leafwise:
     """Scale each tensor's update down so that its norm is at most that of the parameter.
 
-    Instead of `scale_by_trust_ratio` it makes LAMB what is called LAMBC: shorter updates stay
-    as they are. So do all updates of a parameter that is zero.
+    Used instead of `scale_by_trust_ratio`, it turns LAMB into LAMBC: shorter updates pass
+    unchanged. So do all updates of a parameter that is zero.
 
     Args:
         trust_coefficient: the largest norm relative to ‖p‖, > 0: a number, a 0-dim tensor, or a
@@ -189,7 +189,7 @@ def clip_by_trust_ratio(trust_coefficient: numeric.Hyper = 1.0) -> Leafwise:
 
 
 def trust_ratio(P: Tensor, U: Tensor, coefficient: Any, decay: Any, eps: Any) -> Tensor:
-    """coefficient · ‖p‖ / (‖u‖ + decay · ‖p‖ + eps), 1 where a norm is 0. P, U: their squares."""
+    """coefficient · ‖p‖ / (‖u‖ + decay · ‖p‖ + eps), 1 if a norm is 0. P, U: the squared norms."""
     null = (P == 0) | (U == 0)
     P, U = P.masked_fill(null, 1.0), U.masked_fill(null, 1.0)  # the root of 0 has no derivative
     ratio = coefficient * P.sqrt() / (U.sqrt() + decay * P.sqrt() + eps)

@@ -1,4 +1,4 @@
-"""Steps that know the norm that a tensor had at the start."""
+"""Steps that use the initial norm of a tensor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from functional_optim.transforms.scaling import check_lr
 
 class StartNormSlots(NamedTuple):
     start_norm: Tensor
-    """‖p‖ at the start, 0-dim."""
+    """The initial ‖p‖, 0-dim."""
 
 
 def at_start(p: Tensor) -> StartNormSlots:
-    """`init` of a rule that keeps a tensor's first norm."""
+    """`init` of a rule that stores the initial norm of a tensor."""
     x = as_real(p, compute_dtype(p))
     square = (x * x).sum()
     null = square == 0  # the root of 0 has no derivative
@@ -30,16 +30,16 @@ def at_start(p: Tensor) -> StartNormSlots:
 
 @factory
 def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
-    """Scale each parameter back to `factor` times its first norm where a step makes it longer.
+    """Scale each parameter back to `factor` times its initial norm if a step makes it longer.
 
-    For the end of a chain, after `scale_by_lr`. A tensor that starts from zero stays there: leave
-    it out with `masked`.
+    For the end of a chain, after `scale_by_lr`. A tensor that starts from zero stays zero: exclude
+    it with `masked`.
 
     Args:
-        factor: the largest norm relative to the first one, > 0: a number, a 0-dim tensor, or a
+        factor: the largest norm relative to the initial one, > 0: a number, a 0-dim tensor, or a
             schedule.
 
-    State: `start_norm`, one number for each parameter.
+    State: `start_norm`, one scalar for each parameter.
 
     Raises:
         ValueError: if factor is a number and not positive; from `chain`, if a learning rate
@@ -73,18 +73,18 @@ def keep_norms_within(factor: numeric.Hyper) -> Leafwise:
 
 @factory
 def hyperball(lr: numeric.Hyper) -> Leafwise:
-    """Steps on a sphere: p ← R · (p − η R u / ‖u‖) / ‖p − η R u / ‖u‖‖, with R the first norm of p.
+    """Steps on a sphere: p ← R · (p − η R u / ‖u‖) / ‖p − η R u / ‖u‖‖, R the initial ‖p‖.
 
-    It stands at the end of a chain, instead of `scale_by_lr`:
-    `chain(scale_by_adam(), hyperball(lr))`. The norm of each tensor stays as it is, and a step
-    turns it by about lr, so there is no weight decay to tune. For matrices of hidden layers: give
-    biases, gains and whatever starts from zero, which would stay there, another rule, with
-    `partition`. Where the direction u is zero, the parameter is brought to the norm R alone.
+    Put it at the end of a chain, instead of `scale_by_lr`: `chain(scale_by_adam(), hyperball(lr))`.
+    The norm of each tensor is constant, and a step rotates it by about lr, so there is no weight
+    decay to tune. Use it for matrices of hidden layers. Use `partition` to assign another rule to
+    biases, gains and tensors that start from zero, which would stay zero. If the direction u is
+    zero, the parameter is only scaled to the norm R.
 
     Args:
         lr: η, the length of a step relative to R, ≥ 0: a number, a 0-dim tensor, or a schedule.
 
-    State: `start_norm`, one number for each parameter.
+    State: `start_norm`, one scalar for each parameter.
 
     Raises:
         ValueError: if lr is a negative number; from `chain`, if a learning rate follows.

@@ -1,4 +1,4 @@
-"""Orthogonal updates of matrices, and the factors of their shapes."""
+"""Orthogonalized updates of matrices, and their scale factors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from functional_optim.core.views import MATRICES
 from functional_optim.linalg import Coefficients, newton_schulz, polynomials
 
 Scale = Literal["original", "match_rms_adamw", "spectral"] | None
-"""How long the step of an m × n matrix is, see `shape_factor`."""
+"""The scale of the step of an m × n matrix, see `shape_factor`."""
 
 SCALES = ("original", "match_rms_adamw", "spectral", None)
 
@@ -33,28 +33,29 @@ def orthogonalize(
     *,
     ns_dtype: torch.dtype = torch.bfloat16,
 ) -> Leafwise:
-    """Replace the update of a matrix by about the nearest orthogonal one, by Newton–Schulz.
+    """Replace the update of a matrix by an approximation of the nearest orthogonal matrix.
 
-    What Muon does to its average gradient. Parameters of one shape go through it as one batch.
+    Muon does this to its average gradient, by a Newton–Schulz iteration. Parameters of one shape
+    are processed as one batch.
 
     Args:
         ns_coefficients: of the Newton–Schulz quintic: "jordan", "leloykun", "polar_express", see
-            `functional_optim.linalg.COEFFICIENTS`; or your own (a, b, c), or one such triple for
-            each step. Python numbers, fixed in the kernel.
-        eps: least norm to divide by in it.
-        ns_steps: its repetitions, below 100.
+            `functional_optim.linalg.COEFFICIENTS`; or a custom (a, b, c), or one such triple for
+            each step. Python numbers, constants of the kernel.
+        eps: lower bound of the norm in its division.
+        ns_steps: number of repetitions, below 100.
         scale: factor for an m × n matrix (out, in). None: 1; "original": √max(1, m/n);
             "match_rms_adamw": 0.2 √max(m, n); "spectral": √(m/n).
-        ns_dtype: in which it multiplies: torch.bfloat16, float32, or float64.
+        ns_dtype: dtype of its products: torch.bfloat16, float32, or float64.
 
-    For matrices and kernels: give all else another rule, with `partition`. `as_matrix` says which
-    parameters are stacks of matrices, or fused projections.
+    Accepts matrices and kernels: use `partition` to assign other parameters to another rule. Use
+    `as_matrix` to describe stacks of matrices and fused projections.
 
     Raises:
-        ValueError: for another `scale`, too many steps, or not three coefficients; from init, for a
-            parameter of less than two dimensions, or of three of which `as_matrix` does not say
-            what it is.
-        TypeError: for another dtype; from init, for a complex parameter.
+        ValueError: for an unknown `scale`, too many steps, or a number of coefficients other than
+            three; from init, for a parameter with fewer than two dimensions, or with three that
+            `as_matrix` does not describe.
+        TypeError: for an unsupported dtype; from init, for a complex parameter.
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
     https://kellerjordan.github.io/posts/muon/.
@@ -86,10 +87,10 @@ def matrix_rule(
     storage: Storage = Storage(),
     runs: Runs = Runs(),
 ) -> Leafwise:
-    """A rule that takes real matrices only, several of one shape at once.
+    """A rule that takes real matrices only, in batches of one shape.
 
-    Kernels of convolutions are matrices (out, in · height · width), until `as_matrix` says
-    otherwise.
+    Kernels of convolutions are matrices (out, in · height · width), unless `as_matrix` describes
+    them.
     """
     runs, storage = runs._replace(batched=True), storage._replace(view=MATRICES)
     return leafwise(
@@ -104,10 +105,10 @@ def matrix_rule(
 
 
 def matrices_only(name: str, init: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """The `init` of a rule that takes real matrices only. init: the slots of one.
+    """The `init` of a rule that takes real matrices only. init: the slots of one matrix.
 
     Raises:
-        ValueError: for a parameter that is no matrix.
+        ValueError: for a parameter that is not a matrix.
         TypeError: for a complex parameter.
     """
     real = base.real_only(name)
@@ -127,11 +128,11 @@ def matrices_only(name: str, init: Callable[[Tensor], Any]) -> Callable[[Tensor]
 def polar_factor(
     name: str, ns_coefficients: Coefficients, eps: float, ns_steps: int, ns_dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
-    """Newton–Schulz with these settings, into the dtype of its argument. name: for errors.
+    """Newton–Schulz with these settings; results have the dtype of the argument. name: for errors.
 
     Raises:
-        ValueError: for coefficients, eps or steps that cannot be.
-        TypeError: for another dtype.
+        ValueError: for invalid coefficients, eps or steps.
+        TypeError: for an unsupported dtype.
     """
     known = polynomials(ns_coefficients)
     numeric.check(
@@ -153,7 +154,7 @@ def polar_factor(
 
 
 def check_scale(name: str, scale: Any) -> None:
-    """Raise ValueError for a scale that there is not."""
+    """Raise ValueError for an unknown scale."""
     if scale not in SCALES:
         raise ValueError(
             f"{name} needs a scale out of 'original', 'match_rms_adamw', 'spectral' and None, but "
@@ -165,8 +166,8 @@ def shape_factor(scale: Scale, m: int, n: int) -> float:
     """The factor on the step of an m × n matrix (out, in).
 
     "original": √max(1, m/n), https://kellerjordan.github.io/posts/muon/; "match_rms_adamw":
-    0.2 √max(m, n), https://arxiv.org/abs/2502.16982; "spectral": √(m/n), which makes the step's
-    norm from root mean square to root mean square 1, https://arxiv.org/abs/2502.07529; None: 1.
+    0.2 √max(m, n), https://arxiv.org/abs/2502.16982; "spectral": √(m/n), for which the operator
+    norm of the step between root mean squares is 1, https://arxiv.org/abs/2502.07529; None: 1.
     """
     if scale == "match_rms_adamw":
         return 0.2 * math.sqrt(max(m, n))

@@ -1,4 +1,4 @@
-"""Smaller steps where the loss no longer falls."""
+"""Smaller steps when the loss stops decreasing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PlateauCarry(NamedTuple):
     plateau_count: Any
     """Number of consecutive values without an improvement."""
     cooldown_count: Any
-    """Number of values that remain of the cooldown."""
+    """Number of remaining values of the cooldown."""
     avg_value: Any
     """Mean of the values since the last comparison."""
     count: Any
@@ -38,38 +38,37 @@ def reduce_on_plateau(
     accumulation_size: numeric.Hyper = 1,
     min_scale: numeric.Hyper = 0.0,
 ) -> Leafwise:
-    """Multiply updates by a scale that is reduced whenever a value has stopped falling.
+    """Multiply updates by a scale that is reduced whenever a value has stopped decreasing.
 
     The value is an extra argument, a loss for instance::
 
         updates, state = tx.update(grads, state, params, value=loss)
 
-    It is better than the best so far where `value < best - (rtol * |best| + atol)`: also below
-    zero, where a share of the best value itself would point the wrong way.
+    The value counts as an improvement if `value < best - (rtol * |best| + atol)`. This also holds
+    below zero, where a factor on the best value would point the wrong way.
 
     Args:
-        factor: what the scale is multiplied by, in (0, 1). Default 0.1, optax's and torch's.
-        patience: after how many values without an improvement, ≥ 1. Default 10, optax's.
-            torch's ReduceLROnPlateau counts from 0: its patience is one less.
-        rtol: how much better a value must be, as a share of the best one, in [0, 1]. Default
-            1e-4, optax's and torch's.
-        atol: the same as a number, ≥ 0; it is added. 0 by default.
-        cooldown: how many values after a reduction are not counted, ≥ 0.
-        accumulation_size: of how many values the mean is taken before it is compared, ≥ 1. Use
-            more than 1 for the losses of single batches. Patience and cooldown count the means.
-        min_scale: the scale is not reduced below it, in [0, 1].
+        factor: factor of a reduction, in (0, 1). Default 0.1, optax's and torch's.
+        patience: number of values without an improvement before a reduction, ≥ 1. Default 10,
+            optax's. torch's ReduceLROnPlateau counts from 0: its patience is one less.
+        rtol: relative threshold of an improvement, in [0, 1]. Default 1e-4, optax's and torch's.
+        atol: absolute threshold, ≥ 0; it is added. Default 0.
+        cooldown: number of values after a reduction that are not counted, ≥ 0.
+        accumulation_size: number of values to average before a comparison, ≥ 1. Use more than 1 for
+            the losses of single batches. Patience and cooldown count the means.
+        min_scale: lower bound of the scale, in [0, 1].
 
         Hyperparameters may also be 0-dim tensors or schedules.
 
     Extra arguments of `update`: `value`, a number or a 0-dim tensor. No gradient flows through it.
 
     State: `scale`, `best_value`, `plateau_count`, `cooldown_count`, `avg_value` and `count`,
-    numbers; `fo.get(state, "scale")` reads one. They are kept in torch's default dtype, so in
-    float32 the scale is off by 1e-8 or so.
+    scalars; `fo.get(state, "scale")` reads one. They have torch's default dtype, so in float32 the
+    scale has an error of about 1e-8.
 
     Raises:
-        ValueError: for numbers out of range, or if rtol and atol are both 0; from update, if the
-            value is missing or is more than one number.
+        ValueError: for hyperparameters out of range, or if rtol and atol are both 0; from update,
+            if the value is missing or has more than one element.
 
     Example::
 
@@ -114,7 +113,7 @@ def reduce_on_plateau(
         best = carry.best_value
         margin = rtol * abs(best) + atol
         level = numeric.where(best < math.inf, best - margin, best)
-        seen = numeric.rounded(mean)  # as the best one is kept: equal values are no improvement
+        seen = numeric.rounded(mean)  # rounded like the stored best: equal is no improvement
         better = seen < level
 
         resting = carry.cooldown_count > 0

@@ -17,22 +17,21 @@ def scale_by_polyak(
 ) -> Leafwise:
     """Multiply a gradient by (f − f_min) / ‖g‖², the step to the minimum of a model of f.
 
-    The norm is taken over the whole tree. `update` takes the value f(params) as an extra argument::
+    The norm covers all parameters. `update` takes the value f(params) as an extra argument::
 
         updates, state = tx.update(grads, state, params, value=value)
 
     Args:
-        f_min: the least value that f can have, or a bound below it. 0 for a model that fits all of
-            its data.
+        f_min: the minimum of f, or a lower bound of it. 0 for a model that fits all of its data.
         max_learning_rate: the largest factor, > 0.
         eps: added to ‖g‖², ≥ 0.
-        variant: "sps"; "sps+" stands still where f is below f_min, instead of climbing.
+        variant: "sps"; "sps+" does not move if f is below f_min, instead of ascending.
 
-        Hyperparameters may also be 0-dim tensors or schedules. The defaults are optax's. An optimizer
-        object has no value to give, and refuses.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are optax's. In an
+        optimizer object, call `step(closure)`, which passes the value.
 
     Raises:
-        ValueError: for numbers out of range, and for another variant.
+        ValueError: for hyperparameters out of range, and for an unknown variant.
         TypeError: from update, without `value`.
 
     Papers: Loizou, Vaswani, Laradji, Lacoste-Julien, "Stochastic Polyak Step-size for SGD",
@@ -50,9 +49,7 @@ def scale_by_polyak(
     numeric.check_range("scale_by_polyak", "positive", max_learning_rate=max_learning_rate)
     numeric.check_range("scale_by_polyak", "of 0 or more", eps=eps)
     if variant not in ("sps", "sps+"):
-        raise ValueError(
-            f'scale_by_polyak knows the variants "sps" and "sps+", but got {variant!r}.'
-        )
+        raise ValueError(f'scale_by_polyak has the variants "sps" and "sps+", but got {variant!r}.')
 
     def scalars(t, total, *, f_min, max_learning_rate, eps, value):
         gap = numeric.float64(value) - f_min

@@ -1,4 +1,4 @@
-"""Gradients that tell little about any one example."""
+"""Gradients that reveal little about single examples."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ def differentially_private_aggregate(
 
         (Σᵢ gᵢ / max(1, ‖gᵢ‖ / C) + σ C z) / B,    z standard normal
 
-    The norm is that of an example's whole tree, so one example more or less moves the sum by C at
-    most. Gradients come with the examples in front, (B, *shape of the parameter), as
-    `torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(params, x, y)` makes them; what goes on
-    has the parameters' shapes, for any transformation behind it. It acts on whole trees, so it does
-    not fuse with its neighbours, and stands first in a chain. Noise is drawn as `add_noise` draws
-    it: from the seed, the step, the leaf's path and the element's place.
+    The norm covers all parameters of an example, so one example changes the sum by C at most.
+    Gradients have the examples in the first dimension, (B, *shape of the parameter), as
+    `torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(params, x, y)` returns them. The
+    updates have the parameters' shapes, for any transformation after it. It acts on all parameters
+    at once, so it does not fuse with its neighbours, and must be first in a chain. Noise is a
+    function of the seed, the step, the leaf's path and the element's place, as in `add_noise`.
 
-    An example whose norm is not finite counts as zero, for its influence would have no bound. It is
-    still one of the B. What (ε, δ) a run has, an accountant says, from σ, the share of the data in
-    a batch and the number of steps; all of them ask for a seed that nobody knows. Where batches are
-    drawn with a number of examples that varies (Poisson sampling), `scale(B / expected)` behind
-    this transform divides by the expected one.
+    An example whose norm is not finite counts as zero, because its influence would be unbounded. It
+    still counts in B. Use a privacy accountant to compute the (ε, δ) of a run from σ, the share of
+    the data in a batch and the number of steps; they assume that the seed is secret. If batches
+    have a varying number of examples (Poisson sampling), add `scale(B / expected)` after this
+    transform, to divide by the expected number.
 
     Args:
-        l2_norm_clip: C, > 0: a number, a 0-dim tensor, or a schedule. The paper has 4 for MNIST and
-            3 for CIFAR-10.
-        noise_multiplier: σ, ≥ 0, likewise. The paper has 2 to 8 for MNIST, 6 for CIFAR-10.
+        l2_norm_clip: C, > 0: a number, a 0-dim tensor, or a schedule. The paper uses 4 for MNIST
+            and 3 for CIFAR-10.
+        noise_multiplier: σ, ≥ 0: a number, a 0-dim tensor, or a schedule. The paper uses 2 to 8 for
+            MNIST, 6 for CIFAR-10.
         seed: a Python integer, or a 0-dim tensor of integers; 64 bits.
 
     State: `step` and `seed`. The seed of the state is the one that counts.
 
     Raises:
-        ValueError: if a number is out of range or the seed has more than 64 bits; from `update`,
-            for gradients without examples in front, or with different numbers of them.
-        TypeError: if the seed is no integer.
+        ValueError: if a hyperparameter is out of range or the seed has more than 64 bits; from
+            `update`, for gradients without a dimension of examples, or with different numbers of
+            examples.
+        TypeError: if the seed is not an integer.
 
     Paper: Abadi et al., "Deep Learning with Differential Privacy",
     https://arxiv.org/abs/1607.00133, Algorithm 1.
@@ -115,7 +117,8 @@ def _norms(g: Tensor) -> Tensor:
 
 
 def _examples(params: Any, grads: Any) -> int:
-    """The number of examples; raises if they are not the first dimension of all gradients."""
+    """The number of examples; raises an error if they are not the first dimension of all
+    gradients."""
     counts: dict[int, str] = {}
     for (path, p), (_, g) in zip(tree.items(params), tree.rows(params, grads), strict=True):
         if g is None:
@@ -124,7 +127,7 @@ def _examples(params: Any, grads: Any) -> int:
             raise ValueError(
                 f"differentially_private_aggregate got a gradient of shape {tuple(g.shape)} for "
                 f"{path!r} of shape {tuple(p.shape)}; it needs one gradient per example, the "
-                "examples in front, as torch.vmap(torch.func.grad(loss), in_dims=(None, 0)) makes "
+                "examples first, as torch.vmap(torch.func.grad(loss), in_dims=(None, 0)) makes "
                 "them."
             )
         counts.setdefault(len(g), path)

@@ -1,4 +1,4 @@
-"""QK-Clip: smaller projections of queries and keys where logits have grown too large."""
+"""QK-Clip: scales down projections of queries and keys whose logits are too large."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def qk_clip(
     *,
     key_heads: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scale the heads of two projections so that the largest logit of each is at most tau.
+    """Scale the heads of two projections so that the largest logit of each head is at most tau.
 
     For use after a step, with the largest logits of the forward pass before it. With γ =
     min(1, tau / max logit) of a head, its queries are multiplied by γ^alpha and its keys by
-    γ^(1 − alpha). Several heads of queries may share one of keys: this one gets the least γ of
+    γ^(1 − alpha). If several heads of queries share a head of keys, the keys use the smallest γ of
     them.
 
     Args:
@@ -29,13 +29,13 @@ def qk_clip(
             bias, (heads · size,). A bias must be clipped along with its weights.
         w_k: the same of the keys, (key heads · size, inputs).
         max_logits: of each head of queries, (heads,), of all tokens of a step and of all processes:
-            q · k, scaled as in the softmax. A head whose number is not finite stays as it is.
+            q · k, scaled as in the softmax. A head whose logit is not finite stays unchanged.
         tau: largest logit, > 0. Default 100, the paper's.
-        alpha: share of the queries, in [0, 1]. Default 0.5, the paper's. 1 leaves the keys as they
-            are: for the rotary queries of multi-head latent attention, whose keys are shared by all
-            heads.
+        alpha: share of the queries, in [0, 1]. Default 0.5, the paper's. 1 does not change the
+            keys: use it for the rotary queries of multi-head latent attention, whose keys are
+            shared by all heads.
         key_heads: the number of heads of keys; heads of queries that share one are neighbours.
-            Default: one for each.
+            Default: one for each head of queries.
 
     Returns:
         Both projections, in their dtypes. The arguments are unchanged.
@@ -73,8 +73,8 @@ def qk_clip_(
     """`qk_clip` in place, for the parameters of a module.
 
     Args:
-        w_q: weights or bias of the queries' projection; a part of a fused one, such as
-            `module.in_proj_weight[:size]`, will do.
+        w_q: weights or bias of the queries' projection; may be a part of a fused projection, such
+            as `module.in_proj_weight[:size]`.
         w_k: the same of the keys.
         max_logits: of each head of queries, see `qk_clip`.
         tau: largest logit, > 0.
@@ -116,7 +116,7 @@ def _factors(
     alpha: float | Tensor,
     key_heads: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """What both projections are multiplied by."""
+    """The factors of both projections."""
     numeric.check_range("qk_clip", "positive", tau=tau)
     numeric.check_range("qk_clip", "in [0, 1]", alpha=alpha)
     for name, x in {"w_q": w_q, "w_k": w_k, "max_logits": max_logits}.items():
@@ -134,7 +134,7 @@ def _factors(
     fits = w_q.shape[0] == heads * size and w_k.shape[0] == key_heads * size
     if heads % key_heads or not fits:
         raise ValueError(
-            f"qk_clip was given {heads} heads of queries and {key_heads} of keys, for projections "
+            f"qk_clip got {heads} heads of queries and {key_heads} of keys, for projections "
             f"to {w_q.shape[0]} and {w_k.shape[0]} outputs; heads of keys must divide those of "
             "queries, and outputs be of one size in all of them."
         )

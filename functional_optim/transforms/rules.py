@@ -1,4 +1,4 @@
-"""What many rules have in common: how their slots begin."""
+"""Common parts of rules: initial slots."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from functional_optim.core.storage import Storage
 
 SQUARES = Storage(nonnegative=("exp_avg_sq",))
-"""Of slots one of which, `exp_avg_sq`, is an average of squares."""
+"""Storage of slots of which `exp_avg_sq` is an average of squares."""
 
 
 def zeros(record: Any) -> Callable[[Tensor], Any]:
-    """`init` of a rule all of whose slots begin as zeros like the parameter."""
+    """`init` of a rule whose slots are initially zeros like the parameter."""
 
     def init(p: Tensor) -> Any:
         return record(*[torch.zeros_like(p) for _ in record._fields])

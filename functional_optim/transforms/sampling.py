@@ -21,13 +21,13 @@ from functional_optim.core.factory import factory
 
 
 class MetropolisState(NamedTuple):
-    """Where the chain stands, as opposed to where it is trying to go.
+    """The current sample of the chain; the parameters are the proposal.
 
-    step: 0-dim int64, how many points were evaluated, the first one included.
+    step: 0-dim int64, number of evaluated points, including the first one.
     seed: 0-dim int64.
-    accepted: 0-dim int64, how many proposals were accepted.
+    accepted: 0-dim int64, number of accepted proposals.
     value: 0-dim float64, the energy of `params`; infinite before the first evaluation.
-    params: a tree like the parameters: the current sample, bitwise as it was evaluated.
+    params: a tree like the parameters: the current sample, exactly as it was evaluated.
     """
 
     step: Tensor
@@ -41,40 +41,42 @@ class MetropolisState(NamedTuple):
 def metropolis(
     propose: Callable[[Tree, Tree], Tree], temperature: numeric.Hyper = 1.0, seed: int | Tensor = 0
 ) -> base.GradientTransformation:
-    """Sample from exp(−f / temperature), or anneal, by proposals that are accepted or taken back.
+    """Sample from exp(−f / temperature), or anneal, by accepting or rejecting proposals.
 
-    Each update decides on the point that was evaluated: accept it with probability
-    min(1, exp(−(new − old) / temperature)), else go back to the old one; and it leads to the next
-    proposal, which is made from the point that was kept::
+    Each update accepts the evaluated point with probability min(1, exp(−(new − old) /
+    temperature)); otherwise it returns to the old point. It then moves to the next proposal, which
+    is computed from the current sample::
 
         updates, state = tx.update(None, state, params, value=f(params))  # no gradients
         params = fo.apply_updates(params, updates)  # the next proposal, not yet evaluated
 
-    **`state.params` is the chain**; the parameters are where it is trying to go. Read samples, and
-    the result of annealing, from there.
+    **`state.params` is the sample**; the parameters are the proposal. Read samples, and the result
+    of annealing, from `state.params`.
 
     Args:
         propose: `propose(params, noise)` returns a tree like params. `noise` is a tree of
-            independent standard normal numbers in compute dtype, complex ones with two such parts.
-            A proposal must be as likely as the way back. A function of tensors only, without
-            random numbers of its own.
+            independent standard normal values in the compute dtype; complex elements have two such
+            parts. A proposal must be as likely as the reverse proposal. Use tensor operations only,
+            and no other random numbers.
         temperature: ≥ 0: a number, a 0-dim tensor, or a schedule from the number of evaluations so
             far. At 0 no point with a higher value is accepted. Default 1.
         seed: a Python integer, or a 0-dim tensor of integers; 64 bits. Chains with different seeds
-            are independent; `torch.vmap` runs them side by side.
+            are independent; `torch.vmap` runs them in parallel.
 
-    Extra argument of `update`: `value`, the energy of `params` as they stand. A value that is NaN
-    counts as infinite, and is not accepted once there is a finite one. Gradients are not looked at.
+    Extra argument of `update`: `value`, the energy of `params`. A NaN counts as infinite, and is
+    not accepted once there is a finite value. Gradients are ignored.
 
-    The way to a proposal is computed in float64, so float32 and narrower parameters arrive at the
-    very bits of the proposal. Doubles may be off by a rounding; what was evaluated is what is kept.
+    The update to a proposal is computed in float64, so float32 and narrower parameters reach the
+    proposal exactly. Doubles may have a rounding error; the state stores the point that was
+    evaluated.
 
-    State: a `MetropolisState`. In an optimizer object, call `step(closure)`; no gradients needed.
+    State: a `MetropolisState`. In an optimizer object, call `step(closure)`; gradients are not
+    needed.
 
     Raises:
-        ValueError: for a negative temperature; from update, without params, for a value that is
-            not one number, and for a proposal of another structure.
-        TypeError: if `propose` is not callable, or the seed is no integer.
+        ValueError: for a negative temperature; from update, without params, for a value that is not
+            a single number, and for a proposal of another structure.
+        TypeError: if `propose` is not callable, or the seed is not an integer.
 
     Example::
 
@@ -151,6 +153,6 @@ def energy(value: Any, like: Tensor) -> Tensor:
 
 
 def way(p: Tensor, to: Tensor) -> Tensor:
-    """The update that leads from p to another tensor."""
+    """The update from p to another tensor."""
     wide = torch.complex128 if p.is_complex() else torch.float64
     return to.to(p.dtype).to(wide) - p.detach().to(wide)

@@ -1,4 +1,4 @@
-"""Multiplying updates by a number."""
+"""Multiplication of updates by scalars."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def scale(factor: numeric.Hyper) -> Leafwise:
 
 
 def signed(maximize: bool) -> Leafwise:
-    """Gradients as they are, or turned round to ascend.
+    """Gradients, negated if `maximize`.
 
     Raises:
-        TypeError: for what is neither True nor False.
+        TypeError: if maximize is neither True nor False.
     """
     if not isinstance(maximize, int) or maximize not in (0, 1):
         raise TypeError(
@@ -104,15 +104,14 @@ def scale_by_schedule(schedule: numeric.Schedule) -> Leafwise:
 
 @factory
 def apply_delta(lr: numeric.Hyper = 1.0) -> Leafwise:
-    """Take what is given in the gradients' place as the step itself: multiply by +lr.
+    """Use the input as the step itself: multiply by +lr.
 
-    For local rules, which know where to go without a loss: Hebb's, Oja's, feedback alignment. The
-    step is added as it is, `params + lr · delta`, where a gradient would be subtracted. Clipping,
-    momentum and noise go before it in a chain.
+    For local rules, which compute a step without a loss: Hebb's, Oja's, feedback alignment. The
+    step is added, `params + lr · delta`; a gradient would be subtracted. Put clipping, momentum and
+    noise before it in a chain.
 
     Args:
-        lr: learning rate, ≥ 0: a number, a 0-dim tensor, or a schedule. Default 1: the step as it
-            came.
+        lr: learning rate, ≥ 0: a number, a 0-dim tensor, or a schedule. Default 1: the step itself.
 
     Raises:
         ValueError: if lr is a negative number, or a tensor of more than one element. For an
@@ -142,9 +141,9 @@ def apply_delta(lr: numeric.Hyper = 1.0) -> Leafwise:
 
 @factory
 def set_to_zero() -> Leafwise:
-    """Make every update zero, whatever it was, NaN included; parameters stay where they are.
+    """Make every update zero, even NaN; parameters stay unchanged.
 
-    Leaves in a chain with it are still measured and have state; `freeze` takes them out.
+    Leaves in a chain with it are still measured and have state; use `freeze` to exclude them.
 
     Example::
 
@@ -162,7 +161,7 @@ def _nothing(u: Tensor, slots: Any, p: Tensor) -> tuple[Tensor, Any]:
 
 
 def after_the_first() -> Leafwise:
-    """Multiply every update by 0 in the first step, and leave it as it is from then on."""
+    """Multiply every update by 0 in the first step; later updates pass unchanged."""
     return leafwise(None, times, _after_the_first, name="after_the_first")
 
 

@@ -1,4 +1,4 @@
-"""What is kept and done along each dimension of a tensor: two for a matrix, more for a kernel."""
+"""Slots and operations along each dimension of a tensor: two for a matrix, more for a kernel."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from functional_optim.linalg import symmetric_product
 
 Sides = tuple[Tensor | None, ...]
-"""Something for each dimension, first that of the rows of a matrix; None: the identity."""
+"""A value for each dimension, first that of the rows of a matrix; None: the identity."""
 
 ORDINALS = ("left", "right", "third", "fourth", "fifth")
 """The dimensions of a tensor, in the names of slots."""
 
 
 def named(what: str) -> tuple[str, ...]:
-    """The names of what is kept for each dimension."""
+    """The names of the slots of each dimension."""
     return tuple([f"{x}_{what}" for x in ORDINALS])
 
 
@@ -27,10 +27,11 @@ FACTORS, BASES, EIGENVALUES = named("factor"), named("basis"), named("eigenvalue
 
 
 def behind(own: Sequence[Tensor | None], lead: int = 0) -> Tensor | None:
-    """What is kept for the second dimension and those behind it, as one slot.
+    """The tensors of the second and later dimensions, as one slot.
 
-    For a matrix it is that of its columns, for a tensor a vector in which all lie one after the
-    other. own: one for each dimension of ORDINALS, None for what there is not. lead: 1 for several.
+    For a matrix it is that of its columns, for a tensor with more dimensions a vector that
+    concatenates all. own: one for each dimension of ORDINALS, None for missing ones. lead: 1 for a
+    batch.
     """
     _, right, *others = own
     there = [x for x in (right, *others) if x is not None]
@@ -40,7 +41,7 @@ def behind(own: Sequence[Tensor | None], lead: int = 0) -> Tensor | None:
 
 
 def each_behind(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> tuple[Tensor | None, ...]:
-    """The inverse of `behind` for several tensors. shapes: those of a single one, behind a 1."""
+    """The inverse of `behind` for a batch. shapes: those of a single tensor, after a 1."""
     there = [shape for shape in shapes if shape is not None]
     if x is None:
         return (None,) * len(shapes)
@@ -54,7 +55,7 @@ def each_behind(x: Tensor | None, shapes: Sequence[torch.Size | None]) -> tuple[
 
 
 def for_each(name: str, shape: Sequence[int], make: Callable[[int], Any]) -> list[Any]:
-    """What is kept for each dimension, and None for those that there are not.
+    """The tensor of each dimension, and None for missing dimensions.
 
     Raises:
         ValueError: for too many dimensions.
@@ -68,18 +69,18 @@ def for_each(name: str, shape: Sequence[int], make: Callable[[int], Any]) -> lis
 
 
 def _place(G: Tensor, i: int, A: Tensor) -> int:
-    """Which dimension of a tensor, or of several, the i-th is, where A (n, n) is kept for it."""
+    """The index of the i-th dimension in a tensor, or in a batch of them; its slot A is (n, n)."""
     return A.dim() - 2 + i
 
 
 def others(G: Tensor, i: int, A: Tensor) -> int:
-    """How many elements a tensor has for each of its i-th dimension; at least 1."""
+    """Number of elements of a tensor per index of its i-th dimension; at least 1."""
     at, lead = _place(G, i, A), A.dim() - 2
     return max(math.prod([n for j, n in enumerate(G.shape) if j >= lead and j != at]), 1)
 
 
 def turned(G: Tensor, i: int, Q: Tensor | None, *, back: bool = False) -> Tensor:
-    """Qᵀ times the i-th dimension of a tensor, or of several; back: Q times. None: as it is.
+    """Qᵀ times the i-th dimension of a tensor, or of a batch; back: Q times. None: unchanged.
 
     Example::
 
@@ -103,7 +104,7 @@ def turned(G: Tensor, i: int, Q: Tensor | None, *, back: bool = False) -> Tensor
 
 
 def gram(G: Tensor, i: int, A: Tensor) -> Tensor:
-    """G Gᵀ, where the i-th dimension of a tensor, or of several, stands for the rows."""
+    """G Gᵀ, with the i-th dimension of a tensor, or of a batch, as rows."""
     at, lead = _place(G, i, A), A.dim() - 2
     if at == G.dim() - 1:
         rows = G.flatten(lead, -2) if i > 1 else G
@@ -113,5 +114,5 @@ def gram(G: Tensor, i: int, A: Tensor) -> Tensor:
 
 
 def along(values: Tensor, i: int, n: int) -> Tensor:
-    """Numbers for the i-th of n dimensions, to multiply a tensor by."""
+    """Factors for the i-th of n dimensions, broadcastable to a tensor."""
     return values[(..., *[slice(None) if j == i else None for j in range(n)])]

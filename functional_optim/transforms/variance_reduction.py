@@ -1,4 +1,4 @@
-"""Correcting a stochastic gradient by the one before it."""
+"""Correction of a stochastic gradient by the previous one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functional_optim.transforms.rules import zeros
 
 class PreviousGrad(NamedTuple):
     previous_grad: Tensor
-    """The gradient of the step before, like p; 0 before the first."""
+    """The gradient of the previous step, like p; 0 before the first step."""
 
 
 @factory
@@ -23,19 +23,20 @@ def variance_reduction(
 ) -> Leafwise:
     """Add γ β₁ / (1 − β₁) times its change to each gradient, and clip the norm of each tensor.
 
-    What MARS does before its adaptive transform, which averages with the same β₁.
+    MARS does this before its adaptive transform, which averages with the same β₁.
 
     Args:
-        gamma: γ, how far to correct, ≥ 0.
+        gamma: γ, strength of the correction, ≥ 0.
         beta1: decay rate of the average that follows, in [0, 1).
         max_norm: the Euclidean norm at which the corrected gradient of a tensor is clipped, > 0.
 
-        Hyperparameters may also be 0-dim tensors or schedules. The defaults are those of the authors' code.
+        Hyperparameters may also be 0-dim tensors or schedules. The defaults are those of the
+        authors' code.
 
     State: `previous_grad`, like the parameters.
 
     Raises:
-        ValueError: for numbers out of range.
+        ValueError: for hyperparameters out of range.
 
     Paper: Yuan, Liu, Wu, Zhou, Gu, "MARS: Unleashing the Power of Variance Reduction for Training
     Large Models", https://arxiv.org/abs/2411.10438.

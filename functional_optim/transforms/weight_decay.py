@@ -1,4 +1,4 @@
-"""Pulling parameters towards zero."""
+"""Weight decay."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def add_decayed_weights(
 ) -> Leafwise:
     """Add `weight_decay * p` to every update.
 
-    What that means is a matter of its place:
+    The meaning depends on its place in the chain:
 
     * before the adaptive transform it is L2 regularization (torch.optim.Adam's weight_decay);
     * between that and `scale_by_lr` it is decoupled from the gradient, not from the learning rate:
-      a step takes `lr * weight_decay` of each weight away (torch.optim.AdamW's);
-    * after `scale_by_lr`, with `independent=True`, a step takes `weight_decay` of each weight away,
-      whatever the learning rate;
-    * there, with a schedule that follows the learning rate's, a step takes
-      `weight_decay * lr / peak` of each weight away:
-      `add_decayed_weights(lambda count: 0.1 * lr(count) / peak, independent=True)`.
+    a step subtracts `lr * weight_decay` of each weight (torch.optim.AdamW's);
+    * after `scale_by_lr`, with `independent=True`, a step subtracts `weight_decay` of each weight,
+    independently of the learning rate;
+    * there, with a schedule proportional to the learning rate's, a step subtracts `weight_decay *
+      lr / peak` of each weight: `add_decayed_weights(lambda count: 0.1 * lr(count) / peak,
+      independent=True)`.
 
-    `cautious_weight_decay` leaves out the elements that a step lets grow.
+    `cautious_weight_decay` skips the elements whose absolute value a step increases.
 
     Args:
         weight_decay: coefficient, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number
@@ -71,12 +71,12 @@ def add_decayed_weights(
 def cautious_weight_decay(
     weight_decay: numeric.Hyper, *, independent: bool = False, mask: Mask | None = None
 ) -> Leafwise:
-    """Add `weight_decay * p` to the elements of an update that it already draws to zero.
+    """Add `weight_decay * p` to the elements of an update that already move towards zero.
 
-    An element decays where the step and its decay have the same direction, or the step is zero. The
-    others are left to the loss, so the decay does not shift its minimum as plain decay does. It
-    stands where `add_decayed_weights` stands: before `scale_by_lr`, or with `independent=True`
-    after it. Before an adaptive transform it makes little sense.
+    An element decays if the step and its decay have the same direction, or if the step is zero. The
+    others do not decay, so the decay does not shift the minimum of the loss as plain decay does.
+    Put it where `add_decayed_weights` would be: before `scale_by_lr`, or with `independent=True`
+    after it. It is not useful before an adaptive transform.
 
     Args:
         weight_decay: coefficient, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number
@@ -127,12 +127,13 @@ def _decay(
 def proximal_step(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
     """Step by −lr u and then divide by 1 + lr λ: p becomes (p − lr u) / (1 + lr λ).
 
-    Instead of `scale_by_lr`. To first order in lr this is decoupled decay, but it never turns
-    a weight around, however large the numbers are.
+    Use it instead of `scale_by_lr`. To first order in lr this is decoupled decay, but it never
+    changes the sign of a weight, even for large hyperparameters.
 
     Args:
         lr: learning rate, ≥ 0: a number, a 0-dim tensor, or a schedule.
-        weight_decay: λ, ≥ 0, likewise. The Python number 0 makes this `scale_by_lr`.
+        weight_decay: λ, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number 0 makes
+            this `scale_by_lr`.
 
     Raises:
         ValueError: if one of them is a negative number; from `chain`, if a learning rate follows.
@@ -159,10 +160,10 @@ def proximal_step(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
 
 @factory
 def decay_after_step(weight_decay: numeric.Hyper) -> Leafwise:
-    """Take a share of what a step leads to away: p + u becomes (1 − weight_decay) (p + u).
+    """Decay the result of a step: p + u becomes (1 − weight_decay) (p + u).
 
-    It stands after `scale_by_lr`, whose learning rate does not multiply it. With
-    `add_decayed_weights(..., independent=True)` the share is that of the weights before the step.
+    Put it after `scale_by_lr`; the learning rate does not multiply it. `add_decayed_weights(...,
+    independent=True)` decays the weights before the step instead.
 
     Args:
         weight_decay: the share, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number 0
@@ -191,17 +192,18 @@ def decay_after_step(weight_decay: numeric.Hyper) -> Leafwise:
 def step_then_decay(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
     """Step by −lr u and then decay: p becomes (1 − lr λ) (p − lr u).
 
-    Instead of `scale_by_lr`. `add_decayed_weights` before that decays the weights as they were
+    Use it instead of `scale_by_lr`. `add_decayed_weights` before `scale_by_lr` decays the weights
     before the step: p − lr (u + λ p).
 
     Args:
         lr: learning rate, ≥ 0: a number, a 0-dim tensor, or a schedule.
-        weight_decay: λ, ≥ 0, likewise. The Python number 0 makes this `scale_by_lr`.
+        weight_decay: λ, ≥ 0: a number, a 0-dim tensor, or a schedule. The Python number 0 makes
+            this `scale_by_lr`.
 
     Raises:
         ValueError: if one of them is a negative number; from `chain`, if a learning rate follows.
 
-    Source: https://github.com/nikhilvyas/SOAP, which decays so.
+    Source: https://github.com/nikhilvyas/SOAP, which decays in this way.
 
     Example::
 
@@ -223,7 +225,7 @@ def step_then_decay(lr: numeric.Hyper, weight_decay: numeric.Hyper) -> Leafwise:
 def _shrinking(
     name: str, scalars: Any, weight_decay: numeric.Hyper, **lr: numeric.Hyper
 ) -> Leafwise:
-    """What changes the step as a whole, with a learning rate or after it."""
+    """A transform of the step as a whole, with a learning rate or after it."""
     for rate in lr.values():
         check_lr(rate)
     numeric.check(lambda x: x >= 0.0, weight_decay, "Invalid weight_decay value: {}")
@@ -234,5 +236,5 @@ def _shrinking(
 
 
 def _shrunk(u: Tensor, slots: Any, p: Tensor, factor: Any, lost: Any) -> tuple[Tensor, Any]:
-    """A step that also takes a share of the weights away."""
+    """A step with weight decay."""
     return factor * u - lost * p, slots

@@ -122,7 +122,9 @@ def called(name, population):
     return make(**{key: given[key] for key in inspect.signature(make).parameters if key in given})
 
 
-@pytest.mark.parametrize("row", TABLES["Train without gradients"], ids=lambda row: row[0].strip("`"))
+@pytest.mark.parametrize(
+    "row", TABLES["Train without gradients"], ids=lambda row: row[0].strip("`")
+)
 def test_the_memory_of_a_method_is_that_of_its_state(row):
     name, d, n = row[0].strip("`"), 300, 20
     if name in vars(fo.estimators):

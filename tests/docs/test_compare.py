@@ -459,8 +459,8 @@ def test_a_page_of_an_algorithm_names_the_best_rates(compare, made_up):
     pages = compare.pages
     assert " ".join(pages.measured(comparison, "soap").split()) == (
         "Its best learning rate was 0.01 on 1 network. Rates up to a factor of 4 apart gave "
-        "scores of at most 1.2 times the best (median). With equal tuning, it was better than AdamW on "
-        "cart, and worse on no task."
+        "scores of at most 1.2 times the best (median). With equal tuning, it was better than "
+        "AdamW on cart, and worse on no task."
     )
     assert "AdamW" not in pages.measured(comparison, "adamw")
     assert pages.measured(comparison, "lion") == ""

@@ -237,7 +237,8 @@ def test_the_times_of_the_quick_start_are_those_of_the_page():
 
 
 COLUMNS = (
-    "device | element-wise rules | rules with matrix products | all other rules | tested on hardware"
+    "device | element-wise rules | rules with matrix products | all other rules | tested on "
+    "hardware"
 )
 
 

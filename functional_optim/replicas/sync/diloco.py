@@ -185,7 +185,8 @@ def diloco(
     traffic; each has an outer state of its own.
 
     A refused synchronization takes back what was done to its fragment since the fragment's last
-    one: its parameters are the anchor again, and inner slots of its leaves what they were then, bitwise (with one fragment all of the inner state, counts included; with several, what the
+    one: its parameters are the anchor again, and inner slots of its leaves what they were then,
+    bitwise (with one fragment all of the inner state, counts included; with several, what the
     leaves share goes on). The outer state is untouched, and the same fragment has the next turn.
 
     Args:
